@@ -19760,22 +19760,22 @@ void tt_close(tt_context *ctx)
    nothing on the device. Uses all sections above.
    ======================================================================================================== */
 
-/* A device's recording of the launches of a stretch. A recording of a micro-batch serves only runs with the
-   same numbers of rows. */
+/* A device's recording of the launches of a stretch (consecutive instructions). A recording made for a
+   micro-batch can be replayed only for micro-batches with the same number of rows of each axis. */
 typedef struct tt__recording {
-    void *made;             /* the device's recording; NULL: this run was seen only once */
+    void *made;             /* the device's recording; NULL: not recorded yet, as it ran only once */
     tt__segment segment;
     int first;              /* number of the stretch's first instruction */
     bool later;             /* the run adds to gradients of earlier micro-batches */
-    int slot;               /* slot of the gradients; for sums, the number of slots in use */
+    int slot;               /* number of the gradients' slot; for sums, the number of slots in use */
     int64_t *rows;          /* rows of each axis; NULL: this entry is free */
-    int credit;             /* rises when the recording is used, falls when another run finds no entry */
+    int credit;             /* rises when the recording is used, falls when a new run asks for this entry */
 } tt__recording;
 enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MOST = 64 };
 
-/* The host's buffers from which an input is copied to a device with memory of its own: two that alternate,
-   each with the event after which it may be written again. arrived: bytes of the next run's input that are
-   at the input's arrival (tt__value.arrival). */
+/* The two host buffers from which an input is copied to a device with separate memory. Runs use them in turn.
+   copied: for each buffer, the event after which the host may write to the buffer. arrived: number of bytes
+   of the next run's input that were copied to tt__value.arrival. */
 typedef struct tt__staged { char *buffer[2]; void *copied[2]; int now; size_t arrived; } tt__staged;
 
 /* The values that tt_compile_options.update, matmul and recompute name. */
@@ -19784,14 +19784,14 @@ static const char *const tt__update_names[] = {"end", "backward", "host"};
 static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
 
-/* The checked tt_compile_options, with the values that their words name. */
+/* The checked tt_compile_options, with the enum values that the option strings name. */
 typedef struct tt__settings {
     tt_compile_options options; /* in `parallel`, defaults replace zeros */
     const tt__device_kind *kind;
     tt__crew *crew;
     int threads;            /* threads of a rank on the device "cpu" */
     int stage;              /* the program's stage of the pipeline */
-    int in_flight;          /* max number of micro-batches between their forward and their backward */
+    int in_flight;          /* max number of micro-batches whose forward has run and whose backward has not */
     tt__precision precision;
     tt__matmul matmul;
     tt__recompute recompute;
@@ -19803,20 +19803,22 @@ typedef struct tt__settings {
     tt_costs costs;
 } tt__settings;
 
-enum { TT__AHEAD = 2 }; /* tt__choice.ahead on devices that have streams */
+enum { TT__AHEAD = 2 }; /* max of tt__choice.ahead on devices that have streams */
 
-/* The decisions that may differ between programs of the same settings, to fit a budget. */
+/* The decisions that the compiler may change to fit a program into a memory budget. */
 typedef struct tt__choice {
     tt__recompute recompute;
     unsigned offload;       /* TT__OUT_ flags */
-    int activations;        /* with TT__OUT_ACTIVATIONS: blocks to offload at most, never the last */
+    int activations;        /* with TT__OUT_ACTIVATIONS: max number of blocks to offload, never the last
+                               block */
     tt__update update;
-    int ahead;              /* blocks that copies and collectives may run ahead; 0: no overlap */
-    int blocks;             /* "blocks" recomputes this many first blocks; INT_MAX: all but the last */
-    const bool *drop; int n_drop; /* for each of the first values: recomputed whatever `recompute` is */
-    int zero;               /* as tt_parallel.zero */
-    bool arrivals;          /* inputs are copied to the device during the run before theirs */
-    int halved;             /* times that TT__OFFLOAD_TOGETHER is halved, at most TT__ONE_BY_ONE */
+    int ahead;              /* number of blocks that copies and collectives may run ahead; 0: no overlap */
+    int blocks;             /* policy "blocks" recomputes the first `blocks` blocks; INT_MAX: all but the
+                               last */
+    const bool *drop; int n_drop; /* for each of the first n_drop values: recompute it under any policy */
+    int zero;               /* value of tt_parallel.zero */
+    bool arrivals;          /* a run's inputs are copied to the device during the run before */
+    int halved;             /* how many times TT__OFFLOAD_TOGETHER is halved, at most TT__ONE_BY_ONE */
 } tt__choice;
 
 /* A tape that is ready to run. Persistent storages have no place yet, as that depends on the arena. */
@@ -19827,20 +19829,21 @@ typedef struct tt__built {
     tt__box *box;           /* places of transient storages and workspaces */
     int n_boxes;
     size_t transient;       /* bytes of the region that holds the boxes on the device */
-    size_t bound;           /* max bytes of these boxes live at one instruction, */
-    int peak_at;            /* and the number of that instruction */
-    /* Bytes of the host's memory that belong to this program alone; host_of_first: after the other two, bytes
-       that only data rank 0 has. */
+    size_t bound;           /* max over instructions of the bytes of boxes that are live at the instruction */
+    int peak_at;            /* number of the instruction where `bound` bytes are live */
+    /* Bytes of host memory for this program alone: persistent bytes, then transient bytes, then bytes that
+       only data rank 0 has (host_of_first). */
     size_t host_persistent, host_transient, host_of_first;
     size_t of_first;        /* bytes on the device that only data rank 0 has */
     int together;           /* max number of instructions that run together */
     int under_way;          /* max number of instructions in flight on other streams */
-    /* For a stage of a pipeline: one more than the number of the SEND to the next stage ([0]) and to the
-       previous stage ([1]), and the segment that first writes the operand of that SEND. */
+    /* For a stage of a pipeline: the SEND instructions to the next stage ([0]) and to the previous stage
+       ([1]), each as one more than the instruction's number, and the segment that first writes the SEND's
+       operand. */
     int send[2];
     tt__segment sends_from[2];
     tt__replay replay;      /* the costs of a step */
-    int forward_values;     /* values with smaller numbers are the forward's, equal for any choice */
+    int forward_values;     /* values with smaller numbers belong to the forward: equal for every choice */
     int blocks;             /* number of blocks whose activations can be offloaded */
 } tt__built;
 
@@ -19851,12 +19854,12 @@ typedef enum tt__input_state { TT__UNSET, TT__SET, TT__OVERWRITTEN } tt__input_s
 /* An instruction in flight on another stream. */
 typedef struct tt__started {
     int at;                 /* one more than the number of the instruction; 0: this entry is free */
-    void *done;             /* the event after the instruction */
+    void *done;             /* the event that ends the instruction */
 } tt__started;
 
-/* The state of a stage's transfers for one micro-batch, by direction: 0: towards the last stage, 1: towards
-   the first. sent: the event after which the value that this stage sends is ready. taken: the event after
-   which this stage has copied the value that it receives. part: messages in flight to another process. */
+/* The state of a stage's transfers for one micro-batch. Arrays have an entry for each direction: 0: towards
+   the last stage, 1: towards the first. sent: the event after which the value to send is ready. taken: the
+   event after which this stage has copied the received value. part: messages in flight to another process. */
 enum { TT__PARTS = 8 };
 typedef struct tt__passed {
     void *sent[2], *taken[2];
@@ -19868,7 +19871,7 @@ typedef struct tt__passed {
 typedef struct tt__now {
     int64_t round;          /* round of the step: the number of the micro-batch on its data rank */
     int present;            /* data ranks that have a micro-batch in this round */
-    bool later;             /* instructions that add from the second lap on do add */
+    bool later;             /* not the first lap: instructions that accumulate add to earlier results */
     const int64_t *rows;    /* rows of each axis; NULL: tt__rank.axis_rows applies */
 } tt__now;
 
@@ -19877,29 +19880,30 @@ typedef struct tt__rank {
     int64_t *axis_rows;     /* rows of each axis in the next run; -1: not set */
     unsigned char *input;   /* a tt__input_state for each value */
     int inputs_set;         /* number of values that are TT__SET */
-    tt__results results;    /* results that were read last */
+    tt__results results;    /* this rank's results, as read last */
     double flops;           /* FLOPs of the last micro-batch */
     char *staging;          /* host memory for inputs' buffers, `found` and messages; NULL: not needed */
-    tt__results *found;     /* a step's results, copied here to be read later, */
-    void *has_found;        /* and the event after that copy */
-    tt__staged *staged;     /* one for each value */
+    tt__results *found;     /* copy of a step's results, to be read later */
+    void *has_found;        /* the event after which `found` holds the results */
+    tt__staged *staged;     /* host buffers of inputs, one entry for each value */
     char *sends[2], *receives[2]; /* messages of a stage, in `staging`, by direction */
     char *host;             /* memory for the values on the host (tt__host_region) */
     tt__launch *launches;   /* launches of instructions that run together */
     tt__mat *peers;         /* operands of `launches` on other ranks */
     void *ready;            /* the event by which other streams wait for the computation stream */
-    void *taken;            /* the event by which copies to arrivals wait for copies from arrivals */
-    /* For a stage of a pipeline: one for each of `in_flight` micro-batches. */
+    void *taken;            /* the event after which new inputs may overwrite those in tt__value.arrival */
+    /* Transfers of a pipeline stage: one entry for each of `in_flight` micro-batches. */
     tt__passed *passed;
     tt__started *started;   /* built.under_way entries */
     tt__recording recordings[TT__RECORDINGS];
     int next_recording;     /* the entry that the next new run may take */
     tt__now now;
     bool never_records;     /* the device failed to record instructions that it can run */
-    char why[256];          /* why that failed, until the logger is told */
+    char why[256];          /* the device's error when it failed to record, until the logger has it */
 } tt__rank;
 
-/* The step whose results are not read yet (`any`: one exists). tt_program.run.step already counts it. */
+/* The step whose results were not read yet; any: such a step exists. tt_program.run.step already counts this
+   step. */
 typedef struct tt__unread {
     bool any, one;          /* one: the step had one micro-batch */
     double flops;
@@ -19907,7 +19911,7 @@ typedef struct tt__unread {
 
 /* The inputs of one micro-batch of a data rank, kept until a pipeline runs it. */
 typedef struct tt__fed {
-    char *inputs;           /* bytes; each input begins at tt_program.fed_at */
+    char *inputs;           /* data of all inputs; tt_program.fed_at holds each input's offset in bytes */
     int64_t *rows;          /* rows of each axis */
 } tt__fed;
 
@@ -19915,8 +19919,8 @@ typedef struct tt__fed {
    been updated. */
 typedef enum tt__outcome { TT__UPDATED, TT__NO_TARGET, TT__NOT_FINITE, TT__HALF_UPDATED } tt__outcome;
 
-/* A program: a list of stages, each with its own tape, plan and arena; without a pipeline, one stage. The
-   caller holds the first stage, the head, whose last fields serve all stages. */
+/* A stage of a compiled program, with its own tape, plan and arena. A program without a pipeline has one
+   stage. The caller holds the first stage, the head; the last fields of the head apply to all stages. */
 struct tt_program {
     tt_context *ctx;
     struct tt_program *head;
@@ -19934,8 +19938,8 @@ struct tt_program {
     /* Fields of the head alone. */
     struct tt_program *stage[TT__RANKS]; int stages;
     tt__fed *fed; int n_fed, cap_fed; /* entry r * data + d: micro-batch r of data rank d */
-    size_t *fed_at;         /* offset of each input in tt__fed.inputs, then the end; NULL: no pipeline */
-    int n_recorded, n_axes; /* values and axes of the tape that was compiled */
+    size_t *fed_at;         /* byte offset of each input in tt__fed.inputs, then the end; NULL: no pipeline */
+    int n_recorded, n_axes; /* numbers of values and of axes of the tape that was compiled */
     int64_t last_round;     /* last round that was run */
     tt__run run;            /* settings of the next run; each rank sets `micro` */
     tt__results results;    /* results of all ranks, as read last */
@@ -19996,7 +20000,7 @@ tt_compile_options tt_compile_options_default(void)
 static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options *o)
 {
     char text[512];
-    tt__text all = {text, sizeof text, 0}; /* all errors, for one message */
+    tt__text all = {text, sizeof text, 0}; /* collects all errors for one message */
     tt__attr unread;
     if ((unsigned)o->kind < TT__COUNT(tt__optimizers)) tt__optimizers[o->kind].use(o, &unread, &all);
     else tt__print(&all, "; kind %d is unknown", (int)o->kind);
@@ -20006,7 +20010,7 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;
 }
 
-/* Returns whether x is a power of two in least..most. */
+/* Returns whether x is a power of two and in the range least to most. */
 static bool tt__is_power_of_two(double x, double least, double most)
 {
     int exponent;
@@ -20034,7 +20038,8 @@ static bool tt__copy_array(tt_context *ctx, void **to, const void *from, size_t 
     return *to != NULL;
 }
 
-/* Adds an attribute to a hash. A value of 0 adds nothing, so that a new attribute changes no old hash. */
+/* Returns the hash continued with an attribute. An attribute of value 0 leaves the hash unchanged: so an
+   attribute that a later version adds does not change the hashes of existing tapes. */
 static uint64_t tt__attr_hash_on(uint64_t hash, const char *name, const void *data, size_t bytes)
 {
     const char *byte = (const char *)data;
@@ -20051,11 +20056,11 @@ static uint64_t tt__attr_hash(uint64_t hash, const tt__attr *a)
     return hash;
 }
 
-/* Returns a hash of everything recorded except the names of values. Another model or capacity gives another
-   hash. */
+/* Returns a hash of everything that was recorded on a tape, except the names of values. A tape of another
+   model or with another capacity has another hash. */
 static uint64_t tt__tape_hash(const tt_tape *t)
 {
-    const int32_t none[2] = {0}; /* two operands that instructions had once: keeps old hashes valid */
+    const int32_t none[2] = {0}; /* stands for two former fields of instructions: keeps old hashes valid */
     uint64_t hash = TT__HASH_BEGIN;
     for (int k = 1; k < t->n_axes; k++)
         hash = tt__hash_on(hash, &t->axes[k].capacity, sizeof t->axes[k].capacity);
@@ -20190,10 +20195,10 @@ void tt_program_free(tt_program *p)
 
 /* ==== src/compile/passes.h */
 /* ---------------------------------------------------------------------------------------- the list of passes
-   The passes that run, in order. */
+   Runs the passes over a tape, in their order. */
 
-/* Sets needs_grad of the values that depend on a trainable parameter. Parameters may have been frozen or
-   unfrozen since the tape was recorded. */
+/* Sets needs_grad of the values that depend on a trainable parameter, and clears needs_grad of the others:
+   parameters may have been frozen or unfrozen since the tape was recorded. */
 static void tt__mark_gradients(tt_tape *t)
 {
     for (int32_t v = 1; v < t->n_values; v++) {
@@ -20217,8 +20222,8 @@ static void tt__mark_gradients(tt_tape *t)
         if (passed != TT_OK) return passed; \
     } while (0)
 
-/* Runs the first passes, which add the backward of the loss to a tape that trains. Only the fields of a
-   choice that tt__spread_tape reads affect these passes. */
+/* Runs the first passes, which add the loss's backward to a tape that trains. Among the fields of a
+   tt__choice, only those that tt__spread_tape reads affect these passes. */
 static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
 {
     tt_tape *t = b->t;
@@ -20274,7 +20279,8 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
     TT__PASS(t, "offload", tt__pass_offload(t, b->root, choice->offload, choice->activations,
                                              choice->halved));
     TT__PASS(t, "settings", tt__pass_settings(t));
-    /* No joining where the bits must not depend on the number of ranks, nor where memory is scarce. */
+    /* Instructions are not joined where the bits of results must not depend on the number of ranks, nor where
+       memory is scarce. */
     const bool spread = t->data > 1 || t->slots > 1 || t->tensor > 1;
     const bool scarce = s->options.memory_budget || choice->offload;
     if (!s->kind->host && !spread && !scarce) TT__PASS(t, "join", tt__pass_join(t, b->root));
@@ -20312,7 +20318,7 @@ static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
     return TT_OK;
 }
 
-/* Checks how the ranks of a device share the work, and replaces fields of 0 by their defaults. */
+/* Checks the fields of *p, which say how the ranks share the work, and replaces fields of 0 by defaults. */
 static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
 {
     char text[512];
@@ -20354,9 +20360,9 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_paralle
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
 }
 
-/* Checks options that are valid alone but may contradict one another. Appends "; " and a sentence for each
-   broken rule, and returns the status of the first. A row is TT__RULE(condition that breaks the rule, status,
-   sentence). */
+/* Checks the options, each of which is valid alone, for contradictions. Appends "; " and a sentence to *all
+   for each broken rule, and returns the status of the first broken rule. A rule is TT__RULE(condition that
+   breaks it, status, sentence). */
 static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
 {
     const tt_compile_options *o = &s->options;
@@ -20365,12 +20371,12 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
     const int ranks = s->crew ? s->crew->ranks : 1;
     const bool on_host = s->kind && s->kind->host, managed = s->memory != TT__OWN_MEMORY;
     const bool fp8 = s->matmul == TT__MATMUL_FP8, staged = p->pipeline > 1;
-    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* the ranks also divide gradients */
+    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* ranks divide gradients too */
     const bool recompute_fits = s->recompute == TT__RECOMPUTE_BUDGET && o->train;
     const bool early = s->update == TT__UPDATE_BACKWARD && o->train;
     tt_status status = TT_OK;
     char text[400];
-    tt__text late = {text, sizeof text, 0}; /* options that need all gradients at once */
+    tt__text late = {text, sizeof text, 0}; /* collects options that need all gradients at once */
     if (o->accumulate)
         tt__print(&late, ", nor with accumulate, as gradients are final at the step's end only");
     if (o->optimizer.clip_norm > 0)
@@ -20410,7 +20416,8 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
     return status;
 }
 
-/* Returns whether the options remain free of contradictions with this parallel.zero and this update. */
+/* Returns whether the options, with parallel.zero and update set to these values, contradict one another in
+   no way. */
 static bool tt__goes_together(const tt__settings *s, int zero, tt__update update)
 {
     tt__settings other = *s;
@@ -20420,15 +20427,15 @@ static bool tt__goes_together(const tt__settings *s, int zero, tt__update update
     return tt__contradictions(&other, &unread) == TT_OK;
 }
 
-/* Appends the sentence of a failed check to the earlier sentences. *first: the status of the first failure.
-   */
+/* Appends the error of a failed check to *all, which collects the errors. *first: status of the first
+   failure. */
 static void tt__note_error(tt_context *ctx, tt__text *all, tt_status *first, tt_status status)
 {
     if (status != TT_OK) tt__print(all, "; %s", ctx->error);
     if (*first == TT_OK) *first = status;
 }
 
-/* Parses the options that are words, each from its own list. NULL stands for the default. */
+/* Parses the options that are strings, each one of a list of words. NULL stands for the default. */
 static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__settings *s, tt__text *all,
                             tt_status *status)
 {
@@ -20451,7 +20458,7 @@ static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__se
     s->update = (tt__update)found[3];
 }
 
-/* Checks options and turns them into settings. One message names all errors. */
+/* Checks options and turns them into settings *s. If options are wrong, one message names all errors. */
 static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o, tt__settings *s)
 {
     char text[sizeof ctx->error];
@@ -20490,10 +20497,10 @@ tt_status tt_check_options(tt_context *ctx, tt_compile_options *o)
 
 /* ==== src/compile/build.h */
 /* ----------------------------------------------------------------------------------------------------- build
-   One build of a program: runs the passes on a copy of the tape, then gives each value its place. */
+   Builds a program: runs the passes on a copy of the tape, then gives each value its place in memory. */
 
-/* Gives transient storages and workspaces their places, and persistent storages in the host's memory theirs,
-   except parameters. */
+/* Places transient storages and workspaces in memory, and also the persistent storages that are in the host's
+   memory, except parameters. */
 static tt_status tt__place_transients(tt__built *b)
 {
     tt_tape *t = b->t;
@@ -20540,23 +20547,24 @@ static void tt__spread_tape(tt_tape *t, const tt__settings *s, const tt__choice 
     t->accumulate = s->options.train && (s->options.accumulate || p->data > 1);
 }
 
-/* Returns whether the programs of an arena have the same numbers of data ranks, tensor ranks and stages as
-   these settings. */
+/* Returns whether the programs of arena `a` have as many data ranks, tensor ranks and stages as settings *s
+   demand. */
 static bool tt__same_ranks(const tt__arena *a, const tt__settings *s)
 {
     return a->data == s->options.parallel.data && a->tensor == s->options.parallel.tensor &&
            a->stages == s->options.parallel.pipeline;
 }
 
-/* Returns the bit of an arena's stage; 0 without an arena or if its pipeline has another number of stages. */
+/* Returns a mask with one bit, whose number is the pipeline stage of arena `a`; 0 if `a` is NULL or its
+   pipeline does not have `stages` stages. */
 static uint64_t tt__stage_bit(const tt__arena *a, int stages)
 {
     return a && a->stages == stages ? 1ull << a->stage : 0;
 }
 
-/* Notes in a tape how the tensor ranks already hold its parameters, as the tape must split them in the same
-   way. In the compilation of the first stage, also notes which stages hold each parameter: a later stage
-   would also see the holders that this compilation adds. */
+/* Notes in the tape which parameters the tensor ranks already store divided or whole, as the tape must divide
+   them in the same way. For the first stage of a pipeline, also notes which stages store each parameter: when
+   a later stage is compiled, the first stage may already have stored more parameters. */
 static void tt__note_held(tt_tape *t, const tt__settings *s)
 {
     tt__arena *shared = s->options.share ? s->options.share->arena : NULL;
@@ -20571,8 +20579,8 @@ static void tt__note_held(tt_tape *t, const tt__settings *s)
     }
 }
 
-/* Notes the SENDs to other stages, and the segment that first writes the operand of each. first: the result
-   of tt__first_writers. */
+/* Notes the SEND instructions to other stages of the pipeline, and for each the segment that first writes its
+   operand. first: the result of tt__first_writers. */
 static void tt__note_sends(tt__built *b, const int32_t *first)
 {
     const tt_tape *t = b->t;
@@ -20607,7 +20615,7 @@ static tt_status tt__begin_build(const tt_tape *t, int32_t root, const tt__setti
     return status;
 }
 
-/* Runs the last passes, and computes everything of a program except the places, with its costs. */
+/* Runs the last passes, and computes all fields of *b, costs included, except the places of values. */
 static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__choice *choice)
 {
     tt_tape *t = b->t;
@@ -20637,9 +20645,9 @@ static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__ch
     return status == TT_OK ? tt__replay_of(t, &s->costs, &b->replay) : status;
 }
 
-/* Builds a program without its arena: rewrites a copy of a tape and gives its transient storages their
-   places. The result depends only on the arguments, on which parameters are frozen, and on how ranks already
-   hold them. After an error, *b is empty. */
+/* Builds a program that belongs to no arena yet: rewrites a copy of the tape and places its transient
+   storages. The result depends only on the arguments, on which parameters are frozen, and on how ranks
+   already store parameters. After an error, *b is empty. */
 static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s, const tt__choice *choice,
                            tt__built *b)
 {
@@ -20656,7 +20664,7 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
     return status;
 }
 
-/* Fails if parameter value v cannot use the placement that arena `a` has for the parameter. */
+/* Fails if the program cannot use parameter v in the placement and dtype in which arena `a` stores it. */
 static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t v)
 {
     const tt__settings *s = &p->settings;
@@ -20682,7 +20690,7 @@ static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t
                     tt_dtype_name(dtype));
 }
 
-/* Is a storage persistent, and a part of an arena? */
+/* Returns whether a value's storage is persistent and part of an arena. */
 static bool tt__in_arena(const tt__value *x)
 {
     return x->persistent && (x->space == TT__DEVICE || x->storage == TT__PARAMETER);
@@ -20691,8 +20699,8 @@ static bool tt__in_arena(const tt__value *x)
 /* Returns whether the device's memory is the host's, so that offloading saves nothing. */
 static bool tt__one_memory(const tt_program *p) { return p->settings.kind->host && !p->ctx->apart; }
 
-/* Returns the bytes of the host's memory that hold values which options or marks offload, without parameters,
-   which the arena counts. */
+/* Returns the bytes of host memory for the values that options or the caller's marks offload. Parameters are
+   excluded, as the arena counts them. */
 static size_t tt__offloaded_bytes(const tt__built *b)
 {
     size_t bytes = 0;
@@ -20703,11 +20711,12 @@ static size_t tt__offloaded_bytes(const tt__built *b)
         if (moved && x->persistent && x->storage != TT__PARAMETER) bytes += tt__arena_bytes(b->t, x);
         any = any || moved;
     }
-    return any ? bytes + b->host_transient : 0; /* otherwise only a step's settings and results are there */
+    return any ? bytes + b->host_transient : 0; /* without offload, the host only has settings and results */
 }
 
-/* Computes, for each space, the bytes of the program's persistent storages that no arena holds yet, if the
-   program joins arena `a` (NULL: a new one). Fails if an arena holds a parameter in an incompatible way. */
+/* Computes, for each space (device, host), the bytes that arena `a` (NULL: a new arena) must add if the
+   program joins it: those of persistent storages that no arena holds yet. Fails if an arena holds a parameter
+   in a way that the program cannot use. */
 static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes[TT__SPACES])
 {
     const tt_tape *t = p->built.t;
@@ -20725,13 +20734,13 @@ static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes
     return TT_OK;
 }
 
-/* The sizes of an arena with a program in it. */
+/* The sizes of an arena after a program has joined it. */
 typedef struct tt__extent {
     size_t persistent, transient;
     size_t bytes;           /* persistent and transient bytes, bytes that only data rank 0 has, and, where the
                                device's memory is the host's, bytes that are offloaded */
-    size_t budget;          /* min of the memory budgets of the arena's programs; 0: none has one */
-    bool by_them;           /* the budget is that of another program than the one that joins */
+    size_t budget;          /* min of the memory budgets of the arena's programs; 0: no program has one */
+    bool by_them;           /* the budget comes from another program of the arena, not from the joining one */
     bool grows;             /* the arena needs more bytes than before */
 } tt__extent;
 
@@ -20775,36 +20784,39 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__ex
 
 /* ==== src/compile/choice.h */
 /* ---------------------------------------------------------------------------------------------- the choice
-   Finds the cheapest program that fits memory_budget, if options say "budget". A candidate has three parts:
-   a configuration (the storages that ranks divide, the storages that are offloaded), a set of forward values
-   to recompute, and a pace (how many blocks copies run ahead, how large the groups of instructions are whose
-   operands move together). Passes and lifetimes give the cost of a candidate and its max live bytes, without
-   placing anything. The cheapest candidate that could fit is built; if its placement does not fit, the next.
-   The cost is the seconds of a replay or, if only recomputation may change, FLOPs. */
+   Finds the cheapest program that fits memory_budget, where options are "budget". A candidate has three
+   parts: a configuration (which storages ranks divide, which storages are offloaded); a set of items (the
+   forward values to recompute); and a pace (how many blocks copies run ahead, and how large the groups of
+   instructions are whose operands move together). An estimate runs the passes and computes lifetimes: this
+   gives the cost and the max live bytes of a candidate without placing anything in memory. The cheapest
+   candidate that may fit is built. If its placement does not fit, the next cheapest is built. The cost is the
+   simulated seconds of a step or, if only recomputation may change, FLOPs. */
 
-/* Max number of instructions that all estimates of a choice process together, about 0.3 us each. */
+/* Max total number of instructions that the estimates of one choice process, about 0.3 us per instruction. */
 #ifndef TT__ESTIMATES /* tests make it smaller */
 #define TT__ESTIMATES 1200000
 #endif
 #define TT__FOR_CONFIGURATIONS (TT__ESTIMATES / 4 * 3)
 #define TT__FOR_CHANGES (TT__ESTIMATES / 4)
-#define TT__FOR_LEAST (TT__ESTIMATES / 2) /* for the smallest program, when nothing fits */
-/* BUILDS: max number of builds of a choice. LEAST_BUILDS: max number of these for the smallest candidates.
-   STEPS: number of steps that save memory, whose effect a refusal names. */
+#define TT__FOR_LEAST (TT__ESTIMATES / 2) /* to find the smallest program, when nothing fits */
+/* BUILDS: max number of programs that one choice builds. LEAST_BUILDS: max number of these builds in the
+   search for the smallest program. STEPS: number of memory-saving options whose effect the error message
+   names. */
 enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 13, TT__STEPS = 12 };
-enum { TT__LARGE = 300 }; /* instructions from which on only a few of the smallest candidates are built */
+enum { TT__LARGE = 300 }; /* for programs with this many instructions, few of the smallest candidates are
+                             built */
 
-/* The facts that a message states about programs that do not fit. */
+/* The facts that the error message states when no program fits the budget. */
 typedef struct tt__shortage {
     size_t bytes;           /* bytes of the program that recomputes and offloads as little as possible */
-    double flops;           /* FLOPs of that program */
+    double flops;           /* FLOPs of the program that recomputes and offloads as little as possible */
     size_t least;           /* bytes of the smallest program built; SIZE_MAX: none was built */
     tt__choice how;         /* the choice of the smallest program; owns `drop` */
     int items;              /* values that the smallest program recomputes beyond its policy */
 } tt__shortage;
 
-/* The tape to compile into `p`, the arena that `p` joins (NULL: a new one), and where the smallest program
-   built is noted (NULL: nowhere). */
+/* One task of the choice: the tape to compile into program `p`, the arena that `p` joins (NULL: a new one),
+   and where to note the smallest program that was built (NULL: nowhere). */
 typedef struct tt__job {
     tt_program *p;
     const tt_tape *t;
@@ -20814,19 +20826,19 @@ typedef struct tt__job {
 } tt__job;
 
 typedef struct tt__candidate {
-    tt__choice how;         /* the configuration and the pace; `set` takes the place of `drop` */
+    tt__choice how;         /* the configuration and the pace; `set` replaces `how.drop` */
     bool *set;              /* for each item: whether it is recomputed */
-    int level;              /* index in tt__chooser.level of the set's level; -1: no level */
+    int level;              /* index in tt__chooser.level of the level that gave `set`; -1: no level did */
     bool both;              /* the level also applies to blocks whose activations are offloaded */
-    double flops, seconds;  /* FLOPs that are recomputed; seconds of a step */
-    double floor;           /* lower bound of the seconds at any pace */
+    double flops, seconds;  /* FLOPs that a step spends on recomputation; seconds of a step */
+    double floor;           /* lower bound of a step's seconds at any pace */
     size_t bytes;           /* lower bound of the arena's bytes */
-    size_t grouped;         /* as tt_tape.grouped */
-    int cuts;               /* as tt_tape.cuts */
-    bool parts;             /* smaller groups may need fewer bytes */
-    bool tuned;             /* this pace with smaller groups is among the candidates */
+    size_t grouped;         /* tt_tape.grouped: max bytes of the operands of one group */
+    int cuts;               /* tt_tape.cuts: number of groups beyond those of the largest group size */
+    bool parts;             /* smaller groups of instructions may need fewer bytes */
+    bool tuned;             /* the list has this candidate with smaller groups */
     uint64_t hash;          /* hash of configuration, pace and set */
-    bool raised;            /* the fastest pace that fits is among the candidates */
+    bool raised;            /* the list has this candidate at the fastest pace that fits */
     bool failed;            /* the candidate's placement does not fit the budget */
 } tt__candidate;
 
@@ -20836,35 +20848,38 @@ typedef struct tt__chooser {
     bool recompute, offload, zero; /* whether the choice may change these options */
     bool by_seconds;        /* the cost is seconds, not FLOPs */
     tt__choice base;        /* recomputes and moves only what the options demand, at the fastest pace */
-    bool held, held_on_host, held_split; /* parameters are stored already; on the host; sharded */
+    bool held, held_on_host, held_split; /* parameters are already: stored; stored on the host; sharded */
     size_t budget;
     /* The tape after the first passes, for each tt_parallel.zero and update; NULL until it is needed. */
     tt__built front[4][TT__COUNT(tt__update_names)];
     tt_tape *scratch;       /* the copy that estimates rewrite */
-    int forward, blocks;    /* number of forward instructions; of blocks whose activations may be offloaded */
+    int forward, blocks;    /* number of forward instructions; number of blocks whose activations may be
+                               offloaded */
     /* The items: values that the backward reads and could recompute at some cost, in the order of the tape.
-       For each: cost per byte, the instruction that computes it, whether "attention" recomputes it. */
+       For each item: cost of its recomputation per byte, number of the instruction that computes it, and
+       whether policy "attention" recomputes it. */
     int32_t *item; int n;
     double *price;
     int *made;
     bool *attention;
-    /* For the last estimate: the instruction at the peak and, for each item, the last forward instruction and
-       the first later instruction that use the item. */
+    /* Results of the last estimate: the number of the instruction where most bytes are live and, for each
+       item, the last forward instruction that uses it (before) and the first use after the forward
+       (after). */
     int peak, *before, *after;
     bool *banned;           /* for each item: recomputing it saved no bytes */
-    bool *drop;             /* for each value, as tt__choice.drop */
-    bool *set;              /* for each item: the set to estimate */
+    bool *drop;             /* memory for tt__choice.drop: for each value, whether it is recomputed */
+    bool *set;              /* the set to estimate: for each item, whether it is recomputed */
     tt__candidate *list; int n_list, cap_list;
     tt__candidate *kept; int n_kept, cap_kept; /* candidates set aside by the search for the smallest */
     uint64_t searched[8]; int n_searched; /* hashes of configurations whose smallest set was searched for */
-    int *level; int levels; /* candidates with the configuration of `base`, from the cheapest on, each with
-                               fewer bytes than the one before */
+    int *level; int levels; /* numbers of candidates with the configuration of `base`, in the order of cost:
+                               each costs more and needs fewer bytes than the one before */
     double best;            /* min seconds of the candidates that fit */
     int64_t left;           /* number of instructions that estimates may still process */
-    bool all;               /* all configurations with all sets are candidates, at all paces */
+    bool all;               /* every configuration is tried with every set of items at every pace */
 } tt__chooser;
 
-/* Copies a tape between passes into *to, which keeps its own arrays. */
+/* Copies tape t, some of whose passes may have run, into *to. Reuses the arrays that *to already has. */
 static bool tt__copy_into(tt_tape *to, const tt_tape *t)
 {
     const tt_tape arrays = *to;
@@ -20907,7 +20922,7 @@ static double tt__flops_at_capacity(const tt_tape *t, const tt__instr *i)
     return i->in[0] ? tt__flops(i, in) : 0;
 }
 
-/* Returns the FLOPs that a program recomputes. */
+/* Returns the FLOPs that a program spends on recomputation. */
 static double tt__flops_of_copies(const tt_tape *t)
 {
     double flops = 0;
@@ -20918,8 +20933,8 @@ static double tt__flops_of_copies(const tt_tape *t)
 
 /* -------- estimates */
 
-/* Finds the last use of each item in the forward and the first use after it (c->before, c->after; -1: none).
-   number: scratch memory, one entry per value. */
+/* Finds for each item the last instruction of the forward that uses it (c->before) and the first use after
+   the forward (c->after); -1: no use. number: scratch memory, one entry per value. */
 static void tt__find_uses(tt__chooser *c, const tt_tape *t, int32_t *number)
 {
     const int forward = tt__forward_of(t);
@@ -20938,10 +20953,11 @@ static void tt__find_uses(tt__chooser *c, const tt_tape *t, int32_t *number)
         }
 }
 
-/* Returns the tape after the first passes, with the options' zero and update. */
+/* Returns the tape after the first passes, built with the zero and the update of c->base. */
 static const tt__built *tt__front(const tt__chooser *c) { return &c->front[c->base.zero][c->base.update]; }
 
-/* Returns a choice that recomputes the items of a set. The result's `drop` is c->drop. */
+/* Returns choice `how` changed so that it recomputes the items of `set`. The result's `drop` points to
+   c->drop, which the next call overwrites. */
 static tt__choice tt__with_set(tt__chooser *c, tt__choice how, const bool *set)
 {
     for (int n = 0; n < c->n; n++) c->drop[c->item[n]] = set[n];
@@ -20957,19 +20973,20 @@ static uint64_t tt__hash_choice(const tt__chooser *c, const tt__choice *x, const
     return tt__hash_on(tt__hash_on(TT__HASH_BEGIN, numbers, sizeof numbers), set, (size_t)c->n);
 }
 
-/* Returns the number of micro-batches per step for which choices are made. */
+/* Returns the number of micro-batches per step that the estimated cost of a step assumes. */
 static int tt__micros_of(const tt__settings *s)
 {
     return s->options.accumulate ? (int)tt__max(1, s->options.parallel.micros) : 1;
 }
 
-/* Returns whether smaller groups may need fewer bytes: whether the peak is at a group of instructions. */
+/* Returns whether smaller groups of instructions may need fewer bytes: whether `peak`, the instruction where
+   most bytes are live, belongs to a segment that runs in groups. */
 static bool tt__is_at_groups(const tt_tape *t, int peak)
 {
     return t->early || (peak < t->n_code && t->code[peak].segment >= TT__EACH_LAP);
 }
 
-/* Computes the cost and the bytes of a rewritten tape. */
+/* Computes the cost and the bytes of candidate *x from its rewritten tape b->t. */
 static tt_status tt__weigh(tt__chooser *c, tt__built *b, tt__candidate *x)
 {
     tt_program *p = c->job.p;
@@ -21005,7 +21022,7 @@ static tt_status tt__weigh(tt__chooser *c, tt__built *b, tt__candidate *x)
     x->cuts = b->t->cuts;
     x->raised = !slowest || !(overlaps || b->t->cuts);
     const double cuts = (double)b->t->cuts * tt__micros_of(&p->settings);
-    const double compute = r.compute - cuts * p->settings.costs.launch; /* with larger groups */
+    const double compute = r.compute - cuts * p->settings.costs.launch; /* seconds with larger groups */
     x->floor = x->raised ? x->seconds : overlaps ? fmax(compute, links) : compute + r.exposed;
     return TT_OK;
 }
@@ -21035,13 +21052,13 @@ static tt_status tt__estimate(tt__chooser *c, const tt__choice *how, const bool 
     status = tt__end_build(&b, &c->job.p->settings, &choice);
     c->ctx->options.verify = verify;
     if (status == TT_OK) status = tt__weigh(c, &b, x);
-    c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* copied: all stages */
+    c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* the copy had all stages */
     if (status != TT_OK) x->failed = true, x->bytes = SIZE_MAX;
     else if (x->bytes <= c->budget) c->best = fmin(c->best, x->seconds);
     return status;
 }
 
-/* Returns the number of a candidate, -1 if the choice is no candidate yet. */
+/* Returns the number of the candidate with choice *how and this set of items; -1 if there is none. */
 static int tt__find_candidate(const tt__chooser *c, const tt__choice *how, const bool *set)
 {
     const uint64_t hash = tt__hash_choice(c, how, set);
@@ -21049,7 +21066,8 @@ static int tt__find_candidate(const tt__chooser *c, const tt__choice *how, const
     return -1;
 }
 
-/* Adds a choice to the candidates unless it is one already. *at: the candidate's number. */
+/* Makes choice *how with this set of items a candidate, unless it is one already. *at: the candidate's
+   number. */
 static tt_status tt__consider(tt__chooser *c, const tt__choice *how, const bool *set, int *at)
 {
     *at = tt__find_candidate(c, how, set);
@@ -21069,9 +21087,10 @@ static tt__choice tt__at_slowest(tt__choice how)
     return how;
 }
 
-/* Returns how often trial number `trial` halves the bytes of a group; -1: the trial changes nothing. grouped:
-   bytes of the largest group; 0: smaller groups do not help. Trial 0 does not halve, trial 1 runs each
-   instruction alone. If trial 1 fits, the later trials find the largest groups that fit. */
+/* Returns how many times trial number `trial` halves TT__OFFLOAD_TOGETHER, the max bytes of a group; -1: the
+   trial changes nothing. grouped: bytes of the largest group; 0: smaller groups do not help. Trial 0 does not
+   halve, trial 1 runs each instruction alone. If trial 1 fits, later trials find the largest groups that
+   fit. */
 enum { TT__HALVINGS = 5 };
 static int tt__halved(size_t grouped, int trial)
 {
@@ -21083,15 +21102,15 @@ static int tt__halved(size_t grouped, int trial)
     return least + trial - 2 < TT__ONE_BY_ONE ? least + trial - 2 : -1;
 }
 
-/* Adds faster paces of candidate k, which has the slowest: for each number of blocks ahead, the largest
-   groups that fit or, if c->all, all sizes of groups. */
+/* Adds candidate k, which has the slowest pace, at faster paces: for each number of blocks that copies may
+   run ahead, with the largest groups that fit or, if c->all, with groups of all sizes. */
 static tt_status tt__raise(tt__chooser *c, int k)
 {
     tt_status status = TT_OK;
-    bool largest = false; /* a pace with the largest groups fits */
+    bool largest = false; /* a candidate with the largest groups fits */
     if (c->list[k].raised) return TT_OK;
     c->list[k].raised = true;
-    c->list[k].floor = c->list[k].seconds; /* from now on, the seconds at its own pace */
+    c->list[k].floor = c->list[k].seconds; /* faster paces are candidates of their own */
     const tt__candidate was = c->list[k];
     for (int ahead = c->base.ahead; ahead >= !was.cuts && status == TT_OK; ahead--) {
         if (largest && !c->all) break;
@@ -21105,7 +21124,7 @@ static tt_status tt__raise(tt__chooser *c, int k)
             const int64_t left = c->left;
             status = tt__consider(c, &how, was.set, &at);
             if (status != TT_OK) break;
-            if (trial || !ahead) c->left = left; /* the count is meant for configurations */
+            if (trial || !ahead) c->left = left; /* trials of paces do not count as estimates */
             c->list[at].level = was.level;
             c->list[at].both = was.both;
             if (trial == 0 && (c->all || c->list[at].parts)) grouped = c->list[at].grouped;
@@ -21119,8 +21138,8 @@ static tt_status tt__raise(tt__chooser *c, int k)
 
 /* -------- recomputation */
 
-/* Returns the cost to run instruction `at` again, with the instructions, at most `depth` levels back, whose
-   results are not saved. */
+/* Returns the cost of running instruction `at` a second time. Includes the instructions, at most `depth`
+   levels back, that must run a second time because their results, its operands, are not saved. */
 static double tt__cost_again(const tt__chooser *c, const tt__recomputer *r, int at, int depth)
 {
     const tt__instr *i = &r->t->code[at];
@@ -21135,7 +21154,7 @@ static double tt__cost_again(const tt__chooser *c, const tt__recomputer *r, int 
     return cost;
 }
 
-/* Allocates the arrays for items; the list of items is still empty. */
+/* Allocates the arrays of the list of items, which stays empty. */
 static tt_status tt__items_open(tt__chooser *c)
 {
     const size_t most = (size_t)tt__front(c)->t->n_values;
@@ -21152,7 +21171,7 @@ static tt_status tt__items_open(tt__chooser *c)
     return TT_OK;
 }
 
-/* Lists the items, with their costs per byte. */
+/* Lists the items (the values that could be recomputed), with the cost of recomputation per byte. */
 static void tt__list_items(tt__chooser *c)
 {
     tt_tape *t = tt__front(c)->t;
@@ -21177,9 +21196,9 @@ static void tt__list_items(tt__chooser *c)
         }
 }
 
-/* Returns the item with the least cost per byte among those that are live at the peak but not used there; -1
-   if there is none. Among items whose costs are within 2%, the earliest: its block has the most memory free
-   when it is recomputed. */
+/* Returns the cheapest item per byte among the items that are live, but not used, at the instruction where
+   most bytes are live; -1 if there is none. Among items whose costs differ by at most 2%, returns the
+   earliest: the backward recomputes it last, when the most memory is free. */
 static int tt__next_item(const tt__chooser *c)
 {
     int best = -1;
@@ -21206,7 +21225,7 @@ static tt_status tt__try_path(tt__chooser *c, const tt__choice *how, int at_once
         if (many) status = tt__estimate(c, how, c->set);
         if (status != TT_OK) break;
         const size_t now = c->list[c->n_list - 1].bytes;
-        const bool worse = now > before; /* recomputing them needs more bytes than keeping them */
+        const bool worse = now > before; /* recomputing these items needs more bytes than saving them */
         for (int k = 0; k < many && worse; k++) {
             c->set[dropped[k]] = false;
             c->banned[dropped[k]] = true;
@@ -21218,8 +21237,8 @@ static tt_status tt__try_path(tt__chooser *c, const tt__choice *how, int at_once
     return status;
 }
 
-/* Adds candidates that recompute the first blocks as a whole, for up to 32 numbers of blocks, without and
-   with the attention items of the other blocks. */
+/* Adds candidates that recompute all items of the first n blocks, for up to 32 values of n. Each n gives two
+   candidates: one also recomputes the attention items of the other blocks. */
 static tt_status tt__try_blocks(tt__chooser *c, const tt__choice *how)
 {
     const tt_tape *t = tt__front(c)->t;
@@ -21252,9 +21271,9 @@ static bool tt__is_dominated(const tt__chooser *c, const tt__candidate *x)
     return false;
 }
 
-/* Adds candidates that differ by one item from candidates that no other dominates, and repeats this with the
-   new ones until c->left has fallen to `left` (Paquete, Chiarandini, Stuetzle: "Pareto local optimum sets in
-   the biobjective traveling salesman problem", 2004). */
+/* Adds candidates that differ by one item from a candidate that no other dominates (none is better in both
+   cost and bytes). Repeats this with the new candidates until c->left has fallen to `left` (Paquete,
+   Chiarandini, Stuetzle: "Pareto local optimum sets in the biobjective traveling salesman problem", 2004). */
 static tt_status tt__try_neighbours(tt__chooser *c, const tt__choice *how, int64_t left)
 {
     tt_status status = TT_OK;
@@ -21269,7 +21288,7 @@ static tt_status tt__try_neighbours(tt__chooser *c, const tt__choice *how, int64
     return status;
 }
 
-/* Orders candidates by cost; equal costs by bytes. */
+/* Compares candidates a and b by cost and, if their costs are equal, by bytes. */
 static bool tt__cheaper(const void *arg, uint32_t a, uint32_t b)
 {
     const tt__chooser *c = (const tt__chooser *)arg;
@@ -21278,8 +21297,8 @@ static bool tt__cheaper(const void *arg, uint32_t a, uint32_t b)
     return cost != other ? cost < other : x->bytes != y->bytes ? x->bytes < y->bytes : a < b;
 }
 
-/* Adds candidates with the configuration of c->base that recompute more and more. The levels are the
-   candidates that no other dominates. */
+/* Adds candidates with the configuration of c->base that recompute more and more items. Lists in c->level
+   those that no other candidate dominates. */
 static tt_status tt__try_sets(tt__chooser *c)
 {
     tt__choice how = tt__at_slowest(c->base);
@@ -21318,8 +21337,8 @@ static tt_status tt__try_sets(tt__chooser *c)
 
 /* -------- configurations */
 
-/* Adds a configuration with the items of a level. Unless `both`, leaves out items of blocks whose activations
-   are offloaded. */
+/* Adds a candidate with configuration `how` that recomputes the items of a level. Unless `both`, leaves out
+   the items of blocks whose activations are offloaded. */
 static tt_status tt__consider_level(tt__chooser *c, tt__choice how, int level, bool both, int *at)
 {
     const tt__candidate *x = &c->list[c->level[level]];
@@ -21336,8 +21355,8 @@ static tt_status tt__consider_level(tt__chooser *c, tt__choice how, int level, b
     return tt__may_fit(c, *at) && c->list[*at].floor < c->best ? tt__raise(c, *at) : TT_OK;
 }
 
-/* Tries the last level and, if that fits, finds the first level that fits. Higher levels recompute more but,
-   with `both`, may move less. */
+/* Tries the last level, which needs the fewest bytes, and if it fits, finds the first level that fits. Later
+   levels recompute more but, with `both`, may move fewer bytes between host and device. */
 static tt_status tt__try_levels(tt__chooser *c, const tt__choice *how, bool both)
 {
     int at = 0, low = 0, high = c->levels - 1;
@@ -21352,7 +21371,7 @@ static tt_status tt__try_levels(tt__chooser *c, const tt__choice *how, bool both
     return status;
 }
 
-/* Returns whether a configuration is possible, given where parameters are stored already. */
+/* Returns whether configuration *how is possible, given how parameters are stored already. */
 static bool tt__is_allowed(const tt__chooser *c, const tt__choice *how)
 {
     const bool train = c->job.p->settings.options.train;
@@ -21376,7 +21395,7 @@ static int tt__list_configurations(const tt__chooser *c, tt__choice *to)
     return n;
 }
 
-/* Adds all configurations of a small program with all sets of items. */
+/* Adds, for a small program, every configuration with every set of items. */
 static tt_status tt__try_all(tt__chooser *c)
 {
     tt__choice list[24];
@@ -21386,7 +21405,7 @@ static tt_status tt__try_all(tt__chooser *c)
     c->all = true;
     for (int k = 0; k < n; k++)
         for (int block = 0; block <= blocks; block++)
-            /* The last round has no set: it keeps policy "none". */
+            /* The last round recomputes no items: it has policy "none". */
             for (uint32_t sets = 0; sets <= (c->recompute ? 1u << c->n : 0) && status == TT_OK; sets++) {
                 tt__choice how = tt__at_slowest(list[k]);
                 if (block) how.offload |= TT__OUT_ACTIVATIONS;
@@ -21398,7 +21417,8 @@ static tt_status tt__try_all(tt__chooser *c)
     return status;
 }
 
-/* Finds the smallest number of blocks whose activations must be offloaded, for programs with one level. */
+/* Finds the smallest number of blocks whose offloaded activations make the program fit, with the items of
+   level 0 recomputed. */
 static tt_status tt__try_fewest(tt__chooser *c, tt__choice how)
 {
     tt_status status = TT_OK;
@@ -21424,9 +21444,9 @@ static tt_status tt__try_configuration(tt__chooser *c, tt__choice how)
     return status;
 }
 
-/* Tries the choices that options can name, for each zero: each policy of recomputation ("none" was tried
-   before) with nothing offloaded, and "blocks" with activations and other storages offloaded. So a search
-   that ends early is no worse than these. */
+/* Tries the choices that a user could name in options, for each value of parallel.zero: each recomputation
+   policy (except "none", tried before) with nothing offloaded, and "blocks" with activations and other
+   storages offloaded. So even a search that ends early finds nothing worse than these choices. */
 static tt_status tt__try_extremes(tt__chooser *c, const tt__choice *list, int n)
 {
     tt_status status = TT_OK;
@@ -21450,14 +21470,15 @@ static tt_status tt__try_extremes(tt__chooser *c, const tt__choice *list, int n)
     return status;
 }
 
-/* Tries configurations in the order of their lower bounds of seconds, until no other can be better. */
+/* Tries configurations, from the smallest lower bound of a step's seconds up, until no other configuration
+   can be faster than the best candidate that fits. */
 static tt_status tt__try_configurations(tt__chooser *c)
 {
     tt__choice list[24];
     double floor[24];
     const int n = tt__list_configurations(c, list);
     if (!n) return TT_OK;
-    tt__choice all = list[n - 1]; /* the configuration that saves most: sets c->best early if it fits */
+    tt__choice all = list[n - 1]; /* saves the most bytes: if it fits, c->best is set early */
     int at;
     if (c->offload && c->blocks) all.offload |= TT__OUT_ACTIVATIONS;
     tt_status status = tt__consider_level(c, all, c->levels - 1, true, &at);
@@ -21493,7 +21514,8 @@ static int tt__cheapest(const tt__chooser *c, size_t room)
 
 enum { TT__CHANGES = 18 };
 
-/* Makes small change number `change` to a candidate. Returns false if that change is impossible. */
+/* Applies change number `change` to candidate *x: another zero, one storage offloaded or not, more or fewer
+   offloaded blocks, or another level. Returns false if the change is impossible. */
 static bool tt__change(const tt__chooser *c, int change, tt__candidate *x)
 {
     static const int steps[] = {-4, -1, 1, 4};
@@ -21514,7 +21536,8 @@ static bool tt__change(const tt__chooser *c, int change, tt__candidate *x)
     return moves || x->level != level || change == 17;
 }
 
-/* Adds the small changes of the best candidate, and repeats this while one of them is better. */
+/* Adds candidates that differ from the best candidate by one change (tt__change). Repeats this as long as one
+   of them becomes the best. */
 static tt_status tt__try_changes(tt__chooser *c)
 {
     tt_status status = TT_OK;
@@ -21534,8 +21557,8 @@ static tt_status tt__try_changes(tt__chooser *c)
     return status;
 }
 
-/* Returns whether a program is so small that all configurations with all sets can be candidates. Where paces
-   count, a large program would have too many. */
+/* Returns whether a program is so small that every configuration with every set of items can be a candidate.
+   Where the pace matters, a large program would have too many candidates. */
 static bool tt__is_small(const tt__chooser *c)
 {
     tt__choice list[24];
@@ -21545,12 +21568,13 @@ static bool tt__is_small(const tt__chooser *c)
     return c->n < 20 && (int64_t)1 << c->n < tt__max(c->by_seconds ? 2 : 64, most);
 }
 
-/* Lists candidates: for a small program all; else levels of recomputation, configurations, small changes. */
+/* Lists candidates: for a small program, all of them; for others, levels of recomputation, then
+   configurations, then small changes of the best candidate. */
 static tt_status tt__list_candidates(tt__chooser *c)
 {
     if (tt__is_small(c)) return tt__try_all(c);
     tt_status status = tt__try_sets(c);
-    c->left = tt__max(c->left, TT__FOR_CONFIGURATIONS); /* sets of a large program may have used more */
+    c->left = tt__max(c->left, TT__FOR_CONFIGURATIONS); /* tt__try_sets may have left fewer */
     if (status == TT_OK && c->by_seconds) status = tt__try_configurations(c);
     c->left = tt__max(c->left, TT__FOR_CHANGES);
     if (status == TT_OK && c->by_seconds) status = tt__try_changes(c);
@@ -21560,7 +21584,7 @@ static tt_status tt__list_candidates(tt__chooser *c)
 /* ==== src/compile/search.h */
 /* -------- builds */
 
-/* Notes a choice in *s if its `bytes` are fewer than those noted so far. */
+/* Notes in *s a choice and the bytes of its program, if the program is the smallest so far. */
 static tt_status tt__note_least(tt_context *ctx, const tt__choice *choice, size_t bytes, tt__shortage *s)
 {
     bool *drop = NULL;
@@ -21576,7 +21600,7 @@ static tt_status tt__note_least(tt_context *ctx, const tt__choice *choice, size_
     return TT_OK;
 }
 
-/* Builds a choice. *e: the sizes of the arena with the program. */
+/* Builds the program of a choice. *e: the sizes that the arena has with this program. */
 static tt_status tt__try_build(const tt__job *j, const tt__choice *choice, tt__extent *e)
 {
     tt_program *p = j->p;
@@ -21589,7 +21613,8 @@ static tt_status tt__try_build(const tt__job *j, const tt__choice *choice, tt__e
     return status == TT_OK && j->least ? tt__note_least(p->ctx, choice, e->bytes, j->least) : status;
 }
 
-/* Returns the bytes of the largest group, or 0 if smaller groups cannot make the program smaller. */
+/* Returns the bytes of the operands of the largest group of instructions; 0 if smaller groups cannot make the
+   program smaller. */
 static size_t tt__groups_at_peak(const tt_program *p)
 {
     return tt__is_at_groups(p->built.t, p->built.peak_at) ? p->built.t->grouped : 0;
@@ -21601,8 +21626,9 @@ static double tt__seconds_built(const tt_program *p)
     return r.compute + r.exposed;
 }
 
-/* Builds a choice or, if that exceeds the budget, the choice at the fastest pace that fits. If no pace fits,
-   builds the slowest, which needs the least memory. *e: the sizes of the arena with the program. */
+/* Builds the program of a choice. If that exceeds the budget, builds it at the fastest pace that fits or, if
+   no pace fits, at the slowest, which needs the least memory. *e: the sizes that the arena has with the
+   program. */
 static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt__extent *e)
 {
     tt_program *p = j->p;
@@ -21621,7 +21647,7 @@ static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt
     status = tt__try_build(j, &best, e);
     if (status != TT_OK || !tt__fits(e)) return status;
     double seconds = tt__seconds_built(p);
-    bool last = true; /* the best choice is the last one built */
+    bool last = true; /* the best program is the last one built */
     for (now.ahead = most; now.ahead >= 0 && status == TT_OK; now.ahead--) {
         bool fits = false;
         for (int trial = now.ahead == most; trial < TT__HALVINGS && status == TT_OK; trial++) {
@@ -21635,7 +21661,7 @@ static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt
             if (trial == 0) grouped = tt__groups_at_peak(p);
             if (fits != (trial == 1)) break;
         }
-        if (fits && now.halved == 0) break; /* fewer blocks ahead with the same groups are no faster */
+        if (fits && now.halved == 0) break; /* running fewer blocks ahead would be no faster */
     }
     return last ? status : tt__try_build(j, &best, e);
 }
@@ -21650,8 +21676,8 @@ static tt_status tt__build_candidate(tt__chooser *c, int k, tt__extent *e)
     return status;
 }
 
-/* Sets *how to the next slower pace: first each instruction alone, then fewer blocks ahead. grouped: bytes of
-   the largest group. Returns false if there is no slower pace. */
+/* Sets *how to the next slower pace: first, each instruction is a group of its own; then copies run fewer
+   blocks ahead. grouped: bytes of the largest group. Returns false if there is no slower pace. */
 static bool tt__slow_down(tt__choice *how, size_t grouped)
 {
     const bool parts = grouped && how->halved != TT__ONE_BY_ONE;
@@ -21661,7 +21687,8 @@ static bool tt__slow_down(tt__choice *how, size_t grouped)
     return true;
 }
 
-/* Adds candidate k, whose placement does not fit, at the next slower pace that may fit. */
+/* Adds a copy of candidate k, whose placement does not fit the budget, at the next slower pace that may
+   fit. */
 static tt_status tt__lower(tt__chooser *c, int k)
 {
     tt__choice how = c->list[k].how;
@@ -21675,8 +21702,8 @@ static tt_status tt__lower(tt__chooser *c, int k)
     return status;
 }
 
-/* Adds candidate k with smaller groups. Smaller groups may be faster: the first updates wait for fewer
-   copies, and the end of the step waits for fewer copies after the last update. */
+/* Adds copies of candidate k with smaller groups of instructions. They may be faster: the first updates wait
+   for fewer copies, and the end of the step waits for fewer copies after the last update. */
 static tt_status tt__tune(tt__chooser *c, int k)
 {
     const tt__candidate was = c->list[k];
@@ -21692,8 +21719,8 @@ static tt_status tt__tune(tt__chooser *c, int k)
     return status;
 }
 
-/* Builds the cheapest candidates until one fits or the program has had `most` builds. *e: the sizes of the
-   last build, which may exceed the budget. */
+/* Builds the candidates, from the cheapest on, until one fits or `most` builds were made for the program. *e:
+   the arena's sizes with the last build, which may exceed the budget. */
 static tt_status tt__build_cheapest(tt__chooser *c, int most, tt__extent *e)
 {
     const int before = c->job.p->builds;
@@ -21718,8 +21745,9 @@ static tt_status tt__build_cheapest(tt__chooser *c, int most, tt__extent *e)
     return status;
 }
 
-/* Returns whether candidate a comes before b in the search for the smallest program: the one with fewer bytes
-   or, if equal, the earlier value of `update`, then the faster. The order depends on the candidates alone. */
+/* Returns whether candidate a is before b in the search for the smallest program: whether a needs fewer bytes
+   or, with equal bytes, has the lower value of `update` or, with equal values, takes fewer seconds. The order
+   depends on the candidates alone. */
 static bool tt__is_smaller(const tt__candidate *a, const tt__candidate *b)
 {
     if (a->bytes != b->bytes) return a->bytes < b->bytes;
@@ -21728,16 +21756,16 @@ static bool tt__is_smaller(const tt__candidate *a, const tt__candidate *b)
     return a->flops != b->flops ? a->flops < b->flops : a->hash < b->hash;
 }
 
-/* Returns how many of the smallest candidates to build: for a small program, enough that one of them is the
-   smallest; for a large program 4, as the placement of more candidates would save little. */
+/* Returns how many of the smallest candidates to build, as placement adds bytes to the estimates: for a small
+   program, enough to find the smallest; for a large one 4, as more builds would save few bytes. */
 static int tt__most_least(const tt__chooser *c)
 {
     const int n = tt__front(c)->t->n_code;
     return n < TT__LARGE ? 4 + 6000 / (1 + n) : 4;
 }
 
-/* Builds the smallest candidates, at most `most`, until one fits or none can be smaller than the program in
-   job.least. */
+/* Builds the candidates, from the smallest on and at most `most`, until one fits or no other can be smaller
+   than the program in job.least. */
 static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e)
 {
     for (int k = 0; k < most; k++) {
@@ -21754,10 +21782,10 @@ static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e)
 
 /* -------- search for the smallest program */
 
-/* The techniques whose options may change. */
+/* Flags of the options that a search may change. */
 enum { TT__MAY_ZERO = 1, TT__MAY_RECOMPUTE = 2, TT__MAY_OFFLOAD = 4, TT__MAY_UPDATE = 8, TT__MAY_ALL = 15 };
 
-/* Returns whether tt_compile_options.update may have this value. */
+/* Returns whether the program could be compiled with this value of tt_compile_options.update. */
 static bool tt__may_update(const tt_program *p, tt__update update)
 {
     const tt_compile_options *o = &p->settings.options;
@@ -21773,8 +21801,8 @@ static bool tt__may_zero(const tt_program *p, int zero)
 
 enum { TT__VALUES = 4 + 4 + 4 + 3 };
 
-/* Gives one of the techniques in `may` another value, number k of all values. Returns false if nothing
-   changes or the value is impossible. */
+/* Gives one option of *how another value, number k in the list of all values of all options. Returns false if
+   `may` lacks the option, if nothing changes, or if the value is impossible. */
 static bool tt__vary(const tt__chooser *c, unsigned may, int k, tt__choice *how)
 {
     const tt_program *p = c->job.p;
@@ -21801,7 +21829,8 @@ static tt_status tt__consider_slowest(tt__chooser *c, tt__choice how, const bool
     return tt__consider(c, &how, set, &at) == TT_ERR_MEMORY ? TT_ERR_MEMORY : TT_OK;
 }
 
-/* Sets *how to combination k of the values of techniques. Returns false if the combination is impossible. */
+/* Sets the options of *how that `may` allows to combination k of their values. Returns false if the
+   combination is impossible. */
 enum { TT__COMBINATIONS = 4 * 4 * 16 * 3 };
 static bool tt__combine(const tt__chooser *c, unsigned may, int k, tt__choice *how)
 {
@@ -21827,7 +21856,7 @@ static int tt__least_live(const tt__chooser *c, int from)
     return best;
 }
 
-/* Returns a choice in which each technique in `may` has the value that usually saves the most memory. */
+/* Returns a choice in which each option in `may` has the value that usually saves the most memory. */
 static tt__choice tt__most_saving(const tt__chooser *c, unsigned may)
 {
     tt__choice how = tt__at_slowest(c->base);
@@ -21845,8 +21874,8 @@ static void tt__forget(tt__chooser *c, int from)
     while (c->n_list > from) tt__free(c->ctx, c->list[--c->n_list].set);
 }
 
-/* Adds changes of one technique at a time, starting at candidate `from`, as long as they make the smallest
-   candidate smaller. Leaves sets of items empty. */
+/* Changes one option in `may` at a time, starting from candidate `from`, and adds the results as candidates,
+   as long as the smallest candidate becomes smaller. Recomputes no items. */
 static tt_status tt__try_single(tt__chooser *c, unsigned may, int from)
 {
     tt_status status = TT_OK;
@@ -21867,9 +21896,9 @@ static tt_status tt__try_single(tt__chooser *c, unsigned may, int from)
     return status;
 }
 
-/* Adds candidates with one item less than the smallest candidate, or one more, as long as that makes the
-   smallest smaller. An item to add was banned before, or its instruction has a second result, which
-   is recomputed with the item and may live longer. */
+/* Adds candidates whose set has one item less, or one more, than the set of the smallest candidate, as long
+   as the smallest candidate becomes smaller. Adds only items that were banned before, and items whose
+   instruction has a second result, which is recomputed with the item and may live longer. */
 static tt_status tt__try_other_sets(tt__chooser *c, const tt__choice *how, int *least)
 {
     tt_status status = TT_OK;
@@ -21884,9 +21913,10 @@ static tt_status tt__try_other_sets(tt__chooser *c, const tt__choice *how, int *
     return status;
 }
 
-/* Searches the smallest set of items for a configuration: from the empty set on, then with whole blocks, then
-   from the best of these on. The search depends on the program and the configuration alone, so that a later
-   compilation finds what a message names. *least: the smallest candidate; -1: searched before, or none. */
+/* Searches for the set of items that makes a configuration need the fewest bytes: starts from the empty set,
+   then tries whole blocks, then starts from the best of these. The search depends on the program and the
+   configuration alone, so that a later compilation finds the program that an error message names. *least: the
+   number of the smallest candidate; -1: none, or this configuration was searched before. */
 static tt_status tt__try_least_set(tt__chooser *c, tt__choice how, int *least)
 {
     const int64_t most = TT__FOR_LEAST / (tt__front(c)->t->n_code + 1);
@@ -21912,8 +21942,8 @@ static tt_status tt__try_least_set(tt__chooser *c, tt__choice how, int *least)
     return status;
 }
 
-/* Finds the change of one technique, except recomputation, that makes candidate k smallest, with the same set
-   of items. Returns false if no change makes it smaller. */
+/* Finds the change of one option in `may`, except recomputation, that saves the most bytes in candidate k
+   with its set of items. Returns false if no change saves bytes. */
 static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how, tt_status *status)
 {
     const int from = c->n_list;
@@ -21930,13 +21960,13 @@ static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how
         *how = c->list[c->n_list - 1].how;
         found = true;
     }
-    tt__forget(c, from); /* the search of that configuration may add them again */
+    tt__forget(c, from); /* a search of the changed configuration may add them anew */
     return found;
 }
 
-/* Adds candidates for the smallest program that the techniques in `may` allow: for a small program all
-   combinations of techniques; then changes of one technique at a time; then, for the smallest of these, sets
-   of items. */
+/* Adds candidates for the smallest program if the options in `may` can change: for a small program, all
+   combinations of values; then changes of one option at a time; then, for the smallest of these, sets of
+   items to recompute. */
 static tt_status tt__try_least(tt__chooser *c, unsigned may)
 {
     tt__choice how;
@@ -21944,7 +21974,7 @@ static tt_status tt__try_least(tt__chooser *c, unsigned may)
     tt_status status = TT_OK;
     c->left = TT__FOR_LEAST;
     for (int k = 0; k < TT__COMBINATIONS; k++) combinations += tt__combine(c, may, k, &how);
-    const bool all = combinations * tt__front(c)->t->n_code <= TT__FOR_LEAST / 4; /* room for updates */
+    const bool all = combinations * tt__front(c)->t->n_code <= TT__FOR_LEAST / 4; /* few estimates */
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
     for (int k = 0; k < TT__COMBINATIONS && all && status == TT_OK; k++)
         if (tt__combine(c, may, k, &how)) status = tt__consider_slowest(c, how, c->set);
@@ -21972,7 +22002,8 @@ static void tt__set_aside(tt__chooser *c)
     c->left = TT__ESTIMATES;
 }
 
-/* Makes the kept candidates the list again, and marks dominated candidates as failed. */
+/* Moves the candidates of c->kept back to the list, and marks those that another candidate dominates as
+   failed. */
 static tt_status tt__take_back(tt__chooser *c)
 {
     tt__forget(c, 0);
@@ -21987,7 +22018,7 @@ static tt_status tt__take_back(tt__chooser *c)
 
 /* -------- when nothing fits */
 
-/* The words of `offload` for each combination of TT__OUT_ flags. */
+/* The value of option `offload`, as a string, for each combination of TT__OUT_ flags. */
 static const char *const tt__out_lists[16] = {
     "none", "optimizer", "gradients", "optimizer,gradients", "parameters", "optimizer,parameters",
     "gradients,parameters", "optimizer,gradients,parameters", "activations", "optimizer,activations",
@@ -21995,14 +22026,14 @@ static const char *const tt__out_lists[16] = {
     "optimizer,parameters,activations", "gradients,parameters,activations",
     "optimizer,gradients,parameters,activations"};
 
-/* Returns an option in the words of tt_context_options.wording. */
+/* Returns text for an option and its value, in the style of tt_context_options.wording. */
 static const char *tt__say_option(const tt_context *ctx, const char *name, const char *value, char to[96])
 {
     ctx->options.wording.option(ctx->options.wording.user, name, value, to, 96);
     return to;
 }
 
-/* Returns a number of bytes in the words of tt_context_options.wording. */
+/* Returns text for a number of bytes, in the style of tt_context_options.wording. */
 static const char *tt__say_bytes(const tt_context *ctx, size_t bytes, char to[32])
 {
     ctx->options.wording.bytes(ctx->options.wording.user, bytes, to, 32);
@@ -22028,8 +22059,8 @@ static void tt__print_options(tt__text *text, const tt_program *p, const tt__cho
         tt__print(text, ", %s", tt__say_option(p->ctx, "zero", zero, said));
 }
 
-/* Takes step k of those that save memory; later steps cost more time. said: the step's option in words.
-   Returns false if the step changes nothing or is impossible. */
+/* Changes *x by memory-saving step number k; steps with larger numbers cost more time. said: receives the
+   option that the step sets, as text. Returns false if the step changes nothing or is impossible. */
 static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[96])
 {
     static const unsigned out[] = {TT__OUT_OPTIMIZER, TT__OUT_GRADIENTS, TT__OUT_ACTIVATIONS,
@@ -22056,7 +22087,7 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[9
         if (may && x->update == TT__UPDATE_END) x->update = TT__UPDATE_BACKWARD;
     }
     if (k == 9 && o->train && moves) x->update = TT__UPDATE_HOST;
-    if (k > 9 && moves && x->update == TT__UPDATE_HOST) { /* offloading these may save more now */
+    if (k > 9 && moves && x->update == TT__UPDATE_HOST) { /* gradients and parameters: after step 9 */
         const unsigned more = k == 10 ? TT__OUT_GRADIENTS : TT__OUT_PARAMETERS;
         x->offload |= more;
         value = tt__out_lists[more];
@@ -22066,13 +22097,13 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[9
            x->update != was.update;
 }
 
-/* Returns whether the option of step k is "budget". */
+/* Returns whether memory-saving step k sets an option that the caller left to "budget". */
 static bool tt__may_take(const tt__chooser *c, int k)
 {
     return k == 0 ? c->zero : k <= 3 ? c->recompute : k <= 7 ? c->offload : false;
 }
 
-/* Returns whether a choice differs from the options only where they are "budget". */
+/* Returns whether choice *x differs from the caller's options only in options that are "budget". */
 static bool tt__is_free(const tt__chooser *c, const tt__choice *x)
 {
     return (c->zero || x->zero == c->base.zero) && (c->offload || x->offload == c->base.offload) &&
@@ -22080,10 +22111,11 @@ static bool tt__is_free(const tt__chooser *c, const tt__choice *x)
            x->update == c->base.update;
 }
 
-/* Builds the smallest program that any options allow, and notes it in job.least. last: the first choice. */
+/* Builds the smallest program that is possible with any options, and notes it in job.least. last: the choice
+   from which the search starts. */
 static tt_status tt__advise(tt__chooser *c, const tt__choice *last, tt__extent *e)
 {
-    if (!c->recompute && c->job.p->settings.options.train) { /* earlier candidates have no items */
+    if (!c->recompute && c->job.p->settings.options.train) { /* earlier candidates were made without items */
         tt__forget(c, 0);
         c->n_searched = 0;
         tt__list_items(c);
@@ -22095,14 +22127,14 @@ static tt_status tt__advise(tt__chooser *c, const tt__choice *last, tt__extent *
     return status;
 }
 
-/* Prints the bytes of the smallest program if only "budget" options may change, and of the smallest of all if
-   other options make it smaller. */
+/* Prints the bytes of the smallest program that the "budget" options allow (*s) and, if changes of other
+   options make it smaller, of the smallest possible program (*least). */
 static void tt__print_least(tt__text *text, const tt__chooser *c, const tt__shortage *s,
                             const tt__shortage *least, bool advised)
 {
     const tt_program *p = c->job.p;
     const bool chooses = c->recompute || c->by_seconds;
-    const bool same = least->least >= s->bytes && !chooses; /* no option makes it smaller */
+    const bool same = least->least >= s->bytes && !chooses; /* no option makes the program smaller */
     char said[32];
     if (chooses && !advised && least->least < s->least) {
         tt__print(text, "%s at least %s with ", text->length ? "," : ":",
@@ -22116,10 +22148,10 @@ static void tt__print_least(tt__text *text, const tt__chooser *c, const tt__shor
     }
 }
 
-/* Makes the last builds, and fails with a message unless one of them fits. Takes the steps that save memory
-   one after the other, until one fits: first steps of options that are "budget", where a program that fits
-   is accepted; then steps of other options, which are advice. The message names the bytes after each step
-   and the smallest program possible. */
+/* Makes the last builds, and fails with a message unless one of them fits. Takes the memory-saving steps one
+   after the other until a program fits. First come the steps that set "budget" options: a program that fits
+   after one of them is accepted. Then come the steps that set other options: they only serve as advice. The
+   message names the bytes after each step and the smallest possible program. */
 static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
 {
     const tt__job *j = &c->job;
@@ -22140,12 +22172,13 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         const bool advice = k >= TT__STEPS;
         tt__choice next = now;
         if (advice && p->ctx->searches) break;
-        if (advice && chooses && s->least < bytes) bytes = s->least; /* named before the advice */
+        if (advice && chooses && s->least < bytes) bytes = s->least; /* the message names it first */
         if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name)) continue;
         c->job.least = advice ? &least : s;
         const tt_status built = tt__try_build(j, &next, e);
         if (built == TT_ERR_MEMORY) status = built;
-        if (built != TT_OK || e->bytes >= bytes) continue; /* or parameters are stored otherwise already */
+        /* A step may fail because parameters are already stored in another way. */
+        if (built != TT_OK || e->bytes >= bytes) continue;
         fits = tt__fits(e);
         if (fits && !advice) return TT_OK;
         if (advice && !advised && chooses) {
@@ -22240,8 +22273,8 @@ static void tt__note_homes(tt__chooser *c)
     if (c->offload && c->held_on_host) c->base.offload = TT__OUT_PARAMETERS;
 }
 
-/* Returns a chooser that knows which techniques may change. base: nothing beyond the options, at the fastest
-   pace. */
+/* Returns a chooser with its first fields set: which options may change, and `base`, the choice that does
+   only what the options demand, at the fastest pace. */
 static tt__chooser tt__chooser_of(const tt__job *j)
 {
     const tt__settings *s = &j->p->settings;
@@ -22253,7 +22286,8 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     c.job = *j;
     c.base = base;
     c.base.ahead = (s->kind->host && !c.ctx->late) || c.ctx->profiles ? 0 : TT__AHEAD;
-    /* The results of a program that does not train are read at once: no earlier run is in flight. */
+    /* A program that does not train has its results read at once: no earlier run is in flight whose time
+       could hide the copies of inputs. */
     c.base.arrivals = s->options.train && !s->kind->host && s->memory == TT__OWN_MEMORY &&
                       ranks->pipeline <= 1 && !c.ctx->profiles && !c.ctx->no_arrivals;
     if (s->recompute == TT__RECOMPUTE_BUDGET) c.base.recompute = TT__RECOMPUTE_NONE;
@@ -22268,7 +22302,7 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     return c;
 }
 
-/* Prepares a chooser for estimates. */
+/* Allocates the chooser's arrays for estimates and lists its items. */
 static tt_status tt__chooser_open(tt__chooser *c)
 {
     const tt__settings *s = &c->job.p->settings;
@@ -22284,7 +22318,7 @@ static tt_status tt__chooser_open(tt__chooser *c)
     return status;
 }
 
-/* Notes the bytes and FLOPs of the program that does not fit unless it recomputes or offloads more. */
+/* Notes in *s the bytes and FLOPs of the program as the options alone demand it, which does not fit. */
 static void tt__note_whole(const tt_program *p, const tt__extent *e, tt__shortage *s)
 {
     const tt_tape *t = p->built.t;
@@ -22293,7 +22327,7 @@ static void tt__note_whole(const tt_program *p, const tt__extent *e, tt__shortag
     s->flops -= tt__flops_of_copies(t);
 }
 
-/* Builds the smallest program so far once more. */
+/* Builds the smallest program found so far once more, as later builds have replaced it. */
 static tt_status tt__build_again(tt__chooser *c, const tt__shortage *s, tt__extent *e)
 {
     tt__job job = c->job;
@@ -22301,9 +22335,9 @@ static tt_status tt__build_again(tt__chooser *c, const tt__shortage *s, tt__exte
     return tt__try_build(&job, &s->how, e);
 }
 
-/* Builds the cheapest candidates that need no more bytes than the smallest program so far. By luck the
-   placement of one may be smaller, as a search with that budget would find it. A large program gets 3 rounds
-   of at most 6 builds. */
+/* Searches for a smaller program: uses the bytes of the smallest program so far as the budget and builds the
+   cheapest candidates for it, as the placement of one of them may happen to be smaller. A later compilation
+   with such a budget would also find that program. A large program gets 3 rounds of at most 6 builds. */
 static tt_status tt__descend(tt__chooser *c, bool small, const tt__shortage *s, tt__extent *e)
 {
     const size_t budget = c->budget;
@@ -22325,9 +22359,10 @@ static tt_status tt__descend(tt__chooser *c, bool small, const tt__shortage *s, 
     return status;
 }
 
-/* Builds the cheapest program that fits the budget. *e: before, the sizes of a program that does not fit;
-   then, of the last build. Whether any program fits depends on the smallest alone, which no budget changes:
-   a refusal names the smallest, and the smallest is built if the search for the cheapest finds nothing. */
+/* Builds the cheapest program that fits the budget. *e: on entry, the arena's sizes with a program that does
+   not fit; on return, with the last build. Whether any program fits depends on the smallest program alone,
+   which is the same for every budget. An error names the smallest program, and if the search for the cheapest
+   finds nothing, the smallest is built. */
 static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
 {
     const unsigned may = (c->zero ? TT__MAY_ZERO : 0) | (c->recompute ? TT__MAY_RECOMPUTE : 0) |
@@ -22359,7 +22394,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     if (status == TT_OK && c->ctx->searches) return tt__fits(e) ? status : tt__build_again(c, s, e);
     if (status == TT_OK && !(tight && small)) status = tt__list_candidates(c);
     if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - (tight ? 4 : TT__LEAST_BUILDS), e);
-    if (status == TT_OK && !tt__fits(e)) { /* retry with kept candidates or more room */
+    if (status == TT_OK && !tt__fits(e)) { /* retries with c->kept or a larger budget */
         if (c->n_kept) status = tt__take_back(c);
         else c->budget = s->least;
         if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - 1, e);
@@ -22367,7 +22402,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     return status != TT_OK || tt__fits(e) ? status : tt__build_again(c, s, e);
 }
 
-/* Builds the program of the options or, with "budget", chooses one. */
+/* Builds the program that the options demand or, if options are "budget", the cheapest that fits. */
 static tt_status tt__build_chosen(const tt__job *to)
 {
     tt_program *p = to->p;
@@ -22388,7 +22423,8 @@ static tt_status tt__build_chosen(const tt__job *to)
     c.base.arrivals = p->chosen.arrivals;
     c.budget = e.budget;
     const bool slower = p->chosen.ahead < c.base.ahead || p->chosen.halved;
-    const bool copies = c.recompute && c.base.offload & TT__OUT_ACTIVATIONS; /* copies may be unnecessary */
+    /* copies: activations are offloaded, though recomputing them may be faster. */
+    const bool copies = c.recompute && c.base.offload & TT__OUT_ACTIVATIONS;
     const bool slow = c.by_seconds && (slower || copies); /* other candidates may be faster */
     if (status == TT_OK && (!tt__fits(&e) || slow)) {
         tt__note_whole(p, &e, &s);
@@ -22408,9 +22444,9 @@ static tt_status tt__build_chosen(const tt__job *to)
 /* ==== src/compile/compile.h */
 /* ------------------------------------------------------------------------------------------------- commit */
 
-/* Gives persistent storage v a place in the program's arena, unless v has one: directly after storage
-   `before`, or at the end if that is 0. The padding of `before` to the arena's alignment then follows v.
-   Returns whether v got a place. */
+/* Gives persistent storage v a place in the program's arena, unless v has one. The place is directly after
+   storage `before`, whose padding to the arena's alignment then follows v, or at the end of the arena if
+   `before` is 0. Returns whether v got a place. */
 static bool tt__place_in_arena(tt_program *p, int32_t v, int32_t before)
 {
     tt_tape *t = p->built.t;
@@ -22443,8 +22479,8 @@ static void tt__place_persistent(tt_program *p)
             before = tt__place_in_arena(p, next, before) ? next : 0;
 }
 
-/* Puts a built program into arena `shared`, or into a new arena if that is NULL. After an error nothing has
-   changed. */
+/* Puts a built program into arena `shared`, or into a new arena if `shared` is NULL. After an error nothing
+   has changed. */
 static tt_status tt__commit(tt_program *p, tt__arena *shared)
 {
     tt_context *ctx = p->ctx;
@@ -22479,8 +22515,8 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
     return TT_OK;
 }
 
-/* Allocates the program's state on a rank, apart from the arena. A rank of another process only has the rows
-   of axes and the states of inputs. */
+/* Allocates a program's state on one rank, except the arena's memory. For a rank of another process (`local`
+   is false), allocates only the rows of axes and the states of inputs. */
 static tt_status tt__make_rank(tt_program *p, tt__rank *r, bool local)
 {
     const size_t values = (size_t)p->built.t->n_values, axes = (size_t)p->built.t->n_axes;
@@ -22531,7 +22567,7 @@ static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
                     s->options.parallel.data, s->options.parallel.tensor);
 }
 
-/* Sets the stage of a program and the stage's max number of micro-batches in flight. */
+/* Sets in *s the number of the pipeline stage, and how many micro-batches that stage may have in flight. */
 static void tt__set_stage(tt__settings *s, int stage)
 {
     const tt_parallel *p = &s->options.parallel;
@@ -22559,7 +22595,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
-    if (status == TT_OK && !p->rank) { /* the stages of a pipeline share the array */
+    if (status == TT_OK && !p->rank) { /* the stages of a pipeline share this array */
         p->rank = (tt__rank *)tt__calloc(p->ctx, sizeof *p->rank * (size_t)p->settings.crew->ranks);
         if (!p->rank) status = TT_ERR_MEMORY;
     }
@@ -22576,8 +22612,8 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     return status == TT_OK ? tt__commit(p, job.shared) : status;
 }
 
-/* Counts the elements of a program's parameters (*all), and those of parameters that the tensor ranks divide
-   (*split). */
+/* Counts the elements of all parameters of a program (*all), and of the parameters that the tensor ranks
+   divide (*split). */
 static void tt__count_params(const tt_program *p, int64_t *all, int64_t *split)
 {
     *all = *split = 0;
@@ -22611,13 +22647,14 @@ static bool tt__reads_input(const tt_program *p, int32_t v)
     return read;
 }
 
-/* The stages that exceed the budget: the error of the stage that needs the most bytes, and the max over these
-   stages of the bytes of the smallest possible program. */
+/* The errors of the pipeline stages that exceed the budget: the error of the stage that needs the most bytes,
+   and the stage whose smallest possible program needs the most bytes. */
 typedef struct tt__short_stages {
-    size_t needs, advised;  /* tt_context.needs and advised of the stage with that error */
-    size_t most;            /* max of tt_context.advised over the stages, */
-    int at;                 /* and the stage that has that max */
-    char error[TT__ERROR];  /* "": all stages fit */
+    size_t needs, advised;  /* tt_context.needs and tt_context.advised of the stage that needs the most
+                               bytes */
+    size_t most;            /* max of tt_context.advised over the stages */
+    int at;                 /* number of the stage whose tt_context.advised is `most` */
+    char error[TT__ERROR];  /* error of the stage that needs the most bytes; "": all stages fit */
 } tt__short_stages;
 
 static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r)
@@ -22629,8 +22666,9 @@ static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r
     memcpy(r->error, ctx->error, sizeof r->error);
 }
 
-/* Fails with the error of the stage that needs the most bytes: that budget is enough for all stages. Adds
-   the smallest possible program of another stage if that needs more bytes than the error advises. */
+/* Fails with the error of the stage that needs the most bytes, as a budget of these bytes is enough for all
+   stages. If the smallest possible program of another stage needs more bytes than this error advises, adds
+   that program's bytes to the message. */
 static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 {
     ctx->needs = r->needs;
@@ -22646,7 +22684,7 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
 {
     const int stages = p->settings.options.parallel.pipeline;
     const size_t values = (size_t)t->n_values;
-    const bool all = !p->ctx->searches; /* stages are compiled, even after one exceeds the budget */
+    const bool all = !p->ctx->searches; /* compile the remaining stages even after one exceeds the budget */
     tt__short_stages refused;
     if (stages == 1) return status;
     memset(&refused, 0, sizeof refused);
@@ -22675,7 +22713,8 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     return TT_OK;
 }
 
-/* Prints, one per line, the facts that must be equal in all processes: the bits of results depend on them. */
+/* Prints, one per line, the facts about a program that must be equal in all processes, as the bits of results
+   depend on these facts. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
@@ -22713,7 +22752,8 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
     tt__print(&text, "program of %d instructions\n", p->built.t->n_code);
 }
 
-/* Waits until all processes reach `where`. Fails if one has an error, or if their lines of text differ. */
+/* Waits until all processes reach point `where`. Fails if a process has an error, or if the processes' lines
+   of text (`own` in this process) differ. */
 static tt_status tt__agree_lines(tt_context *ctx, const char *where, tt_status status, char own[TT__NOTE])
 {
     tt__net *n = ctx->net;
@@ -22743,7 +22783,7 @@ static tt_status tt__agree_program(tt_context *ctx, const tt_program *p, tt_stat
     return tt__agree_lines(ctx, "tt_compile", status, own);
 }
 
-/* Compiles a program with all its stages. Returns NULL only when out of memory; *status tells of errors. */
+/* Compiles a program with all its stages. Sets *status, and returns NULL only when out of memory. */
 static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_options *o, tt_status *status)
 {
     tt_program *p = (tt_program *)tt__calloc(t->ctx, sizeof *p);
@@ -22776,16 +22816,17 @@ static size_t tt__bytes_of_largest_stage(tt_program *p)
     return most;
 }
 
-/* Adds to the error of a plan that exceeds memory_budget the bytes that the plan needs in precision
-   "bf16-true" or, if these exceed the budget, with recompute "budget" besides, unless the error already names
-   fewer bytes. Adds nothing with `share`, as programs that share an arena have one precision. */
+/* Adds advice to the error about a plan that exceeds memory_budget: the bytes that the plan needs in
+   precision "bf16-true" or, if these exceed the budget too, in "bf16-true" with recompute "budget". Adds
+   nothing if the error already names fewer bytes, nor with option `share`, as programs that share an arena
+   have the same precision. */
 static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_options *o)
 {
     tt_context *ctx = t->ctx;
     tt_compile_options other = *o;
     char error[TT__ERROR], precision[96], with[96], said[32];
     const size_t needed = ctx->needs, advised = ctx->advised;
-    const bool budget = o->recompute && strcmp(o->recompute, "budget") == 0; /* NULL is the default */
+    const bool budget = o->recompute && strcmp(o->recompute, "budget") == 0; /* NULL: not "budget" */
     const bool half = o->precision && strcmp(o->precision, "bf16-true") == 0;
     if (ctx->searches || !o->train || o->share || half) return;
     memcpy(error, ctx->error, sizeof error);
@@ -22800,7 +22841,7 @@ static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_opt
         if (status != TT_OK && status != TT_ERR_BUDGET) break;
         const bool fits = status == TT_OK, last = fits || budget || k;
         if (!last) continue;
-        if (!fits && advised && bytes >= advised) break; /* other options need fewer bytes */
+        if (!fits && advised && bytes >= advised) break; /* the error already names fewer bytes */
         const size_t used = strlen(error);
         snprintf(error + used, sizeof error - used, "; %s%s%s %s %s%s",
                  tt__say_option(ctx, "precision", "bf16-true", precision), k ? " with " : "",
@@ -22821,7 +22862,7 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
     tt_program *p = tt__compile_all(t, root, o, &status);
     if (!p) return NULL;
     if (status == TT_ERR_BUDGET) {
-        tt_program_free(p); /* a stage that fits would hold its parameters in the old precision */
+        tt_program_free(p); /* else a stage that fits would keep its parameters in the old precision */
         p = NULL;
         tt__advise_precision(t, root, o);
     }
@@ -22838,8 +22879,8 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
 
 #define TT__LEFT_FREE ((size_t)256 << 20)
 
-/* Sets a budget of 0 to the bytes that one rank of the device may use: the free memory less an eighth, at
-   most TT__LEFT_FREE, divided among the ranks that share the device. */
+/* Sets *budget, if it is 0, to the bytes that one rank may use. This is the device's free memory, less a
+   reserve of an eighth but at most TT__LEFT_FREE bytes, divided among the ranks that share the device. */
 static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budget)
 {
     size_t least = SIZE_MAX;
@@ -22862,33 +22903,34 @@ static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budg
     return status;
 }
 
-/* Plans for size n. Returns TT_OK and the plan's bytes, TT_ERR_BUDGET, or another error. */
+/* A function that plans a program for batch size n. It returns TT_OK and sets *bytes to the plan's bytes, or
+   returns TT_ERR_BUDGET or another error. */
 typedef tt_status (*tt__try_size)(void *arg, int64_t n, size_t *bytes);
 
-/* Returns the size at which the line through two plans, of sizes `from` and `to`, reaches the budget, rounded
-   down; 0 if the line does not rise. */
+/* Estimates linearly, from the bytes of the plans for batch sizes `from` and `to`, the batch size whose plan
+   needs `budget` bytes. Returns it rounded down; 0 if the bytes do not grow from `from` to `to`. */
 static double tt__line_meets(double from, double from_bytes, double to, double to_bytes, double budget)
 {
     const double rise = (to_bytes - from_bytes) / (to - from);
     return rise > 0 ? floor(to + (budget - to_bytes) / rise) : 0;
 }
 
-/* Returns the largest n, at most `most`, whose plan fits the budget; 0 after an error or if none fits. A plan
-   grows almost linearly with n, and so does the smallest plan that a refusal names. The next guess is where
-   the line through the two nearest plans reaches the budget. Without such a line (a larger n may keep fewer
-   bytes), the bytes are assumed to be proportional to n. */
+/* Returns the largest batch size n, at most `most`, whose plan fits the budget; 0 after an error or if none
+   fits. The bytes of a plan grow almost linearly with n, and so do the bytes that an error names for a plan
+   that does not fit. The next n to try is where the line through the two nearest plans reaches the budget. If
+   that line does not rise (a larger n may need fewer bytes), bytes are assumed to be proportional to n. */
 static int64_t tt__largest_size(tt_context *ctx, int64_t most, size_t budget, tt__try_size try_size,
                                 void *arg)
 {
     int64_t fits = 0, fails = most + 1, next = 1;
-    double bytes = 0, needs = 0; /* of the plans for `fits` and `fails`; 0: unknown */
-    int slow = 0; /* consecutive trials that did not halve the gap */
-    int64_t up = 1; /* the next step without a better guess */
+    double bytes = 0, needs = 0; /* bytes of the plans for sizes `fits` and `fails`; 0: unknown */
+    int slow = 0; /* number of consecutive trials that did not halve the gap between `fits` and `fails` */
+    int64_t up = 1; /* how far to go up from `fits` when no guess is better */
     if (most < 1)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: most %lld is less than 1", (long long)most),
                0;
     void (*const log)(void *, tt_log_level, const char *, const char *) = ctx->options.logger.log;
-    ctx->options.logger.log = NULL; /* only the program that is kept is logged */
+    ctx->options.logger.log = NULL; /* trial programs are not logged */
     ctx->searches = true;
     tt_status status = TT_OK;
     while (fails - fits > 1) {
