@@ -18525,26 +18525,27 @@ static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "manage
 #ifndef TT__BLOCK /* tests make it smaller */
 #define TT__BLOCK ((size_t)2 << 20)
 #endif
-enum { TT__WINDOWS = 3 }; /* the window that runs, and windows in flight */
+enum { TT__WINDOWS = 3 }; /* number of windows at once: one runs, the others are being prefetched */
 
-/* The state of an arena in managed memory that exceeds the device's free memory: which blocks are on the
-   device, according to the plan. A window: consecutive instructions whose blocks are prefetched together. */
+/* The state of an arena in managed memory that exceeds the device's free memory: which of its blocks the plan
+   expects on the device. A window is consecutive instructions whose blocks are prefetched together. */
 typedef struct tt__paging {
-    size_t room;        /* bytes on the device for blocks that are not kept */
-    size_t blocks;      /* number of blocks, from the arena's first byte on */
+    size_t room;        /* bytes on the device for blocks that may leave it (not `kept`) */
+    size_t blocks;      /* number of blocks of the arena */
     uint64_t *used;     /* for each block: `clock` when the last window that uses it began; 0: none */
     uint64_t *stamp;    /* for each block: number of the instruction that added it to a window */
-    bool *kept;         /* for each block: it stays on the device */
+    bool *kept;         /* for each block: whether it always stays on the device */
     uint64_t clock;     /* 1 + bytes of the blocks that windows have used so far, except kept blocks */
-    uint64_t stamps;    /* number of instructions so far */
+    uint64_t stamps;    /* number of instructions that were added to windows so far */
     uint64_t prefetched; /* bytes prefetched so far */
-    void *began, *there[TT__WINDOWS]; /* events: a window begins; a window's blocks are on the device */
-    bool brought[TT__WINDOWS]; /* the window had blocks to prefetch, so `there` is its event */
+    void *began, *there[TT__WINDOWS]; /* events: a window began; a window's blocks are on the device */
+    bool brought[TT__WINDOWS]; /* for each window: it had blocks to prefetch, so its event in `there` is
+                                  set */
 } tt__paging;
 
-/* The memory of one or more programs that share it, with the same layout on each rank: persistent bytes, then
-   the transient bytes of the largest program, then, only on ranks of data rank 0, `of_first` bytes. Offloaded
-   parameters take on_host bytes of the host's memory. */
+/* An arena: the memory that one or more programs share. Its layout is equal on each rank: persistent bytes,
+   then the transient bytes of the largest program, then, only on the ranks of data rank 0, `of_first` bytes.
+   Offloaded parameters take on_host bytes of the host's memory. */
 typedef struct tt__arena {
     int references;     /* number of programs, and of parameters stored here */
     struct tt_program *programs; /* linked list */
@@ -18557,20 +18558,21 @@ typedef struct tt__arena {
     tt__paging *paging; /* NULL: all of the memory is on the device */
     char *memory[TT__RANKS]; /* NULL until allocated */
     char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of host memory for copies to a device; NULL on the CPU */
-    size_t persistent, transient, of_first; /* bytes; persistent begins with the resident workspace */
+    size_t persistent, transient, of_first; /* bytes; the persistent bytes begin with the resident
+                                               workspace */
     char *host[TT__RANKS];
     size_t on_host;
     size_t budget;      /* min of the programs' memory_budget; 0: none has one */
     tt__home *home;     /* indexed by tt_param.index */
     int n_homes;
     bool torn;          /* an update failed half-way: parameters may differ between ranks */
-    bool tuned;         /* the programs' matrix products were timed, or must not be */
-    bool learnt;        /* a loaded state has set how products are computed, so they must not be timed */
+    bool tuned;         /* the programs' matrix products were timed, or must not be timed */
+    bool learnt;        /* a loaded state says how to compute matrix products, so they must not be timed */
     const void *results_of; /* program whose last outputs are in the transient bytes; NULL: none */
 } tt__arena;
 
-/* Allocates host memory that a rank's device can copy from and to. Returns NULL after an error, which the
-   device's backend explains. */
+/* Allocates host memory from and to which a rank's device can copy. Returns NULL after an error; the device's
+   backend then has the reason. */
 static char *tt__host_allocate(tt_context *ctx, const tt__crew *c, int rank, size_t bytes)
 {
     if (c->kind->host) return (char *)tt__alloc(ctx, bytes);
@@ -18583,12 +18585,12 @@ static void tt__host_release(tt_context *ctx, const tt__crew *c, int rank, char 
     else if (memory) c->kind->backend->release_host(c->device[rank], memory);
 }
 
-/* An arena belongs to the ranks [tt__first_rank, tt__end_rank), those of its stage. */
+/* An arena belongs to one pipeline stage, whose ranks are [tt__first_rank, tt__end_rank). */
 static int tt__stage_ranks(const tt__arena *a) { return a->data * a->tensor; }
 static int tt__first_rank(const tt__arena *a) { return a->stage * tt__stage_ranks(a); }
 static int tt__end_rank(const tt__arena *a) { return tt__first_rank(a) + tt__stage_ranks(a); }
 
-/* The ranks of an arena in this process: [tt__near_rank, tt__near_end). */
+/* The ranks of an arena that this process has are [tt__near_rank, tt__near_end). */
 static int tt__near_rank(const tt__arena *a) { return (int)tt__max(tt__first_rank(a), a->crew->first); }
 static int tt__near_end(const tt__arena *a)
 {
@@ -18635,7 +18637,7 @@ static size_t tt__arena_size(const tt__arena *a, int rank)
     return a->persistent + a->transient + (rank - tt__first_rank(a) < a->tensor ? a->of_first : 0);
 }
 
-/* Returns where an arena stores a parameter, NULL if it does not. */
+/* Returns where arena `a` stores a parameter; NULL if it stores none of that index. */
 static const tt__home *tt__home_in(const tt__arena *a, int param)
 {
     return a && param < a->n_homes && a->home[param].offset != TT__NO_PLACE ? &a->home[param] : NULL;
@@ -18653,9 +18655,9 @@ static tt_status tt__homes_grow(tt_context *ctx, tt__arena *a)
     return TT_OK;
 }
 
-/* Returns the arena in which a program of arena `a` finds a parameter; NULL: none yet. That is the holder or,
-   for a kind of device without a backend, which never holds parameters, `a` itself. In a pipeline of `stages`
-   stages, each stage has its own arena. */
+/* Returns the arena in which a program of arena `a` finds parameter p; NULL: no arena stores p yet. Usually
+   this is p's holder: in a pipeline of `stages` stages, the holder that belongs to `stage`. For a kind of
+   device without a backend, where parameters have no holder, it is `a`. */
 static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p, int stage,
                                  int stages)
 {
@@ -18667,11 +18669,12 @@ static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, cons
 /* ==== src/context/cpu.h */
 /* ------------------------------------------------------------------------------------------------ devices */
 
-/* Elements of a piece of a tensor that streams between files, host and device, and bytes of its buffer. */
+/* PIECE: max number of elements of a tensor that move at once between files, host and device. BOUNCE: bytes
+   of the buffer for them. */
 #define TT__PIECE 16384
 #define TT__BOUNCE (sizeof(float) * TT__PIECE)
 
-/* Returns the number of threads of each of several ranks on the CPU. */
+/* Returns the number of threads of each rank if `ranks` ranks share the CPU. */
 static int tt__rank_threads(const tt_context *ctx, int ranks)
 {
     return (int)tt__max(1, ctx->cpu.pool->threads / ranks);
@@ -18719,7 +18722,7 @@ static tt_status tt__cpu_copy(tt__device *d, int stream, void *to, const void *f
     return tt__cpu_read(d, to, from, bytes);
 }
 
-/* All work is done when a function returns, so an event holds nothing. */
+/* Does nothing: CPU work is done when its function returns, so an event owns nothing. */
 static void tt__cpu_release_event(tt__device *d, void *event) { (void)d; (void)event; }
 
 static tt_status tt__cpu_mark(tt__device *d, int stream, void **event)
@@ -18742,7 +18745,8 @@ static tt_status tt__cpu_fill(tt__device *d, void *memory, int byte, size_t byte
     return TT_OK;
 }
 
-/* Computes elements [first, first + n) of an initialiser, four per Philox block. first: a multiple of 4. */
+/* Computes elements [first, first + n) that an initialiser gives a tensor; one Philox block gives four
+   elements. first: a multiple of 4. */
 static void tt__init_values(tt_init init, uint64_t key, int64_t first, int64_t n, float *to)
 {
     for (int64_t k = 0; k < n; k += 4) {
@@ -18802,7 +18806,8 @@ static const char *tt__cpu_refuses(int index, const tt__launch *l)
     return NULL;
 }
 
-/* Copies the first line of a file that begins with `key` to `to`, without key and colon; "" if none does. */
+/* Finds the first line of a file that begins with `key` and copies it to `to` without key and colon. Without
+   such a line, `to` becomes "". */
 static void tt__line_of(const char *path, const char *key, char to[128])
 {
     char line[1024];
@@ -18828,8 +18833,8 @@ static const tt__backend tt__cpu_backend = {
 
 /* ==== src/context/devices.h */
 /* ----------------------------------------------------------------------------------- ranks and their devices
-   The kinds of devices, the ranks that a name such as "cuda:0,2" denotes, and reads and writes of their
-   memory. A crew: the device group of all ranks of a program. */
+   The kinds of devices, the devices that a name such as "cuda:0,2" denotes, and reads and writes of device
+   memory. A crew is the group of the devices of all ranks of a program. */
 
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
     {"cpu", &tt__cpu_backend, TT__ALIGN, 0, true, tt__cpu_workspace},
@@ -18866,14 +18871,15 @@ static tt_status tt__crew_open(tt_context *ctx, tt__crew *c)
     for (int r = c->first; r < c->first + c->local; r++) {
         if (c->device[r]) continue;
         c->device[r] = c->kind->backend->open(ctx, c->index[r], c->local, why, sizeof why);
-        if (!c->device[r] && c->kind->host) return ctx->status; /* no memory or no thread */
+        if (!c->device[r] && c->kind->host) return ctx->status; /* out of memory or threads */
         if (!c->device[r])
             return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s%s",
                             tt__device_name(c->kind, c->index[r], name), why, c->moved ? "; the processes of "
                             "a host take devices in turn, unless these are named, as cuda:0" : "");
     }
     if (c->ranks == 1) return TT_OK;
-    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* for sent and for received messages */
+    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* with processes: sent and received
+                                                                  messages */
     for (int r = c->first; r < c->first + c->local && (ctx->net || c->kind->backend->stage); r++) {
         if (!c->stage[r]) c->stage[r] = c->kind->backend->allocate_host(c->device[r], stage);
         if (!c->stage[r]) return tt__device_status(ctx, c, r, TT_ERR_MEMORY);
@@ -18916,8 +18922,8 @@ typedef struct tt__crew_job {
     tt_status (*run)(void *arg, int rank);
     void *arg;
     tt_status status;
-    int failed;         /* one more than the number of the rank that failed; 0: none */
-    bool named;         /* the context's error comes from that rank */
+    int failed;         /* one more than the number of the rank that failed; 0: none failed */
+    bool named;         /* the context's error message comes from the failed rank */
 } tt__crew_job;
 
 static void tt__crew_task(void *arg, int64_t task, int thread)
@@ -18930,7 +18936,7 @@ static void tt__crew_task(void *arg, int64_t task, int thread)
     if (status == TT_OK) return;
     pthread_mutex_lock(&w->ctx->mutex);
     const bool named = w->ctx->rank_failed && pthread_equal(w->ctx->failed, pthread_self());
-    if (!job->failed || (named && !job->named)) { /* the other ranks fail only because this one did */
+    if (!job->failed || (named && !job->named)) { /* other ranks fail because this one did */
         job->status = status;
         job->failed = rank + 1;
         job->named = named;
@@ -18959,7 +18965,8 @@ static tt_status tt__on_ranks(tt_context *ctx, tt__crew *c, tt_status (*run)(voi
                     tt__device_name(c->kind, c->index[job.failed - 1], name), error);
 }
 
-/* Numbers in the memory of a rank. data: NULL if the rank belongs to another process. */
+/* The place of numbers in the memory of a rank. data: their address; NULL if the rank belongs to another
+   process. */
 typedef struct tt__memory {
     const tt__arena *arena;
     int rank;
@@ -18968,7 +18975,7 @@ typedef struct tt__memory {
     void *data;
 } tt__memory;
 
-/* Reads the first n numbers of *x and converts them to another dtype. */
+/* Reads the first n numbers at *x into `to` and converts them to dtype to_type. */
 static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
     const tt__arena *a = x->arena;
@@ -18989,8 +18996,8 @@ static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type
     return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
 }
 
-/* Reads the first n numbers of *x and converts them to another dtype. If the crew spans processes, the
-   process of x's rank reads, and all processes get the result. */
+/* Reads the first n numbers at *x into `to` and converts them to dtype to_type. If the ranks belong to
+   several processes, the process that has rank x->rank reads, and all processes get the numbers. */
 static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
     const tt__crew *c = x->arena->crew;
@@ -19028,7 +19035,8 @@ static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtyp
     return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
 }
 
-/* Returns the option or, if that is NULL or "", the environment variable; NULL if both are empty. */
+/* Returns `option` or, if it is NULL or "", the value of environment variable `variable`; NULL if both are
+   empty. */
 static const char *tt__option(const char *option, const char *variable)
 {
     if (!option || !*option) option = getenv(variable);
@@ -19058,7 +19066,8 @@ static int tt__device_numbers(const char *list, int index[TT__RANKS])
     return *list ? 0 : n;
 }
 
-/* Sets the shortest name of a crew's devices: "cuda", "cuda:1", "cuda*4", "cuda:0,2". */
+/* Sets a crew's name to the shortest name of its devices, such as "cuda", "cuda:1", "cuda*4" or
+   "cuda:0,2". */
 static void tt__crew_name(tt__crew *c)
 {
     tt__text text = {c->name, sizeof c->name, 0};
@@ -19071,7 +19080,7 @@ static void tt__crew_name(tt__crew *c)
     if (c->ranks > c->local) tt__print(&text, " in %d processes", c->ranks / c->local);
 }
 
-/* Returns the number of processes on this host with smaller numbers than this process. */
+/* Returns how many processes on this host have a smaller process number than this process. */
 static int tt__processes_before(const tt__net *n)
 {
     int before = 0;
@@ -19079,8 +19088,8 @@ static int tt__processes_before(const tt__net *n)
     return before;
 }
 
-/* Returns the crew of these devices in each process: the existing crew or a new one, whose devices are not
-   open yet. moved: tt__crew.moved. NULL after tt__fail. */
+/* Returns the crew with these devices, `local` of them in each process: the existing crew, or a new one whose
+   devices are not open yet. moved: see tt__crew.moved. Returns NULL after tt__fail. */
 static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const int *index, int local,
                              int moved)
 {
@@ -19132,7 +19141,7 @@ static tt__crew *tt__find_devices(tt_context *ctx, const char *name)
             tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s' is not there: the CPU is one device, %s; %s*2 is two "
                      "ranks that share its threads", name, kind->name, kind->name);
         else {
-            const bool in_turn = !kind->host && name[length] != ':'; /* a host's processes take turns */
+            const bool in_turn = !kind->host && name[length] != ':'; /* each process takes its own */
             const int moved = in_turn ? ranks * tt__processes_before(ctx->net) : 0;
             for (int r = 0; r < ranks; r++) index[r] += moved;
             return tt__crew_of(ctx, kind, index, ranks, moved);
@@ -19166,7 +19175,7 @@ static const tt__isa_table *tt__choose_isa(const char *name)
     const tt__isa_table *table[3] = {&tt__isa_table_portable, NULL, NULL};
 #ifdef TT__HAS_AVX2
     unsigned a, b, c = 0, d;
-    bool avx2 = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C); /* __builtin_cpu_supports may lack F16C */
+    bool avx2 = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C); /* some compilers' builtins lack F16C */
     __builtin_cpu_init();
     avx2 = avx2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     if (avx2) table[1] = &tt__isa_table_avx2;
@@ -19184,10 +19193,10 @@ static const tt__isa_table *tt__choose_isa(const char *name)
 
 static const char *const tt__bf16_name[] = {"convert", "dot", "tiles"};
 
-/* Chooses how bf16 matrix products are computed; name: a value of tt__bf16_name, or NULL for the fastest.
-   Returns false if the CPU or the kernels lack it. Compared with fp32, bf16 dot products run at twice the
-   rate on AMD's CPUs, at four times on Arm's (see tt__bfmmla) and at half on Intel's, where tiles run at 16
-   times the rate. */
+/* Chooses how bf16 matrix products are computed. name: a value of tt__bf16_name, or NULL for the fastest way.
+   Returns false if the CPU or the kernels lack the named way. Relative to fp32, bf16 dot products run at
+   twice the rate on AMD's CPUs, at four times the rate on Arm's (see tt__bfmmla) and at half the rate on
+   Intel's. Tiles, which only Intel's CPUs have, run at 16 times the rate. */
 static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16 *how)
 {
     bool has[TT__COUNT(tt__bf16_name)] = {true, false, false};
@@ -19197,7 +19206,7 @@ static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16
     if (has[TT__BF16_DOT] && __builtin_cpu_is("amd")) *how = TT__BF16_DOT;
 #endif
 #ifdef TT__TILES_HERE
-    const bool wanted = !name || strcmp(name, "tiles") == 0; /* asks Linux for permission only then */
+    const bool wanted = !name || strcmp(name, "tiles") == 0; /* TT__TILES_HERE asks Linux for permission */
     has[TT__BF16_TILES] = wanted && isa == &tt__isa_table_avx512 && TT__TILES_HERE;
     if (has[TT__BF16_TILES]) *how = TT__BF16_TILES;
 #endif
@@ -19315,7 +19324,7 @@ size_t tt_allocated_bytes(const tt_context *ctx) { return ctx->allocated; }
 
 typedef struct tt__peak_job {
     double (*loop)(int64_t rounds, float *sink);
-    double flops[256]; /* FLOPs of each task */
+    double flops[256]; /* FLOPs that each task executed */
 } tt__peak_job;
 
 static void tt__peak_task(void *arg, int64_t task, int thread)
@@ -19332,7 +19341,7 @@ double tt_measured_peak(tt_context *ctx)
     tt__peak_job job;
     job.loop = ctx->cpu.isa->peak[TT__BF16_CONVERT];
     for (int attempt = 0; attempt < 8 && ctx->measured_peak <= 0; attempt++)
-        for (int k = 0; k < 8; k++) { /* the best of several: a busy neighbour only slows a run down */
+        for (int k = 0; k < 8; k++) { /* keeps the best run: other programs can only slow a run down */
             double start = tt__seconds(), flops = 0;
             tt__parallel(ctx->cpu.pool, threads, tt__peak_task, &job);
             double seconds = tt__seconds() - start;
@@ -19353,7 +19362,8 @@ static uint64_t tt__hash_on(uint64_t h, const void *bytes, size_t n)
     for (size_t i = 0; i < n; i++) h = (h ^ b[i]) * TT__HASH_PRIME;
     return h;
 }
-/* Continues a hash with the elements of a tensor, each of `item` bytes, 2 or 4: one step for each element. */
+/* Returns the hash continued with the elements of a tensor, one step for each element. item: bytes of an
+   element, 2 or 4. */
 static uint64_t tt__hash_elements(uint64_t hash, const void *from, size_t bytes, int64_t item)
 {
     for (const char *at = (const char *)from, *end = at + bytes; at < end; at += item) {
@@ -19367,8 +19377,8 @@ static uint64_t tt__hash_elements(uint64_t hash, const void *from, size_t bytes,
 }
 static uint64_t tt__hash(const char *text) { return tt__hash_on(TT__HASH_BEGIN, text, strlen(text)); }
 
-/* Returns the slot of a name in the hash table, or the free slot where the name belongs: the first free slot
-   from the name's hash on. */
+/* Returns the slot of the hash table that holds a parameter's name. For a new name, returns the free slot
+   where it belongs: the first free slot from the name's hash on. */
 static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
 {
     uint64_t hash = tt__hash(name);
@@ -19378,7 +19388,7 @@ static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
     return &slots[at];
 }
 
-/* Makes room for one more name. At least half of the slots stay free. */
+/* Makes room in the hash table for one more name. At least half of the slots stay free. */
 static bool tt__param_slots_grow(tt_context *ctx)
 {
     uint32_t n = ctx->n_param_slots ? 2 * ctx->n_param_slots : 64;
@@ -19395,7 +19405,7 @@ static bool tt__param_slots_grow(tt_context *ctx)
 tt_param *tt_param_find(tt_context *ctx, const char *name)
 {
     uint32_t found = ctx->n_params ? *tt__param_slot(ctx, name) : 0;
-    if (found) ctx->unmade[0] = 0; /* a caller who finds the parameter knows why a second was not made */
+    if (found) ctx->unmade[0] = 0; /* the name exists: the error of making it twice is not needed */
     return found ? ctx->params[found - 1] : NULL;
 }
 
@@ -19453,8 +19463,9 @@ static void tt__param_drop_source(tt_param *p)
     p->source = NULL;
 }
 
-/* Removes all parameters but the first `count`; no tape may use them. Removes the newest first, so that the
-   search for a name that stays never crosses a slot that was freed. */
+/* Removes all parameters except the first `count`; no tape may use the removed ones. Removes the newest
+   first, so that the search for the name of a remaining parameter never crosses a freed slot of the hash
+   table. */
 static void tt__params_undo(tt_context *ctx, int count)
 {
     while (ctx->n_params > count) {
@@ -19495,13 +19506,14 @@ int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen)
 static const tt__home *tt__param_home(const tt_param *p) { return tt__home_in(p->holder, p->index); }
 static bool tt__has_memory(const tt_param *p) { return p->holder && p->holder->allocated; }
 
-/* Returns whether `rank` is a rank of this process that belongs to an arena, which may be NULL. */
+/* Returns whether `rank` belongs both to this process and to arena `a`; false if `a` is NULL. */
 static bool tt__has_rank(const tt__arena *a, int rank)
 {
     return a && rank >= tt__near_rank(a) && rank < tt__near_end(a);
 }
 
-/* Returns a rank's part of a parameter whose arena is allocated; NULL if the rank is in another process. */
+/* Returns the memory where a rank stores its part of parameter p, whose arena must be allocated; NULL if the
+   rank belongs to another process. */
 static char *tt__param_memory(const tt_param *p, int rank)
 {
     tt__arena *a = tt__has_rank(p->again, rank) ? p->again : p->holder;
@@ -19515,7 +19527,7 @@ typedef struct tt__stored {
     int64_t rows, cols;
     tt__part part;
     int data, tensor;   /* data ranks and tensor ranks */
-    int first;          /* number of the first of these ranks */
+    int first;          /* number of the first rank that stores a part */
 } tt__stored;
 
 /* Describes how the ranks of an arena store a tensor with the shape of a parameter. */
@@ -19531,8 +19543,8 @@ static tt__stored tt__param_stored(const tt_param *p)
     return tt__stored_of(p, &tt__param_home(p)->part, p->holder);
 }
 
-/* Returns the number of elements that a rank stores. *first: where they begin in the shard of the rank's
-   tensor rank. */
+/* Returns how many elements of the tensor a rank stores. *first: number of the first of them within the shard
+   that the rank's tensor rank has. */
 static int64_t tt__stored_piece(const tt__stored *s, int rank, int64_t *first)
 {
     *first = 0;
@@ -19540,8 +19552,8 @@ static int64_t tt__stored_piece(const tt__stored *s, int rank, int64_t *first)
     return tt__piece(s->part.of, s->part.unit, s->part.root, (rank - s->first) / s->tensor, s->data, first);
 }
 
-/* Returns the number in the tensor of the element that a rank stores at `at`. *n: number of elements from
-   there on that are contiguous both in the tensor and on the rank. */
+/* Returns the index in the whole tensor of element `at` of a rank. *n: how many elements from this one on are
+   contiguous both in the tensor and on the rank. */
 static int64_t tt__stored_element(const tt__stored *s, int rank, int64_t at, int64_t *n)
 {
     int64_t first, count = tt__stored_piece(s, rank, &first), tensor_rank = rank % s->tensor;
@@ -19553,9 +19565,9 @@ static int64_t tt__stored_element(const tt__stored *s, int rank, int64_t at, int
     return e / part_cols * s->cols + tensor_rank * part_cols + e % part_cols;
 }
 
-/* Finds where element e of the tensor is stored: *rank: the first rank that stores it. Returns the element's
-   number on that rank. *n: number of elements from there on that are contiguous both in the tensor and on
-   the rank. */
+/* Finds the first rank that stores element e of the tensor. Sets *rank to this rank, and returns the
+   element's index on the rank. *n: how many elements from this one on are contiguous both in the tensor and
+   on the rank. */
 static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t *n)
 {
     const int64_t each = s->rows * s->cols / s->tensor, part_cols = s->cols / s->tensor;
@@ -19603,7 +19615,8 @@ static uint64_t tt__init_key(const tt_param *p)
     return tt__stream_key(p->ctx->options.seed, TT__RANDOM_INIT, tt__hash(p->name), 0);
 }
 
-/* Reads elements [first, first + n) of p from its source. first: a multiple of 4. */
+/* Reads elements [first, first + n) of parameter p from its source: a callback or an initialiser. first: a
+   multiple of 4. */
 static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     if (p->read) return p->read(p->source, first, n, to);
@@ -19613,8 +19626,8 @@ static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t
     return TT_OK;
 }
 
-/* Reads elements [first, first + n) of p from memory or, if the arena is not allocated, from its source.
-   first: a multiple of 4. */
+/* Reads elements [first, first + n) of parameter p from its arena's memory or, if that is not allocated, from
+   p's source. first: a multiple of 4. */
 static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     if (!tt__has_memory(p)) return tt__param_read_source(p, first, n, to);
@@ -19622,7 +19635,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     const tt__home *home = tt__param_home(p);
     const tt__stored stored = tt__param_stored(p);
     const tt__crew *c = p->holder->crew;
-    const bool everywhere = tt__is_everywhere(&stored, p->holder); /* each process reads its own ranks */
+    const bool everywhere = tt__is_everywhere(&stored, p->holder); /* each process reads from its own ranks */
     for (int64_t done = 0, m; done < n && status == TT_OK; done += m) {
         int rank;
         const int64_t at = tt__stored_at(&stored, first + done, &rank, &m);
@@ -19636,7 +19649,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     return status;
 }
 
-/* Fails if p is stored as f16 and a finite number would become infinite. */
+/* Fails if parameter p is stored as f16 and one of the finite `values` would become infinite. */
 static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t first, int64_t n)
 {
     const bool narrow = tt__param_home(p)->dtype == TT_F16;
@@ -19648,8 +19661,9 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     return TT_OK;
 }
 
-/* Reads elements [first, first + n) of p to fill arena `a`: from p's source or, if `a` is the second of two
-   arenas and the first is filled already, from the first. first: a multiple of 4. */
+/* Reads elements [first, first + n) of parameter p, to fill arena `a`. Reads p's source or, if `a` is the
+   second arena that stores p and the first already has p's numbers, the first arena. first: a multiple of
+   4. */
 static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64_t first, int64_t n,
                                     float *to)
 {
@@ -19657,9 +19671,9 @@ static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64
     return other ? tt__param_read(p, first, n, to) : tt__param_read_source(p, first, n, to);
 }
 
-/* Fills a rank's part of p from its source. Keeps the source, in case another parameter fails. piece: a
-   buffer of TT__PIECE floats. An initialiser whose numbers need no check writes directly to the rank's
-   memory. */
+/* Fills a rank's part of parameter p from p's source. Keeps the source, in case filling another parameter
+   fails. piece: a buffer of TT__PIECE floats. An initialiser whose numbers cannot exceed the dtype's range
+   writes directly to the rank's memory. */
 static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
 {
     char *memory = tt__param_memory(p, rank);
@@ -19667,7 +19681,7 @@ static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
     const tt__home *home = tt__home_in(a, p->index);
     const tt__stored stored = tt__stored_of(p, &home->part, a);
     const bool of_source = a == p->holder || !tt__has_memory(p) || p->source_stays;
-    /* The max absolute value that p->init gives: normal numbers reach sqrt(-2 log(2^-25)) = 5.9
+    /* Max absolute value that p->init can give: normal numbers reach sqrt(-2 log(2^-25)) = 5.9 standard
        deviations. */
     const double most = fabs((double)p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1);
     const bool fits = home->dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || most < 65504;
@@ -19704,7 +19718,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
     tt_status status = tt__has_memory(p) ? tt__param_fits(p, values, 0, p->size) : TT_OK;
     for (int k = 0; k < 2 && tt__has_memory(p); k++) {
         const tt__arena *a = k ? p->again : p->holder;
-        if (!a || !a->allocated) continue; /* it is filled later, from the other arena */
+        if (!a || !a->allocated) continue; /* this arena is filled later from the other one */
         const tt__home *home = tt__home_in(a, p->index);
         const tt__stored stored = tt__stored_of(p, &home->part, a);
         for (int rank = tt__first_rank(a); rank < tt__end_rank(a); rank++) {
@@ -19719,7 +19733,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
             }
         }
     }
-    p->source_stays = false; /* the source's values are out of date */
+    p->source_stays = false; /* p has new values: those of the source are out of date */
     if (tt__has_memory(p)) return status;
     float *copy = (float *)tt__alloc(p->ctx, sizeof(float) * (size_t)p->size);
     if (!copy) return TT_ERR_MEMORY;
@@ -21052,7 +21066,7 @@ static tt_status tt__estimate(tt__chooser *c, const tt__choice *how, const bool 
     status = tt__end_build(&b, &c->job.p->settings, &choice);
     c->ctx->options.verify = verify;
     if (status == TT_OK) status = tt__weigh(c, &b, x);
-    c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* the copy had all stages */
+    c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* copies have all stages */
     if (status != TT_OK) x->failed = true, x->bytes = SIZE_MAX;
     else if (x->bytes <= c->budget) c->best = fmin(c->best, x->seconds);
     return status;
