@@ -18878,8 +18878,7 @@ static tt_status tt__crew_open(tt_context *ctx, tt__crew *c)
                             "a host take devices in turn, unless these are named, as cuda:0" : "");
     }
     if (c->ranks == 1) return TT_OK;
-    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* with processes: sent and received
-                                                                  messages */
+    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* send and receive buffers */
     for (int r = c->first; r < c->first + c->local && (ctx->net || c->kind->backend->stage); r++) {
         if (!c->stage[r]) c->stage[r] = c->kind->backend->allocate_host(c->device[r], stage);
         if (!c->stage[r]) return tt__device_status(ctx, c, r, TT_ERR_MEMORY);
@@ -26891,11 +26890,13 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
 /* ==== src/text/code_points.h */
 /* ===========================================================================================================
    UNICODE                                                                              src/text/code_points.h
-   Properties of code points that tokenizers use. Each table is a string of numbers, most of them distances
-   from the row before. tests/golden/make_unicode.py prints the tables and explains each. Uses src/base/.
+   Properties of code points that tokenizers use. Each table is a string that encodes numbers, most of which
+   are differences from the previous row. tests/golden/make_unicode.py prints the tables and explains each of
+   them. Uses src/base/.
    ======================================================================================================== */
 
-/* Written by tests/golden/make_unicode.py from the package tokenizers 0.23.3 of Python. */
+/* These tables were printed by tests/golden/make_unicode.py from version 0.23.3 of the Python package
+   tokenizers. */
 enum {
     TT__LETTER_ROWS = 1544, TT__BERT_ROWS = 291, TT__CJK_POINTS = 1056, TT__MARK_ROWS = 334, TT__PAIRS = 1058,
     TT__COMPOSED_PAIRS = 940
@@ -27183,7 +27184,8 @@ static const char *const tt__compat_text[] = {
     "#eq&#lh+#bi>#ftV#nu:#aj2#gs+#cpK#f9#fb&#3#ry7#nj$#dn.#as1#dhJ#laX#lg[#fqR#h3#j|(#goV#bcO#&#c~X#izG#{V#p"
     "|@a1{sSot+ot(%$hoJhoG%$ht#hs^%$ljVljS%$rkJrkG%$nhRnhO%$tcVtcS%$izVizS%$odBod>b)mo-#ciA"};
 
-/* Bits of a code point: classes that the regular expressions and splitters of `tokenizers` tell apart. */
+/* Bits of a code point: the classes of characters that the regular expressions and splitters of the package
+   `tokenizers` distinguish. */
 enum {
     TT__IS_LETTER = 1, TT__IS_NUMBER = 2, TT__IS_SPACE = 4, TT__IS_PUNCTUATION = 8, TT__IS_WORD = 16,
     TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64, /* NFC may change it or the character before it */
@@ -27193,23 +27195,24 @@ enum {
 /* Actions of BERT's normalizer on a code point. */
 enum { TT__BERT_DROP = 1 /* controls, private use and U+FFFD */, TT__BERT_ACCENT };
 
-/* Classes of code points that break texts into graphemes (Unicode Standard, annex 29). Two regional
-   indicators count as apart here, which makes no difference to the callers. */
+/* Classes of code points that decide where graphemes end (Unicode Standard, annex 29). Unlike in the
+   Standard, a pair of regional indicators is two graphemes, which makes no difference to the callers. */
 enum {
     TT__GRAPHEME_OTHER, TT__GRAPHEME_CONTROL, TT__GRAPHEME_EXTEND,
-    TT__GRAPHEME_EXTEND_ALONE, /* may not stand between two consonants that stay together */
+    TT__GRAPHEME_EXTEND_ALONE, /* an extender that separates two consonants */
     TT__GRAPHEME_LINKER, TT__GRAPHEME_JOINER, TT__GRAPHEME_SPACING, TT__GRAPHEME_PREPEND,
     TT__GRAPHEME_PICTURE, TT__GRAPHEME_CONSONANT,
-    TT__GRAPHEME_L, TT__GRAPHEME_V, TT__GRAPHEME_T, TT__GRAPHEME_LV, TT__GRAPHEME_LVT /* of Hangul */
+    TT__GRAPHEME_L, TT__GRAPHEME_V, TT__GRAPHEME_T, TT__GRAPHEME_LV, TT__GRAPHEME_LVT /* Hangul */
 };
 
-/* The unpacked tables. */
+/* The unpacked tables. c << 11 | x: a code point in the upper 21 bits of a number and a small number x in the
+   lower 11. */
 typedef struct tt__unicode {
     uint8_t bits[0x110000];               /* TT__IS_... */
     uint8_t bert[0x110000];               /* TT__BERT_..., or 0 */
-    uint32_t marks[TT__MARK_ROWS][2];     /* first << 11 | last - first; rank among combining classes */
+    uint32_t marks[TT__MARK_ROWS][2];     /* first << 11 | last - first; rank of their combining class */
     uint32_t pairs[TT__PAIRS][3];         /* composed << 11 | whether NFC composes it; first; second or 0 */
-    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, by first and second */
+    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, sorted by their points */
     uint32_t cjk[TT__CJK_POINTS];         /* decompositions of U+F900..U+FAFF and U+2F800..U+2FA1F */
     uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* first << 11; last << 4 | class */
     uint32_t lower[TT__LOWER_RUNS][2];        /* first << 11 | last - first (8 bits) << 3 | stride * 3 - 3 +
@@ -27222,7 +27225,8 @@ typedef struct tt__unicode {
 /* ----------------------------------------------------------------------------------------- tables of Unicode
    Case, composition and classes of characters, unpacked from code_points.h. */
 
-/* Reads a number. Its last digit is one of 60 characters, the digits before are of the other 30. */
+/* Reads a number at *at and moves *at past it. The last digit of a number is one of 60 characters; the
+   earlier digits, in base 30, use 30 other characters. */
 static uint32_t tt__unicode_number(const char **at)
 {
     for (uint32_t n = 0;;) {
@@ -27233,15 +27237,16 @@ static uint32_t tt__unicode_number(const char **at)
     }
 }
 
-/* Reads a number that may be negative and adds it to `before`. */
+/* Reads a number that may be negative, and returns its sum with `before`. */
 static uint32_t tt__unicode_from(uint32_t before, const char **at)
 {
     uint32_t n = tt__unicode_number(at);
     return before + ((n >> 1) ^ (0u - (n & 1)));
 }
 
-/* Sets `to` from rows of runs. A row is two numbers: the distance from the end of the row before, and (last -
-   first) << shift | bits. texts: one string, or several. */
+/* Sets the bits of each code point in `to` from `rows` runs of code points. A row is two numbers: the
+   distance of the run's first code point from the end of the previous run, and (last - first) << shift |
+   bits. texts: one string, or several. */
 static void tt__unicode_bits(uint8_t *to, int rows, int shift, const char *const *texts)
 {
     const char *at = *texts;
@@ -27332,7 +27337,7 @@ static tt__unicode *tt__unicode_new(tt_context *ctx) /* the caller frees it */
     return u;
 }
 
-/* Returns how many rows of a sorted table begin with a code point of at most c. A row has `columns`
+/* Returns how many rows of a sorted table begin with a code point that is at most c. A row has `columns`
    numbers. */
 static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
 {
@@ -27345,8 +27350,9 @@ static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
     return low;
 }
 
-/* Returns whether BERT's tokenizer splits a code point off as a single character. U+2B820..U+2B91F is missing
-   because of a typing error in the Rust package `tokenizers`, which is the reference. */
+/* Returns whether BERT's tokenizer makes code point c a word of its own, as a Chinese character. The range
+   U+2B820..U+2B91F is missing because of a typing error in the Rust package `tokenizers`, which is the
+   reference. */
 static bool tt__is_cjk(uint32_t c)
 {
     return (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0x3400 && c <= 0x4DBF) || (c >= 0xF900 && c <= 0xFAFF) ||
@@ -27365,7 +27371,8 @@ static int tt__grapheme_class(const tt__unicode *u, uint32_t c)
     return (int)(u->graphemes[row][1] & 15);
 }
 
-/* Returns the rank of a mark's combining class; higher classes have higher ranks. 0: c is a starter. */
+/* Returns the rank of the combining class of code point c; higher classes have higher ranks. 0: c is a
+   starter, not a mark. */
 static uint32_t tt__mark_rank(const tt__unicode *u, uint32_t c)
 {
     int row = c < 0x300 ? -1 : tt__rows_to(&u->marks[0][0], TT__MARK_ROWS, 2, c) - 1;
@@ -27377,7 +27384,7 @@ static size_t tt__lower_case(const tt__unicode *u, uint32_t c, uint32_t out[2])
 {
     out[0] = c;
     if (c == 0x130) return out[0] = 'i', out[1] = 0x307, 2;
-    /* The run that has c is one of the last that begin before c. */
+    /* The run that contains c is one of the last runs that begin at or before c. */
     const int row = tt__rows_to(&u->lower[0][0], TT__LOWER_RUNS, 2, c) - 1;
     for (int k = row; k >= 0 && k >= row - TT__LOWER_LOOK_BACK; k--) {
         const uint32_t run = u->lower[k][0], offset = c - (run >> 11);
@@ -27394,7 +27401,7 @@ enum { TT__DECOMPOSED = 18 };
 static size_t tt__decompose(const tt__unicode *u, uint32_t c, bool compat, uint32_t out[TT__DECOMPOSED])
 {
     size_t n = 0;
-    uint32_t last[4]; /* parts taken off the end, last part first */
+    uint32_t last[4]; /* second parts of pairs, last one first */
     int taken = 0;
     const int at = compat && c >= 0xA0 ? tt__rows_to(&u->compat[0][0], TT__COMPAT_ROWS, 2, c) - 1 : -1;
     if (at >= 0 && u->compat[at][0] >> 11 == c) {
@@ -28651,20 +28658,21 @@ static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
 
 /* --------------------------------------------------------------------------------------- tokenizer: parts */
 
-/* These tokenizers do what the Rust package `tokenizers` does; tests/golden/compare_tokens.py and
-   compare_bpe.py compare the two. Steps: cut the text at added tokens that it spells out; normalize the rest;
-   cut that at the added tokens that it then spells out; cut it into words with splitters; turn each word into
-   tokens with a model (WordPiece, byte-pair encoding or Unigram); put the post-processor's ids around all. */
-#define TT__IDS_LIMIT (1 << 22)     /* larger ids are refused: memory is allocated by id */
-#define TT__ADDED_BYTES 4096        /* longer added tokens are refused: each byte is a candidate */
+/* These tokenizers give the same ids as the Rust package `tokenizers`; tests/golden/compare_tokens.py and
+   compare_bpe.py compare the two. Steps: find added tokens in the text; normalize the parts between them;
+   find added tokens in the normalized parts; cut the rest into words with splitters; turn each word into
+   tokens with a model (WordPiece, byte-pair encoding or Unigram); put the post-processor's ids before and
+   after. */
+#define TT__IDS_LIMIT (1 << 22)     /* larger ids are refused, as tables have an entry for each id */
+#define TT__ADDED_BYTES 4096        /* longer added tokens are refused: the search at one place reads them */
 
-#define TT__VOCAB_BYTES ((size_t)1 << 28) /* larger vocab.txt files are refused; offsets have 32 bits */
+#define TT__VOCAB_BYTES ((size_t)1 << 28) /* larger vocab.txt files are refused: offsets have 32 bits */
 #define TT__NO_TOKEN UINT32_MAX
 
 enum {
-    TT__STEP_LIMIT = 16, /* max normalizers, splitters or decoders in a row */
-    TT__AROUND = 16,     /* max ids before a text, and after a text */
-    TT__FEW = 4096       /* bytes of a short text, which needs no heap memory */
+    TT__STEP_LIMIT = 16, /* max number of normalizers, of splitters and of decoders of a tokenizer */
+    TT__AROUND = 16,     /* max number of ids before a text, and of ids after a text */
+    TT__FEW = 4096       /* max bytes of a short text, which needs no heap memory */
 };
 
 typedef enum tt__step_kind {
@@ -28679,84 +28687,89 @@ typedef enum tt__step_kind {
     TT__STEP_BYTE_FALLBACK, TT__STEP_FUSE, TT__STEP_STRIP, TT__STEP_WORDPIECE
 } tt__step_kind;
 
-/* Regular expressions in the style of GPT-2:
+/* The options of a regular expression in the style of GPT-2:
    contractions | prefix? letters+ | digits | ' '? others+ | line ends | white space but its last character |
    white space */
 typedef struct tt__pattern {
-    bool any_case;   /* case of contractions ('s 't 're 've 'm 'll 'd) is ignored */
-    bool any_prefix; /* prefix of letters: any character but line ends and digits; else a space */
-    bool line_ends;  /* others take the line ends after them; white space ends at its last line end */
-    int digits;      /* max digits in a match; 0: any number, with a space before them */
+    bool any_case;   /* contractions ('s 't 're 've 'm 'll 'd) may have capitals */
+    bool any_prefix; /* the prefix of letters is any character but line ends and digits; else a space */
+    bool line_ends;  /* a run of others includes line ends after it; white space ends at its last line end */
+    int digits;      /* max number of digits in a match; 0: any number, with an optional space before */
 } tt__pattern;
 
 typedef struct tt__step {
     tt__step_kind kind;
     tt__pattern pattern;
-    bool each;                     /* DIGITS, PUNCTUATION: each character is a word; else each run is.
+    /* Options of the kinds named in capitals. */
+    bool each;                     /* DIGITS, PUNCTUATION: each character is a word; else each run is a word.
                                       WORDPIECE: cleanup removes spaces before some punctuation and
                                       contractions */
-    bool splits;                   /* BYTES: with GPT-2's pattern; METASPACE: before each replacement */
-    bool prefix_space;             /* BYTES */
-    bool prefix_always, prefix_first; /* METASPACE */
-    bool left, right;              /* TRIM: ends at which white space is removed */
-    const char *from, *to;         /* REPLACE, PREPEND (to), METASPACE (to), STRIP (from), SPACES (to:
-                                      replaces two or more spaces); PRECOMPILED: units, and texts that end
-                                      with a NUL */
+    bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each
+                                      mark */
+    bool prefix_space;             /* BYTES: puts a space before the text */
+    bool prefix_always, prefix_first; /* METASPACE: puts a mark before every part; before the first */
+    bool left, right;              /* TRIM: whether to remove white space at the text's start; at its end */
+    const char *from, *to;         /* REPLACE: both; PREPEND, METASPACE, SPACES (replaces two or more
+                                      spaces): to; STRIP: from. PRECOMPILED: from: the trie's units; to: texts
+                                      that end with a NUL */
     size_t from_bytes, to_bytes;
-    int64_t start, stop;           /* STRIP: max characters */
+    int64_t start, stop;           /* STRIP: max number of characters to remove at the start; at the end */
 } tt__step;
 
 typedef struct tt__step_list { tt__step all[TT__STEP_LIMIT]; int n; } tt__step_list;
 
-typedef struct tt__slice { uint32_t start, bytes; } tt__slice; /* bytes TT__NO_TOKEN: none */
-/* head: the first 8 bytes of a text, padded with zeros; bytes: its length; id -1: free slot. */
+typedef struct tt__slice { uint32_t start, bytes; } tt__slice; /* bytes TT__NO_TOKEN: no text */
+/* A slot of a hash table of texts. head: the first 8 bytes of a text, padded with zeros; bytes: the text's
+   length; id: -1 in a free slot. */
 typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__bucket;
 
 /* Hash table from texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
-    /* Base of the texts. Their first `skipped` bytes are left out. */
+    /* base: the texts; a slice gives the offset of one. The first `skipped` bytes of each slice are left
+       out. */
     const char *base;
     uint32_t skipped;
-    const tt__slice *slices; /* by id */
+    const tt__slice *slices; /* the slice of each id */
     tt__bucket *slots;
     uint32_t mask;
     uint32_t longest;        /* max bytes of a text */
 } tt__ids_by_text;
 
-/* Tree of the bytes of tokens. Node 0 is the root. Edges are in a hash table with open addressing, at most
-   half full. An edge is its parent (28 bits), byte (8) and child (28); UINT64_MAX: free. */
+/* Prefix tree of the bytes of tokens. Node 0 is the root. Edges are in a hash table with open addressing, at
+   most half full. An edge is a 64-bit number: parent node (28 bits), byte (8 bits), child node (28 bits);
+   UINT64_MAX: a free slot. */
 typedef struct tt__prefixes {
     uint64_t *edges;
     size_t slots;
-    int shift;         /* from a hash to a slot */
-    int32_t *ids;      /* (count) the token that ends at a node; -1: none */
+    int shift;         /* slot = hash >> shift */
+    int32_t *ids;      /* for each of `count` nodes: the token that ends there; -1: none */
     int count, capacity;
 } tt__prefixes;
 
 typedef struct tt__added_tree {
-    tt__prefixes prefixes; /* its ids are places in `added` */
-    bool begins[256];      /* does a token begin with the byte? */
-    int first;             /* the byte that all tokens begin with; -1: they differ */
+    tt__prefixes prefixes; /* its ids are indices into tt_tokenizer.added */
+    bool begins[256];      /* for each byte: whether a token begins with it */
+    int first;             /* the first byte of all tokens; -1: first bytes differ */
 } tt__added_tree;
 
 typedef struct tt__added {
-    const char *text;  /* text to search for and to decode; normalized if `normalized` */
+    const char *text;  /* text to search for and text when decoded; in normalized form if `normalized` */
     size_t bytes;
     int32_t id;
     bool single_word, lstrip, rstrip, normalized, special;
-    bool skipped;      /* special, with the text of the file: left out of decoded texts */
+    bool skipped;      /* decoding may skip it: special, and its text was not changed by normalization */
 } tt__added;
 
-/* A merge of byte-pair encoding. pair UINT64_MAX: free slot. */
+/* A merge of byte-pair encoding, in a hash table. pair: the two symbols to merge; UINT64_MAX: a free slot. */
 typedef struct tt__bpe_rule { uint64_t pair; uint32_t rank; int32_t id; } tt__bpe_rule;
 
 typedef struct tt__kept_file { const char *name; tt__file_bytes file; } tt__kept_file;
 
 typedef struct tt__vocab {
-    char *texts, *words;          /* of all tokens; the words that they stand for (may be the same) */
-    tt__slice *text, *word;       /* (size) */
+    char *texts, *words;          /* texts of all tokens; words that tokens stand for (may be `texts`) */
+    tt__slice *text, *word;       /* for each id: its slice of `texts`; its slice of `words` */
     size_t used;                  /* bytes of `texts` in use */
-    int own;                      /* the vocabulary's max id plus 1; ids from there on are added tokens */
+    int own;                      /* the vocabulary's max id plus 1; larger ids are added tokens */
     tt__ids_by_text by_text, by_word, by_added;
 } tt__vocab;
 
@@ -28764,31 +28777,33 @@ typedef enum tt__model_kind { TT__MODEL_BPE, TT__MODEL_UNIGRAM, TT__MODEL_WORDPI
 
 typedef struct tt__model {
     tt__model_kind kind;
-    int unk;                      /* unknown token; -1: text without a token is left out */
-    bool byte_fallback;           /* byte-pair encoding, Unigram */
+    int unk;                      /* id of the unknown token; -1: text without a token is left out */
+    bool byte_fallback;           /* byte-pair encoding, Unigram: `fallback` serves unknown characters */
     int32_t fallback[256];        /* tokens "<0x00>" to "<0xFF>"; -1: none */
     int64_t word_chars;           /* WordPiece: longer words are unknown */
     const char *piece;            /* WordPiece: prefix of tokens that continue a word */
-    tt__ids_by_text rest;         /* WordPiece: those tokens, by their text without the prefix */
-    tt__prefixes prefixes;        /* Unigram */
-    double *scores;               /* (vocab.own) Unigram */
-    double unk_score;
-    bool fuse_unk, ignore_merges; /* byte-pair encoding, as all fields below */
-    int32_t bytes[256];           /* BYTES: the token of a byte; -1: none */
-    uint8_t *whole;               /* (size) do merges make the token of its text? 0: unknown, 1: yes, 2: no */
+    tt__ids_by_text rest;         /* WordPiece: tokens that continue a word, by text without the prefix */
+    tt__prefixes prefixes;        /* Unigram: all tokens */
+    double *scores;               /* Unigram: score of each of vocab.own tokens */
+    double unk_score;             /* Unigram: score of the unknown token */
+    /* All fields below are for byte-pair encoding. */
+    bool fuse_unk, ignore_merges; /* options "fuse_unk" and "ignore_merges" of the file */
+    int32_t bytes[256];           /* for splitter BYTES: the token of each byte; -1: none */
+    uint8_t *whole;               /* for each id: do merges turn its text into it? 0: unknown, 1: yes, 2:
+                                     no */
     tt__bpe_rule *merges;
     int merge_shift;
     uint64_t merge_mask;
-    bool cuts;                    /* no merge crosses the start of a run of U+2581: words end there */
+    bool cuts;                    /* no merge crosses the start of a run of U+2581: words are cut there */
 } tt__model;
 
 typedef struct tt__around { int32_t ids[TT__AROUND]; int n; } tt__around;
 
 typedef struct tt__finisher {
-    tt__around before, behind;     /* ids before and after those of a text */
-    int32_t roles[TT_TOKEN_COUNT]; /* by tt_special_token; -1: none */
+    tt__around before, behind;     /* ids to put before a text's ids; ids to put after them */
+    int32_t roles[TT_TOKEN_COUNT]; /* the id for each tt_special_token; -1: none */
     tt__step_list decode;
-    bool decodes;                  /* has a decoder; otherwise spaces join tokens */
+    bool decodes;                  /* the file has a decoder; otherwise spaces join tokens */
 } tt__finisher;
 
 struct tt_tokenizer {
@@ -28796,19 +28811,19 @@ struct tt_tokenizer {
     tt__unicode *unicode;
     tt__chunk *chunks;            /* texts of steps and added tokens */
     tt__step_list normalize, split;
-    bool maps_ascii;              /* normalizers map ASCII only by `ascii`; a value above 0x7F: dropped */
-    uint8_t ascii[128];
-    int mapped_at;                /* splitters after this one see bytes as characters; split.n: none do */
+    bool maps_ascii;              /* `ascii` is all that the normalizers do to an ASCII text */
+    uint8_t ascii[128];           /* the normalized character of each character; above 0x7F: dropped */
+    int mapped_at;                /* splitters with larger numbers see bytes as characters; split.n: none */
     tt__vocab vocab;
     tt__model model;
     tt__finisher finish;
     int size;                     /* max id plus 1 */
     tt__added *added;
     int n_added, cap_added;
-    int32_t *added_of;            /* (size) place of an id in `added`; -1: not added */
+    int32_t *added_of;            /* for each id: its index in `added`; -1: not an added token */
     tt__added_tree trees[2];      /* added tokens to find before and after normalization */
-    bool lowercase;               /* of a vocab.txt, which is not kept */
-    tt__kept_file kept[6];        /* files that tt_tokenizer_save writes */
+    bool lowercase;               /* option of a tokenizer from a vocab.txt, which is not in `kept` */
+    tt__kept_file kept[6];        /* copies of files, which tt_tokenizer_save writes */
     int n_kept;
 };
 
@@ -28829,7 +28844,7 @@ void tt_tokenizer_free(tt_tokenizer *k)
 }
 
 /* ==== src/text/lookups.h */
-/* ---- bytes as characters (GPT-2): printable ones of Latin-1 as themselves, others as U+0100 to U+0143 */
+/* ---- bytes as characters (GPT-2): bytes that print in Latin-1 stay; others become U+0100 to U+0143 */
 
 static bool tt__byte_prints(uint32_t b)
 {
@@ -28841,7 +28856,7 @@ static uint32_t tt__byte_char(uint32_t b)
     return tt__byte_prints(b) ? b : 0x100 + (b <= 0x20 ? b : b <= 0xA0 ? b - 0x7F + 33 : 67);
 }
 
-static int tt__char_byte(uint32_t c) /* -1: c stands for no byte */
+static int tt__char_byte(uint32_t c) /* returns -1 if c stands for no byte */
 {
     if (c < 0x100) return tt__byte_prints(c) ? (int)c : -1;
     if (c > 0x143) return -1;
@@ -28851,23 +28866,23 @@ static int tt__char_byte(uint32_t c) /* -1: c stands for no byte */
 
 /* ---- texts */
 
-/* Returns how many ASCII letters the next 8 bytes begin with. */
+/* Returns how many of the next 8 bytes, from the first on, are ASCII letters. */
 static inline size_t tt__ascii_letters(const char *text)
 {
     const uint64_t ones = 0x0101010101010101u;
     uint64_t all;
     memcpy(&all, text, 8);
-    const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones; /* from here on, bits 7 of bytes count */
+    const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones; /* from here on, bit 7 of each byte counts */
     const uint64_t below = ~(lower + (0x80 - 'a') * ones), above = lower + (0x7F - 'z') * ones;
     const uint64_t others = (below | above | all) & 0x80 * ones;
     return others ? (size_t)__builtin_ctzll(others) >> 3 : 8;
 }
 
-/* Returns the end of the run of characters from `at` on whose bits & mask equal `value`. */
+/* Returns the end of the run of characters from `at` on that satisfy (bits[c] & mask) == value. */
 static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes,
                                   size_t at)
 {
-    const bool letters = (bits[0x61] & mask) == value; /* the answer for 'a' holds for all ASCII letters */
+    const bool letters = (bits[0x61] & mask) == value; /* if 'a' passes, all ASCII letters do */
     for (size_t n = 8; letters && n == 8 && bytes - at >= 8; at += n) n = tt__ascii_letters(text + at);
     for (size_t next;; at = next) {
         while (at < bytes && (uint8_t)text[at] < 0x80 && (bits[(uint8_t)text[at]] & mask) == value) at++;
@@ -28877,7 +28892,7 @@ static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, cons
     }
 }
 
-/* Returns where the white space at the end of a text begins, not before `from`. */
+/* Returns where the white space at the end of text[from .. end) begins; `end` if there is none. */
 static size_t tt__white_begin(const uint8_t *bits, const char *text, size_t from, size_t end)
 {
     while (end > from) {
@@ -28902,7 +28917,8 @@ static bool tt__is_ascii(const char *text, size_t bytes)
 
 /* ---- lookups */
 
-/* Returns the first 8 bytes of a text, padded with zeros. `readable`: bytes that may be read there. */
+/* Returns the first 8 bytes of a text as a number; a shorter text is padded with zeros. readable: number of
+   bytes at `text` that may be read. */
 static inline uint64_t tt__token_head(const char *text, size_t bytes, size_t readable)
 {
     uint64_t head = 0;
@@ -28920,7 +28936,7 @@ static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *t
 {
     uint64_t hash = (0x9E3779B97F4A7C15u ^ bytes ^ head) * 0xFF51AFD7ED558CCDu, word;
     for (size_t i = 8; i < bytes; i += 8) {
-        memcpy(&word, text + (i < bytes - 8 ? i : bytes - 8), 8); /* the last two words may overlap */
+        memcpy(&word, text + (i < bytes - 8 ? i : bytes - 8), 8); /* the last two reads may overlap */
         hash = (hash ^ hash >> 32 ^ word) * 0xFF51AFD7ED558CCDu;
     }
     for (uint32_t at = (uint32_t)(hash >> 32 ^ hash) & t->mask;; at = (at + 1) & t->mask) {
@@ -28932,12 +28948,12 @@ static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *t
     }
 }
 
-static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t bytes) /* -1: none */
+static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t bytes) /* -1: no such token */
 {
     return tt__token_slot(t, text, bytes, tt__token_head(text, bytes, bytes))->id;
 }
 
-/* Returns the id of a text among all tokens: those of the vocabulary and added ones. -1: none. */
+/* Returns the id of the token with this text, from the vocabulary or added. -1: no token has it. */
 static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
 {
     const int id = tt__token_find(&k->vocab.by_text, text, bytes);
@@ -28951,7 +28967,7 @@ static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key) /* key: paren
     return at;
 }
 
-static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /* -1: no token continues so */
+static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /* -1: no such token */
 {
     const uint64_t edge = t->edges[tt__prefix_slot(t, (uint64_t)node << 8 | (uint8_t)byte)];
     return edge == UINT64_MAX ? -1 : (int32_t)(edge & 0xFFFFFFF);
@@ -28962,8 +28978,8 @@ static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /
 
 typedef struct tt__buffer { void *memory; size_t bytes; } tt__buffer;
 
-/* Returns memory for n items, with any contents. NULL: out of memory, without an error: loader threads call
-   it. */
+/* Returns a buffer's memory with room for n items of `item` bytes, with any contents. NULL: out of memory;
+   sets no error in the context, as loader threads call this function. */
 static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t item)
 {
     size_t bytes;
@@ -28976,7 +28992,7 @@ static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t ite
     return b->memory;
 }
 
-enum { /* buffers of an encoder; normalizers use two in turn, and each splitter has its own */
+enum { /* buffers of an encoder: normalizers use two NORMAL_TEXT in turn, splitter k has SPLIT_TEXT + k */
     TT__CLEAN_TEXT, TT__NORMAL_TEXT, TT__SPLIT_TEXT = TT__NORMAL_TEXT + 2,
     TT__POINTS = TT__SPLIT_TEXT + TT__STEP_LIMIT, TT__SYMBOLS, TT__HEAP, TT__BUFFERS
 };
@@ -28986,17 +29002,17 @@ struct tt__encoder {
     const tt_tokenizer *k;
     void (*word)(tt__encoder *e, const char *text, size_t bytes); /* adds the ids of a word */
     int32_t *ids;
-    int64_t count, room;   /* ids so far; how many are kept */
-    bool whole;            /* counts all ids; else not all of those beyond room */
+    int64_t count, room;   /* number of ids so far; max number of ids to store */
+    bool whole;            /* count the ids of the whole text; else stop after `room` ids */
     bool failed;           /* out of memory */
     bool ascii;            /* the whole text is ASCII */
-    const char *origin;    /* the current text, normalized, and its bytes */
+    const char *origin;    /* the current text after normalization, and its bytes */
     size_t origin_bytes;
-    size_t front;          /* number of bytes at the start of `origin` that stand for the text's first
-                              character before normalization. A splitter's part that begins with one of them
-                              is the first part of the text */
+    size_t front;          /* number of bytes at the start of `origin` that came from the first character of
+                              the text before normalization. A part that begins with one of these bytes is
+                              the first part of the text */
     tt__buffer buffers[TT__BUFFERS];
-    char few[TT__SPLIT_TEXT][TT__FEW]; /* the first buffers, for short texts */
+    char few[TT__SPLIT_TEXT][TT__FEW]; /* initial memory of the first buffers, enough for short texts */
 };
 
 static void tt__encoder_init(tt__encoder *e, const tt_tokenizer *k)
@@ -29026,21 +29042,22 @@ static void *tt__encoder_room(tt__encoder *e, int buffer, size_t n, size_t item)
     return memory;
 }
 
-/* Returns the tt__token_head of a part of the encoder's text. */
+/* Returns the first 8 bytes of a part of the encoder's text, as tt__token_head does. */
 static inline uint64_t tt__part_head(const tt__encoder *e, const char *text, size_t bytes)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
     return tt__token_head(text, bytes, at < e->origin_bytes ? e->origin_bytes - at : bytes);
 }
 
-/* Returns the token whose word is `text`. -1: none. */
+/* Returns the id of the token that stands for the word `text`. -1: no token does. */
 static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__ids_by_text *t = &e->k->vocab.by_word;
     return bytes > t->longest ? -1 : tt__token_slot(t, text, bytes, tt__part_head(e, text, bytes))->id;
 }
 
-/* Returns the next character and moves *at past it. mapped: each byte stands for one character. */
+/* Returns the character at *at and moves *at past it. mapped: each byte stands for one character (see
+   tt__byte_char); otherwise the text is UTF-8. */
 static uint32_t tt__next_char(bool mapped, const char *text, size_t bytes, size_t *at)
 {
     return mapped ? tt__byte_char((uint8_t)text[(*at)++]) : tt__utf8_next(text, bytes, at);
@@ -29049,24 +29066,25 @@ static uint32_t tt__next_char(bool mapped, const char *text, size_t bytes, size_
 /* ==== src/text/normalize.h */
 /* --------------------------------------------------------------------------------- tokenizer: normalizers */
 
-/* A new text that a normalizer makes of an old one. It also tracks which bytes of the new text stand for the
-   front of the old text (see tt__encoder), as NormalizedString of `tokenizers` aligns them. A piece that is
-   put with a change of 0 stands for the next character of the old text, with a change of -n also for the n
-   characters after that, and with a change of 1 for the same as the piece put before. */
+/* The state of a normalizer that writes a new text piece by piece from an old text. It also finds which bytes
+   of the new text come from the front of the old text (tt__encoder.front), as NormalizedString of the package
+   `tokenizers` aligns the two. A piece written with change 0 replaces the next character of the old text,
+   with change -n also the n characters after it; a piece with change 1 belongs to the same characters as the
+   piece before. */
 typedef struct tt__rewrite {
     tt__encoder *e;
     tt__buffer *to;
     char *out;             /* the new text so far, n bytes */
     size_t n, room;
-    bool aligns;           /* does the front matter? Otherwise the fields below are unused. */
+    bool aligns;           /* the front matters; otherwise the fields below are unused */
     const char *text;      /* the old text */
     size_t bytes, front;
-    size_t at, to_front;   /* bytes of the old text passed so far; bytes of the new front so far */
-    size_t size;           /* of the piece put last, whose change may still decrease; 0: none */
-    int64_t change;
+    size_t at, to_front;   /* bytes of the old text read so far; bytes of the new front so far */
+    size_t size;           /* bytes of the last piece, whose change may still decrease; 0: no piece */
+    int64_t change;        /* change of the last piece */
 } tt__rewrite;
 
-/* Makes room for `more` bytes. Returns false if memory is out, now or earlier. */
+/* Makes room for `more` bytes of the new text. Returns false if memory ran out, now or earlier. */
 static bool tt__rewrite_room(tt__rewrite *w, size_t more)
 {
     tt_context *ctx = w->e->k->ctx;
@@ -29094,8 +29112,8 @@ static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *tex
     return w;
 }
 
-/* Ends the piece put last: adds it to the new front if it stands for the old one, and passes its old
-   characters. */
+/* Ends the last piece: moves past the old characters that it replaces, and counts its bytes in the new front
+   if these characters belong to the old front. */
 static void tt__rewrite_pass(tt__rewrite *w)
 {
     const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
@@ -29122,14 +29140,14 @@ static void tt__rewrite_point(tt__rewrite *w, uint32_t c, int64_t change)
     tt__rewrite_put(w, text, (size_t)tt__utf8_put(c, text), change);
 }
 
-/* Leaves out bytes of the old text. */
+/* Skips bytes of the old text, so that they have no counterpart in the new text. */
 static void tt__rewrite_skip(tt__rewrite *w, size_t bytes)
 {
     tt__rewrite_pass(w);
     w->at += bytes;
 }
 
-/* Puts `to`, which stands for `part` of the old text. NULL: puts `part` itself. */
+/* Writes `to` in place of `part` of the old text. to = NULL: writes `part` unchanged. */
 static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, const char *to, size_t to_bytes)
 {
     int64_t old = 0, made = 0;
@@ -29143,7 +29161,7 @@ static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, con
         tt__utf8_next(to, to_bytes, &at);
         tt__rewrite_put(w, to + from, at - from, made++ >= old);
     }
-    if (made < old) w->change -= old - made; /* has no effect where removed text comes first */
+    if (made < old) w->change -= old - made; /* no effect if the new text is still empty */
 }
 
 /* Ends the new text and returns it. */
@@ -29159,7 +29177,8 @@ static const char *tt__rewrite_end(tt__rewrite *w, size_t *bytes)
 
 typedef struct tt__changed { uint32_t point; int32_t change; } tt__changed;
 
-/* Sorts each run of marks by combining class. `spare` has room for n characters. */
+/* Sorts the marks of each run of combining marks by their combining class. `spare` has room for n
+   characters. */
 static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__changed *spare)
 {
     for (size_t i = 0, end; i < n; i = end + 1) {
@@ -29171,7 +29190,7 @@ static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__c
             lowest = rank < lowest ? rank : lowest;
             before = rank;
         }
-        while (!sorted && to < end) { /* one sweep per class, at most 63 */
+        while (!sorted && to < end) { /* one sweep for each combining class, at most 63 */
             uint32_t next = UINT32_MAX;
             for (size_t k = i; k < end; k++) {
                 rank = tt__mark_rank(u, c[k].point);
@@ -29184,7 +29203,7 @@ static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__c
     }
 }
 
-/* Composes characters that are decomposed and sorted. Returns how many remain. */
+/* Composes characters whose marks were decomposed and sorted. Returns how many characters remain. */
 static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count)
 {
     size_t kept = 0, starter = SIZE_MAX;
@@ -29205,8 +29224,8 @@ static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count
     return kept;
 }
 
-/* Puts a part of the old text decomposed, and for NFC composed. No mark moves, and nothing composes, across
-   the ends of the part. */
+/* Decomposes a part of the old text, for NFC composes the result, and writes it to the new text. At both ends
+   of the part there must be a boundary: no mark moves across it and no characters compose across it. */
 static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const char *text, size_t bytes)
 {
     const tt__unicode *u = w->e->k->unicode;
@@ -29229,7 +29248,8 @@ static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const cha
     for (size_t i = 0; i < count; i++) tt__rewrite_point(w, c[i].point, c[i].change);
 }
 
-/* Returns whether a character is a boundary: no mark moves, and nothing composes, across its start. */
+/* Returns whether the start of character c is a boundary: no mark moves across it, and no characters compose
+   across it. */
 static bool tt__stands(const tt__unicode *u, tt__step_kind kind, uint32_t c)
 {
     uint32_t to[TT__DECOMPOSED];
@@ -29258,8 +29278,8 @@ static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const ch
 /* Returns the end of the grapheme that begins at `at`. */
 static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
-    bool picture = false, joined = false;     /* after a picture and its extenders; after a joiner there */
-    bool consonant = false, linked = false;   /* after a consonant and its extenders; with a linker in them */
+    bool picture = false, joined = false;     /* just read: a picture with its extenders; and then a joiner */
+    bool consonant = false, linked = false;   /* just read: a consonant with extenders; one is a linker */
     int before = TT__GRAPHEME_OTHER;
     for (size_t end = at, next = at; end < bytes; end = next) {
         const uint32_t c = tt__utf8_next(text, bytes, &next);
@@ -29292,10 +29312,11 @@ static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t by
     return bytes;
 }
 
-/* Returns the text that a Precompiled map has for the shortest prefix of `text` that it knows. NULL: it knows
-   none. The map is a double-array trie (Aoe 1989; Yata's darts-clone). A byte leads from a node to the unit
-   at position xor byte, whose lowest bits repeat the byte. Bit 8 of a unit: the map knows the prefix up to
-   here, and the node's first unit has the place of its text. */
+/* Finds the shortest prefix of `text` that a Precompiled map has, and returns the text that replaces it.
+   NULL: the map has no prefix of `text`. The map is a double-array trie (Aoe 1989; Yata's darts-clone), an
+   array of 32-bit units. A byte b leads from a node at position p to the unit at p xor b, whose lowest 8 bits
+   must equal b. If bit 8 of that unit is set, the map has the prefix that ends with b, and the unit at the
+   new node's position has the offset of the replacing text. */
 static const char *tt__precompiled_find(const tt__step *s, const char *text, size_t bytes, size_t *to_bytes)
 {
     const size_t count = s->from_bytes / 4;
@@ -29309,7 +29330,7 @@ static const char *tt__precompiled_find(const tt__step *s, const char *text, siz
             memcpy(&unit, s->from + 4 * at, 4);
             const size_t place = unit & INT32_MAX;
             if (place > s->to_bytes || ((uint8_t)s->to[place] & 0xC0) == 0x80) return NULL;
-            *to_bytes = strlen(s->to + place); /* the last text, too, ends with a NUL */
+            *to_bytes = strlen(s->to + place); /* every text ends with a NUL */
             return s->to + place;
         }
         if (i == bytes || !text[i]) return NULL;
@@ -29321,8 +29342,8 @@ static const char *tt__precompiled_find(const tt__step *s, const char *text, siz
     return NULL;
 }
 
-/* Applies a Precompiled map as `tokenizers` does. A grapheme of less than 6 bytes is replaced by the map's
-   text for the grapheme's start. In other graphemes, and if the map has no such text, each character is
+/* Applies a Precompiled map as the package `tokenizers` does. If the map has a prefix of a grapheme of less
+   than 6 bytes, that prefix's text replaces the whole grapheme. In all other graphemes, each character is
    replaced separately. */
 static void tt__rewrite_precompiled(tt__rewrite *w, const tt__step *s, const char *text, size_t bytes)
 {
@@ -29348,8 +29369,8 @@ static void tt__rewrite_precompiled(tt__rewrite *w, const tt__step *s, const cha
 
 /* ---- normalizers of single characters, and of strings */
 
-/* Maps a character by StripAccents, Lowercase or a step of BERT's normalizer. Returns the number of code
-   points. */
+/* Applies normalizer StripAccents, Lowercase or a step of BERT's normalizer to one character. Writes the
+   resulting code points to `to` and returns their number. */
 static size_t tt__mapped(const tt__unicode *u, tt__step_kind kind, uint32_t c, uint32_t to[3])
 {
     to[0] = c;
@@ -29367,7 +29388,8 @@ static size_t tt__mapped(const tt__unicode *u, tt__step_kind kind, uint32_t c, u
     }
 }
 
-/* Maps an ASCII character, the most frequent kind. A result above 0x7F: the character is dropped. */
+/* Applies a normalizer to one ASCII character, the most frequent kind. A result above 0x7F means that the
+   normalizer drops the character. */
 static uint8_t tt__mapped_ascii(tt__step_kind kind, uint8_t c)
 {
     if (kind == TT__STEP_LOWER) return (uint8_t)(c >= 'A' && c <= 'Z' ? c + 32 : c);
@@ -29396,11 +29418,11 @@ static void tt__rewrite_mapped(tt__rewrite *w, tt__step_kind kind, const char *t
     }
 }
 
-/* Replaces every `from` of a step, or every run of two or more spaces. The replacement stands for the last
-   character that it replaces. */
+/* Replaces every occurrence of s->from, or every run of two or more spaces, by s->to. For alignment with the
+   old text, s->to belongs to the last character that it replaces. */
 static void tt__rewrite_replaced(tt__rewrite *w, const tt__step *s, const char *text, size_t bytes)
 {
-    size_t from = 0; /* bytes before it are in the new text */
+    size_t from = 0; /* the new text has the bytes before `from` */
     for (size_t at = 0, n; at < bytes; at += n ? n : 1) {
         n = 0;
         if (text[at] != s->from[0]) continue;
@@ -29435,7 +29457,8 @@ static bool tt__is_normal(const tt__unicode *u, tt__step_kind kind, const char *
     return tt__bits_end(u->bits, TT__IS_UNSTABLE, 0, text, bytes, 0) == bytes;
 }
 
-/* Computes what all normalizers together do to ASCII, the most frequent text. */
+/* Computes k->ascii: the result of all normalizers together for each ASCII character, as most texts are
+   ASCII. */
 static void tt__normalize_ascii_by(tt_tokenizer *k)
 {
     bool maps = false, others = false;
@@ -29454,7 +29477,7 @@ static void tt__normalize_ascii_by(tt_tokenizer *k)
 static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes)
 {
     const tt_tokenizer *k = e->k;
-    bool aligns = false; /* does any splitter need to know the text's front? */
+    bool aligns = false; /* whether a splitter needs e->front */
     for (int i = 0; i < k->split.n; i++) aligns |= k->split.all[i].prefix_first;
     e->front = 0;
     if (*bytes) tt__utf8_next(text, *bytes, &e->front);
@@ -29471,7 +29494,7 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
         const tt__step *s = &k->normalize.all[i];
         if (s->kind == TT__STEP_TRIM) text = tt__trim(e, s, text, bytes);
         if (s->kind == TT__STEP_TRIM || tt__is_normal(k->unicode, s->kind, text, *bytes)) continue;
-        /* Two buffers take turns, as the text may be in the other one. */
+        /* Writes to the two buffers in turn, as the old text may be in the other one. */
         tt__rewrite w = tt__rewrite_begin(e, TT__NORMAL_TEXT + turn, text, *bytes, aligns);
         size_t first = 0;
         switch (s->kind) {
@@ -29499,7 +29522,8 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
 
 static bool tt__is_line_end(char c) { return c == '\n' || c == '\r'; }
 
-/* Returns the bytes of a contraction after its apostrophe. 0: there is none. U+017F is a kind of "s". */
+/* Returns the number of bytes of an English contraction ('s, 'll, ...) at `text`, directly after the
+   apostrophe; 0: none. any_case: also accepts capitals and U+017F, which is a form of "s". */
 static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
 {
     const char other = any_case ? 0x20 : 0;
@@ -29510,7 +29534,8 @@ static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
     return any_case && bytes > 1 && memcmp(text, "\xC5\xBF", 2) == 0 ? 2 : 0;
 }
 
-/* Returns the end of the match of a pattern that begins at `at`. Every character is in a match. */
+/* Returns the end of the match of pattern *p that begins at `at`. Every character belongs to a match, so
+   there is always one. */
 static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const char *text, size_t bytes,
                               size_t at)
 {
@@ -29545,14 +29570,14 @@ static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const c
     return tt__utf8_last(text, end);
 }
 
-static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* are the next three digits? */
+static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* are three digits next? */
 {
     size_t n = 0;
     while (n < 3 && at + n < bytes && text[at + n] >= '0' && text[at + n] <= '9') n++;
     return n == 3;
 }
 
-/* Returns the end of the piece that a splitter makes from `at` on. */
+/* Returns the end of the piece that splitter number `step` cuts off at `at`. */
 static size_t tt__piece_end(const tt_tokenizer *k, int step, const char *text, size_t bytes, size_t at)
 {
     static const tt__pattern gpt2 = {false, false, false, 0};
@@ -29581,18 +29606,18 @@ static size_t tt__piece_end(const tt_tokenizer *k, int step, const char *text, s
     }
 }
 
-/* Returns whether the part that begins at text + from is the first part of the whole text. first: a part that
-   begins with `text` may be. */
+/* Returns whether the part that begins at text + from is the first part of the whole text. first: false if
+   even a part that begins at `text` is not. */
 static bool tt__is_first(const tt__encoder *e, bool first, const char *text, size_t from)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
-    return first && (at < e->origin_bytes ? at + from < e->front : !from); /* or in a splitter's copy */
+    return first && (at < e->origin_bytes ? at + from < e->front : !from); /* else: a splitter's copy */
 }
 
 static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first);
 
-/* Cuts a text at white space and, in BERT's splitter, also before and after punctuation. Splitters from
-   `step` on cut the resulting words. */
+/* Cuts a text at white space and, in BERT's splitter, also before and after punctuation. Passes the resulting
+   words to the splitters from number `step` on. */
 static void tt__split_white(tt__encoder *e, int step, const char *text, size_t bytes, bool first)
 {
     const tt_tokenizer *k = e->k;
@@ -29644,8 +29669,8 @@ static void tt__split_text(tt__encoder *e, int step, const char *text, size_t by
 /* ==== src/text/wordpiece.h */
 /* ----------------------------------------------------------------------------------- tokenizer: WordPiece */
 
-/* Returns the longest token that a text of `bytes` bytes begins with, and sets *taken to its bytes. -1:
-   none. */
+/* Returns the id of the longest token with which a text of `bytes` bytes begins, and sets *taken to the
+   token's number of bytes. -1: none. */
 static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, const char *text, size_t bytes,
                               size_t *taken)
 {
@@ -29658,9 +29683,10 @@ static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, co
     return id;
 }
 
-/* Adds the tokens of a word by WordPiece (Devlin et al. 2019): the longest token that the word begins with,
-   then the longest that continues it, and so on. Adds one unknown token if a part of the word has none. It is
-   not inlined: in tt__wordpiece_word, most words would pay for its registers. */
+/* Adds the tokens of a word by WordPiece (Devlin et al. 2019): the longest token with which the word begins,
+   then the longest token with which the rest begins, and so on. If a rest has no token, adds only the unknown
+   token. The function is not inlined: otherwise tt__wordpiece_word would save its registers for every
+   word. */
 static __attribute__((noinline)) void tt__wordpiece_pieces(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -29694,13 +29720,14 @@ static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
 /* ==== src/text/bpe.h */
 /* -------------------------------------------------------------------------- tokenizer: byte-pair encoding */
 
-/* Byte-pair encoding (Sennrich et al. 2016): merges the symbols of a word, earliest merges first. Most words
-   are one token. Whether the merges turn a token's text into that token is tested when the word first occurs,
-   and noted in `whole`. */
-/* Max bytes of a word whose next merge is found by a scan of all pairs. */
+/* Byte-pair encoding (Sennrich et al. 2016) merges pairs of symbols of a word, in the order of the list of
+   merges. Most words are the text of one token. When such a word first occurs, all its merges are made;
+   whether they result in that one token is noted in tt__model.whole, so that later occurrences need no
+   merges. */
+/* Max bytes of a word whose next merge is found by a scan of all its pairs of symbols. */
 enum { TT__BPE_SHORT = 64 };
 
-/* Returns the merge of two symbols. If they have none, its `pair` is UINT64_MAX. */
+/* Returns the merge of symbols `left` and `right`. If no merge exists, the result's `pair` is UINT64_MAX. */
 static const tt__bpe_rule *tt__bpe_merge(const tt_tokenizer *k, int32_t left, int32_t right)
 {
     const tt__model *m = &k->model;
@@ -29710,8 +29737,9 @@ static const tt__bpe_rule *tt__bpe_merge(const tt_tokenizer *k, int32_t left, in
     return &m->merges[at];
 }
 
-/* Writes the symbols of one character: its token, else the tokens of its bytes, else the unknown token. That
-   one is only noted in *unknown, as more unknown characters may join it. Returns how many are written. */
+/* Writes the symbols of one character, and returns how many it wrote. The symbols are the character's token
+   or, without one, the tokens of its bytes. Without these too, the character is unknown: sets *unknown and
+   writes nothing, as following unknown characters may share one unknown token. */
 static size_t tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, int32_t *to, bool *unknown)
 {
     char text[4];
@@ -29735,7 +29763,7 @@ static size_t tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, int32_t *to, boo
     return n;
 }
 
-/* Writes the symbols of a word, at most 2 for each byte and one more. Returns how many. */
+/* Writes the symbols of a word, at most 2 * bytes + 1. Returns their number. */
 static size_t tt__bpe_symbols(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *to)
 {
     const bool mapped = k->mapped_at < k->split.n;
@@ -29750,13 +29778,13 @@ static size_t tt__bpe_symbols(const tt_tokenizer *k, const char *text, size_t by
     return n;
 }
 
-/* Merges the symbols of a short word in place. Returns how many are left. */
+/* Merges the symbols of a short word in place. Returns how many symbols are left. */
 static size_t tt__bpe_merge_short(const tt_tokenizer *k, int32_t *symbols, size_t n)
 {
     const tt__bpe_rule *merges[2 * TT__BPE_SHORT + 1];
     for (size_t i = 0; i + 1 < n; i++) merges[i] = tt__bpe_merge(k, symbols[i], symbols[i + 1]);
     while (n > 1) {
-        uint32_t best = UINT32_MAX; /* rank of pairs without a merge */
+        uint32_t best = UINT32_MAX; /* the rank of a pair that has no merge */
         size_t at = 0;
         for (size_t i = 0; i + 1 < n; i++)
             if (merges[i]->rank < best) best = merges[i]->rank, at = i;
@@ -29773,8 +29801,8 @@ static size_t tt__bpe_merge_short(const tt_tokenizer *k, int32_t *symbols, size_
     return n;
 }
 
-typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: merged into another */
-typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;  /* in a heap */
+typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: symbol is gone */
+typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;  /* an entry of a heap */
 
 static bool tt__bpe_earlier(const tt__bpe_pair *a, const tt__bpe_pair *b)
 {
@@ -29808,14 +29836,15 @@ static tt__bpe_pair tt__bpe_pop(tt__bpe_pair *heap, size_t *n)
     return top;
 }
 
-/* Merges the symbols of a word of any length in place, in time n log n. Returns how many are left. */
+/* Merges the n symbols of a word of any length in place, in time O(n log n). Returns how many symbols are
+   left. */
 static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
 {
     const tt_tokenizer *k = e->k;
     size_t pairs = 0, left = 0;
     if (n > INT32_MAX / 2) { e->failed = true; return 0; }
     tt__bpe_link *links = (tt__bpe_link *)tt__encoder_room(e, TT__POINTS, n, sizeof *links);
-    /* Each symbol begins a pair, and each merge makes two pairs. */
+    /* The heap gets at most 3 n pairs: one for each symbol, and two new ones for each merge. */
     tt__bpe_pair *heap = (tt__bpe_pair *)tt__encoder_room(e, TT__HEAP, 3 * n, sizeof *heap);
     if (e->failed) return 0;
     for (size_t i = 0; i < n; i++) {
@@ -29829,7 +29858,7 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
         if (first->id < 0 || first->after < 0) continue;
         tt__bpe_link *second = &links[first->after];
         const tt__bpe_rule *m = tt__bpe_merge(k, first->id, second->id);
-        if (m->pair == UINT64_MAX || m->id != top.id) continue; /* one symbol of the pair has changed */
+        if (m->pair == UINT64_MAX || m->id != top.id) continue; /* an earlier merge changed the pair */
         first->id = top.id;
         first->after = second->after;
         second->id = -1;
@@ -29842,7 +29871,7 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
     return left;
 }
 
-/* Adds the ids of a word that has no start of a run of U+2581 inside. */
+/* Adds the ids of a word or of a part of it. No run of U+2581 begins inside the part. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -29881,23 +29910,24 @@ static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
 /* ==== src/text/unigram.h */
 /* ------------------------------------------------------------------------------------- tokenizer: Unigram */
 
-/* Best spelling of a word up to a byte, and from that byte on. */
+/* An entry for one byte of a word: the best sequence of tokens that spells the word up to this byte, and the
+   token of the word's best spelling that begins here. */
 typedef struct tt__spelling {
     double score;
-    int32_t from, id;      /* last token: its start (-1: no spelling yet) and id */
-    int32_t to, next;      /* next token of the word's best spelling: its end and id */
+    int32_t from, id;      /* start (-1: no spelling yet) and id of the last token before this byte */
+    int32_t to, next;      /* end and id of the token that begins at this byte */
 } tt__spelling;
 
 static void tt__spelling_try(tt__spelling *s, double score, size_t from, int32_t id)
 {
-    if (s->from >= 0 && !(score > s->score)) return; /* of two equal scores the first counts */
+    if (s->from >= 0 && !(score > s->score)) return; /* the first of equal scores wins */
     s->score = score;
     s->from = (int32_t)from;
     s->id = id;
 }
 
-/* Adds the ids of characters that no token spells: one token for all of them if there is one, else the tokens
-   of their bytes, else one unknown token. */
+/* Adds the ids of a run of unknown characters: the token whose text is the whole run or, without one, the
+   tokens of the run's bytes or, without these, one unknown token. */
 static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -29957,7 +29987,8 @@ static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes
     return at < bytes && (k->unicode->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
 }
 
-/* Cuts a text at added tokens and encodes the rest. tree: 0 before normalization, 1 after it. */
+/* Finds the added tokens in a text, adds their ids, and encodes the parts between them. tree: 0: the text is
+   not normalized yet; 1: it is. first: the text is the first part of the whole text. */
 static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t bytes, bool first);
 
 static void tt__cut_between(tt__encoder *e, int tree, const char *text, size_t bytes, bool first)
@@ -29976,7 +30007,7 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
     const tt_tokenizer *k = e->k;
     const tt__added_tree *t = &k->trees[tree];
     const uint8_t *bits = k->unicode->bits;
-    size_t from = 0, white_to = 0; /* text before white_to and after a token is white space */
+    size_t from = 0, white_to = 0; /* white space after the last token ends here */
     for (size_t at = 0; t->prefixes.count && at < bytes && !tt__encoder_done(e);) {
         const char *next = t->first < 0 ? text + at : (const char *)memchr(text + at, t->first, bytes - at);
         if (!next) break;
@@ -30004,8 +30035,9 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
     if (from < bytes && !tt__encoder_done(e)) tt__cut_between(e, tree, text + from, bytes - from, starts);
 }
 
-/* Encodes a text, without the ids around it. Keeps the first `room` ids. Returns the number of ids; those
-   beyond `room` are all counted only if `whole`. -1: out of memory. */
+/* Encodes a text, without the ids that the post-processor adds. Stores the first `room` ids. Returns the
+   number of ids; unless `whole`, encoding may end after `room` ids, and the count with it. -1: out of
+   memory. */
 static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int64_t room,
                           bool whole)
 {
@@ -30019,7 +30051,7 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
     e.whole = whole;
     e.ascii = tt__is_ascii(text, bytes);
     const size_t valid = e.ascii ? bytes : tt__utf8_invalid(text, bytes);
-    if (valid < bytes) { /* U+FFFD for invalid bytes */
+    if (valid < bytes) { /* replaces invalid bytes by U+FFFD */
         tt__rewrite w = tt__rewrite_begin(&e, TT__CLEAN_TEXT, text, bytes, false);
         tt__rewrite_put(&w, text, valid, 0);
         for (size_t at = valid; at < bytes;) {
@@ -30033,8 +30065,8 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
     return e.failed ? -1 : e.count;
 }
 
-/* Does the work of tt_tokenize. Returns the number of ids of the text; those beyond max_tokens are all
-   counted only if `whole`, which reads to the end of the text. -1: out of memory. */
+/* Does the work of tt_tokenize. Returns the number of ids of the text. Unless `whole`, encoding may end after
+   max_tokens ids, and the count with it. -1: out of memory. */
 static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens,
                         bool whole)
 {
@@ -30071,7 +30103,7 @@ int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t byte
 /* ==== src/text/decode.h */
 /* --------------------------------------------------------------------------- tokenizer: from ids to texts */
 
-/* Parts of a text, one after another in one buffer. */
+/* The parts of a text, stored one after another in one buffer. */
 typedef struct tt__parts {
     tt_context *ctx;
     char *text;
@@ -30105,7 +30137,7 @@ static void tt__parts_free(tt__parts *p)
     tt__free(p->ctx, p->ends);
 }
 
-/* Adds a text, with U+FFFD in place of bytes that are not UTF-8. */
+/* Adds a text to the current part, with U+FFFD in place of each byte that is not UTF-8. */
 static void tt__parts_valid(tt__parts *p, const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {
@@ -30120,14 +30152,15 @@ static int tt__hex_digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
-static int tt__byte_token(const char *text, size_t bytes) /* the byte of "<0x0A>" and the like; else -1 */
+static int tt__byte_token(const char *text, size_t bytes) /* the byte that "<0x0A>" names; else -1 */
 {
     if (bytes != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
     int high = tt__hex_digit(text[3]), low = tt__hex_digit(text[4]);
     return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
-/* Adds single bytes as one part, their text, if they are UTF-8. Otherwise adds one U+FFFD for each byte. */
+/* Adds the *n bytes of a run of single-byte tokens, and sets *n to 0. If the bytes are UTF-8, their text
+   becomes one part; otherwise each byte becomes a part, U+FFFD. */
 static void tt__parts_bytes(tt__parts *to, char *bytes, size_t *n)
 {
     if (!*n) return;
@@ -30143,7 +30176,8 @@ static void tt__parts_bytes(tt__parts *to, char *bytes, size_t *n)
     *n = 0;
 }
 
-/* Replaces every `from` by `to`, which is no longer, in place. Returns the new number of bytes. */
+/* Replaces every occurrence of `from` in a text by `to`, in place. `to` must not be longer than `from`.
+   Returns the new number of bytes of the text. */
 static size_t tt__shorten(char *text, size_t bytes, const char *from, const char *to)
 {
     const size_t from_bytes = strlen(from), to_bytes = strlen(to);
@@ -30158,8 +30192,8 @@ static size_t tt__shorten(char *text, size_t bytes, const char *from, const char
     return n;
 }
 
-/* Adds a WordPiece token. A token that continues a word is joined to the token before. Other tokens get a
-   space before them. Cleanup removes some of these spaces. */
+/* Adds the text of a WordPiece token. A token that continues a word follows the token before directly. Other
+   tokens get a space before them; cleanup removes some of these spaces. */
 static void tt__decode_piece(const tt__step *s, const char *text, size_t bytes, bool first, tt__parts *to)
 {
     static const char *const cleaned[][2] = {
@@ -30198,8 +30232,8 @@ static void tt__decode_part(const tt__step *s, const char *text, size_t bytes, b
     tt__parts_end(to);
 }
 
-/* Adds a token of byte-level encoding, each character turned into the byte that it stands for. A token with
-   other characters is added unchanged. */
+/* Adds the text of a token of byte-level encoding: the bytes that its characters stand for. If a character
+   stands for no byte, adds the token's text unchanged. */
 static void tt__decode_bytes(const char *text, size_t bytes, tt__parts *to)
 {
     const size_t used = to->used;
@@ -30248,7 +30282,7 @@ static void tt__decode_step(const tt__step *s, const tt__parts *from, tt__parts 
     tt__free(to->ctx, run);
 }
 
-/* Returns the text of an id as decoders receive it. NULL: the id has no text. */
+/* Returns the text of an id, as it goes into the decoder steps. NULL: the id has no text. */
 static const char *tt__id_text(const tt_tokenizer *k, int32_t id, bool skip_special, size_t *bytes)
 {
     if (id < 0 || id >= k->size) return NULL;
@@ -30292,23 +30326,24 @@ int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n
     return bytes;
 }
 
-/* A decoder of ids that arrive one after another. What a text begins with depends on the ids before it: a
-   first word has no space before it, and a character may have begun. New ids are therefore decoded together
-   with a context: some ids that are decoded already. */
+/* A decoder of ids that arrive one after another. The text of an id depends on the ids before: the first word
+   has no space before it, and an earlier id may have begun a character. New ids are therefore decoded
+   together with a context: some earlier ids, whose text has been returned already. */
 struct tt_decode_stream {
     const tt_tokenizer *k;
     bool skip_special;
     bool bytes;         /* a token may end inside a character */
-    bool runs;          /* there may be runs of single-byte tokens */
-    bool whole;         /* decoders need the whole text: nothing is final before its end */
+    bool runs;          /* runs of single-byte tokens are possible */
+    bool whole;         /* decoders need the whole text: no text is final before the end */
     int32_t *ids;       /* the context, then ids whose text is not final yet */
     int n, capacity;
-    int context;        /* number of ids of the context */
+    int context;        /* number of `ids` that are the context */
     size_t given;       /* bytes of the text of `ids` returned so far */
-    tt__parts text;     /* the caller may still be reading it */
+    tt__parts text;     /* the text returned last, which the caller may still be reading */
 };
 
-/* Max ids to keep, and the number of last ids to which a longer list is cut. */
+/* STREAM_IDS: max number of ids that a stream keeps. STREAM_CONTEXT: number of last ids that remain when a
+   longer list is cut. */
 enum { TT__STREAM_IDS = 64, TT__STREAM_CONTEXT = 8 };
 
 tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
@@ -30317,7 +30352,7 @@ tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
     if (!s) return NULL;
     s->k = k;
     s->skip_special = skip_special;
-    bool fused = false; /* does a step join all parts into one? */
+    bool fused = false; /* whether a step joins all parts into one */
     for (int i = 0; i < k->finish.decode.n; i++) {
         const tt__step *d = &k->finish.decode.all[i];
         size_t at = 0;
@@ -30339,8 +30374,8 @@ void tt_decode_stream_free(tt_decode_stream *s)
     tt__free(s->k->ctx, s);
 }
 
-/* Removes ids whose text has been returned, all but a context that has a text. clean: all has been
-   returned. */
+/* Removes ids whose text has been returned, except those that are the context of the next ids. The context
+   must have a text. clean: the text of all ids has been returned. */
 static bool tt__stream_cut(tt_decode_stream *s, bool clean)
 {
     const int from = clean ? s->context
@@ -30416,7 +30451,8 @@ int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token)
 /* ==== src/text/read.h */
 /* ------------------------------------------------------------------------------ tokenizer: tokenizer.json */
 
-/* Returns a JSON string, which may hold a NUL. NULL: the node is not a string. */
+/* Returns the characters of a JSON string, which may contain a NUL, and their number in *bytes. NULL: the
+   node is not a string. */
 static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
 {
     if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
@@ -30424,7 +30460,7 @@ static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
     return j->pool + j->nodes[node].integer;
 }
 
-/* Copies a text into memory that lives as long as k. */
+/* Copies a text into memory that lives as long as tokenizer k. */
 static tt_status tt__keep_text(tt_tokenizer *k, const tt__json *j, const char *from, size_t bytes,
                                const char **text)
 {
@@ -30432,7 +30468,8 @@ static tt_status tt__keep_text(tt_tokenizer *k, const tt__json *j, const char *f
     return *text ? TT_OK : tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
 }
 
-/* Reads the string `key` of an object, of at least one character, and keeps it as long as k. */
+/* Reads member `key` of a JSON object, a string of at least one character, and copies it into memory that
+   lives as long as tokenizer k. */
 static tt_status tt__read_text(tt_tokenizer *k, const tt__json *j, int object, const char *key,
                                const char **text, size_t *bytes)
 {
@@ -30453,7 +30490,8 @@ static tt_status tt__unsupported(const tt__json *j, int node, const char *what, 
 
 typedef struct tt__step_name { const char *type; tt__step_kind kind; } tt__step_name;
 
-/* Adds the step that a type names. NULL and an error: the type is not in `names`, or steps are too many. */
+/* Adds to `steps` the step whose type has the name `type`. Returns NULL after an error: `names` lacks the
+   type, or there are too many steps. */
 static tt__step *tt__read_step(const tt__json *j, int node, const char *what, const char *type,
                                const tt__step_name *names, int n, const char *known, tt__step_list *steps)
 {
@@ -30471,7 +30509,7 @@ static tt__step *tt__read_step(const tt__json *j, int node, const char *what, co
 
 typedef tt_status (*tt__reader)(tt_tokenizer *k, const tt__json *j, int node);
 
-/* Reads the members of a Sequence, in order, from its array `key`. */
+/* Reads the components of a Sequence, in order, from its array `key`, each with function `read`. */
 static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node, const char *key,
                                   tt__reader read)
 {
@@ -30484,8 +30522,8 @@ static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node,
     return status;
 }
 
-/* Returns the "type" of a component. NULL: the component is null; or it is a Sequence, whose members in the
-   array `key` are now read; or *status is an error. */
+/* Returns the "type" of a component. Returns NULL if the component is null, if *status is an error, or if the
+   component is a Sequence: then it has read the components in the Sequence's array `key`. */
 static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, const char *what,
                                  const char *key, tt__reader read, tt_status *status)
 {
@@ -30500,7 +30538,8 @@ static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, c
     return NULL;
 }
 
-/* Reads {"pattern": {"String": from}, "content": to}, or a known regular expression instead. */
+/* Reads a Replace normalizer, {"pattern": {"String": from}, "content": to}. A known regular expression may
+   take the place of {"String": from}. */
 static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, tt__step *s)
 {
     static const char expected[] = "{\"String\": ...}, or the \"Regex\" \" {2,}\" or \"\\n\"";
@@ -30534,8 +30573,8 @@ static int tt__base64_digit(char c)
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-/* Reads {"precompiled_charsmap": ...}: in base 64, the bytes of a trie, the trie, and texts that each end
-   with a NUL. */
+/* Reads {"precompiled_charsmap": ...}. The string encodes in base 64: the trie's number of bytes, the trie,
+   and the replacing texts, each of which ends with a NUL. */
 static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int node, tt__step *s)
 {
     static const char key[] = "precompiled_charsmap";
@@ -30572,7 +30611,8 @@ static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int no
     return TT_OK;
 }
 
-/* Reads "clean_text", "handle_chinese_chars", "lowercase" and "strip_accents" (null: like "lowercase"). */
+/* Reads the options of BERT's normalizer: "clean_text", "handle_chinese_chars", "lowercase" and
+   "strip_accents" (null: the value of "lowercase"). */
 static tt_status tt__read_bert(tt_tokenizer *k, const tt__json *j, int node)
 {
     bool clean = true, cjk = true, lower = true, accents = true;
@@ -30660,7 +30700,8 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
     return TT_OK;
 }
 
-/* Reads "replacement" and "prepend_scheme" of a Metaspace, or "add_prefix_space" of older files. */
+/* Reads "replacement" and "prepend_scheme" of a Metaspace splitter; older files have "add_prefix_space"
+   instead of "prepend_scheme". */
 static tt_status tt__read_metaspace(tt_tokenizer *k, const tt__json *j, int node, const char **mark,
                                     size_t *bytes, const char **scheme)
 {
@@ -30786,7 +30827,7 @@ static tt_status tt__read_id(const tt__json *j, int node, const char *what, int 
 /* ==== src/text/template.h */
 /* ---- ids around a text */
 
-/* Inserts an id among the ids around a text, at place `at`. */
+/* Inserts an id at index `at` of a list of ids that are put before or after each text. */
 static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int node, tt__around *to, int at,
                                 int id)
 {
@@ -30800,8 +30841,8 @@ static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int no
     return TT_OK;
 }
 
-/* Reads a template: {"single": [{"SpecialToken": {"id": name}}, {"Sequence": {"id": "A"}}, ...],
-   "special_tokens": {name: {"ids": [...]}}}. */
+/* Reads the template of a post-processor: {"single": [{"SpecialToken": {"id": name}}, {"Sequence": {"id":
+   "A"}}, ...], "special_tokens": {name: {"ids": [...]}}}. */
 static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
 {
     tt_status status;
@@ -30834,8 +30875,8 @@ static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
     return status;
 }
 
-/* Reads "cls" or "sep", [text, id], and puts that token before or after a text. If the id is null, the text
-   is looked up. */
+/* Reads member "cls" or "sep", which is [text, id], and notes the token to put before or after each text. If
+   the id is null, looks up the token's text. */
 static tt_status tt__read_roberta(tt_tokenizer *k, const tt__json *j, int node, const char *key)
 {
     int pair = tt__json_get(j, node, key), id = -1;
@@ -30859,7 +30900,7 @@ static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node
     tt_status status = TT_OK;
     const char *type = node < 0 ? NULL : tt__read_type(k, j, node, "post_processor", "processors",
                                                        tt__read_processor, &status);
-    if (!type || strcmp(type, "ByteLevel") == 0) return status; /* ByteLevel only changes offsets */
+    if (!type || strcmp(type, "ByteLevel") == 0) return status; /* adds no ids */
     if (strcmp(type, "TemplateProcessing") == 0) return tt__read_template(k, j, node);
     if (strcmp(type, "RobertaProcessing") != 0 && strcmp(type, "BertProcessing") != 0)
         return tt__unsupported(j, node, "post_processor", type, "Sequence, ByteLevel, TemplateProcessing, "
@@ -30871,11 +30912,12 @@ static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node
 /* ==== src/text/vocabulary.h */
 /* ---------------------------------------------------------------------------------- tokenizer: vocabulary */
 
-/* How AutoTokenizer of transformers 5 marks the first word: as tokenizer.json says (FILE), as
-   "add_prefix_space" of tokenizer_config.json says (BYTES), or by tt__llama_way (LLAMA). */
+/* The ways in which AutoTokenizer of transformers 5 decides whether a text's first word gets a space before
+   it: as tokenizer.json says (FILE), as "add_prefix_space" of tokenizer_config.json says (BYTES), or by the
+   pipeline tt__llama_way (LLAMA). */
 typedef enum tt__first_word { TT__FIRST_FILE, TT__FIRST_BYTES, TT__FIRST_LLAMA } tt__first_word;
 
-/* Allocates a hash table for `size` ids. */
+/* Allocates a hash table from texts to ids, with room for `size` ids. */
 static bool tt__token_table(tt_context *ctx, tt__ids_by_text *t, const char *base, const tt__slice *slices,
                           size_t size)
 {
@@ -30898,10 +30940,10 @@ static void tt__token_put(tt__ids_by_text *t, int id)
     t->longest = bytes > t->longest ? bytes : t->longest;
 }
 
-typedef struct tt__recipe { /* sources of a tokenizer */
+typedef struct tt__recipe { /* the files from which a tokenizer is built */
     const tt__json *j;            /* tokenizer.json, or a substitute without a vocabulary */
-    const char *text;             /* the text that j was parsed from */
-    const tt__json *way;          /* source of the pipeline; NULL: j */
+    const char *text;             /* the text from which j was parsed */
+    const tt__json *way;          /* source of normalizer, splitter and decoder; NULL: j */
     tt__first_word first;
     const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in j or in lines */
     const tt__file_bytes *lines;  /* vocab.txt, or NULL */
@@ -30913,8 +30955,8 @@ typedef struct tt__recipe { /* sources of a tokenizer */
 typedef struct tt__vocab_reader {
     const tt__recipe *r;
     const tt__json *j;
-    int node, child, place;       /* node of the vocabulary; node and number of the next token */
-    size_t at, offset;            /* place of the next line; offset of the last JSON token */
+    int node, child, place;       /* node of the vocabulary; node of the next token; its number */
+    size_t at, offset;            /* offset of the next line; offset of the last JSON token */
 } tt__vocab_reader;
 
 /* Reads the next line of vocab.txt. */
@@ -30928,13 +30970,13 @@ static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char 
     if ((!tt__is_ascii(text, end) && tt__utf8_invalid(text, end) < end) || memchr(text, 0, end))
         return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary has "
                         "one token a line", v->r->path, v->place + 1);
-    *token = text; /* like `tokenizers`, drops white space at a line's end, as in "\r\r\n" */
+    *token = text; /* `tokenizers` too drops white space at a line's end, as in "\r\r\n" */
     *bytes = tt__white_begin(k->unicode->bits, text, 0, end);
     return TT_OK;
 }
 
-/* Reads the next token of a vocabulary: a member of {token: id, ...}, or a line or [token, score], whose
-   number is the id. *token is NULL after the last token. */
+/* Reads the next token of a vocabulary and its id: a member of {token: id, ...}, or a line or an element
+   [token, score], whose index is the id. Sets *token to NULL after the last token. */
 static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char **token, size_t *bytes,
                                 int *id)
 {
@@ -30965,8 +31007,8 @@ static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char
                     j->base + at->offset, *id, tt__json_kind_name(j, child), TT__IDS_LIMIT);
 }
 
-/* Writes the bytes that a token of byte-level encoding stands for. Returns how many. TT__NO_TOKEN: it stands
-   for no bytes. */
+/* Writes the bytes that a token of byte-level encoding stands for, and returns their number. TT__NO_TOKEN:
+   the token does not stand for bytes. */
 static uint32_t tt__token_bytes(const char *token, size_t n, char *to)
 {
     uint32_t made = 0;
@@ -31031,7 +31073,7 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
                             "id %d", j->path, reader.offset, id);
         memcpy(v->texts + v->used, key, n);
         v->texts[v->used + n] = 0;
-        v->text[id] = slice; /* of equal tokens the last counts */
+        v->text[id] = slice; /* the last of equal tokens counts */
         tt__token_put(&v->by_text, id);
         if (!mapped) continue;
         v->word[id].start = slice.start;
@@ -31042,7 +31084,7 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
     return status;
 }
 
-static bool tt__prefixes_grow(tt_context *ctx, tt__prefixes *t) /* makes room for twice as many edges */
+static bool tt__prefixes_grow(tt_context *ctx, tt__prefixes *t) /* doubles the slots for edges */
 {
     const size_t slots = t->slots ? 2 * t->slots : 1024;
     uint64_t *old = t->edges;
@@ -31066,7 +31108,7 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
     for (size_t i = 0; i <= bytes; i++) {
         const int32_t parent = node;
         if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
-            if (t->count == (1 << 28) - 1) /* else an edge could be UINT64_MAX: free */
+            if (t->count == (1 << 28) - 1) /* a larger node could give the edge UINT64_MAX */
                 return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a vocabulary of more than %d starts of tokens",
                                 t->count);
             if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
@@ -31077,16 +31119,16 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
             if (i) t->edges[tt__prefix_slot(t, key)] = key << 28 | (uint64_t)node;
         }
     }
-    if (bytes) t->ids[node] = id; /* of two equal tokens the last counts */
+    if (bytes) t->ids[node] = id; /* the last of equal tokens counts */
     return TT_OK;
 }
 
-/* Makes the table of WordPiece's tokens that continue a word. */
+/* Fills the hash table of the WordPiece tokens that continue a word. */
 static tt_status tt__rest_of_vocab(tt_tokenizer *k)
 {
     tt__ids_by_text *t = &k->model.rest;
     const uint32_t piece = (uint32_t)strlen(k->model.piece);
-    for (int turn = 0, count = 0; turn < 2; turn++) { /* the first turn counts them */
+    for (int turn = 0, count = 0; turn < 2; turn++) { /* turn 0 counts the tokens */
         if (turn && !tt__token_table(k->ctx, t, k->vocab.texts + piece, k->vocab.text, (size_t)count))
             return TT_ERR_MEMORY;
         t->skipped = piece;
@@ -31101,7 +31143,7 @@ static tt_status tt__rest_of_vocab(tt_tokenizer *k)
     return TT_OK;
 }
 
-/* Makes the tree of all tokens. */
+/* Makes the prefix tree of all tokens of the vocabulary. */
 static tt_status tt__prefixes_of_vocab(tt_tokenizer *k)
 {
     tt_status status = tt__prefixes_add(k->ctx, &k->model.prefixes, "", 0, -1); /* the root */
@@ -31117,9 +31159,10 @@ static tt_status tt__prefixes_of_vocab(tt_tokenizer *k)
 /* ==== src/text/read_models.h */
 /* ----------------------------------------------------------------------- tokenizer: reading of the models */
 
-/* Returns a number as the JSON reader of `tokenizers` computes it: as many digits as 64 bits hold, as an
-   integer, times a power of ten. This is not always the nearest double, and the last bit may decide which of
-   two spellings of a word is better. `at` points to a number of valid JSON. */
+/* Returns the value of the JSON number at `at` as the JSON reader of the package `tokenizers` computes it:
+   takes as many digits as fit into 64 bits as an integer, and multiplies it by a power of ten. The result is
+   not always the nearest double. Its last bit may decide which of two ways to spell a word with tokens is
+   better. */
 static double tt__unigram_score(const char *at)
 {
     const bool negative = *at == '-';
@@ -31151,7 +31194,7 @@ static double tt__unigram_score(const char *at)
     return negative ? -score : score;
 }
 
-/* Reads the scores of Unigram's vocabulary. `text`: the text that j was parsed from. */
+/* Reads the scores of Unigram's vocabulary. text: the text from which j was parsed. */
 static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char *text, int model)
 {
     const int node = tt__json_get(j, model, "vocab");
@@ -31175,7 +31218,7 @@ static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char 
     return TT_OK;
 }
 
-typedef struct tt__bpe_merging { /* where a merge is read, for errors; memory for its result */
+typedef struct tt__bpe_merging { /* place of the current merge, for errors; memory for its result */
     const char *path;
     size_t offset, count;
     char *joined;
@@ -31203,7 +31246,7 @@ static tt_status tt__bpe_merges_begin(tt_tokenizer *k, size_t count, tt__bpe_mer
     return TT_OK;
 }
 
-/* Adds the next merge, of two tokens into a token of the vocabulary. */
+/* Adds the next merge: tokens `left` and `right` become the token whose text is theirs joined. */
 static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const char *left, size_t left_bytes,
                                    const char *right, size_t right_bytes)
 {
@@ -31223,7 +31266,7 @@ static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const ch
     to->pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
     to->rank = (uint32_t)m->count++;
     to->id = id;
-    /* Words cannot be cut at runs of U+2581 if a merge's result has the start of a run inside. */
+    /* If a run of U+2581 begins inside a merge's result, words cannot be cut where such runs begin. */
     for (size_t i = 1; k->model.cuts && i + 3 <= left_bytes + right_bytes; i++)
         if (memcmp(m->joined + i, "\xE2\x96\x81", 3) == 0 &&
             (i < 3 || memcmp(m->joined + i - 3, "\xE2\x96\x81", 3) != 0)) k->model.cuts = false;
@@ -31249,7 +31292,7 @@ static tt_status tt__read_merges(tt_tokenizer *k, const tt__json *j, int model)
                 right = space + 1;
                 right_bytes = left_bytes - (size_t)(right - left);
                 left_bytes = (size_t)(space - left);
-                *space = 0; /* ends `left` in errors */
+                *space = 0; /* ends the string `left`, for error messages */
             }
             if (space && memchr(right, ' ', right_bytes)) right = NULL;
         } else if (at->kind == TT__JSON_ARRAY && at->count == 2) {
@@ -31294,7 +31337,7 @@ static tt_status tt__read_merges_txt(tt_tokenizer *k, const char *path, const tt
     return status;
 }
 
-/* Reads the options of a model that affect ids, all but vocabulary and merges. */
+/* Reads the options of a model that affect ids, except its vocabulary and merges. */
 static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, const char **unk)
 {
     tt__model *m = &k->model;
@@ -31377,8 +31420,8 @@ static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int mode
 /* ==== src/text/added.h */
 /* -------------------------------------------------------------------------------- tokenizer: added tokens */
 
-/* Reads an added token: an object with "content" and perhaps "id". `id` is used if the object has no "id". Of
-   two tokens with the same text the later one counts. */
+/* Reads an added token from the JSON object at `node`, which has "content" and perhaps "id"; without "id",
+   the token gets `id`. If two added tokens have the same text, the later one replaces the earlier. */
 static tt_status tt__read_added(tt_tokenizer *k, const tt__json *j, int node, int id)
 {
     tt__added a;
@@ -31413,7 +31456,7 @@ static tt_status tt__read_added_list(tt_tokenizer *k, const tt__json *j, int lis
     return status;
 }
 
-/* Gives an added token the text that is searched for in normalized texts: its own text, normalized. */
+/* Normalizes the text of an added token that is searched for in normalized texts. */
 static tt_status tt__normalize_added(tt_tokenizer *k, tt__added *a, const char *path)
 {
     tt__encoder e;
@@ -31430,7 +31473,7 @@ static tt_status tt__normalize_added(tt_tokenizer *k, tt__added *a, const char *
     return TT_OK;
 }
 
-/* Gives the added tokens their ids and fills the tables that find them. */
+/* Gives the added tokens their ids, and fills the tables in which added tokens are looked up. */
 static tt_status tt__place_added(tt_tokenizer *k, const char *path)
 {
     tt__vocab *v = &k->vocab;
@@ -31439,7 +31482,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
         tt__added *a = &k->added[i];
         const int there = tt__any_token(k, a->text, a->bytes);
         if (a->id < 0) a->id = there;
-        if (a->id < 0) continue; /* a default that the vocabulary lacks */
+        if (a->id < 0) continue; /* a default token that the vocabulary lacks */
         if (there >= 0 ? there != a->id : v->text[a->id].bytes != TT__NO_TOKEN)
             return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the added token '%.200s' has the id %d, which %s",
                             path, a->text, a->id, there >= 0
@@ -31458,7 +31501,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
         if (a->id < 0 || k->added_of[a->id] != i) continue;
         a->skipped = a->special;
         if (a->normalized && k->normalize.n) status = tt__normalize_added(k, a, path);
-        if (status != TT_OK || !a->bytes) continue; /* a normalizer removes all of its text */
+        if (status != TT_OK || !a->bytes) continue; /* the normalizers have removed all of its text */
         tt__added_tree *t = &k->trees[a->normalized];
         const uint8_t byte = (uint8_t)a->text[0];
         t->first = t->prefixes.count && t->first != byte ? -1 : byte;
@@ -31471,7 +31514,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
 /* ==== src/text/build.h */
 /* ------------------------------------------------------------------------------------ tokenizer: building */
 
-/* Applies "add_prefix_space" of tokenizer_config.json and, for LlamaTokenizer, its "legacy". */
+/* Applies "add_prefix_space" of tokenizer_config.json and, for LlamaTokenizer, "legacy" of the same file. */
 static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const tt__json *config)
 {
     const bool llama = first == TT__FIRST_LLAMA;
@@ -31485,10 +31528,10 @@ static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const 
         tt__step *s = &k->split.all[i];
         if (s->kind == TT__STEP_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
         if (!llama) continue;
-        s->prefix_always = prefix && legacy; /* every part between added tokens, or only the first */
+        s->prefix_always = prefix && legacy; /* always: before every part between added tokens */
         s->prefix_first = prefix && !legacy;
     }
-    if (llama && !prefix) k->finish.decode.n--; /* the step that strips the prefix */
+    if (llama && !prefix) k->finish.decode.n--; /* removes the step that strips the prefix */
     return status;
 }
 
@@ -31510,7 +31553,8 @@ static tt_status tt__read_added_decoder(tt_tokenizer *k, const tt__json *config)
     return status;
 }
 
-/* Tokens of BERT. A text that spells one out has that token there. A vocab.txt must have the first three. */
+/* BERT's special tokens. Where a text contains the spelling of one, that place becomes the token. A vocab.txt
+   must have the first three. */
 static const struct { const char *text; tt_special_token role; } tt__bert_tokens[] = {
     {"[UNK]", TT_TOKEN_UNK}, {"[CLS]", TT_TOKEN_CLS}, {"[SEP]", TT_TOKEN_SEP}, {"[PAD]", TT_TOKEN_PAD},
     {"[MASK]", TT_TOKEN_MASK}};
@@ -31533,7 +31577,7 @@ static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
                         tt__json_kind_name(j, 0));
     const int model = tt__json_get(j, 0, "model");
     tt_status status = tt__read_model(k, j, model, &unk);
-    if (r.way && k->model.kind != TT__MODEL_BPE) r.way = NULL, r.first = TT__FIRST_FILE; /* only BPE has it */
+    if (r.way && k->model.kind != TT__MODEL_BPE) r.way = NULL, r.first = TT__FIRST_FILE; /* only for BPE */
     if (r.way && status == TT_OK) status = tt__read_model(k, r.way, tt__json_get(r.way, 0, "model"), &unk);
     const tt__json *way = r.way ? r.way : j;
     const struct { const tt__json *from; const char *key; tt__reader read; } parts[] = {
@@ -31600,7 +31644,7 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
     if (!k) return NULL;
     memset(&file, 0, sizeof file);
     memset(&j, 0, sizeof j);
-    j.ctx = ctx; /* tt__json_free needs it in any case */
+    j.ctx = ctx; /* tt__json_free reads it even after an error */
     snprintf(text, sizeof text, format, lowercase ? "true" : "false");
     tt_status status = tt__file_open(ctx, vocab_path, &file);
     if (status == TT_OK && file.size > TT__VOCAB_BYTES)
@@ -31637,7 +31681,7 @@ static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
                         tt__json_kind_name(j, 0));
     for (int k = 0; k < TT__COUNT(members) && status == TT_OK; k++) {
         status = tt__json_read_bool(j, 0, members[k].key, members[k].to);
-        if (k == 0) accents = *lowercase; /* strip_accents null: like do_lower_case */
+        if (k == 0) accents = *lowercase; /* strip_accents: null means the value of do_lower_case */
     }
     const char *unsupported = accents != *lowercase ? "\"strip_accents\" is not as do_lower_case"
                             : !cjk                  ? "\"tokenize_chinese_chars\" is false"
@@ -31651,8 +31695,8 @@ static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
 /* ==== src/text/folders.h */
 /* ------------------------------------------------------------------------------------- tokenizer: folders */
 
-/* Opens a JSON file of a folder, if it exists; else j->count is 0. Writes the file's path to `path`, which j
-   points to. The caller frees j in any case. */
+/* Opens and parses a JSON file of a folder; if the file does not exist, sets j->count to 0. Writes the file's
+   path to `path`, which must live as long as j. The caller frees j even after an error. */
 static tt_status tt__json_open_if_there(tt__json *j, tt_context *ctx, char path[TT__PATH], const char *folder,
                                         const char *file)
 {
@@ -31663,8 +31707,8 @@ static tt_status tt__json_open_if_there(tt__json *j, tt_context *ctx, char path[
     return status == TT_OK && there ? tt__json_open(j, ctx, path) : status;
 }
 
-/* Reads a file of the folder, if it exists, and keeps it for tt_tokenizer_save. NULL: the file does not
-   exist, or an error. */
+/* Reads a file of the folder, if it exists, and keeps its bytes for tt_tokenizer_save. Returns NULL if the
+   file does not exist or after an error. */
 static const tt__file_bytes *tt__keep_file(tt_tokenizer *k, const char *folder, const char *name,
                                            char path[TT__PATH], tt_status *status)
 {
@@ -31680,8 +31724,8 @@ static const tt__file_bytes *tt__keep_file(tt_tokenizer *k, const char *folder, 
     return &kept->file;
 }
 
-/* Reads a JSON file of the folder, if it exists, keeps it for tt_tokenizer_save, and parses it into j. NULL:
-   the file does not exist, or an error. */
+/* Reads a JSON file of the folder, if it exists, keeps its bytes for tt_tokenizer_save, and parses it into j.
+   Returns NULL if the file does not exist or after an error. */
 static const tt__file_bytes *tt__keep_json(tt_tokenizer *k, const char *folder, const char *name,
                                            char path[TT__PATH], tt__json *j, tt_status *status)
 {
@@ -31693,7 +31737,8 @@ static const tt__file_bytes *tt__keep_json(tt_tokenizer *k, const char *folder, 
 static const char *const tt__role_names[TT_TOKEN_COUNT] = {"unk_token", "bos_token", "eos_token", "pad_token",
                                                            "cls_token", "sep_token", "mask_token"};
 
-/* Sets the tokens of roles that a JSON object names: as a text, or as an object with "content". */
+/* Sets the token of each role (such as "bos_token") that JSON object j names. A token is given as a text or
+   as an object with "content". */
 static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
 {
     for (int role = 0; role < TT_TOKEN_COUNT; role++) {
@@ -31706,8 +31751,8 @@ static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
     }
 }
 
-/* Sets the tokens of roles that config.json gives as bos_token_id and so on: a number, or the first of a
-   list. */
+/* Sets the token of each role that config.json gives as an id ("bos_token_id" and so on). The id is a number
+   or the first number of a list. */
 static void tt__read_role_ids(tt_tokenizer *k, const tt__json *j)
 {
     for (int role = 0; role < TT_TOKEN_COUNT; role++) {
@@ -31731,9 +31776,10 @@ static bool tt__is_ordinary(const tt_tokenizer *k, int32_t id)
     return !(first == '<' && last == '>') && !(first == '[' && last == ']');
 }
 
-/* Classes that follow "add_prefix_space" of tokenizer_config.json. json: the rest of a tokenizer that
-   consists of vocab.json and merges.txt; NULL: such a tokenizer is not read. Tokens that the vocabulary lacks
-   are left out. "added_tokens_decoder" of tokenizer_config.json may add more. */
+/* The tokenizer classes of transformers that obey "add_prefix_space" of tokenizer_config.json. json: what a
+   tokenizer.json would have besides the vocabulary, for folders that only have vocab.json and merges.txt;
+   NULL: such folders are not read. Added tokens that the vocabulary lacks are left out.
+   "added_tokens_decoder" of tokenizer_config.json may add more tokens. */
 static const struct { const char *name, *model_type, *json; } tt__classes[] = {
     {"GPT2Tokenizer", "gpt2",
      "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],"
@@ -31755,7 +31801,8 @@ static const struct { const char *name, *model_type, *json; } tt__classes[] = {
     {"GPTNeoXTokenizer", "gpt_neox", NULL},
 };
 
-/* The pipeline that LlamaTokenizer of transformers 5 uses in place of the one in tokenizer.json. */
+/* The pipeline (normalizer, splitter, decoder) that LlamaTokenizer of transformers 5 uses instead of the
+   pipeline in tokenizer.json. */
 static const char tt__llama_way[] =
     "{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\\u2581\",\"split\":false},"
     "\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
@@ -31764,20 +31811,23 @@ static const char tt__llama_way[] =
     "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
     "\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true}}";
 
-/* Returns the text of a member of a file that may be missing (then it is empty). NULL: no such text. */
+/* Returns the text of member `key` of JSON file j, which is empty if the file is missing. NULL: no such
+   text. */
 static const char *tt__folder_text(const tt__json *j, const char *key)
 {
     return j->count && j->nodes[0].kind == TT__JSON_OBJECT ? tt__json_text(j, tt__json_get(j, 0, key)) : NULL;
 }
 
-/* Returns whether a name is that of a class, or of the class's twin in transformers 4. */
+/* Returns whether `name` is the class `which`, or `which` with "Fast" appended, its name in transformers
+   4. */
 static bool tt__class_is(const char *name, const char *which)
 {
     const size_t n = strlen(which);
     return name && strncmp(name, which, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0);
 }
 
-/* Returns the row of tt__classes that a name or, without a name, a model type asks for. -1: none. */
+/* Returns the row of tt__classes with this class name or, if `name` is NULL, with this model type. -1:
+   none. */
 static int tt__class_of(const char *name, const char *type)
 {
     for (int i = 0; i < TT__COUNT(tt__classes); i++)
@@ -31799,8 +31849,8 @@ static tt__first_word tt__first_word_of(const tt__json *config, const tt__json *
     return tt__class_of(name, type) >= 0 ? TT__FIRST_BYTES : TT__FIRST_FILE;
 }
 
-/* Returns the json of tt__classes for a folder's tokenizer_config.json or config.json; either may be empty.
-   NULL and an error: no row fits. */
+/* Returns the field `json` of the row of tt__classes that the folder's tokenizer_config.json or config.json
+   names; either file may be empty. Returns NULL after tt__fail if no row fits. */
 static const char *tt__class_json(tt_context *ctx, const char *folder, const tt__json *config,
                                   const tt__json *model)
 {
@@ -31839,7 +31889,7 @@ typedef struct tt__tokenizer_folder {
     char model_path[TT__PATH], merges_path[TT__PATH];
 } tt__tokenizer_folder;
 
-/* Builds the tokenizer of a tokenizer.json. */
+/* Builds the tokenizer that a tokenizer.json describes. */
 static tt_status tt__load_json(tt_tokenizer *k, tt__tokenizer_folder *f, const tt__file_bytes *file)
 {
     const tt__first_word first = tt__first_word_of(&f->config, &f->model, file);
@@ -31851,7 +31901,7 @@ static tt_status tt__load_json(tt_tokenizer *k, tt__tokenizer_folder *f, const t
     return status == TT_OK ? tt__build_tokenizer(k, &r) : status;
 }
 
-/* Builds the tokenizer of a vocab.json and a merges.txt. */
+/* Builds the tokenizer of a folder that has vocab.json and merges.txt. */
 static tt_status tt__load_merges(tt_tokenizer *k, tt__tokenizer_folder *f)
 {
     tt_status status = TT_OK;
@@ -31876,7 +31926,7 @@ static void tt__load_roles(tt_tokenizer *k, const tt__tokenizer_folder *f)
     if (f->config.count) tt__read_roles(k, &f->config);
     if (f->map.count) tt__read_roles(k, &f->map);
     if (k->model.kind == TT__MODEL_WORDPIECE) tt__roles_of_bert(k);
-    const bool told = *eos >= 0; /* by a file of the tokenizer itself */
+    const bool told = *eos >= 0; /* a tokenizer file names the end token */
     if (f->model.count) tt__read_role_ids(k, &f->model);
     const int32_t own = tt_tokenizer_find(k, "<|endoftext|>"), end = *eos;
     const bool ordinary = !told && tt__is_ordinary(k, end);
@@ -31931,7 +31981,7 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
         f->folder = folder;
         status = tt__load_folder(k, f);
         for (int i = 0; i < TT__COUNT(all); i++) {
-            all[i]->ctx = ctx; /* free needs it, even if not opened */
+            all[i]->ctx = ctx; /* tt__json_free reads it even if the file was not opened */
             tt__json_free(all[i]);
         }
     }
