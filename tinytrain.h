@@ -16825,20 +16825,21 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 /* ==== src/ranks/threads.h */
 /* ===========================================================================================================
    RANKS                                                                                            src/ranks/
-   The ranks of a process, one thread each: barriers, and how they fail together. Processes and their
-   messages, device groups, collectives. Uses all above.
+   The ranks of a process, one thread each, with their barriers and their common failure; processes and their
+   messages; device groups; collectives. Uses all sections above.
 
-   The tree of sums. A step adds up gradients and the counts of losses over its micro-batches. These sums have
+   The tree of sums. A step sums gradients and the counts of losses over its micro-batches. These sums have
    the same bits for any number of data ranks. tt_parallel.groups is the number of leaves of a sum;
    micro-batch m of a step belongs to leaf m % groups. Leaves are summed in pairs, (0 + 1) + (2 + 3) and so
-   on, each sum rounded to the dtype of the summed values; leaves without a micro-batch are left out. Data
-   rank r of n runs micro-batches r, r + n, r + 2 n and so on, so it has leaves r, r + n, ...: its slots. Slot
-   k of all ranks together is a subtree, which a collective sums; TT__OP_SUM_SLOTS then sums the slots.
+   on, and each sum is rounded to the dtype of the values; leaves without a micro-batch are left out. Data
+   rank r of n data ranks runs the micro-batches r, r + n, r + 2 * n and so on, so it has the leaves r, r + n
+   and so on, which are its slots. Slot k of all ranks together is a subtree, which a collective sums;
+   TT__OP_SUM_SLOTS then sums the slots.
 
-   Sums of a step (zero 0 and 1): the matrix products that compute a gradient add it to its leaf in place, and
-   the tree is summed once, at the end of the step. Sums of micro-batches (zero 2 and 3, and
-   tt_parallel.reduce_micros): a leaf is one micro-batch, the tree is summed after each lap of `groups`
-   micro-batches, and laps are added one after another.
+   Sums of a step (tt_parallel.zero 0 and 1): the matrix product that computes a gradient adds it to its leaf
+   in place, and the tree is summed once, at the end of the step. Sums of micro-batches (tt_parallel.zero 2
+   and 3, and tt_parallel.reduce_micros): a leaf is one micro-batch, the tree is summed after each lap of
+   `groups` micro-batches, and the sums of laps are added one after another.
    ======================================================================================================== */
 
 /* The ranks of a process that run together, one thread each: their barriers, and their common failure. */
@@ -16848,19 +16849,21 @@ typedef struct tt__world {
     double timeout;          /* seconds */
     pthread_mutex_t mutex;
     pthread_cond_t wake;
-    int sleepers;            /* threads that wait for `wake` */
-    int spins;               /* checks for another rank before a rank sleeps */
+    int sleepers;            /* number of threads that wait for `wake` */
+    int spins;               /* how many times a waiting rank checks a count before it sleeps */
     int failed;              /* atomic: a rank has failed; no rank waits any more */
-    int outside;             /* atomic: ranks that wait for messages of other processes, at most as long as
-                                these may take. A rank that waits for such a rank has to wait as long */
-    const char *op[TT__RANKS], *on[TT__RANKS]; /* atomic, by rank: its current op and value; or NULL */
-    uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: how often a has come to a barrier with b */
-    /* Atomic, for a pipeline's micro-batches, by rank: how many values it has sent to the next stage (0) and
-       gradients to the one before (1); how many of each it has taken from the other side. */
+    int outside;             /* atomic: number of ranks that wait for messages of other processes. A rank
+                                that waits for such a rank does not time out before it */
+    const char *op[TT__RANKS], *on[TT__RANKS]; /* atomic; for each rank: its current op and value; or NULL */
+    uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: how many times rank a reached a barrier with b */
+    /* Atomic, for the micro-batches of a pipeline; for each rank: how many values it has sent to the next
+       stage ([0]) and how many gradients to the previous stage ([1]); how many values it has taken from the
+       previous stage ([0]) and how many gradients from the next ([1]). */
     uint64_t sent[TT__RANKS][2], taken[TT__RANKS][2];
 } tt__world;
 
-/* Ranks first, first + stride, ...: `count` of them. */
+/* The members of a collective or a barrier: `count` ranks first, first + stride, first + 2 * stride and so
+   on. */
 typedef struct tt__members { int first, stride, count; } tt__members;
 
 static tt__world *tt__world_new(tt_context *ctx, int ranks, double timeout)
@@ -16870,7 +16873,7 @@ static tt__world *tt__world_new(tt_context *ctx, int ranks, double timeout)
     w->ctx = ctx;
     w->ranks = ranks;
     w->timeout = timeout;
-    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* the other ranks need the CPU */
+    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* spinning would take CPUs from ranks */
     pthread_mutex_init(&w->mutex, NULL);
     pthread_cond_init(&w->wake, NULL);
     return w;
@@ -16891,14 +16894,14 @@ static void tt__world_wake(tt__world *w)
     pthread_mutex_unlock(&w->mutex);
 }
 
-/* Ends all waiting. The rank has called tt__fail before. */
+/* Ends the waiting of all ranks. The rank that calls this function has called tt__fail. */
 static void tt__world_fail(tt__world *w)
 {
     __atomic_store_n(&w->failed, 1, __ATOMIC_SEQ_CST);
     tt__world_wake(w);
 }
 
-/* Resets all barriers and counts after a failure. No rank may be running. */
+/* Resets all barriers and counts, as a failure may have left them unequal. No rank may be running. */
 static void tt__world_reset(tt__world *w)
 {
     memset(w->met, 0, sizeof w->met);
@@ -16909,7 +16912,8 @@ static void tt__world_reset(tt__world *w)
     w->failed = 0;
 }
 
-/* Notes what a rank does, for the error of a rank that waits for it too long. */
+/* Notes the op and the value on which a rank works. A rank that waits for this rank too long names them in
+   its error. */
 static void tt__world_note(tt__world *w, int rank, const char *op, const char *on)
 {
     __atomic_store_n(&w->op[rank], op, __ATOMIC_RELAXED);
@@ -16921,8 +16925,8 @@ static bool tt__has_come(const uint64_t *count, uint64_t times)
     return __atomic_load_n(count, __ATOMIC_SEQ_CST) >= times;
 }
 
-/* Waits until another thread signals `wake`, at most `seconds`. Callers pass few seconds: the clock that
-   counts them may be set meanwhile. */
+/* Waits until another thread signals `wake`, but at most `seconds`. Callers pass few seconds, as somebody may
+   set the clock during the wait. */
 static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double seconds)
 {
     struct timespec until;
@@ -16933,8 +16937,8 @@ static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double second
     pthread_cond_timedwait(wake, mutex, &until);
 }
 
-/* Sleeps until a rank's count is `times` or a rank has failed. Returns false after the timeout, which starts
-   again while a rank waits for other processes. */
+/* Sleeps until *count is at least `times` or a rank has failed. Returns false after the timeout, which starts
+   anew as long as a rank waits for other processes. */
 static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
 {
     double begin = tt__seconds();
@@ -16952,7 +16956,8 @@ static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
     return done;
 }
 
-/* Waits until a count of `rank` is `times`. Returns false after the timeout, or if a rank has failed. */
+/* Makes rank `me` wait until *count, a count of rank `rank`, is at least `times`. Returns false after the
+   timeout, or if a rank has failed. */
 static bool tt__wait_for(tt__world *w, int me, int rank, const uint64_t *count, uint64_t times)
 {
     for (int i = 0; i < w->spins && !tt__has_come(count, times); i++) tt__pause();
@@ -16979,8 +16984,8 @@ static void tt__count_on(tt__world *w, uint64_t *count)
     if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__world_wake(w);
 }
 
-/* Waits at a barrier until each member has come as often as rank `me`, a member too, has come to it.
-   Afterwards all members see what any of them wrote before. Returns false after the timeout, or if a rank has
+/* Makes rank `me`, a member, wait at a barrier until all members have reached it. After the barrier, all
+   members see the memory that any member wrote before it. Returns false after the timeout, or if a rank has
    failed. */
 static bool tt__meet(tt__world *w, int me, tt__members members)
 {
@@ -16997,82 +17002,82 @@ static bool tt__meet(tt__world *w, int me, tt__members members)
 
 /* ==== src/ranks/processes.h */
 /* ------------------------------------------------------------------------------------- several processes
-   Processes that a launcher such as `mpirun` started together run one program. Each calls the same functions
-   with the same arguments and has the same number of ranks. Ranks are numbered through all processes.
+   Processes that a launcher such as `mpirun` started together run one program. Each process calls the same
+   functions with the same arguments and has the same number of ranks. Ranks are numbered through all
+   processes. Messages go from one process to another (tt__wire). MPI's own sums are not used, as MPI chooses
+   their order. To sum a tensor over ranks, a process first sums the numbers of its own ranks, as far as these
+   ranks form subtrees of the tree of sums (tt__collective). Each process is responsible for one part of the
+   tensor: it receives the other processes' sums of this part, adds them up, and sends the result to all
+   others. For a tensor of n bytes on P processes, a process sends (P - 1) * n / P bytes before the sum and as
+   many after it, which is the minimum, and no message waits for another. Halving and doubling would send as
+   many bytes, but in log2(P) rounds in which messages wait for each other. Processes agree (tt__agree) where
+   all must make the same decision: each sends the others a note with its status and the facts that the others
+   need. An error of one process is then an error of all, and all may continue. If a rank fails elsewhere, its
+   process tells the others, which may be waiting for that rank; this ends the common work for good. The
+   common work also ends if a process closes its context or lets others wait longer than the timeout. */
 
-   Messages go from one process to another (tt__wire). MPI's own sums are not used, as their order is MPI's. A
-   process first sums what its own ranks have, as far as that is a subtree of the tree of sums
-   (tt__collective). Then it sends each other process the part that the other sums, once, and sends the part
-   that it has summed to all, once. For n bytes on P processes that is (P - 1) n / P bytes each way, which is
-   the minimum, and no message waits for another. Halving and doubling would move as many bytes, in log2(P)
-   turns in which messages wait for each other.
-
-   Processes agree (tt__agree) where all must make the same decision: each sends the others a note with its
-   status and what the others must know. An error of one process is then an error of all, and all may
-   continue. If a rank fails elsewhere, its process tells the others, which wait for it somewhere; that ends
-   the common work for good. So does a process that closes its context, or that lets others wait longer than
-   the timeout. */
-
-/* Tags of messages. Groups of collectives have tags from TT__DATA_TAG on. */
+/* Tags of messages: end messages (tt__end), notes, fetched data. Messages of collectives have tags from
+   TT__DATA_TAG on. */
 enum { TT__END_TAG = 1, TT__NOTE_TAG, TT__FETCH_TAG, TT__DATA_TAG = 16 };
 
 /* A message in flight. */
 typedef struct tt__request {
-    uint64_t handle;        /* the wire's */
-    int process;            /* that it goes to, or comes from */
-    bool done, comes;       /* comes: this process receives it, from an instruction of the other one */
+    uint64_t handle;        /* the transport's handle of the message */
+    int process;            /* the process to which the message goes, or from which it comes */
+    bool done, comes;       /* comes: this process receives the message of an instruction */
 } tt__request;
 
-/* A transport: carries messages between processes. Messages of one tag from one process to another arrive in
-   the order in which they were sent. Functions return NULL, or an error message. Only one thread calls them
-   at a time. */
+/* A transport, which carries messages between processes. Messages with the same tag from one process to
+   another arrive in the order in which they were sent. The functions return NULL, or an error message. Only
+   one thread at a time calls them. */
 typedef struct tt__wire {
     const char *(*send)(struct tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r);
     const char *(*receive)(struct tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r);
     const char *(*test)(struct tt__net *n, tt__request *r); /* sets r->done */
-    /* Receives a message of TT__END_TAG, if one has arrived; else sets *from to -1. */
+    /* Receives a message with tag TT__END_TAG, if one has arrived; else sets *from to -1. */
     const char *(*take_end)(struct tt__net *n, int *from, void *data, size_t bytes);
     void (*close)(struct tt__net *n);
 } tt__wire;
 
-/* A process's message to the others when it stops: a rank has failed, or its context is closed. */
+/* The message that a process sends to the others when it stops, because a rank has failed or the process
+   closes its context. */
 typedef struct tt__end {
     int status, failed;
     char why[1000];
 } tt__end;
 
-enum { TT__NOTE = 2048 };   /* max bytes that a process tells the others when all agree */
+enum { TT__NOTE = 2048 };   /* max bytes of data that a process sends the others in tt__agree */
 typedef struct tt__note {
-    char where[40];         /* the point that the process is at */
+    char where[40];         /* the point of the program that the process has reached */
     int status, bytes;
-    unsigned char data[TT__NOTE + 1000]; /* `bytes` of them, then the text of an error */
+    unsigned char data[TT__NOTE + 1000]; /* `bytes` bytes of data, then the text of an error */
 } tt__note;
 
-/* The processes that run together, as one of them sees them. */
+/* The processes that run together, from the view of this process. */
 typedef struct tt__net {
     tt_context *ctx;
     const tt__wire *wire;
     int processes, me;
     char host[TT__RANKS][64];
     pthread_mutex_t mutex;  /* guards the wire and the fields marked "guarded" */
-    int failed;             /* atomic: the processes no longer work together, ... */
+    int failed;             /* atomic: the processes no longer work together */
     tt_status status;
-    char why[1100];         /* ... for this reason */
-    tt__end end, ended[TT__RANKS]; /* its own; guarded: those received, by process */
-    bool has_ended[TT__RANKS];     /* guarded */
-    char heard[TT__RANKS][128];    /* guarded; by process: the instruction of its last message */
-    int ranks;              /* of each process, in the program that ran last; 0: no program has memory yet */
-    tt__note *note;         /* by process: its note when all agreed last */
-    bool cuda_aware;        /* in all processes messages can begin and end in the memory of GPUs */
+    char why[1100];         /* why the processes no longer work together */
+    tt__end end, ended[TT__RANKS]; /* this process's end message; guarded: those received, by process */
+    bool has_ended[TT__RANKS];     /* guarded; for each process: its end message has arrived */
+    char heard[TT__RANKS][128];    /* guarded; for each process: the instruction of its last message */
+    int ranks;              /* number of ranks of each process in the last program; 0: none has memory yet */
+    tt__note *note;         /* for each process: its note in the last tt__agree */
+    bool cuda_aware;        /* the MPI of every process can send from and receive into GPU memory */
     double sent, least;     /* guarded: bytes that collectives have sent so far; the minimum that any method
                                must send */
 #ifdef TINYTRAIN_MPI
-    MPI_Comm talk, data;    /* for notes and ends; for collectives */
+    MPI_Comm talk, data;    /* for notes and end messages; for collectives */
     char error[MPI_MAX_ERROR_STRING + 1];
 #endif
 } tt__net;
 
-/* Writes the name of a process, as in "process 1 (host b)". */
+/* Writes the name of a process to `to`, such as "process 1 (host b)". */
 static const char *tt__process_name(const tt__net *n, int process, char to[96])
 {
     snprintf(to, 96, "process %d (%s)", process, n->host[process]);
@@ -17097,8 +17102,8 @@ static tt_status tt__net_status(tt_context *ctx)
     return tt__fail(ctx, n->status, "%s", n->why);
 }
 
-/* Receives an end message, if one has arrived, and notes that its process has stopped. The caller holds the
-   mutex. Returns NULL or the wire's error. */
+/* Receives an end message, if one has arrived, and notes that the process that sent it has stopped. The
+   caller holds the mutex. Returns NULL or the transport's error. */
 static const char *tt__net_ends(tt__net *n)
 {
     tt__end end;
@@ -17109,13 +17114,14 @@ static const char *tt__net_ends(tt__net *n)
     n->ended[from] = end;
     n->has_ended[from] = true;
     snprintf(why, sizeof why, "%s", end.why);
-    if (end.failed && strncmp(why, "process ", 8) != 0) /* it names no process yet */
+    if (end.failed && strncmp(why, "process ", 8) != 0) /* the text names no process */
         snprintf(why, sizeof why, "%s: %s", tt__process_name(n, from, name), end.why);
     if (end.failed) tt__net_stop(n, (tt_status)end.status, why);
     return NULL;
 }
 
-/* Waits between two checks for messages. Other processes may need this CPU in order to send. */
+/* Pauses between two checks for messages, as other processes may need this CPU in order to send. waited:
+   seconds waited so far. */
 static void tt__net_rest(double waited)
 {
     const struct timespec pause = {0, 20000};
@@ -17123,9 +17129,9 @@ static void tt__net_rest(double waited)
     else nanosleep(&pause, NULL);
 }
 
-/* Waits until all of these messages have been sent or received. Returns false if a process has failed, if the
-   wait took too long (*late: the process waited for; else -1), if the wire failed (*why: its error; else
-   NULL), or if *stop, unless NULL, became nonzero. */
+/* Waits until all `count` messages have been sent or received. Returns false if a process has failed, if the
+   wait took too long (sets *late to the process for which it waited; else to -1), if the transport failed
+   (sets *why to the transport's error; else to NULL), or if *stop became nonzero (stop may be NULL). */
 static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count, int *late, const char **why)
 {
     const double timeout = n->ctx->options.timeout, grace = fmin(2, timeout);
@@ -17136,7 +17142,7 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
     for (int k = 0; k < count; k++) r[k].done = false;
     while (left > 0) {
         const int before = left;
-        /* slow: a process that is waited for; closed: one that has closed its context. */
+        /* slow: a process whose message is missing; closed: such a process that has closed its context. */
         int slow = -1, closed = -1;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count && !*why; k++) {
@@ -17164,8 +17170,8 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
     return true;
 }
 
-/* Writes the name of a process with its ranks: "rank 1, process 1 (host b)," or, if it has several, "one of
-   the ranks 2 to 3, process 1 (host b),". */
+/* Writes the name of a process with its ranks: "rank 1, process 1 (host b)," or, for a process with several
+   ranks, "one of the ranks 2 to 3, process 1 (host b),". */
 static const char *tt__ranks_name(const tt__net *n, int process, char to[160])
 {
     char name[96];
@@ -17197,7 +17203,8 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
                     heard[0] ? "; its last message came in " : "", heard);
 }
 
-/* Sends this process's `end` to all others, for at most `seconds`. False: not all got it. */
+/* Sends this process's end message to all others, and waits at most `seconds`. Returns false if some process
+   did not get the message. */
 static bool tt__net_send_end(tt__net *n, double seconds)
 {
     tt__request r[TT__RANKS];
@@ -17214,7 +17221,7 @@ static bool tt__net_send_end(tt__net *n, double seconds)
         left = 0;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count; k++) {
-            if (!r[k].done && n->wire->test(n, &r[k])) r[k].done = true; /* that process cannot be told */
+            if (!r[k].done && n->wire->test(n, &r[k])) r[k].done = true; /* that process is out of reach */
             left += !r[k].done;
         }
         pthread_mutex_unlock(&n->mutex);
@@ -17223,8 +17230,8 @@ static bool tt__net_send_end(tt__net *n, double seconds)
     return !left;
 }
 
-/* Ends the common work of all processes because of the context's error, to which it adds the process's
-   name. */
+/* Ends the common work of all processes because this process has an error. Adds the process's name to the
+   context's error. */
 static tt_status tt__net_fail(tt_context *ctx, tt_status status)
 {
     tt__net *n = ctx->net;
@@ -17239,13 +17246,14 @@ static tt_status tt__net_fail(tt_context *ctx, tt_status status)
     snprintf(n->end.why, sizeof n->end.why, "%.999s", why);
     tt__net_stop(n, status, why);
     pthread_mutex_unlock(&n->mutex);
-    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* other messages stay as they are */
+    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* other messages stay in flight */
     return tt__net_status(ctx);
 }
 
-/* Brings all processes to the same decision: waits until each has called it, and exchanges their statuses and
-   `bytes` bytes of each, which tt__noted then returns. All processes return the first error that any of them
-   brought. `where` names the purpose in errors. */
+/* Brings all processes to the same decision: waits until each process has called this function, and exchanges
+   their statuses and `bytes` bytes of data (`brought`) of each process, which tt__noted then returns. If some
+   processes bring an error as `status`, all processes return the first such error. `where` names the purpose
+   in error messages. */
 static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status, const void *brought,
                            size_t bytes)
 {
@@ -17283,7 +17291,7 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
     if (failed) {
         tt__process_name(n, (int)(failed - n->note), name);
         snprintf(text, sizeof text, "%s", (const char *)failed->data + failed->bytes);
-        const bool named = strncmp(text, "process ", 8) == 0; /* from an earlier agreement */
+        const bool named = strncmp(text, "process ", 8) == 0; /* by an earlier tt__agree */
         status = tt__fail(ctx, (tt_status)failed->status, "%s%s%.900s", named ? "" : name, named ? "" : ": ",
                           text);
     } else if (elsewhere) {
@@ -17294,13 +17302,14 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
     return elsewhere ? tt__net_fail(ctx, status) : status;
 }
 
-/* Returns the bytes that a process brought when all agreed last. Without other processes, returns `own`. */
+/* Returns the data that a process brought to the last tt__agree. Without other processes, returns `own`. */
 static const void *tt__noted(const tt_context *ctx, int process, const void *own)
 {
     return ctx->net ? (const void *)ctx->net->note[process].data : own;
 }
 
-/* Sends bytes of process `owner` to process `taker`, or to all if taker is -1. All processes call it. */
+/* Sends `data` of process `owner` to process `taker`, or to all processes if `taker` is -1. All processes
+   must call this function. */
 static tt_status tt__net_fetch(tt_context *ctx, int owner, int taker, const char *where, void *data,
                                size_t bytes)
 {
@@ -17320,7 +17329,7 @@ static tt_status tt__net_fetch(tt_context *ctx, int owner, int taker, const char
     return tt__net_fail(ctx, tt__net_waited(n, where, late, why));
 }
 
-/* Ends the common work: all processes call it when they close their contexts. */
+/* Ends the common work of the processes. Each process calls this function when it closes its context. */
 static void tt__net_close(tt_context *ctx)
 {
     tt__net *n = ctx->net;
@@ -17329,7 +17338,7 @@ static void tt__net_close(tt_context *ctx)
     bool all = !tt__net_has_failed(n);
     if (all) {
         const double begin = tt__seconds();
-        int late = 0; /* the first process that has not come */
+        int late = 0; /* the first process that is missing */
         n->end.status = (int)ctx->status;
         if (ctx->status != TT_OK) snprintf(n->end.why, sizeof n->end.why, "%.999s", ctx->error);
         all = tt__net_send_end(n, ctx->options.timeout);
@@ -17354,7 +17363,8 @@ static void tt__net_close(tt_context *ctx)
     tt__free(ctx, n);
 }
 
-/* Returns the variable by which a launcher says that it started several processes; NULL: none does. */
+/* Returns the environment variable by which a launcher tells that it started several processes; NULL: no
+   launcher did. */
 static const char *tt__launched_by(void)
 {
     static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
@@ -17368,7 +17378,7 @@ static const char *tt__launched_by(void)
     return rank && several ? "PMIX_RANK" : NULL;
 }
 
-/* Returns whether each process is to train alone, although a launcher has started several. */
+/* Returns whether each process shall train alone, although a launcher has started several processes. */
 static bool tt__trains_alone(void)
 {
     const char *alone = getenv("TINYTRAIN_ALONE");
@@ -17377,11 +17387,11 @@ static bool tt__trains_alone(void)
 
 /* ==== src/ranks/mpi.h */
 /* ------------------------------------------------------------------------------------------------------- MPI
-   Messages between processes through MPI. A build without TINYTRAIN_MPI refuses what a launcher has started.
-   */
+   Sends messages between processes through MPI. A build without TINYTRAIN_MPI fails if a launcher has started
+   several processes. */
 
 #ifdef TINYTRAIN_MPI
-/* tt_files.remove of all processes but the first: removes nothing. */
+/* Removes nothing: the tt_files.remove of all processes except process 0. */
 static bool tt__removes_nothing(void *user, const char *path) { (void)user; (void)path; return true; }
 
 typedef char tt__request_holds_mpi[sizeof(MPI_Request) <= sizeof(uint64_t) ? 1 : -1];
@@ -17390,7 +17400,7 @@ static const char *tt__mpi_error(tt__net *n, int code)
 {
     int length = 0;
     if (code == MPI_SUCCESS) return NULL;
-    if (n->error[0]) return n->error; /* keeps the first error: others may be reading it */
+    if (n->error[0]) return n->error; /* keeps the first error: other threads may be reading it */
     if (MPI_Error_string(code, n->error, &length) != MPI_SUCCESS) snprintf(n->error, 32, "error %d", code);
     return n->error;
 }
@@ -17399,7 +17409,7 @@ static MPI_Comm tt__mpi_channel(const tt__net *n, int tag) { return tag < TT__DA
 
 static const char *tt__mpi_send(tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r)
 {
-    MPI_Request q = MPI_REQUEST_NULL; /* stays so after an error */
+    MPI_Request q = MPI_REQUEST_NULL; /* remains after an error */
     const int code = MPI_Isend(data, (int)bytes, MPI_BYTE, to, tag, tt__mpi_channel(n, tag), &q);
     r->process = to;
     r->handle = 0;
@@ -17409,7 +17419,7 @@ static const char *tt__mpi_send(tt__net *n, int to, int tag, const void *data, s
 
 static const char *tt__mpi_receive(tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r)
 {
-    MPI_Request q = MPI_REQUEST_NULL; /* stays so after an error */
+    MPI_Request q = MPI_REQUEST_NULL; /* remains after an error */
     const int code = MPI_Irecv(data, (int)bytes, MPI_BYTE, from, tag, tt__mpi_channel(n, tag), &q);
     r->process = from;
     r->handle = 0;
@@ -17440,20 +17450,20 @@ static const char *tt__mpi_take_end(tt__net *n, int *from, void *data, size_t by
     return tt__mpi_error(n, code);
 }
 
-/* MPI in this process, outside all contexts. MPI starts once and ends with the process. This is a global
-   because MPI itself is one: contexts come and go, and the function that ends MPI at exit gets no argument.
-   MPI_Init_thread waits for all other processes, forever if one is stopped, and cannot be interrupted.
-   Therefore a separate thread starts MPI, and tt__mpi_open waits for that thread only until the timeout. The
-   same thread ends MPI: the standard requires the thread that started it. */
+/* The state of MPI in this process, shared by all contexts. MPI can start only once in a process and ends
+   with it. The state is a global variable because MPI is global too: contexts open and close, and the
+   function that ends MPI at exit gets no argument. MPI_Init_thread waits for all other processes, forever if
+   one is stopped, and cannot be interrupted. Therefore a separate thread starts MPI, and tt__mpi_open waits
+   for that thread only until the timeout. The same thread ends MPI, as the standard requires. */
 typedef enum tt__mpi_state { TT__MPI_NONE, TT__MPI_STARTS, TT__MPI_RUNS, TT__MPI_ENDS } tt__mpi_state;
 
 static struct {
     pthread_mutex_t mutex;
-    pthread_cond_t wake;    /* `state` has changed */
+    pthread_cond_t wake;    /* signalled when `state` changes */
     tt__mpi_state state;
     int code, level;        /* results of MPI_Init_thread */
-    /* Number of contexts that are open, or that were closed when other processes may have been gone.
-       MPI_Finalize would wait for those processes in vain. */
+    /* Number of contexts that use MPI. A context that closes when other processes may have ended still
+       counts: MPI_Finalize would wait for those processes forever, so it is not called. */
     int in_use;
     pthread_t thread;
 } tt__mpi = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, TT__MPI_NONE, 0, 0, 0, 0};
@@ -17474,7 +17484,7 @@ static void *tt__mpi_thread(void *unused)
     return unused;
 }
 
-static void tt__mpi_finalise(void) /* at the process's exit */
+static void tt__mpi_finalise(void) /* runs when the process exits */
 {
     pthread_mutex_lock(&tt__mpi.mutex);
     const bool ends = tt__mpi.state == TT__MPI_RUNS && tt__mpi.code == MPI_SUCCESS && !tt__mpi.in_use;
@@ -17496,7 +17506,7 @@ static void tt__mpi_close(tt__net *n)
 static const tt__wire tt__mpi_wire = {tt__mpi_send, tt__mpi_receive, tt__mpi_test, tt__mpi_take_end,
                                       tt__mpi_close};
 
-/* Fails because other processes have not come to tt_open; MPI does not say which. */
+/* Fails because other processes have not called tt_open in time; MPI does not say which processes. */
 static tt_status tt__mpi_late(tt_context *ctx, const char *what)
 {
     static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK",
@@ -17510,7 +17520,7 @@ static tt_status tt__mpi_late(tt_context *ctx, const char *what)
                     rank ? rank : "of unknown number", host, ctx->options.timeout, what);
 }
 
-/* Starts MPI, unless it has begun to start, and waits until it runs. */
+/* Starts MPI, unless this process is starting it already, and waits until MPI runs. */
 static tt_status tt__mpi_start(tt_context *ctx)
 {
     const double begin = tt__seconds();
@@ -17532,7 +17542,7 @@ static tt_status tt__mpi_start(tt_context *ctx)
     return TT_OK;
 }
 
-/* Copies MPI_COMM_WORLD, after all processes have come. */
+/* Duplicates MPI_COMM_WORLD into *to, after all processes have reached this call. */
 static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
 {
     const double begin = tt__seconds();
@@ -17550,8 +17560,8 @@ static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
     return TT_OK;
 }
 
-/* Returns whether MPI reads and writes the memory of GPUs, by TINYTRAIN_MPI_CUDA or else by MPI's own
-   answer. */
+/* Returns whether MPI can read and write the memory of GPUs: the value of TINYTRAIN_MPI_CUDA or, if that is
+   not set, what MPI itself reports. */
 static bool tt__mpi_is_cuda_aware(void)
 {
     const char *said = getenv("TINYTRAIN_MPI_CUDA");
@@ -17601,10 +17611,11 @@ static tt_status tt__mpi_open(tt__net *n)
     return TT_OK;
 }
 
-/* Facts that processes tell each other at the start. All but `host` and `cuda_aware` must be equal. */
+/* Facts that each process tells the others at the start. All except `host` and `cuda_aware` must be equal in
+   all processes. */
 typedef struct tt__hello {
     char host[64], version[32], isa[16], bf16[16], seed[24];
-    int cuda_aware;         /* if not all are, messages go through the host's memory */
+    int cuda_aware;         /* MPI can access GPU memory; unless it can in all processes, it is not used so */
 } tt__hello;
 
 static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf16)
@@ -17640,8 +17651,8 @@ static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf1
 }
 #endif
 
-/* Finds the processes that were started together with this one. If there are several, sets ctx->net, and
-   process 0 alone writes files. */
+/* Finds the processes that a launcher started together with this one. If there are several, sets ctx->net and
+   makes process 0 the only one that writes files. */
 static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16)
 {
     const char *by = tt__trains_alone() ? NULL : tt__launched_by();
@@ -17665,13 +17676,13 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
     if (status == TT_OK && !n->note) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__net_hello(ctx, isa, bf16);
     if (status == TT_OK && n->me > 0) {
-        ctx->writes_nothing = true; /* it still makes folders: it may read one before process 0 has made it */
+        ctx->writes_nothing = true; /* but it makes folders, which it may read before process 0 does */
         ctx->options.files.remove = tt__removes_nothing;
         ctx->options.files.lock = NULL;
         ctx->options.files.space = NULL;
     }
     if (status == TT_OK && n->processes > 1) return TT_OK;
-    if (status != TT_OK) n->failed = 1; /* tt__net_close then waits for no message */
+    if (status != TT_OK) n->failed = 1; /* so that tt__net_close does not wait */
     tt__net_close(ctx);
     return status;
 #endif
@@ -17680,25 +17691,25 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
 /* ==== src/ranks/groups.h */
 /* ----------------------------------------------------------------------------------------- device groups */
 
-/* The ranks that programs run on together, each with a device of one kind. This process has `local` of them,
-   from number `first` on, each with a thread. It cannot see the memory of the others. */
+/* A crew: the ranks that run a program together, each with its own device, all of one kind. This process has
+   the ranks [first, first + local), each with a thread. It cannot access the memory of the other ranks. */
 typedef struct tt__crew {
     tt_context *ctx;
     const tt__device_kind *kind;
-    int ranks, index[TT__RANKS];   /* by rank: its device's number among those of the kind */
+    int ranks, index[TT__RANKS];   /* number of ranks; for each rank: number of its device */
     int first, local;
-    int moved;                     /* how much index[] exceeds the numbers in the name */
-    char name[96];                 /* "cuda:0,2", "cpu*2 in 4 processes"; cut if too long */
+    int moved;                     /* index[] exceeds the numbers in the name by so much */
+    char name[96];                 /* as in "cuda:0,2" or "cpu*2 in 4 processes"; cut if too long */
     tt__device *device[TT__RANKS]; /* NULL until opened, and for ranks of other processes */
-    tt__device *host[TT__RANKS];   /* the CPU beside a device of another kind; NULL until updates need it */
-    tt__pool *threads;             /* threads of the ranks, if several, once open */
-    tt__world *world;              /* barriers and counts of these threads */
-    /* Staging memory on the host: TT__STAGE bytes, or twice as many with several processes. NULL where all
-       memory is the host's and of this process. */
+    tt__device *host[TT__RANKS];   /* CPU device for updates in the host's memory; NULL until needed */
+    tt__pool *threads;             /* a thread for each rank; NULL until opened, or for a single rank */
+    tt__world *world;              /* barriers and counters of these threads */
+    /* Each rank's staging memory on the host: TT__STAGE bytes, or twice that with several processes. NULL if
+       the devices use the host's memory and there is only this process. */
     void *stage[TT__RANKS];
-    void *event[TT__RANKS];        /* for waits between devices' streams; NULL until used */
+    void *event[TT__RANKS];        /* by which streams of other devices wait; NULL until used */
     bool apart[TT__RANKS][TT__RANKS]; /* [a][b]: kernels of rank a cannot load from the memory of rank b */
-    bool tried;                    /* `apart` is known */
+    bool tried;                    /* `apart` has been found out */
     struct tt__crew *next;
 } tt__crew;
 
@@ -17707,23 +17718,26 @@ static bool tt__is_local(const tt__crew *c, int rank)
     return rank >= c->first && rank < c->first + c->local;
 }
 
-/* Returns the process of a rank. */
+/* Returns the number of the process that has a rank. */
 static int tt__process_of(const tt__crew *c, int rank) { return rank / c->local; }
 
-/* Bytes that ranks copy to the host's memory at once, if they cannot load from each other's memory. */
+/* Bytes of staging memory: max number of bytes that a rank copies to the host's memory at once, if ranks
+   cannot load from each other's memory. */
 #ifndef TT__STAGE /* tests make it smaller */
 #define TT__STAGE ((size_t)4 << 20)
 #endif
-/* Max batches of messages in flight between processes. Each batch has its part of the TT__STAGE bytes. */
+/* Max number of batches of messages in flight between processes. Each batch has an equal part of the
+   TT__STAGE bytes of staging memory. */
 enum { TT__NET_FLIGHTS = 8 };
 
-/* Bytes of a message, with room for MPI's header. MPI asks the receiver before it sends a longer message
-   (Open MPI over TCP: above 65536 bytes), and the answer queues behind what the receiver sends. The two
-   directions of a link would then take turns. */
+/* Max bytes of a message. With MPI's header, it stays below the size from which MPI first asks the receiver
+   (Open MPI over TCP: 65536 bytes). The receiver's answer would queue behind the data that the receiver is
+   sending, so that the two directions of a link would run in turn, not at once. */
 #ifndef TT__NET_MESSAGE /* tests make it smaller */
 #define TT__NET_MESSAGE ((size_t)61440)
 #endif
-/* Max number of requests for `bytes` bytes to and from all processes. */
+/* Max number of requests (one per message) to send `bytes` bytes to, and receive as many from, all
+   processes. */
 #define TT__NET_REQUESTS(bytes) (2 * (TT__RANKS + (bytes) / TT__NET_MESSAGE))
 
 /* Writes the name of a device: "cuda" for the first of a kind, "cuda:1" for the second, and so on. */
@@ -17734,10 +17748,11 @@ static const char *tt__device_name(const tt__device_kind *kind, int index, char 
     return to;
 }
 
-/* Returns the status that a function of a device returned. If that is an error, sets the device's message. */
+/* Returns `status`, which a function of a rank's device has returned. If it is an error, sets the context's
+   error to the device's message. */
 static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank, tt_status status)
 {
-    if (status == TT_OK || c->kind->host) return status; /* the CPU's functions have called tt__fail */
+    if (status == TT_OK || c->kind->host) return status; /* the CPU device has called tt__fail */
     char name[32];
     return tt__fail(ctx, status, "device '%s': %s", tt__device_name(c->kind, c->index[rank], name),
                     c->kind->backend->error(c->device[rank]));
@@ -17745,34 +17760,34 @@ static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank,
 
 /* ==== src/ranks/collectives.h */
 /* -------------------------------------------------------------------------------------------- collectives
-   The members of a process have consecutive numbers, and each process has equally many. `grain` of them, a
-   power of two, form a node: a whole subtree of the tree of sums, whose sum is one of the numbers that
-   messages carry. If the members of a process are a power of two, they form one node, and no byte is sent
-   that need not be. */
+   Members of a collective are the ranks that take part. The members of one process have consecutive member
+   numbers, and each process has equally many. `grain` consecutive members, a power of two, form a node: a
+   whole subtree of the tree of sums. Messages carry the sums of nodes. If a process has a power of two of
+   members, they form one node, and the process sends the minimum of bytes. */
 
-/* Collectives of one op that a rank runs together, and the ranks that take part. */
+/* One or more collectives of the same op that a rank runs together, and the ranks that take part. */
 typedef struct tt__collective {
     tt__crew *crew;
     tt__launch *l;          /* array of n launches */
     int n;
-    tt__members all, near;  /* all members; those of this process, or both of a pair */
-    int rank, me, low;      /* this rank; its member number; that of this process's first member */
-    int processes, own;     /* number of processes with members; which of these this one is */
-    int grain, nodes;       /* members of a node; nodes of a process */
+    tt__members all, near;  /* all members; the members of this process, or both members of a pair */
+    int rank, me, low;      /* this rank; its member number; member number of this process's first member */
+    int processes, own;     /* number of processes with members; number of this process among these */
+    int grain, nodes;       /* number of members of a node; number of nodes of a process */
     int leader, tag;        /* the rank that sends and receives for this process; the tag of its messages */
-    bool apart;             /* kernels of some of `near` cannot load from the memory of others */
+    bool apart;             /* kernels of a rank in `near` cannot load from another's memory */
     bool direct;            /* messages begin and end in ranks' memory, not in the host's staging memory */
 } tt__collective;
 
 static bool tt__is_collective(const tt__instr *i) { return tt__rules_of(i)->phases != 0; }
 
-/* Returns whether a collective is between two of its members. */
+/* Returns whether collective i exchanges data only between two of its members. */
 static bool tt__is_pair(const tt__instr *i)
 {
     return i->move.from != i->move.to && i->move.over != TT__OVER_TIED;
 }
 
-/* Returns whether a member cannot load from another member's memory. */
+/* Returns whether the kernels of any member cannot load from the memory of another member. */
 static bool tt__is_apart(const tt__crew *c, tt__members m)
 {
     for (int a = 0; a < m.count; a++)
@@ -17806,8 +17821,9 @@ static tt__collective tt__collective_of(tt__crew *crew, int rank, tt__members al
     return c;
 }
 
-/* Makes a barrier of streams: the stream of this rank's device waits for all work that the members have
-   issued on theirs. On the host's device, where launches are done when they return, only the ranks wait. */
+/* Makes a barrier of streams: stream `stream` of this rank's device waits for all work that the other members
+   have issued on the same stream of their devices. On the CPU, where a launch is done when it returns, only
+   the ranks' threads wait. */
 static tt_status tt__sync(tt__crew *c, int rank, tt__members members, int stream)
 {
     const tt__backend *b = c->kind->backend;
@@ -17822,7 +17838,7 @@ static tt_status tt__sync(tt__crew *c, int rank, tt__members members, int stream
         if (other != rank) status = b->after(d, stream, c->event[other]);
     }
     if (status != TT_OK) return tt__device_status(c->ctx, c, rank, status);
-    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* events may be marked again now */
+    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* then events may be reused */
 }
 
 static tt_status tt__meet_near(const tt__collective *c)
@@ -17830,8 +17846,8 @@ static tt_status tt__meet_near(const tt__collective *c)
     return tt__sync(c->crew, c->rank, c->near, c->l->instr->stream);
 }
 
-/* Waits until a stream of the rank's device has done all its work: messages, and updates in the host's
-   memory, read the results. */
+/* Waits until a stream of the rank's device has done all its work. Needed before messages, or updates in the
+   host's memory, read the results. */
 static tt_status tt__await_stream(tt__crew *c, int rank, int stream)
 {
     const tt__backend *b = c->kind->backend;
@@ -17849,8 +17865,8 @@ static tt_status tt__launch_phase(const tt__collective *c, tt__launch *l, int n)
     return status == TT_OK ? tt__meet_near(c) : status;
 }
 
-/* Launches one phase of one collective where some members cannot load from others' memory. Sends the data of
-   these through the host's memory, a part at a time. */
+/* Launches one phase of one collective on a rank, if some members cannot load from others' memory. The data
+   of these members goes through the host's memory, a part at a time. */
 static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
 {
     tt__crew *crew = c->crew;
@@ -17877,13 +17893,13 @@ static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
 /* Returns the tag of messages from one rank to another. */
 static int tt__pair_tag(int from, int to) { return TT__DATA_TAG + (4 + from) * (int)TT__RANKS + to; }
 
-/* Messages of an instruction in flight. */
+/* The messages in flight that belong to one instruction. */
 typedef struct tt__mail {
     const tt__crew *crew;
     const tt_tape *tape;
     const tt__instr *i;
     int tag, count;
-    tt__request *r;         /* `count` of them, one per message */
+    tt__request *r;         /* `count` requests, one per message */
 } tt__mail;
 
 static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
@@ -17892,7 +17908,7 @@ static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
     return m;
 }
 
-/* Writes the place of an error, as in "reduce 'd(w)'". */
+/* Writes the place of an error for its message: op and value, such as "reduce 'd(w)'". */
 static void tt__net_where(const tt__mail *m, char to[128])
 {
     const tt__value *x = &m->tape->values[m->i->in[0] ? m->i->in[0] : m->i->out[0]];
@@ -17904,13 +17920,13 @@ static tt_status tt__net_late(const tt__mail *m, int late, const char *why)
 {
     char where[128];
     tt__net *net = m->crew->ctx->net;
-    const bool own = late < 0 && !why && !tt__net_has_failed(net); /* a rank here has failed */
+    const bool own = late < 0 && !why && !tt__net_has_failed(net); /* a rank of this process failed */
     if (own) return TT_ERR_DEVICE;
     tt__net_where(m, where);
     return tt__net_waited(net, where, late, why);
 }
 
-/* Waits for all messages of m, and leaves m empty. */
+/* Waits until all messages of *m have been sent or received, and leaves *m empty. */
 static tt_status tt__net_all_there(tt__mail *m)
 {
     tt__net *net = m->crew->ctx->net;
@@ -17932,7 +17948,7 @@ static tt_status tt__net_all_there(tt__mail *m)
     return come ? TT_OK : tt__net_late(m, late, why);
 }
 
-/* Waits for the first n messages of m; the others stay in flight. */
+/* Waits until the first n messages of *m have been sent or received; the others stay in flight. */
 static tt_status tt__net_first_there(tt__mail *m, int n)
 {
     tt__mail first = *m;
@@ -17943,7 +17959,8 @@ static tt_status tt__net_first_there(tt__mail *m, int n)
     return status;
 }
 
-/* Sends or receives bytes as messages of at most `most` bytes, one request each. */
+/* Begins to send or, if `comes`, to receive bytes, as messages of at most `most` bytes, with one request for
+   each message. */
 static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes, size_t most, bool comes)
 {
     tt__net *n = m->crew->ctx->net;
@@ -17961,7 +17978,7 @@ static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes
     return why ? tt__net_late(m, -1, why) : TT_OK;
 }
 
-/* Sends or receives bytes as short messages (see TT__NET_REQUESTS). */
+/* Begins to send bytes, as messages of at most TT__NET_MESSAGE bytes. */
 static tt_status tt__net_send(tt__mail *m, int process, void *data, size_t bytes)
 {
     return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, false);
@@ -17972,7 +17989,7 @@ static tt_status tt__net_receive(tt__mail *m, int process, void *data, size_t by
     return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, true);
 }
 
-/* Counts bytes that any method would have to send. */
+/* Adds to the count of the bytes that a process must send with any method. */
 static void tt__net_must_send(tt__net *n, double bytes)
 {
     pthread_mutex_lock(&n->mutex);
@@ -17983,14 +18000,14 @@ static void tt__net_must_send(tt__net *n, double bytes)
 /* ==== src/ranks/net.h */
 /* ---- collectives of several processes */
 
-/* Returns the number of the k-th process that has members. */
+/* Returns the process number of the k-th process that has members of the collective. */
 static int tt__net_process(const tt__collective *c, int k)
 {
     return tt__process_of(c->crew, c->all.first + k * c->near.count * c->all.stride);
 }
 
-/* Return how many members of the k-th process have a contribution to a reduction, and how many nodes these
-   form. */
+/* The first function returns how many members of the k-th process contribute to a reduction, the second how
+   many nodes these members form. present: number of all members that contribute. */
 static int tt__net_present(const tt__collective *c, int k, int present)
 {
     return (int)tt__max(0, tt__min(c->near.count, present - k * c->near.count));
@@ -18001,11 +18018,13 @@ static int tt__net_nodes(const tt__collective *c, int k, int present)
     return (tt__net_present(c, k, present) + c->grain - 1) / c->grain;
 }
 
-/* Elements [from, from + most) of each member's shard, in collective number k of those that run together. */
+/* A part of a collective: elements [from, from + most) of each member's shard, in collective number k of the
+   collectives that run together. */
 typedef struct tt__net_job { int k; int64_t from, most; } tt__net_job;
 enum { TT__NET_JOBS = 128 };
 
-/* Returns the tensor that is divided into the members' shards: the one that is summed, or gathered. */
+/* Returns the tensor that is divided into the members' shards: the tensor to sum or, in other phases, the
+   tensor that is gathered. */
 static const tt__mat *tt__net_whole(const tt__launch *l)
 {
     return l->phase == TT__REDUCE_PHASE ? &l->in[0] : &l->out[0];
@@ -18013,10 +18032,11 @@ static const tt__mat *tt__net_whole(const tt__launch *l)
 
 static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
 
-/* Returns how many elements of a member's shard belong to a job, and sets *first to the first of them. */
+/* Returns how many elements of a member's shard belong to a job, and sets *first to the index of the first in
+   the whole tensor. */
 static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
 {
-    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* member 0 has everything */
+    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* the shard of member 0 is all */
     int64_t n = member ? 0 : tt__elements(&l->in[0]);
     *first = 0;
     if (!to_first) n = tt__piece_of(l, tt__net_whole(l), l->instr->move.root, member, first);
@@ -18037,7 +18057,7 @@ static size_t tt__net_size(const tt__launch *l, int64_t n)
     return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
 }
 
-/* Launches another op in place of a collective, on the collective's stream. */
+/* Launches op `op` with the operands of collective *l, on the collective's stream. */
 static tt_status tt__net_launch(const tt__crew *c, int rank, tt__launch *l, int op)
 {
     tt__instr other = *l->instr;
@@ -18046,8 +18066,8 @@ static tt_status tt__net_launch(const tt__crew *c, int rank, tt__launch *l, int 
     return tt__device_status(c->ctx, c, rank, c->kind->backend->launch(l, 1));
 }
 
-/* Sums n elements of `count` leaves to y, or adds the sum to y. Kernels of devices can read and write the
-   staging memory of all ranks. */
+/* Sums `count` leaves of n elements each and writes the sum to y or, if `add`, adds it to y. Leaves and y may
+   be in the staging memory of any rank, which kernels can read and write. */
 static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const tt__mat *leaves, int count,
                              char *y, int64_t n, bool add)
 {
@@ -18061,7 +18081,7 @@ static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const
     return tt__net_launch(c->crew, c->rank, &s, TT__OP_SUM_SLOTS);
 }
 
-/* Copies between a rank's device and the host, on the stream of the collective. */
+/* Copies bytes between a rank's device and the host, on the collective's stream. */
 static tt_status tt__net_copy(const tt__crew *c, int rank, const tt__launch *l, void *to, const void *from,
                               int64_t bytes)
 {
@@ -18072,7 +18092,7 @@ static tt_status tt__net_copy(const tt__crew *c, int rank, const tt__launch *l, 
     return bytes && to != from ? tt__net_launch(c, rank, &s, TT__OP_COPY) : TT_OK;
 }
 
-/* Returns the bytes that a process must at least send in a phase of a collective. */
+/* Returns the minimum number of bytes that a process must send, by any method, in a phase of a collective. */
 static double tt__net_least(const tt__collective *c, const tt__launch *l)
 {
     const tt__mat *x = tt__net_whole(l);
@@ -18083,8 +18103,9 @@ static double tt__net_least(const tt__collective *c, const tt__launch *l)
     return sends ? bytes * (l->phase == TT__REDUCE_PHASE ? 1 : c->processes - 1) : 0;
 }
 
-/* Returns the bytes that tt__net_reduce, tt__net_gather, tt__net_broadcast or tt__net_pair sends for a rank's
-   process in a phase, and sets *least to the minimum. Both are 0 for a rank that is not the leader. */
+/* Returns the number of bytes that tt__net_reduce, tt__net_gather, tt__net_broadcast or tt__net_pair sends
+   for a rank's process in a phase. Sets *least to the minimum that any method must send. Both numbers are 0
+   for a rank that is not the leader of its process. */
 static double tt__net_sends(const tt__collective *c, double *least)
 {
     const tt__net_job all = {0, 0, INT64_MAX};
@@ -18113,13 +18134,14 @@ static double tt__net_sends(const tt__collective *c, double *least)
     return bytes;
 }
 
-/* Returns how many batches are in flight at a time: fewer, but larger, if each goes to many processes. */
+/* Returns how many batches of messages are in flight at a time: if there are many processes, fewer but larger
+   batches. */
 static int tt__net_flights(const tt__collective *c)
 {
     return c->processes > TT__NET_FLIGHTS ? TT__NET_FLIGHTS / 2 : TT__NET_FLIGHTS;
 }
 
-/* Returns the bytes that a batch has in the memory that it is sent from. */
+/* Returns the bytes of staging memory from which one batch is sent. */
 static size_t tt__net_part(const tt__collective *c)
 {
     return TT__STAGE / (size_t)tt__net_flights(c) & ~(size_t)(TT__ALIGN - 1);
@@ -18130,7 +18152,7 @@ static size_t tt__net_part(const tt__collective *c)
 static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_job *job)
 {
     const size_t parts = (size_t)c->all.count * (size_t)c->nodes;
-    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* of one node's shard */
+    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* bytes left for each node and shard */
     int count = 0;
     while (*k < c->n && count < TT__NET_JOBS && room) {
         const tt__launch *l = &c->l[*k];
@@ -18147,13 +18169,13 @@ static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_
     return count;
 }
 
-/* A batch of messages in flight, for some jobs. The elements that this process sends to process q begin at
-   to[q] of the memory that is sent; those that it receives from q begin at from[q] of the memory that is
-   received. Both are ordered by job, then by shard, then by node. */
+/* A batch of messages in flight, for one or more jobs. In the batch's send memory, the elements for process q
+   begin at byte to[q]; in its receive memory, the elements from process q begin at byte from[q]. Both are
+   ordered by job, then by shard, then by node. */
 typedef struct tt__net_batch {
     tt__net_job job[TT__NET_JOBS];
     int jobs;
-    size_t begin; /* start of the batch in both of these memories */
+    size_t begin; /* byte where the batch begins in the halves of staging memory to send and to receive */
     size_t to[TT__RANKS + 1], from[TT__RANKS + 1];
     tt__request r[TT__NET_REQUESTS(2 * TT__STAGE / TT__NET_FLIGHTS)];
     tt__mail mail;
@@ -18175,12 +18197,12 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
             }
         }
         b->to[q + 1] = b->to[q] + to;
-        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* its own nodes stay in the sent memory */
+        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* own nodes stay in the send memory */
     }
 }
 
 /* Copies a rank's elements of all shards, one after another, to the second half of the rank's staging memory.
-   Needed if kernels of a process cannot load from each other's memory. */
+   Needed if kernels of this process's ranks cannot load from each other's memory. */
 static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b)
 {
     char *to = (char *)c->crew->stage[c->rank] + TT__STAGE + b->begin;
@@ -18198,8 +18220,9 @@ static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b
     return status;
 }
 
-/* Sums the nodes of this process, for all members' shards, into the memory that is sent. The ranks take
-   turns. If `apart`, they read the operands that tt__net_lay_out has copied. */
+/* Computes the sums of this process's nodes, for the shards of all members, in the send memory `to`. Each
+   rank of the process computes some of these sums. If c->apart, they read the copies that tt__net_lay_out
+   made. */
 static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, char *to)
 {
     tt__mat leaf[TT__RANKS];
@@ -18231,11 +18254,11 @@ static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, c
     return status;
 }
 
-/* Sums the nodes of all processes to this rank's shard. */
+/* Adds up the sums of the nodes of all processes for this rank's shard. */
 static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b, const char *sent,
                                 const char *received)
 {
-    const char *at[TT__RANKS]; /* the next node of each process */
+    const char *at[TT__RANKS]; /* for each process: its next node */
     tt__mat leaf[TT__RANKS];
     tt_status status = TT_OK;
     for (int q = 0; q < c->processes; q++) at[q] = q == c->own ? sent + b->to[q] : received + b->from[q];
@@ -18258,7 +18281,7 @@ static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b,
     return status;
 }
 
-/* Waits for a batch and sums it. */
+/* Waits for the messages of a batch, then sums this rank's shard. */
 static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
 {
     const char *stage = (const char *)c->crew->stage[c->leader] + b->begin;
@@ -18271,8 +18294,9 @@ static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
     return status;
 }
 
-/* Reduces n tensors; each member gets its shard of the sums. Other batches are in flight while one is summed,
-   and while one direction of a link is ahead of the other. */
+/* Sums the n tensors of the collectives over all members; each member gets its shard of the sums. Several
+   batches of messages are in flight, so that links are busy while a batch is summed, and in both
+   directions. */
 static tt_status tt__net_reduce(const tt__collective *c)
 {
     const tt__instr *i = c->l->instr;
@@ -18312,9 +18336,9 @@ static tt_status tt__net_reduce(const tt__collective *c)
     return status;
 }
 
-/* Returns where the elements of a job in member m's shard begin. If not `direct`: in the leader's staging
-   memory, with `room` bytes for each shard. Otherwise in the memory of the rank that has the shard or, for
-   shards of other processes, in the leader's result. */
+/* Returns the address where the elements of a job in member m's shard begin. If c->direct, this is in the
+   memory of the rank that has the shard or, for shards of other processes, in the leader's result. Otherwise
+   it is in the leader's staging memory, where each shard has `room` bytes. */
 static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int m, size_t room)
 {
     const tt__launch *l = &c->l[job->k];
@@ -18326,8 +18350,8 @@ static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int 
     return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
 }
 
-/* Copies this rank's shard to staging memory or, if `come`, all shards that the rank lacks from there. Then
-   waits at a barrier for the other ranks, which do the same. */
+/* Copies this rank's shard to the leader's staging memory or, if `come`, copies from there all shards that
+   the rank lacks. Then waits at a barrier for the process's other ranks, which do the same. */
 static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, size_t room, bool come)
 {
     const tt__launch *l = &c->l[job->k];
@@ -18344,7 +18368,8 @@ static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, 
     return status == TT_OK ? tt__meet_near(c) : status;
 }
 
-/* Exchanges shards with other processes. The leaders send the messages, a bounded number at a time. */
+/* Exchanges shards with other processes. The leader of each process sends and receives the messages; the
+   number of messages in flight is bounded. */
 static tt_status tt__net_gather(const tt__collective *c)
 {
     enum { REQUESTS = 4 * TT__RANKS };
@@ -18382,7 +18407,7 @@ static tt_status tt__net_gather(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&mail) : status;
 }
 
-/* Sends the operand of member 0 from process to process, in a chain. */
+/* Sends the operand of member 0 through a chain of processes: each passes it on to the next. */
 static tt_status tt__net_broadcast(const tt__collective *c)
 {
     const bool leads = c->rank == c->leader, waits = leads && !c->direct, last = c->own + 1 == c->processes;
@@ -18416,7 +18441,8 @@ static tt_status tt__net_broadcast(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&out) : status;
 }
 
-/* Copies to this rank what the leader has received and what other ranks of this process have. */
+/* Copies to this rank the shards that its process's leader has received and those that other ranks of the
+   process have. */
 static tt_status tt__net_spread(const tt__collective *c)
 {
     const bool all = tt__net_is(c->l, TT__OF_FIRST);
@@ -18436,7 +18462,7 @@ static tt_status tt__net_spread(const tt__collective *c)
     return tt__launch_phase(c, c->l, c->n);
 }
 
-/* Sends n operands from a member to a member of another process, or receives them. */
+/* Sends the operands of n collectives to the other member of a pair, in another process, or receives them. */
 static tt_status tt__net_pair(const tt__collective *c)
 {
     const tt__instr *i = c->l->instr;
@@ -18469,7 +18495,7 @@ static tt_status tt__net_pair(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&mail) : status;
 }
 
-/* Runs one phase of collectives with members in several processes. */
+/* Runs one phase of collectives whose members belong to several processes. */
 static tt_status tt__net_phase(const tt__collective *c)
 {
     tt_status status = TT_OK;
@@ -18481,8 +18507,8 @@ static tt_status tt__net_phase(const tt__collective *c)
     return status == TT_OK && c->direct ? tt__net_spread(c) : status;
 }
 
-/* Runs all phases of n collectives on a rank, with barriers of the members before and after each. met: the
-   members have passed a barrier right before. */
+/* Runs all phases of c->n collectives on a rank. Before and after each phase, the members wait at a barrier.
+   met: the members have just passed a barrier, so the first one is left out. */
 static tt_status tt__run_collective(const tt__collective *c, bool met)
 {
     const int phases = tt__rules_of(c->l->instr)->phases;
@@ -23014,11 +23040,11 @@ int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape
 /* ==== src/run/ranks.h */
 /* ===========================================================================================================
    RUN                                                                                                src/run/
-   Allocates a program's memory, takes inputs, runs micro-batches and updates, and gives results. Uses all
-   above.
+   Allocates a program's memory, accepts inputs, runs micro-batches and updates, and returns results. Uses all
+   sections above.
    ======================================================================================================== */
 
-/* Returns the first rank of a data rank, in the program's stage. */
+/* Returns the first of the ranks that form a data rank in the program's stage. */
 static int tt__first_of(const tt_program *p, int data_rank)
 {
     return tt__first_rank(p->arena) + data_rank * p->arena->tensor;
@@ -23029,7 +23055,8 @@ static int tt__data_rank(const tt_program *p, int rank)
     return rank / p->arena->tensor % p->arena->data;
 }
 
-/* Return the stage of a rank, and the last stage, which has the loss. */
+/* tt__stage_of returns the stage that runs on a rank; tt__last_stage returns the last stage, which has the
+   loss. */
 static tt_program *tt__stage_of(const tt_program *p, int rank)
 {
     return p->head->stage[rank / tt__stage_ranks(p->arena)];
@@ -23037,7 +23064,8 @@ static tt_program *tt__stage_of(const tt_program *p, int rank)
 
 static tt_program *tt__last_stage(const tt_program *p) { return p->stage[p->stages - 1]; }
 
-/* Return whether this process has a rank, and whether it has any rank of a data rank. */
+/* tt__is_here returns whether a rank belongs to this process; tt__has_data_rank, whether any of the ranks
+   that form a data rank does. */
 static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.crew, rank); }
 
 static bool tt__has_data_rank(const tt_program *p, int data_rank)
@@ -23051,8 +23079,8 @@ static bool tt__has_data_rank(const tt_program *p, int data_rank)
     return has;
 }
 
-/* Returns the ranks that take part in a collective of this rank, and sets *me to this rank's member
-   number. */
+/* Returns the ranks that take part with `rank` in a collective over move->over, and sets *me to the member
+   number of `rank`. */
 static tt__members tt__members_of(const tt_program *p, int rank, const tt__move *move, int *me)
 {
     const int tensor = p->arena->tensor, each = tt__stage_ranks(p->arena), place = rank % each;
@@ -23066,8 +23094,9 @@ static tt__members tt__members_of(const tt_program *p, int rank, const tt__move 
     return m;
 }
 
-/* Returns the rank at the same place of the neighbouring stage with which instruction i exchanges a value.
-   Sets *way: 0 if the value moves to the next stage, 1 to the one before. */
+/* Returns the rank of the neighbouring stage with which instruction i exchanges a value; it has the same
+   position in its stage as `rank`. Sets *way to 0 if the value moves to the next stage, to 1 if to the
+   previous. */
 static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int *way)
 {
     int me;
@@ -23076,8 +23105,8 @@ static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int 
     return all.first + all.stride * (i->out[0] ? i->move.from : i->move.to);
 }
 
-/* Return how many slots, leaves of the tree of sums, a data rank has (see ranks/threads.h); a round's
-   slot. */
+/* tt__slots returns how many slots (leaves of the tree of sums, see ranks/threads.h) a data rank has;
+   tt__slot returns the slot to which a round adds. */
 static int tt__slots(const tt_program *p)
 {
     return p->settings.options.parallel.groups / p->settings.options.parallel.data;
@@ -23085,7 +23114,7 @@ static int tt__slots(const tt_program *p)
 
 static int tt__slot(const tt_program *p, int64_t round) { return (int)(round % tt__slots(p)); }
 
-/* Returns how many slots, counted from the first, have contents when a segment sums them. */
+/* Returns how many slots have contents when `segment` sums them; these are always the first slots. */
 static int tt__slots_used(const tt_program *p, int64_t round, tt__segment segment)
 {
     const int64_t slots = tt__slots(p);
@@ -23104,7 +23133,8 @@ static tt__now tt__now_of(const tt_program *head)
     return now;
 }
 
-/* Returns the rows of each axis in a run on a rank; in a pipeline, the rows of micro-batch now->round. */
+/* Returns the number of rows of each axis in a run on a rank; in a pipeline, the numbers of micro-batch
+   now->round. */
 static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int rank)
 {
     if (now->rows) return now->rows;
@@ -23112,7 +23142,7 @@ static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int 
     return tt__fed_at(p, now->round, rank)->rows;
 }
 
-/* Returns how many rows of an axis a rank has in a run, and sets *first to the number of the first. */
+/* Returns how many rows of an axis a rank has in a run, and sets *first to the number of its first row. */
 static int64_t tt__axis_rows(const tt_program *p, const tt__now *now, int rank, int32_t axis, int64_t *first)
 {
     const tt__axis *a = &p->built.t->axes[axis];
@@ -23129,8 +23159,8 @@ static int64_t tt__actual_rows(const tt_program *p, const tt__now *now, int rank
     return s->axis ? tt__axis_rows(p, now, rank, s->axis, &first) + s->extra : s->rows;
 }
 
-/* Fails unless the parameters that other programs hold have memory there, with the device, layout and dtype
-   that this program was compiled for. */
+/* Fails if the program uses parameters of another program's arena and that arena has no memory yet, or stores
+   the parameters with another device, layout or dtype than this program was compiled for. */
 static tt_status tt__params_ready(const tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -23151,14 +23181,16 @@ static tt_status tt__params_ready(const tt_program *p)
     return status;
 }
 
-/* Returns the byte of a rank's device memory where the region of storages like x begins. */
+/* Returns the offset in bytes, in a rank's device memory, of the region (persistent, transient, ...) that has
+   storage x. */
 static size_t tt__region(const tt_program *p, const tt__value *x)
 {
     if (!x->persistent) return p->arena->persistent;
     return x->part.root ? p->arena->persistent + p->arena->transient : 0;
 }
 
-/* Return the bytes of a rank's values in host memory; the byte where the region of storages like x begins. */
+/* tt__host_size returns the bytes of a rank's values in host memory; the next function returns the offset in
+   bytes, in that memory, of the region that has storage x. */
 static size_t tt__host_size(const tt_program *p, int rank)
 {
     const tt__built *b = &p->built;
@@ -23181,8 +23213,8 @@ static char *tt__storage_memory(const tt_program *p, int rank, const tt__value *
     return p->arena->memory[rank] + tt__region(p, x) + x->place;
 }
 
-/* Fills optimizer states and accumulated gradients with 0, once, right before their first use. Until then
-   only parameters take physical memory, where untouched pages take none. */
+/* Fills optimizer states and accumulated gradients with 0, once, right before their first use. On systems
+   where untouched pages take no physical memory, only parameters take any until then. */
 static tt_status tt__zero_states(tt_program *p)
 {
     const tt__arena *a = p->arena;
@@ -23206,14 +23238,14 @@ static tt_status tt__zero_states(tt_program *p)
 
 /* ==== src/run/memory.h */
 /* ------------------------------------------------------------------------------------------ managed memory
-   An arena that is larger than its device's free memory moves in and out in blocks. A step uses most of the
-   arena in turn, so the blocks that were used least recently are the next to be used. Therefore some blocks
-   are kept on the device, and the others take turns in the `room` that is left. Instructions are cut into
-   windows that need at most a quarter of `room`, so that the window that runs and the two that are fetched
-   ahead of it fit. */
+   An arena that is larger than its device's free memory moves to and from the device in blocks. A step uses
+   most of the arena once, in order, so the blocks that were used least recently are needed next, and a cache
+   of all blocks would be useless. Therefore some blocks are kept on the device, and the other blocks share
+   the remaining bytes, `room`. Instructions are divided into windows whose blocks need at most a quarter of
+   `room`, so that the window that runs and the next two, which are prefetched, fit. */
 
-/* Returns how many bytes a storage takes in its program's arena, and sets *first to the first of them.
-   Returns 0 if the storage is elsewhere. */
+/* Returns how many bytes a storage has in its program's arena, and sets *first to the offset of the first.
+   Returns 0 if the storage is not in the arena. */
 static size_t tt__arena_extent(const tt_program *p, const tt__value *x, size_t *first)
 {
     if (x->space != TT__DEVICE) return 0;
@@ -23223,14 +23255,14 @@ static size_t tt__arena_extent(const tt_program *p, const tt__value *x, size_t *
     return tt__storage_bytes(x);
 }
 
-/* Returns operand j of an instruction, inputs first. 0: the operand is absent. */
+/* Returns the value that is operand j of an instruction; results come after the inputs. 0: no value. */
 static int32_t tt__operand(const tt__instr *i, int j)
 {
     return j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
 }
 
-/* Adds the blocks of an arena's bytes to the window that began after stamp `before`. Returns the bytes of the
-   blocks that are new to the window and not kept on the device. */
+/* Adds the blocks that contain bytes [first, first + bytes) of an arena to the window that began after stamp
+   `before`. Returns the bytes of those blocks that are new to the window and not kept on the device. */
 static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_t before)
 {
     size_t added = 0;
@@ -23259,21 +23291,22 @@ static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t 
     return added;
 }
 
-/* The windows of a segment. */
+/* The windows (consecutive instructions) into which a segment is divided. */
 typedef struct tt__windows {
-    int next, end;      /* instructions in no window yet */
-    int until[TT__WINDOWS]; /* ends of the last windows */
-    int made, entered;  /* numbers of windows so far */
+    int next, end;      /* instructions [next, end) belong to no window yet */
+    int until[TT__WINDOWS]; /* for each of the last windows: the end of its instructions */
+    int made, entered;  /* number of windows that were made so far; number that began to run */
 } tt__windows;
 
-/* Prefetches the blocks with stamps in (before, last], unless they are still on the device: a block is if the
-   windows since its last use have used at most `room` bytes. Sets *any if it prefetches. */
+/* Prefetches the blocks whose stamp is in (before, last], except those that are still on the device. A block
+   is still there if the windows since its last use have used at most `room` bytes. Sets *any to true if it
+   prefetches a block. */
 static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last, uint64_t clock, bool *any)
 {
     tt__arena *a = p->arena;
     tt__paging *g = a->paging;
     tt_status status = TT_OK;
-    size_t run = 0; /* blocks right before b to prefetch */
+    size_t run = 0; /* number of blocks directly before b to prefetch */
     for (size_t b = 0; b <= g->blocks && status == TT_OK; b++) {
         const bool needed = b < g->blocks && g->stamp[b] > before && g->stamp[b] <= last;
         const bool absent = needed && (!g->used[b] || g->clock - g->used[b] > g->room);
@@ -23290,9 +23323,9 @@ static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last,
     return status;
 }
 
-/* Ends the next window of a segment before the window needs more than its share of the room. Instructions
-   that run together stay in one window; a group that needs too much for one window is divided. Returns the
-   last stamp of the window. */
+/* Finds the end of the next window of a segment: the window takes as many instructions as need at most its
+   share of the room. Instructions that run together stay in one window, unless they alone need more. Returns
+   the last stamp of the window. */
 static uint64_t tt__end_window(tt_program *p, tt__windows *w)
 {
     tt__paging *g = p->arena->paging;
@@ -23301,7 +23334,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     const size_t most = g->room / (TT__WINDOWS + 1);
     const int first = w->next;
     int group = first; /* first instruction of the group that runs together with k */
-    size_t bytes = 0, of_group = 0; /* bytes that the window needs; bytes that the group adds */
+    size_t bytes = 0, of_group = 0; /* bytes that the window needs; bytes of these that the group added */
     for (int k = first; k < w->end; k++) {
         if (k > first && !code[k - 1].with_next) {
             group = k;
@@ -23324,7 +23357,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     return g->stamps;
 }
 
-/* Makes the next window of a segment, if one is left, and prefetches its blocks. */
+/* Makes the next window of a segment, if instructions are left, and prefetches the window's blocks. */
 static tt_status tt__bring_window(tt_program *p, tt__windows *w)
 {
     tt__arena *a = p->arena;
@@ -23342,8 +23375,9 @@ static tt_status tt__bring_window(tt_program *p, tt__windows *w)
     return status;
 }
 
-/* Runs before the launch of instruction k of a segment. If k is the first of a window, starts the prefetch of
-   the window two ahead, after all work before k, and makes k wait for the blocks of its own window. */
+/* Prepares the launch of instruction k of a segment. If k is the first instruction of a window, starts to
+   prefetch the blocks of the window two ahead, once all work before k is done, and makes k wait for the
+   blocks of its own window. */
 static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
 {
     tt__arena *a = p->arena;
@@ -23353,7 +23387,7 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     tt_status status = TT_OK;
     if (!g || (w->entered && k < w->until[(w->entered - 1) % TT__WINDOWS])) return TT_OK;
     while (!w->entered && w->made < TT__WINDOWS - 1 && w->next < w->end && status == TT_OK)
-        status = tt__bring_window(p, w); /* the last segment is in its last window */
+        status = tt__bring_window(p, w); /* the first windows of the segment */
     if (status == TT_OK) status = b->mark(d, TT__COMPUTE_STREAM, &g->began);
     if (status == TT_OK) status = b->after(d, TT__IN_STREAM, g->began);
     if (status == TT_OK) status = tt__bring_window(p, w);
@@ -23362,7 +23396,8 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     return tt__device_status(p->ctx, a->crew, 0, status);
 }
 
-/* Marks the blocks of these bytes as kept, unless more than `most` bytes of blocks would then be kept. */
+/* Marks the blocks that contain bytes [first, first + bytes) as kept on the device, as long as all kept
+   blocks together have at most `most` bytes. *kept: bytes of the kept blocks so far. */
 static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t most, size_t *kept)
 {
     const size_t from = first / TT__BLOCK, end = bytes ? (first + bytes - 1) / TT__BLOCK + 1 : from;
@@ -23373,8 +23408,9 @@ static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t mos
     *kept += added;
 }
 
-/* Chooses what stays on the device: the resident workspace, then persistent storages in the order in which
-   the programs of the arena use them, the oldest program first. Returns the bytes of these blocks. */
+/* Chooses the blocks that always stay on the device: those of the resident workspace, then those of
+   persistent storages, in the order in which the arena's programs use them, the oldest program first. Returns
+   the bytes of the chosen blocks. */
 static size_t tt__choose_kept(const tt__arena *a, size_t available)
 {
     int programs = 0;
@@ -23397,7 +23433,8 @@ static size_t tt__choose_kept(const tt__arena *a, size_t available)
     return kept;
 }
 
-/* Tells the device which blocks of an arena in managed memory to keep. available: the device's free bytes. */
+/* Decides which blocks of an arena in managed memory stay on the device, and tells the device. available: the
+   device's free bytes. */
 static tt_status tt__plan_paging(tt_context *ctx, tt__arena *a, size_t available)
 {
     const tt__backend *b = a->kind->backend;
@@ -23422,7 +23459,7 @@ static tt_status tt__plan_paging(tt_context *ctx, tt__arena *a, size_t available
     return tt__device_status(ctx, a->crew, 0, status);
 }
 
-/* Allocates a rank's memory on the device. */
+/* Allocates an arena's memory on the device of one rank. */
 static tt_status tt__allocate_device(tt_context *ctx, tt__arena *a, int rank)
 {
     const tt__backend *b = a->kind->backend;
@@ -23441,7 +23478,8 @@ static tt_status tt__allocate_device(tt_context *ctx, tt__arena *a, int rank)
     return tt__plan_paging(ctx, a, available);
 }
 
-/* Allocates a rank's memory and fills its shards of parameters. `piece`: a buffer of TT__BOUNCE bytes. */
+/* Allocates an arena's memory on one rank and fills the rank's shards of parameters. piece: a buffer of
+   TT__BOUNCE bytes. */
 static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, float *piece)
 {
     const tt__backend *b = a->kind->backend;
@@ -23460,7 +23498,7 @@ static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, fl
     return status;
 }
 
-/* Allocates the arena's memory on all ranks and fills the parameters. */
+/* Allocates an arena's memory on all ranks of this process and fills the parameters. */
 static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 {
     tt_status status = tt__crew_open(ctx, a->crew);
@@ -23475,7 +23513,7 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
         tt_param *p = ctx->params[k];
         const tt__arena *other = p->holder == a ? p->again : p->again == a ? p->holder : NULL;
         if (p->holder != a && p->again != a) continue;
-        /* The other arena, perhaps in a process that cannot read this one, is still to be filled. */
+        /* Keeps the source for the other arena, which may be in a process that cannot read this arena. */
         p->source_stays = other && !other->allocated;
         if (!p->source_stays) tt__param_drop_source(p);
     }
@@ -23487,20 +23525,20 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 static bool tt__is_staged(const tt_program *p, int32_t v)
 {
     const tt__value *x = &p->built.t->values[v];
-    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent inputs are arrivals */
+    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent ones are arrivals */
     if (p->settings.kind->host || (!input && x->storage != TT__STEP)) return false;
     return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }
 
-/* Returns the bytes that one micro-batch has of a storage. */
+/* Returns the bytes of a storage that belong to one micro-batch. */
 static size_t tt__micro_bytes(const tt__value *x)
 {
     return tt__storage_bytes(x) / (size_t)tt__max(1, x->copies);
 }
 
-/* Returns the bytes of host memory for the messages by which instruction i passes a value to or from a stage
-   in another process. A value in a device's memory goes through the host's. A sender needs room for all
-   micro-batches in flight. 0: i passes no such value. */
+/* Returns the bytes of host memory that instruction i needs to send a value to, or receive it from, a stage
+   in another process: values in a device's memory go through the host's memory. A sender needs room for all
+   micro-batches in flight. Returns 0 if i is no such instruction or the device is the CPU. */
 static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
 {
     const tt__crew *c = p->settings.crew;
@@ -23513,8 +23551,8 @@ static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
     return i->out[0] ? bytes : bytes * (size_t)p->settings.in_flight;
 }
 
-/* Returns whether the results of a step may be read as late as in the next step. With loss scaling they may
-   not: the next step needs the new scale. */
+/* Returns whether the host may read the results of a step as late as in the next step. With loss scaling it
+   may not, as the next step needs the new scale. */
 static bool tt__reads_later(const tt_program *p)
 {
     const tt__settings *s = &p->settings;
@@ -23522,8 +23560,9 @@ static bool tt__reads_later(const tt_program *p)
     return !s->kind->host && s->options.train && !s->scales && whole && !p->ctx->profiles;
 }
 
-/* Returns the bytes of a rank's staging buffers: two for each value that the host writes, one to fill while
-   the other is copied; one for results that are read later; and those of a stage's messages. */
+/* Returns the bytes of a rank's staging buffers: two buffers for each value that the host writes (the host
+   fills one while the device copies the other), one for results that are read later, and those for a stage's
+   messages. */
 static size_t tt__staging_bytes(const tt_program *p)
 {
     size_t bytes = 0;
@@ -23568,7 +23607,8 @@ static tt_status tt__allocate_rank(tt_program *p, int rank)
     return TT_OK;
 }
 
-/* Fails if a rank of a pipeline cannot load from the memory of a neighbouring stage. */
+/* Fails if the device of a rank of a pipeline cannot load from the memory of a neighbouring stage's
+   device. */
 static tt_status tt__check_neighbours(const tt_program *p)
 {
     const tt__crew *c = p->settings.crew;
@@ -23583,9 +23623,9 @@ static tt_status tt__check_neighbours(const tt_program *p)
     return TT_OK;
 }
 
-/* Fails if a program, together with the other processes on this machine, needs more memory than the machine
-   can give. Otherwise the system would kill this process, or others, once the memory is used. Does not check
-   memory of a caller's allocator. */
+/* Fails if this process's program, with those of the other processes on this machine, needs more memory than
+   the machine has available. Without this check the system would kill a process once the memory is in use.
+   Does not check memory from a caller's allocator. */
 static tt_status tt__memory_suffices(const tt_program *p)
 {
 #if defined(__linux__)
@@ -23626,7 +23666,7 @@ tt_status tt_allocate(tt_program *p)
                         "compile for \"cpu\"", p->settings.kind->name);
     const tt__crew *c = p->settings.crew;
     tt_status status = tt__params_ready(p);
-    if (!p->arena->allocated && p->head == p) { /* all check before one allocates */
+    if (!p->arena->allocated && p->head == p) { /* all processes check before one allocates */
         if (status == TT_OK) status = tt__memory_suffices(p);
         status = tt__agree(p->ctx, "the memory of a plan", status, NULL, 0);
     }
@@ -23643,10 +23683,10 @@ tt_status tt_allocate(tt_program *p)
 
 /* ==== src/run/inputs.h */
 /* ---------------------------------------------------------------------------------------------------- inputs
-   Copies of inputs to a program (tt_set) and of values from a program (tt_get); the place of an instruction's
-   operands on a rank. */
+   Copies inputs to a program (tt_set) and values from a program (tt_get), and finds the memory of an
+   instruction's operands on a rank. */
 
-/* Returns how many elements of the storage precede the rows that a view has as a rank's own. */
+/* Returns how many elements of the storage precede a rank's own rows in view `id`. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__value *v = &p->built.t->values[id];
@@ -23655,7 +23695,8 @@ static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, 
     return first * v->ld;
 }
 
-/* Moves m, which points to the start of a storage, to the slot, shard or own rows that the value is. */
+/* Makes m, which points to the start of a storage, point to the part that value `id` is: a slot, a shard or a
+   rank's own rows. */
 static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, int32_t id, tt__mat *m)
 {
     const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
@@ -23669,13 +23710,13 @@ static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, 
     if (v->part.unit) {
         m->cols = m->ld = tt__piece(v->part.of, v->part.unit, v->part.root, tt__data_rank(p, rank),
                                     p->arena->data, &first);
-        if (!base->part.unit) data += (size_t)first * item; /* else the storage holds only the shard */
+        if (!base->part.unit) data += (size_t)first * item; /* else the storage is the shard */
     }
     m->data = data;
 }
 
-/* Returns the matrix that operand `id` of an instruction is on a rank in a run. Its data is NULL if the rank
-   is in another process. */
+/* Returns the matrix of operand `id` of an instruction, as a rank has it in run *now. Its `data` is NULL if
+   the rank belongs to another process. */
 static tt__mat tt__resolve_in(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     tt__mat m = tt__at_capacity(p->built.t, id);
@@ -23694,7 +23735,8 @@ static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
     return tt__resolve_in(p, &p->rank[rank].now, rank, id);
 }
 
-/* Writes a value to a rank before anything that runs from now on. The caller may change `data` afterwards. */
+/* Writes a value to a rank's memory: all work that is launched later sees it. The caller may change `data`
+   once the function has returned. */
 static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void *data, size_t bytes)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -23716,7 +23758,8 @@ static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void
     return tt__device_status(p->ctx, p->settings.crew, rank, status);
 }
 
-/* Copies inputs that have arrived on a rank to the place where its run reads them. */
+/* Copies the inputs that were written to arrivals (tt__value.arrival) on a rank to the inputs' own storages,
+   where the run reads them. */
 static tt_status tt__take_arrivals(tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -23745,8 +23788,9 @@ static void tt__mark_input(tt__rank *r, int32_t v, tt__input_state state)
     r->input[v] = (unsigned char)state;
 }
 
-/* Notes that bytes [from, from + bytes) of a rank's transient memory are written: marks the inputs stored
-   there as overwritten, in all programs of the arena but `reader` (NULL: in all). */
+/* Notes that bytes [from, from + bytes) of a rank's transient memory will be overwritten: marks the inputs
+   stored there as overwritten in all programs of the arena, except in program `reader` (which may be
+   NULL). */
 static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank, size_t from, size_t bytes)
 {
     for (tt_program *q = a->programs; q; q = q->next) {
@@ -23760,8 +23804,8 @@ static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank
     }
 }
 
-/* Sets the number of rows of an input's axis. Other inputs that are set on the axis must agree; if v itself
-   was set before, the other inputs become unset instead. */
+/* Sets the number of rows of the axis of input v. Fails if another input with this axis is already set with
+   another number; but if v itself was set before, unsets these other inputs instead. */
 static tt_status tt__set_rows(tt_program *p, tt__rank *r, int32_t v, int64_t rows)
 {
     const tt__value *values = p->built.t->values, *x = &values[v];
@@ -23779,7 +23823,7 @@ static tt_status tt__set_rows(tt_program *p, tt__rank *r, int32_t v, int64_t row
     return TT_OK;
 }
 
-/* Sets a checked input on one rank. */
+/* Sets input v, whose arguments were checked, on one rank. */
 static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *data, int64_t rows)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -23788,7 +23832,7 @@ static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *d
     if (status != TT_OK) return status;
     tt__mark_input(r, v, TT__SET);
     if (x->place == TT__NO_PLACE) return TT_OK; /* no instruction reads it */
-    p->arena->results_of = NULL; /* an output may have been stored here */
+    p->arena->results_of = NULL; /* an output may be overwritten */
     tt__overwrite(p->arena, p, rank, x->place, tt__storage_bytes(x));
     if (!tt__is_here(p, rank)) return TT_OK;
     const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
@@ -23810,8 +23854,9 @@ static tt__fed *tt__fed_of(tt_program *p, int data_rank)
     return f->inputs && f->rows ? f : NULL;
 }
 
-/* Sets a checked input of a pipeline's next micro-batch. Copies the data, as a pipeline runs micro-batches
-   later: at the end of the step or of tt_run. Ranks of the first stage keep the states of inputs. */
+/* Sets input v, whose arguments were checked, for the next micro-batch of a pipeline. Copies the data, as a
+   pipeline runs its micro-batches later: at the end of the step or of tt_run. The first stage's ranks hold
+   the states of inputs. */
 static tt_status tt__feed_input(tt_program *p, int data_rank, int32_t v, const void *data, int64_t rows)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -23856,7 +23901,7 @@ static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *dat
     return status;
 }
 
-/* Fails if a function for programs with one data rank is called with several. */
+/* Fails if the program has several data ranks, as `function` is only for programs with one. */
 static tt_status tt__one_data_rank(const tt_program *p, const char *function)
 {
     if (p->arena->data == 1) return TT_OK;
@@ -23864,7 +23909,8 @@ static tt_status tt__one_data_rank(const tt_program *p, const char *function)
                     "use %s_rank", function, p->arena->data, function);
 }
 
-/* Keeps the error of a refused tt_set. The next run reports that error, in case nobody reads the status. */
+/* Keeps the error of a tt_set that failed. The next run reports that error, in case the caller has not
+   checked the status. */
 static tt_status tt__note_refused(tt_program *p, tt_status status)
 {
     if (status != TT_OK && !p->refused[0]) memcpy(p->refused, p->ctx->error, sizeof p->refused);
@@ -23884,7 +23930,8 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
 
 static bool tt__is_in_parts(const tt__value *v) { return v->part.unit || v->part.split != TT__WHOLE; }
 
-/* Copies a parameter, or a view of a parameter, from the shards on all ranks to `to`, as tt_get does. */
+/* Copies a parameter, or a view of one, to `to`: collects the shards of all ranks. Does the work of
+   tt_get. */
 static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, size_t capacity)
 {
     const tt__value *x = &p->built.t->values[id];
@@ -23900,7 +23947,7 @@ static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, s
     return status;
 }
 
-/* Returns the last stage that has value v. */
+/* Returns the last stage of the pipeline that has value v. */
 static tt_program *tt__stage_with(tt_program *p, int32_t v)
 {
     for (int s = p->stages - 1; s > 0 && v > 0 && v < p->n_recorded; s--) {
@@ -23966,8 +24013,8 @@ static void tt__forget_inputs(tt_program *p)
     }
 }
 
-/* Returns whether an input that instructions read has been set on a rank since the last run; its data may
-   have been overwritten. */
+/* Returns whether any input that instructions read was set on a rank since the last run, even if the input's
+   data were overwritten. */
 static bool tt__has_inputs(const tt_program *p, int rank)
 {
     for (int32_t v = 1; v < p->n_recorded; v++)
@@ -23975,7 +24022,7 @@ static bool tt__has_inputs(const tt_program *p, int rank)
     return false;
 }
 
-/* Fails unless all inputs that a tape reads are set on a rank. */
+/* Fails unless all inputs that instructions of tape t read are set on a rank. */
 static tt_status tt__rank_inputs(const tt_program *p, const tt_tape *t, int rank)
 {
     const tt__rank *r = &p->rank[rank];
@@ -23999,7 +24046,8 @@ static tt_status tt__rank_inputs(const tt_program *p, const tt_tape *t, int rank
     return TT_OK;
 }
 
-/* Counts the data ranks that have a micro-batch, always the first ones. Fails unless their inputs are set. */
+/* Counts the data ranks that have a micro-batch (p->present), which are always the first ones. Fails unless
+   all their inputs are set. */
 static tt_status tt__inputs_ready(tt_program *p)
 {
     const int data = p->arena->data, before = p->present;
@@ -24014,11 +24062,11 @@ static tt_status tt__inputs_ready(tt_program *p)
                           "earlier round of this step: only the last round may leave data ranks out", before);
     p->refused[0] = 0;
     if (status != TT_OK) p->present = before;
-    if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have other numbers of rows */
+    if (status != TT_OK) tt__forget_inputs(p); /* the next micro-batch may have other rows */
     return status;
 }
 
-/* Fills with NaN the storages that an instruction is the last to use on a rank. */
+/* For tests: fills the storages whose last use is this instruction with NaN on a rank. */
 static void tt__poison(tt_program *p, int rank, int instruction)
 {
     const tt__arena *a = p->arena;
@@ -24028,22 +24076,24 @@ static void tt__poison(tt_program *p, int rank, int instruction)
         if (p->built.t->values[box->value].stays) continue; /* other micro-batches need the value */
         char *host = p->rank[rank].host + p->built.host_persistent + box->place;
         if (box->space == TT__HOST && a->kind->host) memset(host, 0xff, box->bytes);
-        /* Memory beside a device is left out: the host would have to wait, which would order streams. */
+        /* Host memory of a device's program is left out: the host would have to wait for the device, and the
+           wait would hide wrong orders of streams. */
         if (box->space == TT__HOST) continue;
         char *memory = a->memory[rank] + a->persistent + box->place;
         a->kind->backend->fill(a->crew->device[rank], memory, 0xff, box->bytes);
     }
 }
 
-/* Returns operand `id` with data that the host can read, if the operand is an input or a view of one. Returns
-   any other operand as the rank has it, which the host can read only if the device's memory is the host's. */
+/* Returns the matrix of operand `id`. If the operand is an input or a view of one, the matrix is in memory
+   that the host can read. Any other operand is in the rank's memory, which the host can read only if the
+   device is the CPU. */
 static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
 {
     const tt__value *x = &p->built.t->values[id];
     const tt__staged *staged = &p->rank[rank].staged[x->base];
     tt__mat m = tt__resolve(p, rank, id);
     const tt__now *now = &p->rank[rank].now;
-    const bool waits = tt__stages(p) > 1; /* the data waits in tt__fed */
+    const bool waits = tt__stages(p) > 1; /* the data is in tt__fed */
     if (x->storage != TT__INPUT || (!waits && !staged->buffer[0])) return m;
     const int64_t own = tt__is_own_rows(p->built.t, id) ? tt__own_first(p, now, rank, id) : 0;
     const char *from = waits ? tt__fed_at(p, now->round, rank)->inputs + p->head->fed_at[x->base]
@@ -24052,8 +24102,8 @@ static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
     return m;
 }
 
-/* Fills in which rows and columns a tensor rank has of the split operands and results of an instruction.
-   Removes the operands that tensor rank 0 alone adds. */
+/* Sets the launch fields that tell which rows and columns of the divided operands and results a tensor rank
+   has. On other tensor ranks than 0, removes the operands that tensor rank 0 alone adds. */
 static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
 {
     const tt__instr *i = l->instr;
@@ -24066,7 +24116,7 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
         if (p->built.t->values[id].part.split != TT__WHOLE) split = id;
     }
     const tt__value *v = &p->built.t->values[split];
-    const bool own = v->part.split == TT__ROWS && v->shape.axis; /* rows of an axis */
+    const bool own = v->part.split == TT__ROWS && v->shape.axis; /* the rows are an axis */
     if (split) l->whole_rows = v->shape.rows * (v->part.split == TT__ROWS ? tensor : 1);
     if (own) l->whole_rows = tt__run_rows(p, now, rank)[p->built.t->axes[v->shape.axis].of];
     if (v->part.split == TT__COLS) l->first_col = me * v->shape.cols;
@@ -24075,8 +24125,8 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
     for (int j = 0; j < TT__MAX_IN && me > 0; j++) if (i->once >> j & 1) l->in[j].data = NULL;
 }
 
-/* Checks, before anything runs, that the indices and starts of sequences on a rank are valid for the ops that
-   read them. Counts the FLOPs of the micro-batch. arg: the program. */
+/* Checks, before anything runs, that the inputs of a rank have valid indices and starts of sequences for the
+   ops that read them. Also counts the FLOPs of the rank's micro-batch. arg: the program. */
 static tt_status tt__check_inputs(void *arg, int rank)
 {
     tt_program *head = (tt_program *)arg, *p = tt__stage_of(head, rank);
@@ -24100,16 +24150,17 @@ static tt_status tt__check_inputs(void *arg, int rank)
     return status;
 }
 
-/* Returns whether gradients hold contributions of earlier micro-batches, to which this run adds. */
+/* Returns whether the gradients already hold contributions of earlier micro-batches, so that a run of this
+   segment must add to them. */
 static bool tt__adds_later(const tt_program *p, tt__segment segment)
 {
     const int64_t done = segment == TT__EACH_LAP ? p->round - 1 : p->round;
     return segment != TT__EACH_STEP && done >= tt__slots(p);
 }
 
-/* Returns the recording of runs like this one, if such a run has occurred before. Otherwise returns NULL and,
-   if the entry whose turn it is has no credit left, gives that entry to this run. Credit keeps the recordings
-   of runs that recur, however many other runs occur. */
+/* Returns the entry for runs like this one (same stretch, rows and slot), if such a run has occurred before.
+   Otherwise returns NULL. It then looks at the next entry in turn: if that has no credit left, the entry is
+   given to this run. Credit protects the recordings of frequent runs, however many other runs occur. */
 static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segment, int first)
 {
     tt__rank *r = &p->rank[rank];
@@ -24143,7 +24194,8 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
 /* ==== src/run/collectives.h */
 /* ---- collectives ---- */
 
-/* Returns how many members, counted from the first, have a contribution to a collective. */
+/* Returns how many members of collective i contribute data to it. The contributing members are always the
+   first ones. */
 static int tt__present(const tt_program *p, int rank, const tt__instr *i, int members)
 {
     const tt__now *now = &p->rank[rank].now;
@@ -24152,8 +24204,9 @@ static int tt__present(const tt_program *p, int rank, const tt__instr *i, int me
     return i->segment == TT__EACH_MICRO ? now->present : i->slot ? p->head->in_slot[i->slot - 1] : members;
 }
 
-/* Returns the matrix of value v, of program q, on rank `other` of another stage. The matrix has the size of
-   `own`, this rank's: ranks at the same place of their stages have the same rows. v 0: returns `own`. */
+/* Returns the matrix of value v of program q on rank `other`, which belongs to another stage. Its size is
+   that of `own`, this rank's matrix: ranks at the same position of their stages have the same rows. If v is
+   0, returns `own`. */
 static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, int32_t v, tt__mat own)
 {
     const tt__value *x = &q->built.t->values[v], *base = &q->built.t->values[x->base];
@@ -24164,8 +24217,9 @@ static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, 
     return own;
 }
 
-/* Finds the operand and the result of instruction i's counterpart on a rank of another stage. A value that
-   passes between stages has one number in both tapes; a sum at the step's end is found by its parameter. */
+/* Finds the operand and the result that instruction i's counterpart has on rank `other` of another stage. A
+   value that passes between stages has the same number in both tapes; a sum at the step's end is found by its
+   parameter. */
 static void tt__set_stage_member(const tt_program *p, int rank, int other, const tt__instr *i, tt__mat *in,
                                  tt__mat *out)
 {
@@ -24185,7 +24239,8 @@ static void tt__set_stage_member(const tt_program *p, int rank, int other, const
     *out = tt__on_stage(q, now, other, to, x);
 }
 
-/* Fills in the launch fields that describe members: other ranks, or the slots of the operand. */
+/* Sets the launch fields that describe the members of a collective: other ranks or, for a sum of slots, the
+   slots of the operand. */
 static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *peers)
 {
     const tt__instr *i = l->instr;
@@ -24211,8 +24266,8 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
     }
 }
 
-/* Makes a collective on the computation stream wait for collectives in flight on other streams, which use the
-   same staging memory of the host. */
+/* Makes a collective on the computation stream wait for collectives in flight on other streams, as all of
+   them use the same staging memory on the host. */
 static tt_status tt__after_staged(tt_program *p, int rank, const tt__instr *i)
 {
     const tt__rank *r = &p->rank[rank];
@@ -24234,10 +24289,10 @@ static tt__collective tt__collective_on(const tt_program *p, int rank, const tt_
 
 /* ==== src/run/processes.h */
 /* ------------------------------------------------------------------------------------------------- processes
-   Collectives over several processes: how many bytes a plan sends, and the launch of a collective. */
+   Counts the bytes that a plan sends between processes, and launches collectives. */
 
-/* Returns the bytes that the ranks of this process send in a step with one full micro-batch on each data
-   rank. Sets *least to the minimum that any method must send. */
+/* Returns the number of bytes that the ranks of this process send to other processes in a step with one full
+   micro-batch on each data rank. Sets *least to the minimum number that any method must send. */
 static double tt__net_plan(const tt_program *head, double *least)
 {
     const tt__crew *crew = head->settings.crew;
@@ -24255,7 +24310,7 @@ static double tt__net_plan(const tt_program *head, double *least)
             l.instr = i;
             l.in[0] = tt__at_capacity(p->built.t, i->in[0]);
             l.out[0] = tt__at_capacity(p->built.t, i->out[0]);
-            if (i->in[0]) l.in[0].data = &l; /* marks the operand as present */
+            if (i->in[0]) l.in[0].data = &l; /* not NULL: the operand is present */
             l.members = l.present = c.all.count;
             l.me = c.me;
             c.l = &l;
@@ -24272,7 +24327,7 @@ static double tt__net_plan(const tt_program *head, double *least)
     return bytes;
 }
 
-/* Launches n collectives of one op. met: their members have passed a barrier right before. */
+/* Launches n collectives of one op on a rank. met: their members have just passed a barrier. */
 static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, int n, bool met)
 {
     const tt__instr *i = l->instr;
@@ -24297,7 +24352,7 @@ static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, i
     return pair && net ? tt__net_pair(&c) : tt__run_collective(&c, met);
 }
 
-/* Fills in the launch of an instruction on a rank. The launch is all 0 on entry. `peers` has room for the
+/* Sets the fields of *l to launch instruction i on a rank. *l is all 0 on entry. peers: memory for the
    operands and results of other ranks. */
 static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__launch *l, tt__mat *peers)
 {
@@ -24313,7 +24368,7 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
     l->workspace = p->arena->memory[rank] + p->arena->persistent + i->workspace_place;
     if (i->on_host) {
         l->workspace = p->rank[rank].host + p->built.host_persistent + i->workspace_place;
-        l->in[TT__RUN_IN].data = &p->head->run; /* all but `micro`, which no update reads */
+        l->in[TT__RUN_IN].data = &p->head->run; /* `micro` is not set: no update reads it */
         if (!p->settings.kind->host) l->device = p->settings.crew->host[rank];
     }
     if (p->arena->tensor > 1) tt__set_tensor_rank(p, rank, l);
@@ -24327,10 +24382,10 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
 }
 
 /* ==== src/run/stages.h */
-/* ---- values that pass from stage to stage */
+/* ---- values that pass from one stage of a pipeline to the next */
 
-/* Sends a value to, or receives one from, a stage in another process. A SEND does not wait for its messages;
-   a RECV does. Messages of a device go through the host's memory. */
+/* Sends a value to a stage in another process, or receives one. A SEND does not wait until its messages are
+   sent; a RECV waits for its messages. Data of a device goes through the host's memory. */
 static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l, int other, int way)
 {
     const bool receives = l->instr->out[0] != 0;
@@ -24376,7 +24431,7 @@ static void tt__go_on_passing(const tt_program *p, int rank)
     }
 }
 
-/* Waits until the messages of micro-batch number `round` in direction `way` have been sent. */
+/* Waits until this rank has sent the messages of micro-batch number `round` in direction `way`. */
 static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t round)
 {
     tt__passed *x = &p->rank[rank].passed[round % p->settings.in_flight];
@@ -24386,8 +24441,8 @@ static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t roun
     return tt__net_all_there(&mail);
 }
 
-/* Runs a SEND or RECV between stages. A SEND tells the other stage that its operand is ready; nobody waits
-   for its end. A RECV waits for the SEND, and copies the operand. */
+/* Runs a SEND or RECV instruction between stages. A SEND tells the other stage that the SEND's operand is
+   ready, and does not wait. A RECV waits for the SEND and copies its operand. */
 static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
 {
     const tt__crew *c = p->settings.crew;
@@ -24442,11 +24497,11 @@ static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* Returns whether m is a shard, or a rank's own rows, without elements. */
+/* Returns whether m exists but has no elements, as a shard or a rank's own rows may. */
 static bool tt__is_empty(const tt__mat *m) { return m->data && m->rows * m->cols == 0; }
 
-/* Runs an instruction whose operands are empty: fills results, which are sums over rows, with 0, unless the
-   instruction adds to them. */
+/* Runs an instruction whose operands have no elements. Its results, if not empty, are sums over no rows:
+   fills them with 0, unless the instruction adds to them. */
 static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
 {
     tt_status status = TT_OK;
@@ -24459,8 +24514,8 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
     return tt__device_status(p->ctx, p->settings.crew, rank, status);
 }
 
-/* Runs n instructions that run together: on the device or, if they are on_host, on the CPU in the host's
-   memory, once the device has computed what they read there. */
+/* Launches n instructions together that are no collectives: on the device or, if tt__instr.on_host, on the
+   CPU, once the device has computed their operands in the host's memory. */
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
     const bool on_host = l->instr->on_host;
@@ -24472,15 +24527,17 @@ static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, 
 
 /* ==== src/run/launch.h */
 /* -------------------------------------------------------------------------------------------------- launches
-   One segment of a program on one rank: launches in order, streams, events, recorded graphs. */
+   Runs one segment of a program on one rank: launches instructions in order, on streams with events between
+   them, or as a recorded graph. */
 
-/* Progress of a rank in a segment. */
+/* The progress of a rank through a segment. */
 typedef struct tt__progress {
     tt__launch like;        /* fields that all launches have in common */
-    bool absent;            /* the rank has no micro-batch and runs only what all ranks run together */
-    bool later;             /* equals tt__now.later */
-    /* The ranks along axis `met` have passed a barrier on stream `met_stream` and launched nothing since. All
-       these ranks, also those without a micro-batch, have equal values here. */
+    bool absent;            /* the rank has no micro-batch: it only runs what all ranks run together */
+    bool later;             /* a copy of tt__now.later */
+    /* The ranks over which `met` extends (data ranks, tensor ranks, ...) have passed a barrier on stream
+       `met_stream` and have launched nothing since. All these ranks, even those without a micro-batch, have
+       equal values of the two fields. */
     tt__over met;
     int met_stream;
 } tt__progress;
@@ -24490,7 +24547,8 @@ static bool tt__is_left_out(const tt__progress *at, const tt__instr *i)
     return (at->absent && !i->always) || (i->later && !at->later);
 }
 
-/* Notes the time of the launch of instruction k on rank 0, once done, if it is the minimum so far. */
+/* Waits until instruction k, launched at time `begin`, is done on rank 0, and notes the seconds it took, if
+   they are the minimum so far. */
 static tt_status tt__note_time(const tt_program *p, int k, double begin)
 {
     const tt__crew *c = p->settings.crew;
@@ -24500,8 +24558,9 @@ static tt_status tt__note_time(const tt_program *p, int k, double begin)
     return status;
 }
 
-/* Returns whether instruction k and the next, which is of another op and reads k's result, are launched in
-   one call. The device runs both in one kernel where it can. False: something is to be done in between. */
+/* Returns whether instruction k is launched in one call with the next instruction, which has another op and
+   reads k's result. The device then runs both in one kernel if it can. Returns false if work is needed
+   between them. */
 static bool tt__leads_to_next(const tt_program *p, int k)
 {
     const tt__instr *i = &p->built.t->code[k], *next = i + 1;
@@ -24512,7 +24571,7 @@ static bool tt__leads_to_next(const tt_program *p, int k)
     return i->always == next->always && next->in[0] == i->out[0] && tt__has_kernel_of_both(i, next);
 }
 
-/* Launches in one call the instructions that run together, from number k on. */
+/* Launches instruction k and those that run together with it in one call. */
 static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, int k)
 {
     tt_status status = TT_OK;
@@ -24524,7 +24583,7 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
     const bool met = at->met == i->move.over && at->met_stream == i->stream && !pair;
     const bool timed = p->ctx->profile && rank == 0;
     const double begin = timed ? tt__seconds() : 0;
-    int some = 0; /* launches that have something to do */
+    int some = 0; /* number of launches that have work to do */
     if (p->settings.crew->world)
         tt__world_note(p->settings.crew->world, rank, tt__instr_name(i),
                        p->built.t->values[i->out[0] ? i->out[0] : i->in[0]].name);
@@ -24550,7 +24609,8 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
     return timed && status == TT_OK ? tt__note_time(p, k, begin) : status;
 }
 
-/* Returns whether work on other streams runs only at its WAIT, as late as possible. */
+/* Returns whether work of other streams runs as late as possible, at its WAIT instruction: a mode for tests
+   on the CPU. */
 static bool tt__runs_late(const tt_program *p) { return p->ctx->late && p->settings.kind->host; }
 
 /* Starts instruction k on its own stream, after all work issued on the computation stream so far. */
@@ -24562,7 +24622,7 @@ static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
     tt__rank *r = &p->rank[rank];
     const int stream = p->built.t->code[k].stream;
     tt__started *x = r->started;
-    if (tt__is_left_out(at, &p->built.t->code[k])) { /* keeps `met` as on ranks that start k */
+    if (tt__is_left_out(at, &p->built.t->code[k])) { /* `met` must equal that of other ranks */
         if (!tt__runs_late(p)) at->met = TT__ALONE;
         return TT_OK;
     }
@@ -24576,7 +24636,8 @@ static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
     return tt__device_status(p->ctx, c, rank, b->mark(d, stream, &x->done));
 }
 
-/* Makes the computation stream wait for the work that WAIT number k waits for. */
+/* Runs WAIT instruction k: makes the computation stream wait for the work, on another stream, that k
+   names. */
 static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
 {
     const tt__crew *c = p->settings.crew;
@@ -24612,10 +24673,10 @@ static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *l
     const bool absent = s->segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= now->present;
     tt__progress at = {*like, absent, now->later, TT__ALONE, TT__COMPUTE_STREAM};
     tt__windows windows = {s->first, s->end, {0}, 0, 0};
-    for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* left by a failure */
+    for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* a failure may leave these */
     for (int k = s->first, n; k < s->end && status == TT_OK; k += n) {
         const tt__instr *i = &p->built.t->code[k];
-        if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may cut with_next */
+        if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may clear with_next */
         tt__go_on_passing(p, rank);
         for (n = 1; i[n - 1].with_next || (n == 1 && tt__leads_to_next(p, k)); n++) {}
         if (tt__is(i, TT__WAITS)) status = tt__finish(p, rank, &at, k);
@@ -24626,7 +24687,8 @@ static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *l
     return status;
 }
 
-/* Records the launches of a stretch. After an error x has no recording, and `why` is the first error. */
+/* Records the launches of a stretch into *x. After an error, x->made is NULL and `why` has the first
+   error. */
 static void tt__record_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s, tt__recording *x,
                                char why[512])
 {
@@ -24635,20 +24697,20 @@ static void tt__record_stretch(tt_program *p, int rank, tt__launch *l, const tt_
     tt_status status = b->capture(d);
     const bool began = status == TT_OK;
     if (began) status = tt__launch_stretch(p, rank, l, s);
-    if (status != TT_OK) snprintf(why, 512, "%s", b->error(d)); /* captured() may replace it */
-    if (began) x->made = b->captured(d);                        /* also after an error: it ends the capture */
+    if (status != TT_OK) snprintf(why, 512, "%s", b->error(d)); /* before captured() replaces the error */
+    if (began) x->made = b->captured(d);                        /* even after an error: ends the capture */
     if (status == TT_OK && !x->made) snprintf(why, 512, "%s", b->error(d));
     if (status == TT_OK || !x->made) return;
     b->forget(d, x->made);
     x->made = NULL;
 }
 
-/* Notes on all ranks which bytes a segment is about to write. */
+/* Marks, on all ranks, the inputs whose bytes a segment is about to overwrite. */
 static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
 {
     const tt_tape *t = p->built.t;
     const tt_program *reader = segment == TT__EACH_MICRO ? p : NULL; /* the update reads no inputs */
-    if (p->stages > 1) return; /* a pipeline's inputs wait on the host */
+    if (p->stages > 1) return; /* a pipeline has copies of its inputs */
     const int first = tt__segment_first(t, segment), end = tt__segment_first(t, segment + 1u);
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *box = &p->built.box[k];
@@ -24658,8 +24720,8 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
     }
 }
 
-/* Returns whether the launches of a segment must be made one by one, because ranks wait for each other in a
-   collective, or the host runs an instruction, in between. */
+/* Returns whether the launches of a segment must be made one by one, as the host has work between them: in a
+   collective, ranks wait for each other, or the CPU runs an instruction. */
 static bool tt__needs_host(const tt_program *p, tt__segment segment)
 {
     const int end = tt__segment_first(p->built.t, segment + 1u);
@@ -24670,7 +24732,7 @@ static bool tt__needs_host(const tt_program *p, tt__segment segment)
     return false;
 }
 
-/* Writes the step's settings and, if `scale`, the loss scale to a rank. */
+/* Writes the step's settings and, if `scale`, the loss scale to a rank's memory. */
 static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
 {
     const tt_tape *t = p->built.t;
@@ -24684,7 +24746,7 @@ static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
     return status;
 }
 
-/* Returns a launch with the fields that all launches of a rank have in common. */
+/* Returns a launch in which only the fields that all launches of a rank have in common are set. */
 static tt__launch tt__launch_on(const tt_program *p, int rank)
 {
     tt__launch l;
@@ -24697,9 +24759,9 @@ static tt__launch tt__launch_on(const tt_program *p, int rank)
     return l;
 }
 
-/* Runs a stretch on a rank. A device that can record launches does so at the second such run and replays the
-   recording from then on. A device that fails to record what it can launch one by one is not asked to record
-   again. */
+/* Runs a stretch on a rank. A device that can record launches records the second run of the same kind and
+   replays the recording in later runs. A device that fails to record launches that it can run one by one
+   records no more. */
 static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s)
 {
     const tt__crew *c = p->settings.crew;
@@ -24722,11 +24784,11 @@ static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const t
     return status;
 }
 
-/* Returns where the first part of stretch s ends: one more than the number of the last instruction that
-   writes the step's results, if updates follow that instruction. The host then reads the results while
-   parameters are updated, and launches the next step before the updates are done. Returns the end of s if
-   results are not read later, if work is in flight on another stream there, or if the instruction is launched
-   together with the next. */
+/* Divides stretch s in two, and returns the end of the first part: directly after the last instruction that
+   writes the step's results. So the host can read the results while the second part updates parameters, and
+   can launch the next step before the updates are done. Returns s->end, which does not divide s, if results
+   are not read later, if work is in flight on another stream at the end of the first part, or if the
+   instruction there is launched together with the next one. */
 static int tt__results_end(const tt_program *p, const tt__stretch *s)
 {
     const tt_tape *t = p->built.t;
@@ -24743,7 +24805,7 @@ static int tt__results_end(const tt_program *p, const tt__stretch *s)
     return started || together || end == s->first ? s->end : end;
 }
 
-/* Starts the copy of a step's results to the host, beside what is computed next. */
+/* Starts to copy a step's results to the host, on a stream beside the next computations. */
 static tt_status tt__send_results(tt_program *p, int rank)
 {
     const tt__crew *c = p->settings.crew;
@@ -24758,7 +24820,7 @@ static tt_status tt__send_results(tt_program *p, int rank)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* A segment that all ranks run. sends: the first rank copies its results to the host. */
+/* A segment that all ranks run. sends: the first rank copies the segment's results to the host. */
 typedef struct tt__segment_job { tt_program *p; tt__segment segment; bool sends; } tt__segment_job;
 
 /* Runs a segment on a rank. arg: the tt__segment_job. */
@@ -24783,14 +24845,14 @@ static tt_status tt__run_rank(void *arg, int rank)
     s.first = s.end;
     s.end = all.end;
     if (status == TT_OK && s.first < s.end) status = tt__run_stretch(p, rank, &l, &s);
-    if (status == TT_OK && sends) /* the next work may overwrite the results */
+    if (status == TT_OK && sends) /* later work may overwrite the results */
         status = tt__device_status(p->ctx, c, rank,
                                    c->kind->backend->after(l.device, TT__COMPUTE_STREAM, r->has_found));
     tt__float_restore(mode);
     return status;
 }
 
-/* Logs which devices cannot record launches. */
+/* Logs a warning for each device that failed to record launches. */
 static void tt__tell_graphs(tt_program *p)
 {
     char device[32];
@@ -24804,7 +24866,8 @@ static void tt__tell_graphs(tt_program *p)
     }
 }
 
-/* Makes all processes agree that the inputs of a micro-batch are valid, and adds up its FLOPs. */
+/* Makes all processes agree on whether the inputs of a micro-batch are valid, and adds up the FLOPs of all
+   ranks. */
 static tt_status tt__agree_flops(tt_program *p, tt_status status)
 {
     const tt__crew *c = p->settings.crew;
@@ -24819,7 +24882,8 @@ static tt_status tt__agree_flops(tt_program *p, tt_status status)
 /* ==== src/run/tune.h */
 /* ---- timing of matrix products (tt_compile_options.tune) */
 
-/* Returns the choices of products of a rank's device as text, which the caller frees. NULL: out of memory. */
+/* Returns the choices of a rank's device (how it computes each matrix product) as text, which the caller
+   frees. NULL: out of memory. */
 static char *tt__tuned_text(const tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -24830,7 +24894,8 @@ static char *tt__tuned_text(const tt_program *p, int rank)
     return text;
 }
 
-/* Makes a rank's device take the choices of products from a text. `from` names the text in errors. */
+/* Makes a rank's device use the choices in `text` (how to compute each matrix product). from: the name of the
+   text in error messages. */
 static tt_status tt__learn(const tt_program *p, int rank, const char *text, const char *from)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -24841,7 +24906,8 @@ static tt_status tt__learn(const tt_program *p, int rank, const char *text, cons
     return tt__fail(p->ctx, status, "%s, line %d: %s", from, line, b->error(d));
 }
 
-/* Makes all ranks' devices take the choices from a text. Devices of other kinds keep none. */
+/* Makes the devices of all ranks use the choices in `text`. Does nothing for kinds of devices that have no
+   choices. */
 static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const char *from)
 {
     const tt__crew *c = p->settings.crew;
@@ -24853,8 +24919,9 @@ static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const
     return status;
 }
 
-/* Tells a rank's device which products the program makes at full capacity and, if `times`, times those that
-   the device does not know. Adds to *untimed the number of products for which memory was lacking. */
+/* Tells a rank's device which matrix products the program computes at full capacity. If `times`, also times
+   the products for which the device has no choice yet. Adds to *untimed the number of products that it could
+   not time for lack of memory. */
 static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untimed)
 {
     tt_program *p = tt__stage_of(of, rank);
@@ -24863,8 +24930,8 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     const tt__backend *b = p->settings.kind->backend;
     const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
     const tt__now before = r->now;
-    const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* rounds before add_later adds */
-    int64_t *round = &r->now.round; /* each slot's gradients, then their sums */
+    const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* number of rounds of the first lap */
+    int64_t *round = &r->now.round; /* goes through the slots, then to a round that adds to them */
     int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
     tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
     const tt__launch like = tt__launch_on(p, rank);
@@ -24896,7 +24963,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     return status;
 }
 
-/* Calls tt__tune_rank for all programs of the arena that are to be tuned. */
+/* Calls tt__tune_rank for all programs of the arena whose option `tune` is not "off". */
 static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untimed)
 {
     tt_status status = TT_OK;
@@ -24905,8 +24972,9 @@ static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untime
     return status;
 }
 
-/* Times products on one process after another, in each on one rank after another; each rank times what no
-   rank before has timed. *text: the known choices before, replaced by those known at the end. */
+/* Times matrix products on one rank after another, in one process after another. Each rank times only
+   products that no earlier rank has timed. *text: on entry the known choices; on return those known at the
+   end. */
 static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
 {
     tt_context *ctx = p->ctx;
@@ -24937,7 +25005,8 @@ static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
     return status;
 }
 
-/* Reads a file of choices, if it exists. *text: its contents, which the caller frees. */
+/* Reads a file of choices (how to compute matrix products), if it exists. *text: the contents, which the
+   caller frees; NULL if the file does not exist. */
 static tt_status tt__read_tuned(tt_context *ctx, const char *path, char **text)
 {
     char folder[1024];
@@ -24965,8 +25034,8 @@ static tt_status tt__write_tuned(tt_context *ctx, const char *path, const char *
     return status;
 }
 
-/* Finds, before the first run of an arena, the fastest way to make each product of its programs. Writes
-   nothing that a program reads. */
+/* Finds, before the first run of an arena, the fastest way to compute each matrix product of its programs.
+   Writes to no memory that a program reads. */
 static tt_status tt__tune_products(tt_program *p)
 {
     tt_context *ctx = p->ctx;
@@ -25019,8 +25088,8 @@ static void tt__forget_recordings(tt_program *p)
 }
 
 static tt_status tt__read_unread(tt_program *p);
-/* Runs a function on all ranks. After an error waits for all devices, so that none still reads another's
-   memory or has unfinished work that nobody waits for. */
+/* Runs a function on all ranks. After an error, waits for the devices of all ranks, so that no device still
+   reads another's memory or has unfinished work. */
 static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int rank), void *arg)
 {
     tt__crew *c = p->settings.crew;
@@ -25033,9 +25102,10 @@ static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int
 
 /* ==== src/run/results.h */
 /* --------------------------------------------------------------------------------------------------- results
-   Runs a segment on all ranks; collects results; reports numbers that are not finite. */
+   Runs a segment on all ranks, collects its results, and reports numbers that are not finite. */
 
-/* Runs a segment on all ranks. sends: its results are copied to the host and read later. */
+/* Runs a segment on all ranks. sends: starts to copy the segment's results to the host, which reads them
+   later. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
 {
     tt__segment_job job = {p, segment, sends};
@@ -25047,7 +25117,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
     if (status == TT_OK) status = tt__zero_states(p);
     if (micro) status = tt__agree_flops(p, status);
     for (tt_program *q = p->arena->programs; q && status == TT_OK; q = q->next)
-        if (q != p || micro) status = tt__read_unread(q); /* before its memory changes */
+        if (q != p || micro) status = tt__read_unread(q); /* before q's memory changes */
     if (status == TT_OK) status = tt__tune_products(p);
     if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status != TT_OK) return status;
@@ -25073,7 +25143,7 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     if (!t->results) return tt__device_status(p->ctx, c, rank, a->kind->backend->wait(c->device[rank]));
     const tt__memory from = {a, rank, t->values[t->results].space, TT_U8,
                               tt__resolve(p, rank, t->results).data};
-    /* The device can copy to `bounce` while other devices work. */
+    /* Pinned memory such as `bounce` lets this device copy while other devices work. */
     void *to = from.space == TT__DEVICE && !a->kind->host ? (void *)a->bounce[rank] : &r->results;
     status = tt__read_memory(&from, to, TT_U8, sizeof r->results);
     if (status == TT_OK && to != &r->results) memcpy(&r->results, to, sizeof r->results);
@@ -25081,17 +25151,18 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     return status;
 }
 
-/* Results of a data rank that its process tells the others. */
+/* The results of a data rank, which its process sends to the other processes. */
 typedef struct tt__found { tt__totals totals; double flops; } tt__found;
 typedef char tt__found_fits_a_note[sizeof(tt__found) * TT__RANKS <= TT__NOTE ? 1 : -1];
 
-/* Exchanges the results of a run between processes: sets them on the first rank of each data rank. */
+/* Exchanges the results of a run between processes. Sets p->rank[].results of the first rank of each data
+   rank. */
 static tt_status tt__exchange_results(tt_program *p)
 {
     const tt__crew *c = p->settings.crew;
     const int data = p->arena->data;
     tt_program *last = tt__last_stage(p);
-    tt__found found[TT__RANKS]; /* by data rank; 0 for those of other processes */
+    tt__found found[TT__RANKS]; /* for each data rank; 0 if it is in another process */
     tt_status status = TT_OK;
     memset(found, 0, sizeof found);
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
@@ -25114,13 +25185,14 @@ static tt_status tt__exchange_results(tt_program *p)
     return status;
 }
 
-/* Reads what an update has found on a rank, which may be in another process. All processes call it. */
+/* Reads the results of an update on a rank, which may belong to another process. All processes must call this
+   function. */
 static tt_status tt__read_first(tt_program *p, int rank)
 {
     const tt__crew *c = p->settings.crew;
     const int own = tt__is_here(p, rank) ? rank : c->first;
     tt__results *results = &p->rank[rank].results;
-    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* also waits for this process's rank */
+    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* waits for this process's rank too */
     if (status != TT_OK) return tt__net_fail(p->ctx, status);
     const int process = tt__process_of(c, rank);
     return tt__net_fetch(p->ctx, process, -1, "what a step has found", results, sizeof *results);
@@ -25133,8 +25205,8 @@ static void tt__add_totals(tt__totals *to, const tt__totals *x)
     to->correct += x->correct;
 }
 
-/* Reads the results of all ranks together. After an update each rank has them; in a program with train =
-   false, adds up the results of the data ranks that ran. */
+/* Reads the results over all ranks. After an update, each rank has them. In a program with train = false,
+   adds up the results of the data ranks that ran a micro-batch. */
 static tt_status tt__read_results(tt_program *p)
 {
     const bool trains = p->settings.options.train, net = p->settings.crew->local < p->settings.crew->ranks;
@@ -25155,9 +25227,9 @@ static tt_status tt__read_results(tt_program *p)
     return status;
 }
 
-/* Reads what losses have counted in the micro-batches of the step so far. If the tree of sums is not summed
-   yet (tape->counted), adds up its leaves. Sets *bad to the first data rank whose loss is not finite (0:
-   maybe none). */
+/* Reads the totals (loss, targets, correct) of the step's micro-batches so far. If the tree of sums is not
+   summed yet (tape->counted tells), adds up its leaves. Sets *bad to the first data rank whose loss is not
+   finite, or to 0 if no other is known. */
 static tt_status tt__read_counts(tt_program *head, int *bad)
 {
     tt_program *p = tt__last_stage(head);
@@ -25165,7 +25237,7 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
     const tt__value *x = &t->values[t->counted];
     const tt__crew *c = p->settings.crew;
     const int data = p->arena->data, leaves = tt__slots(p) * data;
-    tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* of all leaves; of the leaves of this process */
+    tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* totals of all leaves; of each leaf of this process */
     tt_status status = t->counted ? TT_OK : tt__read_results(head);
     *bad = 0;
     if (!t->counted) return status;
@@ -25178,7 +25250,7 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
         status = tt__read_memory(&totals, &some[k], TT_U8, sizeof *some);
     }
     status = tt__agree(p->ctx, "what losses have counted", status, some, sizeof *some * (size_t)leaves);
-    for (int k = 0; k < leaves && status == TT_OK; k++) { /* in this order for any number of ranks */
+    for (int k = 0; k < leaves && status == TT_OK; k++) { /* the order is equal for any number of ranks */
         const int d = k % data;
         const int process = tt__process_of(c, tt__first_of(p, d));
         const tt__totals *own = (const tt__totals *)tt__noted(p->ctx, process, some) + k;
@@ -25214,8 +25286,8 @@ static void tt__begin_step(tt_program *p)
     p->outcome = TT__UPDATED;
 }
 
-/* Returns the largest magnitude of a value on a rank; infinity if a number is not finite. Returns 0 if the
-   device cannot be read: the device's own error matters more then. */
+/* Returns the largest magnitude of the numbers of value v on a rank; infinity if a number is not finite.
+   Returns 0 if the device cannot be read, as the device's own error is reported elsewhere. */
 static float tt__largest_of(tt_program *p, int rank, int32_t v)
 {
     const tt__mat m = tt__resolve(p, rank, v);
@@ -25234,9 +25306,10 @@ static float tt__largest_of(tt_program *p, int rank, int32_t v)
     return largest;
 }
 
-/* Finds the parameter of this process that explains results that are not finite: the first that is not
-   finite, else the one with the largest numbers, if they are larger than training ever gives. Writes its name
-   and the reason to `to`. Returns false, with an empty text, if it finds none. */
+/* Finds a parameter, on this process's ranks, that explains why results are not finite: the first parameter
+   with a number that is not finite; else the parameter with the largest numbers, if these are larger than
+   training ever makes them. Writes its name and the reason to `to`. If it finds none, returns false and
+   writes "". */
 static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
 {
     const float huge = 1e10f;
@@ -25261,8 +25334,8 @@ static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
     return name != NULL;
 }
 
-/* Fails if the loss is not finite, and names a parameter that is the cause. micro: the number of the
-   micro-batch in the step; -1: any of them. */
+/* Fails if the loss is not finite, and names a parameter that may be the cause. micro: the number of the
+   micro-batch in the step; -1: unknown. */
 static tt_status tt__check_loss(tt_program *p, int64_t micro)
 {
     char which[64] = "", cause[300];
@@ -25275,7 +25348,7 @@ static tt_status tt__check_loss(tt_program *p, int64_t micro)
                     bad ? cause : "check the inputs, or lower the learning rate");
 }
 
-/* Notes what the step must know of a round that is ready to run. */
+/* Updates the step's counts for a round that is ready to run. */
 static void tt__begin_micro(tt_program *p)
 {
     const tt_program *last = tt__last_stage(p);
@@ -25295,11 +25368,11 @@ static void tt__begin_micro(tt_program *p)
 }
 
 /* ==== src/run/pipeline.h */
-/* ---- a pipeline: micro-batches wait, and run together at the step's end */
+/* ---- a pipeline: keeps its micro-batches, and runs them all at the step's end */
 
-/* Returns the number of the micro-batch of action k of a stage, and sets *backward if the action is the
-   micro-batch's backward. A stage has two actions for each of `micros` micro-batches. `ahead`: forwards
-   before forwards and backwards begin to alternate. */
+/* Returns the number of the micro-batch that a stage runs as its action number k, and sets *backward to
+   whether the action is a backward. A stage has two actions, forward and backward, for each of `micros`
+   micro-batches. ahead: number of forwards before forwards and backwards begin to alternate. */
 static int64_t tt__pipeline_action(int64_t k, int64_t micros, int64_t ahead, bool *backward)
 {
     const int64_t first = tt__min(ahead, micros), both = 2 * (micros - first);
@@ -25308,7 +25381,7 @@ static int64_t tt__pipeline_action(int64_t k, int64_t micros, int64_t ahead, boo
     return k >= first + both ? k - micros : *backward ? (k - first) / 2 : first + (k - first) / 2;
 }
 
-/* Takes a micro-batch of a pipeline: checks and keeps its inputs. tt__run_pipeline runs it later. */
+/* Accepts the next micro-batch of a pipeline: checks and keeps its inputs. tt__run_pipeline runs it later. */
 static tt_status tt__feed(tt_program *p)
 {
     const int most = p->settings.options.parallel.micros;
@@ -25320,7 +25393,7 @@ static tt_status tt__feed(tt_program *p)
     }
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
-    for (int d = 0; d < p->present; d++) { /* passes divide these axes into others */
+    for (int d = 0; d < p->present; d++) { /* keeps the rows of the recorded axes */
         const int64_t *rows = p->rank[tt__first_of(p, d)].axis_rows;
         memcpy(p->fed[p->round * p->arena->data + d].rows, rows, sizeof *rows * (size_t)p->n_axes);
     }
@@ -25332,7 +25405,7 @@ static tt_status tt__feed(tt_program *p)
     return status;
 }
 
-/* Writes the inputs of a micro-batch to a rank. */
+/* Writes the kept inputs of the current micro-batch to a rank's memory. */
 static tt_status tt__write_fed(tt_program *p, int rank)
 {
     const tt__now *now = &p->rank[rank].now;
@@ -25360,7 +25433,7 @@ static tt_status tt__run_stage(void *arg, int rank)
     tt__launch l = tt__launch_on(p, rank);
     tt_status status = TT_OK;
     tt__float_mode mode = tt__float_default();
-    l.tuned = false; /* products are timed only at the first segment after micro-batches */
+    l.tuned = false; /* matrix products are timed after these micro-batches */
     for (int64_t k = 0; k < (train ? 2 : 1) * micros && status == TT_OK; k++) {
         bool backward = false;
         now->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
@@ -25392,9 +25465,9 @@ static tt_status tt__run_pipeline(tt_program *p)
     return TT_OK;
 }
 
-/* Runs the forward, and the backward of a program that trains, of a micro-batch on each of the first data
-   ranks. wanted: waits for results that the device has yet to compute. Otherwise a loss that is not finite
-   shows only when the step ends. */
+/* Runs one micro-batch on each data rank that has one: the forward and, if the program trains, the backward.
+   wanted: waits until the device has computed the results, and checks the loss. Otherwise a loss that is not
+   finite is noticed only at the end of the step. */
 static tt_status tt__micro(tt_program *p, bool wanted)
 {
     const bool train = p->settings.options.train;
@@ -25409,11 +25482,11 @@ static tt_status tt__micro(tt_program *p, bool wanted)
     if (status == TT_OK && (wanted || p->settings.kind->host)) {
         status = train ? tt__read_counts(p, &bad) : tt__read_results(p);
     }
-    const int64_t number = p->round * p->arena->data + bad; /* of the micro-batch in the step */
+    const int64_t number = p->round * p->arena->data + bad; /* the micro-batch's number */
     return status == TT_OK && train ? tt__check_loss(p, number) : status;
 }
 
-/* Sums the slots of a lap, in programs that sum after each lap. */
+/* Runs the segment that sums the slots at the end of a lap, if the program has one. */
 static tt_status tt__run_lap(tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -25421,7 +25494,7 @@ static tt_status tt__run_lap(tt_program *p)
     return any ? tt__run_segment(p, TT__EACH_LAP, false) : TT_OK;
 }
 
-/* Ends a round. If the round ends a lap, sums the tree of the lap. */
+/* Ends a round: one micro-batch on each data rank. If the round ends a lap, sums the lap's tree of sums. */
 static tt_status tt__end_round(tt_program *p)
 {
     p->round++;
@@ -25447,9 +25520,9 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
 
 /* ==== src/run/step.h */
 /* ----------------------------------------------------------------------------------------------------- steps
-   tt_step and its parts; the results of a step and when they are read; gradients. */
+   Defines tt_step and its parts, reads the results of a step, at once or later, and reads gradients. */
 
-/* Gives the results of the last run on one data rank, in a program that does not train. */
+/* Sets *stats to the results of the last run on one data rank, in a program that does not train. */
 static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)
 {
     const tt_program *p = tt__last_stage(head);
@@ -25472,7 +25545,7 @@ static tt_status tt__check_lr(tt_program *p, float lr)
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
 }
 
-/* Fails, and names the gradient that makes the norm not finite. */
+/* Fails because the gradients' norm is not finite, and names a gradient that makes it so. */
 static tt_status tt__norm_failed(tt_program *head)
 {
     const int first = head->settings.crew->first;
@@ -25495,7 +25568,7 @@ static tt_status tt__norm_failed(tt_program *head)
     tt__free(p->ctx, list);
     if (status != TT_OK) return status;
     head->outcome = t->early && bad ? TT__HALF_UPDATED : TT__NOT_FINITE;
-    if (t->early && bad) /* the gradient's memory is reused by now */
+    if (t->early && bad) /* the memory of gradients was reused */
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite, or the sum "
                         "of its squares overflows; it was not updated, but with update 'backward' others may "
                         "have been: load the last state", step, p->ctx->params[t->values[bad].param]->name);
@@ -25515,8 +25588,8 @@ static tt_status tt__norm_failed(tt_program *head)
                     "updated%s%s", step, lowest, because, cause);
 }
 
-/* Judges the results of a step: fails unless they are finite, else counts the step. one: the step had one
-   micro-batch. skipped: tt__scale.skipped before the step. */
+/* Fails if the results of a step are not finite; otherwise counts the step. one: the step had one
+   micro-batch. skipped: the value of tt__scale.skipped before the step. */
 static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
 {
     p->outcome = TT__NO_TARGET;
@@ -25527,15 +25600,15 @@ static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
     tt_status status = tt__check_loss(p, one ? 0 : -1);
     if (status != TT_OK) return status;
     const bool finite = isfinite(p->results.clipped.norm), lowered = p->results.scale.skipped != skipped;
-    if (!finite && !lowered) return tt__norm_failed(p); /* else the loss scale was lowered */
+    if (!finite && !lowered) return tt__norm_failed(p); /* lowered: the step is only skipped */
     if (finite) p->run.step++;
     tt__give_stats(p, &p->done, finite ? p->results.clipped.norm : 0);
     p->reads++;
     return TT_OK;
 }
 
-/* Reads the results of the last step, if they are unread. Keeps the results of the current step, which has
-   launched nothing yet. */
+/* Reads the results of the last step, if they were not read yet, and counts that step. Does not change the
+   state of the current step, which has launched nothing yet. */
 static tt_status tt__read_unread(tt_program *p)
 {
     const int rank = tt__first_of(p, 0);
@@ -25545,7 +25618,7 @@ static tt_status tt__read_unread(tt_program *p)
     const double flops = p->flops;
     if (!p->unread.any) return TT_OK;
     p->unread.any = false;
-    p->run.step--; /* until its results are known to be good */
+    p->run.step--; /* counted again once its results are good */
     tt_status status = c->kind->backend->after(c->device[rank], TT__HOST_STREAM, r->has_found);
     status = tt__device_status(p->ctx, c, rank, status);
     if (status != TT_OK) return status;
@@ -25559,7 +25632,7 @@ static tt_status tt__read_unread(tt_program *p)
     return status;
 }
 
-/* Counts a step whose results are read later. */
+/* Counts a step whose results will be read later. one: the step had one micro-batch. */
 static void tt__leave_unread(tt_program *p, bool one)
 {
     p->unread.any = true;
@@ -25568,7 +25641,7 @@ static void tt__leave_unread(tt_program *p, bool one)
     p->run.step++;
 }
 
-/* Counts a step that failed, and updated nothing, as skipped. */
+/* Counts a failed step, which has updated nothing, as a skipped step. */
 static void tt__skip_step(tt_program *p)
 {
     p->results.scale.skipped++;
@@ -25582,14 +25655,15 @@ tt_status tt_wait(tt_program *p, tt_stats *stats)
     const tt__crew *c = p->settings.crew;
     const int rank = tt__first_of(p, 0);
     tt_status status = tt__read_unread(p);
-    if (any && status == TT_OK) /* its results come before its parameters are updated */
+    if (any && status == TT_OK) /* waits for updates, which follow the results */
         status = tt__device_status(p->ctx, c, rank, c->kind->backend->wait(c->device[rank]));
     if (stats) *stats = p->done;
     return status;
 }
 
-/* Ends a step: runs a pipeline's micro-batches or sums an unfinished lap, then updates. The update changes
-   nothing if a loss or gradient is not finite. Without `stats`, results may be read later. */
+/* Ends a step: runs the kept micro-batches of a pipeline or, without a pipeline, sums an unfinished lap; then
+   updates the parameters. The update changes nothing if a loss or gradient is not finite. If `stats` is NULL,
+   the results may be read later. */
 static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 {
     const double skipped = p->results.scale.skipped;
@@ -25613,7 +25687,7 @@ tt_status tt_step(tt_program *p, float lr, tt_stats *stats)
     tt_status status = tt__check_lr(p, lr);
     if (status != TT_OK) return status;
     tt__begin_step(p);
-    p->run.lr = lr; /* the micro-batch may update */
+    p->run.lr = lr; /* update "backward": tt__micro updates */
     status = tt__micro(p, false);
     if (status == TT_OK) status = tt__end_round(p);
     if (status == TT_OK) status = tt__finish_step(p, lr, stats);
@@ -25632,7 +25706,7 @@ tt_status tt_micro_step(tt_program *p, tt_stats *stats)
                         "the step without updating");
     tt_status status = tt__micro(p, stats != NULL);
     if (status == TT_OK) status = tt__end_round(p);
-    if (status != TT_OK && p->round > 0) p->micro_failed = true; /* gradients may hold a part of it */
+    if (status != TT_OK && p->round > 0) p->micro_failed = true; /* gradients may have a part */
     if (status != TT_OK) return status;
     tt__give_stats(p, stats, 0);
     return TT_OK;
@@ -25656,7 +25730,7 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats)
 
 enum { TT__LEAF_PIECE = 256 };
 
-/* Adds b to a, n numbers, each sum rounded to `dtype`. */
+/* Adds the n numbers of b to those of a, and rounds each sum to `dtype`. */
 static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
 {
     uint16_t half[TT__LEAF_PIECE];
@@ -25666,7 +25740,7 @@ static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
     tt__convert(a, TT_F32, half, dtype, (size_t)n);
 }
 
-/* Reads elements [at, at + n) of a slot of gradient v and converts them to float. */
+/* Reads elements [at, at + n) of slot number `slot` of gradient v on a rank, and converts them to float. */
 static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int64_t at, float *to, int64_t n)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -25676,16 +25750,17 @@ static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int
     return tt__fetch_memory(&memory, to, TT_F32, (size_t)n);
 }
 
-/* The gradient of a parameter so far, in one or two storages of the same layout. Sums of a step: `leaves`
-   holds the slots of each data rank. Sums of micro-batches, which are summed over ranks already: `total` and,
-   where ranks have several slots, `leaves` with the slots that the current lap has filled. */
+/* The storages that hold a parameter's gradient in the middle of a step. In sums of a step (ranks/threads.h),
+   `leaves` holds the slots of each data rank. In sums of micro-batches, `total` holds the sum over ranks of
+   the finished laps and, if ranks have several slots, `leaves` the slots that the current lap has filled.
+   Both storages have the same layout. */
 typedef struct tt__so_far {
-    int32_t leaves, total; /* values; 0: no such storage */
-    int slots;
-    tt__part part;         /* the shard that a rank has of each */
+    int32_t leaves, total; /* values of the tape; 0: no such storage */
+    int slots;             /* number of slots in use */
+    tt__part part;         /* the shard that a rank has of both storages */
 } tt__so_far;
 
-/* Adds up the gradient so far, in the order of the tree of sums. */
+/* Adds up the gradient of the step so far, in the order of the tree of sums, and writes it to `to`. */
 static tt_status tt__sum_so_far(tt_program *p, const tt__so_far *g, const tt__stored *stored, float *to)
 {
     const int data = p->built.t->sums_micros ? 1 : p->arena->data;
@@ -25713,7 +25788,8 @@ static tt_status tt__sum_so_far(tt_program *p, const tt__so_far *g, const tt__st
     return status;
 }
 
-/* Finds the storages of a parameter's gradient so far. Returns false if the parameter has no gradient. */
+/* Finds the storages that hold a parameter's gradient of the step so far. Returns false if the parameter has
+   no gradient. */
 static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so_far *g)
 {
     const tt_tape *t = p->built.t;
@@ -25760,7 +25836,7 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
 }
 
 /* ==== src/run/state.h */
-/* ---- what trainers ask of a program */
+/* ---- functions by which trainers query a program and hash it */
 
 int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
 {
@@ -25775,8 +25851,8 @@ int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
     return n;
 }
 
-/* Returns a flag for each value of a recorded tape: whether v depends on the value. The caller frees the
-   flags. NULL: out of memory. */
+/* Returns an array with a flag for each value of a recorded tape: whether value v depends on it. The caller
+   frees the array. NULL: out of memory. */
 static bool *tt__needed_for(const tt_tape *t, tt_value v)
 {
     bool *needed = (bool *)tt__calloc(t->ctx, (size_t)t->n_values);
@@ -25792,13 +25868,13 @@ static bool *tt__needed_for(const tt_tape *t, tt_value v)
     return needed;
 }
 
-/* Forgets the micro-batches of the current step; the next micro-batch begins a new step. */
+/* Discards the micro-batches of the current step; the next micro-batch begins a new step. */
 static void tt__discard_step(tt_program *p) { p->round = 0; }
 static bool tt__within_step(const tt_program *p) { return p->round > 0; }
 int64_t tt_program_steps(const tt_program *p) { return p->run.step; }
 
-/* Continues *hash with the attributes of the instruction that updates parameter v. Returns false if the tape
-   does not update v. */
+/* Adds the attributes of the instruction that updates parameter v to *hash. Returns false if no instruction
+   of the tape updates v. */
 static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
 {
     for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code; k++) {
@@ -25810,13 +25886,13 @@ static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
     return false;
 }
 
-/* Continues a hash with the attributes of all instructions that update: that of the global norm, those of
-   parameters in the tape's order, wherever the instructions are, and that of the loss scale. */
+/* Returns `hash` continued with the attributes of the instructions that end a step: that of the global norm,
+   those that update parameters, in the order of the parameters in the tape, and that of the loss scale. */
 static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
 {
     const tt_tape *t = p->built.t;
     const int step = tt__segment_first(t, TT__EACH_STEP), first = t->early ? 0 : step;
-    const int count = t->n_code - first, next = t->early ? count - 1 : 1; /* next to search; mostly right */
+    const int count = t->n_code - first, next = t->early ? count - 1 : 1; /* the likely next one */
     int at = t->early ? count - 1 : 0;
     for (int k = step; k < t->n_code; k++)
         if (t->code[k].out[0] == t->clipped) hash = tt__attr_hash(hash, &t->code[k].attr);
@@ -25839,9 +25915,9 @@ static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
     return hash;
 }
 
-/* Returns a hash of all that decides the numbers of a training: the recorded tape, its precision and matrix
-   products, loss scaling, and the optimizer's attributes. Leaves out placement, recomputation, the device and
-   the way the program runs, which change no numbers. */
+/* Returns a hash of everything that determines the numbers that training computes: the recorded tape, the
+   options precision and matmul, loss scaling, and the optimizer's attributes. Leaves out placement,
+   recomputation, the device and the way the program runs, as these do not change the numbers. */
 static uint64_t tt__program_hash(const tt_program *p)
 {
     const tt_loss_scale *s = &p->settings.options.loss_scale;
@@ -25852,20 +25928,20 @@ static uint64_t tt__program_hash(const tt_program *p)
     uint64_t hash = tt__hash_on(p->built.recorded, how, sizeof how);
     hash = tt__hash_on(hash, scaling, sizeof scaling);
     const tt_parallel *ranks = &p->settings.options.parallel;
-    const bool micros = ranks->zero > 1 || ranks->reduce_micros; /* with 1 micro-batch both sums are equal */
+    const bool micros = ranks->zero > 1 || ranks->reduce_micros; /* sums of micro-batches, not of a step */
     const int leaves[] = {ranks->groups, micros};
     if (ranks->groups > 1 || micros) hash = tt__hash_on(hash, leaves, sizeof leaves);
     const tt__attr none = tt__new_instr(0).attr;
     for (int32_t v = 1; v < p->built.t->n_values; v++)
-        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* for its sum-of-squares op */
+        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* stands for a sum of squares */
     return tt__updates_hash(p, hash);
 }
 
 enum { TT__STATE_VERSION = 5 };
-#define TT__MOST_STEPS ((int64_t)1 << 62) /* max steps of a state, so that counting on cannot overflow */
+#define TT__MOST_STEPS ((int64_t)1 << 62) /* max number of steps in a state: later steps cannot overflow */
 
-/* The numbers of a state beside its tensors, some of which a program must match to continue from the state:
-   tensor "tinytrain.run", all of 8 bytes, as I64. optimizer and precision: a tt_optimizer_kind and a
+/* The header of a saved state: numbers of 8 bytes each, stored as the I64 tensor "tinytrain.run". A program
+   must have some of the same numbers to continue from the state. optimizer: a tt_optimizer_kind; precision: a
    tt__precision_kind. */
 typedef struct tt__state_header {
     int64_t version, seed, step, good_steps, skipped;
@@ -25892,13 +25968,13 @@ static tt__state_header tt__state_header_of(const tt_program *p)
    ======================================================================================================== */
 
 /* -------------------------------------------------------------------------------------------------- costs
-   tt_measure_costs trains a transformer block in its own context and times each launch: first with so few
-   rows and columns that the overhead of launches dominates, then with more, until steps are long. A block
-   with one row measures the update, which dominates there. */
+   tt_measure_costs trains a transformer block in a context of its own and times each launch. It begins with
+   so few rows and columns that the overhead of launches dominates, and adds rows and columns until steps are
+   long. A block with one row measures the update, which dominates the time of such a block. */
 
-/* STEP_LONG, COPY_LONG: seconds of a step and of a copy that are long enough. STEPS_LONG: seconds of all
-   steps of a program. WIDTH: rows and columns of a block, for the update columns alone. COPY: bytes of a
-   copy. */
+/* STEP_LONG, COPY_LONG: seconds from which a step and a copy are long enough to measure. STEPS_LONG: seconds
+   of all steps of one program. WIDTH: numbers of rows and columns of a block; in UPDATE_WIDTH, of columns
+   alone. COPY: bytes of a copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
@@ -25968,7 +26044,7 @@ static void tt__sample_free(tt_context *ctx, tt__sample *s)
     tt__free(ctx, s->numbers);
 }
 
-/* Runs a step. *seconds: the time of tt_step alone. */
+/* Sets the inputs and runs a step. *seconds: the time that tt_step alone took. */
 static tt_status tt__sample_step(tt__sample *s, double *seconds)
 {
     tt_status status = TT_OK;
@@ -25983,14 +26059,15 @@ static tt_status tt__sample_step(tt__sample *s, double *seconds)
     return status;
 }
 
-/* The seconds, the work and the number of the launches of a step, for each kind of cost. */
+/* The launches of a step, for each kind of cost: their seconds, their work (FLOPs or bytes), their number. */
 typedef struct tt__profile {
     double seconds[TT__COST_KINDS], work[TT__COST_KINDS];
     int launches[TT__COST_KINDS];
 } tt__profile;
 
-/* Runs some steps and takes the fastest time of each launch, as other work of the machine slows some steps
-   down but seldom all. *seconds: the sum of these times or, for very long steps, the last step's time. */
+/* Runs some steps and takes the shortest time of each launch, as other work on the machine slows down some
+   steps but seldom all. *seconds: the sum of these times or, if steps are very long, the time of the last
+   step. */
 static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
 {
     const tt_tape *t = s->p->built.t;
@@ -26006,7 +26083,7 @@ static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *
     }
     ctx->profile = NULL;
     memset(to, 0, sizeof *to);
-    for (int k = 0, first = 0; k < t->n_code; k++) { /* first: of instructions that run together */
+    for (int k = 0, first = 0; k < t->n_code; k++) { /* first: first instruction of a launch */
         const tt__cost cost = tt__cost_of(&t->code[k]);
         if (isfinite(each[first])) to->work[cost] += tt__work_of(t, &t->code[k]);
         if (k == first && isfinite(each[k])) {
@@ -26017,12 +26094,12 @@ static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *
     }
     *seconds = 0;
     for (int c = 0; c < TT__COST_KINDS; c++) *seconds += to->seconds[c];
-    if (now > 8 * TT__STEP_LONG) *seconds = now; /* the step is long enough: saves time */
+    if (now > 8 * TT__STEP_LONG) *seconds = now; /* a step so long needs no repetition */
     tt__free(ctx, each);
     return status;
 }
 
-/* Makes a sample and profiles its steps. */
+/* Makes a program with a block of `rows` rows and `width` columns, and profiles its steps. */
 static tt_status tt__profile_of(tt_context *ctx, const char *device, const char *precision, int rows,
                                 int width, tt__profile *to, double *seconds)
 {
@@ -26035,8 +26112,9 @@ static tt_status tt__profile_of(tt_context *ctx, const char *device, const char 
     return status;
 }
 
-/* Computes rates from the additional work and time of a profile compared with a smaller profile that has the
-   same number of launches (all 0: no smaller profile). For collectives, also the seconds to start. */
+/* Computes rates (work per second) from the differences in work and in time between profile *x and a smaller
+   profile with the same number of launches (all 0: no smaller profile). For collectives, also computes the
+   seconds to start one. */
 static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool single, tt_costs *to)
 {
     for (int c = 0; c < TT__COST_KINDS; c++) {
@@ -26049,9 +26127,10 @@ static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool si
     }
 }
 
-/* Computes the seconds to start an op: takes the fastest of some steps that are not timed launch by launch,
-   or `least` if that is less, and divides the seconds that the work by the rates does not explain by the
-   number of launches. least: seconds of a step that was timed launch by launch. */
+/* Computes the seconds to start an op. Takes the seconds of the fastest of some steps whose launches are not
+   timed, or `least` if that is less; subtracts the seconds that the rates predict for the step's work; and
+   divides the rest by the number of launches. least: seconds of a step whose launches were timed one by
+   one. */
 static tt_status tt__measure_launch(tt__sample *s, double least, tt_costs *costs)
 {
     double seconds;
@@ -26070,7 +26149,8 @@ static tt_status tt__measure_launch(tt__sample *s, double least, tt_costs *costs
     return status;
 }
 
-/* Measures the bytes per second of one instruction, a copy (COPY) or a product with 1 (SCALE). */
+/* Measures the bytes per second of one instruction: a copy (TT__OP_COPY), or a multiplication by 1
+   (TT__OP_SCALE). */
 static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, void *from, void *to,
                                   double *rate)
 {
@@ -26093,14 +26173,14 @@ static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, vo
             status = b->launch(&l, 1);
             if (status == TT_OK) status = b->wait(l.device);
             begin = tt__seconds() - begin;
-            seconds = k > 1 ? fmin(seconds, begin) : begin; /* the first run touches the memory */
+            seconds = k > 1 ? fmin(seconds, begin) : begin; /* ignores the first run, which touches memory */
         }
         *rate = (double)n / fmax(seconds, 1e-9);
     }
     return tt__device_status(ctx, c, 0, status);
 }
 
-/* Measures the bandwidths of the memory and the host links of rank 0. */
+/* Measures the bandwidths of the device memory of rank 0 and of its links to and from the host's memory. */
 static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs *costs)
 {
     const tt__backend *b = c->kind->backend;
@@ -26112,15 +26192,15 @@ static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs 
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_SCALE, x, y, &costs->memory);
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_COPY, x, host, &costs->to_host);
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_COPY, host, x, &costs->from_host);
-    costs->memory *= 2; /* bytes are both read and written */
+    costs->memory *= 2; /* each byte is read and written */
     if (host) b->release_host(d, host);
     if (y) b->release(d, y);
     if (x) b->release(d, x);
     return status;
 }
 
-/* Returns the number of rows and columns that makes a step long enough, given that a step with `width` took
-   `seconds`; `width` if that was long enough. */
+/* Returns the width (number of rows and of columns) for which a step should be long enough to measure, given
+   that a step with `width` took `seconds`. Returns `width` itself if that step was long enough. */
 static int tt__next_width(int width, double seconds)
 {
     const double times = fmin(4, cbrt(TT__STEP_LONG / fmax(seconds, 1e-9)));
@@ -26128,7 +26208,7 @@ static int tt__next_width(int width, double seconds)
     return times < 1.2 || next <= width ? width : next < TT__MOST_WIDTH ? next : TT__MOST_WIDTH;
 }
 
-/* Measures the rates of fp32 (single) or bf16. *least: the seconds of the smallest step. */
+/* Measures the rates of instructions in fp32 (`single`) or bf16. *least: the seconds of the smallest step. */
 static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool single, double *least,
                                        tt_costs *costs)
 {
@@ -26138,7 +26218,7 @@ static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool
         double seconds = 0;
         const char *precision = single ? "32-true" : "bf16-true";
         const tt_status status = tt__profile_of(ctx, device, precision, width, width, &now, &seconds);
-        if (status == TT_ERR_MEMORY && before) return TT_OK; /* keeps the rates of smaller steps */
+        if (status == TT_ERR_MEMORY && before) return TT_OK; /* keeps the rates found so far */
         if (status != TT_OK) return status;
         tt__rates_of(&now, &small, single, costs);
         if (!before) small = now, *least = seconds;
@@ -26158,10 +26238,10 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     o.isa = tt_isa(ctx);
     o.bf16 = tt__bf16_name[ctx->cpu.bf16];
     o.verify = false;
-    o.logger.log = NULL; /* the caller's context has already logged the same */
+    o.logger.log = NULL; /* the caller's context has logged this already */
     tt_context *own = tt_open(&o);
     if (!own) return tt__fail(ctx, TT_ERR_MEMORY, "tt_measure_costs: no memory or threads for a context");
-    tt__sample s; /* like users' programs: with streams and graphs of launches */
+    tt__sample s; /* runs like users' programs, with streams and graphs of launches */
     tt__profile update;
     double least, ignored;
     status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH, TT__LEAST_WIDTH);
@@ -26184,7 +26264,8 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
 
 /* ==== src/reports/plan.h */
 /* ------------------------------------------------------------------------------------------------------ plan
-   Returns a memory plan as numbers: tt_plan, and the storages that are live at the peak. */
+   Returns a memory plan as numbers: a tt_plan, and the storages that are live at the peak (the instruction
+   where most bytes are live). */
 
 const char *tt_category_name(tt_category c)
 {
@@ -26206,8 +26287,9 @@ static tt_category tt__category(const tt_tape *t, int32_t base)
     }
 }
 
-/* tt__storage_of describes storage k of the program's arena, 0 <= k < tt__storages(p): the resident workspace
-   (k = 0), then persistent values, then boxes. Returns false if no storage has that number. */
+/* Returns the number of storages of the program's arena, some of which may be absent. Storage 0 is the
+   resident workspace, then come persistent values, then boxes of transient storages. tt__storage_of describes
+   storage k, and returns false if it is absent. */
 static int tt__storages(const tt_program *p) { return p->built.t->n_values + p->built.n_boxes; }
 
 static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
@@ -26232,21 +26314,22 @@ static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
     return k ? x->persistent && x->base == k && x->space == TT__DEVICE && !elsewhere : to->bytes > 0;
 }
 
-/* Describes storage k of the program's arena. Returns false if that is absent or not live at the peak. */
+/* Describes storage k of the program's arena in *to. Returns false if it is absent or not live at the
+   peak. */
 static bool tt__storage_at_peak(const tt_program *p, int k, tt_plan_value *to)
 {
     return tt__storage_of(p, k, to) && to->first <= p->built.peak_at && to->last >= p->built.peak_at;
 }
 
 /* Returns the bytes that a rank loads from other ranks in a step with one full micro-batch on each data rank.
-   *least: as tt_plan.moved_least_bytes. */
+   Sets *least to the minimum that any method must load (tt_plan.moved_least_bytes). */
 static double tt__moved_by(const tt_program *p, int rank, double *least)
 {
     const tt_tape *t = p->built.t;
     double bytes = *least = 0;
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
-        if (!tt__rules_of(i)->loads || i->slot > 1) continue; /* that step uses only the first slot */
+        if (!tt__rules_of(i)->loads || i->slot > 1) continue; /* one micro-batch uses only slot 1 */
         const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
         const int64_t elements = tt__max(x->shape.rows * x->shape.cols, y->shape.rows * y->shape.cols);
         const double item = (double)tt_dtype_bytes((i->in[0] ? x : y)->shape.dtype);
@@ -26254,13 +26337,13 @@ static double tt__moved_by(const tt_program *p, int rank, double *least)
         const tt__members all = tt__members_of(p, rank, &i->move, &me);
         const tt__loads loads = tt__rules_of(i)->loads(&i->move, elements, me, all.count);
         bytes += item * (double)loads.done;
-        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* or counts of losses */
+        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* F64: counts of losses */
         if (x->param >= 0 || (i->segment <= TT__EACH_BACKWARD && !squares)) *least += item * loads.least;
     }
     return bytes;
 }
 
-/* Counts the bytes that a rank copies between device and host (tt_plan.transfer_bytes). */
+/* Counts the bytes that a rank copies between device and host in a step (plan->transfer_bytes). */
 static void tt__count_transfers(const tt_program *p, tt_plan *plan)
 {
     const tt_tape *t = p->built.t;
@@ -26274,7 +26357,7 @@ static void tt__count_transfers(const tt_program *p, tt_plan *plan)
     }
 }
 
-/* Returns the largest stage of a program, whose ranks need the most bytes. */
+/* Returns the stage of a program whose ranks need the most bytes. */
 static const tt_program *tt__largest_stage(const tt_program *p)
 {
     const tt_program *largest = p;
@@ -26286,14 +26369,15 @@ static const tt_program *tt__largest_stage(const tt_program *p)
     return largest;
 }
 
-/* Returns the bytes of the host's memory for the inputs of a pipeline's micro-batches on one data rank. */
+/* Returns the bytes of host memory in which a pipeline keeps the inputs of the micro-batches of one data
+   rank. */
 static size_t tt__fed_bytes(const tt_program *p)
 {
     const int micros = p->settings.options.accumulate ? p->settings.options.parallel.micros : 1;
     return p->fed_at ? p->fed_at[p->n_recorded] * (size_t)tt__max(1, micros) : 0;
 }
 
-/* Returns the plan of a stage. */
+/* Returns the memory plan of one stage. */
 static tt_plan tt__plan_of(const tt_program *p)
 {
     tt_plan plan;
@@ -26380,7 +26464,7 @@ tt_plan tt_program_plan(const tt_program *p)
     return plan;
 }
 
-/* Orders storages by bytes, largest first. arg: the array of bytes. */
+/* Returns whether storage a has more bytes than storage b. arg: the array of the storages' bytes. */
 static bool tt__larger_storage(const void *arg, uint32_t a, uint32_t b)
 {
     const size_t *bytes = (const size_t *)arg;
@@ -26394,7 +26478,7 @@ int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity
     const size_t bytes_each = sizeof(size_t) + sizeof(uint32_t) + sizeof(int32_t);
     size_t *bytes = (size_t *)tt__calloc(p->ctx, bytes_each * (size_t)storages);
     uint32_t *order = (uint32_t *)(bytes + storages);
-    int32_t *holds = (int32_t *)(order + storages); /* for boxes: the last value that took over the place */
+    int32_t *holds = (int32_t *)(order + storages); /* for each box: the last of the values that share it */
     int n = 0;
     for (int k = 0; k < storages && bytes; k++) {
         const tt__box *box = k < values ? NULL : &p->built.box[k - values];
@@ -26422,11 +26506,12 @@ static bool tt__is_alphanumeric(char c)
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-/* Copies a name with '*' for each number that is a word of its own: "layer.*.norm1" for "layer.3.norm1". */
+/* Copies a name, and replaces each number that is a whole word by '*': "layer.3.norm1" becomes
+   "layer.*.norm1". */
 static void tt__without_numbers(const char *name, char *to, size_t capacity)
 {
     size_t n = 0;
-    bool inside = false; /* within a word */
+    bool inside = false; /* `name` is within a word */
     while (*name && n + 1 < capacity) {
         size_t digits = inside ? 0 : strspn(name, "0123456789");
         bool number = digits && !tt__is_alphanumeric(name[digits]);
@@ -26437,11 +26522,11 @@ static void tt__without_numbers(const char *name, char *to, size_t capacity)
     to[n] = 0;
 }
 
-/* Values of the same size and category whose names differ only in numbers. */
+/* A group of values of the same size and category whose names differ only in numbers. first: one of them. */
 typedef struct tt__plan_group { char name[72]; const tt_plan_value *first; int count; } tt__plan_group;
 
-/* Prints the largest values at the peak, until they make up four fifths of it, in 8 to 20 lines. A group,
-   such as a value of 24 layers, takes one line. */
+/* Prints the largest values at the peak in 8 to 20 lines, until they make up four fifths of the peak's bytes.
+   A group of similar values, such as one of each of 24 layers, takes one line. */
 static void tt__print_largest(const tt_program *p, tt__text *text)
 {
     const int n = tt_plan_values(p, NULL, 0);
@@ -26453,7 +26538,7 @@ static void tt__print_largest(const tt_program *p, tt__text *text)
     tt__plan_group *group = (tt__plan_group *)tt__calloc(p->ctx, sizeof *group * (size_t)(n + 1));
     uint32_t *slot = (uint32_t *)tt__calloc(p->ctx, sizeof *slot * ((size_t)mask + 1)); /* a hash table */
     const bool ok = all && group && slot && tt_plan_values(p, all, n) == n;
-    if (!ok) others = 0; /* prints the rest of the report without this list */
+    if (!ok) others = 0; /* out of memory: leaves out the list */
     for (int i = 0; i < others; i++) {
         const tt_plan_value *v = &all[i];
         tt__plan_group *g = &group[groups];
@@ -26492,7 +26577,8 @@ static void tt__print_largest(const tt_program *p, tt__text *text)
     tt__free(p->ctx, all);
 }
 
-/* Prints the devices of a plan: "cuda", or "cuda*8 (data 4, tensor 2, zero 3)". */
+/* Prints the devices of a program and how they share the work, such as "cuda*8 (data 4, tensor 2, zero
+   3)". */
 static void tt__print_ranks(const tt_program *p, tt__text *text)
 {
     const tt_parallel *how = &p->settings.options.parallel;
@@ -26509,7 +26595,7 @@ static void tt__print_ranks(const tt_program *p, tt__text *text)
     tt__print(text, ")");
 }
 
-/* Prints the choices made to fit memory_budget. */
+/* Prints the choices that the compiler made to fit the program into memory_budget. */
 static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text *text)
 {
     const tt_tape *t = p->built.t;
@@ -26551,8 +26637,8 @@ static void tt__print_stages(const tt_program *p, tt__text *text)
     }
 }
 
-/* Prints the seconds of a step by the rates of the device, if the options give rates or, on a device other
-   than the CPU, if data moves between memories or ranks. */
+/* Prints the seconds that a step should take at the device's rates. Prints them only if the options give
+   rates or, on a device other than the CPU, if data moves between memories or ranks. */
 static void tt__print_seconds(const tt_program *p, const tt_plan *plan, tt__text *text)
 {
     const tt__settings *s = &p->settings;
@@ -26622,7 +26708,8 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
 /* ----------------------------------------------------------------------------------------- picture of a plan
    tt_plan_svg draws the bytes in use at each instruction, by category. */
 
-/* Returns the step between marks of an axis, 1, 2 or 5 times a power of ten, so that at most `marks` fit. */
+/* Returns the distance between the marks of an axis of the plot: 1, 2 or 5 times a power of ten, so that an
+   axis of `length` has at most `marks` marks. */
 static double tt__axis_step(double length, int marks)
 {
     static const int times[] = {1, 2, 5};
@@ -26640,8 +26727,9 @@ static void tt__print_xml(tt__text *text, const char *name)
     }
 }
 
-/* Returns live[k * N + c], the bytes in use in column k by categories tt__layer[0..c]. A column shows one of
-   n instructions or, if several share the column, the one with the most bytes. NULL when out of memory. */
+/* The categories of memory, from the lowest layer of the plot up. tt__live_layers returns an array live[k * N
+   + c]: the bytes in use in column k by the categories tt__layer[0] to tt__layer[c]. A column shows one of n
+   instructions; if several share a column, the one with the most bytes. NULL: out of memory. */
 static const tt_category tt__layer[] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER, TT_MEM_GRADIENTS, TT_MEM_INPUTS,
                                         TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
 static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
@@ -26672,7 +26760,8 @@ static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
 enum { TT__LEFT = 64, TT__TOP = 66, TT__WIDTH = 600, TT__HEIGHT = 290, TT__RIGHT = TT__LEFT + TT__WIDTH,
        TT__BOTTOM = TT__TOP + TT__HEIGHT };
 
-/* Prints a line of text. anchor: the point of the text that is at x, "start", "middle" or "end". */
+/* Prints a line of text of the picture. anchor: the point of the text ("start", "middle" or "end") that is at
+   x. */
 TT_PRINTF(5, 6)
 static void tt__label(tt__text *text, int x, int y, const char *anchor, const char *format, ...)
 {
@@ -26684,9 +26773,9 @@ static void tt__label(tt__text *text, int x, int y, const char *anchor, const ch
     tt__print(text, "<text x='%d' y='%d' text-anchor='%s'>%s</text>\n", x, y, anchor, label);
 }
 
-/* Draws the layers of memory, each down to the axis, from the highest layer on, so that lower layers cover
-   higher ones. Coordinates are tenths of a pixel from the lower left corner, upwards. scale: tenths of a
-   pixel per byte. drawn: for each layer, whether it is present. */
+/* Draws the layers of memory. Begins with the highest layer and draws each down to the axis, so that lower
+   layers cover higher ones. Coordinates are tenths of a pixel, to the right and up from the lower left
+   corner. scale: tenths of a pixel per byte. drawn: set to whether each layer has any bytes. */
 static void tt__draw_layers(tt__text *text, const int64_t *live, int columns, double scale,
                             const char *const *colour, bool *drawn)
 {
@@ -26710,7 +26799,7 @@ static void tt__draw_layers(tt__text *text, const int64_t *live, int columns, do
     }
 }
 
-/* Draws a band below the axis that names the instructions of forward, backward and update. */
+/* Draws a band below the axis that shows which instructions are forward, backward and update. */
 static void tt__draw_parts(tt__text *text, const tt__instr *i, int instructions)
 {
     static const char *const names[] = {"forward", "backward", "update"};
@@ -26732,7 +26821,7 @@ static bool tt__is_marked(const tt_tape *t, const tt__instr *i, int kind)
     return kind ? tt__stream_beside(t, i) != TT__COMPUTE_STREAM : i->again;
 }
 
-/* Draws lines at the instructions marked by tt__is_marked(kind). Returns whether any exists. */
+/* Draws a line at each instruction for which tt__is_marked(kind) holds. Returns whether it drew any. */
 static bool tt__draw_marks(tt__text *text, const tt_tape *t, int kind, const char *colour)
 {
     bool any = false;
@@ -27461,14 +27550,14 @@ static uint32_t tt__compose(const tt__unicode *u, uint32_t a, uint32_t b)
 #error "tinytrain copies the little-endian numbers of files as they are: this machine is big-endian"
 #endif
 
-/* Compares strings by bytes, like strcmp. The strings may hold a NUL. */
+/* Compares two strings byte by byte and returns a result like strcmp. The strings may contain NULs. */
 static int tt__compare_bytes(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
 {
     int order = memcmp(a, b, a_bytes < b_bytes ? a_bytes : b_bytes);
     return order ? order : (a_bytes > b_bytes) - (a_bytes < b_bytes);
 }
 
-/* An array of strings whose pointers are `stride` bytes apart, as in an array of structs. */
+/* An array of strings. The pointers to them are `stride` bytes apart, as in an array of structs. */
 typedef struct tt__strings { const char *const *first; size_t stride; } tt__strings;
 
 static const char *tt__string_at(const tt__strings *s, uint32_t i)
@@ -27483,8 +27572,9 @@ static bool tt__less_string(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* Returns the numbers 0..n - 1 of strings in the order of the strings' bytes. The caller frees them. NULL and
-   an error: out of memory. Sets *twice to a string that occurs more than once, or to NULL. */
+/* Sorts n strings by their bytes, and returns their indices 0..n - 1 in that order, which the caller frees.
+   Returns NULL, after tt__fail, if out of memory. Sets *twice to a string that occurs more than once, or to
+   NULL. */
 static uint32_t *tt__sort_strings(tt_context *ctx, tt__strings s, int n, const char **twice)
 {
     uint32_t *order = (uint32_t *)tt__alloc(ctx, (size_t)n * sizeof *order);
@@ -27498,8 +27588,9 @@ static uint32_t *tt__sort_strings(tt_context *ctx, tt__strings s, int n, const c
     return order;
 }
 
-/* A list of many small allocations that are released together. Unlike tt__alloc, tt__chunks_take sets no
-   error when memory is out, since background threads call it: the thread that talks to the user sets it. */
+/* A list of chunks of memory for many small allocations that are released together. Unlike tt__alloc,
+   tt__chunks_take sets no error when memory runs out, as background threads call it: the caller's thread sets
+   the error later. */
 typedef struct tt__chunk { struct tt__chunk *next; size_t used, capacity; } tt__chunk;
 
 static void *tt__chunks_take(tt_context *ctx, tt__chunk **chunks, size_t bytes)
@@ -27521,7 +27612,7 @@ static void *tt__chunks_take(tt_context *ctx, tt__chunk **chunks, size_t bytes)
     return (char *)(chunk + 1) + chunk->used - padded;
 }
 
-/* Copies a text and adds a NUL. */
+/* Copies a text into the chunks and adds a NUL. Returns the copy; NULL if memory runs out. */
 static char *tt__chunks_text(tt_context *ctx, tt__chunk **chunks, const char *text, size_t bytes)
 {
     char *copy = bytes < SIZE_MAX ? (char *)tt__chunks_take(ctx, chunks, bytes + 1) : NULL;
@@ -27558,12 +27649,12 @@ static tt_status tt__path_join(tt_context *ctx, char path[TT__PATH], const char 
 #define TT__INVALID 0xFFFFFFFFu
 
 /* Returns the code point at text[*at] and moves *at past it. Returns TT__INVALID for bytes that are not UTF-8
-   (overlong forms, surrogates, cut sequences); *at then moves past the longest start of a valid sequence, as
-   the Unicode Standard, section 3.9, advises. */
+   (overlong forms, surrogates, incomplete sequences). It then moves *at past the bytes that could begin a
+   valid sequence, at least one byte, as the Unicode Standard, section 3.9, recommends. */
 static uint32_t tt__utf8_next(const char *text, size_t bytes, size_t *at)
 {
     const unsigned char *p = (const unsigned char *)text;
-    uint32_t c = p[(*at)++], low = 0x80, high = 0xBF; /* range of the next byte */
+    uint32_t c = p[(*at)++], low = 0x80, high = 0xBF; /* valid range of the next byte */
     int more = c < 0xE0 ? 1 : c < 0xF0 ? 2 : 3;
     if (c < 0x80) return c;
     if (c < 0xC2 || c > 0xF4) return TT__INVALID;
@@ -27597,7 +27688,7 @@ static size_t tt__utf8_last(const char *text, size_t bytes)
     return bytes;
 }
 
-/* Returns the offset of the first byte that is not UTF-8. `bytes`: there is none. */
+/* Returns the offset of the first byte of a text that is not UTF-8; `bytes` if the whole text is UTF-8. */
 static size_t tt__utf8_invalid(const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {
@@ -27612,8 +27703,9 @@ static bool tt__is_utf8(const char *text) { return !text[tt__utf8_invalid(text, 
 /* ==== src/files/json.h */
 /* -------------------------------------------------------------------------------------------------- JSON */
 
-/* JSON as in RFC 8259. Refuses duplicate keys, unpaired surrogates, numbers beyond double, and nesting beyond
-   TT__JSON_DEPTH; the RFC leaves these to the reader. Skips a leading byte order mark. */
+/* This parser reads JSON as in RFC 8259. It refuses duplicate keys, unpaired surrogates, numbers that a
+   double cannot hold, and nesting deeper than TT__JSON_DEPTH; the RFC lets a parser decide in these cases. It
+   skips a leading byte order mark. */
 #define TT__JSON_DEPTH 64
 #define TT__JSON_NUMBER 512 /* max characters of a number */
 
@@ -27626,26 +27718,26 @@ typedef enum tt__json_kind {
    next sibling nodes[i].after. */
 typedef struct tt__json_node {
     uint8_t kind;
-    bool exact;              /* the number is an integer that int64 can hold: `integer` */
-    int32_t count;           /* members of an array or object; bytes of a string */
+    bool exact;              /* the number is an integer that int64 can hold; `integer` has it */
+    int32_t count;           /* number of members of an array or object; number of bytes of a string */
     int32_t after;           /* number of the node after this one and all its members */
-    uint32_t offset;         /* of the value's first byte in the text */
-    uint32_t key, key_bytes; /* of a member of an object: place in `pool`, bytes without its NUL */
-    double number;   /* in a safetensors header, of a tensor: its number; of other members: -1 */
-    int64_t integer; /* string: place in `pool`; object: place of its sorted members in `sorted` */
+    uint32_t offset;         /* offset of the value's first byte in the text */
+    uint32_t key, key_bytes; /* a member's key: offset in `pool`; number of bytes without the NUL */
+    double number;   /* the value. In a safetensors header: index of a tensor; -1 for other members */
+    int64_t integer; /* string: offset in `pool`; object: index of its members in `sorted` */
 } tt__json_node;
 
 typedef struct tt__json {
     tt_context *ctx;
-    const char *path;        /* for errors */
+    const char *path;        /* path of the file, for errors */
     const char *text;
     size_t bytes, at;
     size_t base;             /* offset of the text in its file, for errors */
     tt__json_node *nodes;
     int count, capacity;
-    uint32_t *sorted;        /* members of all objects, sorted by key: for lookups and duplicates */
+    uint32_t *sorted;        /* nodes of the members of each object, sorted by key */
     int n_sorted, cap_sorted;
-    char *pool;              /* all strings, without escapes, each with a NUL */
+    char *pool;              /* all strings with escapes decoded, each followed by a NUL */
     size_t used;
 } tt__json;
 
@@ -27669,10 +27761,10 @@ static bool tt__json_fail(const tt__json *j, size_t offset, const char *format, 
     return false;
 }
 
-/* Returns the next character. 0: end of the text. */
+/* Returns the next character of the text; 0 at the end. */
 static char tt__json_peek(const tt__json *j) { return j->at < j->bytes ? j->text[j->at] : 0; }
 
-/* Fails at `offset`; the message says what was expected and what was found. */
+/* Fails with a message that names `offset`, what was expected there and what was found. */
 static bool tt__json_expected(const tt__json *j, size_t offset, const char *expected)
 {
     char found[32];
@@ -27683,7 +27775,7 @@ static bool tt__json_expected(const tt__json *j, size_t offset, const char *expe
     return tt__json_fail(j, offset, "%s, found %s", expected, found);
 }
 
-static bool tt__json_take(tt__json *j, char c) /* passes c if it is next */
+static bool tt__json_take(tt__json *j, char c) /* if c is next, moves past it and returns true */
 {
     if (tt__json_peek(j) != c) return false;
     j->at++;
@@ -27696,7 +27788,8 @@ static void tt__json_skip_space(tt__json *j)
         j->at++;
 }
 
-static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* -1: out of memory */
+static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* returns the node's number; -1: no
+                                                                            memory */
 {
     if (!TT__GROW(j->ctx, j->nodes, j->count, j->capacity)) {
         tt__fail(j->ctx, TT_ERR_MEMORY, "out of memory for the %d values of '%s'", j->count + 1, j->path);
@@ -27710,7 +27803,7 @@ static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* -1: 
     return j->count++;
 }
 
-static bool tt__json_hex4(tt__json *j, uint32_t *value) /* four digits of \uXXXX */
+static bool tt__json_hex4(tt__json *j, uint32_t *value) /* reads the digits of \uXXXX */
 {
     static const char digits[] = "0123456789abcdef0123456789ABCDEF";
     *value = 0;
@@ -27723,7 +27816,7 @@ static bool tt__json_hex4(tt__json *j, uint32_t *value) /* four digits of \uXXXX
     return true;
 }
 
-static bool tt__json_escape(tt__json *j) /* from the backslash on */
+static bool tt__json_escape(tt__json *j) /* reads an escape sequence */
 {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     size_t from = j->at++;
@@ -27755,8 +27848,8 @@ static bool tt__json_escape(tt__json *j) /* from the backslash on */
     return true;
 }
 
-/* Reads a string, from its opening quote on, into the pool. The pool cannot overflow: a decoded string and
-   its NUL are shorter than the string with its quotes. */
+/* Reads a string, from its opening quote on, decodes it and appends it to the pool. The pool, as large as the
+   text, cannot overflow: a decoded string with its NUL is shorter than the string with its quotes. */
 static bool tt__json_string(tt__json *j, uint32_t *start, uint32_t *bytes)
 {
     size_t opened = j->at++;
@@ -27784,7 +27877,7 @@ static bool tt__json_string(tt__json *j, uint32_t *start, uint32_t *bytes)
     return true;
 }
 
-/* Returns the number that strtod reads, with a point as decimal point in any locale. */
+/* Returns the value of a number as strtod computes it, but with "." as the decimal point in any locale. */
 static double tt__json_double(const char *number, size_t n)
 {
     char copy[TT__JSON_NUMBER + 1], *point, *end;
@@ -27800,7 +27893,7 @@ static double tt__json_double(const char *number, size_t n)
 
 static bool tt__json_digit(const tt__json *j) { return tt__json_peek(j) >= '0' && tt__json_peek(j) <= '9'; }
 
-static bool tt__json_digits(tt__json *j, const char *expected) /* one or more */
+static bool tt__json_digits(tt__json *j, const char *expected) /* reads one or more digits */
 {
     if (!tt__json_digit(j)) return tt__json_expected(j, j->at, expected);
     while (tt__json_digit(j)) j->at++;
@@ -27855,7 +27948,8 @@ static bool tt__json_less(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* Sorts the members of a complete object by key. Refuses duplicate keys. */
+/* Sorts the members of an object, which was read to its end, by key. Fails if two members have the same
+   key. */
 static bool tt__json_index(tt__json *j, int object)
 {
     int from = j->n_sorted, member = object + 1;
@@ -27935,8 +28029,8 @@ static bool tt__json_value(tt__json *j, int depth)
     return !object || tt__json_index(j, self);
 }
 
-/* Parses a text that is one JSON value; node 0 is its root. The text is needed only during the call, path and
-   context as long as j. The caller frees j in any case. */
+/* Parses a text that is one JSON value, which becomes node 0. The text must live only until the function
+   returns; path and context must live as long as j. The caller frees j even after an error. */
 static tt_status tt__json_parse(tt__json *j, tt_context *ctx, const char *path, size_t base, const char *text,
                                 size_t bytes)
 {
@@ -27970,7 +28064,8 @@ static tt_status tt__json_open(tt__json *j, tt_context *ctx, const char *path)
     return status;
 }
 
-/* Returns the member `key` of an object. -1: the object has none, or the node is not an object. */
+/* Returns the node of member `key` of an object; -1: the object has no such member, or the node is no
+   object. */
 static int tt__json_get(const tt__json *j, int object, const char *key)
 {
     if (object < 0 || j->nodes[object].kind != TT__JSON_OBJECT || !j->nodes[object].count) return -1;
@@ -28002,7 +28097,8 @@ static const char *tt__json_kind_name(const tt__json *j, int node)
     return names[j->nodes[node].kind];
 }
 
-/* Fails because a member is wrong. found: what the member is; NULL: names its kind. */
+/* Fails because member `key` is not what was expected. found: a description of the member; NULL: the message
+   names the member's kind. */
 static tt_status tt__json_wrong(const tt__json *j, const char *key, int node, const char *found,
                                 const char *expected)
 {
@@ -28015,8 +28111,8 @@ static tt_status tt__json_wrong(const tt__json *j, const char *key, int node, co
    keeps its contents; if the key is also `required`, that is an error. A value of another kind or out of
    range is an error that names file, key and byte.
 
-   Finds the member of an object, which must be of one of `kinds` (bits 1 << TT__JSON_...). Returns -1 if the
-   member is absent or null, and on errors. */
+   tt__json_member finds a member, which must be of one of `kinds` (bits 1 << TT__JSON_...), and returns its
+   node; -1 if the member is absent or null, and after an error. */
 static int tt__json_member(const tt__json *j, int object, const char *key, bool required, int kinds,
                            const char *expected, tt_status *status)
 {
@@ -28044,7 +28140,7 @@ static tt_status tt__json_read_int(const tt__json *j, int object, const char *ke
     return tt__json_wrong(j, key, node, at->exact ? found : NULL, expected);
 }
 
-/* Reads the number at `node` as a float in [least, below). */
+/* Reads the number at `node` as a float. Fails unless it is in [least, below). */
 static tt_status tt__json_float_at(const tt__json *j, const char *key, int node, float least, float below,
                                    float *value)
 {
@@ -28076,7 +28172,7 @@ static tt_status tt__json_read_bool(const tt__json *j, int object, const char *k
 }
 
 static tt_status tt__json_read_string(const tt__json *j, int object, const char *key, bool required,
-                                      const char **value) /* lives as long as j */
+                                      const char **value) /* *value lives as long as j */
 {
     static const char expected[] = "a string without U+0000";
     tt_status status;
@@ -28117,7 +28213,7 @@ static tt_status tt__write_text(tt_context *ctx, const char *path, const char *t
     return tt__write_bytes(ctx, path, text, strlen(text));
 }
 
-/* Writes the text that `print` prints to a file of a folder. */
+/* Writes the text that function `print` prints into a file of a folder. */
 static tt_status tt__save_printed(tt_context *ctx, const char *folder, const char *file,
                                   void (*print)(tt__text *to, const void *arg), const void *arg)
 {
@@ -28125,7 +28221,7 @@ static tt_status tt__save_printed(tt_context *ctx, const char *folder, const cha
     tt__text text = {NULL, 0, 0};
     tt_status status = tt__path_join(ctx, path, folder, file);
     if (status != TT_OK) return status;
-    print(&text, arg); /* measures the text */
+    print(&text, arg); /* counts the bytes */
     text.capacity = text.length + 1;
     text.length = 0;
     text.to = (char *)tt__alloc(ctx, text.capacity);
@@ -28146,10 +28242,11 @@ static tt_status tt__make_folder(tt_context *ctx, const char *folder)
 /* ==== src/files/safetensors.h */
 /* ------------------------------------------------------------------------------------------- safetensors */
 
-/* A safetensors file has three parts. First, the length of the header, a little-endian uint64. Then the
-   header, a JSON object of name -> {dtype, shape, data_offsets: [begin, end) in the third part}, with
-   "__metadata__", strings to strings. Last, the bytes of the tensors, without gaps. */
-#define TT__SAFETENSORS_HEADER 100000000u /* the format's limit */
+/* A safetensors file has three parts. The first is the length of the header in bytes, a little-endian uint64.
+   The second is the header, a JSON object with a member for each tensor, name: {dtype, shape, data_offsets},
+   and a member "__metadata__", an object of strings. data_offsets is [begin, end) in bytes of the third part,
+   which has the tensors without gaps. */
+#define TT__SAFETENSORS_HEADER 100000000u /* max bytes of a header, the format's limit */
 
 static const struct { const char *name; int bits; } tt__safetensors_types[] = {
     {"F32", 32}, {"BF16", 16}, {"F16", 16}, {"F64", 64}, {"I64", 64}, {"I32", 32}, {"I16", 16}, {"I8", 8},
@@ -28157,7 +28254,7 @@ static const struct { const char *name; int bits; } tt__safetensors_types[] = {
     {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6},
     {"F4", 4},
 };
-/* The first rows of the table, which can be read as floats or int32. */
+/* The first rows of tt__safetensors_types: the types that can be read as float or int32. */
 enum {
     TT__ST_F32, TT__ST_BF16, TT__ST_F16, TT__ST_F64, TT__ST_I64, TT__ST_I32, TT__ST_I16, TT__ST_I8, TT__ST_U8,
     TT__ST_BOOL, TT__ST_U16, TT__ST_U32, TT__ST_U64
@@ -28170,7 +28267,7 @@ static int tt__safetensors_type(const char *name)
     return -1;
 }
 
-/* Computes the bytes of a tensor. Returns false if they are too many for size_t or not a whole number. */
+/* Computes the bytes of a tensor. Returns false if their number is too large for size_t or not whole. */
 static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *bytes)
 {
     size_t bits, elements = 1;
@@ -28184,17 +28281,17 @@ static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *b
 
 struct tt_safetensors {
     tt_context *ctx;
-    int shared;      /* number of other owners, each of which closes it too */
+    int shared;      /* number of further owners, each of which calls tt_safetensors_close */
     char *path;
     void *file;      /* the open file */
     size_t size;     /* bytes of the file when it was opened */
-    tt__json json;   /* holds the names and the metadata */
+    tt__json json;   /* the parsed header, which holds the names and the metadata */
     size_t data;     /* offset of the first tensor in the file */
     int count;
     tt_tensor_info *infos;
-    size_t *begin;   /* by tensor: offset from `data` */
-    int *nodes;      /* by tensor: its node, for errors */
-    uint32_t *order; /* tensors in the order of the file, during its check */
+    size_t *begin;   /* for each tensor: its offset from `data` */
+    int *nodes;      /* for each tensor: its JSON node, for errors */
+    uint32_t *order; /* tensors in the order of their offsets, while the file is checked */
 };
 
 void tt_safetensors_close(tt_safetensors *s)
@@ -28211,7 +28308,7 @@ static bool tt__safetensors_before(const void *arg, uint32_t a, uint32_t b)
 {
     const tt_safetensors *s = (const tt_safetensors *)arg;
     if (s->begin[a] != s->begin[b]) return s->begin[a] < s->begin[b];
-    /* empty tensors first */
+    /* Empty tensors come before others with the same offset. */
     if (s->infos[a].bytes != s->infos[b].bytes) return s->infos[a].bytes < s->infos[b].bytes;
     return a < b;
 }
@@ -28283,7 +28380,7 @@ static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, 
                                 bytes, info->dtype, info->bytes);
 }
 
-/* Reads the header and, before it, its length. */
+/* Reads the length of the header, then the header. */
 static tt_status tt__safetensors_read_header(tt_safetensors *s)
 {
     tt_context *ctx = s->ctx;
@@ -28311,7 +28408,7 @@ static tt_status tt__safetensors_read_header(tt_safetensors *s)
     return status;
 }
 
-/* Reads the header and checks all of it. */
+/* Reads the header and checks the descriptions of all tensors. */
 static tt_status tt__safetensors_check(tt_safetensors *s)
 {
     tt_context *ctx = s->ctx;
@@ -28396,7 +28493,7 @@ const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key)
     return tt__json_text(&s->json, tt__json_get(&s->json, tt__json_get(&s->json, 0, "__metadata__"), key));
 }
 
-/* Fails unless tensor i exists and has n elements, or bytes, from `first` on. */
+/* Fails unless tensor i exists and has n elements, or n bytes if not `elements`, from number `first` on. */
 static tt_status tt__safetensors_range(const tt_safetensors *s, int i, uint64_t first, uint64_t n,
                                        bool elements)
 {
@@ -28419,7 +28516,8 @@ tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size
     return tt__file_read(s->ctx, s->path, s->file, (uint64_t)s->data + s->begin[i] + first, to, n);
 }
 
-/* Converts n numbers of a type of the table to float. Returns how many fit; writes the next to `found`. */
+/* Converts n numbers of type number `type` to float, up to the first number that a float cannot hold. Returns
+   how many it converted, and prints the number that does not fit to `found`. */
 static int64_t tt__safetensors_floats(int type, const void *from, int64_t n, float *to, char found[32])
 {
     const uint16_t *half = (const uint16_t *)from;
@@ -28433,7 +28531,8 @@ static int64_t tt__safetensors_floats(int type, const void *from, int64_t n, flo
     return n;
 }
 
-/* Converts n numbers of a type of the table to int32. Returns how many fit; writes the next to `found`. */
+/* Converts n numbers of type number `type` to int32, up to the first number that an int32 cannot hold.
+   Returns how many it converted, and prints the number that does not fit to `found`. */
 static int64_t tt__safetensors_integers(int type, const void *from, int64_t n, int32_t *to, char found[32])
 {
     size_t width = (size_t)(tt__safetensors_types[type].bits / 8);
@@ -28451,7 +28550,8 @@ static int64_t tt__safetensors_integers(int type, const void *from, int64_t n, i
     return n;
 }
 
-/* Reads n elements from `first` on, in parts, as floats or, if `integers`, as int32. */
+/* Reads elements [first, first + n) of tensor i and converts them to float or, if `integers`, to int32. Reads
+   and converts some thousand bytes at a time. */
 static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_t first, int64_t n,
                                           bool integers, void *to)
 {
@@ -28460,7 +28560,7 @@ static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_
     const tt_tensor_info *info = &s->infos[i];
     int type = tt__safetensors_type(info->dtype);
     size_t width = (size_t)(tt__safetensors_types[type].bits / 8);
-    double piece[2048]; /* aligned for all types */
+    double piece[2048]; /* a buffer that is aligned for all types */
     char found[32];
     if (integers ? type < TT__ST_I64 || type > TT__ST_U64 : type > TT__ST_F64)
         return tt__fail(s->ctx, TT_ERR_UNSUPPORTED, "'%s': tensor '%.200s' is %s, which cannot be read as %s",
@@ -28495,8 +28595,8 @@ tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first,
 struct tt_safetensors_writer {
     tt_context *ctx;
     int count;
-    size_t *ends;     /* by tensor: its end in the data */
-    char **names;     /* for errors */
+    size_t *ends;     /* for each tensor: the offset of its end in the data */
+    char **names;     /* names of the tensors, for errors */
     size_t written;
     tt__writer file;
 };
@@ -28508,7 +28608,7 @@ static void tt__safetensors_writer_free(tt_safetensors_writer *w)
     tt__free_all(w->ctx, owned, TT__COUNT(owned));
 }
 
-/* Prints the whole header without its padding. Tensors are in the order of `tensors`. */
+/* Prints the whole header, except its padding. The tensors come in the order of `tensors`. */
 static void tt__safetensors_header(tt__text *text, const tt_tensor_info *tensors, int count,
                                    const size_t *ends, const char *const *metadata)
 {
@@ -28530,7 +28630,8 @@ static void tt__safetensors_header(tt__text *text, const tt_tensor_info *tensors
     tt__print(text, "}");
 }
 
-/* Fails if the file would be invalid. Fills w->ends and w->names. */
+/* Checks the description of the tensors, and fails if the file would be invalid. Sets w->ends and
+   w->names. */
 static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *path,
                                          const tt_tensor_info *tensors, int count,
                                          const char *const *metadata)
@@ -28590,7 +28691,7 @@ tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, c
     w->ctx = ctx;
     tt__text text = {NULL, 0, 0};
     tt_status status = tt__safetensors_declare(w, path, tensors, count, metadata);
-    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* length only */
+    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* counts bytes */
     uint64_t padded = (text.length + 7) & ~(uint64_t)7; /* the data starts at a multiple of 8 */
     if (status == TT_OK && padded > TT__SAFETENSORS_HEADER)
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the header would have %llu bytes; the format allows "
@@ -28641,7 +28742,8 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w)
     return status;
 }
 
-/* Ends the file. If `status`, the caller's, is an error, writes nothing and returns it. w may be NULL. */
+/* Ends the file and frees w, which may be NULL. If `status`, the caller's status so far, is an error, writes
+   nothing and returns `status`. */
 static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
 {
     if (!w) return status;
