@@ -24673,7 +24673,7 @@ static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *l
     const bool absent = s->segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= now->present;
     tt__progress at = {*like, absent, now->later, TT__ALONE, TT__COMPUTE_STREAM};
     tt__windows windows = {s->first, s->end, {0}, 0, 0};
-    for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* a failure may leave these */
+    for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* after a failure */
     for (int k = s->first, n; k < s->end && status == TT_OK; k += n) {
         const tt__instr *i = &p->built.t->code[k];
         if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may clear with_next */
@@ -27788,8 +27788,7 @@ static void tt__json_skip_space(tt__json *j)
         j->at++;
 }
 
-static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* returns the node's number; -1: no
-                                                                            memory */
+static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* -1: out of memory */
 {
     if (!TT__GROW(j->ctx, j->nodes, j->count, j->capacity)) {
         tt__fail(j->ctx, TT_ERR_MEMORY, "out of memory for the %d values of '%s'", j->count + 1, j->path);
@@ -32096,22 +32095,22 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
 /* ==== src/data/resize.h */
 /* ===========================================================================================================
    DATA                                                                                              src/data/
-   Images, datasets, tables, token streams, and loaders that cut a step's examples into micro-batches. This
+   Images, datasets, tables, token streams, and loaders that divide a step's examples into micro-batches. This
    code uses base/, files/ and text/.
    ======================================================================================================== */
 
 /* ------------------------------------------------------------------------------------------------ images */
 
 #define TT__IMAGE_SIDE 65535 /* max height and width, as in JPEG */
-#define TT__WEIGHT_BITS 22   /* fraction bits of a weight; with 8 bits of a pixel and 2 spare bits, 32 */
+#define TT__WEIGHT_BITS 22   /* fraction bits of a weight: 22 + 8 bits of a pixel + 2 spare bits = 32 */
 
-/* A filter that resamples one axis from `in` to `out` places. Output x is the sum over t < used[x] of
-   weights[x * taps + t] times input first[x] + t. */
+/* A filter that resamples one axis of an image from `in` to `out` pixels. Output pixel x is the sum over
+   t < used[x] of weights[x * taps + t] * (input pixel first[x] + t). */
 typedef struct tt__filter {
     int in, out, taps;
     tt_resample kind;
-    int32_t *first, *used; /* (out) */
-    int32_t *weights;      /* (out, taps), times 2^TT__WEIGHT_BITS; an output's sum to 1, but for rounding */
+    int32_t *first, *used; /* an entry for each output pixel */
+    int32_t *weights;      /* shape (out, taps), scaled by 2^TT__WEIGHT_BITS; each row's sum is about 1 */
     tt__buffer memory;
 } tt__filter;
 
@@ -32125,10 +32124,11 @@ static double tt__cubic(double x) /* Keys 1981, a = -1/2 */
 static double tt__sinc(double x) { x *= 3.14159265358979323846; return x == 0 ? 1 : sin(x) / x; }
 static double tt__lanczos(double x) { return x >= -3 && x < 3 ? tt__sinc(x) * tt__sinc(x / 3) : 0; }
 
-/* Computes a filter as Pillow does (src/libImaging/Resample.c). The weights are a function of the distance
-   from the output's centre, stretched by the factor of a reduction, and normalised over the inputs that
-   exist. For TT_NEAREST the position is a running sum of steps, as in Pillow (src/libImaging/Geometry.c).
-   Returns false if memory runs out. */
+/* Computes a filter as Pillow does (src/libImaging/Resample.c). The weight of an input pixel is a function of
+   its distance from the output pixel's centre. To reduce an image, the function is stretched by the ratio in
+   / out. The weights are normalised over the input pixels that exist. For TT_NEAREST the position of the
+   input pixel is a running sum of steps, as in Pillow (src/libImaging/Geometry.c). Returns false if memory
+   runs out. */
 static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_resample kind)
 {
     static const struct { double (*weight)(double); int inputs; } kinds[] = {
@@ -32138,7 +32138,7 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_
     if (f->in == in && f->out == out && f->kind == kind) return true;
     f->in = 0;
     f->taps = 2 * (int)ceil(support) + 1;
-    /* 2^14 or more weights are truncated: their rounding errors could add up to a level of 256. */
+    /* 2^14 or more weights are truncated, not rounded: their rounding errors could add up to level 256. */
     double half = f->taps < 1 << 14 ? 0.5 : 0;
     if (!(f->first = (int32_t *)tt__buffer_get(ctx, &f->memory, (size_t)out,
                                                ((size_t)f->taps + 2) * sizeof(int32_t))))
@@ -32157,7 +32157,7 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_
             double weight = kinds[kind].weight((k - center + 0.5) * narrow) / sum * (1 << TT__WEIGHT_BITS);
             w[k - first] = (int32_t)(weight < 0 ? weight - half : weight + half);
         }
-        /* drop zero weights, so that an axis that keeps its size has one tap of weight 1 */
+        /* Drops zero weights, so that an axis that keeps its size has one tap of weight 1. */
         while (end > first + 1 && !w[end - 1 - first]) end--;
         int zeros = 0;
         while (first + zeros + 1 < end && !w[zeros]) zeros++;
@@ -32171,18 +32171,19 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_
     return true;
 }
 
-/* Returns the level, 0 to 255, of a sum of weighted levels. Negative weights may put the sum out of range. */
+/* Returns the level (0 to 255) of a pixel from the weighted sum of levels. Negative weights may put the sum
+   out of range: it is then clamped. */
 static uint32_t tt__level(uint32_t sum)
 {
     return sum < 1u << 30 ? sum >> TT__WEIGHT_BITS : (int32_t)sum < 0 ? 0 : 255;
 }
 
-/* Rows [top, top + height) and columns [left, left + width) of an image. If mirrored, the columns are read
-   from right to left. */
+/* A window of an image: rows [top, top + height) and columns [left, left + width). mirror: the columns are
+   read from right to left. */
 typedef struct tt__window { int top, left, height, width; bool mirror; } tt__window;
 
-/* Resamples one row horizontally to the window's columns. A pixel of `in` has `stride` channels; channel c of
-   `out` is channel c * step of `in`. */
+/* Resamples one row of an image horizontally to the columns of a window. A pixel of `in` has `stride`
+   channels; channel c of a pixel of `out` is channel c * step of the pixels of `in`. */
 static void tt__resample_across(const tt__filter *f, const tt__window *window, const uint8_t *in, int stride,
                                 int step, int channels, uint32_t *out)
 {
@@ -32213,14 +32214,14 @@ static void tt__resample_across(const tt__filter *f, const tt__window *window, c
     }
 }
 
-/* Computes one row of n outputs as the weighted sum of `taps` rows. pitch: numbers between two rows of `in`,
-   a multiple of 4. A 64-bit multiplication computes two products at once, because each sum fits an int32_t; a
-   negative lower half borrows 1 from the upper half. */
+/* Computes one row of n outputs as the weighted sum of `taps` rows. pitch: distance between two rows of `in`
+   in numbers, a multiple of 4. As each sum fits an int32_t, a 64-bit multiplication computes two products at
+   once. If the lower sum is negative, it has borrowed 1 from the upper one. */
 static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, size_t pitch, size_t n,
                               uint8_t *out)
 {
     const uint64_t half = (uint64_t)1 << (TT__WEIGHT_BITS - 1) | (uint64_t)1 << (TT__WEIGHT_BITS + 31);
-    if (taps == 1) { /* of weight 1 */
+    if (taps == 1) { /* the weight is 1 */
         for (size_t i = 0; i < n; i++) out[i] = (uint8_t)in[i];
         return;
     }
@@ -32239,7 +32240,7 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
         four[2] = (uint8_t)(sum1 >> TT__WEIGHT_BITS);
         four[3] = (uint8_t)(sum1 >> (TT__WEIGHT_BITS + 32));
         if (__builtin_expect(((sum0 | sum1) & 0xC0000000C0000000u) != 0, 0))
-            for (int k = 0; k < 4; k++) { /* at least one sum is out of 0 to 255 */
+            for (int k = 0; k < 4; k++) { /* at least one sum is not in 0 to 255 */
                 const uint64_t sum = k < 2 ? sum0 : sum1;
                 const uint32_t low = (uint32_t)sum;
                 four[k] = (uint8_t)tt__level(k % 2 ? (uint32_t)(sum >> 32) + (low >> 31) : low);
@@ -32249,7 +32250,8 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
     }
 }
 
-/* Multiplies colours by alpha / 255 and rounds; with `back`, divides by it. The last channel is alpha. */
+/* Multiplies the colours of pixels by alpha / 255 and rounds or, if `back`, divides by alpha / 255. The last
+   channel is alpha. */
 static void tt__scale_by_alpha(const uint8_t *in, size_t pixels, int channels, bool back, uint8_t *out)
 {
     for (size_t i = 0; i < pixels; i++, in += channels, out += channels) {
@@ -32261,7 +32263,7 @@ static void tt__scale_by_alpha(const uint8_t *in, size_t pixels, int channels, b
     }
 }
 
-typedef struct tt__resampler { /* filters and scratch of one thread */
+typedef struct tt__resampler { /* filters and scratch memory of a thread */
     tt__filter across, down;
     tt__buffer rows, opaque;
 } tt__resampler;
@@ -32274,9 +32276,10 @@ static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
     tt__free(ctx, r->opaque.memory);
 }
 
-/* Resizes an image to height x width and writes a window of the result to `to`, whose rows are `pitch` bytes
-   apart. channels: the image's number; or 3 for an image of 4, without alpha; or any number for an image of
-   1, whose channel is repeated. Returns false if memory runs out. */
+/* Resizes an image to height * width pixels and writes a window of the result to `to`, whose rows are `pitch`
+   bytes apart. channels: number of channels of `to`. It may be the image's number; 3 for an image with 4
+   channels, which leaves out alpha; or any number for an image with 1 channel, which repeats it. Returns
+   false if memory runs out. */
 static bool tt__resample(tt_context *ctx, tt__resampler *r, const tt_image *image, int height, int width,
                          tt_resample kind, int channels, const tt__window *window, uint8_t *to, size_t pitch)
 {
@@ -32339,8 +32342,8 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
 /* A text or an image with its class. */
 typedef struct tt__example {
     const char *text, *label_text; /* label_text: the label in a table, before classes are numbered */
-    size_t bytes;                  /* of the text */
-    int64_t number;                /* of the image in its source */
+    size_t bytes;                  /* number of bytes of the text */
+    int64_t number;                /* number of the image in its source */
     int label;                     /* number of the class */
 } tt__example;
 
@@ -32351,9 +32354,9 @@ struct tt_dataset {
     const char **classes;
     int n_classes;
     tt__chunk *chunks;       /* copies of the caller's texts and class names */
-    tt__file_bytes file;     /* of a table; holds texts and labels, unquoted in place and ended by NULs */
-    bool images;
-    tt_image_source source;  /* of images */
+    tt__file_bytes file;     /* bytes of a table: texts and labels, unquoted in place and ended by NULs */
+    bool images;             /* the examples are images, not texts */
+    tt_image_source source;  /* source of the images */
 };
 
 void tt_dataset_free(tt_dataset *d)
@@ -32393,7 +32396,7 @@ void tt_dataset_counts(const tt_dataset *d, int64_t *counts)
     for (int i = 0; i < d->count; i++) counts[d->examples[i].label]++;
 }
 
-/* Gives class from[k] the number to[k], for each k below the number of classes. */
+/* Renumbers the classes: class from[k] gets the number to[k], for each k below the number of classes. */
 static tt_status tt__dataset_renumber(tt_dataset *d, const uint32_t *from, const uint32_t *to)
 {
     const size_t n = (size_t)d->n_classes;
@@ -32408,7 +32411,7 @@ static tt_status tt__dataset_renumber(tt_dataset *d, const uint32_t *from, const
     return names ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Returns the dataset if status is TT_OK; otherwise frees the dataset and returns NULL. */
+/* Returns dataset d if `status` is TT_OK; otherwise frees d and returns NULL. */
 static tt_dataset *tt__dataset_end(tt_dataset *d, tt_status status)
 {
     if (status == TT_OK) return d;
@@ -32427,9 +32430,9 @@ tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, siz
             return tt__fail(ctx, TT_ERR_FORMAT, "'%s' begins with the byte order mark of %s, and texts are "
                             "read as UTF-8: convert it, as by iconv -f %s -t UTF-8", path, marks[i].name,
                             marks[i].name);
-    /* UTF-8 text has few control characters. In UTF-16 every other byte is one, in most scripts. */
+    /* UTF-8 text has few control characters. In UTF-16 text of most scripts, every other byte is one. */
     const size_t looked = bytes < 4096 ? bytes : 4096;
-    size_t control[2] = {0, 0}; /* control characters at even and at odd bytes */
+    size_t control[2] = {0, 0}; /* numbers of control characters at even and at odd offsets */
     for (size_t i = 0; i < looked; i++)
         control[i % 2] += (unsigned char)text[i] < ' ' && !(text[i] >= '\t' && text[i] <= '\r');
     if (8 * (control[0] + control[1]) > looked)
@@ -32476,8 +32479,9 @@ static tt_status tt__dataset_classes(tt_dataset *d, const char *const *names, in
     return TT_OK;
 }
 
-/* Chooses n examples at random, from each class its share. Examples that rounding leaves over come from any
-   class, in random order. The first n entries of `order` (count) are the chosen examples, shuffled. */
+/* Chooses n examples at random, from each class in proportion to its size. Those that are missing because of
+   rounding come from any class, at random. Writes the numbers of all `count` examples to `order`: the first n
+   entries are the chosen examples, shuffled. */
 static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key, uint32_t *order)
 {
     int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)d->n_classes), spare = n;
@@ -32496,7 +32500,7 @@ static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key
     return TT_OK;
 }
 
-/* ---- texts and images of the caller */
+/* ---- datasets of texts and images that the caller provides */
 
 /* Creates an empty dataset with copies of the class names. Returns NULL after an error. */
 static tt_dataset *tt__dataset_new(tt_context *ctx, const char *const *class_names, int classes)
@@ -32572,8 +32576,9 @@ typedef struct tt__table {
     const char *path;
     char *text;
     size_t bytes, at;
-    long long line, row_line; /* the line of `at`, and of the row's start: a quoted field may hold newlines */
-    const char *column[3];    /* names of the columns, by TT__COLUMN_TEXT and so on */
+    long long line, row_line; /* line number of `at` and of the row's start, as quoted fields may have
+                                 newlines */
+    const char *column[3];    /* names of columns, indexed by TT__COLUMN_TEXT and so on */
     char separator;
     bool unquoted;            /* quotes are ordinary characters */
     bool splits;              /* the table has a split column */
@@ -32581,7 +32586,7 @@ typedef struct tt__table {
 
 typedef struct tt__field { char *text; size_t bytes; bool last; } tt__field;
 
-/* Returns a separator in words, for messages. name: room for them. */
+/* Returns a name of a separator for messages, such as "a tab". name: memory for the name. */
 static const char *tt__table_separator(char separator, char name[24])
 {
     if (separator == ',' || separator == '\t') return separator == ',' ? "commas" : "tabs";
@@ -32589,7 +32594,7 @@ static const char *tt__table_separator(char separator, char name[24])
     return name;
 }
 
-/* Returns the first character of a text that is a common separator of columns, or 0 if there is none. */
+/* Returns the first character of a text that is a common separator of columns; 0 if the text has none. */
 static char tt__table_other_separator(const char *text, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)
@@ -32645,11 +32650,11 @@ static tt_status tt__table_field(tt__table *t, tt__field *field)
         if (text[t->at] == '\n') t->line++;
         t->at++;
     }
-    *end = 0; /* overwrites a quote, separator or newline already read, or the NUL after the file */
+    *end = 0; /* overwrites a character that was read, or the final NUL */
     return TT_OK;
 }
 
-/* Moves over empty lines to the next row. Returns false at the end of the file. */
+/* Skips empty lines and moves to the next row of the table. Returns false at the end of the file. */
 static bool tt__table_row(tt__table *t)
 {
     for (; t->at < t->bytes; t->at++) {
@@ -32706,7 +32711,7 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
     return TT_OK;
 }
 
-/* The part of the data that a row belongs to, by the text in its split column. */
+/* The part of the data to which a row belongs, as named in its split column. */
 enum { TT__SPLIT_OTHER, TT__SPLIT_TRAIN, TT__SPLIT_VALIDATION, TT__SPLIT_TEST };
 
 static int tt__split_of(const char *name)
@@ -32718,7 +32723,8 @@ static int tt__split_of(const char *name)
     return strcmp(name, "test") == 0 ? TT__SPLIT_TEST : TT__SPLIT_OTHER;
 }
 
-/* Returns the number of the class `label`, or -1 if no class has that name. order: from tt__table_given. */
+/* Returns the number of the class with name `label`, or -1 if no class has that name. order: the classes
+   sorted by name, from tt__table_given. */
 static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char *label)
 {
     for (int low = 0, high = d->n_classes; low < high;) {
@@ -32730,8 +32736,8 @@ static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char
     return -1;
 }
 
-/* Reads the table's rows with the split `split` (NULL: all rows) into d. order: from tt__table_given; NULL if
-   the table decides the classes. */
+/* Reads the table's rows that belong to part `split` (NULL: all rows) into dataset d. order: the caller's
+   classes sorted by name, from tt__table_given; NULL if the labels in the table become the classes. */
 static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, const uint32_t *order)
 {
     tt_context *ctx = d->ctx;
@@ -32787,7 +32793,7 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split);
 }
 
-/* Tests whether a name is a number such as -1 or 2.5, and sets *value. */
+/* Returns whether a class name is a number such as -1 or 2.5, and sets *value to it. */
 static bool tt__is_number(const char *name, double *value)
 {
     const char *digits = "0123456789", *c = name + (*name == '-' || *name == '+'), *whole = c;
@@ -32826,7 +32832,8 @@ void tt_sort_class_names(const char **names, int n)
     if (n > 0) qsort((void *)names, (size_t)n, sizeof *names, all ? tt__by_class_number : tt__by_class_name);
 }
 
-/* Renumbers classes by value if all their names are numbers. The classes are in byte order before. */
+/* Renumbers classes in the order of their values if all their names are numbers. Before, the classes are in
+   the byte order of their names. */
 static tt_status tt__table_numbers(tt_dataset *d)
 {
     const size_t n = (size_t)d->n_classes;
@@ -32847,7 +32854,8 @@ static tt_status tt__table_numbers(tt_dataset *d)
     return status;
 }
 
-/* Makes a class of each distinct label, numbered in byte order, or by value if all labels are numbers. */
+/* Makes a class for each distinct label. Numbers the classes in the byte order of the labels or, if all
+   labels are numbers, in the order of their values. */
 static tt_status tt__table_classes(tt_dataset *d)
 {
     if (!d->count) return TT_OK;
@@ -32867,8 +32875,8 @@ static tt_status tt__table_classes(tt_dataset *d)
     return d->classes ? tt__table_numbers(d) : TT_ERR_MEMORY;
 }
 
-/* Copies the caller's class names, and sets *order to their order for tt__find_class. The caller frees
-   *order. */
+/* Copies the caller's class names into the dataset. Sets *order to the numbers of the classes sorted by name,
+   for tt__find_class; the caller frees *order. */
 static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int n, uint32_t **order)
 {
     const char *twice;
@@ -32886,8 +32894,8 @@ tt_table_options tt_table_options_default(void)
     return o;
 }
 
-/* Divides the rows of a table without a split column: a random tenth is "test", the others are "train",
-   "validation" is empty. Returns the part `split`. Frees d unless d is the result. */
+/* Divides the rows of a table that has no split column: a random tenth of the rows is "test", all others are
+   "train", and "validation" is empty. Returns the part named `split`. Frees d unless d is the result. */
 static tt_dataset *tt__table_divided(tt_dataset *d, const char *path, const char *split, const char *column)
 {
     int part = tt__split_of(split);
@@ -32963,28 +32971,28 @@ tt_loader_options tt_loader_options_default(void)
     return o;
 }
 
-/* Argument b of tt__stream_key for a loader's shuffles; a is the epoch. The shuffle of the steps of a window
-   has b = TT__SHUFFLE_STEPS + window. */
+/* Values for argument b of tt__stream_key, which gives the random key of a loader's shuffle; argument a is
+   the epoch. The shuffle of the steps of a window has b = TT__SHUFFLE_STEPS + number of the window. */
 enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
-#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* argument a in tt_dataset_split; b is the number of examples */
+#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* argument a for tt_dataset_split; b is the number of examples */
 #define TT__LOADER_THREADS 64              /* max threads of a loader */
 
 /* ---- the dealer: chooses the examples of a step and the number of micro-batches. An example is a text, an
    image, or a window of tokens. */
 
 typedef struct tt__dealer {
-    const char *of;                /* name of the owner in messages */
-    int batch, max_seqs;           /* examples of a step; max examples of a micro-batch */
-    int groups, data;              /* groups that share the micro-batches of a step; data ranks */
+    const char *of;                /* name of the loader in messages */
+    int batch, max_seqs;           /* number of examples of a step; max number of a micro-batch */
+    int groups, data;              /* values of tt_parallel.groups and tt_parallel.data */
     bool shuffle, accumulates;     /* accumulates: a step may have more micro-batches than data ranks */
-    int64_t count, used, steps;    /* examples in all; examples and steps of an epoch */
-    int64_t epoch, step;           /* of the next micro-batch */
-    uint32_t *order;               /* (count): order of the examples in this epoch */
+    int64_t count, used, steps;    /* number of all examples; numbers of examples and of steps per epoch */
+    int64_t epoch, step;           /* epoch and step of the next micro-batch */
+    uint32_t *order;               /* numbers of all `count` examples in the order of this epoch */
 } tt__dealer;
 
 static int tt__deal_groups(const tt_parallel *p) { return p->groups ? p->groups : (int)tt__max(1, p->data); }
 
-/* Checks options and adds their mistakes to `all`. Returns whether the options are valid. */
+/* Checks options and appends a message for each mistake to `all`. Returns whether the options are valid. */
 static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_parallel *p)
 {
     const int groups = tt__deal_groups(p), data = p->data;
@@ -33002,14 +33010,15 @@ static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_pa
     return all->length == before;
 }
 
-/* Returns the number of micro-batches of a step of n examples: the same number for each group, if there are
-   enough examples. A step of texts may have more, if the tokens do not fit. */
+/* Returns the number of micro-batches of a step of n examples. It is a multiple of d->groups, if there are
+   enough examples. A step of texts gets more micro-batches if its tokens do not fit. */
 static int tt__deal_micros(const tt__dealer *d, int64_t n)
 {
     return (int)tt__min(n, d->groups * tt__ceil_div(n, (int64_t)d->groups * d->max_seqs));
 }
 
-/* Initialises a dealer of `count` examples; tt__deal_seek must follow. Returns false if memory runs out. */
+/* Initialises a dealer of `count` examples, which tt__deal_seek must then move to a step. Returns false if
+   memory runs out. */
 static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int batch, int accumulate,
                            const tt_parallel *p)
 {
@@ -33024,8 +33033,8 @@ static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int ba
     return (d->order = (uint32_t *)tt__alloc(ctx, sizeof *d->order * (size_t)count)) != NULL;
 }
 
-/* Moves the dealer to a step. The order of the epoch depends on the seed and the epoch alone. After an error
-   the dealer has not moved. */
+/* Moves the dealer to a step of an epoch. The order of an epoch's examples depends on the seed and the epoch
+   alone. After an error the dealer has not moved. */
 static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, int64_t step)
 {
     if (epoch < 0 || step < 0 || step > d->steps)
@@ -33052,8 +33061,8 @@ typedef struct tt__loader_thread {
 
 typedef struct tt__ring_slot {     /* a micro-batch of images */
     uint8_t *pixels;
-    int done;                      /* images that are ready or have failed */
-    int failed;                    /* the first image that failed; max_seqs: none */
+    int done;                      /* number of images that are ready or have failed */
+    int failed;                    /* place of the first image that failed; max_seqs: none failed */
     bool left_out;                 /* the micro-batch is for another process and gets no pixels */
     tt_status status;              /* error of image `failed` */
     char why[256];                 /* reason of the error */
@@ -33061,11 +33070,11 @@ typedef struct tt__ring_slot {     /* a micro-batch of images */
 
 struct tt_loader {
     tt_context *ctx;
-    const tt_dataset *d;           /* of texts or of images, see d->images */
+    const tt_dataset *d;           /* a dataset of texts or, if d->images, of images */
     tt_loader_options o;
     tt__dealer deal;
-    int max_tokens, in_step;       /* in_step: examples of the step that were handed out */
-    tt_status status;              /* of the last tt_loader_next */
+    int max_tokens, in_step;       /* in_step: number of examples of the step that were handed out */
+    tt_status status;              /* status of the last tt_loader_next */
     int32_t *labels;
     int64_t *index;
     tt_source source;
@@ -33073,51 +33082,54 @@ struct tt_loader {
                                       are tokenized, `chunks`, `longest`, `cut` and `empty` */
     bool failed;
 
-    /* ---- of texts; all are tokenized when the loader is created */
+    /* ---- fields for texts, all of which are tokenized when the loader is created */
     const tt_tokenizer *k;
     bool wide;                     /* ids need more than 16 bits */
     bool sort;                     /* sort the texts of a window by length, and shuffle the window's steps */
-    tt__tokens *tokens;            /* (count) */
+    tt__tokens *tokens;            /* the tokens of each of `count` texts */
     tt__chunk *chunks;             /* memory of the ids */
-    int32_t *scratch;              /* (the context's threads, max_length), while texts are tokenized */
-    int longest;                   /* tokens of the longest text before it is cut */
+    int32_t *scratch;              /* max_length ids for each thread, while texts are tokenized */
+    int longest;                   /* number of tokens of the longest text before it is cut */
     int64_t cut;                   /* number of texts cut to max_length */
     int64_t empty;                 /* the first text without a token; -1: none */
-    /* the window that `sorted` and `step_order` hold; steps of a window */
+    /* A window: consecutive steps whose texts are sorted together. window_at: the window whose texts and
+       order of steps are in `sorted` and `step_order`; window_steps: number of steps of a window. */
     int64_t window_at, window_steps;
     uint32_t *sorted, *step_order;
-    int micro;                     /* micro-batches of the step that were handed out */
+    int micro;                     /* number of micro-batches of the step that were handed out */
     /* dealt: texts of the current step, one micro-batch after another; ends: the end of each micro-batch in
-       `dealt`. Scratch: by_length, the places in the step, longest text first; micro_of, the micro-batch of
-       each place; filled, the tokens of each micro-batch. All are (batch). */
+       `dealt`. Scratch: by_length: the places in the step, longest text first; micro_of: the micro-batch of
+       each place; filled: the number of tokens of each micro-batch. All have `batch` entries. */
     uint32_t *dealt, *by_length;
     int *ends, *micro_of, *filled;
     int32_t *ids, *positions, *types, *seq_start;
 
-    /* ---- of images. Threads make images of micro-batches `base` to `base` + slots - 1; the trainer reads
-       `base`. The mutex guards stop, cursor, base, busy, and all of a slot but its pixels. It also guards the
-       dealer's order, which changes only while no thread is busy. */
+    /* ---- fields for images. Threads make the images of micro-batches `base` to `base` + slots - 1, while the
+       trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, and all fields of a slot
+       except its pixels. It also guards the dealer's order, which changes only while no thread is busy. */
     tt_image_options image;
-    size_t image_bytes;            /* of a resulting image */
+    size_t image_bytes;            /* bytes of a resulting image */
     pthread_cond_t work, ready;
     bool stop;
-    int64_t cursor;                /* place in the order of the next image to make */
+    int64_t cursor;                /* place, in the epoch's order, of the next image to make */
     tt__loader_thread threads[TT__LOADER_THREADS];
-    int started;                   /* threads that run */
-    int slots;
+    int started;                   /* number of threads that run */
+    int slots;                     /* number of micro-batches that `ring` holds */
     tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots */
-    int deal_data, deal_first, deal_end; /* data ranks; this process needs images of ranks first to end - 1 */
-    /* deal_by_step: a micro-batch goes to a rank by its number in the step instead of the epoch;
-       dealt_anew: the deal has changed since the images in the ring were made */
+    /* deal_data: number of data ranks; 0: unknown. This process needs the images of the data ranks
+       [deal_first, deal_end). */
+    int deal_data, deal_first, deal_end;
+    /* deal_by_step: a micro-batch's number in the step, not in the epoch, decides to which rank it goes;
+       dealt_anew: these fields have changed since the images in the ring were made */
     bool deal_by_step, dealt_anew;
     int64_t base;
-    int busy;                      /* threads that make an image */
-    double waited;                 /* seconds for which the trainer waited for images */
+    int busy;                      /* number of threads that are making an image */
+    double waited;                 /* seconds that the trainer has waited for images */
 };
 
-#define TT__TEXTS_AT_ONCE 64 /* texts that a task tokenizes */
+#define TT__TEXTS_AT_ONCE 64 /* number of texts that one task tokenizes */
 
-/* Tokenizes the texts of a task. */
+/* Tokenizes the texts of one task: TT__TEXTS_AT_ONCE consecutive texts. */
 static void tt__loader_task(void *arg, int64_t task, int thread)
 {
     tt_loader *l = (tt_loader *)arg;
@@ -33142,12 +33154,13 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
     }
 }
 
-/* Maps a place to a text: texts[place], or if `texts` is NULL the place itself. */
+/* Maps a place (an index in a list of texts) to a text: to number texts[place] or, if `texts` is NULL, to
+   number `place`. */
 typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts; } tt__step_texts;
 
-/* Orders places by the length of their texts, longest first. Texts of the same length keep their shuffled
-   order. Many texts are cut to the same length, and a table often lists one class after another, so the
-   table's order would fill whole steps with one class. */
+/* Returns whether place a comes before place b if the longest text comes first. Texts of the same length keep
+   their shuffled order: many texts are cut to the same length, and as tables often list one class after
+   another, the table's order would fill whole steps with one class. */
 static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 {
     const tt__step_texts *s = (const tt__step_texts *)arg;
@@ -33176,7 +33189,7 @@ static bool tt__loader_tokenize(tt_loader *l)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: text %lld has no tokens: leave it out of the dataset",
                         (long long)l->empty), false;
 
-    /* A micro-batch has at most as many tokens as the max_seqs longest texts. */
+    /* A micro-batch has at most as many tokens as the max_seqs longest texts have together. */
     int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
     const tt__step_texts all = {l->tokens, NULL};
     const int64_t most = tt__min(l->o.batch, l->d->count);
@@ -33189,8 +33202,8 @@ static bool tt__loader_tokenize(tt_loader *l)
     return true;
 }
 
-/* Sets the fields of a batch that texts and images share, and after the last batch of a step moves to the
-   next step. */
+/* Sets the fields of a batch that batches of texts and of images have in common. After the last batch of a
+   step, moves the loader to the next step. */
 static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_of_step)
 {
     batch->seqs = seqs;
@@ -33201,9 +33214,10 @@ static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_o
     return true;
 }
 
-/* ---- cutting a step of texts into micro-batches: l->dealt and l->ends */
+/* ---- dividing a step of texts into micro-batches: sets l->dealt and l->ends */
 
-/* Cuts a step for a single group: each micro-batch takes texts in their order until it is full. */
+/* Divides a step of n texts for a single group: each micro-batch takes texts in their order until it is
+   full. */
 static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
 {
     int micro = 0, seqs = 0, tokens = 0;
@@ -33218,9 +33232,10 @@ static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
     l->ends[micro] = n;
 }
 
-/* Gives each text, longest first, to the micro-batch with the fewest tokens of those with room for another
-   text (Graham, "Bounds on multiprocessing timing anomalies", 1969). Sets l->ends[k] to the number of texts
-   of micro-batch k. Returns false if a micro-batch would have more than max_tokens. */
+/* Distributes n texts over `micros` micro-batches: from the longest text on, each goes to the micro-batch
+   with the fewest tokens that has room for another text (Graham, "Bounds on multiprocessing timing
+   anomalies", 1969). Sets l->ends[k] to the number of texts of micro-batch k. Returns false if a micro-batch
+   would have more than max_tokens tokens. */
 static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micros)
 {
     memset(l->ends, 0, sizeof *l->ends * (size_t)micros);
@@ -33238,7 +33253,7 @@ static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micr
     return true;
 }
 
-/* Cuts a step of n texts into micro-batches. The texts of a micro-batch keep their order. */
+/* Divides a step of n texts into micro-batches. The texts of a micro-batch keep their order. */
 static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 {
     const tt__step_texts step = {l->tokens, texts};
@@ -33261,15 +33276,15 @@ static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 /* ==== src/data/images.h */
 /* ---- loading images */
 
-/* Returns the number in the epoch of the micro-batch with place `at` of the epoch's order, and sets the
-   micro-batch's first place and its number of images. */
+/* Finds the micro-batch that has place `at` of the epoch's order. Returns its number in the epoch, and sets
+   *first to its first place and *seqs to its number of images. */
 static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, int *seqs)
 {
     const tt__dealer *d = &l->deal;
     const int64_t step = at / d->batch, from = step * d->batch, n = tt__min(d->batch, d->used - from);
     const int64_t micros = tt__deal_micros(d, n), whole = tt__deal_micros(d, d->batch);
     int64_t within, end;
-    if (d->groups == 1) { /* all micro-batches but the last have max_seqs images */
+    if (d->groups == 1) { /* only the last has fewer than max_seqs images */
         within = (at - from) / d->max_seqs;
         *first = from + within * d->max_seqs;
         end = tt__min(from + n, *first + d->max_seqs);
@@ -33282,8 +33297,8 @@ static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, i
     return step * whole + within;
 }
 
-/* Sets height and width to the size that an image of this size is resized to. Returns false and `why` if a
-   side would be longer than TT__IMAGE_SIDE. */
+/* Replaces *height and *width, the size of an image, by the size to which the options resize such an image.
+   If a side would be longer than TT__IMAGE_SIDE, returns false and writes the reason to `why`. */
 static bool tt__image_resized(const tt_image_options *o, int *height, int *width, char why[256])
 {
     const int shorter = (int)tt__min(*height, *width), longer = (int)tt__max(*height, *width);
@@ -33301,8 +33316,8 @@ static bool tt__image_resized(const tt_image_options *o, int *height, int *width
     return true;
 }
 
-/* Tests whether a resulting image can be cropped out of a resized and padded image; `height` and `width` are
-   the size before padding. Sets `why` if not. */
+/* Returns whether a resized and padded image is large enough for the crop that the options demand; if not,
+   writes the reason to `why`. height, width: the size before padding. */
 static bool tt__image_fits(const tt_image_options *o, int height, int width, char why[256])
 {
     if (o->height <= height + 2 * o->pad && o->width <= width + 2 * o->pad) return true;
@@ -33319,7 +33334,8 @@ static bool tt__image_channels(const tt_image_options *o, int channels, char why
     return false;
 }
 
-/* Returns where a crop begins along one axis, -pad or more. */
+/* Returns where a crop of `wanted` pixels begins along an axis of `size` pixels; negative, at least -pad, in
+   the padding. */
 static int tt__crop_at(const tt_image_options *o, uint32_t random, int size, int wanted)
 {
     int spare = size + 2 * o->pad - wanted;
@@ -33327,7 +33343,7 @@ static int tt__crop_at(const tt_image_options *o, uint32_t random, int size, int
 }
 
 /* Resizes, pads, crops and flips an image by the options and writes it to `to` (height, width, channels).
-   key: of the random numbers. After an error `why` has the reason. */
+   key: the key of the random numbers. After an error `why` has the reason. */
 static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt_image_options *o,
                                      const tt_image *image, uint64_t key, uint8_t *to, char why[256])
 {
@@ -33352,7 +33368,7 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     w.width = (int)tt__min(left + o->width, width) - w.left;
     size_t pitch = (size_t)o->width * (size_t)o->channels;
     if (w.height < o->height || w.width < o->width) memset(to, 0, (size_t)o->height * pitch);
-    if (w.height < 1 || w.width < 1) return TT_OK; /* all of it is padding */
+    if (w.height < 1 || w.width < 1) return TT_OK; /* the whole crop is padding */
     int x = w.mirror ? left + o->width - w.left - w.width : w.left - left;
     to += (size_t)(w.top - top) * pitch + (size_t)x * (size_t)o->channels;
     if (tt__resample(ctx, r, image, height, width, o->resample, o->channels, &w, to, pitch)) return TT_OK;
@@ -33361,8 +33377,8 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     return TT_ERR_MEMORY;
 }
 
-/* Makes the image at the cursor. The caller holds the mutex, which is released while the image is read and
-   transformed. */
+/* Makes the image at place l->cursor of the epoch's order. The caller holds the mutex; the function releases
+   it while it reads and transforms the image. */
 static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
 {
     const tt_image_source *source = &l->d->source;
@@ -33374,7 +33390,7 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     const int64_t of_step = micro % tt__deal_micros(&l->deal, l->o.batch);
     const int rank = (int)((l->deal_by_step ? of_step : micro) % tt__max(1, l->deal_data));
     slot->left_out = l->deal_data > 0 && (rank < l->deal_first || rank >= l->deal_end);
-    if (slot->left_out) { /* as all images of the micro-batch are */
+    if (slot->left_out) { /* with all images of the micro-batch */
         slot->done++;
         pthread_cond_signal(&l->ready);
         return;
@@ -33521,7 +33537,7 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
 }
 
-static bool tt__loader_allocate(tt_loader *l) /* for texts */
+static bool tt__loader_allocate(tt_loader *l) /* for a loader of texts */
 {
     tt_context *ctx = l->ctx;
     if (!tt__loader_tokenize(l)) return false;
@@ -33541,7 +33557,7 @@ static bool tt__loader_allocate(tt_loader *l) /* for texts */
            (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
 }
 
-static bool tt__image_allocate(tt_loader *l) /* for images */
+static bool tt__image_allocate(tt_loader *l) /* for a loader of images */
 {
     const tt_image_options *o = &l->image;
     size_t bytes;
@@ -33549,8 +33565,8 @@ static bool tt__image_allocate(tt_loader *l) /* for images */
     if (!tt__mul_size(l->image_bytes, (size_t)l->deal.max_seqs, &bytes))
         return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
                         "can hold: set batch lower", l->deal.max_seqs, o->height, o->width), false;
-    /* slots: one for the micro-batch that the trainer reads, one per data rank for the next round, and enough
-       to give every thread two images to make */
+    /* The number of slots: one for the micro-batch that the trainer reads, one per data rank for the next
+       round, and enough slots to give every thread two images to make. */
     l->slots = l->o.threads ? 1 + l->deal.data + (int)tt__ceil_div(2 * l->o.threads, l->deal.max_seqs) : 1;
     if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
     for (int i = 0; i < l->slots; i++)
@@ -33558,8 +33574,8 @@ static bool tt__image_allocate(tt_loader *l) /* for images */
     return true;
 }
 
-/* Creates a loader of texts (k is the tokenizer) or of images (`image` has the options) at the first step,
-   and starts its threads. */
+/* Creates a loader of texts, with tokenizer k, or of images, with options `image`; the other argument is
+   NULL. The loader is at the first step, and its threads run. */
 static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
                                   const tt_image_options *image, const tt_loader_options *options)
 {
@@ -33644,7 +33660,7 @@ static tt_status tt__image_options_check(tt_context *ctx, const tt_image_options
     return TT_OK;
 }
 
-/* Checks the options as far as possible before an image is read. */
+/* Checks the options for images, as far as is possible before an image was read. */
 static tt_status tt__image_check(tt_context *ctx, const tt_dataset *d, const tt_image_options *o)
 {
     char why[256];
@@ -33709,14 +33725,14 @@ static tt_status tt__loader_source_next(void *self, tt_batch *batch, bool *more)
     return l->status;
 }
 
-/* Returns a hash of the labels and of the tokens of texts. */
+/* Returns a hash of the labels of a loader's examples and, for texts, of their tokens. */
 static uint64_t tt__loader_source_hash(void *self)
 {
     const tt_loader *l = (const tt_loader *)self;
     uint64_t hash = TT__HASH_BEGIN;
     for (int i = 0; i < l->d->count; i++) {
         hash = tt__hash_on(hash, &l->d->examples[i].label, sizeof l->d->examples[i].label);
-        if (!l->tokens) continue; /* images */
+        if (!l->tokens) continue; /* an image: no tokens */
         int count = l->tokens[i].count;
         hash = tt__hash_on(hash, &count, sizeof count);
         hash = tt__hash_on(hash, l->tokens[i].ids, (size_t)count * (l->wide ? 4 : 2));
@@ -33744,7 +33760,8 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
     if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
 
-/* Sets which data ranks' images this process needs. Images of other ranks are not made. */
+/* Sets for which data ranks, first to end - 1 of `data`, this process needs images. Images of other ranks are
+   not made. by_step: see tt_loader.deal_by_step. */
 static void tt__loader_source_deal(void *self, int data, int first, int end, bool by_step)
 {
     tt_loader *l = (tt_loader *)self;
@@ -33774,7 +33791,7 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     const int64_t cursor = l->cursor;
     const bool there = epoch == l->deal.epoch && step == l->deal.step && !l->in_step;
     if (l->d->images && there && !l->failed && !l->dealt_anew) return pthread_mutex_unlock(&l->mutex), TT_OK;
-    l->cursor = l->deal.used; /* threads begin no further image */
+    l->cursor = l->deal.used; /* no thread begins another image */
     while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
     if (epoch != l->deal.epoch) l->window_at = -1;
     tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
@@ -33792,8 +33809,8 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     return status;
 }
 
-/* Collects the texts of a window, sorted by length so that the sequences of a step have similar lengths, and
-   shuffles the steps. An incomplete last step remains the last of its epoch. */
+/* Collects the texts of a window (consecutive steps), sorts them by length, so that the texts of a step have
+   similar lengths, and shuffles the window's steps. An incomplete last step remains the last of its epoch. */
 static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;
@@ -33874,7 +33891,7 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
             to->label_text = NULL;
         }
     }
-    if (status == TT_OK) { /* remove the chosen examples; the others keep their order */
+    if (status == TT_OK) { /* removes the chosen examples; the others keep their order */
         for (int k = 0; k < (int)n; k++) d->examples[order[k]].label = -1;
         int kept = 0;
         for (int i = 0; i < d->count; i++)
@@ -33924,13 +33941,13 @@ tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder)
 /* ==== src/data/stream.h */
 /* ------------------------------------------------------------------------------------------ token streams */
 
-/* The ids that a stream shares with the streams split off from it. */
+/* The token ids that a stream shares with the streams that were split off from it. */
 typedef struct tt__token_store {
-    int users;          /* number of streams */
+    int users;          /* number of streams that use the store */
     int width;          /* bytes of an id, 2 or 4 */
     int64_t count;
-    void *ids;          /* (count); NULL: the ids are in the file, from byte `skip` on */
-    void *file;         /* open; NULL: none */
+    void *ids;          /* `count` ids; NULL: the ids are in the file, from byte `skip` on */
+    void *file;         /* the open file; NULL: none */
     uint64_t skip;      /* bytes of the file's header */
     char path[TT__PATH];
 } tt__token_store;
@@ -33942,8 +33959,9 @@ struct tt_token_stream {
     int64_t first, count;
     int vocab, end;
     int fronts;         /* number of the tokenizer's special ids before each document */
-    int64_t spelled[2]; /* documents that spell out those ids; documents that spell out the end token */
-    bool texts;         /* the stream was made of texts: ids are the tokenizer's, or bytes */
+    int64_t spelled[2]; /* number of documents that spell out these special ids; that spell out the end
+                           token */
+    bool texts;         /* the stream was built from texts: ids come from the tokenizer, or are bytes */
 };
 
 enum { TT__BYTE_END = 256, TT__TOKENS_AT_ONCE = 16384 };
@@ -33982,7 +34000,8 @@ static tt_token_stream *tt__stream_new(tt_context *ctx, const char *path)
     return s;
 }
 
-/* Grows the store to hold n more ids. room: ids that fit. Returns false if memory runs out. */
+/* Grows the stream's store so that it can hold n more ids. *room: number of ids for which the store has
+   memory. Returns false if memory runs out. */
 static bool tt__stream_grow(tt_token_stream *s, int64_t n, int64_t *room)
 {
     tt__token_store *store = s->store;
@@ -34003,14 +34022,15 @@ static void tt__stream_push(tt__token_store *store, int32_t id)
     else ((uint32_t *)store->ids)[store->count++] = (uint32_t)id;
 }
 
-/* Returns the text of an added token, which texts may spell out; NULL if the token is no added token. */
+/* Returns the text of an added token, whose spelling documents may contain; NULL if `id` is no added
+   token. */
 static const char *tt__added_text(const tt_tokenizer *k, int id)
 {
     return k && id >= 0 && id < k->size && k->added_of[id] >= 0 ? tt_tokenizer_token(k, id) : NULL;
 }
 
-/* Returns the bytes of white space before the first special token that a document spells out; 0 if the
-   document does not begin with that token. */
+/* Returns the number of bytes of white space at the start of a document whose text then spells out the first
+   special token; 0 if the text does not begin with the spelling of that token. */
 static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text, size_t bytes)
 {
     const char *begin = s->fronts ? tt__added_text(s->tokenizer, s->tokenizer->finish.before.ids[0]) : NULL;
@@ -34020,8 +34040,8 @@ static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text
     return length && bytes - skip >= length && memcmp(text + skip, begin, length) == 0 ? skip : 0;
 }
 
-/* Returns the bytes of a document without the white space after an end token that the document spells out.
-   Returns `bytes` if the document does not end with that token. */
+/* Returns the number of bytes of a document without the white space at its end, if the text before the white
+   space ends with the spelling of the end token. Otherwise returns `bytes`. */
 static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text, size_t bytes)
 {
     const char *end = tt__added_text(s->tokenizer, s->end);
@@ -34031,7 +34051,8 @@ static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text,
     return length && kept >= length && memcmp(text + kept - length, end, length) == 0 ? kept : bytes;
 }
 
-/* Adds a document, the special tokens before it and its end token. Grows scratch (*capacity) if needed. */
+/* Adds the special tokens before a document, the document's tokens, and the end token to a stream. Grows
+   *scratch, which has room for *capacity ids, if needed. */
 static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
                                 int32_t **scratch, int64_t *capacity)
 {
@@ -34080,7 +34101,7 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     return TT_OK;
 }
 
-/* Returns the end of the document that begins at `text`, and sets *next to the begin of the next document. */
+/* Returns the end of the document that begins at `text`, and sets *next to the start of the next document. */
 static const char *tt__document_end(const char *text, const char *end, const char *separator,
                                     const char **next)
 {
@@ -34098,8 +34119,8 @@ static const char *tt__document_end(const char *text, const char *end, const cha
     return end;
 }
 
-/* Adds the documents of a text, but no document of white space alone. path: the name in messages of a text
-   that must be UTF-8; NULL if any bytes are allowed. */
+/* Adds the documents of a text to a stream, except documents that are only white space. path: the name of the
+   text in messages, if it must be UTF-8; NULL: any bytes are allowed. */
 static tt_status tt__stream_add_text(tt_token_stream *s, const char *path, const char *text, size_t bytes,
                                      const char *separator, int64_t *room)
 {
@@ -34140,8 +34161,8 @@ static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, cons
     return NULL;
 }
 
-/* Returns s if status is TT_OK and s has two or more tokens; otherwise frees s and returns NULL. Warns of
-   documents that spell out their special tokens. */
+/* Returns stream s if `status` is TT_OK and s has two or more tokens; otherwise frees s and returns NULL.
+   Warns if documents spell out the special tokens that the stream adds. */
 static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
 {
     s->count = s->store->count;
@@ -34216,17 +34237,17 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
     return tt__stream_done(s, status);
 }
 
-/* Files of llm.c (dev/data/data_common.py) have a header of 256 i32: one of these numbers, the version, and
-   the number of ids. */
-#define TT__LLMC_HALVES 20240520 /* ids of 2 bytes */
-#define TT__LLMC_WORDS 20240801  /* ids of 4 bytes */
+/* Files of llm.c (dev/data/data_common.py) have a header of 256 i32 numbers. The first is one of the two
+   numbers below, the second is the version, the third is the number of ids. */
+#define TT__LLMC_HALVES 20240520 /* the file has ids of 2 bytes */
+#define TT__LLMC_WORDS 20240801  /* the file has ids of 4 bytes */
 
-/* Guesses the width in bytes of the ids in a file without a header, from vocab and the first ids. bytes: size
-   of the file. Refuses ids of 8 bytes. */
+/* Guesses the width in bytes of the ids in a file without a header, from `vocab` and the first ids. bytes:
+   size of the file. Fails if ids seem to have 8 bytes. */
 static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, size_t bytes, int vocab,
                                int *width)
 {
-    uint16_t half[1024] = {0}, any[4] = {0}; /* any: bits set in each 2-byte quarter of 8 bytes */
+    uint16_t half[1024] = {0}, any[4] = {0}; /* any: for each quarter of 8 bytes: all its bits, ORed */
     const size_t all = bytes - (size_t)store->skip, n = all / 4;
     const int pairs = n < 512 ? (int)n : 512;
     tt_status status = tt__file_read(ctx, store->path, store->file, (size_t)store->skip, half,
@@ -34235,7 +34256,7 @@ static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, si
     const bool low = any[0] || any[2], high = any[1] || any[3];
     *width = vocab > 65536 || (low && !high && all % 4 == 0) ? 4 : 2;
     const bool eights = any[0] && !any[2] && !any[3] && all % 8 == 0;
-    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look so by chance */
+    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look like this by chance */
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s': each second 4 bytes are 0, as of ids of 8 bytes (int64), and "
                     "ids of 2 or 4 bytes are read: convert them, as by NumPy's astype('uint32').tofile(...)",
                     store->path);
@@ -34325,7 +34346,7 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
     return TT_OK;
 }
 
-/* Calls `each` for all tokens of a stream in order, up to TT__TOKENS_AT_ONCE at a time. */
+/* Calls `each` for all tokens of a stream in order, with at most TT__TOKENS_AT_ONCE tokens in each call. */
 static tt_status tt__stream_each(const tt_token_stream *s, void *arg,
                                  tt_status (*each)(void *arg, const int32_t *ids, int64_t n))
 {
@@ -34368,8 +34389,9 @@ tt_status tt_token_stream_write(const tt_token_stream *s, const char *path)
     return status;
 }
 
-/* Counts the bytes of a stream's text. Whole documents are decoded, because a tokenizer may decode the first
-   token of a text differently from later tokens. */
+/* The state of a count of the bytes of a stream's text. document: the tokens of the current document, as only
+   whole documents are decoded: a tokenizer may decode the first token of a text differently from later
+   tokens. */
 typedef struct tt__stream_bytes {
     const tt_token_stream *s;
     int32_t *document;
@@ -34390,7 +34412,7 @@ static tt_status tt__stream_count_bytes(void *arg, const int32_t *ids, int64_t n
         }
         const int32_t *from = x->document;
         const size_t front = sizeof *from * (size_t)s->fronts;
-        /* a stream may begin within a document, which then lacks the special tokens at its front */
+        /* A stream may begin within a document, which then lacks the special tokens at its start. */
         if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->finish.before.ids, front) == 0)
             from += s->fronts;
         const int64_t n_text = x->n - (from - x->document);
@@ -34410,7 +34432,7 @@ int64_t tt_token_stream_bytes(const tt_token_stream *s)
     if (!s->texts) return 0;
     tt_status status = tt__stream_each(s, &x, tt__stream_count_bytes);
     const int32_t end = s->end;
-    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* ends within a document */
+    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* for an unfinished last document */
     tt__free(s->ctx, x.document);
     return status == TT_OK ? x.bytes : -1;
 }
@@ -34423,9 +34445,10 @@ struct tt_token_loader {
     const tt_token_stream *s;
     tt_token_loader_options o;
     tt__dealer deal;               /* its examples are windows */
-    int max_seqs, max_tokens;      /* of a micro-batch */
-    int micro;                     /* micro-batches of the step that were handed out */
-    /* ids, positions, targets: (max_tokens); seq_start: (max_seqs + 1); window: (length + 1) */
+    int max_seqs, max_tokens;      /* max numbers of sequences and of tokens of a micro-batch */
+    int micro;                     /* number of micro-batches of the step that were handed out */
+    /* Sizes of the arrays: ids, positions, targets: max_tokens; seq_start: max_seqs + 1; window: length +
+       1. */
     int32_t *ids, *positions, *targets, *seq_start, *window;
     uint64_t hash;
     tt_array array;
@@ -34451,12 +34474,12 @@ void tt_token_loader_free(tt_token_loader *l)
     tt__free_all(l->ctx, owned, TT__COUNT(owned));
 }
 
-/* A sweep over all tokens that finds the hash of the ids, and the max number of documents in a window. A part
-   of a document counts as one. */
+/* The state of a sweep over all tokens, which finds the hash of the ids and the max number of documents in a
+   window. A part of a document counts as a document. */
 typedef struct tt__window_survey {
-    int32_t end; /* token that ends a document; -1: none */
-    /* length: tokens of a window; at: tokens of the current window so far; here: ends of documents among
-       them; most: max documents of a window */
+    int32_t end; /* the token that ends a document; -1: no token does */
+    /* length: number of tokens of a window; at: number of tokens of the current window so far; here: number
+       of ends of documents among these; most: max number of documents in a window */
     int length, at, here, most;
     uint64_t hash;
 } tt__window_survey;
@@ -34482,7 +34505,8 @@ static tt_status tt__window_seek(void *self, int64_t epoch, int64_t step)
     return status;
 }
 
-/* Appends window w to the micro-batch, which has `rows` tokens and `seqs` sequences so far. */
+/* Appends window w to the micro-batch, which has *rows tokens and *seqs sequences so far, and updates both
+   numbers. */
 static tt_status tt__window_add(tt_token_loader *l, int64_t w, int *rows, int *seqs)
 {
     const int64_t first = w * l->o.length, n = tt__min(l->o.length, l->s->count - 1 - first);

@@ -90,8 +90,7 @@ static void tt__json_skip_space(tt__json *j)
         j->at++;
 }
 
-static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* returns the node's number; -1: no
-                                                                            memory */
+static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* -1: out of memory */
 {
     if (!TT__GROW(j->ctx, j->nodes, j->count, j->capacity)) {
         tt__fail(j->ctx, TT_ERR_MEMORY, "out of memory for the %d values of '%s'", j->count + 1, j->path);

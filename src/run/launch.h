@@ -165,7 +165,7 @@ static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *l
     const bool absent = s->segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= now->present;
     tt__progress at = {*like, absent, now->later, TT__ALONE, TT__COMPUTE_STREAM};
     tt__windows windows = {s->first, s->end, {0}, 0, 0};
-    for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* a failure may leave these */
+    for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* after a failure */
     for (int k = s->first, n; k < s->end && status == TT_OK; k += n) {
         const tt__instr *i = &p->built.t->code[k];
         if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may clear with_next */
