@@ -32576,8 +32576,7 @@ typedef struct tt__table {
     const char *path;
     char *text;
     size_t bytes, at;
-    long long line, row_line; /* line number of `at` and of the row's start, as quoted fields may have
-                                 newlines */
+    long long line, row_line; /* line numbers of `at` and of the row's start: fields may have newlines */
     const char *column[3];    /* names of columns, indexed by TT__COLUMN_TEXT and so on */
     char separator;
     bool unquoted;            /* quotes are ordinary characters */
@@ -32586,7 +32585,7 @@ typedef struct tt__table {
 
 typedef struct tt__field { char *text; size_t bytes; bool last; } tt__field;
 
-/* Returns a name of a separator for messages, such as "a tab". name: memory for the name. */
+/* Returns a name of a separator for messages, such as "tabs". name: memory for the name. */
 static const char *tt__table_separator(char separator, char name[24])
 {
     if (separator == ',' || separator == '\t') return separator == ',' ? "commas" : "tabs";
@@ -33104,9 +33103,10 @@ struct tt_loader {
     int *ends, *micro_of, *filled;
     int32_t *ids, *positions, *types, *seq_start;
 
-    /* ---- fields for images. Threads make the images of micro-batches `base` to `base` + slots - 1, while the
-       trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, and all fields of a slot
-       except its pixels. It also guards the dealer's order, which changes only while no thread is busy. */
+    /* ---- fields for images. Threads make the images of micro-batches `base` to `base` + slots - 1, while
+       the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, and all fields of a
+       slot except its pixels. It also guards the dealer's order, which changes only while no thread is busy.
+       */
     tt_image_options image;
     size_t image_bytes;            /* bytes of a resulting image */
     pthread_cond_t work, ready;
@@ -33959,8 +33959,7 @@ struct tt_token_stream {
     int64_t first, count;
     int vocab, end;
     int fronts;         /* number of the tokenizer's special ids before each document */
-    int64_t spelled[2]; /* number of documents that spell out these special ids; that spell out the end
-                           token */
+    int64_t spelled[2]; /* number of documents that spell out these ids; that spell out the end token */
     bool texts;         /* the stream was built from texts: ids come from the tokenizer, or are bytes */
 };
 
@@ -34432,7 +34431,7 @@ int64_t tt_token_stream_bytes(const tt_token_stream *s)
     if (!s->texts) return 0;
     tt_status status = tt__stream_each(s, &x, tt__stream_count_bytes);
     const int32_t end = s->end;
-    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* for an unfinished last document */
+    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* an unfinished document */
     tt__free(s->ctx, x.document);
     return status == TT_OK ? x.bytes : -1;
 }
@@ -34623,8 +34622,8 @@ const tt_source *tt_token_loader_source(tt_token_loader *l)
 /* ==== src/models/layout.h */
 /* ===========================================================================================================
    MODELS                                                                                          src/models/
-   BERT, ViT and decoders. A model is a struct of named parameters and functions that record ops. This code
-   uses the public API, and files/ to read and write checkpoints.
+   BERT, ViT and decoders (language models). A model is a struct of named parameters, with functions that record
+   ops. This code uses the public API, and files/ to read and write checkpoints.
    ======================================================================================================== */
 
 /* ----------------------------------------------------------------------------------- tables of architectures
@@ -34634,19 +34633,20 @@ const tt_source *tt_token_loader_source(tt_token_loader *l)
    decoder has a table of its own, with one naming. */
 
 typedef struct tt__tensor_row {
-    size_t offset;       /* of the tt_param * in the struct of the model or of a layer */
-    const char *name[2]; /* in each naming; a leading '.' stands for the prefix. NULL: not in that naming */
+    size_t offset;       /* offset of the tt_param * in the struct of the model or of a layer */
+    const char *name[2]; /* name in each naming; a leading '.' stands for the prefix. NULL: has no name */
     const char *shape;   /* a letter for each dimension, see tt__sizes; '1' is 1. A tensor with a dimension of
                             size 0 is absent from the model. The parameter drops leading ones */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
     char part;           /* 1 to 3: which third of a packed tensor this is in naming 1; 0: not packed */
-    char head;           /* true: random initial values if a file lacks it; 2: and no logits depend on it */
-    char order;          /* 't': transposed in files; 'g': rows by groups of heads, see tt__packing */
+    char head;           /* not 0: random initial values if a file lacks it; 2: also, no logits depend on
+                            it */
+    char order;          /* order in files: see tt__packing.kind */
 } tt__tensor_row;
 
 typedef struct tt__config_row {
     const char *field, *key[2]; /* name in the config's struct; key in config.json in each naming, or NULL */
-    size_t offset;              /* in the config's struct */
+    size_t offset;              /* offset of the field in the config's struct */
     char kind;   /* an int: 'N' at least 1 and required in config.json, 'n' at least 1, '0' at least 0; a
                     float: 'p' in [0, 1), 'f' at least 0; 'b' a bool */
     char letter; /* letter of this number in shapes; 0: none */
@@ -34655,24 +34655,25 @@ typedef struct tt__config_row {
 typedef int64_t tt__sizes['Z' - 'A' + 1]; /* size of each letter of shapes */
 
 typedef struct tt__architecture {
-    const char *name;            /* in messages */
-    int spelling;                /* naming of config.json and of the parameters of a new model */
-    const char *class_name, *type;       /* of config.json: "architectures", "model_type" */
+    const char *name;            /* name of the architecture in messages */
+    int spelling;                /* number of the naming for config.json and for a new model's parameters */
+    const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
     const char *activation_key, *more;   /* key of the activation; constant members of config.json */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
     const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number */
-    const tt__tensor_row *model, *layer; /* (n_model), (n_layer) */
-    const tt__config_row *config;        /* (n_config) */
+    const tt__tensor_row *model, *layer; /* n_model rows for the model, n_layer rows for each layer */
+    const tt__config_row *config;        /* n_config rows */
     int n_model, n_layer, n_config;
     size_t bytes, config_bytes, layer_bytes;                  /* sizes of the structs */
-    size_t config_at, activation_at, names_at, new_head_at, layers_at; /* in the model's struct; 0: none */
-    size_t hidden, layers, heads, classes, activation, range; /* offsets in the config's struct; 0: none */
+    size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets in the model; 0: none */
+    size_t hidden, layers, heads, classes, activation, range; /* offsets in the config's struct; 0: no
+                                                                 field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
     void (*check)(tt__text *all, const void *config);         /* adds further mistakes to `all`; or NULL */
     /* Reads a tensor whose shape differs from the parameter's, if the model can adapt it, and sets *done.
        NULL: the architecture adapts no tensor. */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
-    size_t image_size;          /* offset in the config's struct; 0: none */
+    size_t image_size;          /* offset of the field in the config's struct; 0: no such field */
     void (*print)(tt__text *json, const void *self, const void *config); /* prints further members; or NULL */
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
 } tt__architecture;
@@ -34684,8 +34685,8 @@ typedef struct tt__architecture {
     offsetof(X##_config, hidden_size), offsetof(X##_config, layers), offsetof(X##_config, heads), \
     offsetof(X##_config, classes), \
     offsetof(X##_config, activation), offsetof(X##_config, initializer_range)
-/* Table rows: of a tensor, of a weight and a bias (of a linear layer or a norm), and of a config. a, b: the
-   name or key in naming 0 and in naming 1. */
+/* Macros for table rows: for a tensor; for the weight and the bias of a linear layer or a norm; for a field
+   of a config. a, b: the name or key in naming 0 and in naming 1. */
 #define TT__TENSOR(X, field, a, b, shape, init, head) {offsetof(X, field), {a, b}, shape, init, 0, head, 0}
 #define TT__WEIGHT_BIAS(X, field, a, b, shape, rows, init, head) \
     TT__TENSOR(X, field##_w, a ".weight", b ".weight", shape, init, head), \
@@ -34709,13 +34710,13 @@ static void *tt__pointer_at(const void *self, size_t offset)
     return p;
 }
 
-/* A checkpoint being read: its config.json and its open files of tensors. */
+/* A checkpoint that is being read: its config.json and its open files of tensors. */
 typedef struct tt__checkpoint {
     char path[TT__PATH];   /* path of config.json, for messages */
     tt__file_bytes text;   /* text of config.json */
     tt__json config;       /* config.json; empty: the checkpoint has none */
-    tt_safetensors **file; /* (files) */
-    int files, spelling;   /* spelling: naming of the tensors */
+    tt_safetensors **file; /* `files` open files */
+    int files, spelling;   /* spelling: number of the naming of the tensors */
 } tt__checkpoint;
 
 /* The parameters of a model that exists or is to be made. */
@@ -34723,12 +34724,13 @@ typedef struct tt__layout {
     tt_context *ctx;
     const tt__architecture *a;
     char *self, *layer_self; /* structs of the model and of its first layer; NULL: not made yet */
-    int layers, spelling;    /* spelling: naming of the tensors */
-    const tt__checkpoint *from; /* NULL: no checkpoint is read */
+    int layers, spelling;    /* spelling: number of the naming of the tensors */
+    const tt__checkpoint *from; /* the checkpoint to read; NULL: none */
     tt__sizes size;
 } tt__layout;
 
-/* Returns the layout of a model in the naming of the checkpoint, or without one of the architecture. */
+/* Returns the layout of a model, in the naming of checkpoint `from` or, if that is NULL, of the
+   architecture. */
 static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, const void *self,
                                 const void *config, const tt__checkpoint *from)
 {
@@ -34750,8 +34752,8 @@ static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, cons
     return l;
 }
 
-/* Returns the row of parameter k and sets its name; returns NULL if k is past the last parameter. The model's
-   own parameters come first, then those of each layer. */
+/* Returns the table row of parameter k, and sets `name` to the parameter's name. Returns NULL if k is past
+   the last parameter. The model's own parameters come first, then those of each layer. */
 static const tt__tensor_row *tt__layout_row(const tt__layout *l, int k, char name[256])
 {
     const tt__architecture *a = l->a;
@@ -34765,7 +34767,8 @@ static const tt__tensor_row *tt__layout_row(const tt__layout *l, int k, char nam
     return row;
 }
 
-/* Returns the address of parameter k's pointer in the structs of the model. row: tt__layout_row of k. */
+/* Returns the address, in the structs of the model, of the pointer to parameter k. row: the result of
+   tt__layout_row for k. */
 static tt_param **tt__layout_slot(const tt__layout *l, const tt__tensor_row *row, int k)
 {
     const int in_layers = k - l->a->n_model;
@@ -34779,8 +34782,8 @@ static int tt__layout_part(const tt__layout *l, const tt__tensor_row *row)
     return l->spelling == 1 ? row->part : 0;
 }
 
-/* Sets the dimensions of a parameter, leading ones included. Returns their number, or 0 if the model has no
-   such parameter. */
+/* Sets dims to the dimensions of a parameter, including leading dimensions of 1. Returns their number; 0 if
+   the model has no such parameter. */
 static int tt__row_dims(const tt__layout *l, const tt__tensor_row *row, int64_t dims[4])
 {
     int n = 0;
@@ -34802,8 +34805,8 @@ typedef struct tt__packing {
     int64_t rows, width, groups, size;
 } tt__packing;
 
-/* Returns the row in the file of row r of the parameter, for the order 'g'. With `back`, r is a row of the
-   file, and the result is the row of the parameter. */
+/* Converts row r of a parameter to the row of the file's tensor, for order 'g'. With `back`, converts row r
+   of the file's tensor to the row of the parameter. */
 static int64_t tt__packing_row(const tt__packing *o, int64_t r, bool back)
 {
     const int64_t heads = o->rows / o->size, queries = heads / o->groups - 2, head = r / o->size;
@@ -34828,8 +34831,8 @@ static tt__packing tt__row_order(const tt__layout *l, const tt__tensor_row *row,
     return o;
 }
 
-/* Sets the dimensions of a parameter's tensor in files. Returns their number, or 0 if the model has no such
-   parameter. */
+/* Sets dims to the dimensions that a parameter's tensor has in files. Returns their number; 0 if the model
+   has no such parameter. */
 static int tt__file_dims(const tt__layout *l, const tt__tensor_row *row, int64_t dims[4])
 {
     const int n = tt__row_dims(l, row, dims);
@@ -34840,7 +34843,7 @@ static int tt__file_dims(const tt__layout *l, const tt__tensor_row *row, int64_t
     return n;
 }
 
-/* Creates the parameters. scale: standard deviation of random initial values. */
+/* Creates the parameters of a model. scale: standard deviation of random initial values. */
 static tt_status tt__layout_new(const tt__layout *l, float scale)
 {
     const tt__tensor_row *row;
@@ -34866,7 +34869,7 @@ enum { TT__BAND = 256 }; /* rows of a transposed parameter that are read at once
 /* The source of a parameter: a tensor of a file, or a part of one. */
 typedef struct tt__checkpoint_tensor {
     tt_safetensors *file;
-    int index;         /* of the tensor in the file */
+    int index;         /* index of the tensor in the file */
     int64_t first;     /* element of the tensor at which the parameter begins */
     tt__packing order;
     float *band;       /* order 't': the rows that were read last, (band_rows, width); NULL: none */
@@ -34928,8 +34931,8 @@ static void tt__checkpoint_drop(tt_context *ctx, void *source)
     tt__free(ctx, t);
 }
 
-/* Refuses tensor `index` of s if its shape is not `dims`; with `part`, the tensor must have three times as
-   many rows. */
+/* Fails if the shape of tensor `index` of file s is not `dims`; if `part` is not 0, the tensor must have
+   three times as many rows as `dims` says. */
 static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, const int64_t *dims, int part,
                                  const char *param)
 {
@@ -34948,8 +34951,9 @@ static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, c
                     info->name, text, param);
 }
 
-/* Makes tensor `index` of s, whose shape must be `dims`, the source of p. part: 1 to 3, the third of it that
-   is p; 0: the whole tensor. order NULL: the file has p's order. */
+/* Makes tensor `index` of file s, whose shape must be `dims`, the source of parameter p. part: 1 to 3: p is
+   that third of the tensor; 0: p is the whole tensor. order: the order of the file's elements; NULL: p's
+   order. */
 static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, int ndim, const int64_t *dims,
                                      int part, const tt__packing *order)
 {
@@ -34994,7 +34998,8 @@ static int tt__find_tensor(const tt_safetensors *s, const char *name, const char
     return index;
 }
 
-/* Returns the file that has a tensor and sets the tensor's index, or returns NULL if no file has it. */
+/* Returns the file of the checkpoint that has the tensor `name`, and sets *index to the tensor's index there.
+   Returns NULL if no file has it. */
 static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, int *index)
 {
     for (int k = 0; k < l->from->files; k++) {
@@ -35011,7 +35016,8 @@ static bool tt__starts_anew(const tt__tensor_row *row, const tt_tensor_info *inf
     return row->head && row->shape[0] == 'C' && info->dims[0] != dims[0];
 }
 
-/* Reports that tensor k, `name`, is missing, or if its whole layer is missing, the number of layers found. */
+/* Fails because tensor k, `name`, is missing. If all tensors of its layer are missing, the message instead
+   says how many layers the checkpoint has. */
 static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
 {
     const tt__architecture *a = l->a;
@@ -35030,8 +35036,8 @@ static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
                     "%d", l->from->file[0]->path, name, layer, l->layers);
 }
 
-/* Checks that the checkpoint has each tensor of the layout with the right shape. This happens before memory
-   of these sizes is allocated. */
+/* Fails unless the checkpoint has each tensor of the layout with the right shape. Called before memory of
+   these sizes is allocated. */
 static tt_status tt__layout_check(const tt__layout *l)
 {
     const tt__tensor_row *row;
@@ -35050,7 +35056,8 @@ static tt_status tt__layout_check(const tt__layout *l)
     return TT_OK;
 }
 
-/* Returns whether a tensor of a file is no parameter, but a buffer or a copy that the model does not need. */
+/* Returns whether a tensor of a file is not a parameter, but a buffer or a copy that the model does not
+   need. */
 static bool tt__is_buffer(const tt__layout *l, const char *name)
 {
     for (const char *const *pattern = l->a->buffers; pattern && *pattern; pattern++)
@@ -35060,14 +35067,14 @@ static bool tt__is_buffer(const tt__layout *l, const char *name)
     return tt__match("*embeddings.position_ids", name);
 }
 
-/* Makes the checkpoint, already checked, the source of the parameters. A head that the checkpoint lacks keeps
-   its random initial values, with a warning. */
+/* Makes the checkpoint, which was checked, the source of the model's parameters. Warns if the checkpoint
+   lacks a head, which then keeps its random initial values. */
 static tt_status tt__layout_attach(const tt__layout *l)
 {
     char text[2][1024];
-    /* names of tensors that the files lack, and of tensors with another number of classes */
+    /* Two lists of names: tensors that the files lack; tensors with another number of classes. */
     tt__text anew[2] = {{text[0], sizeof text[0], 0}, {text[1], sizeof text[1], 0}};
-    int64_t classes = 0; /* of the file's classifier, if they differ */
+    int64_t classes = 0; /* number of the file's classes, if it differs */
     bool new_head = false;
     const tt__tensor_row *row;
     tt_safetensors *const *files = l->from->file;
@@ -35121,11 +35128,11 @@ static tt_status tt__layout_attach(const tt__layout *l)
 typedef struct tt__saved_param {
     const tt_param *p;
     tt__packing order;
-    int tensor; /* number of the tensor that the parameter is, or is a part of */
+    int tensor; /* number of the file's tensor that has the parameter */
 } tt__saved_param;
 
-/* Writes n elements of p from `first` on to w in dtype `as`. piece, converted: scratch for TT__PIECE floats
-   each. */
+/* Writes elements [first, first + n) of parameter p to w in dtype `as`. piece, converted: scratch memory for
+   TT__PIECE floats each. */
 static tt_status tt__save_elements(tt_safetensors_writer *w, const tt_param *p, int64_t first, int64_t n,
                                    tt_dtype as, float *piece, void *converted)
 {
@@ -35140,7 +35147,7 @@ static tt_status tt__save_elements(tt_safetensors_writer *w, const tt_param *p, 
     return status;
 }
 
-/* Writes p transposed. This needs memory for all of p in fp32. */
+/* Writes the transpose of a parameter. Needs memory for the whole parameter in fp32. */
 static tt_status tt__save_transposed(tt_safetensors_writer *w, const tt__saved_param *x, tt_dtype as,
                                      float *piece, void *converted)
 {
@@ -35161,7 +35168,7 @@ static tt_status tt__save_transposed(tt_safetensors_writer *w, const tt__saved_p
     return status;
 }
 
-/* Writes p in the order of the file. */
+/* Writes a parameter's elements in the order that files have (tt__packing). */
 static tt_status tt__save_param(tt_safetensors_writer *w, const tt__saved_param *x, tt_dtype as, float *piece,
                                 void *converted)
 {
@@ -35177,12 +35184,12 @@ static tt_status tt__save_param(tt_safetensors_writer *w, const tt__saved_param 
 
 /* The tensors of a model to save, in one file or in several. Each file holds consecutive tensors. */
 typedef struct tt__saved_files {
-    tt_tensor_info *info; /* (tensors) */
-    char (*names)[256];   /* (tensors) */
-    int *file;    /* (tensors): number of the tensor's file */
-    int tensors, files;
-    size_t bytes; /* of all tensors */
-    char id[17];  /* tells the files of one save from those of another; empty for a single file */
+    tt_tensor_info *info; /* description of each tensor */
+    char (*names)[256];   /* name of each tensor */
+    int *file;    /* for each tensor: number of its file */
+    int tensors, files; /* numbers of tensors and of files */
+    size_t bytes; /* bytes of all tensors */
+    char id[17];  /* distinguishes the files of one save from those of another; "" for a single file */
 } tt__saved_files;
 
 static const char tt__save_key[] = "tinytrain.save"; /* key of the id in the metadata of each file */
@@ -35206,7 +35213,8 @@ static void tt__print_index(tt__text *json, const void *arg)
     tt__print(json, "  }\n}\n");
 }
 
-/* Assigns the tensors to files of at most `most` bytes; a larger tensor gets its own file. 0: one file. */
+/* Assigns the tensors to files of at most `most` bytes (0: one file for all). A larger tensor gets its own
+   file. */
 static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t most)
 {
     size_t held = 0;
@@ -35267,7 +35275,7 @@ static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__sa
     return tt__agree(ctx, "the end of saving a model", status, NULL, 0);
 }
 
-/* A search for a file of an earlier save, whose name gives another number of files than `files`. */
+/* The state of a search for a file of an earlier save: its name has another number of files than `files`. */
 typedef struct tt__stale_files { int files; char name[64]; } tt__stale_files;
 
 static bool tt__find_stale(void *arg, const char *name)
@@ -35281,7 +35289,8 @@ static bool tt__find_stale(void *arg, const char *name)
     return false;
 }
 
-/* Removes the files of earlier saves of several files from a folder. files: number of files of this save. */
+/* Removes from a folder the files of earlier saves that consist of several files. files: number of files of
+   this save. */
 static tt_status tt__remove_stale(tt_context *ctx, const char *folder, int files)
 {
     char path[TT__PATH];
@@ -35405,9 +35414,10 @@ static void tt__print_labels(tt__text *json, const char (*names)[64], int classe
     tt__print(json, "}\n}\n");
 }
 
-enum { TT__MOST_CLASSES = 100000, TT__MOST_LAYERS = 1000000 }; /* so that an int can count all tensors */
+enum { TT__MOST_CLASSES = 100000, TT__MOST_LAYERS = 1000000 }; /* limits: an int counts all tensors */
 
-/* Reads the number of classes from id2label or else num_labels. Without either key *classes is unchanged. */
+/* Reads the number of classes from "id2label" or, without it, from "num_labels". Without both, *classes is
+   unchanged. */
 static tt_status tt__read_classes(const tt__json *j, int *classes)
 {
     int labels = tt__json_get(j, 0, "id2label");
@@ -35422,8 +35432,8 @@ static tt_status tt__read_classes(const tt__json *j, int *classes)
     return status;
 }
 
-/* Reads names (classes, 64) from id2label, if the file has that key. A longer name is cut to at most 63 bytes
-   between two characters. */
+/* Reads the names of classes, (classes, 64), from "id2label", if the file has that key. Names of more than 63
+   bytes are cut between two characters. */
 static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int classes)
 {
     int labels = tt__json_get(j, 0, "id2label");
@@ -35443,8 +35453,8 @@ static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int class
 /* Returns whether a row of a config describes an int. */
 static bool tt__is_int(const tt__config_row *r) { return r->kind == 'N' || r->kind == 'n' || r->kind == '0'; }
 
-/* Reads the fields of a config that the architecture's rows describe, and the number of classes. The name of
-   the activation lives as long as j. */
+/* Reads the fields of a config that the architecture's rows describe, and the number of classes. config's
+   name of the activation points into j. */
 static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, void *config)
 {
     const char *act = NULL;
@@ -35566,8 +35576,8 @@ static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void 
     return status == TT_OK ? tt__model_make(ctx, a, self, config) : status;
 }
 
-/* Creates a model from a checkpoint's config and tensors, which are checked first. classes, image_size: as
-   the caller asks for; 0: as in the config. */
+/* Creates a model from a checkpoint's config and tensors, which it checks first. classes, image_size: the
+   caller's values; 0: the values of the config. */
 static tt_status tt__model_load(const tt__architecture *a, void *self, void *config,
                                 const tt__checkpoint *from, int classes, int image_size)
 {
@@ -35579,7 +35589,7 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
     if (status != TT_OK) return status;
     tt__layout l = tt__layout_of(ctx, a, NULL, config, from);
     status = tt__layout_check(&l);
-    if (status == TT_OK && image_size) { /* after the check: only the config's size must fit the tensors */
+    if (status == TT_OK && image_size) { /* set after the check: tensors fit the file's own size */
         *(int *)(void *)((char *)config + a->image_size) = image_size;
         status = tt__config_check(ctx, a, config);
     }
@@ -35628,9 +35638,9 @@ static void tt__print_config(tt__text *json, const void *arg)
                      tt__int_field(s->config, a->classes), s->last);
 }
 
-/* Writes model.safetensors and config.json into a folder. spelling: naming of the tensors. most: max bytes of
-   a file; 0: no limit. config: the model's, checked before anything is written as its owner may have changed
-   it. */
+/* Writes model.safetensors and config.json into a folder. spelling: number of the tensors' naming. most: max
+   bytes of a file; 0: no limit. config: the model's config, which the caller may have changed; it is checked
+   before anything is written. */
 static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, const void *self,
                                 const void *config, int spelling, size_t most, const char *folder)
 {
@@ -35648,7 +35658,7 @@ static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, cons
     return status;
 }
 
-/* Prints names in quotes, the first 8 and then the number of the others. */
+/* Prints the first 8 of n names in quotes, then the number of the other names. */
 static void tt__list_names(tt__text *to, const char *const *names, int n)
 {
     const int most = 8;
@@ -35656,8 +35666,8 @@ static void tt__list_names(tt__text *to, const char *const *names, int n)
     if (n > most) tt__print(to, " and %d others", n - most);
 }
 
-/* Implements tt_bert_name_classes. names: the model's, (classes, 64). kept: the model's classifier comes from
-   a checkpoint. */
+/* Does the work of tt_bert_name_classes and of its like for other models. names: the model's class names,
+   (classes, 64). kept: the model's classifier comes from a checkpoint. */
 static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classes, bool kept, tt_dataset *d)
 {
     if (d->n_classes != classes)
@@ -35697,7 +35707,7 @@ static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classe
    Opens a folder: its config.json, and its tensors in model.safetensors or in the several files that
    model.safetensors.index.json names. */
 
-/* Opens and parses the config.json of a folder. The caller closes c with tt__checkpoint_close, also after an
+/* Opens and parses the config.json of a folder. The caller closes c with tt__checkpoint_close, even after an
    error. */
 static tt_status tt__checkpoint_open(tt_context *ctx, const char *folder, tt__checkpoint *c)
 {
@@ -35723,8 +35733,8 @@ static void tt__checkpoint_close(tt_context *ctx, tt__checkpoint *c)
     tt__shards_close(ctx, c);
 }
 
-/* Opens the files that "weight_map" of model.safetensors.index.json names, each once. Refuses files of
-   different saves. */
+/* Opens each file that "weight_map" of model.safetensors.index.json names, once. Fails if the files belong to
+   different saves of a model. */
 static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
@@ -35778,7 +35788,8 @@ static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__checkpoin
     return TT_OK;
 }
 
-/* Opens the tensors of a folder: model.safetensors, or without it the files of the index. */
+/* Opens the files of a folder's tensors: model.safetensors or, if it does not exist, the files that the index
+   names. */
 static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
@@ -35820,7 +35831,8 @@ tt_metric tt_perplexity(void)
     return m;
 }
 
-/* Declares the inputs of a classifier. image_bytes: bytes of an image; 0 for text. */
+/* Declares the inputs of a classifier on a tape. image_bytes: number of bytes of an image; 0: the inputs are
+   text. */
 static tt_inputs tt__sequence_inputs(tt_tape *t, int max_seqs, int64_t max_rows, int64_t image_bytes)
 {
     tt_inputs in;
@@ -35864,14 +35876,15 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, c
 /* ==== src/models/bert_layout.h */
 /* --------------------------------------------------------------------------------------------------- BERT */
 
-/* Letters of shapes: H hidden, I intermediate, V vocab, P positions, T types, C classes. The next letters are
-   the hidden size or 0: Q if the model has a head before the classifier, B in BigBird, U if queries, keys and
-   values have biases. */
+/* Sets the sizes that the letters in the tables' shapes stand for: H hidden, I intermediate, V vocab, P
+   positions, T types, C classes. Three letters stand for the hidden size under a condition, otherwise for 0:
+   Q if the model has a head before the classifier, B in BigBird, U if queries, keys and values have
+   biases. */
 static void tt__bert_sizes(const void *config, tt__sizes size);
 static void tt__bert_check(tt__text *all, const void *config);
 static void tt__bert_print(tt__text *json, const void *self, const void *config);
 
-/* Naming 1 is DistilBERT's, naming 0 that of the other kinds. */
+/* Naming 1 of tensors is DistilBERT's; naming 0 is that of the other variants. */
 #define T(field, name, shape, init, head) TT__TENSOR(tt_bert, field, name, name, shape, init, head)
 #define W(...) TT__WEIGHT_BIAS(tt_bert, __VA_ARGS__)
 #define TT__BERT_EMBEDDINGS \
@@ -35884,7 +35897,7 @@ static const tt__tensor_row tt__bert_tensors[] = {
     W(head, ".pooler.dense", "pre_classifier", "QH", "Q", 'n', true),
     W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
 };
-static const tt__tensor_row tt__roberta_tensors[] = { /* of RoBERTa and BigBird */
+static const tt__tensor_row tt__roberta_tensors[] = { /* tensors of RoBERTa and BigBird */
     TT__BERT_EMBEDDINGS,
     T(pooler_w, ".pooler.weight", "BB", 'n', 2),
     T(pooler_b, ".pooler.bias", "B", '0', 2),
@@ -35906,7 +35919,8 @@ static const tt__tensor_row tt__bert_layer_tensors[] = {
     W(output_norm, "output.LayerNorm", "output_layer_norm", "H", "H", '1'),
 #undef W
 };
-/* BERT and DistilBERT use the first 12 rows, RoBERTa the first 13, BigBird all rows. */
+/* The fields of config.json: BERT and DistilBERT use the first 12 rows, RoBERTa the first 13, BigBird all
+   rows. */
 static const tt__config_row tt__bert_rows[] = {
 #define C(...) TT__CONFIG(tt_bert, __VA_ARGS__)
     C(vocab_size, 'N', 'V', "vocab_size", "vocab_size"),
@@ -35929,17 +35943,17 @@ static const tt__config_row tt__bert_rows[] = {
 #undef C
 };
 
-/* Flags of a kind of BERT. */
+/* Flags for each BERT variant. */
 enum {
-    TT__BERT_HEAD = 1,       /* a linear layer precedes the classifier; without the flag `pooler` decides */
+    TT__BERT_HEAD = 1,       /* a linear layer precedes the classifier; else the option `pooler` decides */
     TT__BERT_OFFSET = 2,     /* positions start at pad_token + 1, and the model has one token type */
-    TT__BERT_SPARSE = 4,     /* block_sparse, qkv_bias and scale_embeddings are read */
+    TT__BERT_SPARSE = 4,     /* the options block_sparse, qkv_bias and scale_embeddings apply */
     TT__BERT_DROP_SUM = 8,   /* dropout of the embeddings comes before their norm, not after it */
     TT__BERT_DROP_OUT = 16,  /* the attention's output has dropout */
     TT__BERT_DROP_HEAD = 32, /* the input of the layer before the classifier has dropout */
     TT__BERT_DROP_AS = 64    /* classifier_dropout defaults to `dropout` if config.json lacks it */
 };
-/* A kind of BERT: its architecture (names and tables), flags, and the defaults of its base model. */
+/* A BERT variant: its architecture (names and tables), its flags, and the defaults of its base model. */
 typedef struct tt__bert_kind {
     tt__architecture a;
     int flags;
@@ -36062,7 +36076,8 @@ tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d)
 }
 
 /* ==== src/models/big_bird.h */
-/* ---- BigBird's random blocks: the blocks that transformers' BigBirdBlockSparseAttention draws by numpy */
+/* ---- BigBird's random blocks: draws the same blocks as BigBirdBlockSparseAttention of transformers, which
+   uses numpy's random numbers */
 
 /* State of MT19937 (Matsumoto and Nishimura, "Mersenne twister", 1998), seeded as by numpy.random.seed. */
 typedef struct tt__twister { uint32_t word[624]; int at; } tt__twister;
@@ -36105,12 +36120,12 @@ static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
     }
 }
 
-/* Writes the candidates for the random blocks of block i of n to x, and returns their number. These are the
-   blocks of the first 1024 tokens that are not near block i: the paper's plan, which transformers follows for
-   1024, 3072 and 4096 positions. */
+/* Writes the candidates for the random blocks of block i (of n blocks) to x, and returns their number.
+   Candidates are the blocks of the first 1024 tokens that are not near block i. This is the paper's plan,
+   which transformers follows for 1024, 3072 and 4096 positions. */
 static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
 {
-    int last = n - 1, count = 0, start = i - 2, end = i; /* blocks start + 1 to end + 1 are no candidates */
+    int last = n - 1, count = 0, start = i - 2, end = i; /* excludes blocks start + 1 to end + 1 */
     if (1024 > 2 * size) last = 1024 / size - 1;
     if (i == 1) start = 0, end = 1;
     else if (i == 2) start = 0, end = 2;
@@ -36122,22 +36137,23 @@ static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
     return count;
 }
 
-/* Returns whether block j may be a random block of block i, for numbers of positions without a plan of the
-   paper. transformers then shuffles the first `most` = 2 listed + 5 blocks. Block i does not list itself, its
-   neighbours, or the first and the last of these blocks; blocks 1 and most - 2 do not list each other. */
+/* Returns whether block j may be a random block of block i, if the paper has no plan for the number of
+   positions. transformers then shuffles the first `most` = 2 * listed + 5 blocks. The random blocks of block
+   i exclude i itself, its neighbours, and the first and the last of these `most` blocks; those of block 1
+   also exclude block most - 2, and the reverse. */
 static bool tt__big_bird_may(int i, int j, int most)
 {
     const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == most - 1;
     return !near && !global && !(i == 1 && j == most - 2) && !(i == most - 2 && j == 1);
 }
 
-/* Fills lists (heads, n, listed) with the random blocks of each block. The sequence has n blocks of `size`
-   rows. x: scratch for n numbers. */
+/* Fills lists (heads, n, listed) with the numbers of the `listed` random blocks of each block, for each head.
+   The sequence has n blocks of `size` rows. x: scratch memory for n numbers. */
 static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int size, uint32_t seed,
                                int32_t *x)
 {
-    const int64_t rows = (int64_t)n * size; /* positions, rounded up to whole blocks */
-    const int most = 2 * listed + 5;        /* blocks; tt__bert_check bounds their rows */
+    const int64_t rows = (int64_t)n * size; /* number of positions, rounded up to whole blocks */
+    const int most = 2 * listed + 5;        /* number of blocks, whose rows tt__bert_check bounds */
     const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
     tt__twister m;
     tt__twister_seed(&m, seed);
@@ -36167,14 +36183,15 @@ static int tt__bert_offset(const tt_bert_config *c)
 
 /* ==== src/models/bert.h */
 /* ----------------------------------------------------------------------------------- BERT and its variants
-   Records the model on a tape, and loads and saves its folder. */
+   Records a BERT model on a tape, and loads and saves a model's folder. */
 
-/* Records the sum of the embeddings of token, position and type, before the norm: (rows, hidden). */
+/* Records the sum of the embeddings of tokens, positions and types, which the norm then reads. The result has
+   the shape (rows, hidden). */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
     const int flags = tt__bert_of(c)->flags, offset = tt__bert_offset(c);
-    /* The random numbers of the updates depend on the order of the next two calls. */
+    /* Keep the order of the next two calls: the random numbers of updates depend on it. */
     tt_value places = tt_embedding_offset(t, in->positions, m->position, offset);
     tt_value words = tt_embedding(t, in->ids, m->word);
     if (flags & TT__BERT_SPARSE && c->scale_embeddings)
@@ -36184,8 +36201,8 @@ static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in
     return m->type ? tt_add(t, x, tt_embedding(t, in->types, m->type)) : x;
 }
 
-/* Returns the options of a layer's attention. lists: NULL for full attention. For BigBird, room for its lists
-   of random blocks (heads, blocks, random_blocks) and scratch of `blocks` numbers after them. */
+/* Returns the options of a layer's attention. lists: NULL for full attention; for BigBird, memory for the
+   lists of random blocks, (heads, blocks, random_blocks), followed by scratch memory for `blocks` numbers. */
 static tt_attention_options tt__bert_attention(const tt_bert_config *c, int layer, int32_t *lists)
 {
     tt_attention_options o = tt_attention_options_default(c->heads);
@@ -36217,7 +36234,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt__tape_fail(t, TT_ERR_MEMORY, "no memory for the lists of blocks");
         return tt__handle(t, 0);
     }
-    /* All values but h have the shape (rows, hidden). */
+    /* All values below except h have the shape (rows, hidden). */
     tt_value x = tt__bert_embed(m, t, in);
     if (flags & TT__BERT_DROP_SUM) x = tt_dropout(t, x, c->dropout);
     x = tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps);
@@ -36379,8 +36396,8 @@ static int tt__vit_tokens(const tt_vit_config *c)
     return grid * grid + 1;
 }
 
-/* Letters of shapes: H hidden, I intermediate, D channels, P patch, N tokens, C classes; B: size of the
-   biases of q, k and v, the hidden size or 0. */
+/* Sets the sizes that the letters in the tables' shapes stand for: H hidden, I intermediate, D channels, P
+   patch, N tokens, C classes; B: size of the biases of queries, keys and values (the hidden size or 0). */
 static void tt__vit_sizes(const void *config, tt__sizes size)
 {
     const tt_vit_config *c = (const tt_vit_config *)config;
@@ -36417,9 +36434,9 @@ static void tt__cubic_weights(float x, float w[4])
     }
 }
 
-/* Interpolates the position embeddings of a grid of from x from patches to a grid of to x to: bicubic, pixel
-   centres aligned, edges repeated, as transformers does. The class token's embedding is copied.
-   old (1 + from^2, n) -> now (1 + to^2, n) */
+/* Interpolates the position embeddings of a grid of from * from patches to a grid of to * to patches, as
+   transformers does: bicubic, with pixel centres aligned and edges repeated. Copies the class token's
+   embedding. Shapes: old (1 + from^2, n), now (1 + to^2, n). */
 static void tt__interpolate_positions(const float *old, int from, float *now, int to, int64_t n)
 {
     memcpy(now, old, sizeof *now * (size_t)n);
@@ -36521,7 +36538,8 @@ static const tt__config_row tt__vit_rows[] = {
 #undef C
 };
 
-/* Naming 1 of the tensors is torchvision's; config.json always has transformers' naming. */
+/* The architecture of ViT. Naming 1 of the tensors is torchvision's; config.json always has transformers'
+   naming. */
 static const tt__architecture tt__vit = {
     "ViT", 0, "ViTForImageClassification", "vit", "hidden_act", "", {"vit.", ""},
     {"encoder.layer.%d.", "encoder.layers.encoder_layer_%d."}, tt__vit_tensors, tt__vit_layer_tensors,
@@ -36688,8 +36706,8 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
                     s->file[0]->path, position[spelling], patch[spelling]);
 }
 
-/* Reads a size from preprocessor_config.json: a number, an object with equal "height" and "width", or, if
-   `shortest` is not NULL, with "shortest_edge". Without the key *size is unchanged. */
+/* Reads a size from preprocessor_config.json: a number, an object with equal "height" and "width" or, if
+   `shortest` is not NULL, an object with "shortest_edge". If the file lacks the key, *size is unchanged. */
 static tt_status tt__vit_read_size(const tt__json *j, const char *key, int *size, bool *shortest)
 {
     static const char *const keys[] = {"height", "width", "shortest_edge", "longest_edge", "max_height",
@@ -36714,8 +36732,8 @@ static tt_status tt__vit_read_size(const tt__json *j, const char *key, int *size
     return TT_OK;
 }
 
-/* Reads how images get the model's size from preprocessor_config.json; missing keys have transformers'
-   defaults. image_size: the caller's, or 0. */
+/* Reads from preprocessor_config.json how images are resized and cropped to the model's size; missing keys
+   have transformers' defaults. image_size: the size that the caller wants, or 0. */
 static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit_config *c)
 {
     const char *type = NULL;
@@ -36759,7 +36777,7 @@ static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit
     return TT_OK;
 }
 
-/* Reads preprocessor_config.json. image_size: the caller's, or 0. */
+/* Reads preprocessor_config.json. image_size: the size that the caller wants, or 0. */
 static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt_vit_config *c)
 {
     if (c->channels < 1 || c->channels > 4) return TT_OK; /* mean has room for 4; tt__vit_check refuses it */
@@ -36861,14 +36879,14 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
 
 /* ==== src/models/lm_layout.h */
 /* ----------------------------------------------------------------------------------------------- decoders
-   A table for each architecture gives the names in files of the tensors of tt_lm and of the numbers of
-   tt_lm_config. The tensors that a model has decide how its layers compute. */
+   A table for each architecture gives the names that the tensors of tt_lm and the numbers of tt_lm_config
+   have in files. Which tensors a model has decides how its layers compute. */
 
-/* Flags of a kind of decoder. */
+/* Flags for each kind of decoder. */
 enum {
     TT__LM_POSITIONS = 1,     /* positions are learned, not rotary */
     TT__LM_EQUAL_HEADS = 2,   /* key_heads must equal heads */
-    TT__LM_LLAMA = 4,         /* heads may have any size; config.json gets a sliding_window, possibly null */
+    TT__LM_LLAMA = 4,         /* heads may have any size; saved files have a sliding_window, maybe null */
     TT__LM_MLP_4 = 8,         /* intermediate_size defaults to 4 * hidden_size if config.json lacks it */
     TT__LM_QKV_BIAS = 16,     /* queries, keys and values always have biases, attention's output never */
     TT__LM_ONE_BIAS = 32,     /* the MLP has biases if the attention has biases */
@@ -36889,7 +36907,7 @@ tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, i
     c.heads = heads;
     c.key_heads = heads % sharing ? heads : heads / sharing;
     c.intermediate_size = gate ? 8 * hidden_size / 3 : 4 * hidden_size;
-    c.rotary.size = turns_whole ? 0 : head / 8 * 2; /* a quarter, in pairs */
+    c.rotary.size = turns_whole ? 0 : head / 8 * 2; /* a quarter of the columns, an even number */
     c.window = 0;
     c.tied = true;
     c.embedding_dropout = c.dropout = c.attention_dropout = 0;
@@ -36899,10 +36917,11 @@ tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, i
 static void tt__lm_check(tt__text *all, const void *config);
 static void tt__lm_print(tt__text *json, const void *self, const void *config);
 
-/* Letters of shapes: H hidden, I intermediate, V vocab, P positions, X vocab of an untied head, D head size,
-   G key heads; A columns of all queries, K of all keys, S of all queries, keys and values. Sizes of biases,
-   0 without them: Q of queries, L of keys or values, T of queries, keys and values together, B of the
-   attention's output, M and N of the MLP. Sizes of Falcon's norms, 0 without them: E, F, O. */
+/* Sets the sizes that the letters in the tables' shapes stand for. H: hidden; I: intermediate; V: vocab; P:
+   positions; X: vocab of an untied head; D: head size; G: number of key heads; A: columns of all queries; K:
+   of all keys; S: of all queries, keys and values. Sizes of biases, 0 without them: Q: of queries; L: of keys
+   or values; T: of queries, keys and values together; B: of the attention's output; M, N: of the MLP. E, F,
+   O: sizes of Falcon's norms, 0 without them. */
 static void tt__lm_sizes(const void *config, tt__sizes size)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
@@ -36920,13 +36939,14 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
     S('B') = c->attention_bias ? S('H') : 0;
     S('M') = c->mlp_bias ? c->intermediate_size : 0;
     S('N') = c->mlp_bias ? S('H') : 0;
-    S('E') = c->parallel && c->two_norms ? S('H') : 0; /* ln_attn, ln_mlp */
-    S('F') = S('E') ? 0 : S('H');                      /* input_layernorm */
-    S('O') = c->parallel ? 0 : S('H');                 /* post_attention_layernorm */
+    S('E') = c->parallel && c->two_norms ? S('H') : 0; /* norms ln_attn and ln_mlp */
+    S('F') = S('E') ? 0 : S('H');                      /* norm input_layernorm */
+    S('O') = c->parallel ? 0 : S('H');                 /* norm post_attention_layernorm */
 #undef S
 }
 
-/* Table rows with one naming: of a tensor, of a linear layer's weight and bias, of a norm's. */
+/* Macros for table rows with a single naming: for a tensor; for the weight and the bias of a linear layer;
+   for those of a norm. */
 #define TT__LM(X, field, name, shape, init, order) \
     {offsetof(X, field), {name, NULL}, shape, init, 0, false, order}
 #define TT__LM_LINEAR(field, name, shape, rows, weight_order, bias_order) \
@@ -36983,7 +37003,7 @@ static const tt__tensor_row tt__falcon_tensors[] = {
     TT__LM_NORM(tt_lm, norm, ".ln_f", "H"),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
 };
-static const tt__tensor_row tt__falcon_layer[] = { /* of rows with the same field, at most one has a size */
+static const tt__tensor_row tt__falcon_layer[] = { /* at most one row of each field has a size above 0 */
     TT__LM_NORM(tt_lm_layer, attention_norm, "ln_attn", "E"),
     TT__LM_NORM(tt_lm_layer, attention_norm, "input_layernorm", "F"),
     TT__LM_LINEAR(qkv, "self_attention.query_key_value", "SH", "T", 'g', 'g'),
@@ -37118,8 +37138,8 @@ static const char *tt__lm_names(char to[256])
     return to;
 }
 
-/* Sets the fields that the caller may leave at 0. Returns the architecture, or NULL with an error if the kind
-   is unknown. */
+/* Sets the fields of a config that the caller may leave at 0. Returns the config's architecture, or NULL
+   after tt__fail if the kind is unknown. */
 static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
 {
     const tt__lm_kind *k = tt__lm_kind_of(c->kind);
@@ -37140,8 +37160,8 @@ static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
 /* ==== src/models/lm_config.h */
 /* ------------------------------------------------------------------------ config.json of a language model */
 
-/* Writes the value of a member of a JSON object on one line. from: the value's first character in text that
-   has been parsed. */
+/* Prints the value of a member of a JSON object on one line. from: the value's first character, in a text
+   that was parsed without an error. */
 static void tt__print_member(tt__text *to, const char *from)
 {
     bool quoted = false;
@@ -37154,7 +37174,7 @@ static void tt__print_member(tt__text *to, const char *from)
     }
 }
 
-/* The source of a member of config.json when a model is saved. */
+/* Where the value of a member of config.json comes from when a model is saved. */
 typedef enum tt__lm_writer {
     TT__LM_KEPT,  /* copied from the config.json that was loaded */
     TT__LM_SHAPE, /* copied while tt__lm_has_shape holds; otherwise tt__lm_print writes the new value */
@@ -37176,7 +37196,8 @@ static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key
     return strcmp(key, a->activation_key) == 0 ? TT__LM_OWN : TT__LM_KEPT;
 }
 
-/* Refuses a file in which the boolean `key` has another value than `only`. The key may be absent or null. */
+/* Fails if the boolean member `key` of a file has another value than `only`. The member may be absent or
+   null. */
 static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
 {
     bool value = only;
@@ -37186,9 +37207,10 @@ static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
                     value ? "true" : "false", only ? "true" : "false");
 }
 
-/* Reads the number of columns of each head that rotary positions turn. A kind with a share_key (GPT-NeoX) may
-   turn a share of the columns; the object `at` gives the share, or else the share_key. Other kinds turn all
-   columns: transformers ignores a share if the positions are not scaled, and fails if they are. */
+/* Reads how many columns of each head the rotary positions turn. A decoder with a share_key (GPT-NeoX) may
+   turn a share of the columns, which JSON object `at` or else the member share_key gives. Other decoders turn
+   all columns: for them, transformers ignores a share if the positions are not scaled, and fails if they
+   are. */
 static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_lm_config *c)
 {
     const tt__lm_kind *kind = tt__lm_kind_of(c->kind);
@@ -37244,7 +37266,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     const struct { const char *key; int at; float least, below, *to; } numbers[] = {
         {"factor", at, 1, INFINITY, &r->factor},
         {"original_max_position_embeddings", at, 1, 1e9f, &original},
-        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* takes precedence in transformers 5 */
+        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* transformers 5 prefers it */
         {all[kind].low, at, 0, INFINITY, &r->low}, {all[kind].high, at, 0, INFINITY, &r->high},
         {"attention_factor", at, 0, INFINITY, &r->magnitude}};
     const int n = kind == TT_ROTARY_PLAIN ? 0 : kind == TT_ROTARY_YARN ? 6 : all[kind].low ? 5 : 1;
@@ -37265,8 +37287,8 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     return status;
 }
 
-/* Reads the parts of Falcon's config that no table row covers: the older names n_layer and n_head, which the
-   names of the table override, and the numbers of key heads and norms. */
+/* Reads the members of Falcon's config that no table row describes: the older names n_layer and n_head, which
+   the names in the table override, and the numbers of key heads and norms. */
 static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
 {
     bool wide = false, one = true; /* new_decoder_architecture; multi_query */
@@ -37291,7 +37313,7 @@ static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
     return status;
 }
 
-/* Reads the sliding window of Mistral (all layers) or Qwen2 (from some layer on). */
+/* Reads the size of the sliding window, which Mistral has in all layers and Qwen2 from some layer on. */
 static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
 {
     const bool layers = tt__lm_flags(c) & TT__LM_WINDOW_FROM;
@@ -37366,7 +37388,7 @@ static void tt__lm_check(tt__text *all, const void *config)
     if (c->head_size > 1 << 16)
         tt__print(all, "; head_size %d, at most %d are supported", c->head_size, 1 << 16);
     const bool turns = !(k->flags & TT__LM_POSITIONS) && !c->alibi, odd = c->rotary.size % 2 != 0;
-    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* transformers fails here, too */
+    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* as in transformers */
         tt__print(all, "; rotary positions of %d columns, which must be even with yarn", c->rotary.size);
     else if (turns && (c->rotary.size < 0 || c->rotary.size + odd > c->head_size))
         tt__print(all, "; rotary positions of %d columns of a head of %d", c->rotary.size, c->head_size);
@@ -37381,9 +37403,9 @@ static void tt__lm_check(tt__text *all, const void *config)
         tt__print(all, "; %s with %d key heads is parallel", c->kind, c->key_heads);
 }
 
-/* Prints the share of a head's columns that turn. A reader multiplies the share by head_size in double
-   precision and cuts the product to an integer, so the share gets as many digits as this needs. 58 of 200
-   columns show why: 58 / 200 is 0.29, but 0.29 * 200 is 57.99999999999999. */
+/* Prints the share of a head's columns that rotary positions turn. A reader multiplies the share by head_size
+   in double precision and truncates the product to an integer, so the share gets as many digits as that
+   needs. For example, 58 / 200 is 0.29, but 0.29 * 200 is 57.99999999999999. */
 static const char *tt__lm_share(const tt_lm_config *c, char to[32])
 {
     const int size = c->rotary.size ? c->rotary.size : c->head_size;
@@ -37395,7 +37417,8 @@ static const char *tt__lm_share(const tt_lm_config *c, char to[32])
     return to;
 }
 
-/* Tests whether the model still has the windows, rotary positions and heads of the config that was loaded. */
+/* Returns whether config c has the same kind, windows, rotary positions and heads as *read, the config that
+   was loaded. */
 static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
 {
     return strcmp(c->kind, read->kind) == 0 && c->layers == read->layers && c->heads == read->heads &&
@@ -37407,9 +37430,9 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
 
 static bool tt__lm_said(const tt__json *j, const char *key) { return j && tt__json_get(j, 0, key) >= 0; }
 
-/* Prints the members of config.json for rotary positions, but not the members that `said` (or NULL) has.
-   transformers 5 reads rope_parameters; older versions read the other keys, and take a missing base as
-   10,000. */
+/* Prints the members of config.json for rotary positions, except those that `said` (which may be NULL) has.
+   transformers 5 reads rope_parameters; older versions read the other keys, and use base 10,000 if it is
+   missing. */
 static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt__json *said)
 {
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};
@@ -37420,7 +37443,7 @@ static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt_
     tt__lm_share(c, share);
     if (kind->share_key && !tt__lm_said(said, kind->share_key))
         tt__print(json, "  \"%s\": %s,\n", kind->share_key, share);
-    const char *const bases[] = {kind->base_key, "rope_theta"}; /* may be the same key */
+    const char *const bases[] = {kind->base_key, "rope_theta"}; /* the two may be equal */
     for (int k = strcmp(bases[0], bases[1]) == 0; k < 2; k++)
         if (!tt__lm_said(said, bases[k]))
             tt__print(json, "  \"%s\": %s,\n", bases[k], tt__shortest(r->base, a));
@@ -37510,8 +37533,8 @@ void tt_lm_free(tt_lm *m)
     tt__model_free(&tt__lm_kinds[0].a, m); /* all kinds have the same structs */
 }
 
-/* Refuses a file that has a last product's weight different from the embedding although config.json ties the
-   two: transformers would use that weight. */
+/* Fails if config.json ties the weight of the last matrix product to the embedding, but the file has a
+   different weight for that product: transformers would use the file's weight. */
 static tt_status tt__lm_check_tied(const tt_lm *m, const tt__checkpoint *s)
 {
     static const char *const names[] = {"lm_head.weight", "embed_out.weight"};
@@ -37560,8 +37583,8 @@ static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, i
     return TT_OK;
 }
 
-/* Reads generation_config.json, if the folder has one, and the ids that end an answer from that file or else
-   from config.json. */
+/* Reads generation_config.json, if the folder has one. Reads the ids that end an answer from that file or,
+   without it, from config.json. */
 static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const char *folder)
 {
     char path[TT__PATH];
@@ -37629,8 +37652,9 @@ tt_status tt_lm_save(const tt_lm *m, const char *folder)
 
 /* ==== src/models/adapters.h */
 /* ------------------------------------------------------------------------------------- low-rank adapters
-   An adapter adds scale * x A^T B^T to the output of a module (peft's word for a linear layer). Only
-   A (rank, in) and B (out, rank) are trained. Files order the rows of B as they order the weight's rows. */
+   An adapter adds scale * x * A^T * B^T to the output of a module (peft's word for a linear layer), where x
+   is the module's input. Only A (rank, in) and B (out, rank) are trained. Files have the rows of B in the
+   same order as the rows of the module's weight. */
 
 tt_lora_options tt_lora_options_default(void)
 {
@@ -37641,7 +37665,8 @@ tt_lora_options tt_lora_options_default(void)
     return o;
 }
 
-/* Records y = x W^T + b, plus the output of W's adapter if W has one. x (rows, in) -> (rows, out) */
+/* Records a linear layer, x * w^T + b, plus the output of w's adapter if w has one. Shapes: x (rows, in),
+   result (rows, out). */
 static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *w, tt_param *b)
 {
     tt_value y = tt_linear(t, x, w, b);
@@ -37655,8 +37680,9 @@ static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *
     return y;
 }
 
-/* Returns the weight of module k, counted from 0 in the order of the layout, and sets the module's name and
-   the order of the weight's rows in files. Returns NULL if the model has no more than k modules. */
+/* Returns the weight of module k, counted from 0 in the order of the layout. Sets `name` to the module's name
+   and *order to the order of the weight's rows in files. Returns NULL if the model has only k modules or
+   fewer. */
 static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packing *order)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
@@ -37700,7 +37726,8 @@ static tt_status tt__lora_add(tt_lm *m, tt_param *weight, const char *module, in
     return TT_OK;
 }
 
-/* Checks the options and allocates room for one adapter per module. A model with adapters is refused. */
+/* Checks the options and allocates memory for one adapter per module. Fails if the model already has
+   adapters. */
 static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
 {
     char name[256], text[400] = "";
@@ -37719,8 +37746,8 @@ static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
     return m->lora ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Tests whether one of the comma-separated patterns matches the module's name, or the end of the name after
-   a dot. */
+/* Returns whether one of the comma-separated patterns matches the module's name or a part of it from after a
+   dot to the end. */
 static bool tt__lora_targets(const char *patterns, const char *module)
 {
     char pattern[256];
@@ -37735,7 +37762,7 @@ static bool tt__lora_targets(const char *patterns, const char *module)
     return false;
 }
 
-/* Refuses a list of patterns that is empty or has a pattern that no module matches. */
+/* Fails if the list of patterns is empty or has a pattern that matches no module. */
 static tt_status tt__lora_check_targets(const tt_lm *m, const char *patterns)
 {
     char one[256], name[256];
@@ -37766,7 +37793,7 @@ static tt_status tt__lora_drop(tt_lm *m, tt_status status)
     return status;
 }
 
-/* Freezes all parameters of the model but the adapters, so that training changes only the adapters. */
+/* Freezes all parameters of the model except the adapters', so that training changes only the adapters. */
 static void tt__lora_freeze(tt_lm *m)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
@@ -37796,12 +37823,13 @@ tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *options)
     return tt__lora_drop(m, status);
 }
 
-/* Copies the rows of B (out, rank) into the order of the file; with `back`, into the order of memory. */
+/* Copies the rows of B (out, rank) from memory's order into the file's order or, if `back`, from the file's
+   order into memory's. */
 static void tt__lora_rows(const tt__packing *order, int rank, const float *from, float *to, bool back)
 {
     const size_t bytes = sizeof *from * (size_t)rank;
     for (int64_t r = 0; r < order->rows; r++) {
-        const int64_t other = order->kind == 'g' ? tt__packing_row(order, r, false) : r; /* row in the file */
+        const int64_t other = order->kind == 'g' ? tt__packing_row(order, r, false) : r; /* the file's row */
         memcpy(to + (back ? r : other) * rank, from + (back ? other : r) * rank, bytes);
     }
 }
@@ -37829,7 +37857,7 @@ static void tt__lora_print(tt__text *json, const void *arg)
     tt__print(json, "  ]\n}\n");
 }
 
-/* Writes the adapters' tensors, A and B of each, to one file. info, names: scratch for 2 * n_lora entries. */
+/* Writes A and B of all adapters to one file. info, names: scratch memory for 2 * m->n_lora entries. */
 static tt_status tt__lora_write(const tt_lm *m, const char *path, tt_tensor_info *info, char (*names)[300])
 {
     static const char *const metadata[] = {"format", "pt", NULL};
@@ -37877,8 +37905,9 @@ tt_status tt_lm_lora_save(const tt_lm *m, const char *folder)
     return status;
 }
 
-/* Reads adapter_config.json and refuses settings that this library does not support. Sets *base to the name
-   of the base model, which lives as long as j; *base is unchanged if the file does not name it. */
+/* Reads adapter_config.json into *o, and fails if it has settings that this library does not support. Sets
+   *base to the name of the base model, which lives as long as j; *base is unchanged if the file does not name
+   it. */
 static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, const char **base)
 {
     static const char *const none[] = {"use_dora", "use_rslora", "lora_bias", "use_qalora"};
@@ -37919,7 +37948,7 @@ static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, con
     return status != TT_OK ? status : tt__json_read_string(j, 0, "base_model_name_or_path", false, base);
 }
 
-/* Reads one tensor of a module's adapter from a file into p. k: 0 for A, 1 for B. */
+/* Reads one tensor of a module's adapter from a file into parameter p. k: 0 for A, 1 for B. */
 static tt_status tt__lora_read(const tt_safetensors *s, const char *module, int k, tt_param *p,
                                const tt__packing *order, int rank)
 {
@@ -37941,7 +37970,7 @@ static tt_status tt__lora_read(const tt_safetensors *s, const char *module, int 
     return status;
 }
 
-/* Adds an adapter to each module whose A is in the file, and reads A and B. Refuses a file with a tensor that
+/* Adds an adapter to each module whose A is in the file, and reads A and B. Fails if a tensor of the file
    belongs to no module. */
 static tt_status tt__lora_read_all(tt_lm *m, const tt_safetensors *s)
 {
@@ -38043,13 +38072,14 @@ tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o)
     return in;
 }
 
-/* The caches of a program that generates: keys and values of `rows` tokens, in slots of equal length, one
-   slot per sequence. `at`, i32 (tokens, 1), gives the cache row of each token of a run. `start`,
-   i32 (slots + 1, 1), gives the first row of each slot. A token sees the rows of its slot up to its own, so
-   rows that are unwritten or left from an earlier sequence have no effect. */
+/* The caches of a program that generates: they hold the keys and values of `rows` tokens, in slots of equal
+   length, one slot per sequence. `at`, i32 (tokens, 1), gives the cache row of each token of a run. `start`,
+   i32 (slots + 1, 1), gives the first row of each slot. A token attends to the rows of its slot up to its own
+   row, so rows that are not written yet or remain from an earlier sequence have no effect. */
 typedef struct tt__lm_cache { tt_value at, start; int64_t rows; } tt__lm_cache;
 
-/* Records the attention of layer k. h: the normed input (rows, hidden) -> (rows, heads * head_size) */
+/* Records the attention of layer k. h: the normalised input, (rows, hidden). The result has the shape
+   (rows, heads * head_size). */
 static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, const tt__lm_cache *cache,
                               int k, tt_value h)
 {
@@ -38134,7 +38164,7 @@ tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in)
     return tt__lm_hidden(m, t, in, NULL);
 }
 
-/* Records the logits. hidden (rows, hidden) -> (rows, vocab) */
+/* Records the logits, (rows, vocab), from the output of the last layer, hidden (rows, hidden). */
 static tt_value tt__lm_head(const tt_lm *m, tt_tape *t, tt_value hidden)
 {
     tt_value logits = tt_linear(t, hidden, m->head ? m->head : m->word, NULL);
@@ -38167,17 +38197,18 @@ tt_model tt_lm_model(const tt_lm *m)
 
 /* ==== src/models/generate.h */
 /* --------------------------------------------------------------------------------------------- generation
-   A slot holds one sequence. Its tokens are in tt__continued, their keys and values in the program's caches.
-   A run reads one token of each slot, or several while the slot's prompt is not yet read, and computes the
-   logits after the last token of each slot. When its sequence ends, a slot takes the next prompt. */
+   A slot holds one sequence: its tokens are in a tt__continued, their keys and values in the program's
+   caches. A run of the program reads one token of each slot, or several tokens as long as the slot's prompt
+   is not read to its end, and computes the logits after the last token of each slot. When the sequence of a
+   slot ends, the slot gets the next prompt. */
 
 typedef struct tt__continued {
     int seq;        /* number of the sequence; -1: the slot is free */
-    int length;     /* tokens of the prompt and of the answer so far */
-    int fed;        /* tokens that the program has read in earlier runs */
-    int take;       /* tokens that the program reads in this run */
-    int32_t *token; /* (context): the tokens */
-    uint8_t *seen;  /* a bit for each token of the vocabulary: the sequence has that token */
+    int length;     /* number of tokens of the prompt and of the answer so far */
+    int fed;        /* number of tokens that the program has read in earlier runs */
+    int take;       /* number of tokens that the program reads in this run */
+    int32_t *token; /* the tokens; memory for as many as the context has */
+    uint8_t *seen;  /* a bit for each token of the vocabulary: whether the sequence has the token */
 } tt__continued;
 
 struct tt_generator {
@@ -38186,11 +38217,12 @@ struct tt_generator {
     int max_seqs, context, max_tokens, vocab;
     tt_program *program;
     tt_value ids, positions, at, start, last, logits;
-    tt__continued *slot;                     /* (max_seqs) */
-    int32_t *row_id, *row_position, *row_at; /* (max_tokens): inputs ids, positions and at */
-    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1): inputs start and last; slots of logits rows */
+    /* Shapes of the arrays are in parentheses. */
+    tt__continued *slot;                     /* (max_seqs): the slots */
+    int32_t *row_id, *row_position, *row_at; /* (max_tokens): data of inputs ids, positions and at */
+    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1): inputs start, last; slot of each logits row */
     float *scores;                           /* (max_seqs, vocab): logits */
-    int32_t *order;                          /* (vocab): scratch, a heap of tokens */
+    int32_t *order;                          /* (vocab): scratch memory for a heap of tokens */
 };
 
 tt_generator_options tt_generator_options_default(void)
@@ -38272,7 +38304,7 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
         c.parallel = share->settings.options.parallel;
         c.parallel.schedule = NULL;
         c.memory = tt__memory_names[share->settings.memory];
-        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* no " in 4 processes" */
+        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* without " in 4 processes" */
         if (!c.device) c.device = device;
         if (share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
     }
@@ -38324,13 +38356,14 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
 
 const tt_program *tt_generator_program(const tt_generator *g) { return g->program; }
 
-/* Returns whether token a ranks before token b: by likelihood, and of equally likely tokens the lower id. */
+/* Returns whether token a ranks before token b: a is likelier, or equally likely with a lower id. */
 static bool tt__likelier(const float *x, int32_t a, int32_t b)
 {
     return x[a] > x[b] || (x[a] == x[b] && a < b);
 }
 
-/* Sifts the token at index `at` down in a heap of n tokens whose first token is the likeliest. */
+/* Moves the token at index `at` down to its place in a heap of n tokens, whose first token is the
+   likeliest. */
 static void tt__sift(int32_t *heap, int n, int at, const float *x)
 {
     for (int child; (child = 2 * at + 1) < n; at = child) {
@@ -38349,8 +38382,8 @@ static double tt__token_number(uint64_t seed, int seq, int position)
     return ((double)(key >> 11) + 0.5) * 0x1p-53;
 }
 
-/* Draws a token by its score. x (vocab): scores, which may be overwritten. u: random number in (0, 1).
-   order (vocab): scratch. */
+/* Draws a token at random according to the scores and the sampling options. x (vocab): scores, which may be
+   overwritten. u: random number in (0, 1). order (vocab): scratch memory. */
 static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double u, int32_t *order)
 {
     int32_t best = 0;
@@ -38362,7 +38395,7 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
     for (int v = 0; v < vocab; v++) {
         const float weight = expf((x[v] - most) * slope);
         if (all || s->top_k == 0) sum += weight;
-        if (all) x[v] = weight; /* else the heap needs the scores: unequal scores may have equal weights */
+        if (all) x[v] = weight; /* else the heap compares scores: unequal ones may have equal weights */
     }
     if (all) {
         double left = u * sum;
@@ -38372,9 +38405,9 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
             last = v;
             if ((left -= x[v]) < 0) return v;
         }
-        return last; /* reached only by rounding of `left` */
+        return last; /* only reached if `left` was rounded up */
     }
-    /* Tokens leave the heap by falling likelihood and fill `order` from its end, the likeliest last. */
+    /* Tokens leave the heap from the likeliest on, and fill `order` from its end: the likeliest is last. */
     const int most_kept = s->top_k ? (int)tt__min(s->top_k, vocab) : vocab;
     int kept = 0;
     double held = 0;
@@ -38437,9 +38470,9 @@ static void tt__continue_with(tt__continued *slot, int32_t id)
     slot->seen[id >> 3] |= (uint8_t)(1 << (id & 7));
 }
 
-/* Runs the program on one token of each slot in use, and on more tokens of unread prompts, max_tokens in all
-   at most. Sets *picked to the number of slots whose tokens have now all been read; row k of the scores
-   belongs to slot picked_slot[k]. */
+/* Runs the program on one token of each slot in use and on further tokens of unread prompts, at most
+   max_tokens tokens in total. Sets *picked to the number of slots all of whose tokens have now been read; row
+   k of the scores belongs to slot picked_slot[k]. */
 static tt_status tt__generator_run(tt_generator *g, int *picked)
 {
     int rows = 0, left = g->max_tokens;
@@ -38463,7 +38496,7 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     const struct { tt_value v; const int32_t *data; int64_t rows; } inputs[] = {
         {g->ids, g->row_id, rows}, {g->positions, g->row_position, rows}, {g->at, g->row_at, rows},
         {g->start, g->starts, g->max_seqs + 1}, {g->last, g->picked, *picked}};
-    const bool none = *picked == 0; /* the program still needs a row to compute logits of: row 0 */
+    const bool none = *picked == 0; /* the program must compute some row's logits: row 0 */
     tt_status status = TT_OK;
     if (none) g->picked[0] = 0;
     for (int k = 0; k < TT__COUNT(inputs) && status == TT_OK; k++)
@@ -38477,13 +38510,14 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     return status;
 }
 
-/* Draws the token after the slot's tokens and sets *id. x (vocab): the scores, which are overwritten. */
+/* Draws the token that follows the slot's tokens, and sets *id to it. x (vocab): the scores, which are
+   overwritten. */
 static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, const tt_sampling *s, float *x,
                                 int32_t *id)
 {
     for (int v = 0; v < g->vocab; v++) {
         if (!(x[v] > -INFINITY && x[v] < INFINITY)) {
-            for (int k = 0; k < g->program->stages; k++) /* the next run clears the caches of NaN, infinity */
+            for (int k = 0; k < g->program->stages; k++) /* so that the next run clears the caches */
                 g->program->stage[k]->zeroed = false;
             return tt__fail(g->ctx, TT_ERR_NUMERIC, "tt_generate: sequence %d: after token %d the score of "
                             "token %d is not finite", slot->seq, slot->length, v);
@@ -38534,7 +38568,8 @@ tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start,
     return status;
 }
 
-/* Passes the answer's text to `put` as its tokens are decoded, without the prompt's text. */
+/* The state of passing an answer's text to the callback `put` while tokens are decoded. The prompt's text is
+   not passed. */
 typedef struct tt__answer {
     tt_decode_stream *stream; /* NULL: tokens are bytes */
     char *text;               /* the prompt's text */
@@ -38550,8 +38585,8 @@ static bool tt__answer_text(tt__answer *w, const char *text, size_t bytes)
     w->no_memory = w->no_memory || !text;
     if (!text) return false;
     while (known < bytes && w->known[known] && text[known] == w->known[known]) known++;
-    const bool other = known < bytes && w->known[known]; /* the bytes at the prompt's end may form another
-                                                            character with later bytes; put from there on */
+    const bool other = known < bytes && w->known[known]; /* the prompt's last bytes and the answer's first may
+                                                            form another character: passes it whole */
     while (other && known && (text[known] & 0xc0) == 0x80) known--;
     w->known = other ? "" : w->known + known;
     return known == bytes || w->put(w->user, text + known, bytes - known);
@@ -38568,8 +38603,9 @@ static bool tt__answer_token(void *user, int seq, int32_t id)
     return tt__answer_text(w, text, bytes);
 }
 
-/* Writes the tokens of a text to ids, at most `room`, and returns the number of tokens that the text has, or
-   -1 if memory runs out. end: the token that stands in for a text without tokens; below 0: token 0. */
+/* Writes at most `room` tokens of a prompt's text to ids. Returns the number of tokens of the whole text; -1
+   if memory runs out. end: the token to use if the text has no tokens; if `end` is negative, token 0 is
+   used. */
 static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *text, int32_t end, int32_t *ids,
                           int64_t room)
 {
@@ -38588,11 +38624,11 @@ static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *te
     return n;
 }
 
-/* Prepares w for an answer to a prompt of n tokens. Returns false if memory runs out. */
+/* Prepares w to pass on the answer to a prompt of n tokens. Returns false if memory runs out. */
 static bool tt__answer_begin(tt__answer *w, tt_context *ctx, const tt_tokenizer *k, const int32_t *ids,
                              int64_t n)
 {
-    size_t done; /* bytes of the prompt's text that the stream returns at once */
+    size_t done; /* number of bytes of the prompt that the stream returns now */
     const int64_t length = tt_tokenizer_decode(k, ids, n, true, NULL, 0);
     w->text = length < 0 ? NULL : (char *)tt__alloc(ctx, (size_t)length + 1);
     w->stream = w->text ? tt_decode_stream_new(k, true) : NULL;

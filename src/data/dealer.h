@@ -146,9 +146,10 @@ struct tt_loader {
     int *ends, *micro_of, *filled;
     int32_t *ids, *positions, *types, *seq_start;
 
-    /* ---- fields for images. Threads make the images of micro-batches `base` to `base` + slots - 1, while the
-       trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, and all fields of a slot
-       except its pixels. It also guards the dealer's order, which changes only while no thread is busy. */
+    /* ---- fields for images. Threads make the images of micro-batches `base` to `base` + slots - 1, while
+       the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, and all fields of a
+       slot except its pixels. It also guards the dealer's order, which changes only while no thread is busy.
+       */
     tt_image_options image;
     size_t image_bytes;            /* bytes of a resulting image */
     pthread_cond_t work, ready;

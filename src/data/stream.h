@@ -23,8 +23,7 @@ struct tt_token_stream {
     int64_t first, count;
     int vocab, end;
     int fronts;         /* number of the tokenizer's special ids before each document */
-    int64_t spelled[2]; /* number of documents that spell out these special ids; that spell out the end
-                           token */
+    int64_t spelled[2]; /* number of documents that spell out these ids; that spell out the end token */
     bool texts;         /* the stream was built from texts: ids come from the tokenizer, or are bytes */
 };
 
@@ -496,7 +495,7 @@ int64_t tt_token_stream_bytes(const tt_token_stream *s)
     if (!s->texts) return 0;
     tt_status status = tt__stream_each(s, &x, tt__stream_count_bytes);
     const int32_t end = s->end;
-    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* for an unfinished last document */
+    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* an unfinished document */
     tt__free(s->ctx, x.document);
     return status == TT_OK ? x.bytes : -1;
 }

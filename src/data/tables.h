@@ -11,8 +11,7 @@ typedef struct tt__table {
     const char *path;
     char *text;
     size_t bytes, at;
-    long long line, row_line; /* line number of `at` and of the row's start, as quoted fields may have
-                                 newlines */
+    long long line, row_line; /* line numbers of `at` and of the row's start: fields may have newlines */
     const char *column[3];    /* names of columns, indexed by TT__COLUMN_TEXT and so on */
     char separator;
     bool unquoted;            /* quotes are ordinary characters */
@@ -21,7 +20,7 @@ typedef struct tt__table {
 
 typedef struct tt__field { char *text; size_t bytes; bool last; } tt__field;
 
-/* Returns a name of a separator for messages, such as "a tab". name: memory for the name. */
+/* Returns a name of a separator for messages, such as "tabs". name: memory for the name. */
 static const char *tt__table_separator(char separator, char name[24])
 {
     if (separator == ',' || separator == '\t') return separator == ',' ? "commas" : "tabs";
