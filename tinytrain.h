@@ -38685,7 +38685,7 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
 /* ===========================================================================================================
    TRAIN                                                                                            src/train/
    Learning-rate schedules, training steps, evaluation, prediction, the state of a run in one file, and
-   tt_fit. This code uses all of the above.
+   tt_fit. This code uses all sections above.
    ======================================================================================================== */
 
 struct tt_trainer {
@@ -38693,20 +38693,20 @@ struct tt_trainer {
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
-    int data;         /* data ranks; micro-batches are distributed over them */
-    int staged;       /* data ranks, the first ones, that hold a micro-batch of the next round */
-    tt_stats so_far;  /* of the rounds of the step that have run, if a caller asked for stats */
+    int data;         /* number of data ranks, over which micro-batches are distributed */
+    int staged;       /* number of data ranks, the first ones, that have a micro-batch for the next round */
+    tt_stats so_far;  /* statistics of the step's rounds that have run, if the caller asked for them */
     bool step_failed; /* a micro-batch failed: the other micro-batches of its step are refused */
-    int64_t saved_steps; /* steps of the saved state; -1: none */
+    int64_t saved_steps; /* number of steps of the saved state; -1: no saved state */
     tt_value output;
     int64_t output_width;
-    tt_input_info *inputs; /* (n_inputs) */
+    tt_input_info *inputs; /* the `n_inputs` inputs of the model */
     int n_inputs;
-    int64_t *rows;    /* (n_inputs): rows of each input in the current batch; 0: not set yet */
-    bool *needed;     /* by value: the output depends on it; a prediction sets other inputs to zeros */
-    int32_t *positions, *seq_start; /* of max_seqs sequences of equal length, if model.same_length */
-    float *class_weights; /* (2, classes): the options' weights, and ones for evaluation; NULL: none */
-    void *zeros; /* for predictions; as large as the largest input that only the loss reads */
+    int64_t *rows;    /* for each input: its number of rows in the current batch; 0: not set yet */
+    bool *needed;     /* for each value: the output depends on it; a prediction sets other inputs to 0 */
+    int32_t *positions, *seq_start; /* data for max_seqs sequences of equal length, if model.same_length */
+    float *class_weights; /* (2, classes): weights of the options; ones, for evaluation. NULL: no weights */
+    void *zeros; /* zeros for predictions, as many bytes as the largest input that only the loss reads has */
 };
 
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
@@ -38740,7 +38740,7 @@ void tt_train_options_make_room(tt_train_options *o, const tt_source *train, con
     if (train && train->accumulates) o->compile.accumulate = true;
 }
 
-/* Tests whether a name may head a column of metrics.csv. */
+/* Returns whether a name may be the heading of a column of metrics.csv. */
 static bool tt__is_column(const char *name)
 {
     const char *letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
@@ -38777,7 +38777,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
         tt__print(&all, "; the model's unit '%.32s' is not of 1 to 31 letters, digits, _ and -", model->unit);
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
         tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
-    double sum = 0; /* of the weights of classes */
+    double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
         const float w = o->class_weights[k];
         if (!(w >= 0 && isfinite(w))) tt__print(&all, "; the weight of class %d is %g", k, w);
@@ -38791,7 +38791,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
-/* Lists the inputs of the programs, which were recorded on t, and those that the output needs. */
+/* Lists the inputs of tape t, from which the programs were compiled, and finds those that the output
+   needs. */
 static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
 {
     const tt_program *p = r->train ? r->train : r->eval;
@@ -38817,7 +38818,7 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
     r->output_width = tt_value_width(t, r->output);
     if (o.train && !(r->train = tt_compile(t, loss, &o))) return r->ctx->status;
-    if (r->output.id) tt_output(t, r->output); /* only to evaluate: training needs no whole logits */
+    if (r->output.id) tt_output(t, r->output); /* for `eval` only: training needs no logits */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
@@ -38831,8 +38832,8 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
 
 enum { TT__STATE_NAME = 170 }; /* max bytes of a parameter's name in a state */
 
-/* A value that a state contains. state: 0 for a parameter, 1 and (Adam) 2 for the optimizer's states of it.
-   stage: the first stage that has the value. */
+/* A value that a saved state contains. state: 0: a parameter; 1 and, for Adam, 2: the optimizer's states of
+   the parameter. stage: the first pipeline stage that has the value. */
 typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
 
 /* Fails if the name of a parameter cannot be stored in a state. */
@@ -38852,14 +38853,14 @@ static tt_status tt__check_kept(const tt_param *param)
                     taken ? taken : "tinytrain");
 }
 
-/* Tests whether v is itself a persistent value of the given storage, not a view of one. */
+/* Returns whether value v is persistent, has the given storage, and is not a view. */
 static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
 {
     const tt__value *x = &t->values[v];
     return v && x->storage == storage && x->base == v && x->persistent;
 }
 
-/* Returns a stage's value for an entry of a state, or 0 if the stage has none. */
+/* Returns the value of a stage that entry *x of a state describes; 0 if the stage has no such value. */
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
     const tt_tape *t = p->stage[stage]->built.t;
@@ -38870,7 +38871,8 @@ static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
     return 0;
 }
 
-/* Adds the parameters that a program trains or, with `frozen`, its frozen parameters. */
+/* Adds the parameters that a program trains or, if `frozen`, its frozen parameters to the list of *n
+   entries. */
 static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kept, int *n)
 {
     tt_status status = TT_OK;
@@ -38886,9 +38888,9 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
     return status;
 }
 
-/* Returns the entries of a program's state: *count of them, the trained parameters and then the optimizer's
-   states, whose names begin with PyTorch's words; after them *frozen frozen parameters. Returns NULL after an
-   error. The caller frees the list. */
+/* Returns the list of the entries of a program's state. The first *count entries are the trained parameters
+   and then the optimizer's states, whose names begin with PyTorch's names for them. Then come *frozen frozen
+   parameters. Returns NULL after an error. The caller frees the list. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
     const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
@@ -38913,8 +38915,8 @@ static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
     return NULL;
 }
 
-/* Sets *hash to a hash of some values of each parameter whose initial values are read from a source such as a
-   file. The hash differs for other weights of the same model. */
+/* Sets *hash to a hash of some values of each parameter whose initial values come from a source such as a
+   file. So the hash tells whether processes have loaded the same weights. */
 static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
 {
     enum { PLACES = 16, EACH = 32 };
@@ -38932,7 +38934,7 @@ static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
     return status;
 }
 
-/* Computes positions and starts of sequences of equal length. */
+/* Computes r->positions and r->seq_start for sequences of equal length. */
 static tt_status tt__length_rows(tt_trainer *r)
 {
     const int64_t seqs = r->options.max_seqs, length = r->model.max_length;
@@ -38976,12 +38978,13 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     tt_tape_free(t);
     int count = 0, frozen;
     tt__kept *kept = status == TT_OK && r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
-    if (status == TT_OK && r->train && !kept) status = ctx->status; /* before hours of training, not after */
+    if (status == TT_OK && r->train && !kept) status = ctx->status; /* fails now, not after hours of
+                                                                       training */
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
     static const char *const kinds[] = {"constant", "linear", "cosine"}; /* in tt_schedule_kind's order */
-    char lines[TT__NOTE] = {0}, lr[32], least[32]; /* lines: settings that are not in a program */
+    char lines[TT__NOTE] = {0}, lr[32], least[32]; /* lines: the trainer's own settings */
     snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, total_steps %lld\n",
              kinds[(unsigned)o.schedule.kind % TT__COUNT(kinds)], tt__shortest(o.schedule.lr, lr),
              tt__shortest(o.schedule.min_lr, least), (long long)o.schedule.warmup_steps,
@@ -39018,14 +39021,15 @@ void tt_trainer_free(tt_trainer *r)
 const tt_program *tt_trainer_program(const tt_trainer *r) { return r->train ? r->train : r->eval; }
 int64_t tt_trainer_steps(const tt_trainer *r) { return r->train ? tt_program_steps(r->train) : 0; }
 int64_t tt_trainer_saved_steps(const tt_trainer *r) { return r->saved_steps; }
-/* Arguments of tt__try_micro_batch. */
+/* The arguments of tt__try_micro_batch, a tt__try_size. */
 typedef struct tt__micro_batch_of {
     tt_context *ctx;
     const tt_model *model;
     tt_train_options options;
 } tt__micro_batch_of;
 
-/* Returns max_tokens for n sequences, in proportion to max_tokens and max_seqs of the options. */
+/* Returns the max number of tokens for n sequences, in the same proportion as the options' max_tokens to
+   their max_seqs. */
 static int64_t tt__tokens_of(const tt_train_options *o, int64_t n)
 {
     return o->max_seqs > 0 ? (n * o->max_tokens + o->max_seqs - 1) / o->max_seqs : o->max_tokens;
@@ -39075,7 +39079,7 @@ static int tt__input_named(const tt_trainer *r, const char *name)
     return -1;
 }
 
-/* Refuses a batch that is empty, has more sequences than max_seqs, or does not suit the model's inputs. */
+/* Fails if a batch is empty, has more sequences than max_seqs, or does not fit the model's inputs. */
 static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
 {
     const int pixels = tt__input_named(r, "pixels");
@@ -39097,7 +39101,8 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
     return TT_OK;
 }
 
-/* Sets the inputs on a data rank. For a prediction, inputs that only the loss reads become zeros. */
+/* Sets the inputs of a data rank to the arrays of a batch. For a prediction, sets the inputs that only the
+   loss reads to zeros. */
 static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     const bool same = r->model.same_length;
@@ -39130,7 +39135,7 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         if (r->rows[k] || !input->read) continue;
         if (!predicting || r->needed[input->value.id])
             return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL)", input->name);
-        int64_t as_others = 0; /* rows of other inputs on the same axis */
+        int64_t as_others = 0; /* number of rows of other inputs with this axis */
         for (int j = 0; j < r->n_inputs && input->axis; j++)
             if (r->inputs[j].axis == input->axis) as_others = tt__max(as_others, r->rows[j]);
         r->rows[k] = as_others ? as_others : input->rows;
@@ -39139,12 +39144,12 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
     return status;
 }
 
-/* Sets a batch on a data rank. After an error no rank has any inputs. */
+/* Checks a batch and sets the inputs of a data rank to it. After an error, no rank has any inputs. */
 static tt_status tt__set_batch(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     tt_status status = tt__check_batch(r, b);
     if (status == TT_OK) status = tt__set_arrays(r, p, rank, b, predicting);
-    if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have another number of rows */
+    if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have other rows */
     return status;
 }
 
@@ -39153,7 +39158,8 @@ static bool tt__trainer_within_step(const tt_trainer *r)
     return r->staged > 0 || tt__within_step(r->train);
 }
 
-/* Discards the micro-batches of the current step, also those that wait for their round. */
+/* Discards the micro-batches of the current step, including those that wait for the other data ranks'
+   micro-batches of their round. */
 static void tt__trainer_discard_step(tt_trainer *r)
 {
     tt__discard_step(r->train);
@@ -39162,7 +39168,8 @@ static void tt__trainer_discard_step(tt_trainer *r)
     memset(&r->so_far, 0, sizeof r->so_far);
 }
 
-/* Fails if micro-batches wait for their round, because evaluations and predictions use the same memory. */
+/* Fails if micro-batches of training wait for their round to run, as evaluations and predictions use the same
+   memory. */
 static tt_status tt__none_staged(const tt_trainer *r)
 {
     if (!r->staged) return TT_OK;
@@ -39170,7 +39177,8 @@ static tt_status tt__none_staged(const tt_trainer *r)
                     "waits for more: evaluate and predict between steps", r->staged, r->data);
 }
 
-/* Runs the staged micro-batches and, if they are the last of their step, updates the parameters. */
+/* Runs the micro-batches that are set on data ranks and, if they are the last of their step, updates the
+   parameters. */
 static tt_status tt__train_round(tt_trainer *r, bool last_of_step, tt_stats *stats)
 {
     const float lr = tt_trainer_lr(r);
@@ -39221,7 +39229,8 @@ tt_status tt_trainer_wait(tt_trainer *r, tt_stats *stats)
 
 /* ==== src/train/evaluate.h */
 /* ------------------------------------------------------------------------------------------------ evaluation
-   Evaluation, confusion matrix and prediction. The batches of a source run on all data ranks. */
+   Evaluates a model, counts a confusion matrix, and predicts. The batches of a source run on all data ranks.
+   */
 
 /* Runs the batches that are set on the first `batches` data ranks, and adds their results to the evaluation
    in the order of the batches, so that the sums do not depend on the number of ranks. */
@@ -39249,8 +39258,8 @@ tt_status tt_evaluate_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
     return status == TT_OK ? tt__evaluate_round(r, 1, stats) : status;
 }
 
-/* Refuses a source whose micro-batches may be larger than the trainer's. The check precedes the first
-   micro-batch, because a large micro-batch may come late. what: the purpose of the source, for messages. */
+/* Fails if a source's micro-batches may be larger than the trainer allows. Called before the first
+   micro-batch, as the first large one may come late. what: the purpose of the source, for messages. */
 static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const char *what)
 {
     const tt_train_options *o = &r->options;
@@ -39266,9 +39275,9 @@ static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const 
                     o->max_tokens);
 }
 
-/* Prints what must be the same in all processes about a source, one item a line: the settings of its batches,
-   its steps, and hashes of its classes and examples. Each line ends with `what`, the source's purpose. Prints
-   nothing for NULL. */
+/* Prints the facts about a source that must be equal in all processes, one per line: the settings of its
+   batches, its number of steps, and hashes of its classes and examples. Each line ends with `what`, the
+   purpose of the source. Prints nothing if s is NULL. */
 static void tt__source_lines(const tt_source *s, const char *what, tt__text *text)
 {
     char own[TT__NOTE / 4] = "";
@@ -39285,8 +39294,8 @@ static void tt__source_lines(const tt_source *s, const char *what, tt__text *tex
               (unsigned long long)(s->hash ? s->hash(s->self) : 0), what);
 }
 
-/* Returns the status of a function of the caller. If that function failed and left no message, sets one. The
-   message must have been cleared before the call. */
+/* Returns `status`, which a callback of the user has returned. If the callback failed and set no error
+   message, sets one. The message must have been cleared before the callback was called. */
 static tt_status tt__returned(tt_context *ctx, tt_status status, const char *what, int64_t epoch,
                               int64_t step)
 {
@@ -39295,8 +39304,8 @@ static tt_status tt__returned(tt_context *ctx, tt_status status, const char *wha
                     (long long)step + 1, what, tt_status_name(status));
 }
 
-/* Gets the next micro-batch, of step `step` if more are left. With b NULL, moves the source to that step
-   instead. */
+/* Gets the source's next micro-batch, which belongs to step `step`, into *b; sets *more to false if none is
+   left. If b is NULL, moves the source to step `step` instead. */
 static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t epoch, int64_t step,
                                  tt_batch *b, bool *more)
 {
@@ -39310,7 +39319,7 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
                     "= %lld", (long long)epoch + 1, (long long)step + 1, (long long)s->steps);
 }
 
-/* Tells a source which data ranks belong to this process. */
+/* Tells a source which data ranks belong to this process, so that it makes only their batches. */
 static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 {
     const tt_program *p = r->eval;
@@ -39321,18 +39330,19 @@ static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
     s->deal(s->self, r->data, first, end, by_step);
 }
 
-/* Returns the number of items of a batch in the model's unit: its rows, or without rows its sequences. */
+/* Returns the number of items of a batch, in the unit in which the model counts: rows or, if the batch has no
+   rows, sequences. */
 static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
 
 /* A confusion matrix, and the labels of the batches that are set on the data ranks. */
 typedef struct tt__confusion {
-    int64_t *counts;          /* (classes, classes) */
-    float *logits;            /* (max_seqs, classes) */
-    int32_t *labels;          /* (data ranks, max_seqs) */
-    int seqs[TT__RANKS];      /* labels of each data rank */
+    int64_t *counts;          /* the matrix, (classes, classes) */
+    float *logits;            /* logits of a batch, (max_seqs, classes) */
+    int32_t *labels;          /* labels of the batches, (data ranks, max_seqs) */
+    int seqs[TT__RANKS];      /* number of labels of each data rank */
 } tt__confusion;
 
-/* Keeps the labels of a batch that is to run on a data rank. */
+/* Keeps the labels of a batch that will run on a data rank, for tt__confusion_count. */
 static tt_status tt__confusion_set(tt_trainer *r, tt__confusion *c, int rank, const tt_batch *b)
 {
     const int32_t *labels = b->labels;
@@ -39348,7 +39358,7 @@ static tt_status tt__confusion_set(tt_trainer *r, tt__confusion *c, int rank, co
     return TT_OK;
 }
 
-/* Counts the predictions of a run's batches. */
+/* Adds the predictions for the batches of a run to the confusion matrix. */
 static tt_status tt__confusion_count(tt_trainer *r, tt__confusion *c, int batches)
 {
     const int classes = r->model.classes;
@@ -39374,7 +39384,7 @@ static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const vola
     tt_batch b;
     bool more = true;
     int64_t step = 0;
-    int set = 0; /* data ranks that have a batch of this round */
+    int set = 0; /* number of data ranks that have a batch of this round */
     memset(stats, 0, sizeof *stats);
     tt_status status = tt__none_staged(r);
     tt__deal(r, source, false);
@@ -39488,16 +39498,17 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
 /* -------------------------------------------------------------------------------------------------- state
    Saves and loads the state of a run: parameters, optimizer states, and a trainer's progress. */
 
-/* A state being written or read. The header is its first tensor, a trainer's progress its last. */
+/* A state that is being written or read. The first tensor of its file is the header, the last is the
+   trainer's progress. */
 typedef struct tt__state {
     tt_program *p;
     const char *path;
-    tt__kept *kept;       /* (count + frozen) */
-    tt_tensor_info *info; /* (tensors): header, `count` values, fp8 history, hashes of frozen, progress */
+    tt__kept *kept;       /* `count` + `frozen` entries */
+    tt_tensor_info *info; /* tensors: header, `count` values, fp8 history, hashes of frozen ones, progress */
     int count, frozen, tensors;
     tt__state_header header;
     tt_safetensors *file; /* the file being read */
-    char *piece;          /* buffer of `room` bytes; larger with several processes: each fill is a message */
+    char *piece;          /* buffer of `room` bytes; with several processes, each filling is one message */
     size_t room;
     char *products;       /* when writing: the tuned ways to compute matrix products; NULL: not tuned */
 } tt__state;
@@ -39513,8 +39524,8 @@ static void tt__state_close(tt__state *s)
 
 static const char tt__products_key[] = "tinytrain.products"; /* key in the metadata of a state */
 
-/* Gives the devices the state's tuned ways to compute matrix products in place of their own. Warns if the run
-   cannot use these, because sums may then be rounded differently. */
+/* Makes the devices use the state's tuned ways to compute matrix products instead of their own. Warns if the
+   run cannot use the state's ways, as sums may then be rounded differently. */
 static tt_status tt__state_products(const tt__state *s)
 {
     tt_program *p = s->p;
@@ -39529,7 +39540,7 @@ static tt_status tt__state_products(const tt__state *s)
     if (status != TT_OK) return status;
     if (text && can && !foreign) {
         p->arena->learnt = true;
-        p->arena->tuned = false; /* the next run applies the ways to the products */
+        p->arena->tuned = false; /* so that the next run applies these ways */
         tt__forget_recordings(p);
         return TT_OK;
     }
@@ -39550,7 +39561,7 @@ static void tt__state_integers(tt_tensor_info *info, const char *name, size_t by
 }
 
 /* Lists the tensors of a program's state. more: bytes of the tensor "tinytrain.progress"; 0: no such tensor.
-   The caller closes s with tt__state_close, also after an error. */
+   The caller closes s with tt__state_close, even after an error. */
 static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, size_t more)
 {
     tt_context *ctx = p->ctx;
@@ -39619,7 +39630,8 @@ static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float 
     return status;
 }
 
-/* Writes the fp8 history to a file or, with w NULL, reads it. A file without one gives a history of zeros. */
+/* Writes the fp8 history to a file or, if w is NULL, reads it from the file. If the file has no fp8 history,
+   sets the history to zeros. */
 static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w)
 {
     const tt_tensor_info *info = &s->info[s->count + 1];
@@ -39634,7 +39646,7 @@ static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w
     return status;
 }
 
-/* Collects a tensor of the state from its ranks and writes it to a file or, with w NULL, adds it to *hash.
+/* Collects a tensor of the state from its ranks, and writes it to a file or, if w is NULL, adds it to *hash.
    Only process 0 gets the hash. */
 static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_writer *w, uint64_t *hash)
 {
@@ -39658,7 +39670,8 @@ static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_write
     return status;
 }
 
-/* Writes the hashes of frozen parameters to a file or, with w NULL, compares them with the file's hashes. */
+/* Writes the hashes of frozen parameters to a file or, if w is NULL, compares them with the hashes in the
+   file. */
 static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
 {
     tt_context *ctx = s->p->ctx;
@@ -39684,8 +39697,8 @@ static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
     return status;
 }
 
-/* Reads a rank's shard of a tensor of the state from the file. v: the tensor's value in p, the program of a
-   stage. */
+/* Reads a rank's shard of tensor k of the state from the file. p: the program of a stage; v: the value of p
+   that gets the shard. */
 static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, int32_t v, int rank)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -39706,7 +39719,7 @@ static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, 
     return status;
 }
 
-/* Writes the tensors of a state to a file or, with w NULL, reads them from the open file. */
+/* Writes the tensors of a state to a file or, if w is NULL, reads them from the open file. */
 static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
 {
     tt_status status = TT_OK;
@@ -39729,7 +39742,7 @@ static tt_status tt__not_between_steps(tt_context *ctx)
                     "batches of one");
 }
 
-/* Writes a program's state with `more` bytes of a trainer's progress. */
+/* Writes a program's state to a file, with `more` bytes of a trainer's progress. */
 static tt_status tt__state_save(tt_program *p, const char *path, const void *progress, size_t more)
 {
     tt__state s;
@@ -39758,7 +39771,7 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
     return status;
 }
 
-/* Reads the number of steps of a state. */
+/* Reads from a state's file how many steps its run has done. */
 static tt_status tt__state_steps(tt_context *ctx, const char *path, int64_t *steps)
 {
     tt__state_header h;
@@ -39841,14 +39854,15 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
     for (int k = 1; k < s->tensors && status == TT_OK; k++)
         if (has || !own || k != s->count + 1) status = tt__state_has(s, &s->info[k]);
     if (status != TT_OK) return status;
-    /* A program may load a trainer's state, without its progress, and a state with or without fp8 history. */
+    /* A program may load a trainer's state, whose progress it ignores, and a state with or without an fp8
+       history. */
     int found = tt_safetensors_count(file) - (!more && tt_safetensors_find(file, "tinytrain.progress") >= 0);
     if (found - has == s->tensors - own) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_STATE, "'%s' has %d tensors, this run has %d: other parameters are "
                     "trained", path, found, s->tensors);
 }
 
-/* Makes sure that all processes have opened a state, and that it is the same state. */
+/* Fails unless all processes have opened a state, and all the same state. */
 static tt_status tt__state_agree(tt__state *s, tt_status status)
 {
     tt_context *ctx = s->p->ctx;
@@ -39935,7 +39949,7 @@ static tt_status tt__state_read_progress(const tt__state *s, const tt_schedule *
     tt_status status = tt_safetensors_read(s->file, at, 0, sizeof h, &h);
     if (status != TT_OK) return status;
     const tt_progress *p = &h.progress;
-    if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* refuses NaN, too */
+    if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* false for NaN too */
         return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s' says that %g of %g targets were right, and a metric "
                         "of %g at best", s->path, p->correct, p->targets, p->best);
     const tt__state_progress now = tt__state_progress_of(p, schedule);
@@ -39970,9 +39984,9 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
 
 /* ==== src/train/progress.h */
 /* ---------------------------------------------------------------------------------------------------- fit
-   A run of tt_fit: its data, its progress line, and metrics.csv. */
+   The data of a run of tt_fit, its progress line, and its file metrics.csv. */
 
-/* A line of metrics.csv. A value that is no finite float is NaN here. */
+/* The values of a line of metrics.csv, tt__fit_point. A value that is not a finite float is stored as NaN. */
 typedef enum tt__fit_value { TT__FIT_LOSS, TT__FIT_METRIC, TT__FIT_LR, TT__FIT_VALUES } tt__fit_value;
 typedef struct tt__fit_point {
     int64_t step, epoch;
@@ -39983,33 +39997,34 @@ typedef struct tt__fit_point {
 typedef struct tt__fit {
     tt_trainer *r;
     const tt_source *train, *validation;
-    tt_metric metric;            /* of the model */
-    const char *unit;            /* of the model */
+    tt_metric metric;            /* the model's metric */
+    const char *unit;            /* name of the items that the model counts */
     bool best_by_metric;         /* the metric, not the loss, decides which validation is the best */
     tt_fit_options o;
     tt_progress p;
-    int64_t steps, first_step;   /* steps of an epoch; steps that were done before tt_fit began */
-    double started, saved;       /* clock in seconds; `started` moves on by the time that validation takes */
+    int64_t steps, first_step;   /* number of steps of an epoch; number of steps done before tt_fit began */
+    double started, saved;       /* clock at start and at the last save, seconds; validation moves
+                                    `started` */
     double began;                /* clock in seconds when the current step began */
     struct { bool any; float lr; double items; int64_t reads; } last; /* a step that is not counted yet */
-    double items, flops, peak;   /* items and FLOPs since tt_fit began; peak FLOPs a second of the machine */
-    size_t bytes;                /* of the arena */
+    double items, flops, peak;   /* items and FLOPs since tt_fit began; the machine's peak FLOPs per second */
+    size_t bytes;                /* bytes of the arena */
     char state[TT__PATH], diverged[TT__PATH]; /* paths of the states, see tt__fit_save */
     bool has_state;              /* the folder holds a state of this run */
     bool state_is_sound;         /* the loss had not diverged when that state was saved */
     bool has_diverged;           /* the folder also holds a later state, whose loss has diverged */
     void *lock;                  /* lock of the folder while tt_fit runs: the open file `lock_path` */
     char lock_path[TT__PATH];
-    int in_row, not_finite;      /* last steps in a row that were skipped; those that were not finite */
+    int in_row, not_finite;      /* number of last steps in a row that were skipped; that were not finite */
     char why[TT__ERROR];         /* reason of the last skipped step */
-    int64_t updated;             /* steps since tt_fit began that were not skipped */
+    int64_t updated;             /* number of steps since tt_fit began that were not skipped */
     bool told_skipped;           /* a skipped step was logged */
     bool told_diverged;          /* a diverged loss was logged */
     bool stopped;                /* with several processes: one of them asked for a stop */
     bool told_short, told_idle;  /* logged: an epoch with too few steps; data ranks without micro-batches */
     char *csv;                   /* text of metrics.csv so far */
     size_t csv_bytes, csv_room;
-    tt__fit_point *point;        /* (points): its lines */
+    tt__fit_point *point;        /* the `points` lines of metrics.csv */
     int points, cap_points;
 } tt__fit;
 
@@ -40022,8 +40037,8 @@ tt_fit_options tt_fit_options_default(void)
     return o;
 }
 
-/* Writes the progress line of a step: a bar of `bar` columns (0: no bar), the first `fields` of 4 fields, and
-   the time that is left. Returns the length of the whole line. */
+/* Prints the progress line of a step: a bar of `bar` columns (0: no bar), the first `fields` of 4 fields, and
+   the time that is left. Returns the length that the whole line has. */
 static size_t tt__fit_columns(const tt_fit_event *e, int bar, int fields, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
@@ -40065,7 +40080,8 @@ static bool tt__fit_stopped(const tt__fit *f)
     return f->r->ctx->net ? f->stopped : f->o.stop && *f->o.stop;
 }
 
-/* Makes all processes stop if one is asked to stop, and save if process 0 wants to save. */
+/* Makes all processes agree: all stop if one of them is asked to stop, and all save if process 0 wants to
+   save. */
 static tt_status tt__fit_agree(tt__fit *f, tt_status status, bool *save)
 {
     tt_context *ctx = f->r->ctx;
@@ -40079,7 +40095,7 @@ static tt_status tt__fit_agree(tt__fit *f, tt_status status, bool *save)
     return status;
 }
 
-/* Reads a line of metrics.csv of n characters. Returns false for other lines, such as the heading. */
+/* Parses a line of metrics.csv of n characters. Returns false if the line has no values, as the heading. */
 static bool tt__fit_read_line(const tt__fit *f, const char *line, size_t n, tt__fit_point *point)
 {
     char field[3 + TT__FIT_VALUES][40];
@@ -40139,8 +40155,8 @@ static const char *tt__fit_number(double x, char to[32])
     return isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
 }
 
-/* Adds the line of a step or a validation to the metrics. lr: of the step. items: number read in `seconds`.
-   For a failed step, unknown values in s are NaN. */
+/* Adds the line of a step or a validation to the metrics. lr: learning rate of the step. items: number of
+   items that were read in `seconds`. For a failed step, unknown values in *s are NaN. */
 static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation, float lr, double items,
                                  double seconds)
 {
@@ -40159,8 +40175,8 @@ static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation,
     return tt__fit_line(f, line, text.length);
 }
 
-/* Reads the metrics of the run to resume, as far as the state goes: all lines of completed epochs, and of the
-   current epoch the lines of the steps that the state includes. */
+/* Reads the metrics of the run to resume, without the lines that are newer than the state: keeps all lines of
+   completed epochs and, of the current epoch, those of the steps that the state includes. */
 static tt_status tt__fit_read_metrics(tt__fit *f)
 {
     char path[TT__PATH];
@@ -40189,25 +40205,27 @@ static tt_status tt__fit_read_metrics(tt__fit *f)
 }
 
 /* ==== src/train/picture.h */
-/* ---- loss.svg: panels of loss, metric and learning rate over the steps ---- */
+/* ---- draws loss.svg: panels of the loss, the metric and the learning rate over the steps ---- */
 
 enum { TT__FIT_LEFT = 72, TT__FIT_WIDTH = 690 }; /* pixels: margin for labels on the left; width of a panel */
 
-/* A vertical axis of values or of their decimal logarithms, with ticks at (first + k) * step. */
+/* A vertical axis of values or of their decimal logarithms, with ticks at (first + k) * step for k = 0, 1,
+   ... */
 typedef struct tt__fit_axis {
     bool logarithmic;
     double from, to, step, first;
     int height; /* pixels */
 } tt__fit_axis;
 
-/* A line through the values of training or of validation, or (decay > 0) through their running mean. */
+/* A line of the picture through the values of training or of validation or, if decay > 0, through their
+   running mean. */
 typedef struct tt__fit_series {
     tt__fit_value value;
     bool validation;
     double decay, sum, weight;
 } tt__fit_series;
 
-/* Sets *value to the series' value at point k. Returns false if the series has none there. */
+/* Sets *value to the series' value at point k. Returns false if the series has no value there. */
 static bool tt__fit_at(const tt__fit *f, tt__fit_series *s, int k, double *value)
 {
     const tt__fit_point *p = &f->point[k];
@@ -40218,8 +40236,8 @@ static bool tt__fit_at(const tt__fit *f, tt__fit_series *s, int k, double *value
     return true;
 }
 
-/* Returns an axis for values from low to high. The axis starts at 0 unless low and high are close, and is
-   logarithmic (if allowed) when they are far apart. */
+/* Returns an axis for values from low to high. The axis starts at 0, unless low and high are close. If low
+   and high are far apart and may_be_logarithmic is true, the axis is logarithmic. */
 static tt__fit_axis tt__fit_axis_of(double low, double high, bool may_be_logarithmic, int height)
 {
     tt__fit_axis a = {may_be_logarithmic && low > 0 && high > 1000 * low, 0, 0, 0, 0, height};
@@ -40239,8 +40257,8 @@ static tt__fit_axis tt__fit_axis_of(double low, double high, bool may_be_logarit
     return a;
 }
 
-/* Returns the height of a value in tenths of a pixel above the start of the axis. A value off the axis gets a
-   height outside of the panel, where the picture is clipped, by at most the panel's height. */
+/* Returns the height of a value above the start of the axis, in tenths of a pixel. The height of a value that
+   is off the axis is outside the panel, where the picture is clipped, but at most a panel's height away. */
 static int tt__fit_y(const tt__fit_axis *a, double value)
 {
     double y = a->logarithmic ? (value > 0 ? log10(value) : a->from) : value;
@@ -40253,8 +40271,8 @@ static int tt__fit_x(int64_t step, int64_t last)
     return (int)((double)(10 * TT__FIT_WIDTH) * ((double)step / (double)last) + 0.5);
 }
 
-/* Draws a series as a line. In each pixel column only the lowest and the highest point are drawn, which keeps
-   the file small for any number of steps. A series of one point is a dot. */
+/* Draws a series as a line. Draws only the lowest and the highest point in each pixel column, which keeps the
+   file small for any number of steps. Draws a series of one point as a dot. */
 static void tt__fit_line_of(tt__text *svg, const tt__fit *f, tt__fit_series s, const tt__fit_axis *a,
                             int64_t last, const char *colour, int width)
 {
@@ -40302,8 +40320,9 @@ static void tt__fit_dots(tt__text *svg, const tt__fit *f, tt__fit_series s, cons
 
 enum { TT__FIT_EPOCHS = 16 };
 
-/* Chooses the ends of epochs that get a mark and a number: round epoch numbers, at least 25 pixels apart.
-   Sets their places x, in tenths of a pixel, and their numbers, and returns how many there are. */
+/* Chooses the epochs whose ends get a mark and a number: epochs with round numbers, at least 25 pixels apart.
+   Sets x[] to the places of the marks in tenths of a pixel and number[] to the epochs' numbers. Returns how
+   many marks it chose. */
 static int tt__fit_epochs(const tt__fit *f, int64_t last, int x[TT__FIT_EPOCHS],
                           int64_t number[TT__FIT_EPOCHS])
 {
@@ -40347,7 +40366,7 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
         }
     }
     if (value == TT__FIT_LOSS)
-        high = fmax(high, fmin(highest, 1.5 * high)); /* only steps far above the mean are cut off */
+        high = fmax(high, fmin(highest, 1.5 * high)); /* cuts off only steps far above the mean */
     if (!(low <= high)) low = 0, high = 1;
     const tt__fit_axis a = tt__fit_axis_of(low, high, value == TT__FIT_LOSS, height);
     tt__print(svg, "<text x='%d' y='%d' font-weight='bold'>%s%s</text>\n<g text-anchor='end' fill='#555'>",
@@ -40360,7 +40379,8 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
         tt__print(svg, "<text x='%d' y='%d'>%s</text>", TT__FIT_LEFT - 8, top + 4 + height - up,
                   tt__shortest((float)at, label));
     }
-    /* From here on, coordinates are tenths of a pixel, from the panel's lower left corner upwards. */
+    /* From here on, coordinates are tenths of a pixel, to the right and up from the panel's lower left
+       corner. */
     tt__print(svg,
               "</g>\n<clipPath id='p%d'><rect x='-30' y='-30' width='%d' height='%d'/></clipPath>\n"
               "<g transform='translate(%d %d) scale(.1 -.1)' fill='none' stroke-width='10' "
@@ -40386,7 +40406,7 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
 /* Draws loss.svg. The file has at most about 100 KB, for any number of steps. */
 static void tt__fit_draw(tt__text *svg, const void *arg)
 {
-    enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels from the upper edge; of the metric's panel */
+    enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels: tops of two panels; height of a panel */
     enum { LEFT = TT__FIT_LEFT, RIGHT = LEFT + TT__FIT_WIDTH };
     const tt__fit *f = (const tt__fit *)arg;
     const int LR = METRIC + (f->metric.name ? PANEL : 0), BOTTOM = LR + 72, HEIGHT = BOTTOM + 56;
@@ -40419,9 +40439,9 @@ static void tt__fit_draw(tt__text *svg, const void *arg)
 
 /* ==== src/train/fit.h */
 /* ------------------------------------------------------------------------------------------------------- fit
-   tt_fit: runs epochs and validations, skips steps that fail, and saves and resumes states. */
+   tt_fit runs epochs and validations, skips steps that fail, and saves and resumes states. */
 
-/* Tests whether the run has done a step, skipped steps included. */
+/* Returns whether the run has done a step; skipped steps count. */
 static bool tt__fit_has_steps(const tt__fit *f) { return f->p.epoch > 0 || f->p.step > 0; }
 
 static tt_status tt__fit_save_metrics(const tt__fit *f)
@@ -40431,8 +40451,8 @@ static tt_status tt__fit_save_metrics(const tt__fit *f)
     return status == TT_OK ? tt__write_text(f->r->ctx, path, f->csv) : status;
 }
 
-/* Tests whether the training loss has diverged: the mean of the last 4 steps is more than 10 times the loss
-   of the first step, plus 1. */
+/* Returns whether the training loss has diverged: the mean loss of the last 4 steps is more than 10 times the
+   loss of the first step, plus 1. */
 static bool tt__fit_has_diverged(const tt__fit *f)
 {
     enum { LAST = 4 };
@@ -40446,8 +40466,8 @@ static bool tt__fit_has_diverged(const tt__fit *f)
     return sum / n > first + 9 * fabs(first) + 1;
 }
 
-/* Tests whether the current state is worth returning to: the loss has not diverged, and the last validation
-   and the last step were finite. */
+/* Returns whether the current state is worth returning to: the loss has not diverged, and the results of the
+   last validation and of the last step were finite. */
 static bool tt__fit_is_sound(const tt__fit *f)
 {
     const tt__fit_point *last = f->points ? &f->point[f->points - 1] : NULL;
@@ -40455,9 +40475,9 @@ static bool tt__fit_is_sound(const tt__fit *f)
     return finite && !f->not_finite && !tt__fit_has_diverged(f);
 }
 
-/* Saves metrics, picture and state. The metrics are saved first, because a resumed run drops the lines beyond
-   its state. Once the loss has diverged, the state is saved to a second file, beside the last state from
-   before. If the loss recovers, only one state is left. */
+/* Saves metrics, picture and state. The metrics are saved first: a resumed run drops the lines of metrics
+   that are newer than its state. Once the loss has diverged, the state is saved to a second file, so that the
+   last state from before the divergence remains. If the loss recovers, only one state is left. */
 static tt_status tt__fit_save(tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -40468,7 +40488,7 @@ static tt_status tt__fit_save(tt__fit *f)
     status = tt__agree(ctx, "saving metrics", status, NULL, 0);
     if (status == TT_OK && tt__fit_has_steps(f)) {
         const bool sound = tt__fit_is_sound(f), beside = !sound && f->has_state && f->state_is_sound;
-        /* Removed first, so that the disk never holds three states: no resumed run would use the third. */
+        /* The old diverged state is removed first, so that the disk never holds three states. */
         if (beside && f->has_diverged) files->remove(files->user, f->diverged);
         status = tt_trainer_save(f->r, beside ? f->diverged : f->state, &f->p);
         if (!sound && !f->told_diverged)
@@ -40492,8 +40512,8 @@ static tt_status tt__fit_save(tt__fit *f)
     return status;
 }
 
-/* Ends a run whose steps give no finite results any more because the weights have blown up. The state from
-   before the loss diverged is kept, and the error message says what helps. */
+/* Ends a run whose steps give no finite results any more because the weights have diverged. Keeps the state
+   from before the loss diverged, and adds to the error message what may help. */
 static void tt__fit_give_up(tt__fit *f)
 {
     char error[sizeof f->r->ctx->error];
@@ -40524,7 +40544,7 @@ static void tt__fit_give_up(tt__fit *f)
 static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool best)
 {
     tt_fit_event e;
-    tt_stats epoch; /* of the epoch so far */
+    tt_stats epoch; /* statistics of the epoch so far */
     if (!f->o.report) return;
     memset(&e, 0, sizeof e);
     memset(&epoch, 0, sizeof epoch);
@@ -40544,7 +40564,7 @@ static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool be
     e.unit = f->unit;
     e.per_second = seconds > 0 ? f->items / seconds : 0;
     e.of_peak = seconds > 0 && f->peak > 0 ? f->flops / seconds / f->peak : 0;
-    if (e.of_peak > 1) e.of_peak = 0; /* the peak was measured too low, while the machine was busy */
+    if (e.of_peak > 1) e.of_peak = 0; /* the peak was measured on a busy machine: too low */
     double each = done > f->first_step ? seconds / (double)(done - f->first_step) : 0;
     e.seconds_left = each * (double)(f->o.epochs * f->steps - done);
     e.validation = validation;
@@ -40562,7 +40582,7 @@ static void tt__fit_tell_idle(tt__fit *f, int micros)
             micros > 1 ? "es" : "", f->r->data);
 }
 
-/* Counts the step that was trained last, if its results are known. */
+/* Adds the step that was trained last to the counts and the metrics, if its results are known. */
 static tt_status tt__fit_count_step(tt__fit *f)
 {
     const tt_program *p = f->r->train;
@@ -40591,9 +40611,9 @@ static tt_status tt__fit_stuck(const tt__fit *f)
                     f->in_row, f->in_row > 1 ? "s" : "", f->why);
 }
 
-/* Skips a step that failed and updated nothing because no target counts or because loss or gradient are not
-   finite. The step is counted like a step that loss scaling skips. Fails if too many steps in a row were
-   skipped, and passes on other errors. status: the step's error; lr: the step's learning rate. */
+/* Skips a step that has failed and updated nothing, because none of its targets counts or because the loss or
+   a gradient is not finite. Counts the step like a step that loss scaling skips. Fails if too many steps in a
+   row were skipped, and returns all other errors. status: the step's error; lr: the step's learning rate. */
 static tt_status tt__fit_skip(tt__fit *f, tt_status status, float lr)
 {
     enum { MOST_IN_A_ROW = 10 };
@@ -40638,20 +40658,20 @@ static tt_status tt__fit_last_step(tt__fit *f)
     return status;
 }
 
-/* Trains from step f->p.step to the end of the epoch, or until the run is stopped. A device that works beside
-   the host runs a step while the host makes the next batch, so a step is counted after the next has begun. */
+/* Trains from step f->p.step to the end of the epoch, or until the run is stopped. As a device may run a step
+   while the host makes the next batch, a step is counted only after the next step has begun. */
 static tt_status tt__fit_epoch(tt__fit *f)
 {
     tt_batch b;
     bool updated, more = true;
-    int micros = 0; /* micro-batches of the current step */
+    int micros = 0; /* number of micro-batches of the current step */
     double items = 0;
     tt_context *ctx = f->r->ctx;
     tt__deal(f->r, f->train, true);
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
     f->began = tt__seconds();
     f->last.any = false;
-    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* only whole steps */
+    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* stops between steps */
         const float lr = tt_trainer_lr(f->r);
         const int64_t reads = f->r->train->reads;
         status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step + f->last.any, &b, &more);
@@ -40661,7 +40681,7 @@ static tt_status tt__fit_epoch(tt__fit *f)
         micros++;
         const tt_status counted = tt__fit_count_step(f);
         const bool failed = status == TT_ERR_NUMERIC;
-        if (failed) { /* the error is of this step or of the previous step */
+        if (failed) { /* this step or the previous one failed */
             status = tt__fit_skip(f, status, f->last.any ? f->last.lr : lr);
             items = micros = 0;
         }
@@ -40700,11 +40720,11 @@ static tt_status tt__fit_epoch(tt__fit *f)
         tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld of the source ends after %lld steps, and it has "
                 "tt_source.steps = %lld", epoch, steps, (long long)f->steps);
     }
-    if (status != TT_OK) tt__trainer_discard_step(f->r); /* so that the whole steps are saved */
+    if (status != TT_OK) tt__trainer_discard_step(f->r); /* the complete steps can then be saved */
     return status;
 }
 
-/* Tests whether a validation with this value and loss is better than the best so far. */
+/* Returns whether a validation with this value of the metric and this loss is better than the best so far. */
 static bool tt__fit_better(const tt__fit *f, double value, double loss)
 {
     const bool lower = !f->best_by_metric || f->metric.lower_is_better;
@@ -40723,7 +40743,7 @@ static tt_status tt__fit_validate(tt__fit *f)
     tt_status status = f->validation ? tt__evaluate(f->r, f->validation, stop, &s, &items, NULL) : TT_OK;
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     if (status != TT_OK || tt__fit_stopped(f)) return status;
-    /* If the last steps were not finite, either only those steps failed or the weights have blown up. */
+    /* If the last steps were not finite, either just these steps failed or the weights have diverged. */
     const bool blew_up = f->validation ? !isfinite(s.loss) : tt__fit_has_diverged(f) || f->in_row == f->steps;
     if (f->not_finite && blew_up) return tt__fit_stuck(f);
     f->not_finite = 0;
@@ -40737,8 +40757,8 @@ static tt_status tt__fit_validate(tt__fit *f)
                 any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before: none was kept");
     if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
     if (best && f->o.keep) {
-        /* Save a state first: a folder with a model but no state could not be resumed, and a caller who
-           protects models could not start over in it. */
+        /* Saves a state first: in a folder with a model but no state, a run could not be resumed, and a
+           caller who protects models from being overwritten could not start a new run either. */
         if (status == TT_OK && !f->has_state) status = tt__fit_save(f);
         if (status == TT_OK) {
             ctx->error[0] = 0;
@@ -40746,7 +40766,7 @@ static tt_status tt__fit_validate(tt__fit *f)
             status = tt__agree(ctx, "keep", status, NULL, 0);
         }
     }
-    if (status != TT_OK) return status; /* f->p.best is unchanged: a resumed run validates and keeps again */
+    if (status != TT_OK) return status; /* f->p.best is unchanged: a resumed run validates again */
     if (best && f->validation) {
         f->p.best = value;
         f->p.best_loss = loss;
@@ -40760,8 +40780,8 @@ static tt_status tt__fit_validate(tt__fit *f)
     return status;
 }
 
-/* Locks the folder and fails if another run uses it. Goes on without a lock on file systems that have none;
-   if the folder cannot be written to, saving metrics fails later. */
+/* Locks the folder, and fails if another run uses it. Continues without a lock on file systems that have no
+   locks, and if the folder cannot be written to: saving the metrics then fails later. */
 static tt_status tt__fit_lock(tt__fit *f)
 {
     char host[64] = "", when[32] = "", text[160];
@@ -40786,7 +40806,8 @@ static tt_status tt__fit_lock(tt__fit *f)
     return status;
 }
 
-/* Removes the lock file and then releases the lock. After the release another run may have a file there. */
+/* Removes the lock file, then releases the lock. In this order, as after the release the file may be that of
+   another run. */
 static void tt__fit_unlock(tt__fit *f)
 {
     const tt_files *files = &f->r->ctx->options.files;
@@ -40795,8 +40816,9 @@ static void tt__fit_unlock(tt__fit *f)
     files->close(files->user, f->lock);
 }
 
-/* Tests whether the diverged state is older than the other state. This happens if a run was killed before it
-   removed the diverged state, or if a build that knows of only one state continued the run. */
+/* Returns whether the state of a diverged loss is older than the other state. This happens if a run was
+   killed before it removed the diverged state, or if an older version of this library, which has one state,
+   continued the run. */
 static bool tt__fit_is_stale(const tt__fit *f)
 {
     int64_t steps, diverged;
@@ -40804,13 +40826,14 @@ static bool tt__fit_is_stale(const tt__fit *f)
            tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
 }
 
-/* Resumes from the newer state. Its classes must be those of f->p; for other data it warns. */
+/* Resumes from the newer state. Fails if the state's classes are not those of f->p, and warns if its data are
+   not. */
 static tt_status tt__fit_resume(tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
     const tt_progress now = f->p;
     const bool stale = tt__fit_is_stale(f);
-    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all processes looked */
+    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all have read the states */
     if (stale && status == TT_OK) {
         ctx->options.files.remove(ctx->options.files.user, f->diverged);
         f->has_diverged = false;
@@ -40857,8 +40880,8 @@ size_t tt_trainer_state_bytes(const tt_trainer *r, size_t *parameters)
     return state;
 }
 
-/* Fails if the disk has no room for two states, because a state replaces the old one only when complete.
-   Warns if there is no room for the parameters that `keep` may also write there. */
+/* Fails if the disk has no room for two states, as a new state replaces the old one only when it is complete.
+   Warns if there is no room for the parameters that the callback `keep` may also write to the disk. */
 static tt_status tt__fit_disk(const tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -40918,7 +40941,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (f->o.resume && !f->o.folder)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: to resume, name the folder that holds the run");
     f->bytes = tt_program_plan(f->r->train).bytes;
-    status = tt_allocate(f->r->train); /* fails before anything is written if memory is short */
+    status = tt_allocate(f->r->train); /* if memory is short, fails before writing anything */
     if (status == TT_OK) status = tt__fit_line(f, heading, tt__fit_heading(f, heading));
     if (status != TT_OK || !f->o.folder) return status;
     status = tt__path_join(ctx, f->state, f->o.folder, "state.safetensors");
@@ -40927,7 +40950,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (status != TT_OK) return status;
     if (!f->o.resume) status = tt__make_folder(ctx, f->o.folder);
     if (status == TT_OK) status = tt__fit_lock(f);
-    status = tt__agree(ctx, "locking a folder", status, NULL, 0); /* only one process gets the lock */
+    status = tt__agree(ctx, "locking a folder", status, NULL, 0); /* only process 0 locks */
     if (status != TT_OK) return status;
     status = tt__folder_has(ctx, f->o.folder, "state.safetensors", &f->has_state);
     if (status == TT_OK)
@@ -40988,13 +41011,13 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     const bool can_save = !ctx->net || !tt__net_has_failed(ctx->net), blown_up = f->not_finite > 0;
     if (began && status == TT_ERR_NUMERIC && blown_up && can_save) tt__fit_give_up(f);
     else if (began && !done && can_save && tt__fit_has_steps(f) && !tt__trainer_within_step(r)) {
-        /* save the steps since the last save */
+        /* Saves the steps since the last save. */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt_status saved = tt__fit_save(f);
         if (status != TT_OK && saved != TT_OK)
             tt__log(ctx, TT_LOG_WARNING, "fit", "nor could the state be saved: %s", ctx->error);
-        status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* the first error */
+        status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* first error */
     }
     if (finished) *finished = done;
     tt__fit_unlock(f);
