@@ -17775,7 +17775,7 @@ typedef struct tt__collective {
     int processes, own;     /* number of processes with members; number of this process among these */
     int grain, nodes;       /* number of members of a node; number of nodes of a process */
     int leader, tag;        /* the rank that sends and receives for this process; the tag of its messages */
-    bool apart;             /* kernels of a rank in `near` cannot load from another's memory */
+    bool apart;             /* kernels of some rank in `near` cannot load from another's memory */
     bool direct;            /* messages begin and end in ranks' memory, not in the host's staging memory */
 } tt__collective;
 
@@ -20913,7 +20913,7 @@ typedef struct tt__chooser {
     uint64_t searched[8]; int n_searched; /* hashes of configurations whose smallest set was searched for */
     int *level; int levels; /* numbers of candidates with the configuration of `base`, in the order of cost:
                                each costs more and needs fewer bytes than the one before */
-    double best;            /* min seconds of the candidates that fit */
+    double best;            /* seconds of a step of the fastest candidate that fits */
     int64_t left;           /* number of instructions that estimates may still process */
     bool all;               /* every configuration is tried with every set of items at every pace */
 } tt__chooser;
@@ -34622,8 +34622,8 @@ const tt_source *tt_token_loader_source(tt_token_loader *l)
 /* ==== src/models/layout.h */
 /* ===========================================================================================================
    MODELS                                                                                          src/models/
-   BERT, ViT and decoders (language models). A model is a struct of named parameters, with functions that record
-   ops. This code uses the public API, and files/ to read and write checkpoints.
+   BERT, ViT and decoders (language models). A model is a struct of named parameters, with functions that
+   record ops. This code uses the public API, and files/ to read and write checkpoints.
    ======================================================================================================== */
 
 /* ----------------------------------------------------------------------------------- tables of architectures
@@ -34666,8 +34666,7 @@ typedef struct tt__architecture {
     int n_model, n_layer, n_config;
     size_t bytes, config_bytes, layer_bytes;                  /* sizes of the structs */
     size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets in the model; 0: none */
-    size_t hidden, layers, heads, classes, activation, range; /* offsets in the config's struct; 0: no
-                                                                 field */
+    size_t hidden, layers, heads, classes, activation, range; /* offsets in the config; 0: no field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
     void (*check)(tt__text *all, const void *config);         /* adds further mistakes to `all`; or NULL */
     /* Reads a tensor whose shape differs from the parameter's, if the model can adapt it, and sets *done.
@@ -34864,7 +34863,7 @@ static tt_status tt__layout_new(const tt__layout *l, float scale)
 /* ==== src/models/load.h */
 /* ---- loading from checkpoint files: the parameters that will be read from a file share the open file */
 
-enum { TT__BAND = 256 }; /* rows of a transposed parameter that are read at once */
+enum { TT__BAND = 256 }; /* number of rows of a transposed parameter that are read at once */
 
 /* The source of a parameter: a tensor of a file, or a part of one. */
 typedef struct tt__checkpoint_tensor {
@@ -38304,7 +38303,7 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
         c.parallel = share->settings.options.parallel;
         c.parallel.schedule = NULL;
         c.memory = tt__memory_names[share->settings.memory];
-        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* without " in 4 processes" */
+        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* no " in 4 processes" */
         if (!c.device) c.device = device;
         if (share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
     }
@@ -38585,8 +38584,8 @@ static bool tt__answer_text(tt__answer *w, const char *text, size_t bytes)
     w->no_memory = w->no_memory || !text;
     if (!text) return false;
     while (known < bytes && w->known[known] && text[known] == w->known[known]) known++;
-    const bool other = known < bytes && w->known[known]; /* the prompt's last bytes and the answer's first may
-                                                            form another character: passes it whole */
+    const bool other = known < bytes && w->known[known]; /* the prompt's last bytes and the answer's first
+                                                            form one character, which is passed whole */
     while (other && known && (text[known] & 0xc0) == 0x80) known--;
     w->known = other ? "" : w->known + known;
     return known == bytes || w->put(w->user, text + known, bytes - known);
@@ -38978,8 +38977,7 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     tt_tape_free(t);
     int count = 0, frozen;
     tt__kept *kept = status == TT_OK && r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
-    if (status == TT_OK && r->train && !kept) status = ctx->status; /* fails now, not after hours of
-                                                                       training */
+    if (status == TT_OK && r->train && !kept) status = ctx->status; /* fails before training */
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
@@ -40406,7 +40404,7 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
 /* Draws loss.svg. The file has at most about 100 KB, for any number of steps. */
 static void tt__fit_draw(tt__text *svg, const void *arg)
 {
-    enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels: tops of two panels; height of a panel */
+    enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels: tops of panels; height of METRIC's */
     enum { LEFT = TT__FIT_LEFT, RIGHT = LEFT + TT__FIT_WIDTH };
     const tt__fit *f = (const tt__fit *)arg;
     const int LR = METRIC + (f->metric.name ? PANEL : 0), BOTTOM = LR + 72, HEIGHT = BOTTOM + 56;
@@ -40671,7 +40669,7 @@ static tt_status tt__fit_epoch(tt__fit *f)
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
     f->began = tt__seconds();
     f->last.any = false;
-    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* stops between steps */
+    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* whole steps */
         const float lr = tt_trainer_lr(f->r);
         const int64_t reads = f->r->train->reads;
         status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step + f->last.any, &b, &more);
@@ -40833,7 +40831,7 @@ static tt_status tt__fit_resume(tt__fit *f)
     tt_context *ctx = f->r->ctx;
     const tt_progress now = f->p;
     const bool stale = tt__fit_is_stale(f);
-    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all have read the states */
+    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all have read them */
     if (stale && status == TT_OK) {
         ctx->options.files.remove(ctx->options.files.user, f->diverged);
         f->has_diverged = false;

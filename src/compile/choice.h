@@ -105,7 +105,7 @@ typedef struct tt__chooser {
     uint64_t searched[8]; int n_searched; /* hashes of configurations whose smallest set was searched for */
     int *level; int levels; /* numbers of candidates with the configuration of `base`, in the order of cost:
                                each costs more and needs fewer bytes than the one before */
-    double best;            /* min seconds of the candidates that fit */
+    double best;            /* seconds of a step of the fastest candidate that fits */
     int64_t left;           /* number of instructions that estimates may still process */
     bool all;               /* every configuration is tried with every set of items at every pace */
 } tt__chooser;

@@ -116,7 +116,7 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
         c.parallel = share->settings.options.parallel;
         c.parallel.schedule = NULL;
         c.memory = tt__memory_names[share->settings.memory];
-        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* without " in 4 processes" */
+        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* no " in 4 processes" */
         if (!c.device) c.device = device;
         if (share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
     }
@@ -397,8 +397,8 @@ static bool tt__answer_text(tt__answer *w, const char *text, size_t bytes)
     w->no_memory = w->no_memory || !text;
     if (!text) return false;
     while (known < bytes && w->known[known] && text[known] == w->known[known]) known++;
-    const bool other = known < bytes && w->known[known]; /* the prompt's last bytes and the answer's first may
-                                                            form another character: passes it whole */
+    const bool other = known < bytes && w->known[known]; /* the prompt's last bytes and the answer's first
+                                                            form one character, which is passed whole */
     while (other && known && (text[known] & 0xc0) == 0x80) known--;
     w->known = other ? "" : w->known + known;
     return known == bytes || w->put(w->user, text + known, bytes - known);

@@ -7,8 +7,8 @@
 
 /* ===========================================================================================================
    MODELS                                                                                          src/models/
-   BERT, ViT and decoders (language models). A model is a struct of named parameters, with functions that record
-   ops. This code uses the public API, and files/ to read and write checkpoints.
+   BERT, ViT and decoders (language models). A model is a struct of named parameters, with functions that
+   record ops. This code uses the public API, and files/ to read and write checkpoints.
    ======================================================================================================== */
 
 /* ----------------------------------------------------------------------------------- tables of architectures
@@ -51,8 +51,7 @@ typedef struct tt__architecture {
     int n_model, n_layer, n_config;
     size_t bytes, config_bytes, layer_bytes;                  /* sizes of the structs */
     size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets in the model; 0: none */
-    size_t hidden, layers, heads, classes, activation, range; /* offsets in the config's struct; 0: no
-                                                                 field */
+    size_t hidden, layers, heads, classes, activation, range; /* offsets in the config; 0: no field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
     void (*check)(tt__text *all, const void *config);         /* adds further mistakes to `all`; or NULL */
     /* Reads a tensor whose shape differs from the parameter's, if the model can adapt it, and sets *done.

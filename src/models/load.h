@@ -7,7 +7,7 @@
 
 /* ---- loading from checkpoint files: the parameters that will be read from a file share the open file */
 
-enum { TT__BAND = 256 }; /* rows of a transposed parameter that are read at once */
+enum { TT__BAND = 256 }; /* number of rows of a transposed parameter that are read at once */
 
 /* The source of a parameter: a tensor of a file, or a part of one. */
 typedef struct tt__checkpoint_tensor {

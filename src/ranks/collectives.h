@@ -22,7 +22,7 @@ typedef struct tt__collective {
     int processes, own;     /* number of processes with members; number of this process among these */
     int grain, nodes;       /* number of members of a node; number of nodes of a process */
     int leader, tag;        /* the rank that sends and receives for this process; the tag of its messages */
-    bool apart;             /* kernels of a rank in `near` cannot load from another's memory */
+    bool apart;             /* kernels of some rank in `near` cannot load from another's memory */
     bool direct;            /* messages begin and end in ranks' memory, not in the host's staging memory */
 } tt__collective;
 

@@ -248,7 +248,7 @@ static tt_status tt__fit_epoch(tt__fit *f)
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
     f->began = tt__seconds();
     f->last.any = false;
-    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* stops between steps */
+    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* whole steps */
         const float lr = tt_trainer_lr(f->r);
         const int64_t reads = f->r->train->reads;
         status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step + f->last.any, &b, &more);
@@ -410,7 +410,7 @@ static tt_status tt__fit_resume(tt__fit *f)
     tt_context *ctx = f->r->ctx;
     const tt_progress now = f->p;
     const bool stale = tt__fit_is_stale(f);
-    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all have read the states */
+    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all have read them */
     if (stale && status == TT_OK) {
         ctx->options.files.remove(ctx->options.files.user, f->diverged);
         f->has_diverged = false;

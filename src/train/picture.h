@@ -204,7 +204,7 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
 /* Draws loss.svg. The file has at most about 100 KB, for any number of steps. */
 static void tt__fit_draw(tt__text *svg, const void *arg)
 {
-    enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels: tops of two panels; height of a panel */
+    enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels: tops of panels; height of METRIC's */
     enum { LEFT = TT__FIT_LEFT, RIGHT = LEFT + TT__FIT_WIDTH };
     const tt__fit *f = (const tt__fit *)arg;
     const int LR = METRIC + (f->metric.name ? PANEL : 0), BOTTOM = LR + 72, HEIGHT = BOTTOM + 56;

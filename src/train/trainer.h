@@ -310,8 +310,7 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     tt_tape_free(t);
     int count = 0, frozen;
     tt__kept *kept = status == TT_OK && r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
-    if (status == TT_OK && r->train && !kept) status = ctx->status; /* fails now, not after hours of
-                                                                       training */
+    if (status == TT_OK && r->train && !kept) status = ctx->status; /* fails before training */
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
