@@ -17059,7 +17059,7 @@ typedef struct tt__net {
     const tt__wire *wire;
     int processes, me;
     char host[TT__RANKS][64];
-    pthread_mutex_t mutex;  /* guards the wire and the fields marked "guarded" */
+    pthread_mutex_t mutex;  /* guards the transport and the fields marked "guarded" */
     int failed;             /* atomic: the processes no longer work together */
     tt_status status;
     char why[1100];         /* why the processes no longer work together */
@@ -18295,8 +18295,8 @@ static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
 }
 
 /* Sums the n tensors of the collectives over all members; each member gets its shard of the sums. Several
-   batches of messages are in flight, so that links are busy while a batch is summed, and in both
-   directions. */
+   batches of messages are in flight: links stay busy while a batch is summed, and one direction of a link
+   need not wait for the other. */
 static tt_status tt__net_reduce(const tt__collective *c)
 {
     const tt__instr *i = c->l->instr;
@@ -19113,8 +19113,9 @@ static int tt__processes_before(const tt__net *n)
     return before;
 }
 
-/* Returns the crew with these devices, `local` of them in each process: the existing crew, or a new one whose
-   devices are not open yet. moved: see tt__crew.moved. Returns NULL after tt__fail. */
+/* Returns the crew (device group) with `local` devices, those of numbers index[], in each process: the
+   existing crew, or a new one whose devices are not open yet. moved: see tt__crew.moved. Returns NULL after
+   tt__fail. */
 static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const int *index, int local,
                              int moved)
 {
@@ -19967,7 +19968,7 @@ struct tt_program {
     tt__built built;
     tt__arena *arena;
     struct tt_program *next; /* next program of the arena */
-    tt__rank *rank;         /* one for each rank of the crew; the stages share the array */
+    tt__rank *rank;         /* state on each rank of the crew; the stages share this array */
     bool zeroed;            /* tt__zero_states has run */
     bool ready;             /* the arena and all parameters have memory */
     bool tunes;             /* tt_compile_options.tune is not "off" */
@@ -20909,8 +20910,8 @@ typedef struct tt__chooser {
     bool *drop;             /* memory for tt__choice.drop: for each value, whether it is recomputed */
     bool *set;              /* the set to estimate: for each item, whether it is recomputed */
     tt__candidate *list; int n_list, cap_list;
-    tt__candidate *kept; int n_kept, cap_kept; /* candidates set aside by the search for the smallest */
-    uint64_t searched[8]; int n_searched; /* hashes of configurations whose smallest set was searched for */
+    tt__candidate *kept; int n_kept, cap_kept; /* candidates put aside during the search for the smallest */
+    uint64_t searched[8]; int n_searched; /* hashes of the searched configurations */
     int *level; int levels; /* numbers of candidates with the configuration of `base`, in the order of cost:
                                each costs more and needs fewer bytes than the one before */
     double best;            /* seconds of a step of the fastest candidate that fits */
@@ -35665,8 +35666,8 @@ static void tt__list_names(tt__text *to, const char *const *names, int n)
     if (n > most) tt__print(to, " and %d others", n - most);
 }
 
-/* Does the work of tt_bert_name_classes and of its like for other models. names: the model's class names,
-   (classes, 64). kept: the model's classifier comes from a checkpoint. */
+/* Does the work of tt_bert_name_classes and tt_vit_name_classes. names: the model's class names, (classes,
+   64). kept: the model's classifier comes from a checkpoint. */
 static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classes, bool kept, tt_dataset *d)
 {
     if (d->n_classes != classes)
@@ -37290,7 +37291,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
    the names in the table override, and the numbers of key heads and norms. */
 static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
 {
-    bool wide = false, one = true; /* new_decoder_architecture; multi_query */
+    bool wide = false, one = true; /* members new_decoder_architecture and multi_query */
     static const char *const names[2][2] = {{"n_layer", "num_hidden_layers"},
                                             {"n_head", "num_attention_heads"}};
     int64_t n[] = {c->layers, c->heads}, norms = 0;
@@ -38572,7 +38573,7 @@ tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start,
 typedef struct tt__answer {
     tt_decode_stream *stream; /* NULL: tokens are bytes */
     char *text;               /* the prompt's text */
-    const char *known;        /* the rest of the prompt's text that the stream has not yet returned */
+    const char *known;        /* the end of the prompt's text: what the stream has not returned yet */
     bool (*put)(void *user, const char *text, size_t bytes);
     void *user;
     bool no_memory;

@@ -101,8 +101,8 @@ typedef struct tt__chooser {
     bool *drop;             /* memory for tt__choice.drop: for each value, whether it is recomputed */
     bool *set;              /* the set to estimate: for each item, whether it is recomputed */
     tt__candidate *list; int n_list, cap_list;
-    tt__candidate *kept; int n_kept, cap_kept; /* candidates set aside by the search for the smallest */
-    uint64_t searched[8]; int n_searched; /* hashes of configurations whose smallest set was searched for */
+    tt__candidate *kept; int n_kept, cap_kept; /* candidates put aside during the search for the smallest */
+    uint64_t searched[8]; int n_searched; /* hashes of the searched configurations */
     int *level; int levels; /* numbers of candidates with the configuration of `base`, in the order of cost:
                                each costs more and needs fewer bytes than the one before */
     double best;            /* seconds of a step of the fastest candidate that fits */

@@ -263,8 +263,9 @@ static int tt__processes_before(const tt__net *n)
     return before;
 }
 
-/* Returns the crew with these devices, `local` of them in each process: the existing crew, or a new one whose
-   devices are not open yet. moved: see tt__crew.moved. Returns NULL after tt__fail. */
+/* Returns the crew (device group) with `local` devices, those of numbers index[], in each process: the
+   existing crew, or a new one whose devices are not open yet. moved: see tt__crew.moved. Returns NULL after
+   tt__fail. */
 static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const int *index, int local,
                              int moved)
 {

@@ -385,7 +385,7 @@ tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start,
 typedef struct tt__answer {
     tt_decode_stream *stream; /* NULL: tokens are bytes */
     char *text;               /* the prompt's text */
-    const char *known;        /* the rest of the prompt's text that the stream has not yet returned */
+    const char *known;        /* the end of the prompt's text: what the stream has not returned yet */
     bool (*put)(void *user, const char *text, size_t bytes);
     void *user;
     bool no_memory;

@@ -145,8 +145,8 @@ static void tt__list_names(tt__text *to, const char *const *names, int n)
     if (n > most) tt__print(to, " and %d others", n - most);
 }
 
-/* Does the work of tt_bert_name_classes and of its like for other models. names: the model's class names,
-   (classes, 64). kept: the model's classifier comes from a checkpoint. */
+/* Does the work of tt_bert_name_classes and tt_vit_name_classes. names: the model's class names, (classes,
+   64). kept: the model's classifier comes from a checkpoint. */
 static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classes, bool kept, tt_dataset *d)
 {
     if (d->n_classes != classes)

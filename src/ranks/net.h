@@ -305,8 +305,8 @@ static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
 }
 
 /* Sums the n tensors of the collectives over all members; each member gets its shard of the sums. Several
-   batches of messages are in flight, so that links are busy while a batch is summed, and in both
-   directions. */
+   batches of messages are in flight: links stay busy while a batch is summed, and one direction of a link
+   need not wait for the other. */
 static tt_status tt__net_reduce(const tt__collective *c)
 {
     const tt__instr *i = c->l->instr;

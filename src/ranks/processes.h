@@ -59,7 +59,7 @@ typedef struct tt__net {
     const tt__wire *wire;
     int processes, me;
     char host[TT__RANKS][64];
-    pthread_mutex_t mutex;  /* guards the wire and the fields marked "guarded" */
+    pthread_mutex_t mutex;  /* guards the transport and the fields marked "guarded" */
     int failed;             /* atomic: the processes no longer work together */
     tt_status status;
     char why[1100];         /* why the processes no longer work together */
