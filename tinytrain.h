@@ -16907,20 +16907,21 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 /* ==== src/ranks/threads.h */
 /* ===========================================================================================================
    RANKS                                                                                            src/ranks/
-   The ranks of a process, one thread each: barriers, and how they fail together. Processes and their
-   messages, device groups, collectives. Uses all above.
+   The ranks of a process, one thread each, with their barriers and their common failure; processes and their
+   messages; device groups; collectives. Uses all sections above.
 
-   The tree of sums. A step adds up gradients and the counts of losses over its micro-batches. These sums have
+   The tree of sums. A step sums gradients and the counts of losses over its micro-batches. These sums have
    the same bits for any number of data ranks. tt_parallel.groups is the number of leaves of a sum;
    micro-batch m of a step belongs to leaf m % groups. Leaves are summed in pairs, (0 + 1) + (2 + 3) and so
-   on, each sum rounded to the dtype of the summed values; leaves without a micro-batch are left out. Data
-   rank r of n runs micro-batches r, r + n, r + 2 n and so on, so it has leaves r, r + n, ...: its slots. Slot
-   k of all ranks together is a subtree, which a collective sums; TT__OP_SUM_SLOTS then sums the slots.
+   on, and each sum is rounded to the dtype of the values; leaves without a micro-batch are left out. Data
+   rank r of n data ranks runs the micro-batches r, r + n, r + 2 * n and so on, so it has the leaves r, r + n
+   and so on, which are its slots. Slot k of all ranks together is a subtree, which a collective sums;
+   TT__OP_SUM_SLOTS then sums the slots.
 
-   Sums of a step (zero 0 and 1): the matrix products that compute a gradient add it to its leaf in place, and
-   the tree is summed once, at the end of the step. Sums of micro-batches (zero 2 and 3, and
-   tt_parallel.reduce_micros): a leaf is one micro-batch, the tree is summed after each lap of `groups`
-   micro-batches, and laps are added one after another.
+   Sums of a step (tt_parallel.zero 0 and 1): the matrix product that computes a gradient adds it to its leaf
+   in place, and the tree is summed once, at the end of the step. Sums of micro-batches (tt_parallel.zero 2
+   and 3, and tt_parallel.reduce_micros): a leaf is one micro-batch, the tree is summed after each lap of
+   `groups` micro-batches, and the sums of laps are added one after another.
    ======================================================================================================== */
 
 /* The ranks of a process that run together, one thread each: their barriers, and their common failure. */
@@ -16930,19 +16931,21 @@ typedef struct tt__world {
     double timeout;          /* seconds */
     pthread_mutex_t mutex;
     pthread_cond_t wake;
-    int sleepers;            /* threads that wait for `wake` */
-    int spins;               /* checks for another rank before a rank sleeps */
+    int sleepers;            /* number of threads that wait for `wake` */
+    int spins;               /* how many times a waiting rank checks a count before it sleeps */
     int failed;              /* atomic: a rank has failed; no rank waits any more */
-    int outside;             /* atomic: ranks that wait for messages of other processes, at most as long as
-                                these may take. A rank that waits for such a rank has to wait as long */
-    const char *op[TT__RANKS], *on[TT__RANKS]; /* atomic, by rank: its current op and value; or NULL */
-    uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: how often a has come to a barrier with b */
-    /* Atomic, for a pipeline's micro-batches, by rank: how many values it has sent to the next stage (0) and
-       gradients to the one before (1); how many of each it has taken from the other side. */
+    int outside;             /* atomic: number of ranks that wait for messages of other processes. A rank
+                                that waits for such a rank does not time out before it */
+    const char *op[TT__RANKS], *on[TT__RANKS]; /* atomic; for each rank: its current op and value; or NULL */
+    uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: how many times rank a reached a barrier with b */
+    /* Atomic, for the micro-batches of a pipeline; for each rank: how many values it has sent to the next
+       stage ([0]) and how many gradients to the previous stage ([1]); how many values it has taken from the
+       previous stage ([0]) and how many gradients from the next ([1]). */
     uint64_t sent[TT__RANKS][2], taken[TT__RANKS][2];
 } tt__world;
 
-/* Ranks first, first + stride, ...: `count` of them. */
+/* The members of a collective or a barrier: `count` ranks first, first + stride, first + 2 * stride and so
+   on. */
 typedef struct tt__members { int first, stride, count; } tt__members;
 
 static tt__world *tt__world_new(tt_context *ctx, int ranks, double timeout)
@@ -16952,7 +16955,7 @@ static tt__world *tt__world_new(tt_context *ctx, int ranks, double timeout)
     w->ctx = ctx;
     w->ranks = ranks;
     w->timeout = timeout;
-    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* the other ranks need the CPU */
+    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* spinning would take CPUs from ranks */
     pthread_mutex_init(&w->mutex, NULL);
     pthread_cond_init(&w->wake, NULL);
     return w;
@@ -16973,14 +16976,14 @@ static void tt__world_wake(tt__world *w)
     pthread_mutex_unlock(&w->mutex);
 }
 
-/* Ends all waiting. The rank has called tt__fail before. */
+/* Ends the waiting of all ranks. The rank that calls this function has called tt__fail. */
 static void tt__world_fail(tt__world *w)
 {
     __atomic_store_n(&w->failed, 1, __ATOMIC_SEQ_CST);
     tt__world_wake(w);
 }
 
-/* Resets all barriers and counts after a failure. No rank may be running. */
+/* Resets all barriers and counts, as a failure may have left them unequal. No rank may be running. */
 static void tt__world_reset(tt__world *w)
 {
     memset(w->met, 0, sizeof w->met);
@@ -16991,7 +16994,8 @@ static void tt__world_reset(tt__world *w)
     w->failed = 0;
 }
 
-/* Notes what a rank does, for the error of a rank that waits for it too long. */
+/* Notes the op and the value on which a rank works. A rank that waits for this rank too long names them in
+   its error. */
 static void tt__world_note(tt__world *w, int rank, const char *op, const char *on)
 {
     __atomic_store_n(&w->op[rank], op, __ATOMIC_RELAXED);
@@ -17003,8 +17007,8 @@ static bool tt__has_come(const uint64_t *count, uint64_t times)
     return __atomic_load_n(count, __ATOMIC_SEQ_CST) >= times;
 }
 
-/* Waits until another thread signals `wake`, at most `seconds`. Callers pass few seconds: the clock that
-   counts them may be set meanwhile. */
+/* Waits until another thread signals `wake`, but at most `seconds`. Callers pass few seconds, as somebody may
+   set the clock during the wait. */
 static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double seconds)
 {
     struct timespec until;
@@ -17015,8 +17019,8 @@ static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double second
     pthread_cond_timedwait(wake, mutex, &until);
 }
 
-/* Sleeps until a rank's count is `times` or a rank has failed. Returns false after the timeout, which starts
-   again while a rank waits for other processes. */
+/* Sleeps until *count is at least `times` or a rank has failed. Returns false after the timeout, which starts
+   anew as long as a rank waits for other processes. */
 static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
 {
     double begin = tt__seconds();
@@ -17034,7 +17038,8 @@ static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
     return done;
 }
 
-/* Waits until a count of `rank` is `times`. Returns false after the timeout, or if a rank has failed. */
+/* Makes rank `me` wait until *count, a count of rank `rank`, is at least `times`. Returns false after the
+   timeout, or if a rank has failed. */
 static bool tt__wait_for(tt__world *w, int me, int rank, const uint64_t *count, uint64_t times)
 {
     for (int i = 0; i < w->spins && !tt__has_come(count, times); i++) tt__pause();
@@ -17061,8 +17066,8 @@ static void tt__count_on(tt__world *w, uint64_t *count)
     if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__world_wake(w);
 }
 
-/* Waits at a barrier until each member has come as often as rank `me`, a member too, has come to it.
-   Afterwards all members see what any of them wrote before. Returns false after the timeout, or if a rank has
+/* Makes rank `me`, a member, wait at a barrier until all members have reached it. After the barrier, all
+   members see the memory that any member wrote before it. Returns false after the timeout, or if a rank has
    failed. */
 static bool tt__meet(tt__world *w, int me, tt__members members)
 {
@@ -17079,82 +17084,82 @@ static bool tt__meet(tt__world *w, int me, tt__members members)
 
 /* ==== src/ranks/processes.h */
 /* ------------------------------------------------------------------------------------- several processes
-   Processes that a launcher such as `mpirun` started together run one program. Each calls the same functions
-   with the same arguments and has the same number of ranks. Ranks are numbered through all processes.
+   Processes that a launcher such as `mpirun` started together run one program. Each process calls the same
+   functions with the same arguments and has the same number of ranks. Ranks are numbered through all
+   processes. Messages go from one process to another (tt__wire). MPI's own sums are not used, as MPI chooses
+   their order. To sum a tensor over ranks, a process first sums the numbers of its own ranks, as far as these
+   ranks form subtrees of the tree of sums (tt__collective). Each process is responsible for one part of the
+   tensor: it receives the other processes' sums of this part, adds them up, and sends the result to all
+   others. For a tensor of n bytes on P processes, a process sends (P - 1) * n / P bytes before the sum and as
+   many after it, which is the minimum, and no message waits for another. Halving and doubling would send as
+   many bytes, but in log2(P) rounds in which messages wait for each other. Processes agree (tt__agree) where
+   all must make the same decision: each sends the others a note with its status and the facts that the others
+   need. An error of one process is then an error of all, and all may continue. If a rank fails elsewhere, its
+   process tells the others, which may be waiting for that rank; this ends the common work for good. The
+   common work also ends if a process closes its context or lets others wait longer than the timeout. */
 
-   Messages go from one process to another (tt__wire). MPI's own sums are not used, as their order is MPI's. A
-   process first sums what its own ranks have, as far as that is a subtree of the tree of sums
-   (tt__collective). Then it sends each other process the part that the other sums, once, and sends the part
-   that it has summed to all, once. For n bytes on P processes that is (P - 1) n / P bytes each way, which is
-   the minimum, and no message waits for another. Halving and doubling would move as many bytes, in log2(P)
-   turns in which messages wait for each other.
-
-   Processes agree (tt__agree) where all must make the same decision: each sends the others a note with its
-   status and what the others must know. An error of one process is then an error of all, and all may
-   continue. If a rank fails elsewhere, its process tells the others, which wait for it somewhere; that ends
-   the common work for good. So does a process that closes its context, or that lets others wait longer than
-   the timeout. */
-
-/* Tags of messages. Groups of collectives have tags from TT__DATA_TAG on. */
+/* Tags of messages: end messages (tt__end), notes, fetched data. Messages of collectives have tags from
+   TT__DATA_TAG on. */
 enum { TT__END_TAG = 1, TT__NOTE_TAG, TT__FETCH_TAG, TT__DATA_TAG = 16 };
 
 /* A message in flight. */
 typedef struct tt__request {
-    uint64_t handle;        /* the wire's */
-    int process;            /* that it goes to, or comes from */
-    bool done, comes;       /* comes: this process receives it, from an instruction of the other one */
+    uint64_t handle;        /* the transport's handle of the message */
+    int process;            /* the process to which the message goes, or from which it comes */
+    bool done, comes;       /* comes: this process receives the message of an instruction */
 } tt__request;
 
-/* A transport: carries messages between processes. Messages of one tag from one process to another arrive in
-   the order in which they were sent. Functions return NULL, or an error message. Only one thread calls them
-   at a time. */
+/* A transport, which carries messages between processes. Messages with the same tag from one process to
+   another arrive in the order in which they were sent. The functions return NULL, or an error message. Only
+   one thread at a time calls them. */
 typedef struct tt__wire {
     const char *(*send)(struct tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r);
     const char *(*receive)(struct tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r);
     const char *(*test)(struct tt__net *n, tt__request *r); /* sets r->done */
-    /* Receives a message of TT__END_TAG, if one has arrived; else sets *from to -1. */
+    /* Receives a message with tag TT__END_TAG, if one has arrived; else sets *from to -1. */
     const char *(*take_end)(struct tt__net *n, int *from, void *data, size_t bytes);
     void (*close)(struct tt__net *n);
 } tt__wire;
 
-/* A process's message to the others when it stops: a rank has failed, or its context is closed. */
+/* The message that a process sends to the others when it stops, because a rank has failed or the process
+   closes its context. */
 typedef struct tt__end {
     int status, failed;
     char why[1000];
 } tt__end;
 
-enum { TT__NOTE = 2048 };   /* max bytes that a process tells the others when all agree */
+enum { TT__NOTE = 2048 };   /* max bytes of data that a process sends the others in tt__agree */
 typedef struct tt__note {
-    char where[40];         /* the point that the process is at */
+    char where[40];         /* the point of the program that the process has reached */
     int status, bytes;
-    unsigned char data[TT__NOTE + 1000]; /* `bytes` of them, then the text of an error */
+    unsigned char data[TT__NOTE + 1000]; /* `bytes` bytes of data, then the text of an error */
 } tt__note;
 
-/* The processes that run together, as one of them sees them. */
+/* The processes that run together, from the view of this process. */
 typedef struct tt__net {
     tt_context *ctx;
     const tt__wire *wire;
     int processes, me;
     char host[TT__RANKS][64];
-    pthread_mutex_t mutex;  /* guards the wire and the fields marked "guarded" */
-    int failed;             /* atomic: the processes no longer work together, ... */
+    pthread_mutex_t mutex;  /* guards the transport and the fields marked "guarded" */
+    int failed;             /* atomic: the processes no longer work together */
     tt_status status;
-    char why[1100];         /* ... for this reason */
-    tt__end end, ended[TT__RANKS]; /* its own; guarded: those received, by process */
-    bool has_ended[TT__RANKS];     /* guarded */
-    char heard[TT__RANKS][128];    /* guarded; by process: the instruction of its last message */
-    int ranks;              /* of each process, in the program that ran last; 0: no program has memory yet */
-    tt__note *note;         /* by process: its note when all agreed last */
-    bool cuda_aware;        /* in all processes messages can begin and end in the memory of GPUs */
+    char why[1100];         /* why the processes no longer work together */
+    tt__end end, ended[TT__RANKS]; /* this process's end message; guarded: those received, by process */
+    bool has_ended[TT__RANKS];     /* guarded; for each process: its end message has arrived */
+    char heard[TT__RANKS][128];    /* guarded; for each process: the instruction of its last message */
+    int ranks;              /* number of ranks of each process in the last program; 0: none has memory yet */
+    tt__note *note;         /* for each process: its note in the last tt__agree */
+    bool cuda_aware;        /* the MPI of every process can send from and receive into GPU memory */
     double sent, least;     /* guarded: bytes that collectives have sent so far; the minimum that any method
                                must send */
 #ifdef TINYTRAIN_MPI
-    MPI_Comm talk, data;    /* for notes and ends; for collectives */
+    MPI_Comm talk, data;    /* for notes and end messages; for collectives */
     char error[MPI_MAX_ERROR_STRING + 1];
 #endif
 } tt__net;
 
-/* Writes the name of a process, as in "process 1 (host b)". */
+/* Writes the name of a process to `to`, such as "process 1 (host b)". */
 static const char *tt__process_name(const tt__net *n, int process, char to[96])
 {
     snprintf(to, 96, "process %d (%s)", process, n->host[process]);
@@ -17179,8 +17184,8 @@ static tt_status tt__net_status(tt_context *ctx)
     return tt__fail(ctx, n->status, "%s", n->why);
 }
 
-/* Receives an end message, if one has arrived, and notes that its process has stopped. The caller holds the
-   mutex. Returns NULL or the wire's error. */
+/* Receives an end message, if one has arrived, and notes that the process that sent it has stopped. The
+   caller holds the mutex. Returns NULL or the transport's error. */
 static const char *tt__net_ends(tt__net *n)
 {
     tt__end end;
@@ -17191,13 +17196,14 @@ static const char *tt__net_ends(tt__net *n)
     n->ended[from] = end;
     n->has_ended[from] = true;
     snprintf(why, sizeof why, "%s", end.why);
-    if (end.failed && strncmp(why, "process ", 8) != 0) /* it names no process yet */
+    if (end.failed && strncmp(why, "process ", 8) != 0) /* the text names no process */
         snprintf(why, sizeof why, "%s: %s", tt__process_name(n, from, name), end.why);
     if (end.failed) tt__net_stop(n, (tt_status)end.status, why);
     return NULL;
 }
 
-/* Waits between two checks for messages. Other processes may need this CPU in order to send. */
+/* Pauses between two checks for messages, as other processes may need this CPU in order to send. waited:
+   seconds waited so far. */
 static void tt__net_rest(double waited)
 {
     const struct timespec pause = {0, 20000};
@@ -17205,9 +17211,9 @@ static void tt__net_rest(double waited)
     else nanosleep(&pause, NULL);
 }
 
-/* Waits until all of these messages have been sent or received. Returns false if a process has failed, if the
-   wait took too long (*late: the process waited for; else -1), if the wire failed (*why: its error; else
-   NULL), or if *stop, unless NULL, became nonzero. */
+/* Waits until all `count` messages have been sent or received. Returns false if a process has failed, if the
+   wait took too long (sets *late to the process for which it waited; else to -1), if the transport failed
+   (sets *why to the transport's error; else to NULL), or if *stop became nonzero (stop may be NULL). */
 static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count, int *late, const char **why)
 {
     const double timeout = n->ctx->options.timeout, grace = fmin(2, timeout);
@@ -17218,7 +17224,7 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
     for (int k = 0; k < count; k++) r[k].done = false;
     while (left > 0) {
         const int before = left;
-        /* slow: a process that is waited for; closed: one that has closed its context. */
+        /* slow: a process whose message is missing; closed: such a process that has closed its context. */
         int slow = -1, closed = -1;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count && !*why; k++) {
@@ -17246,8 +17252,8 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
     return true;
 }
 
-/* Writes the name of a process with its ranks: "rank 1, process 1 (host b)," or, if it has several, "one of
-   the ranks 2 to 3, process 1 (host b),". */
+/* Writes the name of a process with its ranks: "rank 1, process 1 (host b)," or, for a process with several
+   ranks, "one of the ranks 2 to 3, process 1 (host b),". */
 static const char *tt__ranks_name(const tt__net *n, int process, char to[160])
 {
     char name[96];
@@ -17279,7 +17285,8 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
                     heard[0] ? "; its last message came in " : "", heard);
 }
 
-/* Sends this process's `end` to all others, for at most `seconds`. False: not all got it. */
+/* Sends this process's end message to all others, and waits at most `seconds`. Returns false if some process
+   did not get the message. */
 static bool tt__net_send_end(tt__net *n, double seconds)
 {
     tt__request r[TT__RANKS];
@@ -17296,7 +17303,7 @@ static bool tt__net_send_end(tt__net *n, double seconds)
         left = 0;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count; k++) {
-            if (!r[k].done && n->wire->test(n, &r[k])) r[k].done = true; /* that process cannot be told */
+            if (!r[k].done && n->wire->test(n, &r[k])) r[k].done = true; /* that process is out of reach */
             left += !r[k].done;
         }
         pthread_mutex_unlock(&n->mutex);
@@ -17305,8 +17312,8 @@ static bool tt__net_send_end(tt__net *n, double seconds)
     return !left;
 }
 
-/* Ends the common work of all processes because of the context's error, to which it adds the process's
-   name. */
+/* Ends the common work of all processes because this process has an error. Adds the process's name to the
+   context's error. */
 static tt_status tt__net_fail(tt_context *ctx, tt_status status)
 {
     tt__net *n = ctx->net;
@@ -17321,13 +17328,14 @@ static tt_status tt__net_fail(tt_context *ctx, tt_status status)
     snprintf(n->end.why, sizeof n->end.why, "%.999s", why);
     tt__net_stop(n, status, why);
     pthread_mutex_unlock(&n->mutex);
-    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* other messages stay as they are */
+    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* other messages stay in flight */
     return tt__net_status(ctx);
 }
 
-/* Brings all processes to the same decision: waits until each has called it, and exchanges their statuses and
-   `bytes` bytes of each, which tt__noted then returns. All processes return the first error that any of them
-   brought. `where` names the purpose in errors. */
+/* Brings all processes to the same decision: waits until each process has called this function, and exchanges
+   their statuses and `bytes` bytes of data (`brought`) of each process, which tt__noted then returns. If some
+   processes bring an error as `status`, all processes return the first such error. `where` names the purpose
+   in error messages. */
 static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status, const void *brought,
                            size_t bytes)
 {
@@ -17365,7 +17373,7 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
     if (failed) {
         tt__process_name(n, (int)(failed - n->note), name);
         snprintf(text, sizeof text, "%s", (const char *)failed->data + failed->bytes);
-        const bool named = strncmp(text, "process ", 8) == 0; /* from an earlier agreement */
+        const bool named = strncmp(text, "process ", 8) == 0; /* by an earlier tt__agree */
         status = tt__fail(ctx, (tt_status)failed->status, "%s%s%.900s", named ? "" : name, named ? "" : ": ",
                           text);
     } else if (elsewhere) {
@@ -17376,13 +17384,14 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
     return elsewhere ? tt__net_fail(ctx, status) : status;
 }
 
-/* Returns the bytes that a process brought when all agreed last. Without other processes, returns `own`. */
+/* Returns the data that a process brought to the last tt__agree. Without other processes, returns `own`. */
 static const void *tt__noted(const tt_context *ctx, int process, const void *own)
 {
     return ctx->net ? (const void *)ctx->net->note[process].data : own;
 }
 
-/* Sends bytes of process `owner` to process `taker`, or to all if taker is -1. All processes call it. */
+/* Sends `data` of process `owner` to process `taker`, or to all processes if `taker` is -1. All processes
+   must call this function. */
 static tt_status tt__net_fetch(tt_context *ctx, int owner, int taker, const char *where, void *data,
                                size_t bytes)
 {
@@ -17402,7 +17411,7 @@ static tt_status tt__net_fetch(tt_context *ctx, int owner, int taker, const char
     return tt__net_fail(ctx, tt__net_waited(n, where, late, why));
 }
 
-/* Ends the common work: all processes call it when they close their contexts. */
+/* Ends the common work of the processes. Each process calls this function when it closes its context. */
 static void tt__net_close(tt_context *ctx)
 {
     tt__net *n = ctx->net;
@@ -17411,7 +17420,7 @@ static void tt__net_close(tt_context *ctx)
     bool all = !tt__net_has_failed(n);
     if (all) {
         const double begin = tt__seconds();
-        int late = 0; /* the first process that has not come */
+        int late = 0; /* the first process that is missing */
         n->end.status = (int)ctx->status;
         if (ctx->status != TT_OK) snprintf(n->end.why, sizeof n->end.why, "%.999s", ctx->error);
         all = tt__net_send_end(n, ctx->options.timeout);
@@ -17436,7 +17445,8 @@ static void tt__net_close(tt_context *ctx)
     tt__free(ctx, n);
 }
 
-/* Returns the variable by which a launcher says that it started several processes; NULL: none does. */
+/* Returns the environment variable by which a launcher tells that it started several processes; NULL: no
+   launcher did. */
 static const char *tt__launched_by(void)
 {
     static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
@@ -17450,7 +17460,7 @@ static const char *tt__launched_by(void)
     return rank && several ? "PMIX_RANK" : NULL;
 }
 
-/* Returns whether each process is to train alone, although a launcher has started several. */
+/* Returns whether each process shall train alone, although a launcher has started several processes. */
 static bool tt__trains_alone(void)
 {
     const char *alone = getenv("TINYTRAIN_ALONE");
@@ -17459,11 +17469,11 @@ static bool tt__trains_alone(void)
 
 /* ==== src/ranks/mpi.h */
 /* ------------------------------------------------------------------------------------------------------- MPI
-   Messages between processes through MPI. A build without TINYTRAIN_MPI refuses what a launcher has started.
-   */
+   Sends messages between processes through MPI. A build without TINYTRAIN_MPI fails if a launcher has started
+   several processes. */
 
 #ifdef TINYTRAIN_MPI
-/* tt_files.remove of all processes but the first: removes nothing. */
+/* Removes nothing: the tt_files.remove of all processes except process 0. */
 static bool tt__removes_nothing(void *user, const char *path) { (void)user; (void)path; return true; }
 
 typedef char tt__request_holds_mpi[sizeof(MPI_Request) <= sizeof(uint64_t) ? 1 : -1];
@@ -17472,7 +17482,7 @@ static const char *tt__mpi_error(tt__net *n, int code)
 {
     int length = 0;
     if (code == MPI_SUCCESS) return NULL;
-    if (n->error[0]) return n->error; /* keeps the first error: others may be reading it */
+    if (n->error[0]) return n->error; /* keeps the first error: other threads may be reading it */
     if (MPI_Error_string(code, n->error, &length) != MPI_SUCCESS) snprintf(n->error, 32, "error %d", code);
     return n->error;
 }
@@ -17481,7 +17491,7 @@ static MPI_Comm tt__mpi_channel(const tt__net *n, int tag) { return tag < TT__DA
 
 static const char *tt__mpi_send(tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r)
 {
-    MPI_Request q = MPI_REQUEST_NULL; /* stays so after an error */
+    MPI_Request q = MPI_REQUEST_NULL; /* remains after an error */
     const int code = MPI_Isend(data, (int)bytes, MPI_BYTE, to, tag, tt__mpi_channel(n, tag), &q);
     r->process = to;
     r->handle = 0;
@@ -17491,7 +17501,7 @@ static const char *tt__mpi_send(tt__net *n, int to, int tag, const void *data, s
 
 static const char *tt__mpi_receive(tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r)
 {
-    MPI_Request q = MPI_REQUEST_NULL; /* stays so after an error */
+    MPI_Request q = MPI_REQUEST_NULL; /* remains after an error */
     const int code = MPI_Irecv(data, (int)bytes, MPI_BYTE, from, tag, tt__mpi_channel(n, tag), &q);
     r->process = from;
     r->handle = 0;
@@ -17522,20 +17532,20 @@ static const char *tt__mpi_take_end(tt__net *n, int *from, void *data, size_t by
     return tt__mpi_error(n, code);
 }
 
-/* MPI in this process, outside all contexts. MPI starts once and ends with the process. This is a global
-   because MPI itself is one: contexts come and go, and the function that ends MPI at exit gets no argument.
-   MPI_Init_thread waits for all other processes, forever if one is stopped, and cannot be interrupted.
-   Therefore a separate thread starts MPI, and tt__mpi_open waits for that thread only until the timeout. The
-   same thread ends MPI: the standard requires the thread that started it. */
+/* The state of MPI in this process, shared by all contexts. MPI can start only once in a process and ends
+   with it. The state is a global variable because MPI is global too: contexts open and close, and the
+   function that ends MPI at exit gets no argument. MPI_Init_thread waits for all other processes, forever if
+   one is stopped, and cannot be interrupted. Therefore a separate thread starts MPI, and tt__mpi_open waits
+   for that thread only until the timeout. The same thread ends MPI, as the standard requires. */
 typedef enum tt__mpi_state { TT__MPI_NONE, TT__MPI_STARTS, TT__MPI_RUNS, TT__MPI_ENDS } tt__mpi_state;
 
 static struct {
     pthread_mutex_t mutex;
-    pthread_cond_t wake;    /* `state` has changed */
+    pthread_cond_t wake;    /* signalled when `state` changes */
     tt__mpi_state state;
     int code, level;        /* results of MPI_Init_thread */
-    /* Number of contexts that are open, or that were closed when other processes may have been gone.
-       MPI_Finalize would wait for those processes in vain. */
+    /* Number of contexts that use MPI. A context that closes when other processes may have ended still
+       counts: MPI_Finalize would wait for those processes forever, so it is not called. */
     int in_use;
     pthread_t thread;
 } tt__mpi = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, TT__MPI_NONE, 0, 0, 0, 0};
@@ -17556,7 +17566,7 @@ static void *tt__mpi_thread(void *unused)
     return unused;
 }
 
-static void tt__mpi_finalise(void) /* at the process's exit */
+static void tt__mpi_finalise(void) /* runs when the process exits */
 {
     pthread_mutex_lock(&tt__mpi.mutex);
     const bool ends = tt__mpi.state == TT__MPI_RUNS && tt__mpi.code == MPI_SUCCESS && !tt__mpi.in_use;
@@ -17578,7 +17588,7 @@ static void tt__mpi_close(tt__net *n)
 static const tt__wire tt__mpi_wire = {tt__mpi_send, tt__mpi_receive, tt__mpi_test, tt__mpi_take_end,
                                       tt__mpi_close};
 
-/* Fails because other processes have not come to tt_open; MPI does not say which. */
+/* Fails because other processes have not called tt_open in time; MPI does not say which processes. */
 static tt_status tt__mpi_late(tt_context *ctx, const char *what)
 {
     static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK",
@@ -17592,7 +17602,7 @@ static tt_status tt__mpi_late(tt_context *ctx, const char *what)
                     rank ? rank : "of unknown number", host, ctx->options.timeout, what);
 }
 
-/* Starts MPI, unless it has begun to start, and waits until it runs. */
+/* Starts MPI, unless this process is starting it already, and waits until MPI runs. */
 static tt_status tt__mpi_start(tt_context *ctx)
 {
     const double begin = tt__seconds();
@@ -17614,7 +17624,7 @@ static tt_status tt__mpi_start(tt_context *ctx)
     return TT_OK;
 }
 
-/* Copies MPI_COMM_WORLD, after all processes have come. */
+/* Duplicates MPI_COMM_WORLD into *to, after all processes have reached this call. */
 static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
 {
     const double begin = tt__seconds();
@@ -17632,8 +17642,8 @@ static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
     return TT_OK;
 }
 
-/* Returns whether MPI reads and writes the memory of GPUs, by TINYTRAIN_MPI_CUDA or else by MPI's own
-   answer. */
+/* Returns whether MPI can read and write the memory of GPUs: the value of TINYTRAIN_MPI_CUDA or, if that is
+   not set, what MPI itself reports. */
 static bool tt__mpi_is_cuda_aware(void)
 {
     const char *said = getenv("TINYTRAIN_MPI_CUDA");
@@ -17683,10 +17693,11 @@ static tt_status tt__mpi_open(tt__net *n)
     return TT_OK;
 }
 
-/* Facts that processes tell each other at the start. All but `host` and `cuda_aware` must be equal. */
+/* Facts that each process tells the others at the start. All except `host` and `cuda_aware` must be equal in
+   all processes. */
 typedef struct tt__hello {
     char host[64], version[32], isa[16], bf16[16], seed[24];
-    int cuda_aware;         /* if not all are, messages go through the host's memory */
+    int cuda_aware;         /* MPI can access GPU memory; unless it can in all processes, it is not used so */
 } tt__hello;
 
 static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf16)
@@ -17722,8 +17733,8 @@ static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf1
 }
 #endif
 
-/* Finds the processes that were started together with this one. If there are several, sets ctx->net, and
-   process 0 alone writes files. */
+/* Finds the processes that a launcher started together with this one. If there are several, sets ctx->net and
+   makes process 0 the only one that writes files. */
 static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16)
 {
     const char *by = tt__trains_alone() ? NULL : tt__launched_by();
@@ -17747,13 +17758,13 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
     if (status == TT_OK && !n->note) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__net_hello(ctx, isa, bf16);
     if (status == TT_OK && n->me > 0) {
-        ctx->writes_nothing = true; /* it still makes folders: it may read one before process 0 has made it */
+        ctx->writes_nothing = true; /* but it makes folders, which it may read before process 0 does */
         ctx->options.files.remove = tt__removes_nothing;
         ctx->options.files.lock = NULL;
         ctx->options.files.space = NULL;
     }
     if (status == TT_OK && n->processes > 1) return TT_OK;
-    if (status != TT_OK) n->failed = 1; /* tt__net_close then waits for no message */
+    if (status != TT_OK) n->failed = 1; /* so that tt__net_close does not wait */
     tt__net_close(ctx);
     return status;
 #endif
@@ -17762,25 +17773,25 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
 /* ==== src/ranks/groups.h */
 /* ----------------------------------------------------------------------------------------- device groups */
 
-/* The ranks that programs run on together, each with a device of one kind. This process has `local` of them,
-   from number `first` on, each with a thread. It cannot see the memory of the others. */
+/* A crew: the ranks that run a program together, each with its own device, all of one kind. This process has
+   the ranks [first, first + local), each with a thread. It cannot access the memory of the other ranks. */
 typedef struct tt__crew {
     tt_context *ctx;
     const tt__device_kind *kind;
-    int ranks, index[TT__RANKS];   /* by rank: its device's number among those of the kind */
+    int ranks, index[TT__RANKS];   /* number of ranks; for each rank: number of its device */
     int first, local;
-    int moved;                     /* how much index[] exceeds the numbers in the name */
-    char name[96];                 /* "cuda:0,2", "cpu*2 in 4 processes"; cut if too long */
+    int moved;                     /* index[] exceeds the numbers in the name by so much */
+    char name[96];                 /* as in "cuda:0,2" or "cpu*2 in 4 processes"; cut if too long */
     tt__device *device[TT__RANKS]; /* NULL until opened, and for ranks of other processes */
-    tt__device *host[TT__RANKS];   /* the CPU beside a device of another kind; NULL until updates need it */
-    tt__pool *threads;             /* threads of the ranks, if several, once open */
-    tt__world *world;              /* barriers and counts of these threads */
-    /* Staging memory on the host: TT__STAGE bytes, or twice as many with several processes. NULL where all
-       memory is the host's and of this process. */
+    tt__device *host[TT__RANKS];   /* CPU device for updates in the host's memory; NULL until needed */
+    tt__pool *threads;             /* a thread for each rank; NULL until opened, or for a single rank */
+    tt__world *world;              /* barriers and counters of these threads */
+    /* Each rank's staging memory on the host: TT__STAGE bytes, or twice that with several processes. NULL if
+       the devices use the host's memory and there is only this process. */
     void *stage[TT__RANKS];
-    void *event[TT__RANKS];        /* for waits between devices' streams; NULL until used */
+    void *event[TT__RANKS];        /* by which streams of other devices wait; NULL until used */
     bool apart[TT__RANKS][TT__RANKS]; /* [a][b]: kernels of rank a cannot load from the memory of rank b */
-    bool tried;                    /* `apart` is known */
+    bool tried;                    /* `apart` has been found out */
     struct tt__crew *next;
 } tt__crew;
 
@@ -17789,23 +17800,26 @@ static bool tt__is_local(const tt__crew *c, int rank)
     return rank >= c->first && rank < c->first + c->local;
 }
 
-/* Returns the process of a rank. */
+/* Returns the number of the process that has a rank. */
 static int tt__process_of(const tt__crew *c, int rank) { return rank / c->local; }
 
-/* Bytes that ranks copy to the host's memory at once, if they cannot load from each other's memory. */
+/* Bytes of staging memory: max number of bytes that a rank copies to the host's memory at once, if ranks
+   cannot load from each other's memory. */
 #ifndef TT__STAGE /* tests make it smaller */
 #define TT__STAGE ((size_t)4 << 20)
 #endif
-/* Max batches of messages in flight between processes. Each batch has its part of the TT__STAGE bytes. */
+/* Max number of batches of messages in flight between processes. Each batch has an equal part of the
+   TT__STAGE bytes of staging memory. */
 enum { TT__NET_FLIGHTS = 8 };
 
-/* Bytes of a message, with room for MPI's header. MPI asks the receiver before it sends a longer message
-   (Open MPI over TCP: above 65536 bytes), and the answer queues behind what the receiver sends. The two
-   directions of a link would then take turns. */
+/* Max bytes of a message. With MPI's header, it stays below the size from which MPI first asks the receiver
+   (Open MPI over TCP: 65536 bytes). The receiver's answer would queue behind the data that the receiver is
+   sending, so that the two directions of a link would run in turn, not at once. */
 #ifndef TT__NET_MESSAGE /* tests make it smaller */
 #define TT__NET_MESSAGE ((size_t)61440)
 #endif
-/* Max number of requests for `bytes` bytes to and from all processes. */
+/* Max number of requests (one per message) to send `bytes` bytes to, and receive as many from, all
+   processes. */
 #define TT__NET_REQUESTS(bytes) (2 * (TT__RANKS + (bytes) / TT__NET_MESSAGE))
 
 /* Writes the name of a device: "cuda" for the first of a kind, "cuda:1" for the second, and so on. */
@@ -17816,10 +17830,11 @@ static const char *tt__device_name(const tt__device_kind *kind, int index, char 
     return to;
 }
 
-/* Returns the status that a function of a device returned. If that is an error, sets the device's message. */
+/* Returns `status`, which a function of a rank's device has returned. If it is an error, sets the context's
+   error to the device's message. */
 static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank, tt_status status)
 {
-    if (status == TT_OK || c->kind->host) return status; /* the CPU's functions have called tt__fail */
+    if (status == TT_OK || c->kind->host) return status; /* the CPU device has called tt__fail */
     char name[32];
     return tt__fail(ctx, status, "device '%s': %s", tt__device_name(c->kind, c->index[rank], name),
                     c->kind->backend->error(c->device[rank]));
@@ -17827,34 +17842,34 @@ static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank,
 
 /* ==== src/ranks/collectives.h */
 /* -------------------------------------------------------------------------------------------- collectives
-   The members of a process have consecutive numbers, and each process has equally many. `grain` of them, a
-   power of two, form a node: a whole subtree of the tree of sums, whose sum is one of the numbers that
-   messages carry. If the members of a process are a power of two, they form one node, and no byte is sent
-   that need not be. */
+   Members of a collective are the ranks that take part. The members of one process have consecutive member
+   numbers, and each process has equally many. `grain` consecutive members, a power of two, form a node: a
+   whole subtree of the tree of sums. Messages carry the sums of nodes. If a process has a power of two of
+   members, they form one node, and the process sends the minimum of bytes. */
 
-/* Collectives of one op that a rank runs together, and the ranks that take part. */
+/* One or more collectives of the same op that a rank runs together, and the ranks that take part. */
 typedef struct tt__collective {
     tt__crew *crew;
     tt__launch *l;          /* array of n launches */
     int n;
-    tt__members all, near;  /* all members; those of this process, or both of a pair */
-    int rank, me, low;      /* this rank; its member number; that of this process's first member */
-    int processes, own;     /* number of processes with members; which of these this one is */
-    int grain, nodes;       /* members of a node; nodes of a process */
+    tt__members all, near;  /* all members; the members of this process, or both members of a pair */
+    int rank, me, low;      /* this rank; its member number; member number of this process's first member */
+    int processes, own;     /* number of processes with members; number of this process among these */
+    int grain, nodes;       /* number of members of a node; number of nodes of a process */
     int leader, tag;        /* the rank that sends and receives for this process; the tag of its messages */
-    bool apart;             /* kernels of some of `near` cannot load from the memory of others */
+    bool apart;             /* kernels of some rank in `near` cannot load from another's memory */
     bool direct;            /* messages begin and end in ranks' memory, not in the host's staging memory */
 } tt__collective;
 
 static bool tt__is_collective(const tt__instr *i) { return tt__rules_of(i)->phases != 0; }
 
-/* Returns whether a collective is between two of its members. */
+/* Returns whether collective i exchanges data only between two of its members. */
 static bool tt__is_pair(const tt__instr *i)
 {
     return i->move.from != i->move.to && i->move.over != TT__OVER_TIED;
 }
 
-/* Returns whether a member cannot load from another member's memory. */
+/* Returns whether the kernels of any member cannot load from the memory of another member. */
 static bool tt__is_apart(const tt__crew *c, tt__members m)
 {
     for (int a = 0; a < m.count; a++)
@@ -17888,8 +17903,9 @@ static tt__collective tt__collective_of(tt__crew *crew, int rank, tt__members al
     return c;
 }
 
-/* Makes a barrier of streams: the stream of this rank's device waits for all work that the members have
-   issued on theirs. On the host's device, where launches are done when they return, only the ranks wait. */
+/* Makes a barrier of streams: stream `stream` of this rank's device waits for all work that the other members
+   have issued on the same stream of their devices. On the CPU, where a launch is done when it returns, only
+   the ranks' threads wait. */
 static tt_status tt__sync(tt__crew *c, int rank, tt__members members, int stream)
 {
     const tt__backend *b = c->kind->backend;
@@ -17904,7 +17920,7 @@ static tt_status tt__sync(tt__crew *c, int rank, tt__members members, int stream
         if (other != rank) status = b->after(d, stream, c->event[other]);
     }
     if (status != TT_OK) return tt__device_status(c->ctx, c, rank, status);
-    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* events may be marked again now */
+    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* then events may be reused */
 }
 
 static tt_status tt__meet_near(const tt__collective *c)
@@ -17912,8 +17928,8 @@ static tt_status tt__meet_near(const tt__collective *c)
     return tt__sync(c->crew, c->rank, c->near, c->l->instr->stream);
 }
 
-/* Waits until a stream of the rank's device has done all its work: messages, and updates in the host's
-   memory, read the results. */
+/* Waits until a stream of the rank's device has done all its work. Needed before messages, or updates in the
+   host's memory, read the results. */
 static tt_status tt__await_stream(tt__crew *c, int rank, int stream)
 {
     const tt__backend *b = c->kind->backend;
@@ -17931,8 +17947,8 @@ static tt_status tt__launch_phase(const tt__collective *c, tt__launch *l, int n)
     return status == TT_OK ? tt__meet_near(c) : status;
 }
 
-/* Launches one phase of one collective where some members cannot load from others' memory. Sends the data of
-   these through the host's memory, a part at a time. */
+/* Launches one phase of one collective on a rank, if some members cannot load from others' memory. The data
+   of these members goes through the host's memory, a part at a time. */
 static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
 {
     tt__crew *crew = c->crew;
@@ -17959,13 +17975,13 @@ static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
 /* Returns the tag of messages from one rank to another. */
 static int tt__pair_tag(int from, int to) { return TT__DATA_TAG + (4 + from) * (int)TT__RANKS + to; }
 
-/* Messages of an instruction in flight. */
+/* The messages in flight that belong to one instruction. */
 typedef struct tt__mail {
     const tt__crew *crew;
     const tt_tape *tape;
     const tt__instr *i;
     int tag, count;
-    tt__request *r;         /* `count` of them, one per message */
+    tt__request *r;         /* `count` requests, one per message */
 } tt__mail;
 
 static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
@@ -17974,7 +17990,7 @@ static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
     return m;
 }
 
-/* Writes the place of an error, as in "reduce 'd(w)'". */
+/* Writes the place of an error for its message: op and value, such as "reduce 'd(w)'". */
 static void tt__net_where(const tt__mail *m, char to[128])
 {
     const tt__value *x = &m->tape->values[m->i->in[0] ? m->i->in[0] : m->i->out[0]];
@@ -17986,13 +18002,13 @@ static tt_status tt__net_late(const tt__mail *m, int late, const char *why)
 {
     char where[128];
     tt__net *net = m->crew->ctx->net;
-    const bool own = late < 0 && !why && !tt__net_has_failed(net); /* a rank here has failed */
+    const bool own = late < 0 && !why && !tt__net_has_failed(net); /* a rank of this process failed */
     if (own) return TT_ERR_DEVICE;
     tt__net_where(m, where);
     return tt__net_waited(net, where, late, why);
 }
 
-/* Waits for all messages of m, and leaves m empty. */
+/* Waits until all messages of *m have been sent or received, and leaves *m empty. */
 static tt_status tt__net_all_there(tt__mail *m)
 {
     tt__net *net = m->crew->ctx->net;
@@ -18014,7 +18030,7 @@ static tt_status tt__net_all_there(tt__mail *m)
     return come ? TT_OK : tt__net_late(m, late, why);
 }
 
-/* Waits for the first n messages of m; the others stay in flight. */
+/* Waits until the first n messages of *m have been sent or received; the others stay in flight. */
 static tt_status tt__net_first_there(tt__mail *m, int n)
 {
     tt__mail first = *m;
@@ -18025,7 +18041,8 @@ static tt_status tt__net_first_there(tt__mail *m, int n)
     return status;
 }
 
-/* Sends or receives bytes as messages of at most `most` bytes, one request each. */
+/* Begins to send or, if `comes`, to receive bytes, as messages of at most `most` bytes, with one request for
+   each message. */
 static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes, size_t most, bool comes)
 {
     tt__net *n = m->crew->ctx->net;
@@ -18043,7 +18060,7 @@ static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes
     return why ? tt__net_late(m, -1, why) : TT_OK;
 }
 
-/* Sends or receives bytes as short messages (see TT__NET_REQUESTS). */
+/* Begins to send bytes, as messages of at most TT__NET_MESSAGE bytes. */
 static tt_status tt__net_send(tt__mail *m, int process, void *data, size_t bytes)
 {
     return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, false);
@@ -18054,7 +18071,7 @@ static tt_status tt__net_receive(tt__mail *m, int process, void *data, size_t by
     return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, true);
 }
 
-/* Counts bytes that any method would have to send. */
+/* Adds to the count of the bytes that a process must send with any method. */
 static void tt__net_must_send(tt__net *n, double bytes)
 {
     pthread_mutex_lock(&n->mutex);
@@ -18065,14 +18082,14 @@ static void tt__net_must_send(tt__net *n, double bytes)
 /* ==== src/ranks/net.h */
 /* ---- collectives of several processes */
 
-/* Returns the number of the k-th process that has members. */
+/* Returns the process number of the k-th process that has members of the collective. */
 static int tt__net_process(const tt__collective *c, int k)
 {
     return tt__process_of(c->crew, c->all.first + k * c->near.count * c->all.stride);
 }
 
-/* Return how many members of the k-th process have a contribution to a reduction, and how many nodes these
-   form. */
+/* The first function returns how many members of the k-th process contribute to a reduction, the second how
+   many nodes these members form. present: number of all members that contribute. */
 static int tt__net_present(const tt__collective *c, int k, int present)
 {
     return (int)tt__max(0, tt__min(c->near.count, present - k * c->near.count));
@@ -18083,11 +18100,13 @@ static int tt__net_nodes(const tt__collective *c, int k, int present)
     return (tt__net_present(c, k, present) + c->grain - 1) / c->grain;
 }
 
-/* Elements [from, from + most) of each member's shard, in collective number k of those that run together. */
+/* A part of a collective: elements [from, from + most) of each member's shard, in collective number k of the
+   collectives that run together. */
 typedef struct tt__net_job { int k; int64_t from, most; } tt__net_job;
 enum { TT__NET_JOBS = 128 };
 
-/* Returns the tensor that is divided into the members' shards: the one that is summed, or gathered. */
+/* Returns the tensor that is divided into the members' shards: the tensor to sum or, in other phases, the
+   tensor that is gathered. */
 static const tt__mat *tt__net_whole(const tt__launch *l)
 {
     return l->phase == TT__REDUCE_PHASE ? &l->in[0] : &l->out[0];
@@ -18095,10 +18114,11 @@ static const tt__mat *tt__net_whole(const tt__launch *l)
 
 static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
 
-/* Returns how many elements of a member's shard belong to a job, and sets *first to the first of them. */
+/* Returns how many elements of a member's shard belong to a job, and sets *first to the index of the first in
+   the whole tensor. */
 static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
 {
-    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* member 0 has everything */
+    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* the shard of member 0 is all */
     int64_t n = member ? 0 : tt__elements(&l->in[0]);
     *first = 0;
     if (!to_first) n = tt__piece_of(l, tt__net_whole(l), l->instr->move.root, member, first);
@@ -18119,7 +18139,7 @@ static size_t tt__net_size(const tt__launch *l, int64_t n)
     return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
 }
 
-/* Launches another op in place of a collective, on the collective's stream. */
+/* Launches op `op` with the operands of collective *l, on the collective's stream. */
 static tt_status tt__net_launch(const tt__crew *c, int rank, tt__launch *l, int op)
 {
     tt__instr other = *l->instr;
@@ -18128,8 +18148,8 @@ static tt_status tt__net_launch(const tt__crew *c, int rank, tt__launch *l, int 
     return tt__device_status(c->ctx, c, rank, c->kind->backend->launch(l, 1));
 }
 
-/* Sums n elements of `count` leaves to y, or adds the sum to y. Kernels of devices can read and write the
-   staging memory of all ranks. */
+/* Sums `count` leaves of n elements each and writes the sum to y or, if `add`, adds it to y. Leaves and y may
+   be in the staging memory of any rank, which kernels can read and write. */
 static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const tt__mat *leaves, int count,
                              char *y, int64_t n, bool add)
 {
@@ -18143,7 +18163,7 @@ static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const
     return tt__net_launch(c->crew, c->rank, &s, TT__OP_SUM_SLOTS);
 }
 
-/* Copies between a rank's device and the host, on the stream of the collective. */
+/* Copies bytes between a rank's device and the host, on the collective's stream. */
 static tt_status tt__net_copy(const tt__crew *c, int rank, const tt__launch *l, void *to, const void *from,
                               int64_t bytes)
 {
@@ -18154,7 +18174,7 @@ static tt_status tt__net_copy(const tt__crew *c, int rank, const tt__launch *l, 
     return bytes && to != from ? tt__net_launch(c, rank, &s, TT__OP_COPY) : TT_OK;
 }
 
-/* Returns the bytes that a process must at least send in a phase of a collective. */
+/* Returns the minimum number of bytes that a process must send, by any method, in a phase of a collective. */
 static double tt__net_least(const tt__collective *c, const tt__launch *l)
 {
     const tt__mat *x = tt__net_whole(l);
@@ -18165,8 +18185,9 @@ static double tt__net_least(const tt__collective *c, const tt__launch *l)
     return sends ? bytes * (l->phase == TT__REDUCE_PHASE ? 1 : c->processes - 1) : 0;
 }
 
-/* Returns the bytes that tt__net_reduce, tt__net_gather, tt__net_broadcast or tt__net_pair sends for a rank's
-   process in a phase, and sets *least to the minimum. Both are 0 for a rank that is not the leader. */
+/* Returns the number of bytes that tt__net_reduce, tt__net_gather, tt__net_broadcast or tt__net_pair sends
+   for a rank's process in a phase. Sets *least to the minimum that any method must send. Both numbers are 0
+   for a rank that is not the leader of its process. */
 static double tt__net_sends(const tt__collective *c, double *least)
 {
     const tt__net_job all = {0, 0, INT64_MAX};
@@ -18195,13 +18216,14 @@ static double tt__net_sends(const tt__collective *c, double *least)
     return bytes;
 }
 
-/* Returns how many batches are in flight at a time: fewer, but larger, if each goes to many processes. */
+/* Returns how many batches of messages are in flight at a time: if there are many processes, fewer but larger
+   batches. */
 static int tt__net_flights(const tt__collective *c)
 {
     return c->processes > TT__NET_FLIGHTS ? TT__NET_FLIGHTS / 2 : TT__NET_FLIGHTS;
 }
 
-/* Returns the bytes that a batch has in the memory that it is sent from. */
+/* Returns the bytes of staging memory from which one batch is sent. */
 static size_t tt__net_part(const tt__collective *c)
 {
     return TT__STAGE / (size_t)tt__net_flights(c) & ~(size_t)(TT__ALIGN - 1);
@@ -18212,7 +18234,7 @@ static size_t tt__net_part(const tt__collective *c)
 static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_job *job)
 {
     const size_t parts = (size_t)c->all.count * (size_t)c->nodes;
-    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* of one node's shard */
+    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* bytes left for each node and shard */
     int count = 0;
     while (*k < c->n && count < TT__NET_JOBS && room) {
         const tt__launch *l = &c->l[*k];
@@ -18229,13 +18251,13 @@ static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_
     return count;
 }
 
-/* A batch of messages in flight, for some jobs. The elements that this process sends to process q begin at
-   to[q] of the memory that is sent; those that it receives from q begin at from[q] of the memory that is
-   received. Both are ordered by job, then by shard, then by node. */
+/* A batch of messages in flight, for one or more jobs. In the batch's send memory, the elements for process q
+   begin at byte to[q]; in its receive memory, the elements from process q begin at byte from[q]. Both are
+   ordered by job, then by shard, then by node. */
 typedef struct tt__net_batch {
     tt__net_job job[TT__NET_JOBS];
     int jobs;
-    size_t begin; /* start of the batch in both of these memories */
+    size_t begin; /* byte where the batch begins in the halves of staging memory to send and to receive */
     size_t to[TT__RANKS + 1], from[TT__RANKS + 1];
     tt__request r[TT__NET_REQUESTS(2 * TT__STAGE / TT__NET_FLIGHTS)];
     tt__mail mail;
@@ -18257,12 +18279,12 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
             }
         }
         b->to[q + 1] = b->to[q] + to;
-        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* its own nodes stay in the sent memory */
+        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* own nodes stay in the send memory */
     }
 }
 
 /* Copies a rank's elements of all shards, one after another, to the second half of the rank's staging memory.
-   Needed if kernels of a process cannot load from each other's memory. */
+   Needed if kernels of this process's ranks cannot load from each other's memory. */
 static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b)
 {
     char *to = (char *)c->crew->stage[c->rank] + TT__STAGE + b->begin;
@@ -18280,8 +18302,9 @@ static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b
     return status;
 }
 
-/* Sums the nodes of this process, for all members' shards, into the memory that is sent. The ranks take
-   turns. If `apart`, they read the operands that tt__net_lay_out has copied. */
+/* Computes the sums of this process's nodes, for the shards of all members, in the send memory `to`. Each
+   rank of the process computes some of these sums. If c->apart, they read the copies that tt__net_lay_out
+   made. */
 static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, char *to)
 {
     tt__mat leaf[TT__RANKS];
@@ -18313,11 +18336,11 @@ static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, c
     return status;
 }
 
-/* Sums the nodes of all processes to this rank's shard. */
+/* Adds up the sums of the nodes of all processes for this rank's shard. */
 static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b, const char *sent,
                                 const char *received)
 {
-    const char *at[TT__RANKS]; /* the next node of each process */
+    const char *at[TT__RANKS]; /* for each process: its next node */
     tt__mat leaf[TT__RANKS];
     tt_status status = TT_OK;
     for (int q = 0; q < c->processes; q++) at[q] = q == c->own ? sent + b->to[q] : received + b->from[q];
@@ -18340,7 +18363,7 @@ static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b,
     return status;
 }
 
-/* Waits for a batch and sums it. */
+/* Waits for the messages of a batch, then sums this rank's shard. */
 static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
 {
     const char *stage = (const char *)c->crew->stage[c->leader] + b->begin;
@@ -18353,8 +18376,9 @@ static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
     return status;
 }
 
-/* Reduces n tensors; each member gets its shard of the sums. Other batches are in flight while one is summed,
-   and while one direction of a link is ahead of the other. */
+/* Sums the n tensors of the collectives over all members; each member gets its shard of the sums. Several
+   batches of messages are in flight: links stay busy while a batch is summed, and one direction of a link
+   need not wait for the other. */
 static tt_status tt__net_reduce(const tt__collective *c)
 {
     const tt__instr *i = c->l->instr;
@@ -18394,9 +18418,9 @@ static tt_status tt__net_reduce(const tt__collective *c)
     return status;
 }
 
-/* Returns where the elements of a job in member m's shard begin. If not `direct`: in the leader's staging
-   memory, with `room` bytes for each shard. Otherwise in the memory of the rank that has the shard or, for
-   shards of other processes, in the leader's result. */
+/* Returns the address where the elements of a job in member m's shard begin. If c->direct, this is in the
+   memory of the rank that has the shard or, for shards of other processes, in the leader's result. Otherwise
+   it is in the leader's staging memory, where each shard has `room` bytes. */
 static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int m, size_t room)
 {
     const tt__launch *l = &c->l[job->k];
@@ -18408,8 +18432,8 @@ static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int 
     return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
 }
 
-/* Copies this rank's shard to staging memory or, if `come`, all shards that the rank lacks from there. Then
-   waits at a barrier for the other ranks, which do the same. */
+/* Copies this rank's shard to the leader's staging memory or, if `come`, copies from there all shards that
+   the rank lacks. Then waits at a barrier for the process's other ranks, which do the same. */
 static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, size_t room, bool come)
 {
     const tt__launch *l = &c->l[job->k];
@@ -18426,7 +18450,8 @@ static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, 
     return status == TT_OK ? tt__meet_near(c) : status;
 }
 
-/* Exchanges shards with other processes. The leaders send the messages, a bounded number at a time. */
+/* Exchanges shards with other processes. The leader of each process sends and receives the messages; the
+   number of messages in flight is bounded. */
 static tt_status tt__net_gather(const tt__collective *c)
 {
     enum { REQUESTS = 4 * TT__RANKS };
@@ -18464,7 +18489,7 @@ static tt_status tt__net_gather(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&mail) : status;
 }
 
-/* Sends the operand of member 0 from process to process, in a chain. */
+/* Sends the operand of member 0 through a chain of processes: each passes it on to the next. */
 static tt_status tt__net_broadcast(const tt__collective *c)
 {
     const bool leads = c->rank == c->leader, waits = leads && !c->direct, last = c->own + 1 == c->processes;
@@ -18498,7 +18523,8 @@ static tt_status tt__net_broadcast(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&out) : status;
 }
 
-/* Copies to this rank what the leader has received and what other ranks of this process have. */
+/* Copies to this rank the shards that its process's leader has received and those that other ranks of the
+   process have. */
 static tt_status tt__net_spread(const tt__collective *c)
 {
     const bool all = tt__net_is(c->l, TT__OF_FIRST);
@@ -18518,7 +18544,7 @@ static tt_status tt__net_spread(const tt__collective *c)
     return tt__launch_phase(c, c->l, c->n);
 }
 
-/* Sends n operands from a member to a member of another process, or receives them. */
+/* Sends the operands of n collectives to the other member of a pair, in another process, or receives them. */
 static tt_status tt__net_pair(const tt__collective *c)
 {
     const tt__instr *i = c->l->instr;
@@ -18551,7 +18577,7 @@ static tt_status tt__net_pair(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&mail) : status;
 }
 
-/* Runs one phase of collectives with members in several processes. */
+/* Runs one phase of collectives whose members belong to several processes. */
 static tt_status tt__net_phase(const tt__collective *c)
 {
     tt_status status = TT_OK;
@@ -18563,8 +18589,8 @@ static tt_status tt__net_phase(const tt__collective *c)
     return status == TT_OK && c->direct ? tt__net_spread(c) : status;
 }
 
-/* Runs all phases of n collectives on a rank, with barriers of the members before and after each. met: the
-   members have passed a barrier right before. */
+/* Runs all phases of c->n collectives on a rank. Before and after each phase, the members wait at a barrier.
+   met: the members have just passed a barrier, so the first one is left out. */
 static tt_status tt__run_collective(const tt__collective *c, bool met)
 {
     const int phases = tt__rules_of(c->l->instr)->phases;
@@ -18607,26 +18633,27 @@ static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "manage
 #ifndef TT__BLOCK /* tests make it smaller */
 #define TT__BLOCK ((size_t)2 << 20)
 #endif
-enum { TT__WINDOWS = 3 }; /* the window that runs, and windows in flight */
+enum { TT__WINDOWS = 3 }; /* number of windows at once: one runs, the others are being prefetched */
 
-/* The state of an arena in managed memory that exceeds the device's free memory: which blocks are on the
-   device, according to the plan. A window: consecutive instructions whose blocks are prefetched together. */
+/* The state of an arena in managed memory that exceeds the device's free memory: which of its blocks the plan
+   expects on the device. A window is consecutive instructions whose blocks are prefetched together. */
 typedef struct tt__paging {
-    size_t room;        /* bytes on the device for blocks that are not kept */
-    size_t blocks;      /* number of blocks, from the arena's first byte on */
+    size_t room;        /* bytes on the device for blocks that may leave it (not `kept`) */
+    size_t blocks;      /* number of blocks of the arena */
     uint64_t *used;     /* for each block: `clock` when the last window that uses it began; 0: none */
     uint64_t *stamp;    /* for each block: number of the instruction that added it to a window */
-    bool *kept;         /* for each block: it stays on the device */
+    bool *kept;         /* for each block: whether it always stays on the device */
     uint64_t clock;     /* 1 + bytes of the blocks that windows have used so far, except kept blocks */
-    uint64_t stamps;    /* number of instructions so far */
+    uint64_t stamps;    /* number of instructions that were added to windows so far */
     uint64_t prefetched; /* bytes prefetched so far */
-    void *began, *there[TT__WINDOWS]; /* events: a window begins; a window's blocks are on the device */
-    bool brought[TT__WINDOWS]; /* the window had blocks to prefetch, so `there` is its event */
+    void *began, *there[TT__WINDOWS]; /* events: a window began; a window's blocks are on the device */
+    bool brought[TT__WINDOWS]; /* for each window: it had blocks to prefetch, so its event in `there` is
+                                  set */
 } tt__paging;
 
-/* The memory of one or more programs that share it, with the same layout on each rank: persistent bytes, then
-   the transient bytes of the largest program, then, only on ranks of data rank 0, `of_first` bytes. Offloaded
-   parameters take on_host bytes of the host's memory. */
+/* An arena: the memory that one or more programs share. Its layout is equal on each rank: persistent bytes,
+   then the transient bytes of the largest program, then, only on the ranks of data rank 0, `of_first` bytes.
+   Offloaded parameters take on_host bytes of the host's memory. */
 typedef struct tt__arena {
     int references;     /* number of programs, and of parameters stored here */
     struct tt_program *programs; /* linked list */
@@ -18639,20 +18666,21 @@ typedef struct tt__arena {
     tt__paging *paging; /* NULL: all of the memory is on the device */
     char *memory[TT__RANKS]; /* NULL until allocated */
     char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of host memory for copies to a device; NULL on the CPU */
-    size_t persistent, transient, of_first; /* bytes; persistent begins with the resident workspace */
+    size_t persistent, transient, of_first; /* bytes; the persistent bytes begin with the resident
+                                               workspace */
     char *host[TT__RANKS];
     size_t on_host;
     size_t budget;      /* min of the programs' memory_budget; 0: none has one */
     tt__home *home;     /* indexed by tt_param.index */
     int n_homes;
     bool torn;          /* an update failed half-way: parameters may differ between ranks */
-    bool tuned;         /* the programs' matrix products were timed, or must not be */
-    bool learnt;        /* a loaded state has set how products are computed, so they must not be timed */
+    bool tuned;         /* the programs' matrix products were timed, or must not be timed */
+    bool learnt;        /* a loaded state says how to compute matrix products, so they must not be timed */
     const void *results_of; /* program whose last outputs are in the transient bytes; NULL: none */
 } tt__arena;
 
-/* Allocates host memory that a rank's device can copy from and to. Returns NULL after an error, which the
-   device's backend explains. */
+/* Allocates host memory from and to which a rank's device can copy. Returns NULL after an error; the device's
+   backend then has the reason. */
 static char *tt__host_allocate(tt_context *ctx, const tt__crew *c, int rank, size_t bytes)
 {
     if (c->kind->host) return (char *)tt__alloc(ctx, bytes);
@@ -18665,12 +18693,12 @@ static void tt__host_release(tt_context *ctx, const tt__crew *c, int rank, char 
     else if (memory) c->kind->backend->release_host(c->device[rank], memory);
 }
 
-/* An arena belongs to the ranks [tt__first_rank, tt__end_rank), those of its stage. */
+/* An arena belongs to one pipeline stage, whose ranks are [tt__first_rank, tt__end_rank). */
 static int tt__stage_ranks(const tt__arena *a) { return a->data * a->tensor; }
 static int tt__first_rank(const tt__arena *a) { return a->stage * tt__stage_ranks(a); }
 static int tt__end_rank(const tt__arena *a) { return tt__first_rank(a) + tt__stage_ranks(a); }
 
-/* The ranks of an arena in this process: [tt__near_rank, tt__near_end). */
+/* The ranks of an arena that this process has are [tt__near_rank, tt__near_end). */
 static int tt__near_rank(const tt__arena *a) { return (int)tt__max(tt__first_rank(a), a->crew->first); }
 static int tt__near_end(const tt__arena *a)
 {
@@ -18717,7 +18745,7 @@ static size_t tt__arena_size(const tt__arena *a, int rank)
     return a->persistent + a->transient + (rank - tt__first_rank(a) < a->tensor ? a->of_first : 0);
 }
 
-/* Returns where an arena stores a parameter, NULL if it does not. */
+/* Returns where arena `a` stores a parameter; NULL if it stores none of that index. */
 static const tt__home *tt__home_in(const tt__arena *a, int param)
 {
     return a && param < a->n_homes && a->home[param].offset != TT__NO_PLACE ? &a->home[param] : NULL;
@@ -18735,9 +18763,9 @@ static tt_status tt__homes_grow(tt_context *ctx, tt__arena *a)
     return TT_OK;
 }
 
-/* Returns the arena in which a program of arena `a` finds a parameter; NULL: none yet. That is the holder or,
-   for a kind of device without a backend, which never holds parameters, `a` itself. In a pipeline of `stages`
-   stages, each stage has its own arena. */
+/* Returns the arena in which a program of arena `a` finds parameter p; NULL: no arena stores p yet. Usually
+   this is p's holder: in a pipeline of `stages` stages, the holder that belongs to `stage`. For a kind of
+   device without a backend, where parameters have no holder, it is `a`. */
 static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p, int stage,
                                  int stages)
 {
@@ -18749,11 +18777,12 @@ static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, cons
 /* ==== src/context/cpu.h */
 /* ------------------------------------------------------------------------------------------------ devices */
 
-/* Elements of a piece of a tensor that streams between files, host and device, and bytes of its buffer. */
+/* PIECE: max number of elements of a tensor that move at once between files, host and device. BOUNCE: bytes
+   of the buffer for them. */
 #define TT__PIECE 16384
 #define TT__BOUNCE (sizeof(float) * TT__PIECE)
 
-/* Returns the number of threads of each of several ranks on the CPU. */
+/* Returns the number of threads of each rank if `ranks` ranks share the CPU. */
 static int tt__rank_threads(const tt_context *ctx, int ranks)
 {
     return (int)tt__max(1, ctx->cpu.pool->threads / ranks);
@@ -18801,7 +18830,7 @@ static tt_status tt__cpu_copy(tt__device *d, int stream, void *to, const void *f
     return tt__cpu_read(d, to, from, bytes);
 }
 
-/* All work is done when a function returns, so an event holds nothing. */
+/* Does nothing: CPU work is done when its function returns, so an event owns nothing. */
 static void tt__cpu_release_event(tt__device *d, void *event) { (void)d; (void)event; }
 
 static tt_status tt__cpu_mark(tt__device *d, int stream, void **event)
@@ -18824,7 +18853,8 @@ static tt_status tt__cpu_fill(tt__device *d, void *memory, int byte, size_t byte
     return TT_OK;
 }
 
-/* Computes elements [first, first + n) of an initialiser, four per Philox block. first: a multiple of 4. */
+/* Computes elements [first, first + n) that an initialiser gives a tensor; one Philox block gives four
+   elements. first: a multiple of 4. */
 static void tt__init_values(tt_init init, uint64_t key, int64_t first, int64_t n, float *to)
 {
     for (int64_t k = 0; k < n; k += 4) {
@@ -18884,7 +18914,8 @@ static const char *tt__cpu_refuses(int index, const tt__launch *l)
     return NULL;
 }
 
-/* Copies the first line of a file that begins with `key` to `to`, without key and colon; "" if none does. */
+/* Finds the first line of a file that begins with `key` and copies it to `to` without key and colon. Without
+   such a line, `to` becomes "". */
 static void tt__line_of(const char *path, const char *key, char to[128])
 {
     char line[1024];
@@ -18910,8 +18941,8 @@ static const tt__backend tt__cpu_backend = {
 
 /* ==== src/context/devices.h */
 /* ----------------------------------------------------------------------------------- ranks and their devices
-   The kinds of devices, the ranks that a name such as "cuda:0,2" denotes, and reads and writes of their
-   memory. A crew: the device group of all ranks of a program. */
+   The kinds of devices, the devices that a name such as "cuda:0,2" denotes, and reads and writes of device
+   memory. A crew is the group of the devices of all ranks of a program. */
 
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
     {"cpu", &tt__cpu_backend, TT__ALIGN, 0, true, tt__cpu_workspace},
@@ -18948,14 +18979,14 @@ static tt_status tt__crew_open(tt_context *ctx, tt__crew *c)
     for (int r = c->first; r < c->first + c->local; r++) {
         if (c->device[r]) continue;
         c->device[r] = c->kind->backend->open(ctx, c->index[r], c->local, why, sizeof why);
-        if (!c->device[r] && c->kind->host) return ctx->status; /* no memory or no thread */
+        if (!c->device[r] && c->kind->host) return ctx->status; /* out of memory or threads */
         if (!c->device[r])
             return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s%s",
                             tt__device_name(c->kind, c->index[r], name), why, c->moved ? "; the processes of "
                             "a host take devices in turn, unless these are named, as cuda:0" : "");
     }
     if (c->ranks == 1) return TT_OK;
-    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* for sent and for received messages */
+    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* send and receive buffers */
     for (int r = c->first; r < c->first + c->local && (ctx->net || c->kind->backend->stage); r++) {
         if (!c->stage[r]) c->stage[r] = c->kind->backend->allocate_host(c->device[r], stage);
         if (!c->stage[r]) return tt__device_status(ctx, c, r, TT_ERR_MEMORY);
@@ -18998,8 +19029,8 @@ typedef struct tt__crew_job {
     tt_status (*run)(void *arg, int rank);
     void *arg;
     tt_status status;
-    int failed;         /* one more than the number of the rank that failed; 0: none */
-    bool named;         /* the context's error comes from that rank */
+    int failed;         /* one more than the number of the rank that failed; 0: none failed */
+    bool named;         /* the context's error message comes from the failed rank */
 } tt__crew_job;
 
 static void tt__crew_task(void *arg, int64_t task, int thread)
@@ -19012,7 +19043,7 @@ static void tt__crew_task(void *arg, int64_t task, int thread)
     if (status == TT_OK) return;
     pthread_mutex_lock(&w->ctx->mutex);
     const bool named = w->ctx->rank_failed && pthread_equal(w->ctx->failed, pthread_self());
-    if (!job->failed || (named && !job->named)) { /* the other ranks fail only because this one did */
+    if (!job->failed || (named && !job->named)) { /* other ranks fail because this one did */
         job->status = status;
         job->failed = rank + 1;
         job->named = named;
@@ -19041,7 +19072,8 @@ static tt_status tt__on_ranks(tt_context *ctx, tt__crew *c, tt_status (*run)(voi
                     tt__device_name(c->kind, c->index[job.failed - 1], name), error);
 }
 
-/* Numbers in the memory of a rank. data: NULL if the rank belongs to another process. */
+/* The place of numbers in the memory of a rank. data: their address; NULL if the rank belongs to another
+   process. */
 typedef struct tt__memory {
     const tt__arena *arena;
     int rank;
@@ -19050,7 +19082,7 @@ typedef struct tt__memory {
     void *data;
 } tt__memory;
 
-/* Reads the first n numbers of *x and converts them to another dtype. */
+/* Reads the first n numbers at *x into `to` and converts them to dtype to_type. */
 static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
     const tt__arena *a = x->arena;
@@ -19071,8 +19103,8 @@ static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type
     return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
 }
 
-/* Reads the first n numbers of *x and converts them to another dtype. If the crew spans processes, the
-   process of x's rank reads, and all processes get the result. */
+/* Reads the first n numbers at *x into `to` and converts them to dtype to_type. If the ranks belong to
+   several processes, the process that has rank x->rank reads, and all processes get the numbers. */
 static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
     const tt__crew *c = x->arena->crew;
@@ -19110,7 +19142,8 @@ static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtyp
     return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
 }
 
-/* Returns the option or, if that is NULL or "", the environment variable; NULL if both are empty. */
+/* Returns `option` or, if it is NULL or "", the value of environment variable `variable`; NULL if both are
+   empty. */
 static const char *tt__option(const char *option, const char *variable)
 {
     if (!option || !*option) option = getenv(variable);
@@ -19140,7 +19173,8 @@ static int tt__device_numbers(const char *list, int index[TT__RANKS])
     return *list ? 0 : n;
 }
 
-/* Sets the shortest name of a crew's devices: "cuda", "cuda:1", "cuda*4", "cuda:0,2". */
+/* Sets a crew's name to the shortest name of its devices, such as "cuda", "cuda:1", "cuda*4" or
+   "cuda:0,2". */
 static void tt__crew_name(tt__crew *c)
 {
     tt__text text = {c->name, sizeof c->name, 0};
@@ -19153,7 +19187,7 @@ static void tt__crew_name(tt__crew *c)
     if (c->ranks > c->local) tt__print(&text, " in %d processes", c->ranks / c->local);
 }
 
-/* Returns the number of processes on this host with smaller numbers than this process. */
+/* Returns how many processes on this host have a smaller process number than this process. */
 static int tt__processes_before(const tt__net *n)
 {
     int before = 0;
@@ -19161,8 +19195,9 @@ static int tt__processes_before(const tt__net *n)
     return before;
 }
 
-/* Returns the crew of these devices in each process: the existing crew or a new one, whose devices are not
-   open yet. moved: tt__crew.moved. NULL after tt__fail. */
+/* Returns the crew (device group) with `local` devices, those of numbers index[], in each process: the
+   existing crew, or a new one whose devices are not open yet. moved: see tt__crew.moved. Returns NULL after
+   tt__fail. */
 static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const int *index, int local,
                              int moved)
 {
@@ -19214,7 +19249,7 @@ static tt__crew *tt__find_devices(tt_context *ctx, const char *name)
             tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s' is not there: the CPU is one device, %s; %s*2 is two "
                      "ranks that share its threads", name, kind->name, kind->name);
         else {
-            const bool in_turn = !kind->host && name[length] != ':'; /* a host's processes take turns */
+            const bool in_turn = !kind->host && name[length] != ':'; /* each process takes its own */
             const int moved = in_turn ? ranks * tt__processes_before(ctx->net) : 0;
             for (int r = 0; r < ranks; r++) index[r] += moved;
             return tt__crew_of(ctx, kind, index, ranks, moved);
@@ -19248,7 +19283,7 @@ static const tt__isa_table *tt__choose_isa(const char *name)
     const tt__isa_table *table[3] = {&tt__isa_table_portable, NULL, NULL};
 #ifdef TT__HAS_AVX2
     unsigned a, b, c = 0, d;
-    bool avx2 = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C); /* __builtin_cpu_supports may lack F16C */
+    bool avx2 = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C); /* some compilers' builtins lack F16C */
     __builtin_cpu_init();
     avx2 = avx2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     if (avx2) table[1] = &tt__isa_table_avx2;
@@ -19266,10 +19301,10 @@ static const tt__isa_table *tt__choose_isa(const char *name)
 
 static const char *const tt__bf16_name[] = {"convert", "dot", "tiles"};
 
-/* Chooses how bf16 matrix products are computed; name: a value of tt__bf16_name, or NULL for the fastest.
-   Returns false if the CPU or the kernels lack it. Compared with fp32, bf16 dot products run at twice the
-   rate on AMD's CPUs, at four times on Arm's (see tt__bfmmla) and at half on Intel's, where tiles run at 16
-   times the rate. */
+/* Chooses how bf16 matrix products are computed. name: a value of tt__bf16_name, or NULL for the fastest way.
+   Returns false if the CPU or the kernels lack the named way. Relative to fp32, bf16 dot products run at
+   twice the rate on AMD's CPUs, at four times the rate on Arm's (see tt__bfmmla) and at half the rate on
+   Intel's. Tiles, which only Intel's CPUs have, run at 16 times the rate. */
 static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16 *how)
 {
     bool has[TT__COUNT(tt__bf16_name)] = {true, false, false};
@@ -19279,7 +19314,7 @@ static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16
     if (has[TT__BF16_DOT] && __builtin_cpu_is("amd")) *how = TT__BF16_DOT;
 #endif
 #ifdef TT__TILES_HERE
-    const bool wanted = !name || strcmp(name, "tiles") == 0; /* asks Linux for permission only then */
+    const bool wanted = !name || strcmp(name, "tiles") == 0; /* TT__TILES_HERE asks Linux for permission */
     has[TT__BF16_TILES] = wanted && isa == &tt__isa_table_avx512 && TT__TILES_HERE;
     if (has[TT__BF16_TILES]) *how = TT__BF16_TILES;
 #endif
@@ -19397,7 +19432,7 @@ size_t tt_allocated_bytes(const tt_context *ctx) { return ctx->allocated; }
 
 typedef struct tt__peak_job {
     double (*loop)(int64_t rounds, float *sink);
-    double flops[256]; /* FLOPs of each task */
+    double flops[256]; /* FLOPs that each task executed */
 } tt__peak_job;
 
 static void tt__peak_task(void *arg, int64_t task, int thread)
@@ -19414,7 +19449,7 @@ double tt_measured_peak(tt_context *ctx)
     tt__peak_job job;
     job.loop = ctx->cpu.isa->peak[TT__BF16_CONVERT];
     for (int attempt = 0; attempt < 8 && ctx->measured_peak <= 0; attempt++)
-        for (int k = 0; k < 8; k++) { /* the best of several: a busy neighbour only slows a run down */
+        for (int k = 0; k < 8; k++) { /* keeps the best run: other programs can only slow a run down */
             double start = tt__seconds(), flops = 0;
             tt__parallel(ctx->cpu.pool, threads, tt__peak_task, &job);
             double seconds = tt__seconds() - start;
@@ -19435,7 +19470,8 @@ static uint64_t tt__hash_on(uint64_t h, const void *bytes, size_t n)
     for (size_t i = 0; i < n; i++) h = (h ^ b[i]) * TT__HASH_PRIME;
     return h;
 }
-/* Continues a hash with the elements of a tensor, each of `item` bytes, 2 or 4: one step for each element. */
+/* Returns the hash continued with the elements of a tensor, one step for each element. item: bytes of an
+   element, 2 or 4. */
 static uint64_t tt__hash_elements(uint64_t hash, const void *from, size_t bytes, int64_t item)
 {
     for (const char *at = (const char *)from, *end = at + bytes; at < end; at += item) {
@@ -19449,8 +19485,8 @@ static uint64_t tt__hash_elements(uint64_t hash, const void *from, size_t bytes,
 }
 static uint64_t tt__hash(const char *text) { return tt__hash_on(TT__HASH_BEGIN, text, strlen(text)); }
 
-/* Returns the slot of a name in the hash table, or the free slot where the name belongs: the first free slot
-   from the name's hash on. */
+/* Returns the slot of the hash table that holds a parameter's name. For a new name, returns the free slot
+   where it belongs: the first free slot from the name's hash on. */
 static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
 {
     uint64_t hash = tt__hash(name);
@@ -19460,7 +19496,7 @@ static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
     return &slots[at];
 }
 
-/* Makes room for one more name. At least half of the slots stay free. */
+/* Makes room in the hash table for one more name. At least half of the slots stay free. */
 static bool tt__param_slots_grow(tt_context *ctx)
 {
     uint32_t n = ctx->n_param_slots ? 2 * ctx->n_param_slots : 64;
@@ -19477,7 +19513,7 @@ static bool tt__param_slots_grow(tt_context *ctx)
 tt_param *tt_param_find(tt_context *ctx, const char *name)
 {
     uint32_t found = ctx->n_params ? *tt__param_slot(ctx, name) : 0;
-    if (found) ctx->unmade[0] = 0; /* a caller who finds the parameter knows why a second was not made */
+    if (found) ctx->unmade[0] = 0; /* the name exists: the error of making it twice is not needed */
     return found ? ctx->params[found - 1] : NULL;
 }
 
@@ -19535,8 +19571,9 @@ static void tt__param_drop_source(tt_param *p)
     p->source = NULL;
 }
 
-/* Removes all parameters but the first `count`; no tape may use them. Removes the newest first, so that the
-   search for a name that stays never crosses a slot that was freed. */
+/* Removes all parameters except the first `count`; no tape may use the removed ones. Removes the newest
+   first, so that the search for the name of a remaining parameter never crosses a freed slot of the hash
+   table. */
 static void tt__params_undo(tt_context *ctx, int count)
 {
     while (ctx->n_params > count) {
@@ -19577,13 +19614,14 @@ int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen)
 static const tt__home *tt__param_home(const tt_param *p) { return tt__home_in(p->holder, p->index); }
 static bool tt__has_memory(const tt_param *p) { return p->holder && p->holder->allocated; }
 
-/* Returns whether `rank` is a rank of this process that belongs to an arena, which may be NULL. */
+/* Returns whether `rank` belongs both to this process and to arena `a`; false if `a` is NULL. */
 static bool tt__has_rank(const tt__arena *a, int rank)
 {
     return a && rank >= tt__near_rank(a) && rank < tt__near_end(a);
 }
 
-/* Returns a rank's part of a parameter whose arena is allocated; NULL if the rank is in another process. */
+/* Returns the memory where a rank stores its part of parameter p, whose arena must be allocated; NULL if the
+   rank belongs to another process. */
 static char *tt__param_memory(const tt_param *p, int rank)
 {
     tt__arena *a = tt__has_rank(p->again, rank) ? p->again : p->holder;
@@ -19597,7 +19635,7 @@ typedef struct tt__stored {
     int64_t rows, cols;
     tt__part part;
     int data, tensor;   /* data ranks and tensor ranks */
-    int first;          /* number of the first of these ranks */
+    int first;          /* number of the first rank that stores a part */
 } tt__stored;
 
 /* Describes how the ranks of an arena store a tensor with the shape of a parameter. */
@@ -19613,8 +19651,8 @@ static tt__stored tt__param_stored(const tt_param *p)
     return tt__stored_of(p, &tt__param_home(p)->part, p->holder);
 }
 
-/* Returns the number of elements that a rank stores. *first: where they begin in the shard of the rank's
-   tensor rank. */
+/* Returns how many elements of the tensor a rank stores. *first: number of the first of them within the shard
+   that the rank's tensor rank has. */
 static int64_t tt__stored_piece(const tt__stored *s, int rank, int64_t *first)
 {
     *first = 0;
@@ -19622,8 +19660,8 @@ static int64_t tt__stored_piece(const tt__stored *s, int rank, int64_t *first)
     return tt__piece(s->part.of, s->part.unit, s->part.root, (rank - s->first) / s->tensor, s->data, first);
 }
 
-/* Returns the number in the tensor of the element that a rank stores at `at`. *n: number of elements from
-   there on that are contiguous both in the tensor and on the rank. */
+/* Returns the index in the whole tensor of element `at` of a rank. *n: how many elements from this one on are
+   contiguous both in the tensor and on the rank. */
 static int64_t tt__stored_element(const tt__stored *s, int rank, int64_t at, int64_t *n)
 {
     int64_t first, count = tt__stored_piece(s, rank, &first), tensor_rank = rank % s->tensor;
@@ -19635,9 +19673,9 @@ static int64_t tt__stored_element(const tt__stored *s, int rank, int64_t at, int
     return e / part_cols * s->cols + tensor_rank * part_cols + e % part_cols;
 }
 
-/* Finds where element e of the tensor is stored: *rank: the first rank that stores it. Returns the element's
-   number on that rank. *n: number of elements from there on that are contiguous both in the tensor and on
-   the rank. */
+/* Finds the first rank that stores element e of the tensor. Sets *rank to this rank, and returns the
+   element's index on the rank. *n: how many elements from this one on are contiguous both in the tensor and
+   on the rank. */
 static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t *n)
 {
     const int64_t each = s->rows * s->cols / s->tensor, part_cols = s->cols / s->tensor;
@@ -19685,7 +19723,8 @@ static uint64_t tt__init_key(const tt_param *p)
     return tt__stream_key(p->ctx->options.seed, TT__RANDOM_INIT, tt__hash(p->name), 0);
 }
 
-/* Reads elements [first, first + n) of p from its source. first: a multiple of 4. */
+/* Reads elements [first, first + n) of parameter p from its source: a callback or an initialiser. first: a
+   multiple of 4. */
 static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     if (p->read) return p->read(p->source, first, n, to);
@@ -19695,8 +19734,8 @@ static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t
     return TT_OK;
 }
 
-/* Reads elements [first, first + n) of p from memory or, if the arena is not allocated, from its source.
-   first: a multiple of 4. */
+/* Reads elements [first, first + n) of parameter p from its arena's memory or, if that is not allocated, from
+   p's source. first: a multiple of 4. */
 static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     if (!tt__has_memory(p)) return tt__param_read_source(p, first, n, to);
@@ -19704,7 +19743,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     const tt__home *home = tt__param_home(p);
     const tt__stored stored = tt__param_stored(p);
     const tt__crew *c = p->holder->crew;
-    const bool everywhere = tt__is_everywhere(&stored, p->holder); /* each process reads its own ranks */
+    const bool everywhere = tt__is_everywhere(&stored, p->holder); /* each process reads from its own ranks */
     for (int64_t done = 0, m; done < n && status == TT_OK; done += m) {
         int rank;
         const int64_t at = tt__stored_at(&stored, first + done, &rank, &m);
@@ -19718,7 +19757,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     return status;
 }
 
-/* Fails if p is stored as f16 and a finite number would become infinite. */
+/* Fails if parameter p is stored as f16 and one of the finite `values` would become infinite. */
 static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t first, int64_t n)
 {
     const bool narrow = tt__param_home(p)->dtype == TT_F16;
@@ -19730,8 +19769,9 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     return TT_OK;
 }
 
-/* Reads elements [first, first + n) of p to fill arena `a`: from p's source or, if `a` is the second of two
-   arenas and the first is filled already, from the first. first: a multiple of 4. */
+/* Reads elements [first, first + n) of parameter p, to fill arena `a`. Reads p's source or, if `a` is the
+   second arena that stores p and the first already has p's numbers, the first arena. first: a multiple of
+   4. */
 static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64_t first, int64_t n,
                                     float *to)
 {
@@ -19739,9 +19779,9 @@ static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64
     return other ? tt__param_read(p, first, n, to) : tt__param_read_source(p, first, n, to);
 }
 
-/* Fills a rank's part of p from its source. Keeps the source, in case another parameter fails. piece: a
-   buffer of TT__PIECE floats. An initialiser whose numbers need no check writes directly to the rank's
-   memory. */
+/* Fills a rank's part of parameter p from p's source. Keeps the source, in case filling another parameter
+   fails. piece: a buffer of TT__PIECE floats. An initialiser whose numbers cannot exceed the dtype's range
+   writes directly to the rank's memory. */
 static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
 {
     char *memory = tt__param_memory(p, rank);
@@ -19749,7 +19789,7 @@ static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
     const tt__home *home = tt__home_in(a, p->index);
     const tt__stored stored = tt__stored_of(p, &home->part, a);
     const bool of_source = a == p->holder || !tt__has_memory(p) || p->source_stays;
-    /* The max absolute value that p->init gives: normal numbers reach sqrt(-2 log(2^-25)) = 5.9
+    /* Max absolute value that p->init can give: normal numbers reach sqrt(-2 log(2^-25)) = 5.9 standard
        deviations. */
     const double most = fabs((double)p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1);
     const bool fits = home->dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || most < 65504;
@@ -19786,7 +19826,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
     tt_status status = tt__has_memory(p) ? tt__param_fits(p, values, 0, p->size) : TT_OK;
     for (int k = 0; k < 2 && tt__has_memory(p); k++) {
         const tt__arena *a = k ? p->again : p->holder;
-        if (!a || !a->allocated) continue; /* it is filled later, from the other arena */
+        if (!a || !a->allocated) continue; /* this arena is filled later from the other one */
         const tt__home *home = tt__home_in(a, p->index);
         const tt__stored stored = tt__stored_of(p, &home->part, a);
         for (int rank = tt__first_rank(a); rank < tt__end_rank(a); rank++) {
@@ -19801,7 +19841,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
             }
         }
     }
-    p->source_stays = false; /* the source's values are out of date */
+    p->source_stays = false; /* p has new values: those of the source are out of date */
     if (tt__has_memory(p)) return status;
     float *copy = (float *)tt__alloc(p->ctx, sizeof(float) * (size_t)p->size);
     if (!copy) return TT_ERR_MEMORY;
@@ -19842,22 +19882,22 @@ void tt_close(tt_context *ctx)
    nothing on the device. Uses all sections above.
    ======================================================================================================== */
 
-/* A device's recording of the launches of a stretch. A recording of a micro-batch serves only runs with the
-   same numbers of rows. */
+/* A device's recording of the launches of a stretch (consecutive instructions). A recording made for a
+   micro-batch can be replayed only for micro-batches with the same number of rows of each axis. */
 typedef struct tt__recording {
-    void *made;             /* the device's recording; NULL: this run was seen only once */
+    void *made;             /* the device's recording; NULL: not recorded yet, as it ran only once */
     tt__segment segment;
     int first;              /* number of the stretch's first instruction */
     bool later;             /* the run adds to gradients of earlier micro-batches */
-    int slot;               /* slot of the gradients; for sums, the number of slots in use */
+    int slot;               /* number of the gradients' slot; for sums, the number of slots in use */
     int64_t *rows;          /* rows of each axis; NULL: this entry is free */
-    int credit;             /* rises when the recording is used, falls when another run finds no entry */
+    int credit;             /* rises when the recording is used, falls when a new run asks for this entry */
 } tt__recording;
 enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MOST = 64 };
 
-/* The host's buffers from which an input is copied to a device with memory of its own: two that alternate,
-   each with the event after which it may be written again. arrived: bytes of the next run's input that are
-   at the input's arrival (tt__value.arrival). */
+/* The two host buffers from which an input is copied to a device with separate memory. Runs use them in turn.
+   copied: for each buffer, the event after which the host may write to the buffer. arrived: number of bytes
+   of the next run's input that were copied to tt__value.arrival. */
 typedef struct tt__staged { char *buffer[2]; void *copied[2]; int now; size_t arrived; } tt__staged;
 
 /* The values that tt_compile_options.update, matmul and recompute name. */
@@ -19866,14 +19906,14 @@ static const char *const tt__update_names[] = {"end", "backward", "host"};
 static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
 
-/* The checked tt_compile_options, with the values that their words name. */
+/* The checked tt_compile_options, with the enum values that the option strings name. */
 typedef struct tt__settings {
     tt_compile_options options; /* in `parallel`, defaults replace zeros */
     const tt__device_kind *kind;
     tt__crew *crew;
     int threads;            /* threads of a rank on the device "cpu" */
     int stage;              /* the program's stage of the pipeline */
-    int in_flight;          /* max number of micro-batches between their forward and their backward */
+    int in_flight;          /* max number of micro-batches whose forward has run and whose backward has not */
     tt__precision precision;
     tt__matmul matmul;
     tt__recompute recompute;
@@ -19885,20 +19925,22 @@ typedef struct tt__settings {
     tt_costs costs;
 } tt__settings;
 
-enum { TT__AHEAD = 2 }; /* tt__choice.ahead on devices that have streams */
+enum { TT__AHEAD = 2 }; /* max of tt__choice.ahead on devices that have streams */
 
-/* The decisions that may differ between programs of the same settings, to fit a budget. */
+/* The decisions that the compiler may change to fit a program into a memory budget. */
 typedef struct tt__choice {
     tt__recompute recompute;
     unsigned offload;       /* TT__OUT_ flags */
-    int activations;        /* with TT__OUT_ACTIVATIONS: blocks to offload at most, never the last */
+    int activations;        /* with TT__OUT_ACTIVATIONS: max number of blocks to offload, never the last
+                               block */
     tt__update update;
-    int ahead;              /* blocks that copies and collectives may run ahead; 0: no overlap */
-    int blocks;             /* "blocks" recomputes this many first blocks; INT_MAX: all but the last */
-    const bool *drop; int n_drop; /* for each of the first values: recomputed whatever `recompute` is */
-    int zero;               /* as tt_parallel.zero */
-    bool arrivals;          /* inputs are copied to the device during the run before theirs */
-    int halved;             /* times that TT__OFFLOAD_TOGETHER is halved, at most TT__ONE_BY_ONE */
+    int ahead;              /* number of blocks that copies and collectives may run ahead; 0: no overlap */
+    int blocks;             /* policy "blocks" recomputes the first `blocks` blocks; INT_MAX: all but the
+                               last */
+    const bool *drop; int n_drop; /* for each of the first n_drop values: recompute it under any policy */
+    int zero;               /* value of tt_parallel.zero */
+    bool arrivals;          /* a run's inputs are copied to the device during the run before */
+    int halved;             /* how many times TT__OFFLOAD_TOGETHER is halved, at most TT__ONE_BY_ONE */
 } tt__choice;
 
 /* A tape that is ready to run. Persistent storages have no place yet, as that depends on the arena. */
@@ -19909,20 +19951,21 @@ typedef struct tt__built {
     tt__box *box;           /* places of transient storages and workspaces */
     int n_boxes;
     size_t transient;       /* bytes of the region that holds the boxes on the device */
-    size_t bound;           /* max bytes of these boxes live at one instruction, */
-    int peak_at;            /* and the number of that instruction */
-    /* Bytes of the host's memory that belong to this program alone; host_of_first: after the other two, bytes
-       that only data rank 0 has. */
+    size_t bound;           /* max over instructions of the bytes of boxes that are live at the instruction */
+    int peak_at;            /* number of the instruction where `bound` bytes are live */
+    /* Bytes of host memory for this program alone: persistent bytes, then transient bytes, then bytes that
+       only data rank 0 has (host_of_first). */
     size_t host_persistent, host_transient, host_of_first;
     size_t of_first;        /* bytes on the device that only data rank 0 has */
     int together;           /* max number of instructions that run together */
     int under_way;          /* max number of instructions in flight on other streams */
-    /* For a stage of a pipeline: one more than the number of the SEND to the next stage ([0]) and to the
-       previous stage ([1]), and the segment that first writes the operand of that SEND. */
+    /* For a stage of a pipeline: the SEND instructions to the next stage ([0]) and to the previous stage
+       ([1]), each as one more than the instruction's number, and the segment that first writes the SEND's
+       operand. */
     int send[2];
     tt__segment sends_from[2];
     tt__replay replay;      /* the costs of a step */
-    int forward_values;     /* values with smaller numbers are the forward's, equal for any choice */
+    int forward_values;     /* values with smaller numbers belong to the forward: equal for every choice */
     int blocks;             /* number of blocks whose activations can be offloaded */
 } tt__built;
 
@@ -19933,12 +19976,12 @@ typedef enum tt__input_state { TT__UNSET, TT__SET, TT__OVERWRITTEN } tt__input_s
 /* An instruction in flight on another stream. */
 typedef struct tt__started {
     int at;                 /* one more than the number of the instruction; 0: this entry is free */
-    void *done;             /* the event after the instruction */
+    void *done;             /* the event that ends the instruction */
 } tt__started;
 
-/* The state of a stage's transfers for one micro-batch, by direction: 0: towards the last stage, 1: towards
-   the first. sent: the event after which the value that this stage sends is ready. taken: the event after
-   which this stage has copied the value that it receives. part: messages in flight to another process. */
+/* The state of a stage's transfers for one micro-batch. Arrays have an entry for each direction: 0: towards
+   the last stage, 1: towards the first. sent: the event after which the value to send is ready. taken: the
+   event after which this stage has copied the received value. part: messages in flight to another process. */
 enum { TT__PARTS = 8 };
 typedef struct tt__passed {
     void *sent[2], *taken[2];
@@ -19950,7 +19993,7 @@ typedef struct tt__passed {
 typedef struct tt__now {
     int64_t round;          /* round of the step: the number of the micro-batch on its data rank */
     int present;            /* data ranks that have a micro-batch in this round */
-    bool later;             /* instructions that add from the second lap on do add */
+    bool later;             /* not the first lap: instructions that accumulate add to earlier results */
     const int64_t *rows;    /* rows of each axis; NULL: tt__rank.axis_rows applies */
 } tt__now;
 
@@ -19959,29 +20002,30 @@ typedef struct tt__rank {
     int64_t *axis_rows;     /* rows of each axis in the next run; -1: not set */
     unsigned char *input;   /* a tt__input_state for each value */
     int inputs_set;         /* number of values that are TT__SET */
-    tt__results results;    /* results that were read last */
+    tt__results results;    /* this rank's results, as read last */
     double flops;           /* FLOPs of the last micro-batch */
     char *staging;          /* host memory for inputs' buffers, `found` and messages; NULL: not needed */
-    tt__results *found;     /* a step's results, copied here to be read later, */
-    void *has_found;        /* and the event after that copy */
-    tt__staged *staged;     /* one for each value */
+    tt__results *found;     /* copy of a step's results, to be read later */
+    void *has_found;        /* the event after which `found` holds the results */
+    tt__staged *staged;     /* host buffers of inputs, one entry for each value */
     char *sends[2], *receives[2]; /* messages of a stage, in `staging`, by direction */
     char *host;             /* memory for the values on the host (tt__host_region) */
     tt__launch *launches;   /* launches of instructions that run together */
     tt__mat *peers;         /* operands of `launches` on other ranks */
     void *ready;            /* the event by which other streams wait for the computation stream */
-    void *taken;            /* the event by which copies to arrivals wait for copies from arrivals */
-    /* For a stage of a pipeline: one for each of `in_flight` micro-batches. */
+    void *taken;            /* the event after which new inputs may overwrite those in tt__value.arrival */
+    /* Transfers of a pipeline stage: one entry for each of `in_flight` micro-batches. */
     tt__passed *passed;
     tt__started *started;   /* built.under_way entries */
     tt__recording recordings[TT__RECORDINGS];
     int next_recording;     /* the entry that the next new run may take */
     tt__now now;
     bool never_records;     /* the device failed to record instructions that it can run */
-    char why[256];          /* why that failed, until the logger is told */
+    char why[256];          /* the device's error when it failed to record, until the logger has it */
 } tt__rank;
 
-/* The step whose results are not read yet (`any`: one exists). tt_program.run.step already counts it. */
+/* The step whose results were not read yet; any: such a step exists. tt_program.run.step already counts this
+   step. */
 typedef struct tt__unread {
     bool any, one;          /* one: the step had one micro-batch */
     double flops;
@@ -19989,7 +20033,7 @@ typedef struct tt__unread {
 
 /* The inputs of one micro-batch of a data rank, kept until a pipeline runs it. */
 typedef struct tt__fed {
-    char *inputs;           /* bytes; each input begins at tt_program.fed_at */
+    char *inputs;           /* data of all inputs; tt_program.fed_at holds each input's offset in bytes */
     int64_t *rows;          /* rows of each axis */
 } tt__fed;
 
@@ -19997,8 +20041,8 @@ typedef struct tt__fed {
    been updated. */
 typedef enum tt__outcome { TT__UPDATED, TT__NO_TARGET, TT__NOT_FINITE, TT__HALF_UPDATED } tt__outcome;
 
-/* A program: a list of stages, each with its own tape, plan and arena; without a pipeline, one stage. The
-   caller holds the first stage, the head, whose last fields serve all stages. */
+/* A stage of a compiled program, with its own tape, plan and arena. A program without a pipeline has one
+   stage. The caller holds the first stage, the head; the last fields of the head apply to all stages. */
 struct tt_program {
     tt_context *ctx;
     struct tt_program *head;
@@ -20006,7 +20050,7 @@ struct tt_program {
     tt__built built;
     tt__arena *arena;
     struct tt_program *next; /* next program of the arena */
-    tt__rank *rank;         /* one for each rank of the crew; the stages share the array */
+    tt__rank *rank;         /* state on each rank of the crew; the stages share this array */
     bool zeroed;            /* tt__zero_states has run */
     bool ready;             /* the arena and all parameters have memory */
     bool tunes;             /* tt_compile_options.tune is not "off" */
@@ -20016,8 +20060,8 @@ struct tt_program {
     /* Fields of the head alone. */
     struct tt_program *stage[TT__RANKS]; int stages;
     tt__fed *fed; int n_fed, cap_fed; /* entry r * data + d: micro-batch r of data rank d */
-    size_t *fed_at;         /* offset of each input in tt__fed.inputs, then the end; NULL: no pipeline */
-    int n_recorded, n_axes; /* values and axes of the tape that was compiled */
+    size_t *fed_at;         /* byte offset of each input in tt__fed.inputs, then the end; NULL: no pipeline */
+    int n_recorded, n_axes; /* numbers of values and of axes of the tape that was compiled */
     int64_t last_round;     /* last round that was run */
     tt__run run;            /* settings of the next run; each rank sets `micro` */
     tt__results results;    /* results of all ranks, as read last */
@@ -20078,7 +20122,7 @@ tt_compile_options tt_compile_options_default(void)
 static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options *o)
 {
     char text[512];
-    tt__text all = {text, sizeof text, 0}; /* all errors, for one message */
+    tt__text all = {text, sizeof text, 0}; /* collects all errors for one message */
     tt__attr unread;
     if ((unsigned)o->kind < TT__COUNT(tt__optimizers)) tt__optimizers[o->kind].use(o, &unread, &all);
     else tt__print(&all, "; kind %d is unknown", (int)o->kind);
@@ -20088,7 +20132,7 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;
 }
 
-/* Returns whether x is a power of two in least..most. */
+/* Returns whether x is a power of two and in the range least to most. */
 static bool tt__is_power_of_two(double x, double least, double most)
 {
     int exponent;
@@ -20116,7 +20160,8 @@ static bool tt__copy_array(tt_context *ctx, void **to, const void *from, size_t 
     return *to != NULL;
 }
 
-/* Adds an attribute to a hash. A value of 0 adds nothing, so that a new attribute changes no old hash. */
+/* Returns the hash continued with an attribute. An attribute of value 0 leaves the hash unchanged: so an
+   attribute that a later version adds does not change the hashes of existing tapes. */
 static uint64_t tt__attr_hash_on(uint64_t hash, const char *name, const void *data, size_t bytes)
 {
     const char *byte = (const char *)data;
@@ -20133,11 +20178,11 @@ static uint64_t tt__attr_hash(uint64_t hash, const tt__attr *a)
     return hash;
 }
 
-/* Returns a hash of everything recorded except the names of values. Another model or capacity gives another
-   hash. */
+/* Returns a hash of everything that was recorded on a tape, except the names of values. A tape of another
+   model or with another capacity has another hash. */
 static uint64_t tt__tape_hash(const tt_tape *t)
 {
-    const int32_t none[2] = {0}; /* two operands that instructions had once: keeps old hashes valid */
+    const int32_t none[2] = {0}; /* stands for two former fields of instructions: keeps old hashes valid */
     uint64_t hash = TT__HASH_BEGIN;
     for (int k = 1; k < t->n_axes; k++)
         hash = tt__hash_on(hash, &t->axes[k].capacity, sizeof t->axes[k].capacity);
@@ -20272,10 +20317,10 @@ void tt_program_free(tt_program *p)
 
 /* ==== src/compile/passes.h */
 /* ---------------------------------------------------------------------------------------- the list of passes
-   The passes that run, in order. */
+   Runs the passes over a tape, in their order. */
 
-/* Sets needs_grad of the values that depend on a trainable parameter. Parameters may have been frozen or
-   unfrozen since the tape was recorded. */
+/* Sets needs_grad of the values that depend on a trainable parameter, and clears needs_grad of the others:
+   parameters may have been frozen or unfrozen since the tape was recorded. */
 static void tt__mark_gradients(tt_tape *t)
 {
     for (int32_t v = 1; v < t->n_values; v++) {
@@ -20299,8 +20344,8 @@ static void tt__mark_gradients(tt_tape *t)
         if (passed != TT_OK) return passed; \
     } while (0)
 
-/* Runs the first passes, which add the backward of the loss to a tape that trains. Only the fields of a
-   choice that tt__spread_tape reads affect these passes. */
+/* Runs the first passes, which add the loss's backward to a tape that trains. Among the fields of a
+   tt__choice, only those that tt__spread_tape reads affect these passes. */
 static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
 {
     tt_tape *t = b->t;
@@ -20356,7 +20401,8 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
     TT__PASS(t, "offload", tt__pass_offload(t, b->root, choice->offload, choice->activations,
                                              choice->halved));
     TT__PASS(t, "settings", tt__pass_settings(t));
-    /* No joining where the bits must not depend on the number of ranks, nor where memory is scarce. */
+    /* Instructions are not joined where the bits of results must not depend on the number of ranks, nor where
+       memory is scarce. */
     const bool spread = t->data > 1 || t->slots > 1 || t->tensor > 1;
     const bool scarce = s->options.memory_budget || choice->offload;
     if (!s->kind->host && !spread && !scarce) TT__PASS(t, "join", tt__pass_join(t, b->root));
@@ -20394,7 +20440,7 @@ static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
     return TT_OK;
 }
 
-/* Checks how the ranks of a device share the work, and replaces fields of 0 by their defaults. */
+/* Checks the fields of *p, which say how the ranks share the work, and replaces fields of 0 by defaults. */
 static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
 {
     char text[512];
@@ -20436,9 +20482,9 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_paralle
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
 }
 
-/* Checks options that are valid alone but may contradict one another. Appends "; " and a sentence for each
-   broken rule, and returns the status of the first. A row is TT__RULE(condition that breaks the rule, status,
-   sentence). */
+/* Checks the options, each of which is valid alone, for contradictions. Appends "; " and a sentence to *all
+   for each broken rule, and returns the status of the first broken rule. A rule is TT__RULE(condition that
+   breaks it, status, sentence). */
 static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
 {
     const tt_compile_options *o = &s->options;
@@ -20447,12 +20493,12 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
     const int ranks = s->crew ? s->crew->ranks : 1;
     const bool on_host = s->kind && s->kind->host, managed = s->memory != TT__OWN_MEMORY;
     const bool fp8 = s->matmul == TT__MATMUL_FP8, staged = p->pipeline > 1;
-    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* the ranks also divide gradients */
+    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* ranks divide gradients too */
     const bool recompute_fits = s->recompute == TT__RECOMPUTE_BUDGET && o->train;
     const bool early = s->update == TT__UPDATE_BACKWARD && o->train;
     tt_status status = TT_OK;
     char text[400];
-    tt__text late = {text, sizeof text, 0}; /* options that need all gradients at once */
+    tt__text late = {text, sizeof text, 0}; /* collects options that need all gradients at once */
     if (o->accumulate)
         tt__print(&late, ", nor with accumulate, as gradients are final at the step's end only");
     if (o->optimizer.clip_norm > 0)
@@ -20492,7 +20538,8 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
     return status;
 }
 
-/* Returns whether the options remain free of contradictions with this parallel.zero and this update. */
+/* Returns whether the options, with parallel.zero and update set to these values, contradict one another in
+   no way. */
 static bool tt__goes_together(const tt__settings *s, int zero, tt__update update)
 {
     tt__settings other = *s;
@@ -20502,15 +20549,15 @@ static bool tt__goes_together(const tt__settings *s, int zero, tt__update update
     return tt__contradictions(&other, &unread) == TT_OK;
 }
 
-/* Appends the sentence of a failed check to the earlier sentences. *first: the status of the first failure.
-   */
+/* Appends the error of a failed check to *all, which collects the errors. *first: status of the first
+   failure. */
 static void tt__note_error(tt_context *ctx, tt__text *all, tt_status *first, tt_status status)
 {
     if (status != TT_OK) tt__print(all, "; %s", ctx->error);
     if (*first == TT_OK) *first = status;
 }
 
-/* Parses the options that are words, each from its own list. NULL stands for the default. */
+/* Parses the options that are strings, each one of a list of words. NULL stands for the default. */
 static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__settings *s, tt__text *all,
                             tt_status *status)
 {
@@ -20533,7 +20580,7 @@ static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__se
     s->update = (tt__update)found[3];
 }
 
-/* Checks options and turns them into settings. One message names all errors. */
+/* Checks options and turns them into settings *s. If options are wrong, one message names all errors. */
 static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o, tt__settings *s)
 {
     char text[sizeof ctx->error];
@@ -20572,10 +20619,10 @@ tt_status tt_check_options(tt_context *ctx, tt_compile_options *o)
 
 /* ==== src/compile/build.h */
 /* ----------------------------------------------------------------------------------------------------- build
-   One build of a program: runs the passes on a copy of the tape, then gives each value its place. */
+   Builds a program: runs the passes on a copy of the tape, then gives each value its place in memory. */
 
-/* Gives transient storages and workspaces their places, and persistent storages in the host's memory theirs,
-   except parameters. */
+/* Places transient storages and workspaces in memory, and also the persistent storages that are in the host's
+   memory, except parameters. */
 static tt_status tt__place_transients(tt__built *b)
 {
     tt_tape *t = b->t;
@@ -20622,23 +20669,24 @@ static void tt__spread_tape(tt_tape *t, const tt__settings *s, const tt__choice 
     t->accumulate = s->options.train && (s->options.accumulate || p->data > 1);
 }
 
-/* Returns whether the programs of an arena have the same numbers of data ranks, tensor ranks and stages as
-   these settings. */
+/* Returns whether the programs of arena `a` have as many data ranks, tensor ranks and stages as settings *s
+   demand. */
 static bool tt__same_ranks(const tt__arena *a, const tt__settings *s)
 {
     return a->data == s->options.parallel.data && a->tensor == s->options.parallel.tensor &&
            a->stages == s->options.parallel.pipeline;
 }
 
-/* Returns the bit of an arena's stage; 0 without an arena or if its pipeline has another number of stages. */
+/* Returns a mask with one bit, whose number is the pipeline stage of arena `a`; 0 if `a` is NULL or its
+   pipeline does not have `stages` stages. */
 static uint64_t tt__stage_bit(const tt__arena *a, int stages)
 {
     return a && a->stages == stages ? 1ull << a->stage : 0;
 }
 
-/* Notes in a tape how the tensor ranks already hold its parameters, as the tape must split them in the same
-   way. In the compilation of the first stage, also notes which stages hold each parameter: a later stage
-   would also see the holders that this compilation adds. */
+/* Notes in the tape which parameters the tensor ranks already store divided or whole, as the tape must divide
+   them in the same way. For the first stage of a pipeline, also notes which stages store each parameter: when
+   a later stage is compiled, the first stage may already have stored more parameters. */
 static void tt__note_held(tt_tape *t, const tt__settings *s)
 {
     tt__arena *shared = s->options.share ? s->options.share->arena : NULL;
@@ -20653,8 +20701,8 @@ static void tt__note_held(tt_tape *t, const tt__settings *s)
     }
 }
 
-/* Notes the SENDs to other stages, and the segment that first writes the operand of each. first: the result
-   of tt__first_writers. */
+/* Notes the SEND instructions to other stages of the pipeline, and for each the segment that first writes its
+   operand. first: the result of tt__first_writers. */
 static void tt__note_sends(tt__built *b, const int32_t *first)
 {
     const tt_tape *t = b->t;
@@ -20689,7 +20737,7 @@ static tt_status tt__begin_build(const tt_tape *t, int32_t root, const tt__setti
     return status;
 }
 
-/* Runs the last passes, and computes everything of a program except the places, with its costs. */
+/* Runs the last passes, and computes all fields of *b, costs included, except the places of values. */
 static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__choice *choice)
 {
     tt_tape *t = b->t;
@@ -20719,9 +20767,9 @@ static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__ch
     return status == TT_OK ? tt__replay_of(t, &s->costs, &b->replay) : status;
 }
 
-/* Builds a program without its arena: rewrites a copy of a tape and gives its transient storages their
-   places. The result depends only on the arguments, on which parameters are frozen, and on how ranks already
-   hold them. After an error, *b is empty. */
+/* Builds a program that belongs to no arena yet: rewrites a copy of the tape and places its transient
+   storages. The result depends only on the arguments, on which parameters are frozen, and on how ranks
+   already store parameters. After an error, *b is empty. */
 static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s, const tt__choice *choice,
                            tt__built *b)
 {
@@ -20738,7 +20786,7 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
     return status;
 }
 
-/* Fails if parameter value v cannot use the placement that arena `a` has for the parameter. */
+/* Fails if the program cannot use parameter v in the placement and dtype in which arena `a` stores it. */
 static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t v)
 {
     const tt__settings *s = &p->settings;
@@ -20764,7 +20812,7 @@ static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t
                     tt_dtype_name(dtype));
 }
 
-/* Is a storage persistent, and a part of an arena? */
+/* Returns whether a value's storage is persistent and part of an arena. */
 static bool tt__in_arena(const tt__value *x)
 {
     return x->persistent && (x->space == TT__DEVICE || x->storage == TT__PARAMETER);
@@ -20773,8 +20821,8 @@ static bool tt__in_arena(const tt__value *x)
 /* Returns whether the device's memory is the host's, so that offloading saves nothing. */
 static bool tt__one_memory(const tt_program *p) { return p->settings.kind->host && !p->ctx->apart; }
 
-/* Returns the bytes of the host's memory that hold values which options or marks offload, without parameters,
-   which the arena counts. */
+/* Returns the bytes of host memory for the values that options or the caller's marks offload. Parameters are
+   excluded, as the arena counts them. */
 static size_t tt__offloaded_bytes(const tt__built *b)
 {
     size_t bytes = 0;
@@ -20785,11 +20833,12 @@ static size_t tt__offloaded_bytes(const tt__built *b)
         if (moved && x->persistent && x->storage != TT__PARAMETER) bytes += tt__arena_bytes(b->t, x);
         any = any || moved;
     }
-    return any ? bytes + b->host_transient : 0; /* otherwise only a step's settings and results are there */
+    return any ? bytes + b->host_transient : 0; /* without offload, the host only has settings and results */
 }
 
-/* Computes, for each space, the bytes of the program's persistent storages that no arena holds yet, if the
-   program joins arena `a` (NULL: a new one). Fails if an arena holds a parameter in an incompatible way. */
+/* Computes, for each space (device, host), the bytes that arena `a` (NULL: a new arena) must add if the
+   program joins it: those of persistent storages that no arena holds yet. Fails if an arena holds a parameter
+   in a way that the program cannot use. */
 static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes[TT__SPACES])
 {
     const tt_tape *t = p->built.t;
@@ -20807,13 +20856,13 @@ static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes
     return TT_OK;
 }
 
-/* The sizes of an arena with a program in it. */
+/* The sizes of an arena after a program has joined it. */
 typedef struct tt__extent {
     size_t persistent, transient;
     size_t bytes;           /* persistent and transient bytes, bytes that only data rank 0 has, and, where the
                                device's memory is the host's, bytes that are offloaded */
-    size_t budget;          /* min of the memory budgets of the arena's programs; 0: none has one */
-    bool by_them;           /* the budget is that of another program than the one that joins */
+    size_t budget;          /* min of the memory budgets of the arena's programs; 0: no program has one */
+    bool by_them;           /* the budget comes from another program of the arena, not from the joining one */
     bool grows;             /* the arena needs more bytes than before */
 } tt__extent;
 
@@ -20857,36 +20906,39 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__ex
 
 /* ==== src/compile/choice.h */
 /* ---------------------------------------------------------------------------------------------- the choice
-   Finds the cheapest program that fits memory_budget, if options say "budget". A candidate has three parts:
-   a configuration (the storages that ranks divide, the storages that are offloaded), a set of forward values
-   to recompute, and a pace (how many blocks copies run ahead, how large the groups of instructions are whose
-   operands move together). Passes and lifetimes give the cost of a candidate and its max live bytes, without
-   placing anything. The cheapest candidate that could fit is built; if its placement does not fit, the next.
-   The cost is the seconds of a replay or, if only recomputation may change, FLOPs. */
+   Finds the cheapest program that fits memory_budget, where options are "budget". A candidate has three
+   parts: a configuration (which storages ranks divide, which storages are offloaded); a set of items (the
+   forward values to recompute); and a pace (how many blocks copies run ahead, and how large the groups of
+   instructions are whose operands move together). An estimate runs the passes and computes lifetimes: this
+   gives the cost and the max live bytes of a candidate without placing anything in memory. The cheapest
+   candidate that may fit is built. If its placement does not fit, the next cheapest is built. The cost is the
+   simulated seconds of a step or, if only recomputation may change, FLOPs. */
 
-/* Max number of instructions that all estimates of a choice process together, about 0.3 us each. */
+/* Max total number of instructions that the estimates of one choice process, about 0.3 us per instruction. */
 #ifndef TT__ESTIMATES /* tests make it smaller */
 #define TT__ESTIMATES 1200000
 #endif
 #define TT__FOR_CONFIGURATIONS (TT__ESTIMATES / 4 * 3)
 #define TT__FOR_CHANGES (TT__ESTIMATES / 4)
-#define TT__FOR_LEAST (TT__ESTIMATES / 2) /* for the smallest program, when nothing fits */
-/* BUILDS: max number of builds of a choice. LEAST_BUILDS: max number of these for the smallest candidates.
-   STEPS: number of steps that save memory, whose effect a refusal names. */
+#define TT__FOR_LEAST (TT__ESTIMATES / 2) /* to find the smallest program, when nothing fits */
+/* BUILDS: max number of programs that one choice builds. LEAST_BUILDS: max number of these builds in the
+   search for the smallest program. STEPS: number of memory-saving options whose effect the error message
+   names. */
 enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 13, TT__STEPS = 12 };
-enum { TT__LARGE = 300 }; /* instructions from which on only a few of the smallest candidates are built */
+enum { TT__LARGE = 300 }; /* for programs with this many instructions, few of the smallest candidates are
+                             built */
 
-/* The facts that a message states about programs that do not fit. */
+/* The facts that the error message states when no program fits the budget. */
 typedef struct tt__shortage {
     size_t bytes;           /* bytes of the program that recomputes and offloads as little as possible */
-    double flops;           /* FLOPs of that program */
+    double flops;           /* FLOPs of the program that recomputes and offloads as little as possible */
     size_t least;           /* bytes of the smallest program built; SIZE_MAX: none was built */
     tt__choice how;         /* the choice of the smallest program; owns `drop` */
     int items;              /* values that the smallest program recomputes beyond its policy */
 } tt__shortage;
 
-/* The tape to compile into `p`, the arena that `p` joins (NULL: a new one), and where the smallest program
-   built is noted (NULL: nowhere). */
+/* One task of the choice: the tape to compile into program `p`, the arena that `p` joins (NULL: a new one),
+   and where to note the smallest program that was built (NULL: nowhere). */
 typedef struct tt__job {
     tt_program *p;
     const tt_tape *t;
@@ -20896,19 +20948,19 @@ typedef struct tt__job {
 } tt__job;
 
 typedef struct tt__candidate {
-    tt__choice how;         /* the configuration and the pace; `set` takes the place of `drop` */
+    tt__choice how;         /* the configuration and the pace; `set` replaces `how.drop` */
     bool *set;              /* for each item: whether it is recomputed */
-    int level;              /* index in tt__chooser.level of the set's level; -1: no level */
+    int level;              /* index in tt__chooser.level of the level that gave `set`; -1: no level did */
     bool both;              /* the level also applies to blocks whose activations are offloaded */
-    double flops, seconds;  /* FLOPs that are recomputed; seconds of a step */
-    double floor;           /* lower bound of the seconds at any pace */
+    double flops, seconds;  /* FLOPs that a step spends on recomputation; seconds of a step */
+    double floor;           /* lower bound of a step's seconds at any pace */
     size_t bytes;           /* lower bound of the arena's bytes */
-    size_t grouped;         /* as tt_tape.grouped */
-    int cuts;               /* as tt_tape.cuts */
-    bool parts;             /* smaller groups may need fewer bytes */
-    bool tuned;             /* this pace with smaller groups is among the candidates */
+    size_t grouped;         /* tt_tape.grouped: max bytes of the operands of one group */
+    int cuts;               /* tt_tape.cuts: number of groups beyond those of the largest group size */
+    bool parts;             /* smaller groups of instructions may need fewer bytes */
+    bool tuned;             /* the list has this candidate with smaller groups */
     uint64_t hash;          /* hash of configuration, pace and set */
-    bool raised;            /* the fastest pace that fits is among the candidates */
+    bool raised;            /* the list has this candidate at the fastest pace that fits */
     bool failed;            /* the candidate's placement does not fit the budget */
 } tt__candidate;
 
@@ -20918,35 +20970,38 @@ typedef struct tt__chooser {
     bool recompute, offload, zero; /* whether the choice may change these options */
     bool by_seconds;        /* the cost is seconds, not FLOPs */
     tt__choice base;        /* recomputes and moves only what the options demand, at the fastest pace */
-    bool held, held_on_host, held_split; /* parameters are stored already; on the host; sharded */
+    bool held, held_on_host, held_split; /* parameters are already: stored; stored on the host; sharded */
     size_t budget;
     /* The tape after the first passes, for each tt_parallel.zero and update; NULL until it is needed. */
     tt__built front[4][TT__COUNT(tt__update_names)];
     tt_tape *scratch;       /* the copy that estimates rewrite */
-    int forward, blocks;    /* number of forward instructions; of blocks whose activations may be offloaded */
+    int forward, blocks;    /* number of forward instructions; number of blocks whose activations may be
+                               offloaded */
     /* The items: values that the backward reads and could recompute at some cost, in the order of the tape.
-       For each: cost per byte, the instruction that computes it, whether "attention" recomputes it. */
+       For each item: cost of its recomputation per byte, number of the instruction that computes it, and
+       whether policy "attention" recomputes it. */
     int32_t *item; int n;
     double *price;
     int *made;
     bool *attention;
-    /* For the last estimate: the instruction at the peak and, for each item, the last forward instruction and
-       the first later instruction that use the item. */
+    /* Results of the last estimate: the number of the instruction where most bytes are live and, for each
+       item, the last forward instruction that uses it (before) and the first use after the forward
+       (after). */
     int peak, *before, *after;
     bool *banned;           /* for each item: recomputing it saved no bytes */
-    bool *drop;             /* for each value, as tt__choice.drop */
-    bool *set;              /* for each item: the set to estimate */
+    bool *drop;             /* memory for tt__choice.drop: for each value, whether it is recomputed */
+    bool *set;              /* the set to estimate: for each item, whether it is recomputed */
     tt__candidate *list; int n_list, cap_list;
-    tt__candidate *kept; int n_kept, cap_kept; /* candidates set aside by the search for the smallest */
-    uint64_t searched[8]; int n_searched; /* hashes of configurations whose smallest set was searched for */
-    int *level; int levels; /* candidates with the configuration of `base`, from the cheapest on, each with
-                               fewer bytes than the one before */
-    double best;            /* min seconds of the candidates that fit */
+    tt__candidate *kept; int n_kept, cap_kept; /* candidates put aside during the search for the smallest */
+    uint64_t searched[8]; int n_searched; /* hashes of the searched configurations */
+    int *level; int levels; /* numbers of candidates with the configuration of `base`, in the order of cost:
+                               each costs more and needs fewer bytes than the one before */
+    double best;            /* seconds of a step of the fastest candidate that fits */
     int64_t left;           /* number of instructions that estimates may still process */
-    bool all;               /* all configurations with all sets are candidates, at all paces */
+    bool all;               /* every configuration is tried with every set of items at every pace */
 } tt__chooser;
 
-/* Copies a tape between passes into *to, which keeps its own arrays. */
+/* Copies tape t, some of whose passes may have run, into *to. Reuses the arrays that *to already has. */
 static bool tt__copy_into(tt_tape *to, const tt_tape *t)
 {
     const tt_tape arrays = *to;
@@ -20989,7 +21044,7 @@ static double tt__flops_at_capacity(const tt_tape *t, const tt__instr *i)
     return i->in[0] ? tt__flops(i, in) : 0;
 }
 
-/* Returns the FLOPs that a program recomputes. */
+/* Returns the FLOPs that a program spends on recomputation. */
 static double tt__flops_of_copies(const tt_tape *t)
 {
     double flops = 0;
@@ -21000,8 +21055,8 @@ static double tt__flops_of_copies(const tt_tape *t)
 
 /* -------- estimates */
 
-/* Finds the last use of each item in the forward and the first use after it (c->before, c->after; -1: none).
-   number: scratch memory, one entry per value. */
+/* Finds for each item the last instruction of the forward that uses it (c->before) and the first use after
+   the forward (c->after); -1: no use. number: scratch memory, one entry per value. */
 static void tt__find_uses(tt__chooser *c, const tt_tape *t, int32_t *number)
 {
     const int forward = tt__forward_of(t);
@@ -21020,10 +21075,11 @@ static void tt__find_uses(tt__chooser *c, const tt_tape *t, int32_t *number)
         }
 }
 
-/* Returns the tape after the first passes, with the options' zero and update. */
+/* Returns the tape after the first passes, built with the zero and the update of c->base. */
 static const tt__built *tt__front(const tt__chooser *c) { return &c->front[c->base.zero][c->base.update]; }
 
-/* Returns a choice that recomputes the items of a set. The result's `drop` is c->drop. */
+/* Returns choice `how` changed so that it recomputes the items of `set`. The result's `drop` points to
+   c->drop, which the next call overwrites. */
 static tt__choice tt__with_set(tt__chooser *c, tt__choice how, const bool *set)
 {
     for (int n = 0; n < c->n; n++) c->drop[c->item[n]] = set[n];
@@ -21039,19 +21095,20 @@ static uint64_t tt__hash_choice(const tt__chooser *c, const tt__choice *x, const
     return tt__hash_on(tt__hash_on(TT__HASH_BEGIN, numbers, sizeof numbers), set, (size_t)c->n);
 }
 
-/* Returns the number of micro-batches per step for which choices are made. */
+/* Returns the number of micro-batches per step that the estimated cost of a step assumes. */
 static int tt__micros_of(const tt__settings *s)
 {
     return s->options.accumulate ? (int)tt__max(1, s->options.parallel.micros) : 1;
 }
 
-/* Returns whether smaller groups may need fewer bytes: whether the peak is at a group of instructions. */
+/* Returns whether smaller groups of instructions may need fewer bytes: whether `peak`, the instruction where
+   most bytes are live, belongs to a segment that runs in groups. */
 static bool tt__is_at_groups(const tt_tape *t, int peak)
 {
     return t->early || (peak < t->n_code && t->code[peak].segment >= TT__EACH_LAP);
 }
 
-/* Computes the cost and the bytes of a rewritten tape. */
+/* Computes the cost and the bytes of candidate *x from its rewritten tape b->t. */
 static tt_status tt__weigh(tt__chooser *c, tt__built *b, tt__candidate *x)
 {
     tt_program *p = c->job.p;
@@ -21087,7 +21144,7 @@ static tt_status tt__weigh(tt__chooser *c, tt__built *b, tt__candidate *x)
     x->cuts = b->t->cuts;
     x->raised = !slowest || !(overlaps || b->t->cuts);
     const double cuts = (double)b->t->cuts * tt__micros_of(&p->settings);
-    const double compute = r.compute - cuts * p->settings.costs.launch; /* with larger groups */
+    const double compute = r.compute - cuts * p->settings.costs.launch; /* seconds with larger groups */
     x->floor = x->raised ? x->seconds : overlaps ? fmax(compute, links) : compute + r.exposed;
     return TT_OK;
 }
@@ -21117,13 +21174,13 @@ static tt_status tt__estimate(tt__chooser *c, const tt__choice *how, const bool 
     status = tt__end_build(&b, &c->job.p->settings, &choice);
     c->ctx->options.verify = verify;
     if (status == TT_OK) status = tt__weigh(c, &b, x);
-    c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* copied: all stages */
+    c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* copies have all stages */
     if (status != TT_OK) x->failed = true, x->bytes = SIZE_MAX;
     else if (x->bytes <= c->budget) c->best = fmin(c->best, x->seconds);
     return status;
 }
 
-/* Returns the number of a candidate, -1 if the choice is no candidate yet. */
+/* Returns the number of the candidate with choice *how and this set of items; -1 if there is none. */
 static int tt__find_candidate(const tt__chooser *c, const tt__choice *how, const bool *set)
 {
     const uint64_t hash = tt__hash_choice(c, how, set);
@@ -21131,7 +21188,8 @@ static int tt__find_candidate(const tt__chooser *c, const tt__choice *how, const
     return -1;
 }
 
-/* Adds a choice to the candidates unless it is one already. *at: the candidate's number. */
+/* Makes choice *how with this set of items a candidate, unless it is one already. *at: the candidate's
+   number. */
 static tt_status tt__consider(tt__chooser *c, const tt__choice *how, const bool *set, int *at)
 {
     *at = tt__find_candidate(c, how, set);
@@ -21151,9 +21209,10 @@ static tt__choice tt__at_slowest(tt__choice how)
     return how;
 }
 
-/* Returns how often trial number `trial` halves the bytes of a group; -1: the trial changes nothing. grouped:
-   bytes of the largest group; 0: smaller groups do not help. Trial 0 does not halve, trial 1 runs each
-   instruction alone. If trial 1 fits, the later trials find the largest groups that fit. */
+/* Returns how many times trial number `trial` halves TT__OFFLOAD_TOGETHER, the max bytes of a group; -1: the
+   trial changes nothing. grouped: bytes of the largest group; 0: smaller groups do not help. Trial 0 does not
+   halve, trial 1 runs each instruction alone. If trial 1 fits, later trials find the largest groups that
+   fit. */
 enum { TT__HALVINGS = 5 };
 static int tt__halved(size_t grouped, int trial)
 {
@@ -21165,15 +21224,15 @@ static int tt__halved(size_t grouped, int trial)
     return least + trial - 2 < TT__ONE_BY_ONE ? least + trial - 2 : -1;
 }
 
-/* Adds faster paces of candidate k, which has the slowest: for each number of blocks ahead, the largest
-   groups that fit or, if c->all, all sizes of groups. */
+/* Adds candidate k, which has the slowest pace, at faster paces: for each number of blocks that copies may
+   run ahead, with the largest groups that fit or, if c->all, with groups of all sizes. */
 static tt_status tt__raise(tt__chooser *c, int k)
 {
     tt_status status = TT_OK;
-    bool largest = false; /* a pace with the largest groups fits */
+    bool largest = false; /* a candidate with the largest groups fits */
     if (c->list[k].raised) return TT_OK;
     c->list[k].raised = true;
-    c->list[k].floor = c->list[k].seconds; /* from now on, the seconds at its own pace */
+    c->list[k].floor = c->list[k].seconds; /* faster paces are candidates of their own */
     const tt__candidate was = c->list[k];
     for (int ahead = c->base.ahead; ahead >= !was.cuts && status == TT_OK; ahead--) {
         if (largest && !c->all) break;
@@ -21187,7 +21246,7 @@ static tt_status tt__raise(tt__chooser *c, int k)
             const int64_t left = c->left;
             status = tt__consider(c, &how, was.set, &at);
             if (status != TT_OK) break;
-            if (trial || !ahead) c->left = left; /* the count is meant for configurations */
+            if (trial || !ahead) c->left = left; /* trials of paces do not count as estimates */
             c->list[at].level = was.level;
             c->list[at].both = was.both;
             if (trial == 0 && (c->all || c->list[at].parts)) grouped = c->list[at].grouped;
@@ -21201,8 +21260,8 @@ static tt_status tt__raise(tt__chooser *c, int k)
 
 /* -------- recomputation */
 
-/* Returns the cost to run instruction `at` again, with the instructions, at most `depth` levels back, whose
-   results are not saved. */
+/* Returns the cost of running instruction `at` a second time. Includes the instructions, at most `depth`
+   levels back, that must run a second time because their results, its operands, are not saved. */
 static double tt__cost_again(const tt__chooser *c, const tt__recomputer *r, int at, int depth)
 {
     const tt__instr *i = &r->t->code[at];
@@ -21217,7 +21276,7 @@ static double tt__cost_again(const tt__chooser *c, const tt__recomputer *r, int 
     return cost;
 }
 
-/* Allocates the arrays for items; the list of items is still empty. */
+/* Allocates the arrays of the list of items, which stays empty. */
 static tt_status tt__items_open(tt__chooser *c)
 {
     const size_t most = (size_t)tt__front(c)->t->n_values;
@@ -21234,7 +21293,7 @@ static tt_status tt__items_open(tt__chooser *c)
     return TT_OK;
 }
 
-/* Lists the items, with their costs per byte. */
+/* Lists the items (the values that could be recomputed), with the cost of recomputation per byte. */
 static void tt__list_items(tt__chooser *c)
 {
     tt_tape *t = tt__front(c)->t;
@@ -21259,9 +21318,9 @@ static void tt__list_items(tt__chooser *c)
         }
 }
 
-/* Returns the item with the least cost per byte among those that are live at the peak but not used there; -1
-   if there is none. Among items whose costs are within 2%, the earliest: its block has the most memory free
-   when it is recomputed. */
+/* Returns the cheapest item per byte among the items that are live, but not used, at the instruction where
+   most bytes are live; -1 if there is none. Among items whose costs differ by at most 2%, returns the
+   earliest: the backward recomputes it last, when the most memory is free. */
 static int tt__next_item(const tt__chooser *c)
 {
     int best = -1;
@@ -21288,7 +21347,7 @@ static tt_status tt__try_path(tt__chooser *c, const tt__choice *how, int at_once
         if (many) status = tt__estimate(c, how, c->set);
         if (status != TT_OK) break;
         const size_t now = c->list[c->n_list - 1].bytes;
-        const bool worse = now > before; /* recomputing them needs more bytes than keeping them */
+        const bool worse = now > before; /* recomputing these items needs more bytes than saving them */
         for (int k = 0; k < many && worse; k++) {
             c->set[dropped[k]] = false;
             c->banned[dropped[k]] = true;
@@ -21300,8 +21359,8 @@ static tt_status tt__try_path(tt__chooser *c, const tt__choice *how, int at_once
     return status;
 }
 
-/* Adds candidates that recompute the first blocks as a whole, for up to 32 numbers of blocks, without and
-   with the attention items of the other blocks. */
+/* Adds candidates that recompute all items of the first n blocks, for up to 32 values of n. Each n gives two
+   candidates: one also recomputes the attention items of the other blocks. */
 static tt_status tt__try_blocks(tt__chooser *c, const tt__choice *how)
 {
     const tt_tape *t = tt__front(c)->t;
@@ -21334,9 +21393,9 @@ static bool tt__is_dominated(const tt__chooser *c, const tt__candidate *x)
     return false;
 }
 
-/* Adds candidates that differ by one item from candidates that no other dominates, and repeats this with the
-   new ones until c->left has fallen to `left` (Paquete, Chiarandini, Stuetzle: "Pareto local optimum sets in
-   the biobjective traveling salesman problem", 2004). */
+/* Adds candidates that differ by one item from a candidate that no other dominates (none is better in both
+   cost and bytes). Repeats this with the new candidates until c->left has fallen to `left` (Paquete,
+   Chiarandini, Stuetzle: "Pareto local optimum sets in the biobjective traveling salesman problem", 2004). */
 static tt_status tt__try_neighbours(tt__chooser *c, const tt__choice *how, int64_t left)
 {
     tt_status status = TT_OK;
@@ -21351,7 +21410,7 @@ static tt_status tt__try_neighbours(tt__chooser *c, const tt__choice *how, int64
     return status;
 }
 
-/* Orders candidates by cost; equal costs by bytes. */
+/* Compares candidates a and b by cost and, if their costs are equal, by bytes. */
 static bool tt__cheaper(const void *arg, uint32_t a, uint32_t b)
 {
     const tt__chooser *c = (const tt__chooser *)arg;
@@ -21360,8 +21419,8 @@ static bool tt__cheaper(const void *arg, uint32_t a, uint32_t b)
     return cost != other ? cost < other : x->bytes != y->bytes ? x->bytes < y->bytes : a < b;
 }
 
-/* Adds candidates with the configuration of c->base that recompute more and more. The levels are the
-   candidates that no other dominates. */
+/* Adds candidates with the configuration of c->base that recompute more and more items. Lists in c->level
+   those that no other candidate dominates. */
 static tt_status tt__try_sets(tt__chooser *c)
 {
     tt__choice how = tt__at_slowest(c->base);
@@ -21400,8 +21459,8 @@ static tt_status tt__try_sets(tt__chooser *c)
 
 /* -------- configurations */
 
-/* Adds a configuration with the items of a level. Unless `both`, leaves out items of blocks whose activations
-   are offloaded. */
+/* Adds a candidate with configuration `how` that recomputes the items of a level. Unless `both`, leaves out
+   the items of blocks whose activations are offloaded. */
 static tt_status tt__consider_level(tt__chooser *c, tt__choice how, int level, bool both, int *at)
 {
     const tt__candidate *x = &c->list[c->level[level]];
@@ -21418,8 +21477,8 @@ static tt_status tt__consider_level(tt__chooser *c, tt__choice how, int level, b
     return tt__may_fit(c, *at) && c->list[*at].floor < c->best ? tt__raise(c, *at) : TT_OK;
 }
 
-/* Tries the last level and, if that fits, finds the first level that fits. Higher levels recompute more but,
-   with `both`, may move less. */
+/* Tries the last level, which needs the fewest bytes, and if it fits, finds the first level that fits. Later
+   levels recompute more but, with `both`, may move fewer bytes between host and device. */
 static tt_status tt__try_levels(tt__chooser *c, const tt__choice *how, bool both)
 {
     int at = 0, low = 0, high = c->levels - 1;
@@ -21434,7 +21493,7 @@ static tt_status tt__try_levels(tt__chooser *c, const tt__choice *how, bool both
     return status;
 }
 
-/* Returns whether a configuration is possible, given where parameters are stored already. */
+/* Returns whether configuration *how is possible, given how parameters are stored already. */
 static bool tt__is_allowed(const tt__chooser *c, const tt__choice *how)
 {
     const bool train = c->job.p->settings.options.train;
@@ -21458,7 +21517,7 @@ static int tt__list_configurations(const tt__chooser *c, tt__choice *to)
     return n;
 }
 
-/* Adds all configurations of a small program with all sets of items. */
+/* Adds, for a small program, every configuration with every set of items. */
 static tt_status tt__try_all(tt__chooser *c)
 {
     tt__choice list[24];
@@ -21468,7 +21527,7 @@ static tt_status tt__try_all(tt__chooser *c)
     c->all = true;
     for (int k = 0; k < n; k++)
         for (int block = 0; block <= blocks; block++)
-            /* The last round has no set: it keeps policy "none". */
+            /* The last round recomputes no items: it has policy "none". */
             for (uint32_t sets = 0; sets <= (c->recompute ? 1u << c->n : 0) && status == TT_OK; sets++) {
                 tt__choice how = tt__at_slowest(list[k]);
                 if (block) how.offload |= TT__OUT_ACTIVATIONS;
@@ -21480,7 +21539,8 @@ static tt_status tt__try_all(tt__chooser *c)
     return status;
 }
 
-/* Finds the smallest number of blocks whose activations must be offloaded, for programs with one level. */
+/* Finds the smallest number of blocks whose offloaded activations make the program fit, with the items of
+   level 0 recomputed. */
 static tt_status tt__try_fewest(tt__chooser *c, tt__choice how)
 {
     tt_status status = TT_OK;
@@ -21506,9 +21566,9 @@ static tt_status tt__try_configuration(tt__chooser *c, tt__choice how)
     return status;
 }
 
-/* Tries the choices that options can name, for each zero: each policy of recomputation ("none" was tried
-   before) with nothing offloaded, and "blocks" with activations and other storages offloaded. So a search
-   that ends early is no worse than these. */
+/* Tries the choices that a user could name in options, for each value of parallel.zero: each recomputation
+   policy (except "none", tried before) with nothing offloaded, and "blocks" with activations and other
+   storages offloaded. So even a search that ends early finds nothing worse than these choices. */
 static tt_status tt__try_extremes(tt__chooser *c, const tt__choice *list, int n)
 {
     tt_status status = TT_OK;
@@ -21532,14 +21592,15 @@ static tt_status tt__try_extremes(tt__chooser *c, const tt__choice *list, int n)
     return status;
 }
 
-/* Tries configurations in the order of their lower bounds of seconds, until no other can be better. */
+/* Tries configurations, from the smallest lower bound of a step's seconds up, until no other configuration
+   can be faster than the best candidate that fits. */
 static tt_status tt__try_configurations(tt__chooser *c)
 {
     tt__choice list[24];
     double floor[24];
     const int n = tt__list_configurations(c, list);
     if (!n) return TT_OK;
-    tt__choice all = list[n - 1]; /* the configuration that saves most: sets c->best early if it fits */
+    tt__choice all = list[n - 1]; /* saves the most bytes: if it fits, c->best is set early */
     int at;
     if (c->offload && c->blocks) all.offload |= TT__OUT_ACTIVATIONS;
     tt_status status = tt__consider_level(c, all, c->levels - 1, true, &at);
@@ -21575,7 +21636,8 @@ static int tt__cheapest(const tt__chooser *c, size_t room)
 
 enum { TT__CHANGES = 18 };
 
-/* Makes small change number `change` to a candidate. Returns false if that change is impossible. */
+/* Applies change number `change` to candidate *x: another zero, one storage offloaded or not, more or fewer
+   offloaded blocks, or another level. Returns false if the change is impossible. */
 static bool tt__change(const tt__chooser *c, int change, tt__candidate *x)
 {
     static const int steps[] = {-4, -1, 1, 4};
@@ -21596,7 +21658,8 @@ static bool tt__change(const tt__chooser *c, int change, tt__candidate *x)
     return moves || x->level != level || change == 17;
 }
 
-/* Adds the small changes of the best candidate, and repeats this while one of them is better. */
+/* Adds candidates that differ from the best candidate by one change (tt__change). Repeats this as long as one
+   of them becomes the best. */
 static tt_status tt__try_changes(tt__chooser *c)
 {
     tt_status status = TT_OK;
@@ -21616,8 +21679,8 @@ static tt_status tt__try_changes(tt__chooser *c)
     return status;
 }
 
-/* Returns whether a program is so small that all configurations with all sets can be candidates. Where paces
-   count, a large program would have too many. */
+/* Returns whether a program is so small that every configuration with every set of items can be a candidate.
+   Where the pace matters, a large program would have too many candidates. */
 static bool tt__is_small(const tt__chooser *c)
 {
     tt__choice list[24];
@@ -21627,12 +21690,13 @@ static bool tt__is_small(const tt__chooser *c)
     return c->n < 20 && (int64_t)1 << c->n < tt__max(c->by_seconds ? 2 : 64, most);
 }
 
-/* Lists candidates: for a small program all; else levels of recomputation, configurations, small changes. */
+/* Lists candidates: for a small program, all of them; for others, levels of recomputation, then
+   configurations, then small changes of the best candidate. */
 static tt_status tt__list_candidates(tt__chooser *c)
 {
     if (tt__is_small(c)) return tt__try_all(c);
     tt_status status = tt__try_sets(c);
-    c->left = tt__max(c->left, TT__FOR_CONFIGURATIONS); /* sets of a large program may have used more */
+    c->left = tt__max(c->left, TT__FOR_CONFIGURATIONS); /* tt__try_sets may have left fewer */
     if (status == TT_OK && c->by_seconds) status = tt__try_configurations(c);
     c->left = tt__max(c->left, TT__FOR_CHANGES);
     if (status == TT_OK && c->by_seconds) status = tt__try_changes(c);
@@ -21642,7 +21706,7 @@ static tt_status tt__list_candidates(tt__chooser *c)
 /* ==== src/compile/search.h */
 /* -------- builds */
 
-/* Notes a choice in *s if its `bytes` are fewer than those noted so far. */
+/* Notes in *s a choice and the bytes of its program, if the program is the smallest so far. */
 static tt_status tt__note_least(tt_context *ctx, const tt__choice *choice, size_t bytes, tt__shortage *s)
 {
     bool *drop = NULL;
@@ -21658,7 +21722,7 @@ static tt_status tt__note_least(tt_context *ctx, const tt__choice *choice, size_
     return TT_OK;
 }
 
-/* Builds a choice. *e: the sizes of the arena with the program. */
+/* Builds the program of a choice. *e: the sizes that the arena has with this program. */
 static tt_status tt__try_build(const tt__job *j, const tt__choice *choice, tt__extent *e)
 {
     tt_program *p = j->p;
@@ -21671,7 +21735,8 @@ static tt_status tt__try_build(const tt__job *j, const tt__choice *choice, tt__e
     return status == TT_OK && j->least ? tt__note_least(p->ctx, choice, e->bytes, j->least) : status;
 }
 
-/* Returns the bytes of the largest group, or 0 if smaller groups cannot make the program smaller. */
+/* Returns the bytes of the operands of the largest group of instructions; 0 if smaller groups cannot make the
+   program smaller. */
 static size_t tt__groups_at_peak(const tt_program *p)
 {
     return tt__is_at_groups(p->built.t, p->built.peak_at) ? p->built.t->grouped : 0;
@@ -21683,8 +21748,9 @@ static double tt__seconds_built(const tt_program *p)
     return r.compute + r.exposed;
 }
 
-/* Builds a choice or, if that exceeds the budget, the choice at the fastest pace that fits. If no pace fits,
-   builds the slowest, which needs the least memory. *e: the sizes of the arena with the program. */
+/* Builds the program of a choice. If that exceeds the budget, builds it at the fastest pace that fits or, if
+   no pace fits, at the slowest, which needs the least memory. *e: the sizes that the arena has with the
+   program. */
 static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt__extent *e)
 {
     tt_program *p = j->p;
@@ -21703,7 +21769,7 @@ static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt
     status = tt__try_build(j, &best, e);
     if (status != TT_OK || !tt__fits(e)) return status;
     double seconds = tt__seconds_built(p);
-    bool last = true; /* the best choice is the last one built */
+    bool last = true; /* the best program is the last one built */
     for (now.ahead = most; now.ahead >= 0 && status == TT_OK; now.ahead--) {
         bool fits = false;
         for (int trial = now.ahead == most; trial < TT__HALVINGS && status == TT_OK; trial++) {
@@ -21717,7 +21783,7 @@ static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt
             if (trial == 0) grouped = tt__groups_at_peak(p);
             if (fits != (trial == 1)) break;
         }
-        if (fits && now.halved == 0) break; /* fewer blocks ahead with the same groups are no faster */
+        if (fits && now.halved == 0) break; /* running fewer blocks ahead would be no faster */
     }
     return last ? status : tt__try_build(j, &best, e);
 }
@@ -21732,8 +21798,8 @@ static tt_status tt__build_candidate(tt__chooser *c, int k, tt__extent *e)
     return status;
 }
 
-/* Sets *how to the next slower pace: first each instruction alone, then fewer blocks ahead. grouped: bytes of
-   the largest group. Returns false if there is no slower pace. */
+/* Sets *how to the next slower pace: first, each instruction is a group of its own; then copies run fewer
+   blocks ahead. grouped: bytes of the largest group. Returns false if there is no slower pace. */
 static bool tt__slow_down(tt__choice *how, size_t grouped)
 {
     const bool parts = grouped && how->halved != TT__ONE_BY_ONE;
@@ -21743,7 +21809,8 @@ static bool tt__slow_down(tt__choice *how, size_t grouped)
     return true;
 }
 
-/* Adds candidate k, whose placement does not fit, at the next slower pace that may fit. */
+/* Adds a copy of candidate k, whose placement does not fit the budget, at the next slower pace that may
+   fit. */
 static tt_status tt__lower(tt__chooser *c, int k)
 {
     tt__choice how = c->list[k].how;
@@ -21757,8 +21824,8 @@ static tt_status tt__lower(tt__chooser *c, int k)
     return status;
 }
 
-/* Adds candidate k with smaller groups. Smaller groups may be faster: the first updates wait for fewer
-   copies, and the end of the step waits for fewer copies after the last update. */
+/* Adds copies of candidate k with smaller groups of instructions. They may be faster: the first updates wait
+   for fewer copies, and the end of the step waits for fewer copies after the last update. */
 static tt_status tt__tune(tt__chooser *c, int k)
 {
     const tt__candidate was = c->list[k];
@@ -21774,8 +21841,8 @@ static tt_status tt__tune(tt__chooser *c, int k)
     return status;
 }
 
-/* Builds the cheapest candidates until one fits or the program has had `most` builds. *e: the sizes of the
-   last build, which may exceed the budget. */
+/* Builds the candidates, from the cheapest on, until one fits or `most` builds were made for the program. *e:
+   the arena's sizes with the last build, which may exceed the budget. */
 static tt_status tt__build_cheapest(tt__chooser *c, int most, tt__extent *e)
 {
     const int before = c->job.p->builds;
@@ -21800,8 +21867,9 @@ static tt_status tt__build_cheapest(tt__chooser *c, int most, tt__extent *e)
     return status;
 }
 
-/* Returns whether candidate a comes before b in the search for the smallest program: the one with fewer bytes
-   or, if equal, the earlier value of `update`, then the faster. The order depends on the candidates alone. */
+/* Returns whether candidate a is before b in the search for the smallest program: whether a needs fewer bytes
+   or, with equal bytes, has the lower value of `update` or, with equal values, takes fewer seconds. The order
+   depends on the candidates alone. */
 static bool tt__is_smaller(const tt__candidate *a, const tt__candidate *b)
 {
     if (a->bytes != b->bytes) return a->bytes < b->bytes;
@@ -21810,16 +21878,16 @@ static bool tt__is_smaller(const tt__candidate *a, const tt__candidate *b)
     return a->flops != b->flops ? a->flops < b->flops : a->hash < b->hash;
 }
 
-/* Returns how many of the smallest candidates to build: for a small program, enough that one of them is the
-   smallest; for a large program 4, as the placement of more candidates would save little. */
+/* Returns how many of the smallest candidates to build, as placement adds bytes to the estimates: for a small
+   program, enough to find the smallest; for a large one 4, as more builds would save few bytes. */
 static int tt__most_least(const tt__chooser *c)
 {
     const int n = tt__front(c)->t->n_code;
     return n < TT__LARGE ? 4 + 6000 / (1 + n) : 4;
 }
 
-/* Builds the smallest candidates, at most `most`, until one fits or none can be smaller than the program in
-   job.least. */
+/* Builds the candidates, from the smallest on and at most `most`, until one fits or no other can be smaller
+   than the program in job.least. */
 static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e)
 {
     for (int k = 0; k < most; k++) {
@@ -21836,10 +21904,10 @@ static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e)
 
 /* -------- search for the smallest program */
 
-/* The techniques whose options may change. */
+/* Flags of the options that a search may change. */
 enum { TT__MAY_ZERO = 1, TT__MAY_RECOMPUTE = 2, TT__MAY_OFFLOAD = 4, TT__MAY_UPDATE = 8, TT__MAY_ALL = 15 };
 
-/* Returns whether tt_compile_options.update may have this value. */
+/* Returns whether the program could be compiled with this value of tt_compile_options.update. */
 static bool tt__may_update(const tt_program *p, tt__update update)
 {
     const tt_compile_options *o = &p->settings.options;
@@ -21855,8 +21923,8 @@ static bool tt__may_zero(const tt_program *p, int zero)
 
 enum { TT__VALUES = 4 + 4 + 4 + 3 };
 
-/* Gives one of the techniques in `may` another value, number k of all values. Returns false if nothing
-   changes or the value is impossible. */
+/* Gives one option of *how another value, number k in the list of all values of all options. Returns false if
+   `may` lacks the option, if nothing changes, or if the value is impossible. */
 static bool tt__vary(const tt__chooser *c, unsigned may, int k, tt__choice *how)
 {
     const tt_program *p = c->job.p;
@@ -21883,7 +21951,8 @@ static tt_status tt__consider_slowest(tt__chooser *c, tt__choice how, const bool
     return tt__consider(c, &how, set, &at) == TT_ERR_MEMORY ? TT_ERR_MEMORY : TT_OK;
 }
 
-/* Sets *how to combination k of the values of techniques. Returns false if the combination is impossible. */
+/* Sets the options of *how that `may` allows to combination k of their values. Returns false if the
+   combination is impossible. */
 enum { TT__COMBINATIONS = 4 * 4 * 16 * 3 };
 static bool tt__combine(const tt__chooser *c, unsigned may, int k, tt__choice *how)
 {
@@ -21909,7 +21978,7 @@ static int tt__least_live(const tt__chooser *c, int from)
     return best;
 }
 
-/* Returns a choice in which each technique in `may` has the value that usually saves the most memory. */
+/* Returns a choice in which each option in `may` has the value that usually saves the most memory. */
 static tt__choice tt__most_saving(const tt__chooser *c, unsigned may)
 {
     tt__choice how = tt__at_slowest(c->base);
@@ -21927,8 +21996,8 @@ static void tt__forget(tt__chooser *c, int from)
     while (c->n_list > from) tt__free(c->ctx, c->list[--c->n_list].set);
 }
 
-/* Adds changes of one technique at a time, starting at candidate `from`, as long as they make the smallest
-   candidate smaller. Leaves sets of items empty. */
+/* Changes one option in `may` at a time, starting from candidate `from`, and adds the results as candidates,
+   as long as the smallest candidate becomes smaller. Recomputes no items. */
 static tt_status tt__try_single(tt__chooser *c, unsigned may, int from)
 {
     tt_status status = TT_OK;
@@ -21949,9 +22018,9 @@ static tt_status tt__try_single(tt__chooser *c, unsigned may, int from)
     return status;
 }
 
-/* Adds candidates with one item less than the smallest candidate, or one more, as long as that makes the
-   smallest smaller. An item to add was banned before, or its instruction has a second result, which
-   is recomputed with the item and may live longer. */
+/* Adds candidates whose set has one item less, or one more, than the set of the smallest candidate, as long
+   as the smallest candidate becomes smaller. Adds only items that were banned before, and items whose
+   instruction has a second result, which is recomputed with the item and may live longer. */
 static tt_status tt__try_other_sets(tt__chooser *c, const tt__choice *how, int *least)
 {
     tt_status status = TT_OK;
@@ -21966,9 +22035,10 @@ static tt_status tt__try_other_sets(tt__chooser *c, const tt__choice *how, int *
     return status;
 }
 
-/* Searches the smallest set of items for a configuration: from the empty set on, then with whole blocks, then
-   from the best of these on. The search depends on the program and the configuration alone, so that a later
-   compilation finds what a message names. *least: the smallest candidate; -1: searched before, or none. */
+/* Searches for the set of items that makes a configuration need the fewest bytes: starts from the empty set,
+   then tries whole blocks, then starts from the best of these. The search depends on the program and the
+   configuration alone, so that a later compilation finds the program that an error message names. *least: the
+   number of the smallest candidate; -1: none, or this configuration was searched before. */
 static tt_status tt__try_least_set(tt__chooser *c, tt__choice how, int *least)
 {
     const int64_t most = TT__FOR_LEAST / (tt__front(c)->t->n_code + 1);
@@ -21994,8 +22064,8 @@ static tt_status tt__try_least_set(tt__chooser *c, tt__choice how, int *least)
     return status;
 }
 
-/* Finds the change of one technique, except recomputation, that makes candidate k smallest, with the same set
-   of items. Returns false if no change makes it smaller. */
+/* Finds the change of one option in `may`, except recomputation, that saves the most bytes in candidate k
+   with its set of items. Returns false if no change saves bytes. */
 static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how, tt_status *status)
 {
     const int from = c->n_list;
@@ -22012,13 +22082,13 @@ static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how
         *how = c->list[c->n_list - 1].how;
         found = true;
     }
-    tt__forget(c, from); /* the search of that configuration may add them again */
+    tt__forget(c, from); /* a search of the changed configuration may add them anew */
     return found;
 }
 
-/* Adds candidates for the smallest program that the techniques in `may` allow: for a small program all
-   combinations of techniques; then changes of one technique at a time; then, for the smallest of these, sets
-   of items. */
+/* Adds candidates for the smallest program if the options in `may` can change: for a small program, all
+   combinations of values; then changes of one option at a time; then, for the smallest of these, sets of
+   items to recompute. */
 static tt_status tt__try_least(tt__chooser *c, unsigned may)
 {
     tt__choice how;
@@ -22026,7 +22096,7 @@ static tt_status tt__try_least(tt__chooser *c, unsigned may)
     tt_status status = TT_OK;
     c->left = TT__FOR_LEAST;
     for (int k = 0; k < TT__COMBINATIONS; k++) combinations += tt__combine(c, may, k, &how);
-    const bool all = combinations * tt__front(c)->t->n_code <= TT__FOR_LEAST / 4; /* room for updates */
+    const bool all = combinations * tt__front(c)->t->n_code <= TT__FOR_LEAST / 4; /* few estimates */
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
     for (int k = 0; k < TT__COMBINATIONS && all && status == TT_OK; k++)
         if (tt__combine(c, may, k, &how)) status = tt__consider_slowest(c, how, c->set);
@@ -22054,7 +22124,8 @@ static void tt__set_aside(tt__chooser *c)
     c->left = TT__ESTIMATES;
 }
 
-/* Makes the kept candidates the list again, and marks dominated candidates as failed. */
+/* Moves the candidates of c->kept back to the list, and marks those that another candidate dominates as
+   failed. */
 static tt_status tt__take_back(tt__chooser *c)
 {
     tt__forget(c, 0);
@@ -22069,7 +22140,7 @@ static tt_status tt__take_back(tt__chooser *c)
 
 /* -------- when nothing fits */
 
-/* The words of `offload` for each combination of TT__OUT_ flags. */
+/* The value of option `offload`, as a string, for each combination of TT__OUT_ flags. */
 static const char *const tt__out_lists[16] = {
     "none", "optimizer", "gradients", "optimizer,gradients", "parameters", "optimizer,parameters",
     "gradients,parameters", "optimizer,gradients,parameters", "activations", "optimizer,activations",
@@ -22077,14 +22148,14 @@ static const char *const tt__out_lists[16] = {
     "optimizer,parameters,activations", "gradients,parameters,activations",
     "optimizer,gradients,parameters,activations"};
 
-/* Returns an option in the words of tt_context_options.wording. */
+/* Returns text for an option and its value, in the style of tt_context_options.wording. */
 static const char *tt__say_option(const tt_context *ctx, const char *name, const char *value, char to[96])
 {
     ctx->options.wording.option(ctx->options.wording.user, name, value, to, 96);
     return to;
 }
 
-/* Returns a number of bytes in the words of tt_context_options.wording. */
+/* Returns text for a number of bytes, in the style of tt_context_options.wording. */
 static const char *tt__say_bytes(const tt_context *ctx, size_t bytes, char to[32])
 {
     ctx->options.wording.bytes(ctx->options.wording.user, bytes, to, 32);
@@ -22110,8 +22181,8 @@ static void tt__print_options(tt__text *text, const tt_program *p, const tt__cho
         tt__print(text, ", %s", tt__say_option(p->ctx, "zero", zero, said));
 }
 
-/* Takes step k of those that save memory; later steps cost more time. said: the step's option in words.
-   Returns false if the step changes nothing or is impossible. */
+/* Changes *x by memory-saving step number k; steps with larger numbers cost more time. said: receives the
+   option that the step sets, as text. Returns false if the step changes nothing or is impossible. */
 static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[96])
 {
     static const unsigned out[] = {TT__OUT_OPTIMIZER, TT__OUT_GRADIENTS, TT__OUT_ACTIVATIONS,
@@ -22138,7 +22209,7 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[9
         if (may && x->update == TT__UPDATE_END) x->update = TT__UPDATE_BACKWARD;
     }
     if (k == 9 && o->train && moves) x->update = TT__UPDATE_HOST;
-    if (k > 9 && moves && x->update == TT__UPDATE_HOST) { /* offloading these may save more now */
+    if (k > 9 && moves && x->update == TT__UPDATE_HOST) { /* gradients and parameters: after step 9 */
         const unsigned more = k == 10 ? TT__OUT_GRADIENTS : TT__OUT_PARAMETERS;
         x->offload |= more;
         value = tt__out_lists[more];
@@ -22148,13 +22219,13 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[9
            x->update != was.update;
 }
 
-/* Returns whether the option of step k is "budget". */
+/* Returns whether memory-saving step k sets an option that the caller left to "budget". */
 static bool tt__may_take(const tt__chooser *c, int k)
 {
     return k == 0 ? c->zero : k <= 3 ? c->recompute : k <= 7 ? c->offload : false;
 }
 
-/* Returns whether a choice differs from the options only where they are "budget". */
+/* Returns whether choice *x differs from the caller's options only in options that are "budget". */
 static bool tt__is_free(const tt__chooser *c, const tt__choice *x)
 {
     return (c->zero || x->zero == c->base.zero) && (c->offload || x->offload == c->base.offload) &&
@@ -22162,10 +22233,11 @@ static bool tt__is_free(const tt__chooser *c, const tt__choice *x)
            x->update == c->base.update;
 }
 
-/* Builds the smallest program that any options allow, and notes it in job.least. last: the first choice. */
+/* Builds the smallest program that is possible with any options, and notes it in job.least. last: the choice
+   from which the search starts. */
 static tt_status tt__advise(tt__chooser *c, const tt__choice *last, tt__extent *e)
 {
-    if (!c->recompute && c->job.p->settings.options.train) { /* earlier candidates have no items */
+    if (!c->recompute && c->job.p->settings.options.train) { /* earlier candidates were made without items */
         tt__forget(c, 0);
         c->n_searched = 0;
         tt__list_items(c);
@@ -22177,14 +22249,14 @@ static tt_status tt__advise(tt__chooser *c, const tt__choice *last, tt__extent *
     return status;
 }
 
-/* Prints the bytes of the smallest program if only "budget" options may change, and of the smallest of all if
-   other options make it smaller. */
+/* Prints the bytes of the smallest program that the "budget" options allow (*s) and, if changes of other
+   options make it smaller, of the smallest possible program (*least). */
 static void tt__print_least(tt__text *text, const tt__chooser *c, const tt__shortage *s,
                             const tt__shortage *least, bool advised)
 {
     const tt_program *p = c->job.p;
     const bool chooses = c->recompute || c->by_seconds;
-    const bool same = least->least >= s->bytes && !chooses; /* no option makes it smaller */
+    const bool same = least->least >= s->bytes && !chooses; /* no option makes the program smaller */
     char said[32];
     if (chooses && !advised && least->least < s->least) {
         tt__print(text, "%s at least %s with ", text->length ? "," : ":",
@@ -22198,10 +22270,10 @@ static void tt__print_least(tt__text *text, const tt__chooser *c, const tt__shor
     }
 }
 
-/* Makes the last builds, and fails with a message unless one of them fits. Takes the steps that save memory
-   one after the other, until one fits: first steps of options that are "budget", where a program that fits
-   is accepted; then steps of other options, which are advice. The message names the bytes after each step
-   and the smallest program possible. */
+/* Makes the last builds, and fails with a message unless one of them fits. Takes the memory-saving steps one
+   after the other until a program fits. First come the steps that set "budget" options: a program that fits
+   after one of them is accepted. Then come the steps that set other options: they only serve as advice. The
+   message names the bytes after each step and the smallest possible program. */
 static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
 {
     const tt__job *j = &c->job;
@@ -22222,12 +22294,13 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         const bool advice = k >= TT__STEPS;
         tt__choice next = now;
         if (advice && p->ctx->searches) break;
-        if (advice && chooses && s->least < bytes) bytes = s->least; /* named before the advice */
+        if (advice && chooses && s->least < bytes) bytes = s->least; /* the message names it first */
         if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name)) continue;
         c->job.least = advice ? &least : s;
         const tt_status built = tt__try_build(j, &next, e);
         if (built == TT_ERR_MEMORY) status = built;
-        if (built != TT_OK || e->bytes >= bytes) continue; /* or parameters are stored otherwise already */
+        /* A step may fail because parameters are already stored in another way. */
+        if (built != TT_OK || e->bytes >= bytes) continue;
         fits = tt__fits(e);
         if (fits && !advice) return TT_OK;
         if (advice && !advised && chooses) {
@@ -22322,8 +22395,8 @@ static void tt__note_homes(tt__chooser *c)
     if (c->offload && c->held_on_host) c->base.offload = TT__OUT_PARAMETERS;
 }
 
-/* Returns a chooser that knows which techniques may change. base: nothing beyond the options, at the fastest
-   pace. */
+/* Returns a chooser with its first fields set: which options may change, and `base`, the choice that does
+   only what the options demand, at the fastest pace. */
 static tt__chooser tt__chooser_of(const tt__job *j)
 {
     const tt__settings *s = &j->p->settings;
@@ -22335,7 +22408,8 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     c.job = *j;
     c.base = base;
     c.base.ahead = (s->kind->host && !c.ctx->late) || c.ctx->profiles ? 0 : TT__AHEAD;
-    /* The results of a program that does not train are read at once: no earlier run is in flight. */
+    /* A program that does not train has its results read at once: no earlier run is in flight whose time
+       could hide the copies of inputs. */
     c.base.arrivals = s->options.train && !s->kind->host && s->memory == TT__OWN_MEMORY &&
                       ranks->pipeline <= 1 && !c.ctx->profiles && !c.ctx->no_arrivals;
     if (s->recompute == TT__RECOMPUTE_BUDGET) c.base.recompute = TT__RECOMPUTE_NONE;
@@ -22350,7 +22424,7 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     return c;
 }
 
-/* Prepares a chooser for estimates. */
+/* Allocates the chooser's arrays for estimates and lists its items. */
 static tt_status tt__chooser_open(tt__chooser *c)
 {
     const tt__settings *s = &c->job.p->settings;
@@ -22366,7 +22440,7 @@ static tt_status tt__chooser_open(tt__chooser *c)
     return status;
 }
 
-/* Notes the bytes and FLOPs of the program that does not fit unless it recomputes or offloads more. */
+/* Notes in *s the bytes and FLOPs of the program as the options alone demand it, which does not fit. */
 static void tt__note_whole(const tt_program *p, const tt__extent *e, tt__shortage *s)
 {
     const tt_tape *t = p->built.t;
@@ -22375,7 +22449,7 @@ static void tt__note_whole(const tt_program *p, const tt__extent *e, tt__shortag
     s->flops -= tt__flops_of_copies(t);
 }
 
-/* Builds the smallest program so far once more. */
+/* Builds the smallest program found so far once more, as later builds have replaced it. */
 static tt_status tt__build_again(tt__chooser *c, const tt__shortage *s, tt__extent *e)
 {
     tt__job job = c->job;
@@ -22383,9 +22457,9 @@ static tt_status tt__build_again(tt__chooser *c, const tt__shortage *s, tt__exte
     return tt__try_build(&job, &s->how, e);
 }
 
-/* Builds the cheapest candidates that need no more bytes than the smallest program so far. By luck the
-   placement of one may be smaller, as a search with that budget would find it. A large program gets 3 rounds
-   of at most 6 builds. */
+/* Searches for a smaller program: uses the bytes of the smallest program so far as the budget and builds the
+   cheapest candidates for it, as the placement of one of them may happen to be smaller. A later compilation
+   with such a budget would also find that program. A large program gets 3 rounds of at most 6 builds. */
 static tt_status tt__descend(tt__chooser *c, bool small, const tt__shortage *s, tt__extent *e)
 {
     const size_t budget = c->budget;
@@ -22407,9 +22481,10 @@ static tt_status tt__descend(tt__chooser *c, bool small, const tt__shortage *s, 
     return status;
 }
 
-/* Builds the cheapest program that fits the budget. *e: before, the sizes of a program that does not fit;
-   then, of the last build. Whether any program fits depends on the smallest alone, which no budget changes:
-   a refusal names the smallest, and the smallest is built if the search for the cheapest finds nothing. */
+/* Builds the cheapest program that fits the budget. *e: on entry, the arena's sizes with a program that does
+   not fit; on return, with the last build. Whether any program fits depends on the smallest program alone,
+   which is the same for every budget. An error names the smallest program, and if the search for the cheapest
+   finds nothing, the smallest is built. */
 static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
 {
     const unsigned may = (c->zero ? TT__MAY_ZERO : 0) | (c->recompute ? TT__MAY_RECOMPUTE : 0) |
@@ -22441,7 +22516,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     if (status == TT_OK && c->ctx->searches) return tt__fits(e) ? status : tt__build_again(c, s, e);
     if (status == TT_OK && !(tight && small)) status = tt__list_candidates(c);
     if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - (tight ? 4 : TT__LEAST_BUILDS), e);
-    if (status == TT_OK && !tt__fits(e)) { /* retry with kept candidates or more room */
+    if (status == TT_OK && !tt__fits(e)) { /* retries with c->kept or a larger budget */
         if (c->n_kept) status = tt__take_back(c);
         else c->budget = s->least;
         if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - 1, e);
@@ -22449,7 +22524,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     return status != TT_OK || tt__fits(e) ? status : tt__build_again(c, s, e);
 }
 
-/* Builds the program of the options or, with "budget", chooses one. */
+/* Builds the program that the options demand or, if options are "budget", the cheapest that fits. */
 static tt_status tt__build_chosen(const tt__job *to)
 {
     tt_program *p = to->p;
@@ -22470,7 +22545,8 @@ static tt_status tt__build_chosen(const tt__job *to)
     c.base.arrivals = p->chosen.arrivals;
     c.budget = e.budget;
     const bool slower = p->chosen.ahead < c.base.ahead || p->chosen.halved;
-    const bool copies = c.recompute && c.base.offload & TT__OUT_ACTIVATIONS; /* copies may be unnecessary */
+    /* copies: activations are offloaded, though recomputing them may be faster. */
+    const bool copies = c.recompute && c.base.offload & TT__OUT_ACTIVATIONS;
     const bool slow = c.by_seconds && (slower || copies); /* other candidates may be faster */
     if (status == TT_OK && (!tt__fits(&e) || slow)) {
         tt__note_whole(p, &e, &s);
@@ -22490,9 +22566,9 @@ static tt_status tt__build_chosen(const tt__job *to)
 /* ==== src/compile/compile.h */
 /* ------------------------------------------------------------------------------------------------- commit */
 
-/* Gives persistent storage v a place in the program's arena, unless v has one: directly after storage
-   `before`, or at the end if that is 0. The padding of `before` to the arena's alignment then follows v.
-   Returns whether v got a place. */
+/* Gives persistent storage v a place in the program's arena, unless v has one. The place is directly after
+   storage `before`, whose padding to the arena's alignment then follows v, or at the end of the arena if
+   `before` is 0. Returns whether v got a place. */
 static bool tt__place_in_arena(tt_program *p, int32_t v, int32_t before)
 {
     tt_tape *t = p->built.t;
@@ -22525,8 +22601,8 @@ static void tt__place_persistent(tt_program *p)
             before = tt__place_in_arena(p, next, before) ? next : 0;
 }
 
-/* Puts a built program into arena `shared`, or into a new arena if that is NULL. After an error nothing has
-   changed. */
+/* Puts a built program into arena `shared`, or into a new arena if `shared` is NULL. After an error nothing
+   has changed. */
 static tt_status tt__commit(tt_program *p, tt__arena *shared)
 {
     tt_context *ctx = p->ctx;
@@ -22561,8 +22637,8 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
     return TT_OK;
 }
 
-/* Allocates the program's state on a rank, apart from the arena. A rank of another process only has the rows
-   of axes and the states of inputs. */
+/* Allocates a program's state on one rank, except the arena's memory. For a rank of another process (`local`
+   is false), allocates only the rows of axes and the states of inputs. */
 static tt_status tt__make_rank(tt_program *p, tt__rank *r, bool local)
 {
     const size_t values = (size_t)p->built.t->n_values, axes = (size_t)p->built.t->n_axes;
@@ -22613,7 +22689,7 @@ static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
                     s->options.parallel.data, s->options.parallel.tensor);
 }
 
-/* Sets the stage of a program and the stage's max number of micro-batches in flight. */
+/* Sets in *s the number of the pipeline stage, and how many micro-batches that stage may have in flight. */
 static void tt__set_stage(tt__settings *s, int stage)
 {
     const tt_parallel *p = &s->options.parallel;
@@ -22641,7 +22717,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
-    if (status == TT_OK && !p->rank) { /* the stages of a pipeline share the array */
+    if (status == TT_OK && !p->rank) { /* the stages of a pipeline share this array */
         p->rank = (tt__rank *)tt__calloc(p->ctx, sizeof *p->rank * (size_t)p->settings.crew->ranks);
         if (!p->rank) status = TT_ERR_MEMORY;
     }
@@ -22658,8 +22734,8 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     return status == TT_OK ? tt__commit(p, job.shared) : status;
 }
 
-/* Counts the elements of a program's parameters (*all), and those of parameters that the tensor ranks divide
-   (*split). */
+/* Counts the elements of all parameters of a program (*all), and of the parameters that the tensor ranks
+   divide (*split). */
 static void tt__count_params(const tt_program *p, int64_t *all, int64_t *split)
 {
     *all = *split = 0;
@@ -22693,13 +22769,14 @@ static bool tt__reads_input(const tt_program *p, int32_t v)
     return read;
 }
 
-/* The stages that exceed the budget: the error of the stage that needs the most bytes, and the max over these
-   stages of the bytes of the smallest possible program. */
+/* The errors of the pipeline stages that exceed the budget: the error of the stage that needs the most bytes,
+   and the stage whose smallest possible program needs the most bytes. */
 typedef struct tt__short_stages {
-    size_t needs, advised;  /* tt_context.needs and advised of the stage with that error */
-    size_t most;            /* max of tt_context.advised over the stages, */
-    int at;                 /* and the stage that has that max */
-    char error[TT__ERROR];  /* "": all stages fit */
+    size_t needs, advised;  /* tt_context.needs and tt_context.advised of the stage that needs the most
+                               bytes */
+    size_t most;            /* max of tt_context.advised over the stages */
+    int at;                 /* number of the stage whose tt_context.advised is `most` */
+    char error[TT__ERROR];  /* error of the stage that needs the most bytes; "": all stages fit */
 } tt__short_stages;
 
 static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r)
@@ -22711,8 +22788,9 @@ static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r
     memcpy(r->error, ctx->error, sizeof r->error);
 }
 
-/* Fails with the error of the stage that needs the most bytes: that budget is enough for all stages. Adds
-   the smallest possible program of another stage if that needs more bytes than the error advises. */
+/* Fails with the error of the stage that needs the most bytes, as a budget of these bytes is enough for all
+   stages. If the smallest possible program of another stage needs more bytes than this error advises, adds
+   that program's bytes to the message. */
 static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 {
     ctx->needs = r->needs;
@@ -22728,7 +22806,7 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
 {
     const int stages = p->settings.options.parallel.pipeline;
     const size_t values = (size_t)t->n_values;
-    const bool all = !p->ctx->searches; /* stages are compiled, even after one exceeds the budget */
+    const bool all = !p->ctx->searches; /* compile the remaining stages even after one exceeds the budget */
     tt__short_stages refused;
     if (stages == 1) return status;
     memset(&refused, 0, sizeof refused);
@@ -22757,7 +22835,8 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     return TT_OK;
 }
 
-/* Prints, one per line, the facts that must be equal in all processes: the bits of results depend on them. */
+/* Prints, one per line, the facts about a program that must be equal in all processes, as the bits of results
+   depend on these facts. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
@@ -22795,7 +22874,8 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
     tt__print(&text, "program of %d instructions\n", p->built.t->n_code);
 }
 
-/* Waits until all processes reach `where`. Fails if one has an error, or if their lines of text differ. */
+/* Waits until all processes reach point `where`. Fails if a process has an error, or if the processes' lines
+   of text (`own` in this process) differ. */
 static tt_status tt__agree_lines(tt_context *ctx, const char *where, tt_status status, char own[TT__NOTE])
 {
     tt__net *n = ctx->net;
@@ -22825,7 +22905,7 @@ static tt_status tt__agree_program(tt_context *ctx, const tt_program *p, tt_stat
     return tt__agree_lines(ctx, "tt_compile", status, own);
 }
 
-/* Compiles a program with all its stages. Returns NULL only when out of memory; *status tells of errors. */
+/* Compiles a program with all its stages. Sets *status, and returns NULL only when out of memory. */
 static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_options *o, tt_status *status)
 {
     tt_program *p = (tt_program *)tt__calloc(t->ctx, sizeof *p);
@@ -22858,16 +22938,17 @@ static size_t tt__bytes_of_largest_stage(tt_program *p)
     return most;
 }
 
-/* Adds to the error of a plan that exceeds memory_budget the bytes that the plan needs in precision
-   "bf16-true" or, if these exceed the budget, with recompute "budget" besides, unless the error already names
-   fewer bytes. Adds nothing with `share`, as programs that share an arena have one precision. */
+/* Adds advice to the error about a plan that exceeds memory_budget: the bytes that the plan needs in
+   precision "bf16-true" or, if these exceed the budget too, in "bf16-true" with recompute "budget". Adds
+   nothing if the error already names fewer bytes, nor with option `share`, as programs that share an arena
+   have the same precision. */
 static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_options *o)
 {
     tt_context *ctx = t->ctx;
     tt_compile_options other = *o;
     char error[TT__ERROR], precision[96], with[96], said[32];
     const size_t needed = ctx->needs, advised = ctx->advised;
-    const bool budget = o->recompute && strcmp(o->recompute, "budget") == 0; /* NULL is the default */
+    const bool budget = o->recompute && strcmp(o->recompute, "budget") == 0; /* NULL: not "budget" */
     const bool half = o->precision && strcmp(o->precision, "bf16-true") == 0;
     if (ctx->searches || !o->train || o->share || half) return;
     memcpy(error, ctx->error, sizeof error);
@@ -22882,7 +22963,7 @@ static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_opt
         if (status != TT_OK && status != TT_ERR_BUDGET) break;
         const bool fits = status == TT_OK, last = fits || budget || k;
         if (!last) continue;
-        if (!fits && advised && bytes >= advised) break; /* other options need fewer bytes */
+        if (!fits && advised && bytes >= advised) break; /* the error already names fewer bytes */
         const size_t used = strlen(error);
         snprintf(error + used, sizeof error - used, "; %s%s%s %s %s%s",
                  tt__say_option(ctx, "precision", "bf16-true", precision), k ? " with " : "",
@@ -22903,7 +22984,7 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
     tt_program *p = tt__compile_all(t, root, o, &status);
     if (!p) return NULL;
     if (status == TT_ERR_BUDGET) {
-        tt_program_free(p); /* a stage that fits would hold its parameters in the old precision */
+        tt_program_free(p); /* else a stage that fits would keep its parameters in the old precision */
         p = NULL;
         tt__advise_precision(t, root, o);
     }
@@ -22920,8 +23001,8 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
 
 #define TT__LEFT_FREE ((size_t)256 << 20)
 
-/* Sets a budget of 0 to the bytes that one rank of the device may use: the free memory less an eighth, at
-   most TT__LEFT_FREE, divided among the ranks that share the device. */
+/* Sets *budget, if it is 0, to the bytes that one rank may use. This is the device's free memory, less a
+   reserve of an eighth but at most TT__LEFT_FREE bytes, divided among the ranks that share the device. */
 static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budget)
 {
     size_t least = SIZE_MAX;
@@ -22944,33 +23025,34 @@ static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budg
     return status;
 }
 
-/* Plans for size n. Returns TT_OK and the plan's bytes, TT_ERR_BUDGET, or another error. */
+/* A function that plans a program for batch size n. It returns TT_OK and sets *bytes to the plan's bytes, or
+   returns TT_ERR_BUDGET or another error. */
 typedef tt_status (*tt__try_size)(void *arg, int64_t n, size_t *bytes);
 
-/* Returns the size at which the line through two plans, of sizes `from` and `to`, reaches the budget, rounded
-   down; 0 if the line does not rise. */
+/* Estimates linearly, from the bytes of the plans for batch sizes `from` and `to`, the batch size whose plan
+   needs `budget` bytes. Returns it rounded down; 0 if the bytes do not grow from `from` to `to`. */
 static double tt__line_meets(double from, double from_bytes, double to, double to_bytes, double budget)
 {
     const double rise = (to_bytes - from_bytes) / (to - from);
     return rise > 0 ? floor(to + (budget - to_bytes) / rise) : 0;
 }
 
-/* Returns the largest n, at most `most`, whose plan fits the budget; 0 after an error or if none fits. A plan
-   grows almost linearly with n, and so does the smallest plan that a refusal names. The next guess is where
-   the line through the two nearest plans reaches the budget. Without such a line (a larger n may keep fewer
-   bytes), the bytes are assumed to be proportional to n. */
+/* Returns the largest batch size n, at most `most`, whose plan fits the budget; 0 after an error or if none
+   fits. The bytes of a plan grow almost linearly with n, and so do the bytes that an error names for a plan
+   that does not fit. The next n to try is where the line through the two nearest plans reaches the budget. If
+   that line does not rise (a larger n may need fewer bytes), bytes are assumed to be proportional to n. */
 static int64_t tt__largest_size(tt_context *ctx, int64_t most, size_t budget, tt__try_size try_size,
                                 void *arg)
 {
     int64_t fits = 0, fails = most + 1, next = 1;
-    double bytes = 0, needs = 0; /* of the plans for `fits` and `fails`; 0: unknown */
-    int slow = 0; /* consecutive trials that did not halve the gap */
-    int64_t up = 1; /* the next step without a better guess */
+    double bytes = 0, needs = 0; /* bytes of the plans for sizes `fits` and `fails`; 0: unknown */
+    int slow = 0; /* number of consecutive trials that did not halve the gap between `fits` and `fails` */
+    int64_t up = 1; /* how far to go up from `fits` when no guess is better */
     if (most < 1)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: most %lld is less than 1", (long long)most),
                0;
     void (*const log)(void *, tt_log_level, const char *, const char *) = ctx->options.logger.log;
-    ctx->options.logger.log = NULL; /* only the program that is kept is logged */
+    ctx->options.logger.log = NULL; /* trial programs are not logged */
     ctx->searches = true;
     tt_status status = TT_OK;
     while (fails - fits > 1) {
@@ -23041,11 +23123,11 @@ int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape
 /* ==== src/run/ranks.h */
 /* ===========================================================================================================
    RUN                                                                                                src/run/
-   Allocates a program's memory, takes inputs, runs micro-batches and updates, and gives results. Uses all
-   above.
+   Allocates a program's memory, accepts inputs, runs micro-batches and updates, and returns results. Uses all
+   sections above.
    ======================================================================================================== */
 
-/* Returns the first rank of a data rank, in the program's stage. */
+/* Returns the first of the ranks that form a data rank in the program's stage. */
 static int tt__first_of(const tt_program *p, int data_rank)
 {
     return tt__first_rank(p->arena) + data_rank * p->arena->tensor;
@@ -23056,7 +23138,8 @@ static int tt__data_rank(const tt_program *p, int rank)
     return rank / p->arena->tensor % p->arena->data;
 }
 
-/* Return the stage of a rank, and the last stage, which has the loss. */
+/* tt__stage_of returns the stage that runs on a rank; tt__last_stage returns the last stage, which has the
+   loss. */
 static tt_program *tt__stage_of(const tt_program *p, int rank)
 {
     return p->head->stage[rank / tt__stage_ranks(p->arena)];
@@ -23064,7 +23147,8 @@ static tt_program *tt__stage_of(const tt_program *p, int rank)
 
 static tt_program *tt__last_stage(const tt_program *p) { return p->stage[p->stages - 1]; }
 
-/* Return whether this process has a rank, and whether it has any rank of a data rank. */
+/* tt__is_here returns whether a rank belongs to this process; tt__has_data_rank, whether any of the ranks
+   that form a data rank does. */
 static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.crew, rank); }
 
 static bool tt__has_data_rank(const tt_program *p, int data_rank)
@@ -23078,8 +23162,8 @@ static bool tt__has_data_rank(const tt_program *p, int data_rank)
     return has;
 }
 
-/* Returns the ranks that take part in a collective of this rank, and sets *me to this rank's member
-   number. */
+/* Returns the ranks that take part with `rank` in a collective over move->over, and sets *me to the member
+   number of `rank`. */
 static tt__members tt__members_of(const tt_program *p, int rank, const tt__move *move, int *me)
 {
     const int tensor = p->arena->tensor, each = tt__stage_ranks(p->arena), place = rank % each;
@@ -23093,8 +23177,9 @@ static tt__members tt__members_of(const tt_program *p, int rank, const tt__move 
     return m;
 }
 
-/* Returns the rank at the same place of the neighbouring stage with which instruction i exchanges a value.
-   Sets *way: 0 if the value moves to the next stage, 1 to the one before. */
+/* Returns the rank of the neighbouring stage with which instruction i exchanges a value; it has the same
+   position in its stage as `rank`. Sets *way to 0 if the value moves to the next stage, to 1 if to the
+   previous. */
 static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int *way)
 {
     int me;
@@ -23103,8 +23188,8 @@ static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int 
     return all.first + all.stride * (i->out[0] ? i->move.from : i->move.to);
 }
 
-/* Return how many slots, leaves of the tree of sums, a data rank has (see ranks/threads.h); a round's
-   slot. */
+/* tt__slots returns how many slots (leaves of the tree of sums, see ranks/threads.h) a data rank has;
+   tt__slot returns the slot to which a round adds. */
 static int tt__slots(const tt_program *p)
 {
     return p->settings.options.parallel.groups / p->settings.options.parallel.data;
@@ -23112,7 +23197,7 @@ static int tt__slots(const tt_program *p)
 
 static int tt__slot(const tt_program *p, int64_t round) { return (int)(round % tt__slots(p)); }
 
-/* Returns how many slots, counted from the first, have contents when a segment sums them. */
+/* Returns how many slots have contents when `segment` sums them; these are always the first slots. */
 static int tt__slots_used(const tt_program *p, int64_t round, tt__segment segment)
 {
     const int64_t slots = tt__slots(p);
@@ -23131,7 +23216,8 @@ static tt__now tt__now_of(const tt_program *head)
     return now;
 }
 
-/* Returns the rows of each axis in a run on a rank; in a pipeline, the rows of micro-batch now->round. */
+/* Returns the number of rows of each axis in a run on a rank; in a pipeline, the numbers of micro-batch
+   now->round. */
 static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int rank)
 {
     if (now->rows) return now->rows;
@@ -23139,7 +23225,7 @@ static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int 
     return tt__fed_at(p, now->round, rank)->rows;
 }
 
-/* Returns how many rows of an axis a rank has in a run, and sets *first to the number of the first. */
+/* Returns how many rows of an axis a rank has in a run, and sets *first to the number of its first row. */
 static int64_t tt__axis_rows(const tt_program *p, const tt__now *now, int rank, int32_t axis, int64_t *first)
 {
     const tt__axis *a = &p->built.t->axes[axis];
@@ -23156,8 +23242,8 @@ static int64_t tt__actual_rows(const tt_program *p, const tt__now *now, int rank
     return s->axis ? tt__axis_rows(p, now, rank, s->axis, &first) + s->extra : s->rows;
 }
 
-/* Fails unless the parameters that other programs hold have memory there, with the device, layout and dtype
-   that this program was compiled for. */
+/* Fails if the program uses parameters of another program's arena and that arena has no memory yet, or stores
+   the parameters with another device, layout or dtype than this program was compiled for. */
 static tt_status tt__params_ready(const tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -23178,14 +23264,16 @@ static tt_status tt__params_ready(const tt_program *p)
     return status;
 }
 
-/* Returns the byte of a rank's device memory where the region of storages like x begins. */
+/* Returns the offset in bytes, in a rank's device memory, of the region (persistent, transient, ...) that has
+   storage x. */
 static size_t tt__region(const tt_program *p, const tt__value *x)
 {
     if (!x->persistent) return p->arena->persistent;
     return x->part.root ? p->arena->persistent + p->arena->transient : 0;
 }
 
-/* Return the bytes of a rank's values in host memory; the byte where the region of storages like x begins. */
+/* tt__host_size returns the bytes of a rank's values in host memory; the next function returns the offset in
+   bytes, in that memory, of the region that has storage x. */
 static size_t tt__host_size(const tt_program *p, int rank)
 {
     const tt__built *b = &p->built;
@@ -23208,8 +23296,8 @@ static char *tt__storage_memory(const tt_program *p, int rank, const tt__value *
     return p->arena->memory[rank] + tt__region(p, x) + x->place;
 }
 
-/* Fills optimizer states and accumulated gradients with 0, once, right before their first use. Until then
-   only parameters take physical memory, where untouched pages take none. */
+/* Fills optimizer states and accumulated gradients with 0, once, right before their first use. On systems
+   where untouched pages take no physical memory, only parameters take any until then. */
 static tt_status tt__zero_states(tt_program *p)
 {
     const tt__arena *a = p->arena;
@@ -23233,14 +23321,14 @@ static tt_status tt__zero_states(tt_program *p)
 
 /* ==== src/run/memory.h */
 /* ------------------------------------------------------------------------------------------ managed memory
-   An arena that is larger than its device's free memory moves in and out in blocks. A step uses most of the
-   arena in turn, so the blocks that were used least recently are the next to be used. Therefore some blocks
-   are kept on the device, and the others take turns in the `room` that is left. Instructions are cut into
-   windows that need at most a quarter of `room`, so that the window that runs and the two that are fetched
-   ahead of it fit. */
+   An arena that is larger than its device's free memory moves to and from the device in blocks. A step uses
+   most of the arena once, in order, so the blocks that were used least recently are needed next, and a cache
+   of all blocks would be useless. Therefore some blocks are kept on the device, and the other blocks share
+   the remaining bytes, `room`. Instructions are divided into windows whose blocks need at most a quarter of
+   `room`, so that the window that runs and the next two, which are prefetched, fit. */
 
-/* Returns how many bytes a storage takes in its program's arena, and sets *first to the first of them.
-   Returns 0 if the storage is elsewhere. */
+/* Returns how many bytes a storage has in its program's arena, and sets *first to the offset of the first.
+   Returns 0 if the storage is not in the arena. */
 static size_t tt__arena_extent(const tt_program *p, const tt__value *x, size_t *first)
 {
     if (x->space != TT__DEVICE) return 0;
@@ -23250,14 +23338,14 @@ static size_t tt__arena_extent(const tt_program *p, const tt__value *x, size_t *
     return tt__storage_bytes(x);
 }
 
-/* Returns operand j of an instruction, inputs first. 0: the operand is absent. */
+/* Returns the value that is operand j of an instruction; results come after the inputs. 0: no value. */
 static int32_t tt__operand(const tt__instr *i, int j)
 {
     return j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
 }
 
-/* Adds the blocks of an arena's bytes to the window that began after stamp `before`. Returns the bytes of the
-   blocks that are new to the window and not kept on the device. */
+/* Adds the blocks that contain bytes [first, first + bytes) of an arena to the window that began after stamp
+   `before`. Returns the bytes of those blocks that are new to the window and not kept on the device. */
 static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_t before)
 {
     size_t added = 0;
@@ -23286,21 +23374,22 @@ static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t 
     return added;
 }
 
-/* The windows of a segment. */
+/* The windows (consecutive instructions) into which a segment is divided. */
 typedef struct tt__windows {
-    int next, end;      /* instructions in no window yet */
-    int until[TT__WINDOWS]; /* ends of the last windows */
-    int made, entered;  /* numbers of windows so far */
+    int next, end;      /* instructions [next, end) belong to no window yet */
+    int until[TT__WINDOWS]; /* for each of the last windows: the end of its instructions */
+    int made, entered;  /* number of windows that were made so far; number that began to run */
 } tt__windows;
 
-/* Prefetches the blocks with stamps in (before, last], unless they are still on the device: a block is if the
-   windows since its last use have used at most `room` bytes. Sets *any if it prefetches. */
+/* Prefetches the blocks whose stamp is in (before, last], except those that are still on the device. A block
+   is still there if the windows since its last use have used at most `room` bytes. Sets *any to true if it
+   prefetches a block. */
 static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last, uint64_t clock, bool *any)
 {
     tt__arena *a = p->arena;
     tt__paging *g = a->paging;
     tt_status status = TT_OK;
-    size_t run = 0; /* blocks right before b to prefetch */
+    size_t run = 0; /* number of blocks directly before b to prefetch */
     for (size_t b = 0; b <= g->blocks && status == TT_OK; b++) {
         const bool needed = b < g->blocks && g->stamp[b] > before && g->stamp[b] <= last;
         const bool absent = needed && (!g->used[b] || g->clock - g->used[b] > g->room);
@@ -23317,9 +23406,9 @@ static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last,
     return status;
 }
 
-/* Ends the next window of a segment before the window needs more than its share of the room. Instructions
-   that run together stay in one window; a group that needs too much for one window is divided. Returns the
-   last stamp of the window. */
+/* Finds the end of the next window of a segment: the window takes as many instructions as need at most its
+   share of the room. Instructions that run together stay in one window, unless they alone need more. Returns
+   the last stamp of the window. */
 static uint64_t tt__end_window(tt_program *p, tt__windows *w)
 {
     tt__paging *g = p->arena->paging;
@@ -23328,7 +23417,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     const size_t most = g->room / (TT__WINDOWS + 1);
     const int first = w->next;
     int group = first; /* first instruction of the group that runs together with k */
-    size_t bytes = 0, of_group = 0; /* bytes that the window needs; bytes that the group adds */
+    size_t bytes = 0, of_group = 0; /* bytes that the window needs; bytes of these that the group added */
     for (int k = first; k < w->end; k++) {
         if (k > first && !code[k - 1].with_next) {
             group = k;
@@ -23351,7 +23440,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     return g->stamps;
 }
 
-/* Makes the next window of a segment, if one is left, and prefetches its blocks. */
+/* Makes the next window of a segment, if instructions are left, and prefetches the window's blocks. */
 static tt_status tt__bring_window(tt_program *p, tt__windows *w)
 {
     tt__arena *a = p->arena;
@@ -23369,8 +23458,9 @@ static tt_status tt__bring_window(tt_program *p, tt__windows *w)
     return status;
 }
 
-/* Runs before the launch of instruction k of a segment. If k is the first of a window, starts the prefetch of
-   the window two ahead, after all work before k, and makes k wait for the blocks of its own window. */
+/* Prepares the launch of instruction k of a segment. If k is the first instruction of a window, starts to
+   prefetch the blocks of the window two ahead, once all work before k is done, and makes k wait for the
+   blocks of its own window. */
 static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
 {
     tt__arena *a = p->arena;
@@ -23380,7 +23470,7 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     tt_status status = TT_OK;
     if (!g || (w->entered && k < w->until[(w->entered - 1) % TT__WINDOWS])) return TT_OK;
     while (!w->entered && w->made < TT__WINDOWS - 1 && w->next < w->end && status == TT_OK)
-        status = tt__bring_window(p, w); /* the last segment is in its last window */
+        status = tt__bring_window(p, w); /* the first windows of the segment */
     if (status == TT_OK) status = b->mark(d, TT__COMPUTE_STREAM, &g->began);
     if (status == TT_OK) status = b->after(d, TT__IN_STREAM, g->began);
     if (status == TT_OK) status = tt__bring_window(p, w);
@@ -23389,7 +23479,8 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     return tt__device_status(p->ctx, a->crew, 0, status);
 }
 
-/* Marks the blocks of these bytes as kept, unless more than `most` bytes of blocks would then be kept. */
+/* Marks the blocks that contain bytes [first, first + bytes) as kept on the device, as long as all kept
+   blocks together have at most `most` bytes. *kept: bytes of the kept blocks so far. */
 static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t most, size_t *kept)
 {
     const size_t from = first / TT__BLOCK, end = bytes ? (first + bytes - 1) / TT__BLOCK + 1 : from;
@@ -23400,8 +23491,9 @@ static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t mos
     *kept += added;
 }
 
-/* Chooses what stays on the device: the resident workspace, then persistent storages in the order in which
-   the programs of the arena use them, the oldest program first. Returns the bytes of these blocks. */
+/* Chooses the blocks that always stay on the device: those of the resident workspace, then those of
+   persistent storages, in the order in which the arena's programs use them, the oldest program first. Returns
+   the bytes of the chosen blocks. */
 static size_t tt__choose_kept(const tt__arena *a, size_t available)
 {
     int programs = 0;
@@ -23424,7 +23516,8 @@ static size_t tt__choose_kept(const tt__arena *a, size_t available)
     return kept;
 }
 
-/* Tells the device which blocks of an arena in managed memory to keep. available: the device's free bytes. */
+/* Decides which blocks of an arena in managed memory stay on the device, and tells the device. available: the
+   device's free bytes. */
 static tt_status tt__plan_paging(tt_context *ctx, tt__arena *a, size_t available)
 {
     const tt__backend *b = a->kind->backend;
@@ -23449,7 +23542,7 @@ static tt_status tt__plan_paging(tt_context *ctx, tt__arena *a, size_t available
     return tt__device_status(ctx, a->crew, 0, status);
 }
 
-/* Allocates a rank's memory on the device. */
+/* Allocates an arena's memory on the device of one rank. */
 static tt_status tt__allocate_device(tt_context *ctx, tt__arena *a, int rank)
 {
     const tt__backend *b = a->kind->backend;
@@ -23468,7 +23561,8 @@ static tt_status tt__allocate_device(tt_context *ctx, tt__arena *a, int rank)
     return tt__plan_paging(ctx, a, available);
 }
 
-/* Allocates a rank's memory and fills its shards of parameters. `piece`: a buffer of TT__BOUNCE bytes. */
+/* Allocates an arena's memory on one rank and fills the rank's shards of parameters. piece: a buffer of
+   TT__BOUNCE bytes. */
 static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, float *piece)
 {
     const tt__backend *b = a->kind->backend;
@@ -23487,7 +23581,7 @@ static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, fl
     return status;
 }
 
-/* Allocates the arena's memory on all ranks and fills the parameters. */
+/* Allocates an arena's memory on all ranks of this process and fills the parameters. */
 static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 {
     tt_status status = tt__crew_open(ctx, a->crew);
@@ -23502,7 +23596,7 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
         tt_param *p = ctx->params[k];
         const tt__arena *other = p->holder == a ? p->again : p->again == a ? p->holder : NULL;
         if (p->holder != a && p->again != a) continue;
-        /* The other arena, perhaps in a process that cannot read this one, is still to be filled. */
+        /* Keeps the source for the other arena, which may be in a process that cannot read this arena. */
         p->source_stays = other && !other->allocated;
         if (!p->source_stays) tt__param_drop_source(p);
     }
@@ -23514,20 +23608,20 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 static bool tt__is_staged(const tt_program *p, int32_t v)
 {
     const tt__value *x = &p->built.t->values[v];
-    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent inputs are arrivals */
+    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent ones are arrivals */
     if (p->settings.kind->host || (!input && x->storage != TT__STEP)) return false;
     return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }
 
-/* Returns the bytes that one micro-batch has of a storage. */
+/* Returns the bytes of a storage that belong to one micro-batch. */
 static size_t tt__micro_bytes(const tt__value *x)
 {
     return tt__storage_bytes(x) / (size_t)tt__max(1, x->copies);
 }
 
-/* Returns the bytes of host memory for the messages by which instruction i passes a value to or from a stage
-   in another process. A value in a device's memory goes through the host's. A sender needs room for all
-   micro-batches in flight. 0: i passes no such value. */
+/* Returns the bytes of host memory that instruction i needs to send a value to, or receive it from, a stage
+   in another process: values in a device's memory go through the host's memory. A sender needs room for all
+   micro-batches in flight. Returns 0 if i is no such instruction or the device is the CPU. */
 static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
 {
     const tt__crew *c = p->settings.crew;
@@ -23540,8 +23634,8 @@ static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
     return i->out[0] ? bytes : bytes * (size_t)p->settings.in_flight;
 }
 
-/* Returns whether the results of a step may be read as late as in the next step. With loss scaling they may
-   not: the next step needs the new scale. */
+/* Returns whether the host may read the results of a step as late as in the next step. With loss scaling it
+   may not, as the next step needs the new scale. */
 static bool tt__reads_later(const tt_program *p)
 {
     const tt__settings *s = &p->settings;
@@ -23549,8 +23643,9 @@ static bool tt__reads_later(const tt_program *p)
     return !s->kind->host && s->options.train && !s->scales && whole && !p->ctx->profiles;
 }
 
-/* Returns the bytes of a rank's staging buffers: two for each value that the host writes, one to fill while
-   the other is copied; one for results that are read later; and those of a stage's messages. */
+/* Returns the bytes of a rank's staging buffers: two buffers for each value that the host writes (the host
+   fills one while the device copies the other), one for results that are read later, and those for a stage's
+   messages. */
 static size_t tt__staging_bytes(const tt_program *p)
 {
     size_t bytes = 0;
@@ -23595,7 +23690,8 @@ static tt_status tt__allocate_rank(tt_program *p, int rank)
     return TT_OK;
 }
 
-/* Fails if a rank of a pipeline cannot load from the memory of a neighbouring stage. */
+/* Fails if the device of a rank of a pipeline cannot load from the memory of a neighbouring stage's
+   device. */
 static tt_status tt__check_neighbours(const tt_program *p)
 {
     const tt__crew *c = p->settings.crew;
@@ -23610,9 +23706,9 @@ static tt_status tt__check_neighbours(const tt_program *p)
     return TT_OK;
 }
 
-/* Fails if a program, together with the other processes on this machine, needs more memory than the machine
-   can give. Otherwise the system would kill this process, or others, once the memory is used. Does not check
-   memory of a caller's allocator. */
+/* Fails if this process's program, with those of the other processes on this machine, needs more memory than
+   the machine has available. Without this check the system would kill a process once the memory is in use.
+   Does not check memory from a caller's allocator. */
 static tt_status tt__memory_suffices(const tt_program *p)
 {
 #if defined(__linux__)
@@ -23653,7 +23749,7 @@ tt_status tt_allocate(tt_program *p)
                         "compile for \"cpu\"", p->settings.kind->name);
     const tt__crew *c = p->settings.crew;
     tt_status status = tt__params_ready(p);
-    if (!p->arena->allocated && p->head == p) { /* all check before one allocates */
+    if (!p->arena->allocated && p->head == p) { /* all processes check before one allocates */
         if (status == TT_OK) status = tt__memory_suffices(p);
         status = tt__agree(p->ctx, "the memory of a plan", status, NULL, 0);
     }
@@ -23670,10 +23766,10 @@ tt_status tt_allocate(tt_program *p)
 
 /* ==== src/run/inputs.h */
 /* ---------------------------------------------------------------------------------------------------- inputs
-   Copies of inputs to a program (tt_set) and of values from a program (tt_get); the place of an instruction's
-   operands on a rank. */
+   Copies inputs to a program (tt_set) and values from a program (tt_get), and finds the memory of an
+   instruction's operands on a rank. */
 
-/* Returns how many elements of the storage precede the rows that a view has as a rank's own. */
+/* Returns how many elements of the storage precede a rank's own rows in view `id`. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__value *v = &p->built.t->values[id];
@@ -23682,7 +23778,8 @@ static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, 
     return first * v->ld;
 }
 
-/* Moves m, which points to the start of a storage, to the slot, shard or own rows that the value is. */
+/* Makes m, which points to the start of a storage, point to the part that value `id` is: a slot, a shard or a
+   rank's own rows. */
 static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, int32_t id, tt__mat *m)
 {
     const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
@@ -23696,13 +23793,13 @@ static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, 
     if (v->part.unit) {
         m->cols = m->ld = tt__piece(v->part.of, v->part.unit, v->part.root, tt__data_rank(p, rank),
                                     p->arena->data, &first);
-        if (!base->part.unit) data += (size_t)first * item; /* else the storage holds only the shard */
+        if (!base->part.unit) data += (size_t)first * item; /* else the storage is the shard */
     }
     m->data = data;
 }
 
-/* Returns the matrix that operand `id` of an instruction is on a rank in a run. Its data is NULL if the rank
-   is in another process. */
+/* Returns the matrix of operand `id` of an instruction, as a rank has it in run *now. Its `data` is NULL if
+   the rank belongs to another process. */
 static tt__mat tt__resolve_in(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     tt__mat m = tt__at_capacity(p->built.t, id);
@@ -23721,7 +23818,8 @@ static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
     return tt__resolve_in(p, &p->rank[rank].now, rank, id);
 }
 
-/* Writes a value to a rank before anything that runs from now on. The caller may change `data` afterwards. */
+/* Writes a value to a rank's memory: all work that is launched later sees it. The caller may change `data`
+   once the function has returned. */
 static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void *data, size_t bytes)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -23743,7 +23841,8 @@ static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void
     return tt__device_status(p->ctx, p->settings.crew, rank, status);
 }
 
-/* Copies inputs that have arrived on a rank to the place where its run reads them. */
+/* Copies the inputs that were written to arrivals (tt__value.arrival) on a rank to the inputs' own storages,
+   where the run reads them. */
 static tt_status tt__take_arrivals(tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -23772,8 +23871,9 @@ static void tt__mark_input(tt__rank *r, int32_t v, tt__input_state state)
     r->input[v] = (unsigned char)state;
 }
 
-/* Notes that bytes [from, from + bytes) of a rank's transient memory are written: marks the inputs stored
-   there as overwritten, in all programs of the arena but `reader` (NULL: in all). */
+/* Notes that bytes [from, from + bytes) of a rank's transient memory will be overwritten: marks the inputs
+   stored there as overwritten in all programs of the arena, except in program `reader` (which may be
+   NULL). */
 static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank, size_t from, size_t bytes)
 {
     for (tt_program *q = a->programs; q; q = q->next) {
@@ -23787,8 +23887,8 @@ static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank
     }
 }
 
-/* Sets the number of rows of an input's axis. Other inputs that are set on the axis must agree; if v itself
-   was set before, the other inputs become unset instead. */
+/* Sets the number of rows of the axis of input v. Fails if another input with this axis is already set with
+   another number; but if v itself was set before, unsets these other inputs instead. */
 static tt_status tt__set_rows(tt_program *p, tt__rank *r, int32_t v, int64_t rows)
 {
     const tt__value *values = p->built.t->values, *x = &values[v];
@@ -23806,7 +23906,7 @@ static tt_status tt__set_rows(tt_program *p, tt__rank *r, int32_t v, int64_t row
     return TT_OK;
 }
 
-/* Sets a checked input on one rank. */
+/* Sets input v, whose arguments were checked, on one rank. */
 static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *data, int64_t rows)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -23815,7 +23915,7 @@ static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *d
     if (status != TT_OK) return status;
     tt__mark_input(r, v, TT__SET);
     if (x->place == TT__NO_PLACE) return TT_OK; /* no instruction reads it */
-    p->arena->results_of = NULL; /* an output may have been stored here */
+    p->arena->results_of = NULL; /* an output may be overwritten */
     tt__overwrite(p->arena, p, rank, x->place, tt__storage_bytes(x));
     if (!tt__is_here(p, rank)) return TT_OK;
     const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
@@ -23837,8 +23937,9 @@ static tt__fed *tt__fed_of(tt_program *p, int data_rank)
     return f->inputs && f->rows ? f : NULL;
 }
 
-/* Sets a checked input of a pipeline's next micro-batch. Copies the data, as a pipeline runs micro-batches
-   later: at the end of the step or of tt_run. Ranks of the first stage keep the states of inputs. */
+/* Sets input v, whose arguments were checked, for the next micro-batch of a pipeline. Copies the data, as a
+   pipeline runs its micro-batches later: at the end of the step or of tt_run. The first stage's ranks hold
+   the states of inputs. */
 static tt_status tt__feed_input(tt_program *p, int data_rank, int32_t v, const void *data, int64_t rows)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -23883,7 +23984,7 @@ static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *dat
     return status;
 }
 
-/* Fails if a function for programs with one data rank is called with several. */
+/* Fails if the program has several data ranks, as `function` is only for programs with one. */
 static tt_status tt__one_data_rank(const tt_program *p, const char *function)
 {
     if (p->arena->data == 1) return TT_OK;
@@ -23891,7 +23992,8 @@ static tt_status tt__one_data_rank(const tt_program *p, const char *function)
                     "use %s_rank", function, p->arena->data, function);
 }
 
-/* Keeps the error of a refused tt_set. The next run reports that error, in case nobody reads the status. */
+/* Keeps the error of a tt_set that failed. The next run reports that error, in case the caller has not
+   checked the status. */
 static tt_status tt__note_refused(tt_program *p, tt_status status)
 {
     if (status != TT_OK && !p->refused[0]) memcpy(p->refused, p->ctx->error, sizeof p->refused);
@@ -23911,7 +24013,8 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
 
 static bool tt__is_in_parts(const tt__value *v) { return v->part.unit || v->part.split != TT__WHOLE; }
 
-/* Copies a parameter, or a view of a parameter, from the shards on all ranks to `to`, as tt_get does. */
+/* Copies a parameter, or a view of one, to `to`: collects the shards of all ranks. Does the work of
+   tt_get. */
 static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, size_t capacity)
 {
     const tt__value *x = &p->built.t->values[id];
@@ -23927,7 +24030,7 @@ static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, s
     return status;
 }
 
-/* Returns the last stage that has value v. */
+/* Returns the last stage of the pipeline that has value v. */
 static tt_program *tt__stage_with(tt_program *p, int32_t v)
 {
     for (int s = p->stages - 1; s > 0 && v > 0 && v < p->n_recorded; s--) {
@@ -23993,8 +24096,8 @@ static void tt__forget_inputs(tt_program *p)
     }
 }
 
-/* Returns whether an input that instructions read has been set on a rank since the last run; its data may
-   have been overwritten. */
+/* Returns whether any input that instructions read was set on a rank since the last run, even if the input's
+   data were overwritten. */
 static bool tt__has_inputs(const tt_program *p, int rank)
 {
     for (int32_t v = 1; v < p->n_recorded; v++)
@@ -24002,7 +24105,7 @@ static bool tt__has_inputs(const tt_program *p, int rank)
     return false;
 }
 
-/* Fails unless all inputs that a tape reads are set on a rank. */
+/* Fails unless all inputs that instructions of tape t read are set on a rank. */
 static tt_status tt__rank_inputs(const tt_program *p, const tt_tape *t, int rank)
 {
     const tt__rank *r = &p->rank[rank];
@@ -24026,7 +24129,8 @@ static tt_status tt__rank_inputs(const tt_program *p, const tt_tape *t, int rank
     return TT_OK;
 }
 
-/* Counts the data ranks that have a micro-batch, always the first ones. Fails unless their inputs are set. */
+/* Counts the data ranks that have a micro-batch (p->present), which are always the first ones. Fails unless
+   all their inputs are set. */
 static tt_status tt__inputs_ready(tt_program *p)
 {
     const int data = p->arena->data, before = p->present;
@@ -24041,11 +24145,11 @@ static tt_status tt__inputs_ready(tt_program *p)
                           "earlier round of this step: only the last round may leave data ranks out", before);
     p->refused[0] = 0;
     if (status != TT_OK) p->present = before;
-    if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have other numbers of rows */
+    if (status != TT_OK) tt__forget_inputs(p); /* the next micro-batch may have other rows */
     return status;
 }
 
-/* Fills with NaN the storages that an instruction is the last to use on a rank. */
+/* For tests: fills the storages whose last use is this instruction with NaN on a rank. */
 static void tt__poison(tt_program *p, int rank, int instruction)
 {
     const tt__arena *a = p->arena;
@@ -24055,22 +24159,24 @@ static void tt__poison(tt_program *p, int rank, int instruction)
         if (p->built.t->values[box->value].stays) continue; /* other micro-batches need the value */
         char *host = p->rank[rank].host + p->built.host_persistent + box->place;
         if (box->space == TT__HOST && a->kind->host) memset(host, 0xff, box->bytes);
-        /* Memory beside a device is left out: the host would have to wait, which would order streams. */
+        /* Host memory of a device's program is left out: the host would have to wait for the device, and the
+           wait would hide wrong orders of streams. */
         if (box->space == TT__HOST) continue;
         char *memory = a->memory[rank] + a->persistent + box->place;
         a->kind->backend->fill(a->crew->device[rank], memory, 0xff, box->bytes);
     }
 }
 
-/* Returns operand `id` with data that the host can read, if the operand is an input or a view of one. Returns
-   any other operand as the rank has it, which the host can read only if the device's memory is the host's. */
+/* Returns the matrix of operand `id`. If the operand is an input or a view of one, the matrix is in memory
+   that the host can read. Any other operand is in the rank's memory, which the host can read only if the
+   device is the CPU. */
 static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
 {
     const tt__value *x = &p->built.t->values[id];
     const tt__staged *staged = &p->rank[rank].staged[x->base];
     tt__mat m = tt__resolve(p, rank, id);
     const tt__now *now = &p->rank[rank].now;
-    const bool waits = tt__stages(p) > 1; /* the data waits in tt__fed */
+    const bool waits = tt__stages(p) > 1; /* the data is in tt__fed */
     if (x->storage != TT__INPUT || (!waits && !staged->buffer[0])) return m;
     const int64_t own = tt__is_own_rows(p->built.t, id) ? tt__own_first(p, now, rank, id) : 0;
     const char *from = waits ? tt__fed_at(p, now->round, rank)->inputs + p->head->fed_at[x->base]
@@ -24079,8 +24185,8 @@ static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
     return m;
 }
 
-/* Fills in which rows and columns a tensor rank has of the split operands and results of an instruction.
-   Removes the operands that tensor rank 0 alone adds. */
+/* Sets the launch fields that tell which rows and columns of the divided operands and results a tensor rank
+   has. On other tensor ranks than 0, removes the operands that tensor rank 0 alone adds. */
 static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
 {
     const tt__instr *i = l->instr;
@@ -24093,7 +24199,7 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
         if (p->built.t->values[id].part.split != TT__WHOLE) split = id;
     }
     const tt__value *v = &p->built.t->values[split];
-    const bool own = v->part.split == TT__ROWS && v->shape.axis; /* rows of an axis */
+    const bool own = v->part.split == TT__ROWS && v->shape.axis; /* the rows are an axis */
     if (split) l->whole_rows = v->shape.rows * (v->part.split == TT__ROWS ? tensor : 1);
     if (own) l->whole_rows = tt__run_rows(p, now, rank)[p->built.t->axes[v->shape.axis].of];
     if (v->part.split == TT__COLS) l->first_col = me * v->shape.cols;
@@ -24102,8 +24208,8 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
     for (int j = 0; j < TT__MAX_IN && me > 0; j++) if (i->once >> j & 1) l->in[j].data = NULL;
 }
 
-/* Checks, before anything runs, that the indices and starts of sequences on a rank are valid for the ops that
-   read them. Counts the FLOPs of the micro-batch. arg: the program. */
+/* Checks, before anything runs, that the inputs of a rank have valid indices and starts of sequences for the
+   ops that read them. Also counts the FLOPs of the rank's micro-batch. arg: the program. */
 static tt_status tt__check_inputs(void *arg, int rank)
 {
     tt_program *head = (tt_program *)arg, *p = tt__stage_of(head, rank);
@@ -24127,16 +24233,17 @@ static tt_status tt__check_inputs(void *arg, int rank)
     return status;
 }
 
-/* Returns whether gradients hold contributions of earlier micro-batches, to which this run adds. */
+/* Returns whether the gradients already hold contributions of earlier micro-batches, so that a run of this
+   segment must add to them. */
 static bool tt__adds_later(const tt_program *p, tt__segment segment)
 {
     const int64_t done = segment == TT__EACH_LAP ? p->round - 1 : p->round;
     return segment != TT__EACH_STEP && done >= tt__slots(p);
 }
 
-/* Returns the recording of runs like this one, if such a run has occurred before. Otherwise returns NULL and,
-   if the entry whose turn it is has no credit left, gives that entry to this run. Credit keeps the recordings
-   of runs that recur, however many other runs occur. */
+/* Returns the entry for runs like this one (same stretch, rows and slot), if such a run has occurred before.
+   Otherwise returns NULL. It then looks at the next entry in turn: if that has no credit left, the entry is
+   given to this run. Credit protects the recordings of frequent runs, however many other runs occur. */
 static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segment, int first)
 {
     tt__rank *r = &p->rank[rank];
@@ -24170,7 +24277,8 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
 /* ==== src/run/collectives.h */
 /* ---- collectives ---- */
 
-/* Returns how many members, counted from the first, have a contribution to a collective. */
+/* Returns how many members of collective i contribute data to it. The contributing members are always the
+   first ones. */
 static int tt__present(const tt_program *p, int rank, const tt__instr *i, int members)
 {
     const tt__now *now = &p->rank[rank].now;
@@ -24179,8 +24287,9 @@ static int tt__present(const tt_program *p, int rank, const tt__instr *i, int me
     return i->segment == TT__EACH_MICRO ? now->present : i->slot ? p->head->in_slot[i->slot - 1] : members;
 }
 
-/* Returns the matrix of value v, of program q, on rank `other` of another stage. The matrix has the size of
-   `own`, this rank's: ranks at the same place of their stages have the same rows. v 0: returns `own`. */
+/* Returns the matrix of value v of program q on rank `other`, which belongs to another stage. Its size is
+   that of `own`, this rank's matrix: ranks at the same position of their stages have the same rows. If v is
+   0, returns `own`. */
 static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, int32_t v, tt__mat own)
 {
     const tt__value *x = &q->built.t->values[v], *base = &q->built.t->values[x->base];
@@ -24191,8 +24300,9 @@ static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, 
     return own;
 }
 
-/* Finds the operand and the result of instruction i's counterpart on a rank of another stage. A value that
-   passes between stages has one number in both tapes; a sum at the step's end is found by its parameter. */
+/* Finds the operand and the result that instruction i's counterpart has on rank `other` of another stage. A
+   value that passes between stages has the same number in both tapes; a sum at the step's end is found by its
+   parameter. */
 static void tt__set_stage_member(const tt_program *p, int rank, int other, const tt__instr *i, tt__mat *in,
                                  tt__mat *out)
 {
@@ -24212,7 +24322,8 @@ static void tt__set_stage_member(const tt_program *p, int rank, int other, const
     *out = tt__on_stage(q, now, other, to, x);
 }
 
-/* Fills in the launch fields that describe members: other ranks, or the slots of the operand. */
+/* Sets the launch fields that describe the members of a collective: other ranks or, for a sum of slots, the
+   slots of the operand. */
 static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *peers)
 {
     const tt__instr *i = l->instr;
@@ -24238,8 +24349,8 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
     }
 }
 
-/* Makes a collective on the computation stream wait for collectives in flight on other streams, which use the
-   same staging memory of the host. */
+/* Makes a collective on the computation stream wait for collectives in flight on other streams, as all of
+   them use the same staging memory on the host. */
 static tt_status tt__after_staged(tt_program *p, int rank, const tt__instr *i)
 {
     const tt__rank *r = &p->rank[rank];
@@ -24261,10 +24372,10 @@ static tt__collective tt__collective_on(const tt_program *p, int rank, const tt_
 
 /* ==== src/run/processes.h */
 /* ------------------------------------------------------------------------------------------------- processes
-   Collectives over several processes: how many bytes a plan sends, and the launch of a collective. */
+   Counts the bytes that a plan sends between processes, and launches collectives. */
 
-/* Returns the bytes that the ranks of this process send in a step with one full micro-batch on each data
-   rank. Sets *least to the minimum that any method must send. */
+/* Returns the number of bytes that the ranks of this process send to other processes in a step with one full
+   micro-batch on each data rank. Sets *least to the minimum number that any method must send. */
 static double tt__net_plan(const tt_program *head, double *least)
 {
     const tt__crew *crew = head->settings.crew;
@@ -24282,7 +24393,7 @@ static double tt__net_plan(const tt_program *head, double *least)
             l.instr = i;
             l.in[0] = tt__at_capacity(p->built.t, i->in[0]);
             l.out[0] = tt__at_capacity(p->built.t, i->out[0]);
-            if (i->in[0]) l.in[0].data = &l; /* marks the operand as present */
+            if (i->in[0]) l.in[0].data = &l; /* not NULL: the operand is present */
             l.members = l.present = c.all.count;
             l.me = c.me;
             c.l = &l;
@@ -24299,7 +24410,7 @@ static double tt__net_plan(const tt_program *head, double *least)
     return bytes;
 }
 
-/* Launches n collectives of one op. met: their members have passed a barrier right before. */
+/* Launches n collectives of one op on a rank. met: their members have just passed a barrier. */
 static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, int n, bool met)
 {
     const tt__instr *i = l->instr;
@@ -24324,7 +24435,7 @@ static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, i
     return pair && net ? tt__net_pair(&c) : tt__run_collective(&c, met);
 }
 
-/* Fills in the launch of an instruction on a rank. The launch is all 0 on entry. `peers` has room for the
+/* Sets the fields of *l to launch instruction i on a rank. *l is all 0 on entry. peers: memory for the
    operands and results of other ranks. */
 static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__launch *l, tt__mat *peers)
 {
@@ -24340,7 +24451,7 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
     l->workspace = p->arena->memory[rank] + p->arena->persistent + i->workspace_place;
     if (i->on_host) {
         l->workspace = p->rank[rank].host + p->built.host_persistent + i->workspace_place;
-        l->in[TT__RUN_IN].data = &p->head->run; /* all but `micro`, which no update reads */
+        l->in[TT__RUN_IN].data = &p->head->run; /* `micro` is not set: no update reads it */
         if (!p->settings.kind->host) l->device = p->settings.crew->host[rank];
     }
     if (p->arena->tensor > 1) tt__set_tensor_rank(p, rank, l);
@@ -24354,10 +24465,10 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
 }
 
 /* ==== src/run/stages.h */
-/* ---- values that pass from stage to stage */
+/* ---- values that pass from one stage of a pipeline to the next */
 
-/* Sends a value to, or receives one from, a stage in another process. A SEND does not wait for its messages;
-   a RECV does. Messages of a device go through the host's memory. */
+/* Sends a value to a stage in another process, or receives one. A SEND does not wait until its messages are
+   sent; a RECV waits for its messages. Data of a device goes through the host's memory. */
 static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l, int other, int way)
 {
     const bool receives = l->instr->out[0] != 0;
@@ -24403,7 +24514,7 @@ static void tt__go_on_passing(const tt_program *p, int rank)
     }
 }
 
-/* Waits until the messages of micro-batch number `round` in direction `way` have been sent. */
+/* Waits until this rank has sent the messages of micro-batch number `round` in direction `way`. */
 static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t round)
 {
     tt__passed *x = &p->rank[rank].passed[round % p->settings.in_flight];
@@ -24413,8 +24524,8 @@ static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t roun
     return tt__net_all_there(&mail);
 }
 
-/* Runs a SEND or RECV between stages. A SEND tells the other stage that its operand is ready; nobody waits
-   for its end. A RECV waits for the SEND, and copies the operand. */
+/* Runs a SEND or RECV instruction between stages. A SEND tells the other stage that the SEND's operand is
+   ready, and does not wait. A RECV waits for the SEND and copies its operand. */
 static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
 {
     const tt__crew *c = p->settings.crew;
@@ -24469,11 +24580,11 @@ static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* Returns whether m is a shard, or a rank's own rows, without elements. */
+/* Returns whether m exists but has no elements, as a shard or a rank's own rows may. */
 static bool tt__is_empty(const tt__mat *m) { return m->data && m->rows * m->cols == 0; }
 
-/* Runs an instruction whose operands are empty: fills results, which are sums over rows, with 0, unless the
-   instruction adds to them. */
+/* Runs an instruction whose operands have no elements. Its results, if not empty, are sums over no rows:
+   fills them with 0, unless the instruction adds to them. */
 static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
 {
     tt_status status = TT_OK;
@@ -24486,8 +24597,8 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
     return tt__device_status(p->ctx, p->settings.crew, rank, status);
 }
 
-/* Runs n instructions that run together: on the device or, if they are on_host, on the CPU in the host's
-   memory, once the device has computed what they read there. */
+/* Launches n instructions together that are no collectives: on the device or, if tt__instr.on_host, on the
+   CPU, once the device has computed their operands in the host's memory. */
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
     const bool on_host = l->instr->on_host;
@@ -24499,15 +24610,17 @@ static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, 
 
 /* ==== src/run/launch.h */
 /* -------------------------------------------------------------------------------------------------- launches
-   One segment of a program on one rank: launches in order, streams, events, recorded graphs. */
+   Runs one segment of a program on one rank: launches instructions in order, on streams with events between
+   them, or as a recorded graph. */
 
-/* Progress of a rank in a segment. */
+/* The progress of a rank through a segment. */
 typedef struct tt__progress {
     tt__launch like;        /* fields that all launches have in common */
-    bool absent;            /* the rank has no micro-batch and runs only what all ranks run together */
-    bool later;             /* equals tt__now.later */
-    /* The ranks along axis `met` have passed a barrier on stream `met_stream` and launched nothing since. All
-       these ranks, also those without a micro-batch, have equal values here. */
+    bool absent;            /* the rank has no micro-batch: it only runs what all ranks run together */
+    bool later;             /* a copy of tt__now.later */
+    /* The ranks over which `met` extends (data ranks, tensor ranks, ...) have passed a barrier on stream
+       `met_stream` and have launched nothing since. All these ranks, even those without a micro-batch, have
+       equal values of the two fields. */
     tt__over met;
     int met_stream;
 } tt__progress;
@@ -24517,7 +24630,8 @@ static bool tt__is_left_out(const tt__progress *at, const tt__instr *i)
     return (at->absent && !i->always) || (i->later && !at->later);
 }
 
-/* Notes the time of the launch of instruction k on rank 0, once done, if it is the minimum so far. */
+/* Waits until instruction k, launched at time `begin`, is done on rank 0, and notes the seconds it took, if
+   they are the minimum so far. */
 static tt_status tt__note_time(const tt_program *p, int k, double begin)
 {
     const tt__crew *c = p->settings.crew;
@@ -24527,8 +24641,9 @@ static tt_status tt__note_time(const tt_program *p, int k, double begin)
     return status;
 }
 
-/* Returns whether instruction k and the next, which is of another op and reads k's result, are launched in
-   one call. The device runs both in one kernel where it can. False: something is to be done in between. */
+/* Returns whether instruction k is launched in one call with the next instruction, which has another op and
+   reads k's result. The device then runs both in one kernel if it can. Returns false if work is needed
+   between them. */
 static bool tt__leads_to_next(const tt_program *p, int k)
 {
     const tt__instr *i = &p->built.t->code[k], *next = i + 1;
@@ -24539,7 +24654,7 @@ static bool tt__leads_to_next(const tt_program *p, int k)
     return i->always == next->always && next->in[0] == i->out[0] && tt__has_kernel_of_both(i, next);
 }
 
-/* Launches in one call the instructions that run together, from number k on. */
+/* Launches instruction k and those that run together with it in one call. */
 static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, int k)
 {
     tt_status status = TT_OK;
@@ -24551,7 +24666,7 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
     const bool met = at->met == i->move.over && at->met_stream == i->stream && !pair;
     const bool timed = p->ctx->profile && rank == 0;
     const double begin = timed ? tt__seconds() : 0;
-    int some = 0; /* launches that have something to do */
+    int some = 0; /* number of launches that have work to do */
     if (p->settings.crew->world)
         tt__world_note(p->settings.crew->world, rank, tt__instr_name(i),
                        p->built.t->values[i->out[0] ? i->out[0] : i->in[0]].name);
@@ -24577,7 +24692,8 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
     return timed && status == TT_OK ? tt__note_time(p, k, begin) : status;
 }
 
-/* Returns whether work on other streams runs only at its WAIT, as late as possible. */
+/* Returns whether work of other streams runs as late as possible, at its WAIT instruction: a mode for tests
+   on the CPU. */
 static bool tt__runs_late(const tt_program *p) { return p->ctx->late && p->settings.kind->host; }
 
 /* Starts instruction k on its own stream, after all work issued on the computation stream so far. */
@@ -24589,7 +24705,7 @@ static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
     tt__rank *r = &p->rank[rank];
     const int stream = p->built.t->code[k].stream;
     tt__started *x = r->started;
-    if (tt__is_left_out(at, &p->built.t->code[k])) { /* keeps `met` as on ranks that start k */
+    if (tt__is_left_out(at, &p->built.t->code[k])) { /* `met` must equal that of other ranks */
         if (!tt__runs_late(p)) at->met = TT__ALONE;
         return TT_OK;
     }
@@ -24603,7 +24719,8 @@ static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
     return tt__device_status(p->ctx, c, rank, b->mark(d, stream, &x->done));
 }
 
-/* Makes the computation stream wait for the work that WAIT number k waits for. */
+/* Runs WAIT instruction k: makes the computation stream wait for the work, on another stream, that k
+   names. */
 static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
 {
     const tt__crew *c = p->settings.crew;
@@ -24639,10 +24756,10 @@ static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *l
     const bool absent = s->segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= now->present;
     tt__progress at = {*like, absent, now->later, TT__ALONE, TT__COMPUTE_STREAM};
     tt__windows windows = {s->first, s->end, {0}, 0, 0};
-    for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* left by a failure */
+    for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* after a failure */
     for (int k = s->first, n; k < s->end && status == TT_OK; k += n) {
         const tt__instr *i = &p->built.t->code[k];
-        if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may cut with_next */
+        if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may clear with_next */
         tt__go_on_passing(p, rank);
         for (n = 1; i[n - 1].with_next || (n == 1 && tt__leads_to_next(p, k)); n++) {}
         if (tt__is(i, TT__WAITS)) status = tt__finish(p, rank, &at, k);
@@ -24653,7 +24770,8 @@ static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *l
     return status;
 }
 
-/* Records the launches of a stretch. After an error x has no recording, and `why` is the first error. */
+/* Records the launches of a stretch into *x. After an error, x->made is NULL and `why` has the first
+   error. */
 static void tt__record_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s, tt__recording *x,
                                char why[512])
 {
@@ -24662,20 +24780,20 @@ static void tt__record_stretch(tt_program *p, int rank, tt__launch *l, const tt_
     tt_status status = b->capture(d);
     const bool began = status == TT_OK;
     if (began) status = tt__launch_stretch(p, rank, l, s);
-    if (status != TT_OK) snprintf(why, 512, "%s", b->error(d)); /* captured() may replace it */
-    if (began) x->made = b->captured(d);                        /* also after an error: it ends the capture */
+    if (status != TT_OK) snprintf(why, 512, "%s", b->error(d)); /* before captured() replaces the error */
+    if (began) x->made = b->captured(d);                        /* even after an error: ends the capture */
     if (status == TT_OK && !x->made) snprintf(why, 512, "%s", b->error(d));
     if (status == TT_OK || !x->made) return;
     b->forget(d, x->made);
     x->made = NULL;
 }
 
-/* Notes on all ranks which bytes a segment is about to write. */
+/* Marks, on all ranks, the inputs whose bytes a segment is about to overwrite. */
 static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
 {
     const tt_tape *t = p->built.t;
     const tt_program *reader = segment == TT__EACH_MICRO ? p : NULL; /* the update reads no inputs */
-    if (p->stages > 1) return; /* a pipeline's inputs wait on the host */
+    if (p->stages > 1) return; /* a pipeline has copies of its inputs */
     const int first = tt__segment_first(t, segment), end = tt__segment_first(t, segment + 1u);
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *box = &p->built.box[k];
@@ -24685,8 +24803,8 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
     }
 }
 
-/* Returns whether the launches of a segment must be made one by one, because ranks wait for each other in a
-   collective, or the host runs an instruction, in between. */
+/* Returns whether the launches of a segment must be made one by one, as the host has work between them: in a
+   collective, ranks wait for each other, or the CPU runs an instruction. */
 static bool tt__needs_host(const tt_program *p, tt__segment segment)
 {
     const int end = tt__segment_first(p->built.t, segment + 1u);
@@ -24697,7 +24815,7 @@ static bool tt__needs_host(const tt_program *p, tt__segment segment)
     return false;
 }
 
-/* Writes the step's settings and, if `scale`, the loss scale to a rank. */
+/* Writes the step's settings and, if `scale`, the loss scale to a rank's memory. */
 static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
 {
     const tt_tape *t = p->built.t;
@@ -24711,7 +24829,7 @@ static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
     return status;
 }
 
-/* Returns a launch with the fields that all launches of a rank have in common. */
+/* Returns a launch in which only the fields that all launches of a rank have in common are set. */
 static tt__launch tt__launch_on(const tt_program *p, int rank)
 {
     tt__launch l;
@@ -24724,9 +24842,9 @@ static tt__launch tt__launch_on(const tt_program *p, int rank)
     return l;
 }
 
-/* Runs a stretch on a rank. A device that can record launches does so at the second such run and replays the
-   recording from then on. A device that fails to record what it can launch one by one is not asked to record
-   again. */
+/* Runs a stretch on a rank. A device that can record launches records the second run of the same kind and
+   replays the recording in later runs. A device that fails to record launches that it can run one by one
+   records no more. */
 static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s)
 {
     const tt__crew *c = p->settings.crew;
@@ -24749,11 +24867,11 @@ static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const t
     return status;
 }
 
-/* Returns where the first part of stretch s ends: one more than the number of the last instruction that
-   writes the step's results, if updates follow that instruction. The host then reads the results while
-   parameters are updated, and launches the next step before the updates are done. Returns the end of s if
-   results are not read later, if work is in flight on another stream there, or if the instruction is launched
-   together with the next. */
+/* Divides stretch s in two, and returns the end of the first part: directly after the last instruction that
+   writes the step's results. So the host can read the results while the second part updates parameters, and
+   can launch the next step before the updates are done. Returns s->end, which does not divide s, if results
+   are not read later, if work is in flight on another stream at the end of the first part, or if the
+   instruction there is launched together with the next one. */
 static int tt__results_end(const tt_program *p, const tt__stretch *s)
 {
     const tt_tape *t = p->built.t;
@@ -24770,7 +24888,7 @@ static int tt__results_end(const tt_program *p, const tt__stretch *s)
     return started || together || end == s->first ? s->end : end;
 }
 
-/* Starts the copy of a step's results to the host, beside what is computed next. */
+/* Starts to copy a step's results to the host, on a stream beside the next computations. */
 static tt_status tt__send_results(tt_program *p, int rank)
 {
     const tt__crew *c = p->settings.crew;
@@ -24785,7 +24903,7 @@ static tt_status tt__send_results(tt_program *p, int rank)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* A segment that all ranks run. sends: the first rank copies its results to the host. */
+/* A segment that all ranks run. sends: the first rank copies the segment's results to the host. */
 typedef struct tt__segment_job { tt_program *p; tt__segment segment; bool sends; } tt__segment_job;
 
 /* Runs a segment on a rank. arg: the tt__segment_job. */
@@ -24810,14 +24928,14 @@ static tt_status tt__run_rank(void *arg, int rank)
     s.first = s.end;
     s.end = all.end;
     if (status == TT_OK && s.first < s.end) status = tt__run_stretch(p, rank, &l, &s);
-    if (status == TT_OK && sends) /* the next work may overwrite the results */
+    if (status == TT_OK && sends) /* later work may overwrite the results */
         status = tt__device_status(p->ctx, c, rank,
                                    c->kind->backend->after(l.device, TT__COMPUTE_STREAM, r->has_found));
     tt__float_restore(mode);
     return status;
 }
 
-/* Logs which devices cannot record launches. */
+/* Logs a warning for each device that failed to record launches. */
 static void tt__tell_graphs(tt_program *p)
 {
     char device[32];
@@ -24831,7 +24949,8 @@ static void tt__tell_graphs(tt_program *p)
     }
 }
 
-/* Makes all processes agree that the inputs of a micro-batch are valid, and adds up its FLOPs. */
+/* Makes all processes agree on whether the inputs of a micro-batch are valid, and adds up the FLOPs of all
+   ranks. */
 static tt_status tt__agree_flops(tt_program *p, tt_status status)
 {
     const tt__crew *c = p->settings.crew;
@@ -24846,7 +24965,8 @@ static tt_status tt__agree_flops(tt_program *p, tt_status status)
 /* ==== src/run/tune.h */
 /* ---- timing of matrix products (tt_compile_options.tune) */
 
-/* Returns the choices of products of a rank's device as text, which the caller frees. NULL: out of memory. */
+/* Returns the choices of a rank's device (how it computes each matrix product) as text, which the caller
+   frees. NULL: out of memory. */
 static char *tt__tuned_text(const tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -24857,7 +24977,8 @@ static char *tt__tuned_text(const tt_program *p, int rank)
     return text;
 }
 
-/* Makes a rank's device take the choices of products from a text. `from` names the text in errors. */
+/* Makes a rank's device use the choices in `text` (how to compute each matrix product). from: the name of the
+   text in error messages. */
 static tt_status tt__learn(const tt_program *p, int rank, const char *text, const char *from)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -24868,7 +24989,8 @@ static tt_status tt__learn(const tt_program *p, int rank, const char *text, cons
     return tt__fail(p->ctx, status, "%s, line %d: %s", from, line, b->error(d));
 }
 
-/* Makes all ranks' devices take the choices from a text. Devices of other kinds keep none. */
+/* Makes the devices of all ranks use the choices in `text`. Does nothing for kinds of devices that have no
+   choices. */
 static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const char *from)
 {
     const tt__crew *c = p->settings.crew;
@@ -24880,8 +25002,9 @@ static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const
     return status;
 }
 
-/* Tells a rank's device which products the program makes at full capacity and, if `times`, times those that
-   the device does not know. Adds to *untimed the number of products for which memory was lacking. */
+/* Tells a rank's device which matrix products the program computes at full capacity. If `times`, also times
+   the products for which the device has no choice yet. Adds to *untimed the number of products that it could
+   not time for lack of memory. */
 static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untimed)
 {
     tt_program *p = tt__stage_of(of, rank);
@@ -24890,8 +25013,8 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     const tt__backend *b = p->settings.kind->backend;
     const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
     const tt__now before = r->now;
-    const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* rounds before add_later adds */
-    int64_t *round = &r->now.round; /* each slot's gradients, then their sums */
+    const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* number of rounds of the first lap */
+    int64_t *round = &r->now.round; /* goes through the slots, then to a round that adds to them */
     int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
     tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
     const tt__launch like = tt__launch_on(p, rank);
@@ -24923,7 +25046,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     return status;
 }
 
-/* Calls tt__tune_rank for all programs of the arena that are to be tuned. */
+/* Calls tt__tune_rank for all programs of the arena whose option `tune` is not "off". */
 static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untimed)
 {
     tt_status status = TT_OK;
@@ -24932,8 +25055,9 @@ static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untime
     return status;
 }
 
-/* Times products on one process after another, in each on one rank after another; each rank times what no
-   rank before has timed. *text: the known choices before, replaced by those known at the end. */
+/* Times matrix products on one rank after another, in one process after another. Each rank times only
+   products that no earlier rank has timed. *text: on entry the known choices; on return those known at the
+   end. */
 static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
 {
     tt_context *ctx = p->ctx;
@@ -24964,7 +25088,8 @@ static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
     return status;
 }
 
-/* Reads a file of choices, if it exists. *text: its contents, which the caller frees. */
+/* Reads a file of choices (how to compute matrix products), if it exists. *text: the contents, which the
+   caller frees; NULL if the file does not exist. */
 static tt_status tt__read_tuned(tt_context *ctx, const char *path, char **text)
 {
     char folder[1024];
@@ -24992,8 +25117,8 @@ static tt_status tt__write_tuned(tt_context *ctx, const char *path, const char *
     return status;
 }
 
-/* Finds, before the first run of an arena, the fastest way to make each product of its programs. Writes
-   nothing that a program reads. */
+/* Finds, before the first run of an arena, the fastest way to compute each matrix product of its programs.
+   Writes to no memory that a program reads. */
 static tt_status tt__tune_products(tt_program *p)
 {
     tt_context *ctx = p->ctx;
@@ -25046,8 +25171,8 @@ static void tt__forget_recordings(tt_program *p)
 }
 
 static tt_status tt__read_unread(tt_program *p);
-/* Runs a function on all ranks. After an error waits for all devices, so that none still reads another's
-   memory or has unfinished work that nobody waits for. */
+/* Runs a function on all ranks. After an error, waits for the devices of all ranks, so that no device still
+   reads another's memory or has unfinished work. */
 static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int rank), void *arg)
 {
     tt__crew *c = p->settings.crew;
@@ -25060,9 +25185,10 @@ static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int
 
 /* ==== src/run/results.h */
 /* --------------------------------------------------------------------------------------------------- results
-   Runs a segment on all ranks; collects results; reports numbers that are not finite. */
+   Runs a segment on all ranks, collects its results, and reports numbers that are not finite. */
 
-/* Runs a segment on all ranks. sends: its results are copied to the host and read later. */
+/* Runs a segment on all ranks. sends: starts to copy the segment's results to the host, which reads them
+   later. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
 {
     tt__segment_job job = {p, segment, sends};
@@ -25074,7 +25200,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
     if (status == TT_OK) status = tt__zero_states(p);
     if (micro) status = tt__agree_flops(p, status);
     for (tt_program *q = p->arena->programs; q && status == TT_OK; q = q->next)
-        if (q != p || micro) status = tt__read_unread(q); /* before its memory changes */
+        if (q != p || micro) status = tt__read_unread(q); /* before q's memory changes */
     if (status == TT_OK) status = tt__tune_products(p);
     if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status != TT_OK) return status;
@@ -25100,7 +25226,7 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     if (!t->results) return tt__device_status(p->ctx, c, rank, a->kind->backend->wait(c->device[rank]));
     const tt__memory from = {a, rank, t->values[t->results].space, TT_U8,
                               tt__resolve(p, rank, t->results).data};
-    /* The device can copy to `bounce` while other devices work. */
+    /* Pinned memory such as `bounce` lets this device copy while other devices work. */
     void *to = from.space == TT__DEVICE && !a->kind->host ? (void *)a->bounce[rank] : &r->results;
     status = tt__read_memory(&from, to, TT_U8, sizeof r->results);
     if (status == TT_OK && to != &r->results) memcpy(&r->results, to, sizeof r->results);
@@ -25108,17 +25234,18 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     return status;
 }
 
-/* Results of a data rank that its process tells the others. */
+/* The results of a data rank, which its process sends to the other processes. */
 typedef struct tt__found { tt__totals totals; double flops; } tt__found;
 typedef char tt__found_fits_a_note[sizeof(tt__found) * TT__RANKS <= TT__NOTE ? 1 : -1];
 
-/* Exchanges the results of a run between processes: sets them on the first rank of each data rank. */
+/* Exchanges the results of a run between processes. Sets p->rank[].results of the first rank of each data
+   rank. */
 static tt_status tt__exchange_results(tt_program *p)
 {
     const tt__crew *c = p->settings.crew;
     const int data = p->arena->data;
     tt_program *last = tt__last_stage(p);
-    tt__found found[TT__RANKS]; /* by data rank; 0 for those of other processes */
+    tt__found found[TT__RANKS]; /* for each data rank; 0 if it is in another process */
     tt_status status = TT_OK;
     memset(found, 0, sizeof found);
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
@@ -25141,13 +25268,14 @@ static tt_status tt__exchange_results(tt_program *p)
     return status;
 }
 
-/* Reads what an update has found on a rank, which may be in another process. All processes call it. */
+/* Reads the results of an update on a rank, which may belong to another process. All processes must call this
+   function. */
 static tt_status tt__read_first(tt_program *p, int rank)
 {
     const tt__crew *c = p->settings.crew;
     const int own = tt__is_here(p, rank) ? rank : c->first;
     tt__results *results = &p->rank[rank].results;
-    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* also waits for this process's rank */
+    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* waits for this process's rank too */
     if (status != TT_OK) return tt__net_fail(p->ctx, status);
     const int process = tt__process_of(c, rank);
     return tt__net_fetch(p->ctx, process, -1, "what a step has found", results, sizeof *results);
@@ -25160,8 +25288,8 @@ static void tt__add_totals(tt__totals *to, const tt__totals *x)
     to->correct += x->correct;
 }
 
-/* Reads the results of all ranks together. After an update each rank has them; in a program with train =
-   false, adds up the results of the data ranks that ran. */
+/* Reads the results over all ranks. After an update, each rank has them. In a program with train = false,
+   adds up the results of the data ranks that ran a micro-batch. */
 static tt_status tt__read_results(tt_program *p)
 {
     const bool trains = p->settings.options.train, net = p->settings.crew->local < p->settings.crew->ranks;
@@ -25182,9 +25310,9 @@ static tt_status tt__read_results(tt_program *p)
     return status;
 }
 
-/* Reads what losses have counted in the micro-batches of the step so far. If the tree of sums is not summed
-   yet (tape->counted), adds up its leaves. Sets *bad to the first data rank whose loss is not finite (0:
-   maybe none). */
+/* Reads the totals (loss, targets, correct) of the step's micro-batches so far. If the tree of sums is not
+   summed yet (tape->counted tells), adds up its leaves. Sets *bad to the first data rank whose loss is not
+   finite, or to 0 if no other is known. */
 static tt_status tt__read_counts(tt_program *head, int *bad)
 {
     tt_program *p = tt__last_stage(head);
@@ -25192,7 +25320,7 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
     const tt__value *x = &t->values[t->counted];
     const tt__crew *c = p->settings.crew;
     const int data = p->arena->data, leaves = tt__slots(p) * data;
-    tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* of all leaves; of the leaves of this process */
+    tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* totals of all leaves; of each leaf of this process */
     tt_status status = t->counted ? TT_OK : tt__read_results(head);
     *bad = 0;
     if (!t->counted) return status;
@@ -25205,7 +25333,7 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
         status = tt__read_memory(&totals, &some[k], TT_U8, sizeof *some);
     }
     status = tt__agree(p->ctx, "what losses have counted", status, some, sizeof *some * (size_t)leaves);
-    for (int k = 0; k < leaves && status == TT_OK; k++) { /* in this order for any number of ranks */
+    for (int k = 0; k < leaves && status == TT_OK; k++) { /* the order is equal for any number of ranks */
         const int d = k % data;
         const int process = tt__process_of(c, tt__first_of(p, d));
         const tt__totals *own = (const tt__totals *)tt__noted(p->ctx, process, some) + k;
@@ -25241,8 +25369,8 @@ static void tt__begin_step(tt_program *p)
     p->outcome = TT__UPDATED;
 }
 
-/* Returns the largest magnitude of a value on a rank; infinity if a number is not finite. Returns 0 if the
-   device cannot be read: the device's own error matters more then. */
+/* Returns the largest magnitude of the numbers of value v on a rank; infinity if a number is not finite.
+   Returns 0 if the device cannot be read, as the device's own error is reported elsewhere. */
 static float tt__largest_of(tt_program *p, int rank, int32_t v)
 {
     const tt__mat m = tt__resolve(p, rank, v);
@@ -25261,9 +25389,10 @@ static float tt__largest_of(tt_program *p, int rank, int32_t v)
     return largest;
 }
 
-/* Finds the parameter of this process that explains results that are not finite: the first that is not
-   finite, else the one with the largest numbers, if they are larger than training ever gives. Writes its name
-   and the reason to `to`. Returns false, with an empty text, if it finds none. */
+/* Finds a parameter, on this process's ranks, that explains why results are not finite: the first parameter
+   with a number that is not finite; else the parameter with the largest numbers, if these are larger than
+   training ever makes them. Writes its name and the reason to `to`. If it finds none, returns false and
+   writes "". */
 static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
 {
     const float huge = 1e10f;
@@ -25288,8 +25417,8 @@ static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
     return name != NULL;
 }
 
-/* Fails if the loss is not finite, and names a parameter that is the cause. micro: the number of the
-   micro-batch in the step; -1: any of them. */
+/* Fails if the loss is not finite, and names a parameter that may be the cause. micro: the number of the
+   micro-batch in the step; -1: unknown. */
 static tt_status tt__check_loss(tt_program *p, int64_t micro)
 {
     char which[64] = "", cause[300];
@@ -25302,7 +25431,7 @@ static tt_status tt__check_loss(tt_program *p, int64_t micro)
                     bad ? cause : "check the inputs, or lower the learning rate");
 }
 
-/* Notes what the step must know of a round that is ready to run. */
+/* Updates the step's counts for a round that is ready to run. */
 static void tt__begin_micro(tt_program *p)
 {
     const tt_program *last = tt__last_stage(p);
@@ -25322,11 +25451,11 @@ static void tt__begin_micro(tt_program *p)
 }
 
 /* ==== src/run/pipeline.h */
-/* ---- a pipeline: micro-batches wait, and run together at the step's end */
+/* ---- a pipeline: keeps its micro-batches, and runs them all at the step's end */
 
-/* Returns the number of the micro-batch of action k of a stage, and sets *backward if the action is the
-   micro-batch's backward. A stage has two actions for each of `micros` micro-batches. `ahead`: forwards
-   before forwards and backwards begin to alternate. */
+/* Returns the number of the micro-batch that a stage runs as its action number k, and sets *backward to
+   whether the action is a backward. A stage has two actions, forward and backward, for each of `micros`
+   micro-batches. ahead: number of forwards before forwards and backwards begin to alternate. */
 static int64_t tt__pipeline_action(int64_t k, int64_t micros, int64_t ahead, bool *backward)
 {
     const int64_t first = tt__min(ahead, micros), both = 2 * (micros - first);
@@ -25335,7 +25464,7 @@ static int64_t tt__pipeline_action(int64_t k, int64_t micros, int64_t ahead, boo
     return k >= first + both ? k - micros : *backward ? (k - first) / 2 : first + (k - first) / 2;
 }
 
-/* Takes a micro-batch of a pipeline: checks and keeps its inputs. tt__run_pipeline runs it later. */
+/* Accepts the next micro-batch of a pipeline: checks and keeps its inputs. tt__run_pipeline runs it later. */
 static tt_status tt__feed(tt_program *p)
 {
     const int most = p->settings.options.parallel.micros;
@@ -25347,7 +25476,7 @@ static tt_status tt__feed(tt_program *p)
     }
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
-    for (int d = 0; d < p->present; d++) { /* passes divide these axes into others */
+    for (int d = 0; d < p->present; d++) { /* keeps the rows of the recorded axes */
         const int64_t *rows = p->rank[tt__first_of(p, d)].axis_rows;
         memcpy(p->fed[p->round * p->arena->data + d].rows, rows, sizeof *rows * (size_t)p->n_axes);
     }
@@ -25359,7 +25488,7 @@ static tt_status tt__feed(tt_program *p)
     return status;
 }
 
-/* Writes the inputs of a micro-batch to a rank. */
+/* Writes the kept inputs of the current micro-batch to a rank's memory. */
 static tt_status tt__write_fed(tt_program *p, int rank)
 {
     const tt__now *now = &p->rank[rank].now;
@@ -25387,7 +25516,7 @@ static tt_status tt__run_stage(void *arg, int rank)
     tt__launch l = tt__launch_on(p, rank);
     tt_status status = TT_OK;
     tt__float_mode mode = tt__float_default();
-    l.tuned = false; /* products are timed only at the first segment after micro-batches */
+    l.tuned = false; /* matrix products are timed after these micro-batches */
     for (int64_t k = 0; k < (train ? 2 : 1) * micros && status == TT_OK; k++) {
         bool backward = false;
         now->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
@@ -25419,9 +25548,9 @@ static tt_status tt__run_pipeline(tt_program *p)
     return TT_OK;
 }
 
-/* Runs the forward, and the backward of a program that trains, of a micro-batch on each of the first data
-   ranks. wanted: waits for results that the device has yet to compute. Otherwise a loss that is not finite
-   shows only when the step ends. */
+/* Runs one micro-batch on each data rank that has one: the forward and, if the program trains, the backward.
+   wanted: waits until the device has computed the results, and checks the loss. Otherwise a loss that is not
+   finite is noticed only at the end of the step. */
 static tt_status tt__micro(tt_program *p, bool wanted)
 {
     const bool train = p->settings.options.train;
@@ -25436,11 +25565,11 @@ static tt_status tt__micro(tt_program *p, bool wanted)
     if (status == TT_OK && (wanted || p->settings.kind->host)) {
         status = train ? tt__read_counts(p, &bad) : tt__read_results(p);
     }
-    const int64_t number = p->round * p->arena->data + bad; /* of the micro-batch in the step */
+    const int64_t number = p->round * p->arena->data + bad; /* the micro-batch's number */
     return status == TT_OK && train ? tt__check_loss(p, number) : status;
 }
 
-/* Sums the slots of a lap, in programs that sum after each lap. */
+/* Runs the segment that sums the slots at the end of a lap, if the program has one. */
 static tt_status tt__run_lap(tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -25448,7 +25577,7 @@ static tt_status tt__run_lap(tt_program *p)
     return any ? tt__run_segment(p, TT__EACH_LAP, false) : TT_OK;
 }
 
-/* Ends a round. If the round ends a lap, sums the tree of the lap. */
+/* Ends a round: one micro-batch on each data rank. If the round ends a lap, sums the lap's tree of sums. */
 static tt_status tt__end_round(tt_program *p)
 {
     p->round++;
@@ -25474,9 +25603,9 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
 
 /* ==== src/run/step.h */
 /* ----------------------------------------------------------------------------------------------------- steps
-   tt_step and its parts; the results of a step and when they are read; gradients. */
+   Defines tt_step and its parts, reads the results of a step, at once or later, and reads gradients. */
 
-/* Gives the results of the last run on one data rank, in a program that does not train. */
+/* Sets *stats to the results of the last run on one data rank, in a program that does not train. */
 static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)
 {
     const tt_program *p = tt__last_stage(head);
@@ -25499,7 +25628,7 @@ static tt_status tt__check_lr(tt_program *p, float lr)
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
 }
 
-/* Fails, and names the gradient that makes the norm not finite. */
+/* Fails because the gradients' norm is not finite, and names a gradient that makes it so. */
 static tt_status tt__norm_failed(tt_program *head)
 {
     const int first = head->settings.crew->first;
@@ -25522,7 +25651,7 @@ static tt_status tt__norm_failed(tt_program *head)
     tt__free(p->ctx, list);
     if (status != TT_OK) return status;
     head->outcome = t->early && bad ? TT__HALF_UPDATED : TT__NOT_FINITE;
-    if (t->early && bad) /* the gradient's memory is reused by now */
+    if (t->early && bad) /* the memory of gradients was reused */
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite, or the sum "
                         "of its squares overflows; it was not updated, but with update 'backward' others may "
                         "have been: load the last state", step, p->ctx->params[t->values[bad].param]->name);
@@ -25542,8 +25671,8 @@ static tt_status tt__norm_failed(tt_program *head)
                     "updated%s%s", step, lowest, because, cause);
 }
 
-/* Judges the results of a step: fails unless they are finite, else counts the step. one: the step had one
-   micro-batch. skipped: tt__scale.skipped before the step. */
+/* Fails if the results of a step are not finite; otherwise counts the step. one: the step had one
+   micro-batch. skipped: the value of tt__scale.skipped before the step. */
 static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
 {
     p->outcome = TT__NO_TARGET;
@@ -25554,15 +25683,15 @@ static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
     tt_status status = tt__check_loss(p, one ? 0 : -1);
     if (status != TT_OK) return status;
     const bool finite = isfinite(p->results.clipped.norm), lowered = p->results.scale.skipped != skipped;
-    if (!finite && !lowered) return tt__norm_failed(p); /* else the loss scale was lowered */
+    if (!finite && !lowered) return tt__norm_failed(p); /* lowered: the step is only skipped */
     if (finite) p->run.step++;
     tt__give_stats(p, &p->done, finite ? p->results.clipped.norm : 0);
     p->reads++;
     return TT_OK;
 }
 
-/* Reads the results of the last step, if they are unread. Keeps the results of the current step, which has
-   launched nothing yet. */
+/* Reads the results of the last step, if they were not read yet, and counts that step. Does not change the
+   state of the current step, which has launched nothing yet. */
 static tt_status tt__read_unread(tt_program *p)
 {
     const int rank = tt__first_of(p, 0);
@@ -25572,7 +25701,7 @@ static tt_status tt__read_unread(tt_program *p)
     const double flops = p->flops;
     if (!p->unread.any) return TT_OK;
     p->unread.any = false;
-    p->run.step--; /* until its results are known to be good */
+    p->run.step--; /* counted again once its results are good */
     tt_status status = c->kind->backend->after(c->device[rank], TT__HOST_STREAM, r->has_found);
     status = tt__device_status(p->ctx, c, rank, status);
     if (status != TT_OK) return status;
@@ -25586,7 +25715,7 @@ static tt_status tt__read_unread(tt_program *p)
     return status;
 }
 
-/* Counts a step whose results are read later. */
+/* Counts a step whose results will be read later. one: the step had one micro-batch. */
 static void tt__leave_unread(tt_program *p, bool one)
 {
     p->unread.any = true;
@@ -25595,7 +25724,7 @@ static void tt__leave_unread(tt_program *p, bool one)
     p->run.step++;
 }
 
-/* Counts a step that failed, and updated nothing, as skipped. */
+/* Counts a failed step, which has updated nothing, as a skipped step. */
 static void tt__skip_step(tt_program *p)
 {
     p->results.scale.skipped++;
@@ -25609,14 +25738,15 @@ tt_status tt_wait(tt_program *p, tt_stats *stats)
     const tt__crew *c = p->settings.crew;
     const int rank = tt__first_of(p, 0);
     tt_status status = tt__read_unread(p);
-    if (any && status == TT_OK) /* its results come before its parameters are updated */
+    if (any && status == TT_OK) /* waits for updates, which follow the results */
         status = tt__device_status(p->ctx, c, rank, c->kind->backend->wait(c->device[rank]));
     if (stats) *stats = p->done;
     return status;
 }
 
-/* Ends a step: runs a pipeline's micro-batches or sums an unfinished lap, then updates. The update changes
-   nothing if a loss or gradient is not finite. Without `stats`, results may be read later. */
+/* Ends a step: runs the kept micro-batches of a pipeline or, without a pipeline, sums an unfinished lap; then
+   updates the parameters. The update changes nothing if a loss or gradient is not finite. If `stats` is NULL,
+   the results may be read later. */
 static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 {
     const double skipped = p->results.scale.skipped;
@@ -25640,7 +25770,7 @@ tt_status tt_step(tt_program *p, float lr, tt_stats *stats)
     tt_status status = tt__check_lr(p, lr);
     if (status != TT_OK) return status;
     tt__begin_step(p);
-    p->run.lr = lr; /* the micro-batch may update */
+    p->run.lr = lr; /* update "backward": tt__micro updates */
     status = tt__micro(p, false);
     if (status == TT_OK) status = tt__end_round(p);
     if (status == TT_OK) status = tt__finish_step(p, lr, stats);
@@ -25659,7 +25789,7 @@ tt_status tt_micro_step(tt_program *p, tt_stats *stats)
                         "the step without updating");
     tt_status status = tt__micro(p, stats != NULL);
     if (status == TT_OK) status = tt__end_round(p);
-    if (status != TT_OK && p->round > 0) p->micro_failed = true; /* gradients may hold a part of it */
+    if (status != TT_OK && p->round > 0) p->micro_failed = true; /* gradients may have a part */
     if (status != TT_OK) return status;
     tt__give_stats(p, stats, 0);
     return TT_OK;
@@ -25683,7 +25813,7 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats)
 
 enum { TT__LEAF_PIECE = 256 };
 
-/* Adds b to a, n numbers, each sum rounded to `dtype`. */
+/* Adds the n numbers of b to those of a, and rounds each sum to `dtype`. */
 static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
 {
     uint16_t half[TT__LEAF_PIECE];
@@ -25693,7 +25823,7 @@ static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
     tt__convert(a, TT_F32, half, dtype, (size_t)n);
 }
 
-/* Reads elements [at, at + n) of a slot of gradient v and converts them to float. */
+/* Reads elements [at, at + n) of slot number `slot` of gradient v on a rank, and converts them to float. */
 static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int64_t at, float *to, int64_t n)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -25703,16 +25833,17 @@ static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int
     return tt__fetch_memory(&memory, to, TT_F32, (size_t)n);
 }
 
-/* The gradient of a parameter so far, in one or two storages of the same layout. Sums of a step: `leaves`
-   holds the slots of each data rank. Sums of micro-batches, which are summed over ranks already: `total` and,
-   where ranks have several slots, `leaves` with the slots that the current lap has filled. */
+/* The storages that hold a parameter's gradient in the middle of a step. In sums of a step (ranks/threads.h),
+   `leaves` holds the slots of each data rank. In sums of micro-batches, `total` holds the sum over ranks of
+   the finished laps and, if ranks have several slots, `leaves` the slots that the current lap has filled.
+   Both storages have the same layout. */
 typedef struct tt__so_far {
-    int32_t leaves, total; /* values; 0: no such storage */
-    int slots;
-    tt__part part;         /* the shard that a rank has of each */
+    int32_t leaves, total; /* values of the tape; 0: no such storage */
+    int slots;             /* number of slots in use */
+    tt__part part;         /* the shard that a rank has of both storages */
 } tt__so_far;
 
-/* Adds up the gradient so far, in the order of the tree of sums. */
+/* Adds up the gradient of the step so far, in the order of the tree of sums, and writes it to `to`. */
 static tt_status tt__sum_so_far(tt_program *p, const tt__so_far *g, const tt__stored *stored, float *to)
 {
     const int data = p->built.t->sums_micros ? 1 : p->arena->data;
@@ -25740,7 +25871,8 @@ static tt_status tt__sum_so_far(tt_program *p, const tt__so_far *g, const tt__st
     return status;
 }
 
-/* Finds the storages of a parameter's gradient so far. Returns false if the parameter has no gradient. */
+/* Finds the storages that hold a parameter's gradient of the step so far. Returns false if the parameter has
+   no gradient. */
 static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so_far *g)
 {
     const tt_tape *t = p->built.t;
@@ -25787,7 +25919,7 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
 }
 
 /* ==== src/run/state.h */
-/* ---- what trainers ask of a program */
+/* ---- functions by which trainers query a program and hash it */
 
 int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
 {
@@ -25802,8 +25934,8 @@ int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
     return n;
 }
 
-/* Returns a flag for each value of a recorded tape: whether v depends on the value. The caller frees the
-   flags. NULL: out of memory. */
+/* Returns an array with a flag for each value of a recorded tape: whether value v depends on it. The caller
+   frees the array. NULL: out of memory. */
 static bool *tt__needed_for(const tt_tape *t, tt_value v)
 {
     bool *needed = (bool *)tt__calloc(t->ctx, (size_t)t->n_values);
@@ -25819,13 +25951,13 @@ static bool *tt__needed_for(const tt_tape *t, tt_value v)
     return needed;
 }
 
-/* Forgets the micro-batches of the current step; the next micro-batch begins a new step. */
+/* Discards the micro-batches of the current step; the next micro-batch begins a new step. */
 static void tt__discard_step(tt_program *p) { p->round = 0; }
 static bool tt__within_step(const tt_program *p) { return p->round > 0; }
 int64_t tt_program_steps(const tt_program *p) { return p->run.step; }
 
-/* Continues *hash with the attributes of the instruction that updates parameter v. Returns false if the tape
-   does not update v. */
+/* Adds the attributes of the instruction that updates parameter v to *hash. Returns false if no instruction
+   of the tape updates v. */
 static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
 {
     for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code; k++) {
@@ -25837,13 +25969,13 @@ static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
     return false;
 }
 
-/* Continues a hash with the attributes of all instructions that update: that of the global norm, those of
-   parameters in the tape's order, wherever the instructions are, and that of the loss scale. */
+/* Returns `hash` continued with the attributes of the instructions that end a step: that of the global norm,
+   those that update parameters, in the order of the parameters in the tape, and that of the loss scale. */
 static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
 {
     const tt_tape *t = p->built.t;
     const int step = tt__segment_first(t, TT__EACH_STEP), first = t->early ? 0 : step;
-    const int count = t->n_code - first, next = t->early ? count - 1 : 1; /* next to search; mostly right */
+    const int count = t->n_code - first, next = t->early ? count - 1 : 1; /* the likely next one */
     int at = t->early ? count - 1 : 0;
     for (int k = step; k < t->n_code; k++)
         if (t->code[k].out[0] == t->clipped) hash = tt__attr_hash(hash, &t->code[k].attr);
@@ -25866,9 +25998,9 @@ static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
     return hash;
 }
 
-/* Returns a hash of all that decides the numbers of a training: the recorded tape, its precision and matrix
-   products, loss scaling, and the optimizer's attributes. Leaves out placement, recomputation, the device and
-   the way the program runs, which change no numbers. */
+/* Returns a hash of everything that determines the numbers that training computes: the recorded tape, the
+   options precision and matmul, loss scaling, and the optimizer's attributes. Leaves out placement,
+   recomputation, the device and the way the program runs, as these do not change the numbers. */
 static uint64_t tt__program_hash(const tt_program *p)
 {
     const tt_loss_scale *s = &p->settings.options.loss_scale;
@@ -25879,20 +26011,20 @@ static uint64_t tt__program_hash(const tt_program *p)
     uint64_t hash = tt__hash_on(p->built.recorded, how, sizeof how);
     hash = tt__hash_on(hash, scaling, sizeof scaling);
     const tt_parallel *ranks = &p->settings.options.parallel;
-    const bool micros = ranks->zero > 1 || ranks->reduce_micros; /* with 1 micro-batch both sums are equal */
+    const bool micros = ranks->zero > 1 || ranks->reduce_micros; /* sums of micro-batches, not of a step */
     const int leaves[] = {ranks->groups, micros};
     if (ranks->groups > 1 || micros) hash = tt__hash_on(hash, leaves, sizeof leaves);
     const tt__attr none = tt__new_instr(0).attr;
     for (int32_t v = 1; v < p->built.t->n_values; v++)
-        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* for its sum-of-squares op */
+        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* stands for a sum of squares */
     return tt__updates_hash(p, hash);
 }
 
 enum { TT__STATE_VERSION = 5 };
-#define TT__MOST_STEPS ((int64_t)1 << 62) /* max steps of a state, so that counting on cannot overflow */
+#define TT__MOST_STEPS ((int64_t)1 << 62) /* max number of steps in a state: later steps cannot overflow */
 
-/* The numbers of a state beside its tensors, some of which a program must match to continue from the state:
-   tensor "tinytrain.run", all of 8 bytes, as I64. optimizer and precision: a tt_optimizer_kind and a
+/* The header of a saved state: numbers of 8 bytes each, stored as the I64 tensor "tinytrain.run". A program
+   must have some of the same numbers to continue from the state. optimizer: a tt_optimizer_kind; precision: a
    tt__precision_kind. */
 typedef struct tt__state_header {
     int64_t version, seed, step, good_steps, skipped;
@@ -25919,13 +26051,13 @@ static tt__state_header tt__state_header_of(const tt_program *p)
    ======================================================================================================== */
 
 /* -------------------------------------------------------------------------------------------------- costs
-   tt_measure_costs trains a transformer block in its own context and times each launch: first with so few
-   rows and columns that the overhead of launches dominates, then with more, until steps are long. A block
-   with one row measures the update, which dominates there. */
+   tt_measure_costs trains a transformer block in a context of its own and times each launch. It begins with
+   so few rows and columns that the overhead of launches dominates, and adds rows and columns until steps are
+   long. A block with one row measures the update, which dominates the time of such a block. */
 
-/* STEP_LONG, COPY_LONG: seconds of a step and of a copy that are long enough. STEPS_LONG: seconds of all
-   steps of a program. WIDTH: rows and columns of a block, for the update columns alone. COPY: bytes of a
-   copy. */
+/* STEP_LONG, COPY_LONG: seconds from which a step and a copy are long enough to measure. STEPS_LONG: seconds
+   of all steps of one program. WIDTH: numbers of rows and columns of a block; in UPDATE_WIDTH, of columns
+   alone. COPY: bytes of a copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
@@ -25995,7 +26127,7 @@ static void tt__sample_free(tt_context *ctx, tt__sample *s)
     tt__free(ctx, s->numbers);
 }
 
-/* Runs a step. *seconds: the time of tt_step alone. */
+/* Sets the inputs and runs a step. *seconds: the time that tt_step alone took. */
 static tt_status tt__sample_step(tt__sample *s, double *seconds)
 {
     tt_status status = TT_OK;
@@ -26010,14 +26142,15 @@ static tt_status tt__sample_step(tt__sample *s, double *seconds)
     return status;
 }
 
-/* The seconds, the work and the number of the launches of a step, for each kind of cost. */
+/* The launches of a step, for each kind of cost: their seconds, their work (FLOPs or bytes), their number. */
 typedef struct tt__profile {
     double seconds[TT__COST_KINDS], work[TT__COST_KINDS];
     int launches[TT__COST_KINDS];
 } tt__profile;
 
-/* Runs some steps and takes the fastest time of each launch, as other work of the machine slows some steps
-   down but seldom all. *seconds: the sum of these times or, for very long steps, the last step's time. */
+/* Runs some steps and takes the shortest time of each launch, as other work on the machine slows down some
+   steps but seldom all. *seconds: the sum of these times or, if steps are very long, the time of the last
+   step. */
 static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
 {
     const tt_tape *t = s->p->built.t;
@@ -26033,7 +26166,7 @@ static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *
     }
     ctx->profile = NULL;
     memset(to, 0, sizeof *to);
-    for (int k = 0, first = 0; k < t->n_code; k++) { /* first: of instructions that run together */
+    for (int k = 0, first = 0; k < t->n_code; k++) { /* first: first instruction of a launch */
         const tt__cost cost = tt__cost_of(&t->code[k]);
         if (isfinite(each[first])) to->work[cost] += tt__work_of(t, &t->code[k]);
         if (k == first && isfinite(each[k])) {
@@ -26044,12 +26177,12 @@ static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *
     }
     *seconds = 0;
     for (int c = 0; c < TT__COST_KINDS; c++) *seconds += to->seconds[c];
-    if (now > 8 * TT__STEP_LONG) *seconds = now; /* the step is long enough: saves time */
+    if (now > 8 * TT__STEP_LONG) *seconds = now; /* a step so long needs no repetition */
     tt__free(ctx, each);
     return status;
 }
 
-/* Makes a sample and profiles its steps. */
+/* Makes a program with a block of `rows` rows and `width` columns, and profiles its steps. */
 static tt_status tt__profile_of(tt_context *ctx, const char *device, const char *precision, int rows,
                                 int width, tt__profile *to, double *seconds)
 {
@@ -26062,8 +26195,9 @@ static tt_status tt__profile_of(tt_context *ctx, const char *device, const char 
     return status;
 }
 
-/* Computes rates from the additional work and time of a profile compared with a smaller profile that has the
-   same number of launches (all 0: no smaller profile). For collectives, also the seconds to start. */
+/* Computes rates (work per second) from the differences in work and in time between profile *x and a smaller
+   profile with the same number of launches (all 0: no smaller profile). For collectives, also computes the
+   seconds to start one. */
 static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool single, tt_costs *to)
 {
     for (int c = 0; c < TT__COST_KINDS; c++) {
@@ -26076,9 +26210,10 @@ static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool si
     }
 }
 
-/* Computes the seconds to start an op: takes the fastest of some steps that are not timed launch by launch,
-   or `least` if that is less, and divides the seconds that the work by the rates does not explain by the
-   number of launches. least: seconds of a step that was timed launch by launch. */
+/* Computes the seconds to start an op. Takes the seconds of the fastest of some steps whose launches are not
+   timed, or `least` if that is less; subtracts the seconds that the rates predict for the step's work; and
+   divides the rest by the number of launches. least: seconds of a step whose launches were timed one by
+   one. */
 static tt_status tt__measure_launch(tt__sample *s, double least, tt_costs *costs)
 {
     double seconds;
@@ -26097,7 +26232,8 @@ static tt_status tt__measure_launch(tt__sample *s, double least, tt_costs *costs
     return status;
 }
 
-/* Measures the bytes per second of one instruction, a copy (COPY) or a product with 1 (SCALE). */
+/* Measures the bytes per second of one instruction: a copy (TT__OP_COPY), or a multiplication by 1
+   (TT__OP_SCALE). */
 static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, void *from, void *to,
                                   double *rate)
 {
@@ -26120,14 +26256,14 @@ static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, vo
             status = b->launch(&l, 1);
             if (status == TT_OK) status = b->wait(l.device);
             begin = tt__seconds() - begin;
-            seconds = k > 1 ? fmin(seconds, begin) : begin; /* the first run touches the memory */
+            seconds = k > 1 ? fmin(seconds, begin) : begin; /* ignores the first run, which touches memory */
         }
         *rate = (double)n / fmax(seconds, 1e-9);
     }
     return tt__device_status(ctx, c, 0, status);
 }
 
-/* Measures the bandwidths of the memory and the host links of rank 0. */
+/* Measures the bandwidths of the device memory of rank 0 and of its links to and from the host's memory. */
 static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs *costs)
 {
     const tt__backend *b = c->kind->backend;
@@ -26139,15 +26275,15 @@ static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs 
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_SCALE, x, y, &costs->memory);
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_COPY, x, host, &costs->to_host);
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_COPY, host, x, &costs->from_host);
-    costs->memory *= 2; /* bytes are both read and written */
+    costs->memory *= 2; /* each byte is read and written */
     if (host) b->release_host(d, host);
     if (y) b->release(d, y);
     if (x) b->release(d, x);
     return status;
 }
 
-/* Returns the number of rows and columns that makes a step long enough, given that a step with `width` took
-   `seconds`; `width` if that was long enough. */
+/* Returns the width (number of rows and of columns) for which a step should be long enough to measure, given
+   that a step with `width` took `seconds`. Returns `width` itself if that step was long enough. */
 static int tt__next_width(int width, double seconds)
 {
     const double times = fmin(4, cbrt(TT__STEP_LONG / fmax(seconds, 1e-9)));
@@ -26155,7 +26291,7 @@ static int tt__next_width(int width, double seconds)
     return times < 1.2 || next <= width ? width : next < TT__MOST_WIDTH ? next : TT__MOST_WIDTH;
 }
 
-/* Measures the rates of fp32 (single) or bf16. *least: the seconds of the smallest step. */
+/* Measures the rates of instructions in fp32 (`single`) or bf16. *least: the seconds of the smallest step. */
 static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool single, double *least,
                                        tt_costs *costs)
 {
@@ -26165,7 +26301,7 @@ static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool
         double seconds = 0;
         const char *precision = single ? "32-true" : "bf16-true";
         const tt_status status = tt__profile_of(ctx, device, precision, width, width, &now, &seconds);
-        if (status == TT_ERR_MEMORY && before) return TT_OK; /* keeps the rates of smaller steps */
+        if (status == TT_ERR_MEMORY && before) return TT_OK; /* keeps the rates found so far */
         if (status != TT_OK) return status;
         tt__rates_of(&now, &small, single, costs);
         if (!before) small = now, *least = seconds;
@@ -26185,10 +26321,10 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     o.isa = tt_isa(ctx);
     o.bf16 = tt__bf16_name[ctx->cpu.bf16];
     o.verify = false;
-    o.logger.log = NULL; /* the caller's context has already logged the same */
+    o.logger.log = NULL; /* the caller's context has logged this already */
     tt_context *own = tt_open(&o);
     if (!own) return tt__fail(ctx, TT_ERR_MEMORY, "tt_measure_costs: no memory or threads for a context");
-    tt__sample s; /* like users' programs: with streams and graphs of launches */
+    tt__sample s; /* runs like users' programs, with streams and graphs of launches */
     tt__profile update;
     double least, ignored;
     status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH, TT__LEAST_WIDTH);
@@ -26211,7 +26347,8 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
 
 /* ==== src/reports/plan.h */
 /* ------------------------------------------------------------------------------------------------------ plan
-   Returns a memory plan as numbers: tt_plan, and the storages that are live at the peak. */
+   Returns a memory plan as numbers: a tt_plan, and the storages that are live at the peak (the instruction
+   where most bytes are live). */
 
 const char *tt_category_name(tt_category c)
 {
@@ -26233,8 +26370,9 @@ static tt_category tt__category(const tt_tape *t, int32_t base)
     }
 }
 
-/* tt__storage_of describes storage k of the program's arena, 0 <= k < tt__storages(p): the resident workspace
-   (k = 0), then persistent values, then boxes. Returns false if no storage has that number. */
+/* Returns the number of storages of the program's arena, some of which may be absent. Storage 0 is the
+   resident workspace, then come persistent values, then boxes of transient storages. tt__storage_of describes
+   storage k, and returns false if it is absent. */
 static int tt__storages(const tt_program *p) { return p->built.t->n_values + p->built.n_boxes; }
 
 static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
@@ -26259,21 +26397,22 @@ static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
     return k ? x->persistent && x->base == k && x->space == TT__DEVICE && !elsewhere : to->bytes > 0;
 }
 
-/* Describes storage k of the program's arena. Returns false if that is absent or not live at the peak. */
+/* Describes storage k of the program's arena in *to. Returns false if it is absent or not live at the
+   peak. */
 static bool tt__storage_at_peak(const tt_program *p, int k, tt_plan_value *to)
 {
     return tt__storage_of(p, k, to) && to->first <= p->built.peak_at && to->last >= p->built.peak_at;
 }
 
 /* Returns the bytes that a rank loads from other ranks in a step with one full micro-batch on each data rank.
-   *least: as tt_plan.moved_least_bytes. */
+   Sets *least to the minimum that any method must load (tt_plan.moved_least_bytes). */
 static double tt__moved_by(const tt_program *p, int rank, double *least)
 {
     const tt_tape *t = p->built.t;
     double bytes = *least = 0;
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
-        if (!tt__rules_of(i)->loads || i->slot > 1) continue; /* that step uses only the first slot */
+        if (!tt__rules_of(i)->loads || i->slot > 1) continue; /* one micro-batch uses only slot 1 */
         const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
         const int64_t elements = tt__max(x->shape.rows * x->shape.cols, y->shape.rows * y->shape.cols);
         const double item = (double)tt_dtype_bytes((i->in[0] ? x : y)->shape.dtype);
@@ -26281,13 +26420,13 @@ static double tt__moved_by(const tt_program *p, int rank, double *least)
         const tt__members all = tt__members_of(p, rank, &i->move, &me);
         const tt__loads loads = tt__rules_of(i)->loads(&i->move, elements, me, all.count);
         bytes += item * (double)loads.done;
-        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* or counts of losses */
+        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* F64: counts of losses */
         if (x->param >= 0 || (i->segment <= TT__EACH_BACKWARD && !squares)) *least += item * loads.least;
     }
     return bytes;
 }
 
-/* Counts the bytes that a rank copies between device and host (tt_plan.transfer_bytes). */
+/* Counts the bytes that a rank copies between device and host in a step (plan->transfer_bytes). */
 static void tt__count_transfers(const tt_program *p, tt_plan *plan)
 {
     const tt_tape *t = p->built.t;
@@ -26301,7 +26440,7 @@ static void tt__count_transfers(const tt_program *p, tt_plan *plan)
     }
 }
 
-/* Returns the largest stage of a program, whose ranks need the most bytes. */
+/* Returns the stage of a program whose ranks need the most bytes. */
 static const tt_program *tt__largest_stage(const tt_program *p)
 {
     const tt_program *largest = p;
@@ -26313,14 +26452,15 @@ static const tt_program *tt__largest_stage(const tt_program *p)
     return largest;
 }
 
-/* Returns the bytes of the host's memory for the inputs of a pipeline's micro-batches on one data rank. */
+/* Returns the bytes of host memory in which a pipeline keeps the inputs of the micro-batches of one data
+   rank. */
 static size_t tt__fed_bytes(const tt_program *p)
 {
     const int micros = p->settings.options.accumulate ? p->settings.options.parallel.micros : 1;
     return p->fed_at ? p->fed_at[p->n_recorded] * (size_t)tt__max(1, micros) : 0;
 }
 
-/* Returns the plan of a stage. */
+/* Returns the memory plan of one stage. */
 static tt_plan tt__plan_of(const tt_program *p)
 {
     tt_plan plan;
@@ -26407,7 +26547,7 @@ tt_plan tt_program_plan(const tt_program *p)
     return plan;
 }
 
-/* Orders storages by bytes, largest first. arg: the array of bytes. */
+/* Returns whether storage a has more bytes than storage b. arg: the array of the storages' bytes. */
 static bool tt__larger_storage(const void *arg, uint32_t a, uint32_t b)
 {
     const size_t *bytes = (const size_t *)arg;
@@ -26421,7 +26561,7 @@ int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity
     const size_t bytes_each = sizeof(size_t) + sizeof(uint32_t) + sizeof(int32_t);
     size_t *bytes = (size_t *)tt__calloc(p->ctx, bytes_each * (size_t)storages);
     uint32_t *order = (uint32_t *)(bytes + storages);
-    int32_t *holds = (int32_t *)(order + storages); /* for boxes: the last value that took over the place */
+    int32_t *holds = (int32_t *)(order + storages); /* for each box: the last of the values that share it */
     int n = 0;
     for (int k = 0; k < storages && bytes; k++) {
         const tt__box *box = k < values ? NULL : &p->built.box[k - values];
@@ -26449,11 +26589,12 @@ static bool tt__is_alphanumeric(char c)
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-/* Copies a name with '*' for each number that is a word of its own: "layer.*.norm1" for "layer.3.norm1". */
+/* Copies a name, and replaces each number that is a whole word by '*': "layer.3.norm1" becomes
+   "layer.*.norm1". */
 static void tt__without_numbers(const char *name, char *to, size_t capacity)
 {
     size_t n = 0;
-    bool inside = false; /* within a word */
+    bool inside = false; /* `name` is within a word */
     while (*name && n + 1 < capacity) {
         size_t digits = inside ? 0 : strspn(name, "0123456789");
         bool number = digits && !tt__is_alphanumeric(name[digits]);
@@ -26464,11 +26605,11 @@ static void tt__without_numbers(const char *name, char *to, size_t capacity)
     to[n] = 0;
 }
 
-/* Values of the same size and category whose names differ only in numbers. */
+/* A group of values of the same size and category whose names differ only in numbers. first: one of them. */
 typedef struct tt__plan_group { char name[72]; const tt_plan_value *first; int count; } tt__plan_group;
 
-/* Prints the largest values at the peak, until they make up four fifths of it, in 8 to 20 lines. A group,
-   such as a value of 24 layers, takes one line. */
+/* Prints the largest values at the peak in 8 to 20 lines, until they make up four fifths of the peak's bytes.
+   A group of similar values, such as one of each of 24 layers, takes one line. */
 static void tt__print_largest(const tt_program *p, tt__text *text)
 {
     const int n = tt_plan_values(p, NULL, 0);
@@ -26480,7 +26621,7 @@ static void tt__print_largest(const tt_program *p, tt__text *text)
     tt__plan_group *group = (tt__plan_group *)tt__calloc(p->ctx, sizeof *group * (size_t)(n + 1));
     uint32_t *slot = (uint32_t *)tt__calloc(p->ctx, sizeof *slot * ((size_t)mask + 1)); /* a hash table */
     const bool ok = all && group && slot && tt_plan_values(p, all, n) == n;
-    if (!ok) others = 0; /* prints the rest of the report without this list */
+    if (!ok) others = 0; /* out of memory: leaves out the list */
     for (int i = 0; i < others; i++) {
         const tt_plan_value *v = &all[i];
         tt__plan_group *g = &group[groups];
@@ -26519,7 +26660,8 @@ static void tt__print_largest(const tt_program *p, tt__text *text)
     tt__free(p->ctx, all);
 }
 
-/* Prints the devices of a plan: "cuda", or "cuda*8 (data 4, tensor 2, zero 3)". */
+/* Prints the devices of a program and how they share the work, such as "cuda*8 (data 4, tensor 2, zero
+   3)". */
 static void tt__print_ranks(const tt_program *p, tt__text *text)
 {
     const tt_parallel *how = &p->settings.options.parallel;
@@ -26536,7 +26678,7 @@ static void tt__print_ranks(const tt_program *p, tt__text *text)
     tt__print(text, ")");
 }
 
-/* Prints the choices made to fit memory_budget. */
+/* Prints the choices that the compiler made to fit the program into memory_budget. */
 static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text *text)
 {
     const tt_tape *t = p->built.t;
@@ -26578,8 +26720,8 @@ static void tt__print_stages(const tt_program *p, tt__text *text)
     }
 }
 
-/* Prints the seconds of a step by the rates of the device, if the options give rates or, on a device other
-   than the CPU, if data moves between memories or ranks. */
+/* Prints the seconds that a step should take at the device's rates. Prints them only if the options give
+   rates or, on a device other than the CPU, if data moves between memories or ranks. */
 static void tt__print_seconds(const tt_program *p, const tt_plan *plan, tt__text *text)
 {
     const tt__settings *s = &p->settings;
@@ -26649,7 +26791,8 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
 /* ----------------------------------------------------------------------------------------- picture of a plan
    tt_plan_svg draws the bytes in use at each instruction, by category. */
 
-/* Returns the step between marks of an axis, 1, 2 or 5 times a power of ten, so that at most `marks` fit. */
+/* Returns the distance between the marks of an axis of the plot: 1, 2 or 5 times a power of ten, so that an
+   axis of `length` has at most `marks` marks. */
 static double tt__axis_step(double length, int marks)
 {
     static const int times[] = {1, 2, 5};
@@ -26667,8 +26810,9 @@ static void tt__print_xml(tt__text *text, const char *name)
     }
 }
 
-/* Returns live[k * N + c], the bytes in use in column k by categories tt__layer[0..c]. A column shows one of
-   n instructions or, if several share the column, the one with the most bytes. NULL when out of memory. */
+/* The categories of memory, from the lowest layer of the plot up. tt__live_layers returns an array live[k * N
+   + c]: the bytes in use in column k by the categories tt__layer[0] to tt__layer[c]. A column shows one of n
+   instructions; if several share a column, the one with the most bytes. NULL: out of memory. */
 static const tt_category tt__layer[] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER, TT_MEM_GRADIENTS, TT_MEM_INPUTS,
                                         TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
 static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
@@ -26699,7 +26843,8 @@ static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
 enum { TT__LEFT = 64, TT__TOP = 66, TT__WIDTH = 600, TT__HEIGHT = 290, TT__RIGHT = TT__LEFT + TT__WIDTH,
        TT__BOTTOM = TT__TOP + TT__HEIGHT };
 
-/* Prints a line of text. anchor: the point of the text that is at x, "start", "middle" or "end". */
+/* Prints a line of text of the picture. anchor: the point of the text ("start", "middle" or "end") that is at
+   x. */
 TT_PRINTF(5, 6)
 static void tt__label(tt__text *text, int x, int y, const char *anchor, const char *format, ...)
 {
@@ -26711,9 +26856,9 @@ static void tt__label(tt__text *text, int x, int y, const char *anchor, const ch
     tt__print(text, "<text x='%d' y='%d' text-anchor='%s'>%s</text>\n", x, y, anchor, label);
 }
 
-/* Draws the layers of memory, each down to the axis, from the highest layer on, so that lower layers cover
-   higher ones. Coordinates are tenths of a pixel from the lower left corner, upwards. scale: tenths of a
-   pixel per byte. drawn: for each layer, whether it is present. */
+/* Draws the layers of memory. Begins with the highest layer and draws each down to the axis, so that lower
+   layers cover higher ones. Coordinates are tenths of a pixel, to the right and up from the lower left
+   corner. scale: tenths of a pixel per byte. drawn: set to whether each layer has any bytes. */
 static void tt__draw_layers(tt__text *text, const int64_t *live, int columns, double scale,
                             const char *const *colour, bool *drawn)
 {
@@ -26737,7 +26882,7 @@ static void tt__draw_layers(tt__text *text, const int64_t *live, int columns, do
     }
 }
 
-/* Draws a band below the axis that names the instructions of forward, backward and update. */
+/* Draws a band below the axis that shows which instructions are forward, backward and update. */
 static void tt__draw_parts(tt__text *text, const tt__instr *i, int instructions)
 {
     static const char *const names[] = {"forward", "backward", "update"};
@@ -26759,7 +26904,7 @@ static bool tt__is_marked(const tt_tape *t, const tt__instr *i, int kind)
     return kind ? tt__stream_beside(t, i) != TT__COMPUTE_STREAM : i->again;
 }
 
-/* Draws lines at the instructions marked by tt__is_marked(kind). Returns whether any exists. */
+/* Draws a line at each instruction for which tt__is_marked(kind) holds. Returns whether it drew any. */
 static bool tt__draw_marks(tt__text *text, const tt_tape *t, int kind, const char *colour)
 {
     bool any = false;
@@ -26917,11 +27062,13 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
 /* ==== src/text/code_points.h */
 /* ===========================================================================================================
    UNICODE                                                                              src/text/code_points.h
-   Properties of code points that tokenizers use. Each table is a string of numbers, most of them distances
-   from the row before. tests/golden/make_unicode.py prints the tables and explains each. Uses src/base/.
+   Properties of code points that tokenizers use. Each table is a string that encodes numbers, most of which
+   are differences from the previous row. tests/golden/make_unicode.py prints the tables and explains each of
+   them. Uses src/base/.
    ======================================================================================================== */
 
-/* Written by tests/golden/make_unicode.py from the package tokenizers 0.23.3 of Python. */
+/* These tables were printed by tests/golden/make_unicode.py from version 0.23.3 of the Python package
+   tokenizers. */
 enum {
     TT__LETTER_ROWS = 1544, TT__BERT_ROWS = 291, TT__CJK_POINTS = 1056, TT__MARK_ROWS = 334, TT__PAIRS = 1058,
     TT__COMPOSED_PAIRS = 940
@@ -27209,7 +27356,8 @@ static const char *const tt__compat_text[] = {
     "#eq&#lh+#bi>#ftV#nu:#aj2#gs+#cpK#f9#fb&#3#ry7#nj$#dn.#as1#dhJ#laX#lg[#fqR#h3#j|(#goV#bcO#&#c~X#izG#{V#p"
     "|@a1{sSot+ot(%$hoJhoG%$ht#hs^%$ljVljS%$rkJrkG%$nhRnhO%$tcVtcS%$izVizS%$odBod>b)mo-#ciA"};
 
-/* Bits of a code point: classes that the regular expressions and splitters of `tokenizers` tell apart. */
+/* Bits of a code point: the classes of characters that the regular expressions and splitters of the package
+   `tokenizers` distinguish. */
 enum {
     TT__IS_LETTER = 1, TT__IS_NUMBER = 2, TT__IS_SPACE = 4, TT__IS_PUNCTUATION = 8, TT__IS_WORD = 16,
     TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64, /* NFC may change it or the character before it */
@@ -27219,23 +27367,24 @@ enum {
 /* Actions of BERT's normalizer on a code point. */
 enum { TT__BERT_DROP = 1 /* controls, private use and U+FFFD */, TT__BERT_ACCENT };
 
-/* Classes of code points that break texts into graphemes (Unicode Standard, annex 29). Two regional
-   indicators count as apart here, which makes no difference to the callers. */
+/* Classes of code points that decide where graphemes end (Unicode Standard, annex 29). Unlike in the
+   Standard, a pair of regional indicators is two graphemes, which makes no difference to the callers. */
 enum {
     TT__GRAPHEME_OTHER, TT__GRAPHEME_CONTROL, TT__GRAPHEME_EXTEND,
-    TT__GRAPHEME_EXTEND_ALONE, /* may not stand between two consonants that stay together */
+    TT__GRAPHEME_EXTEND_ALONE, /* an extender that separates two consonants */
     TT__GRAPHEME_LINKER, TT__GRAPHEME_JOINER, TT__GRAPHEME_SPACING, TT__GRAPHEME_PREPEND,
     TT__GRAPHEME_PICTURE, TT__GRAPHEME_CONSONANT,
-    TT__GRAPHEME_L, TT__GRAPHEME_V, TT__GRAPHEME_T, TT__GRAPHEME_LV, TT__GRAPHEME_LVT /* of Hangul */
+    TT__GRAPHEME_L, TT__GRAPHEME_V, TT__GRAPHEME_T, TT__GRAPHEME_LV, TT__GRAPHEME_LVT /* Hangul */
 };
 
-/* The unpacked tables. */
+/* The unpacked tables. c << 11 | x: a code point in the upper 21 bits of a number and a small number x in the
+   lower 11. */
 typedef struct tt__unicode {
     uint8_t bits[0x110000];               /* TT__IS_... */
     uint8_t bert[0x110000];               /* TT__BERT_..., or 0 */
-    uint32_t marks[TT__MARK_ROWS][2];     /* first << 11 | last - first; rank among combining classes */
+    uint32_t marks[TT__MARK_ROWS][2];     /* first << 11 | last - first; rank of their combining class */
     uint32_t pairs[TT__PAIRS][3];         /* composed << 11 | whether NFC composes it; first; second or 0 */
-    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, by first and second */
+    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, sorted by their points */
     uint32_t cjk[TT__CJK_POINTS];         /* decompositions of U+F900..U+FAFF and U+2F800..U+2FA1F */
     uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* first << 11; last << 4 | class */
     uint32_t lower[TT__LOWER_RUNS][2];        /* first << 11 | last - first (8 bits) << 3 | stride * 3 - 3 +
@@ -27248,7 +27397,8 @@ typedef struct tt__unicode {
 /* ----------------------------------------------------------------------------------------- tables of Unicode
    Case, composition and classes of characters, unpacked from code_points.h. */
 
-/* Reads a number. Its last digit is one of 60 characters, the digits before are of the other 30. */
+/* Reads a number at *at and moves *at past it. The last digit of a number is one of 60 characters; the
+   earlier digits, in base 30, use 30 other characters. */
 static uint32_t tt__unicode_number(const char **at)
 {
     for (uint32_t n = 0;;) {
@@ -27259,15 +27409,16 @@ static uint32_t tt__unicode_number(const char **at)
     }
 }
 
-/* Reads a number that may be negative and adds it to `before`. */
+/* Reads a number that may be negative, and returns its sum with `before`. */
 static uint32_t tt__unicode_from(uint32_t before, const char **at)
 {
     uint32_t n = tt__unicode_number(at);
     return before + ((n >> 1) ^ (0u - (n & 1)));
 }
 
-/* Sets `to` from rows of runs. A row is two numbers: the distance from the end of the row before, and (last -
-   first) << shift | bits. texts: one string, or several. */
+/* Sets the bits of each code point in `to` from `rows` runs of code points. A row is two numbers: the
+   distance of the run's first code point from the end of the previous run, and (last - first) << shift |
+   bits. texts: one string, or several. */
 static void tt__unicode_bits(uint8_t *to, int rows, int shift, const char *const *texts)
 {
     const char *at = *texts;
@@ -27358,7 +27509,7 @@ static tt__unicode *tt__unicode_new(tt_context *ctx) /* the caller frees it */
     return u;
 }
 
-/* Returns how many rows of a sorted table begin with a code point of at most c. A row has `columns`
+/* Returns how many rows of a sorted table begin with a code point that is at most c. A row has `columns`
    numbers. */
 static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
 {
@@ -27371,8 +27522,9 @@ static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
     return low;
 }
 
-/* Returns whether BERT's tokenizer splits a code point off as a single character. U+2B820..U+2B91F is missing
-   because of a typing error in the Rust package `tokenizers`, which is the reference. */
+/* Returns whether BERT's tokenizer makes code point c a word of its own, as a Chinese character. The range
+   U+2B820..U+2B91F is missing because of a typing error in the Rust package `tokenizers`, which is the
+   reference. */
 static bool tt__is_cjk(uint32_t c)
 {
     return (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0x3400 && c <= 0x4DBF) || (c >= 0xF900 && c <= 0xFAFF) ||
@@ -27391,7 +27543,8 @@ static int tt__grapheme_class(const tt__unicode *u, uint32_t c)
     return (int)(u->graphemes[row][1] & 15);
 }
 
-/* Returns the rank of a mark's combining class; higher classes have higher ranks. 0: c is a starter. */
+/* Returns the rank of the combining class of code point c; higher classes have higher ranks. 0: c is a
+   starter, not a mark. */
 static uint32_t tt__mark_rank(const tt__unicode *u, uint32_t c)
 {
     int row = c < 0x300 ? -1 : tt__rows_to(&u->marks[0][0], TT__MARK_ROWS, 2, c) - 1;
@@ -27403,7 +27556,7 @@ static size_t tt__lower_case(const tt__unicode *u, uint32_t c, uint32_t out[2])
 {
     out[0] = c;
     if (c == 0x130) return out[0] = 'i', out[1] = 0x307, 2;
-    /* The run that has c is one of the last that begin before c. */
+    /* The run that contains c is one of the last runs that begin at or before c. */
     const int row = tt__rows_to(&u->lower[0][0], TT__LOWER_RUNS, 2, c) - 1;
     for (int k = row; k >= 0 && k >= row - TT__LOWER_LOOK_BACK; k--) {
         const uint32_t run = u->lower[k][0], offset = c - (run >> 11);
@@ -27420,7 +27573,7 @@ enum { TT__DECOMPOSED = 18 };
 static size_t tt__decompose(const tt__unicode *u, uint32_t c, bool compat, uint32_t out[TT__DECOMPOSED])
 {
     size_t n = 0;
-    uint32_t last[4]; /* parts taken off the end, last part first */
+    uint32_t last[4]; /* second parts of pairs, last one first */
     int taken = 0;
     const int at = compat && c >= 0xA0 ? tt__rows_to(&u->compat[0][0], TT__COMPAT_ROWS, 2, c) - 1 : -1;
     if (at >= 0 && u->compat[at][0] >> 11 == c) {
@@ -27480,14 +27633,14 @@ static uint32_t tt__compose(const tt__unicode *u, uint32_t a, uint32_t b)
 #error "tinytrain copies the little-endian numbers of files as they are: this machine is big-endian"
 #endif
 
-/* Compares strings by bytes, like strcmp. The strings may hold a NUL. */
+/* Compares two strings byte by byte and returns a result like strcmp. The strings may contain NULs. */
 static int tt__compare_bytes(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
 {
     int order = memcmp(a, b, a_bytes < b_bytes ? a_bytes : b_bytes);
     return order ? order : (a_bytes > b_bytes) - (a_bytes < b_bytes);
 }
 
-/* An array of strings whose pointers are `stride` bytes apart, as in an array of structs. */
+/* An array of strings. The pointers to them are `stride` bytes apart, as in an array of structs. */
 typedef struct tt__strings { const char *const *first; size_t stride; } tt__strings;
 
 static const char *tt__string_at(const tt__strings *s, uint32_t i)
@@ -27502,8 +27655,9 @@ static bool tt__less_string(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* Returns the numbers 0..n - 1 of strings in the order of the strings' bytes. The caller frees them. NULL and
-   an error: out of memory. Sets *twice to a string that occurs more than once, or to NULL. */
+/* Sorts n strings by their bytes, and returns their indices 0..n - 1 in that order, which the caller frees.
+   Returns NULL, after tt__fail, if out of memory. Sets *twice to a string that occurs more than once, or to
+   NULL. */
 static uint32_t *tt__sort_strings(tt_context *ctx, tt__strings s, int n, const char **twice)
 {
     uint32_t *order = (uint32_t *)tt__alloc(ctx, (size_t)n * sizeof *order);
@@ -27517,8 +27671,9 @@ static uint32_t *tt__sort_strings(tt_context *ctx, tt__strings s, int n, const c
     return order;
 }
 
-/* A list of many small allocations that are released together. Unlike tt__alloc, tt__chunks_take sets no
-   error when memory is out, since background threads call it: the thread that talks to the user sets it. */
+/* A list of chunks of memory for many small allocations that are released together. Unlike tt__alloc,
+   tt__chunks_take sets no error when memory runs out, as background threads call it: the caller's thread sets
+   the error later. */
 typedef struct tt__chunk { struct tt__chunk *next; size_t used, capacity; } tt__chunk;
 
 static void *tt__chunks_take(tt_context *ctx, tt__chunk **chunks, size_t bytes)
@@ -27540,7 +27695,7 @@ static void *tt__chunks_take(tt_context *ctx, tt__chunk **chunks, size_t bytes)
     return (char *)(chunk + 1) + chunk->used - padded;
 }
 
-/* Copies a text and adds a NUL. */
+/* Copies a text into the chunks and adds a NUL. Returns the copy; NULL if memory runs out. */
 static char *tt__chunks_text(tt_context *ctx, tt__chunk **chunks, const char *text, size_t bytes)
 {
     char *copy = bytes < SIZE_MAX ? (char *)tt__chunks_take(ctx, chunks, bytes + 1) : NULL;
@@ -27577,12 +27732,12 @@ static tt_status tt__path_join(tt_context *ctx, char path[TT__PATH], const char 
 #define TT__INVALID 0xFFFFFFFFu
 
 /* Returns the code point at text[*at] and moves *at past it. Returns TT__INVALID for bytes that are not UTF-8
-   (overlong forms, surrogates, cut sequences); *at then moves past the longest start of a valid sequence, as
-   the Unicode Standard, section 3.9, advises. */
+   (overlong forms, surrogates, incomplete sequences). It then moves *at past the bytes that could begin a
+   valid sequence, at least one byte, as the Unicode Standard, section 3.9, recommends. */
 static uint32_t tt__utf8_next(const char *text, size_t bytes, size_t *at)
 {
     const unsigned char *p = (const unsigned char *)text;
-    uint32_t c = p[(*at)++], low = 0x80, high = 0xBF; /* range of the next byte */
+    uint32_t c = p[(*at)++], low = 0x80, high = 0xBF; /* valid range of the next byte */
     int more = c < 0xE0 ? 1 : c < 0xF0 ? 2 : 3;
     if (c < 0x80) return c;
     if (c < 0xC2 || c > 0xF4) return TT__INVALID;
@@ -27616,7 +27771,7 @@ static size_t tt__utf8_last(const char *text, size_t bytes)
     return bytes;
 }
 
-/* Returns the offset of the first byte that is not UTF-8. `bytes`: there is none. */
+/* Returns the offset of the first byte of a text that is not UTF-8; `bytes` if the whole text is UTF-8. */
 static size_t tt__utf8_invalid(const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {
@@ -27631,8 +27786,9 @@ static bool tt__is_utf8(const char *text) { return !text[tt__utf8_invalid(text, 
 /* ==== src/files/json.h */
 /* -------------------------------------------------------------------------------------------------- JSON */
 
-/* JSON as in RFC 8259. Refuses duplicate keys, unpaired surrogates, numbers beyond double, and nesting beyond
-   TT__JSON_DEPTH; the RFC leaves these to the reader. Skips a leading byte order mark. */
+/* This parser reads JSON as in RFC 8259. It refuses duplicate keys, unpaired surrogates, numbers that a
+   double cannot hold, and nesting deeper than TT__JSON_DEPTH; the RFC lets a parser decide in these cases. It
+   skips a leading byte order mark. */
 #define TT__JSON_DEPTH 64
 #define TT__JSON_NUMBER 512 /* max characters of a number */
 
@@ -27645,26 +27801,26 @@ typedef enum tt__json_kind {
    next sibling nodes[i].after. */
 typedef struct tt__json_node {
     uint8_t kind;
-    bool exact;              /* the number is an integer that int64 can hold: `integer` */
-    int32_t count;           /* members of an array or object; bytes of a string */
+    bool exact;              /* the number is an integer that int64 can hold; `integer` has it */
+    int32_t count;           /* number of members of an array or object; number of bytes of a string */
     int32_t after;           /* number of the node after this one and all its members */
-    uint32_t offset;         /* of the value's first byte in the text */
-    uint32_t key, key_bytes; /* of a member of an object: place in `pool`, bytes without its NUL */
-    double number;   /* in a safetensors header, of a tensor: its number; of other members: -1 */
-    int64_t integer; /* string: place in `pool`; object: place of its sorted members in `sorted` */
+    uint32_t offset;         /* offset of the value's first byte in the text */
+    uint32_t key, key_bytes; /* a member's key: offset in `pool`; number of bytes without the NUL */
+    double number;   /* the value. In a safetensors header: index of a tensor; -1 for other members */
+    int64_t integer; /* string: offset in `pool`; object: index of its members in `sorted` */
 } tt__json_node;
 
 typedef struct tt__json {
     tt_context *ctx;
-    const char *path;        /* for errors */
+    const char *path;        /* path of the file, for errors */
     const char *text;
     size_t bytes, at;
     size_t base;             /* offset of the text in its file, for errors */
     tt__json_node *nodes;
     int count, capacity;
-    uint32_t *sorted;        /* members of all objects, sorted by key: for lookups and duplicates */
+    uint32_t *sorted;        /* nodes of the members of each object, sorted by key */
     int n_sorted, cap_sorted;
-    char *pool;              /* all strings, without escapes, each with a NUL */
+    char *pool;              /* all strings with escapes decoded, each followed by a NUL */
     size_t used;
 } tt__json;
 
@@ -27688,10 +27844,10 @@ static bool tt__json_fail(const tt__json *j, size_t offset, const char *format, 
     return false;
 }
 
-/* Returns the next character. 0: end of the text. */
+/* Returns the next character of the text; 0 at the end. */
 static char tt__json_peek(const tt__json *j) { return j->at < j->bytes ? j->text[j->at] : 0; }
 
-/* Fails at `offset`; the message says what was expected and what was found. */
+/* Fails with a message that names `offset`, what was expected there and what was found. */
 static bool tt__json_expected(const tt__json *j, size_t offset, const char *expected)
 {
     char found[32];
@@ -27702,7 +27858,7 @@ static bool tt__json_expected(const tt__json *j, size_t offset, const char *expe
     return tt__json_fail(j, offset, "%s, found %s", expected, found);
 }
 
-static bool tt__json_take(tt__json *j, char c) /* passes c if it is next */
+static bool tt__json_take(tt__json *j, char c) /* if c is next, moves past it and returns true */
 {
     if (tt__json_peek(j) != c) return false;
     j->at++;
@@ -27729,7 +27885,7 @@ static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* -1: 
     return j->count++;
 }
 
-static bool tt__json_hex4(tt__json *j, uint32_t *value) /* four digits of \uXXXX */
+static bool tt__json_hex4(tt__json *j, uint32_t *value) /* reads the digits of \uXXXX */
 {
     static const char digits[] = "0123456789abcdef0123456789ABCDEF";
     *value = 0;
@@ -27742,7 +27898,7 @@ static bool tt__json_hex4(tt__json *j, uint32_t *value) /* four digits of \uXXXX
     return true;
 }
 
-static bool tt__json_escape(tt__json *j) /* from the backslash on */
+static bool tt__json_escape(tt__json *j) /* reads an escape sequence */
 {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     size_t from = j->at++;
@@ -27774,8 +27930,8 @@ static bool tt__json_escape(tt__json *j) /* from the backslash on */
     return true;
 }
 
-/* Reads a string, from its opening quote on, into the pool. The pool cannot overflow: a decoded string and
-   its NUL are shorter than the string with its quotes. */
+/* Reads a string, from its opening quote on, decodes it and appends it to the pool. The pool, as large as the
+   text, cannot overflow: a decoded string with its NUL is shorter than the string with its quotes. */
 static bool tt__json_string(tt__json *j, uint32_t *start, uint32_t *bytes)
 {
     size_t opened = j->at++;
@@ -27803,7 +27959,7 @@ static bool tt__json_string(tt__json *j, uint32_t *start, uint32_t *bytes)
     return true;
 }
 
-/* Returns the number that strtod reads, with a point as decimal point in any locale. */
+/* Returns the value of a number as strtod computes it, but with "." as the decimal point in any locale. */
 static double tt__json_double(const char *number, size_t n)
 {
     char copy[TT__JSON_NUMBER + 1], *point, *end;
@@ -27819,7 +27975,7 @@ static double tt__json_double(const char *number, size_t n)
 
 static bool tt__json_digit(const tt__json *j) { return tt__json_peek(j) >= '0' && tt__json_peek(j) <= '9'; }
 
-static bool tt__json_digits(tt__json *j, const char *expected) /* one or more */
+static bool tt__json_digits(tt__json *j, const char *expected) /* reads one or more digits */
 {
     if (!tt__json_digit(j)) return tt__json_expected(j, j->at, expected);
     while (tt__json_digit(j)) j->at++;
@@ -27874,7 +28030,8 @@ static bool tt__json_less(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* Sorts the members of a complete object by key. Refuses duplicate keys. */
+/* Sorts the members of an object, which was read to its end, by key. Fails if two members have the same
+   key. */
 static bool tt__json_index(tt__json *j, int object)
 {
     int from = j->n_sorted, member = object + 1;
@@ -27954,8 +28111,8 @@ static bool tt__json_value(tt__json *j, int depth)
     return !object || tt__json_index(j, self);
 }
 
-/* Parses a text that is one JSON value; node 0 is its root. The text is needed only during the call, path and
-   context as long as j. The caller frees j in any case. */
+/* Parses a text that is one JSON value, which becomes node 0. The text must live only until the function
+   returns; path and context must live as long as j. The caller frees j even after an error. */
 static tt_status tt__json_parse(tt__json *j, tt_context *ctx, const char *path, size_t base, const char *text,
                                 size_t bytes)
 {
@@ -27989,7 +28146,8 @@ static tt_status tt__json_open(tt__json *j, tt_context *ctx, const char *path)
     return status;
 }
 
-/* Returns the member `key` of an object. -1: the object has none, or the node is not an object. */
+/* Returns the node of member `key` of an object; -1: the object has no such member, or the node is no
+   object. */
 static int tt__json_get(const tt__json *j, int object, const char *key)
 {
     if (object < 0 || j->nodes[object].kind != TT__JSON_OBJECT || !j->nodes[object].count) return -1;
@@ -28021,7 +28179,8 @@ static const char *tt__json_kind_name(const tt__json *j, int node)
     return names[j->nodes[node].kind];
 }
 
-/* Fails because a member is wrong. found: what the member is; NULL: names its kind. */
+/* Fails because member `key` is not what was expected. found: a description of the member; NULL: the message
+   names the member's kind. */
 static tt_status tt__json_wrong(const tt__json *j, const char *key, int node, const char *found,
                                 const char *expected)
 {
@@ -28034,8 +28193,8 @@ static tt_status tt__json_wrong(const tt__json *j, const char *key, int node, co
    keeps its contents; if the key is also `required`, that is an error. A value of another kind or out of
    range is an error that names file, key and byte.
 
-   Finds the member of an object, which must be of one of `kinds` (bits 1 << TT__JSON_...). Returns -1 if the
-   member is absent or null, and on errors. */
+   tt__json_member finds a member, which must be of one of `kinds` (bits 1 << TT__JSON_...), and returns its
+   node; -1 if the member is absent or null, and after an error. */
 static int tt__json_member(const tt__json *j, int object, const char *key, bool required, int kinds,
                            const char *expected, tt_status *status)
 {
@@ -28063,7 +28222,7 @@ static tt_status tt__json_read_int(const tt__json *j, int object, const char *ke
     return tt__json_wrong(j, key, node, at->exact ? found : NULL, expected);
 }
 
-/* Reads the number at `node` as a float in [least, below). */
+/* Reads the number at `node` as a float. Fails unless it is in [least, below). */
 static tt_status tt__json_float_at(const tt__json *j, const char *key, int node, float least, float below,
                                    float *value)
 {
@@ -28095,7 +28254,7 @@ static tt_status tt__json_read_bool(const tt__json *j, int object, const char *k
 }
 
 static tt_status tt__json_read_string(const tt__json *j, int object, const char *key, bool required,
-                                      const char **value) /* lives as long as j */
+                                      const char **value) /* *value lives as long as j */
 {
     static const char expected[] = "a string without U+0000";
     tt_status status;
@@ -28136,7 +28295,7 @@ static tt_status tt__write_text(tt_context *ctx, const char *path, const char *t
     return tt__write_bytes(ctx, path, text, strlen(text));
 }
 
-/* Writes the text that `print` prints to a file of a folder. */
+/* Writes the text that function `print` prints into a file of a folder. */
 static tt_status tt__save_printed(tt_context *ctx, const char *folder, const char *file,
                                   void (*print)(tt__text *to, const void *arg), const void *arg)
 {
@@ -28144,7 +28303,7 @@ static tt_status tt__save_printed(tt_context *ctx, const char *folder, const cha
     tt__text text = {NULL, 0, 0};
     tt_status status = tt__path_join(ctx, path, folder, file);
     if (status != TT_OK) return status;
-    print(&text, arg); /* measures the text */
+    print(&text, arg); /* counts the bytes */
     text.capacity = text.length + 1;
     text.length = 0;
     text.to = (char *)tt__alloc(ctx, text.capacity);
@@ -28165,10 +28324,11 @@ static tt_status tt__make_folder(tt_context *ctx, const char *folder)
 /* ==== src/files/safetensors.h */
 /* ------------------------------------------------------------------------------------------- safetensors */
 
-/* A safetensors file has three parts. First, the length of the header, a little-endian uint64. Then the
-   header, a JSON object of name -> {dtype, shape, data_offsets: [begin, end) in the third part}, with
-   "__metadata__", strings to strings. Last, the bytes of the tensors, without gaps. */
-#define TT__SAFETENSORS_HEADER 100000000u /* the format's limit */
+/* A safetensors file has three parts. The first is the length of the header in bytes, a little-endian uint64.
+   The second is the header, a JSON object with a member for each tensor, name: {dtype, shape, data_offsets},
+   and a member "__metadata__", an object of strings. data_offsets is [begin, end) in bytes of the third part,
+   which has the tensors without gaps. */
+#define TT__SAFETENSORS_HEADER 100000000u /* max bytes of a header, the format's limit */
 
 static const struct { const char *name; int bits; } tt__safetensors_types[] = {
     {"F32", 32}, {"BF16", 16}, {"F16", 16}, {"F64", 64}, {"I64", 64}, {"I32", 32}, {"I16", 16}, {"I8", 8},
@@ -28176,7 +28336,7 @@ static const struct { const char *name; int bits; } tt__safetensors_types[] = {
     {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6},
     {"F4", 4},
 };
-/* The first rows of the table, which can be read as floats or int32. */
+/* The first rows of tt__safetensors_types: the types that can be read as float or int32. */
 enum {
     TT__ST_F32, TT__ST_BF16, TT__ST_F16, TT__ST_F64, TT__ST_I64, TT__ST_I32, TT__ST_I16, TT__ST_I8, TT__ST_U8,
     TT__ST_BOOL, TT__ST_U16, TT__ST_U32, TT__ST_U64
@@ -28189,7 +28349,7 @@ static int tt__safetensors_type(const char *name)
     return -1;
 }
 
-/* Computes the bytes of a tensor. Returns false if they are too many for size_t or not a whole number. */
+/* Computes the bytes of a tensor. Returns false if their number is too large for size_t or not whole. */
 static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *bytes)
 {
     size_t bits, elements = 1;
@@ -28203,17 +28363,17 @@ static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *b
 
 struct tt_safetensors {
     tt_context *ctx;
-    int shared;      /* number of other owners, each of which closes it too */
+    int shared;      /* number of further owners, each of which calls tt_safetensors_close */
     char *path;
     void *file;      /* the open file */
     size_t size;     /* bytes of the file when it was opened */
-    tt__json json;   /* holds the names and the metadata */
+    tt__json json;   /* the parsed header, which holds the names and the metadata */
     size_t data;     /* offset of the first tensor in the file */
     int count;
     tt_tensor_info *infos;
-    size_t *begin;   /* by tensor: offset from `data` */
-    int *nodes;      /* by tensor: its node, for errors */
-    uint32_t *order; /* tensors in the order of the file, during its check */
+    size_t *begin;   /* for each tensor: its offset from `data` */
+    int *nodes;      /* for each tensor: its JSON node, for errors */
+    uint32_t *order; /* tensors in the order of their offsets, while the file is checked */
 };
 
 void tt_safetensors_close(tt_safetensors *s)
@@ -28230,7 +28390,7 @@ static bool tt__safetensors_before(const void *arg, uint32_t a, uint32_t b)
 {
     const tt_safetensors *s = (const tt_safetensors *)arg;
     if (s->begin[a] != s->begin[b]) return s->begin[a] < s->begin[b];
-    /* empty tensors first */
+    /* Empty tensors come before others with the same offset. */
     if (s->infos[a].bytes != s->infos[b].bytes) return s->infos[a].bytes < s->infos[b].bytes;
     return a < b;
 }
@@ -28302,7 +28462,7 @@ static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, 
                                 bytes, info->dtype, info->bytes);
 }
 
-/* Reads the header and, before it, its length. */
+/* Reads the length of the header, then the header. */
 static tt_status tt__safetensors_read_header(tt_safetensors *s)
 {
     tt_context *ctx = s->ctx;
@@ -28330,7 +28490,7 @@ static tt_status tt__safetensors_read_header(tt_safetensors *s)
     return status;
 }
 
-/* Reads the header and checks all of it. */
+/* Reads the header and checks the descriptions of all tensors. */
 static tt_status tt__safetensors_check(tt_safetensors *s)
 {
     tt_context *ctx = s->ctx;
@@ -28415,7 +28575,7 @@ const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key)
     return tt__json_text(&s->json, tt__json_get(&s->json, tt__json_get(&s->json, 0, "__metadata__"), key));
 }
 
-/* Fails unless tensor i exists and has n elements, or bytes, from `first` on. */
+/* Fails unless tensor i exists and has n elements, or n bytes if not `elements`, from number `first` on. */
 static tt_status tt__safetensors_range(const tt_safetensors *s, int i, uint64_t first, uint64_t n,
                                        bool elements)
 {
@@ -28438,7 +28598,8 @@ tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size
     return tt__file_read(s->ctx, s->path, s->file, (uint64_t)s->data + s->begin[i] + first, to, n);
 }
 
-/* Converts n numbers of a type of the table to float. Returns how many fit; writes the next to `found`. */
+/* Converts n numbers of type number `type` to float, up to the first number that a float cannot hold. Returns
+   how many it converted, and prints the number that does not fit to `found`. */
 static int64_t tt__safetensors_floats(int type, const void *from, int64_t n, float *to, char found[32])
 {
     const uint16_t *half = (const uint16_t *)from;
@@ -28452,7 +28613,8 @@ static int64_t tt__safetensors_floats(int type, const void *from, int64_t n, flo
     return n;
 }
 
-/* Converts n numbers of a type of the table to int32. Returns how many fit; writes the next to `found`. */
+/* Converts n numbers of type number `type` to int32, up to the first number that an int32 cannot hold.
+   Returns how many it converted, and prints the number that does not fit to `found`. */
 static int64_t tt__safetensors_integers(int type, const void *from, int64_t n, int32_t *to, char found[32])
 {
     size_t width = (size_t)(tt__safetensors_types[type].bits / 8);
@@ -28470,7 +28632,8 @@ static int64_t tt__safetensors_integers(int type, const void *from, int64_t n, i
     return n;
 }
 
-/* Reads n elements from `first` on, in parts, as floats or, if `integers`, as int32. */
+/* Reads elements [first, first + n) of tensor i and converts them to float or, if `integers`, to int32. Reads
+   and converts some thousand bytes at a time. */
 static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_t first, int64_t n,
                                           bool integers, void *to)
 {
@@ -28479,7 +28642,7 @@ static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_
     const tt_tensor_info *info = &s->infos[i];
     int type = tt__safetensors_type(info->dtype);
     size_t width = (size_t)(tt__safetensors_types[type].bits / 8);
-    double piece[2048]; /* aligned for all types */
+    double piece[2048]; /* a buffer that is aligned for all types */
     char found[32];
     if (integers ? type < TT__ST_I64 || type > TT__ST_U64 : type > TT__ST_F64)
         return tt__fail(s->ctx, TT_ERR_UNSUPPORTED, "'%s': tensor '%.200s' is %s, which cannot be read as %s",
@@ -28514,8 +28677,8 @@ tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first,
 struct tt_safetensors_writer {
     tt_context *ctx;
     int count;
-    size_t *ends;     /* by tensor: its end in the data */
-    char **names;     /* for errors */
+    size_t *ends;     /* for each tensor: the offset of its end in the data */
+    char **names;     /* names of the tensors, for errors */
     size_t written;
     tt__writer file;
 };
@@ -28527,7 +28690,7 @@ static void tt__safetensors_writer_free(tt_safetensors_writer *w)
     tt__free_all(w->ctx, owned, TT__COUNT(owned));
 }
 
-/* Prints the whole header without its padding. Tensors are in the order of `tensors`. */
+/* Prints the whole header, except its padding. The tensors come in the order of `tensors`. */
 static void tt__safetensors_header(tt__text *text, const tt_tensor_info *tensors, int count,
                                    const size_t *ends, const char *const *metadata)
 {
@@ -28549,7 +28712,8 @@ static void tt__safetensors_header(tt__text *text, const tt_tensor_info *tensors
     tt__print(text, "}");
 }
 
-/* Fails if the file would be invalid. Fills w->ends and w->names. */
+/* Checks the description of the tensors, and fails if the file would be invalid. Sets w->ends and
+   w->names. */
 static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *path,
                                          const tt_tensor_info *tensors, int count,
                                          const char *const *metadata)
@@ -28609,7 +28773,7 @@ tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, c
     w->ctx = ctx;
     tt__text text = {NULL, 0, 0};
     tt_status status = tt__safetensors_declare(w, path, tensors, count, metadata);
-    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* length only */
+    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* counts bytes */
     uint64_t padded = (text.length + 7) & ~(uint64_t)7; /* the data starts at a multiple of 8 */
     if (status == TT_OK && padded > TT__SAFETENSORS_HEADER)
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the header would have %llu bytes; the format allows "
@@ -28660,7 +28824,8 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w)
     return status;
 }
 
-/* Ends the file. If `status`, the caller's, is an error, writes nothing and returns it. w may be NULL. */
+/* Ends the file and frees w, which may be NULL. If `status`, the caller's status so far, is an error, writes
+   nothing and returns `status`. */
 static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
 {
     if (!w) return status;
@@ -28677,20 +28842,21 @@ static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
 
 /* --------------------------------------------------------------------------------------- tokenizer: parts */
 
-/* These tokenizers do what the Rust package `tokenizers` does; tests/golden/compare_tokens.py and
-   compare_bpe.py compare the two. Steps: cut the text at added tokens that it spells out; normalize the rest;
-   cut that at the added tokens that it then spells out; cut it into words with splitters; turn each word into
-   tokens with a model (WordPiece, byte-pair encoding or Unigram); put the post-processor's ids around all. */
-#define TT__IDS_LIMIT (1 << 22)     /* larger ids are refused: memory is allocated by id */
-#define TT__ADDED_BYTES 4096        /* longer added tokens are refused: each byte is a candidate */
+/* These tokenizers give the same ids as the Rust package `tokenizers`; tests/golden/compare_tokens.py and
+   compare_bpe.py compare the two. Steps: find added tokens in the text; normalize the parts between them;
+   find added tokens in the normalized parts; cut the rest into words with splitters; turn each word into
+   tokens with a model (WordPiece, byte-pair encoding or Unigram); put the post-processor's ids before and
+   after. */
+#define TT__IDS_LIMIT (1 << 22)     /* larger ids are refused, as tables have an entry for each id */
+#define TT__ADDED_BYTES 4096        /* longer added tokens are refused: the search at one place reads them */
 
-#define TT__VOCAB_BYTES ((size_t)1 << 28) /* larger vocab.txt files are refused; offsets have 32 bits */
+#define TT__VOCAB_BYTES ((size_t)1 << 28) /* larger vocab.txt files are refused: offsets have 32 bits */
 #define TT__NO_TOKEN UINT32_MAX
 
 enum {
-    TT__STEP_LIMIT = 16, /* max normalizers, splitters or decoders in a row */
-    TT__AROUND = 16,     /* max ids before a text, and after a text */
-    TT__FEW = 4096       /* bytes of a short text, which needs no heap memory */
+    TT__STEP_LIMIT = 16, /* max number of normalizers, of splitters and of decoders of a tokenizer */
+    TT__AROUND = 16,     /* max number of ids before a text, and of ids after a text */
+    TT__FEW = 4096       /* max bytes of a short text, which needs no heap memory */
 };
 
 typedef enum tt__step_kind {
@@ -28705,84 +28871,89 @@ typedef enum tt__step_kind {
     TT__STEP_BYTE_FALLBACK, TT__STEP_FUSE, TT__STEP_STRIP, TT__STEP_WORDPIECE
 } tt__step_kind;
 
-/* Regular expressions in the style of GPT-2:
+/* The options of a regular expression in the style of GPT-2:
    contractions | prefix? letters+ | digits | ' '? others+ | line ends | white space but its last character |
    white space */
 typedef struct tt__pattern {
-    bool any_case;   /* case of contractions ('s 't 're 've 'm 'll 'd) is ignored */
-    bool any_prefix; /* prefix of letters: any character but line ends and digits; else a space */
-    bool line_ends;  /* others take the line ends after them; white space ends at its last line end */
-    int digits;      /* max digits in a match; 0: any number, with a space before them */
+    bool any_case;   /* contractions ('s 't 're 've 'm 'll 'd) may have capitals */
+    bool any_prefix; /* the prefix of letters is any character but line ends and digits; else a space */
+    bool line_ends;  /* a run of others includes line ends after it; white space ends at its last line end */
+    int digits;      /* max number of digits in a match; 0: any number, with an optional space before */
 } tt__pattern;
 
 typedef struct tt__step {
     tt__step_kind kind;
     tt__pattern pattern;
-    bool each;                     /* DIGITS, PUNCTUATION: each character is a word; else each run is.
+    /* Options of the kinds named in capitals. */
+    bool each;                     /* DIGITS, PUNCTUATION: each character is a word; else each run is a word.
                                       WORDPIECE: cleanup removes spaces before some punctuation and
                                       contractions */
-    bool splits;                   /* BYTES: with GPT-2's pattern; METASPACE: before each replacement */
-    bool prefix_space;             /* BYTES */
-    bool prefix_always, prefix_first; /* METASPACE */
-    bool left, right;              /* TRIM: ends at which white space is removed */
-    const char *from, *to;         /* REPLACE, PREPEND (to), METASPACE (to), STRIP (from), SPACES (to:
-                                      replaces two or more spaces); PRECOMPILED: units, and texts that end
-                                      with a NUL */
+    bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each
+                                      mark */
+    bool prefix_space;             /* BYTES: puts a space before the text */
+    bool prefix_always, prefix_first; /* METASPACE: puts a mark before every part; before the first */
+    bool left, right;              /* TRIM: whether to remove white space at the text's start; at its end */
+    const char *from, *to;         /* REPLACE: both; PREPEND, METASPACE, SPACES (replaces two or more
+                                      spaces): to; STRIP: from. PRECOMPILED: from: the trie's units; to: texts
+                                      that end with a NUL */
     size_t from_bytes, to_bytes;
-    int64_t start, stop;           /* STRIP: max characters */
+    int64_t start, stop;           /* STRIP: max number of characters to remove at the start; at the end */
 } tt__step;
 
 typedef struct tt__step_list { tt__step all[TT__STEP_LIMIT]; int n; } tt__step_list;
 
-typedef struct tt__slice { uint32_t start, bytes; } tt__slice; /* bytes TT__NO_TOKEN: none */
-/* head: the first 8 bytes of a text, padded with zeros; bytes: its length; id -1: free slot. */
+typedef struct tt__slice { uint32_t start, bytes; } tt__slice; /* bytes TT__NO_TOKEN: no text */
+/* A slot of a hash table of texts. head: the first 8 bytes of a text, padded with zeros; bytes: the text's
+   length; id: -1 in a free slot. */
 typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__bucket;
 
 /* Hash table from texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
-    /* Base of the texts. Their first `skipped` bytes are left out. */
+    /* base: the texts; a slice gives the offset of one. The first `skipped` bytes of each slice are left
+       out. */
     const char *base;
     uint32_t skipped;
-    const tt__slice *slices; /* by id */
+    const tt__slice *slices; /* the slice of each id */
     tt__bucket *slots;
     uint32_t mask;
     uint32_t longest;        /* max bytes of a text */
 } tt__ids_by_text;
 
-/* Tree of the bytes of tokens. Node 0 is the root. Edges are in a hash table with open addressing, at most
-   half full. An edge is its parent (28 bits), byte (8) and child (28); UINT64_MAX: free. */
+/* Prefix tree of the bytes of tokens. Node 0 is the root. Edges are in a hash table with open addressing, at
+   most half full. An edge is a 64-bit number: parent node (28 bits), byte (8 bits), child node (28 bits);
+   UINT64_MAX: a free slot. */
 typedef struct tt__prefixes {
     uint64_t *edges;
     size_t slots;
-    int shift;         /* from a hash to a slot */
-    int32_t *ids;      /* (count) the token that ends at a node; -1: none */
+    int shift;         /* slot = hash >> shift */
+    int32_t *ids;      /* for each of `count` nodes: the token that ends there; -1: none */
     int count, capacity;
 } tt__prefixes;
 
 typedef struct tt__added_tree {
-    tt__prefixes prefixes; /* its ids are places in `added` */
-    bool begins[256];      /* does a token begin with the byte? */
-    int first;             /* the byte that all tokens begin with; -1: they differ */
+    tt__prefixes prefixes; /* its ids are indices into tt_tokenizer.added */
+    bool begins[256];      /* for each byte: whether a token begins with it */
+    int first;             /* the first byte of all tokens; -1: first bytes differ */
 } tt__added_tree;
 
 typedef struct tt__added {
-    const char *text;  /* text to search for and to decode; normalized if `normalized` */
+    const char *text;  /* text to search for and text when decoded; in normalized form if `normalized` */
     size_t bytes;
     int32_t id;
     bool single_word, lstrip, rstrip, normalized, special;
-    bool skipped;      /* special, with the text of the file: left out of decoded texts */
+    bool skipped;      /* decoding may skip it: special, and its text was not changed by normalization */
 } tt__added;
 
-/* A merge of byte-pair encoding. pair UINT64_MAX: free slot. */
+/* A merge of byte-pair encoding, in a hash table. pair: the two symbols to merge; UINT64_MAX: a free slot. */
 typedef struct tt__bpe_rule { uint64_t pair; uint32_t rank; int32_t id; } tt__bpe_rule;
 
 typedef struct tt__kept_file { const char *name; tt__file_bytes file; } tt__kept_file;
 
 typedef struct tt__vocab {
-    char *texts, *words;          /* of all tokens; the words that they stand for (may be the same) */
-    tt__slice *text, *word;       /* (size) */
+    char *texts, *words;          /* texts of all tokens; words that tokens stand for (may be `texts`) */
+    tt__slice *text, *word;       /* for each id: its slice of `texts`; its slice of `words` */
     size_t used;                  /* bytes of `texts` in use */
-    int own;                      /* the vocabulary's max id plus 1; ids from there on are added tokens */
+    int own;                      /* the vocabulary's max id plus 1; larger ids are added tokens */
     tt__ids_by_text by_text, by_word, by_added;
 } tt__vocab;
 
@@ -28790,31 +28961,33 @@ typedef enum tt__model_kind { TT__MODEL_BPE, TT__MODEL_UNIGRAM, TT__MODEL_WORDPI
 
 typedef struct tt__model {
     tt__model_kind kind;
-    int unk;                      /* unknown token; -1: text without a token is left out */
-    bool byte_fallback;           /* byte-pair encoding, Unigram */
+    int unk;                      /* id of the unknown token; -1: text without a token is left out */
+    bool byte_fallback;           /* byte-pair encoding, Unigram: `fallback` serves unknown characters */
     int32_t fallback[256];        /* tokens "<0x00>" to "<0xFF>"; -1: none */
     int64_t word_chars;           /* WordPiece: longer words are unknown */
     const char *piece;            /* WordPiece: prefix of tokens that continue a word */
-    tt__ids_by_text rest;         /* WordPiece: those tokens, by their text without the prefix */
-    tt__prefixes prefixes;        /* Unigram */
-    double *scores;               /* (vocab.own) Unigram */
-    double unk_score;
-    bool fuse_unk, ignore_merges; /* byte-pair encoding, as all fields below */
-    int32_t bytes[256];           /* BYTES: the token of a byte; -1: none */
-    uint8_t *whole;               /* (size) do merges make the token of its text? 0: unknown, 1: yes, 2: no */
+    tt__ids_by_text rest;         /* WordPiece: tokens that continue a word, by text without the prefix */
+    tt__prefixes prefixes;        /* Unigram: all tokens */
+    double *scores;               /* Unigram: score of each of vocab.own tokens */
+    double unk_score;             /* Unigram: score of the unknown token */
+    /* All fields below are for byte-pair encoding. */
+    bool fuse_unk, ignore_merges; /* options "fuse_unk" and "ignore_merges" of the file */
+    int32_t bytes[256];           /* for splitter BYTES: the token of each byte; -1: none */
+    uint8_t *whole;               /* for each id: do merges turn its text into it? 0: unknown, 1: yes, 2:
+                                     no */
     tt__bpe_rule *merges;
     int merge_shift;
     uint64_t merge_mask;
-    bool cuts;                    /* no merge crosses the start of a run of U+2581: words end there */
+    bool cuts;                    /* no merge crosses the start of a run of U+2581: words are cut there */
 } tt__model;
 
 typedef struct tt__around { int32_t ids[TT__AROUND]; int n; } tt__around;
 
 typedef struct tt__finisher {
-    tt__around before, behind;     /* ids before and after those of a text */
-    int32_t roles[TT_TOKEN_COUNT]; /* by tt_special_token; -1: none */
+    tt__around before, behind;     /* ids to put before a text's ids; ids to put after them */
+    int32_t roles[TT_TOKEN_COUNT]; /* the id for each tt_special_token; -1: none */
     tt__step_list decode;
-    bool decodes;                  /* has a decoder; otherwise spaces join tokens */
+    bool decodes;                  /* the file has a decoder; otherwise spaces join tokens */
 } tt__finisher;
 
 struct tt_tokenizer {
@@ -28822,19 +28995,19 @@ struct tt_tokenizer {
     tt__unicode *unicode;
     tt__chunk *chunks;            /* texts of steps and added tokens */
     tt__step_list normalize, split;
-    bool maps_ascii;              /* normalizers map ASCII only by `ascii`; a value above 0x7F: dropped */
-    uint8_t ascii[128];
-    int mapped_at;                /* splitters after this one see bytes as characters; split.n: none do */
+    bool maps_ascii;              /* `ascii` is all that the normalizers do to an ASCII text */
+    uint8_t ascii[128];           /* the normalized character of each character; above 0x7F: dropped */
+    int mapped_at;                /* splitters with larger numbers see bytes as characters; split.n: none */
     tt__vocab vocab;
     tt__model model;
     tt__finisher finish;
     int size;                     /* max id plus 1 */
     tt__added *added;
     int n_added, cap_added;
-    int32_t *added_of;            /* (size) place of an id in `added`; -1: not added */
+    int32_t *added_of;            /* for each id: its index in `added`; -1: not an added token */
     tt__added_tree trees[2];      /* added tokens to find before and after normalization */
-    bool lowercase;               /* of a vocab.txt, which is not kept */
-    tt__kept_file kept[6];        /* files that tt_tokenizer_save writes */
+    bool lowercase;               /* option of a tokenizer from a vocab.txt, which is not in `kept` */
+    tt__kept_file kept[6];        /* copies of files, which tt_tokenizer_save writes */
     int n_kept;
 };
 
@@ -28855,7 +29028,7 @@ void tt_tokenizer_free(tt_tokenizer *k)
 }
 
 /* ==== src/text/lookups.h */
-/* ---- bytes as characters (GPT-2): printable ones of Latin-1 as themselves, others as U+0100 to U+0143 */
+/* ---- bytes as characters (GPT-2): bytes that print in Latin-1 stay; others become U+0100 to U+0143 */
 
 static bool tt__byte_prints(uint32_t b)
 {
@@ -28867,7 +29040,7 @@ static uint32_t tt__byte_char(uint32_t b)
     return tt__byte_prints(b) ? b : 0x100 + (b <= 0x20 ? b : b <= 0xA0 ? b - 0x7F + 33 : 67);
 }
 
-static int tt__char_byte(uint32_t c) /* -1: c stands for no byte */
+static int tt__char_byte(uint32_t c) /* returns -1 if c stands for no byte */
 {
     if (c < 0x100) return tt__byte_prints(c) ? (int)c : -1;
     if (c > 0x143) return -1;
@@ -28877,23 +29050,23 @@ static int tt__char_byte(uint32_t c) /* -1: c stands for no byte */
 
 /* ---- texts */
 
-/* Returns how many ASCII letters the next 8 bytes begin with. */
+/* Returns how many of the next 8 bytes, from the first on, are ASCII letters. */
 static inline size_t tt__ascii_letters(const char *text)
 {
     const uint64_t ones = 0x0101010101010101u;
     uint64_t all;
     memcpy(&all, text, 8);
-    const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones; /* from here on, bits 7 of bytes count */
+    const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones; /* from here on, bit 7 of each byte counts */
     const uint64_t below = ~(lower + (0x80 - 'a') * ones), above = lower + (0x7F - 'z') * ones;
     const uint64_t others = (below | above | all) & 0x80 * ones;
     return others ? (size_t)__builtin_ctzll(others) >> 3 : 8;
 }
 
-/* Returns the end of the run of characters from `at` on whose bits & mask equal `value`. */
+/* Returns the end of the run of characters from `at` on that satisfy (bits[c] & mask) == value. */
 static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes,
                                   size_t at)
 {
-    const bool letters = (bits[0x61] & mask) == value; /* the answer for 'a' holds for all ASCII letters */
+    const bool letters = (bits[0x61] & mask) == value; /* if 'a' passes, all ASCII letters do */
     for (size_t n = 8; letters && n == 8 && bytes - at >= 8; at += n) n = tt__ascii_letters(text + at);
     for (size_t next;; at = next) {
         while (at < bytes && (uint8_t)text[at] < 0x80 && (bits[(uint8_t)text[at]] & mask) == value) at++;
@@ -28903,7 +29076,7 @@ static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, cons
     }
 }
 
-/* Returns where the white space at the end of a text begins, not before `from`. */
+/* Returns where the white space at the end of text[from .. end) begins; `end` if there is none. */
 static size_t tt__white_begin(const uint8_t *bits, const char *text, size_t from, size_t end)
 {
     while (end > from) {
@@ -28928,7 +29101,8 @@ static bool tt__is_ascii(const char *text, size_t bytes)
 
 /* ---- lookups */
 
-/* Returns the first 8 bytes of a text, padded with zeros. `readable`: bytes that may be read there. */
+/* Returns the first 8 bytes of a text as a number; a shorter text is padded with zeros. readable: number of
+   bytes at `text` that may be read. */
 static inline uint64_t tt__token_head(const char *text, size_t bytes, size_t readable)
 {
     uint64_t head = 0;
@@ -28946,7 +29120,7 @@ static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *t
 {
     uint64_t hash = (0x9E3779B97F4A7C15u ^ bytes ^ head) * 0xFF51AFD7ED558CCDu, word;
     for (size_t i = 8; i < bytes; i += 8) {
-        memcpy(&word, text + (i < bytes - 8 ? i : bytes - 8), 8); /* the last two words may overlap */
+        memcpy(&word, text + (i < bytes - 8 ? i : bytes - 8), 8); /* the last two reads may overlap */
         hash = (hash ^ hash >> 32 ^ word) * 0xFF51AFD7ED558CCDu;
     }
     for (uint32_t at = (uint32_t)(hash >> 32 ^ hash) & t->mask;; at = (at + 1) & t->mask) {
@@ -28958,12 +29132,12 @@ static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *t
     }
 }
 
-static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t bytes) /* -1: none */
+static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t bytes) /* -1: no such token */
 {
     return tt__token_slot(t, text, bytes, tt__token_head(text, bytes, bytes))->id;
 }
 
-/* Returns the id of a text among all tokens: those of the vocabulary and added ones. -1: none. */
+/* Returns the id of the token with this text, from the vocabulary or added. -1: no token has it. */
 static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
 {
     const int id = tt__token_find(&k->vocab.by_text, text, bytes);
@@ -28977,7 +29151,7 @@ static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key) /* key: paren
     return at;
 }
 
-static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /* -1: no token continues so */
+static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /* -1: no such token */
 {
     const uint64_t edge = t->edges[tt__prefix_slot(t, (uint64_t)node << 8 | (uint8_t)byte)];
     return edge == UINT64_MAX ? -1 : (int32_t)(edge & 0xFFFFFFF);
@@ -28988,8 +29162,8 @@ static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /
 
 typedef struct tt__buffer { void *memory; size_t bytes; } tt__buffer;
 
-/* Returns memory for n items, with any contents. NULL: out of memory, without an error: loader threads call
-   it. */
+/* Returns a buffer's memory with room for n items of `item` bytes, with any contents. NULL: out of memory;
+   sets no error in the context, as loader threads call this function. */
 static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t item)
 {
     size_t bytes;
@@ -29002,7 +29176,7 @@ static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t ite
     return b->memory;
 }
 
-enum { /* buffers of an encoder; normalizers use two in turn, and each splitter has its own */
+enum { /* buffers of an encoder: normalizers use two NORMAL_TEXT in turn, splitter k has SPLIT_TEXT + k */
     TT__CLEAN_TEXT, TT__NORMAL_TEXT, TT__SPLIT_TEXT = TT__NORMAL_TEXT + 2,
     TT__POINTS = TT__SPLIT_TEXT + TT__STEP_LIMIT, TT__SYMBOLS, TT__HEAP, TT__BUFFERS
 };
@@ -29012,17 +29186,17 @@ struct tt__encoder {
     const tt_tokenizer *k;
     void (*word)(tt__encoder *e, const char *text, size_t bytes); /* adds the ids of a word */
     int32_t *ids;
-    int64_t count, room;   /* ids so far; how many are kept */
-    bool whole;            /* counts all ids; else not all of those beyond room */
+    int64_t count, room;   /* number of ids so far; max number of ids to store */
+    bool whole;            /* count the ids of the whole text; else stop after `room` ids */
     bool failed;           /* out of memory */
     bool ascii;            /* the whole text is ASCII */
-    const char *origin;    /* the current text, normalized, and its bytes */
+    const char *origin;    /* the current text after normalization, and its bytes */
     size_t origin_bytes;
-    size_t front;          /* number of bytes at the start of `origin` that stand for the text's first
-                              character before normalization. A splitter's part that begins with one of them
-                              is the first part of the text */
+    size_t front;          /* number of bytes at the start of `origin` that came from the first character of
+                              the text before normalization. A part that begins with one of these bytes is
+                              the first part of the text */
     tt__buffer buffers[TT__BUFFERS];
-    char few[TT__SPLIT_TEXT][TT__FEW]; /* the first buffers, for short texts */
+    char few[TT__SPLIT_TEXT][TT__FEW]; /* initial memory of the first buffers, enough for short texts */
 };
 
 static void tt__encoder_init(tt__encoder *e, const tt_tokenizer *k)
@@ -29052,21 +29226,22 @@ static void *tt__encoder_room(tt__encoder *e, int buffer, size_t n, size_t item)
     return memory;
 }
 
-/* Returns the tt__token_head of a part of the encoder's text. */
+/* Returns the first 8 bytes of a part of the encoder's text, as tt__token_head does. */
 static inline uint64_t tt__part_head(const tt__encoder *e, const char *text, size_t bytes)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
     return tt__token_head(text, bytes, at < e->origin_bytes ? e->origin_bytes - at : bytes);
 }
 
-/* Returns the token whose word is `text`. -1: none. */
+/* Returns the id of the token that stands for the word `text`. -1: no token does. */
 static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__ids_by_text *t = &e->k->vocab.by_word;
     return bytes > t->longest ? -1 : tt__token_slot(t, text, bytes, tt__part_head(e, text, bytes))->id;
 }
 
-/* Returns the next character and moves *at past it. mapped: each byte stands for one character. */
+/* Returns the character at *at and moves *at past it. mapped: each byte stands for one character (see
+   tt__byte_char); otherwise the text is UTF-8. */
 static uint32_t tt__next_char(bool mapped, const char *text, size_t bytes, size_t *at)
 {
     return mapped ? tt__byte_char((uint8_t)text[(*at)++]) : tt__utf8_next(text, bytes, at);
@@ -29075,24 +29250,25 @@ static uint32_t tt__next_char(bool mapped, const char *text, size_t bytes, size_
 /* ==== src/text/normalize.h */
 /* --------------------------------------------------------------------------------- tokenizer: normalizers */
 
-/* A new text that a normalizer makes of an old one. It also tracks which bytes of the new text stand for the
-   front of the old text (see tt__encoder), as NormalizedString of `tokenizers` aligns them. A piece that is
-   put with a change of 0 stands for the next character of the old text, with a change of -n also for the n
-   characters after that, and with a change of 1 for the same as the piece put before. */
+/* The state of a normalizer that writes a new text piece by piece from an old text. It also finds which bytes
+   of the new text come from the front of the old text (tt__encoder.front), as NormalizedString of the package
+   `tokenizers` aligns the two. A piece written with change 0 replaces the next character of the old text,
+   with change -n also the n characters after it; a piece with change 1 belongs to the same characters as the
+   piece before. */
 typedef struct tt__rewrite {
     tt__encoder *e;
     tt__buffer *to;
     char *out;             /* the new text so far, n bytes */
     size_t n, room;
-    bool aligns;           /* does the front matter? Otherwise the fields below are unused. */
+    bool aligns;           /* the front matters; otherwise the fields below are unused */
     const char *text;      /* the old text */
     size_t bytes, front;
-    size_t at, to_front;   /* bytes of the old text passed so far; bytes of the new front so far */
-    size_t size;           /* of the piece put last, whose change may still decrease; 0: none */
-    int64_t change;
+    size_t at, to_front;   /* bytes of the old text read so far; bytes of the new front so far */
+    size_t size;           /* bytes of the last piece, whose change may still decrease; 0: no piece */
+    int64_t change;        /* change of the last piece */
 } tt__rewrite;
 
-/* Makes room for `more` bytes. Returns false if memory is out, now or earlier. */
+/* Makes room for `more` bytes of the new text. Returns false if memory ran out, now or earlier. */
 static bool tt__rewrite_room(tt__rewrite *w, size_t more)
 {
     tt_context *ctx = w->e->k->ctx;
@@ -29120,8 +29296,8 @@ static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *tex
     return w;
 }
 
-/* Ends the piece put last: adds it to the new front if it stands for the old one, and passes its old
-   characters. */
+/* Ends the last piece: moves past the old characters that it replaces, and counts its bytes in the new front
+   if these characters belong to the old front. */
 static void tt__rewrite_pass(tt__rewrite *w)
 {
     const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
@@ -29148,14 +29324,14 @@ static void tt__rewrite_point(tt__rewrite *w, uint32_t c, int64_t change)
     tt__rewrite_put(w, text, (size_t)tt__utf8_put(c, text), change);
 }
 
-/* Leaves out bytes of the old text. */
+/* Skips bytes of the old text, so that they have no counterpart in the new text. */
 static void tt__rewrite_skip(tt__rewrite *w, size_t bytes)
 {
     tt__rewrite_pass(w);
     w->at += bytes;
 }
 
-/* Puts `to`, which stands for `part` of the old text. NULL: puts `part` itself. */
+/* Writes `to` in place of `part` of the old text. to = NULL: writes `part` unchanged. */
 static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, const char *to, size_t to_bytes)
 {
     int64_t old = 0, made = 0;
@@ -29169,7 +29345,7 @@ static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, con
         tt__utf8_next(to, to_bytes, &at);
         tt__rewrite_put(w, to + from, at - from, made++ >= old);
     }
-    if (made < old) w->change -= old - made; /* has no effect where removed text comes first */
+    if (made < old) w->change -= old - made; /* no effect if the new text is still empty */
 }
 
 /* Ends the new text and returns it. */
@@ -29185,7 +29361,8 @@ static const char *tt__rewrite_end(tt__rewrite *w, size_t *bytes)
 
 typedef struct tt__changed { uint32_t point; int32_t change; } tt__changed;
 
-/* Sorts each run of marks by combining class. `spare` has room for n characters. */
+/* Sorts the marks of each run of combining marks by their combining class. `spare` has room for n
+   characters. */
 static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__changed *spare)
 {
     for (size_t i = 0, end; i < n; i = end + 1) {
@@ -29197,7 +29374,7 @@ static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__c
             lowest = rank < lowest ? rank : lowest;
             before = rank;
         }
-        while (!sorted && to < end) { /* one sweep per class, at most 63 */
+        while (!sorted && to < end) { /* one sweep for each combining class, at most 63 */
             uint32_t next = UINT32_MAX;
             for (size_t k = i; k < end; k++) {
                 rank = tt__mark_rank(u, c[k].point);
@@ -29210,7 +29387,7 @@ static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__c
     }
 }
 
-/* Composes characters that are decomposed and sorted. Returns how many remain. */
+/* Composes characters whose marks were decomposed and sorted. Returns how many characters remain. */
 static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count)
 {
     size_t kept = 0, starter = SIZE_MAX;
@@ -29231,8 +29408,8 @@ static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count
     return kept;
 }
 
-/* Puts a part of the old text decomposed, and for NFC composed. No mark moves, and nothing composes, across
-   the ends of the part. */
+/* Decomposes a part of the old text, for NFC composes the result, and writes it to the new text. At both ends
+   of the part there must be a boundary: no mark moves across it and no characters compose across it. */
 static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const char *text, size_t bytes)
 {
     const tt__unicode *u = w->e->k->unicode;
@@ -29255,7 +29432,8 @@ static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const cha
     for (size_t i = 0; i < count; i++) tt__rewrite_point(w, c[i].point, c[i].change);
 }
 
-/* Returns whether a character is a boundary: no mark moves, and nothing composes, across its start. */
+/* Returns whether the start of character c is a boundary: no mark moves across it, and no characters compose
+   across it. */
 static bool tt__stands(const tt__unicode *u, tt__step_kind kind, uint32_t c)
 {
     uint32_t to[TT__DECOMPOSED];
@@ -29284,8 +29462,8 @@ static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const ch
 /* Returns the end of the grapheme that begins at `at`. */
 static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
-    bool picture = false, joined = false;     /* after a picture and its extenders; after a joiner there */
-    bool consonant = false, linked = false;   /* after a consonant and its extenders; with a linker in them */
+    bool picture = false, joined = false;     /* just read: a picture with its extenders; and then a joiner */
+    bool consonant = false, linked = false;   /* just read: a consonant with extenders; one is a linker */
     int before = TT__GRAPHEME_OTHER;
     for (size_t end = at, next = at; end < bytes; end = next) {
         const uint32_t c = tt__utf8_next(text, bytes, &next);
@@ -29318,10 +29496,11 @@ static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t by
     return bytes;
 }
 
-/* Returns the text that a Precompiled map has for the shortest prefix of `text` that it knows. NULL: it knows
-   none. The map is a double-array trie (Aoe 1989; Yata's darts-clone). A byte leads from a node to the unit
-   at position xor byte, whose lowest bits repeat the byte. Bit 8 of a unit: the map knows the prefix up to
-   here, and the node's first unit has the place of its text. */
+/* Finds the shortest prefix of `text` that a Precompiled map has, and returns the text that replaces it.
+   NULL: the map has no prefix of `text`. The map is a double-array trie (Aoe 1989; Yata's darts-clone), an
+   array of 32-bit units. A byte b leads from a node at position p to the unit at p xor b, whose lowest 8 bits
+   must equal b. If bit 8 of that unit is set, the map has the prefix that ends with b, and the unit at the
+   new node's position has the offset of the replacing text. */
 static const char *tt__precompiled_find(const tt__step *s, const char *text, size_t bytes, size_t *to_bytes)
 {
     const size_t count = s->from_bytes / 4;
@@ -29335,7 +29514,7 @@ static const char *tt__precompiled_find(const tt__step *s, const char *text, siz
             memcpy(&unit, s->from + 4 * at, 4);
             const size_t place = unit & INT32_MAX;
             if (place > s->to_bytes || ((uint8_t)s->to[place] & 0xC0) == 0x80) return NULL;
-            *to_bytes = strlen(s->to + place); /* the last text, too, ends with a NUL */
+            *to_bytes = strlen(s->to + place); /* every text ends with a NUL */
             return s->to + place;
         }
         if (i == bytes || !text[i]) return NULL;
@@ -29347,8 +29526,8 @@ static const char *tt__precompiled_find(const tt__step *s, const char *text, siz
     return NULL;
 }
 
-/* Applies a Precompiled map as `tokenizers` does. A grapheme of less than 6 bytes is replaced by the map's
-   text for the grapheme's start. In other graphemes, and if the map has no such text, each character is
+/* Applies a Precompiled map as the package `tokenizers` does. If the map has a prefix of a grapheme of less
+   than 6 bytes, that prefix's text replaces the whole grapheme. In all other graphemes, each character is
    replaced separately. */
 static void tt__rewrite_precompiled(tt__rewrite *w, const tt__step *s, const char *text, size_t bytes)
 {
@@ -29374,8 +29553,8 @@ static void tt__rewrite_precompiled(tt__rewrite *w, const tt__step *s, const cha
 
 /* ---- normalizers of single characters, and of strings */
 
-/* Maps a character by StripAccents, Lowercase or a step of BERT's normalizer. Returns the number of code
-   points. */
+/* Applies normalizer StripAccents, Lowercase or a step of BERT's normalizer to one character. Writes the
+   resulting code points to `to` and returns their number. */
 static size_t tt__mapped(const tt__unicode *u, tt__step_kind kind, uint32_t c, uint32_t to[3])
 {
     to[0] = c;
@@ -29393,7 +29572,8 @@ static size_t tt__mapped(const tt__unicode *u, tt__step_kind kind, uint32_t c, u
     }
 }
 
-/* Maps an ASCII character, the most frequent kind. A result above 0x7F: the character is dropped. */
+/* Applies a normalizer to one ASCII character, the most frequent kind. A result above 0x7F means that the
+   normalizer drops the character. */
 static uint8_t tt__mapped_ascii(tt__step_kind kind, uint8_t c)
 {
     if (kind == TT__STEP_LOWER) return (uint8_t)(c >= 'A' && c <= 'Z' ? c + 32 : c);
@@ -29422,11 +29602,11 @@ static void tt__rewrite_mapped(tt__rewrite *w, tt__step_kind kind, const char *t
     }
 }
 
-/* Replaces every `from` of a step, or every run of two or more spaces. The replacement stands for the last
-   character that it replaces. */
+/* Replaces every occurrence of s->from, or every run of two or more spaces, by s->to. For alignment with the
+   old text, s->to belongs to the last character that it replaces. */
 static void tt__rewrite_replaced(tt__rewrite *w, const tt__step *s, const char *text, size_t bytes)
 {
-    size_t from = 0; /* bytes before it are in the new text */
+    size_t from = 0; /* the new text has the bytes before `from` */
     for (size_t at = 0, n; at < bytes; at += n ? n : 1) {
         n = 0;
         if (text[at] != s->from[0]) continue;
@@ -29461,7 +29641,8 @@ static bool tt__is_normal(const tt__unicode *u, tt__step_kind kind, const char *
     return tt__bits_end(u->bits, TT__IS_UNSTABLE, 0, text, bytes, 0) == bytes;
 }
 
-/* Computes what all normalizers together do to ASCII, the most frequent text. */
+/* Computes k->ascii: the result of all normalizers together for each ASCII character, as most texts are
+   ASCII. */
 static void tt__normalize_ascii_by(tt_tokenizer *k)
 {
     bool maps = false, others = false;
@@ -29480,7 +29661,7 @@ static void tt__normalize_ascii_by(tt_tokenizer *k)
 static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes)
 {
     const tt_tokenizer *k = e->k;
-    bool aligns = false; /* does any splitter need to know the text's front? */
+    bool aligns = false; /* whether a splitter needs e->front */
     for (int i = 0; i < k->split.n; i++) aligns |= k->split.all[i].prefix_first;
     e->front = 0;
     if (*bytes) tt__utf8_next(text, *bytes, &e->front);
@@ -29497,7 +29678,7 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
         const tt__step *s = &k->normalize.all[i];
         if (s->kind == TT__STEP_TRIM) text = tt__trim(e, s, text, bytes);
         if (s->kind == TT__STEP_TRIM || tt__is_normal(k->unicode, s->kind, text, *bytes)) continue;
-        /* Two buffers take turns, as the text may be in the other one. */
+        /* Writes to the two buffers in turn, as the old text may be in the other one. */
         tt__rewrite w = tt__rewrite_begin(e, TT__NORMAL_TEXT + turn, text, *bytes, aligns);
         size_t first = 0;
         switch (s->kind) {
@@ -29525,7 +29706,8 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
 
 static bool tt__is_line_end(char c) { return c == '\n' || c == '\r'; }
 
-/* Returns the bytes of a contraction after its apostrophe. 0: there is none. U+017F is a kind of "s". */
+/* Returns the number of bytes of an English contraction ('s, 'll, ...) at `text`, directly after the
+   apostrophe; 0: none. any_case: also accepts capitals and U+017F, which is a form of "s". */
 static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
 {
     const char other = any_case ? 0x20 : 0;
@@ -29536,7 +29718,8 @@ static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
     return any_case && bytes > 1 && memcmp(text, "\xC5\xBF", 2) == 0 ? 2 : 0;
 }
 
-/* Returns the end of the match of a pattern that begins at `at`. Every character is in a match. */
+/* Returns the end of the match of pattern *p that begins at `at`. Every character belongs to a match, so
+   there is always one. */
 static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const char *text, size_t bytes,
                               size_t at)
 {
@@ -29571,14 +29754,14 @@ static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const c
     return tt__utf8_last(text, end);
 }
 
-static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* are the next three digits? */
+static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* are three digits next? */
 {
     size_t n = 0;
     while (n < 3 && at + n < bytes && text[at + n] >= '0' && text[at + n] <= '9') n++;
     return n == 3;
 }
 
-/* Returns the end of the piece that a splitter makes from `at` on. */
+/* Returns the end of the piece that splitter number `step` cuts off at `at`. */
 static size_t tt__piece_end(const tt_tokenizer *k, int step, const char *text, size_t bytes, size_t at)
 {
     static const tt__pattern gpt2 = {false, false, false, 0};
@@ -29607,18 +29790,18 @@ static size_t tt__piece_end(const tt_tokenizer *k, int step, const char *text, s
     }
 }
 
-/* Returns whether the part that begins at text + from is the first part of the whole text. first: a part that
-   begins with `text` may be. */
+/* Returns whether the part that begins at text + from is the first part of the whole text. first: false if
+   even a part that begins at `text` is not. */
 static bool tt__is_first(const tt__encoder *e, bool first, const char *text, size_t from)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
-    return first && (at < e->origin_bytes ? at + from < e->front : !from); /* or in a splitter's copy */
+    return first && (at < e->origin_bytes ? at + from < e->front : !from); /* else: a splitter's copy */
 }
 
 static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first);
 
-/* Cuts a text at white space and, in BERT's splitter, also before and after punctuation. Splitters from
-   `step` on cut the resulting words. */
+/* Cuts a text at white space and, in BERT's splitter, also before and after punctuation. Passes the resulting
+   words to the splitters from number `step` on. */
 static void tt__split_white(tt__encoder *e, int step, const char *text, size_t bytes, bool first)
 {
     const tt_tokenizer *k = e->k;
@@ -29670,8 +29853,8 @@ static void tt__split_text(tt__encoder *e, int step, const char *text, size_t by
 /* ==== src/text/wordpiece.h */
 /* ----------------------------------------------------------------------------------- tokenizer: WordPiece */
 
-/* Returns the longest token that a text of `bytes` bytes begins with, and sets *taken to its bytes. -1:
-   none. */
+/* Returns the id of the longest token with which a text of `bytes` bytes begins, and sets *taken to the
+   token's number of bytes. -1: none. */
 static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, const char *text, size_t bytes,
                               size_t *taken)
 {
@@ -29684,9 +29867,10 @@ static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, co
     return id;
 }
 
-/* Adds the tokens of a word by WordPiece (Devlin et al. 2019): the longest token that the word begins with,
-   then the longest that continues it, and so on. Adds one unknown token if a part of the word has none. It is
-   not inlined: in tt__wordpiece_word, most words would pay for its registers. */
+/* Adds the tokens of a word by WordPiece (Devlin et al. 2019): the longest token with which the word begins,
+   then the longest token with which the rest begins, and so on. If a rest has no token, adds only the unknown
+   token. The function is not inlined: otherwise tt__wordpiece_word would save its registers for every
+   word. */
 static __attribute__((noinline)) void tt__wordpiece_pieces(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -29720,13 +29904,14 @@ static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
 /* ==== src/text/bpe.h */
 /* -------------------------------------------------------------------------- tokenizer: byte-pair encoding */
 
-/* Byte-pair encoding (Sennrich et al. 2016): merges the symbols of a word, earliest merges first. Most words
-   are one token. Whether the merges turn a token's text into that token is tested when the word first occurs,
-   and noted in `whole`. */
-/* Max bytes of a word whose next merge is found by a scan of all pairs. */
+/* Byte-pair encoding (Sennrich et al. 2016) merges pairs of symbols of a word, in the order of the list of
+   merges. Most words are the text of one token. When such a word first occurs, all its merges are made;
+   whether they result in that one token is noted in tt__model.whole, so that later occurrences need no
+   merges. */
+/* Max bytes of a word whose next merge is found by a scan of all its pairs of symbols. */
 enum { TT__BPE_SHORT = 64 };
 
-/* Returns the merge of two symbols. If they have none, its `pair` is UINT64_MAX. */
+/* Returns the merge of symbols `left` and `right`. If no merge exists, the result's `pair` is UINT64_MAX. */
 static const tt__bpe_rule *tt__bpe_merge(const tt_tokenizer *k, int32_t left, int32_t right)
 {
     const tt__model *m = &k->model;
@@ -29736,8 +29921,9 @@ static const tt__bpe_rule *tt__bpe_merge(const tt_tokenizer *k, int32_t left, in
     return &m->merges[at];
 }
 
-/* Writes the symbols of one character: its token, else the tokens of its bytes, else the unknown token. That
-   one is only noted in *unknown, as more unknown characters may join it. Returns how many are written. */
+/* Writes the symbols of one character, and returns how many it wrote. The symbols are the character's token
+   or, without one, the tokens of its bytes. Without these too, the character is unknown: sets *unknown and
+   writes nothing, as following unknown characters may share one unknown token. */
 static size_t tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, int32_t *to, bool *unknown)
 {
     char text[4];
@@ -29761,7 +29947,7 @@ static size_t tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, int32_t *to, boo
     return n;
 }
 
-/* Writes the symbols of a word, at most 2 for each byte and one more. Returns how many. */
+/* Writes the symbols of a word, at most 2 * bytes + 1. Returns their number. */
 static size_t tt__bpe_symbols(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *to)
 {
     const bool mapped = k->mapped_at < k->split.n;
@@ -29776,13 +29962,13 @@ static size_t tt__bpe_symbols(const tt_tokenizer *k, const char *text, size_t by
     return n;
 }
 
-/* Merges the symbols of a short word in place. Returns how many are left. */
+/* Merges the symbols of a short word in place. Returns how many symbols are left. */
 static size_t tt__bpe_merge_short(const tt_tokenizer *k, int32_t *symbols, size_t n)
 {
     const tt__bpe_rule *merges[2 * TT__BPE_SHORT + 1];
     for (size_t i = 0; i + 1 < n; i++) merges[i] = tt__bpe_merge(k, symbols[i], symbols[i + 1]);
     while (n > 1) {
-        uint32_t best = UINT32_MAX; /* rank of pairs without a merge */
+        uint32_t best = UINT32_MAX; /* the rank of a pair that has no merge */
         size_t at = 0;
         for (size_t i = 0; i + 1 < n; i++)
             if (merges[i]->rank < best) best = merges[i]->rank, at = i;
@@ -29799,8 +29985,8 @@ static size_t tt__bpe_merge_short(const tt_tokenizer *k, int32_t *symbols, size_
     return n;
 }
 
-typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: merged into another */
-typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;  /* in a heap */
+typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: symbol is gone */
+typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;  /* an entry of a heap */
 
 static bool tt__bpe_earlier(const tt__bpe_pair *a, const tt__bpe_pair *b)
 {
@@ -29834,14 +30020,15 @@ static tt__bpe_pair tt__bpe_pop(tt__bpe_pair *heap, size_t *n)
     return top;
 }
 
-/* Merges the symbols of a word of any length in place, in time n log n. Returns how many are left. */
+/* Merges the n symbols of a word of any length in place, in time O(n log n). Returns how many symbols are
+   left. */
 static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
 {
     const tt_tokenizer *k = e->k;
     size_t pairs = 0, left = 0;
     if (n > INT32_MAX / 2) { e->failed = true; return 0; }
     tt__bpe_link *links = (tt__bpe_link *)tt__encoder_room(e, TT__POINTS, n, sizeof *links);
-    /* Each symbol begins a pair, and each merge makes two pairs. */
+    /* The heap gets at most 3 n pairs: one for each symbol, and two new ones for each merge. */
     tt__bpe_pair *heap = (tt__bpe_pair *)tt__encoder_room(e, TT__HEAP, 3 * n, sizeof *heap);
     if (e->failed) return 0;
     for (size_t i = 0; i < n; i++) {
@@ -29855,7 +30042,7 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
         if (first->id < 0 || first->after < 0) continue;
         tt__bpe_link *second = &links[first->after];
         const tt__bpe_rule *m = tt__bpe_merge(k, first->id, second->id);
-        if (m->pair == UINT64_MAX || m->id != top.id) continue; /* one symbol of the pair has changed */
+        if (m->pair == UINT64_MAX || m->id != top.id) continue; /* an earlier merge changed the pair */
         first->id = top.id;
         first->after = second->after;
         second->id = -1;
@@ -29868,7 +30055,7 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
     return left;
 }
 
-/* Adds the ids of a word that has no start of a run of U+2581 inside. */
+/* Adds the ids of a word or of a part of it. No run of U+2581 begins inside the part. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -29907,23 +30094,24 @@ static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
 /* ==== src/text/unigram.h */
 /* ------------------------------------------------------------------------------------- tokenizer: Unigram */
 
-/* Best spelling of a word up to a byte, and from that byte on. */
+/* An entry for one byte of a word: the best sequence of tokens that spells the word up to this byte, and the
+   token of the word's best spelling that begins here. */
 typedef struct tt__spelling {
     double score;
-    int32_t from, id;      /* last token: its start (-1: no spelling yet) and id */
-    int32_t to, next;      /* next token of the word's best spelling: its end and id */
+    int32_t from, id;      /* start (-1: no spelling yet) and id of the last token before this byte */
+    int32_t to, next;      /* end and id of the token that begins at this byte */
 } tt__spelling;
 
 static void tt__spelling_try(tt__spelling *s, double score, size_t from, int32_t id)
 {
-    if (s->from >= 0 && !(score > s->score)) return; /* of two equal scores the first counts */
+    if (s->from >= 0 && !(score > s->score)) return; /* the first of equal scores wins */
     s->score = score;
     s->from = (int32_t)from;
     s->id = id;
 }
 
-/* Adds the ids of characters that no token spells: one token for all of them if there is one, else the tokens
-   of their bytes, else one unknown token. */
+/* Adds the ids of a run of unknown characters: the token whose text is the whole run or, without one, the
+   tokens of the run's bytes or, without these, one unknown token. */
 static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -29983,7 +30171,8 @@ static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes
     return at < bytes && (k->unicode->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
 }
 
-/* Cuts a text at added tokens and encodes the rest. tree: 0 before normalization, 1 after it. */
+/* Finds the added tokens in a text, adds their ids, and encodes the parts between them. tree: 0: the text is
+   not normalized yet; 1: it is. first: the text is the first part of the whole text. */
 static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t bytes, bool first);
 
 static void tt__cut_between(tt__encoder *e, int tree, const char *text, size_t bytes, bool first)
@@ -30002,7 +30191,7 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
     const tt_tokenizer *k = e->k;
     const tt__added_tree *t = &k->trees[tree];
     const uint8_t *bits = k->unicode->bits;
-    size_t from = 0, white_to = 0; /* text before white_to and after a token is white space */
+    size_t from = 0, white_to = 0; /* white space after the last token ends here */
     for (size_t at = 0; t->prefixes.count && at < bytes && !tt__encoder_done(e);) {
         const char *next = t->first < 0 ? text + at : (const char *)memchr(text + at, t->first, bytes - at);
         if (!next) break;
@@ -30030,8 +30219,9 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
     if (from < bytes && !tt__encoder_done(e)) tt__cut_between(e, tree, text + from, bytes - from, starts);
 }
 
-/* Encodes a text, without the ids around it. Keeps the first `room` ids. Returns the number of ids; those
-   beyond `room` are all counted only if `whole`. -1: out of memory. */
+/* Encodes a text, without the ids that the post-processor adds. Stores the first `room` ids. Returns the
+   number of ids; unless `whole`, encoding may end after `room` ids, and the count with it. -1: out of
+   memory. */
 static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int64_t room,
                           bool whole)
 {
@@ -30045,7 +30235,7 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
     e.whole = whole;
     e.ascii = tt__is_ascii(text, bytes);
     const size_t valid = e.ascii ? bytes : tt__utf8_invalid(text, bytes);
-    if (valid < bytes) { /* U+FFFD for invalid bytes */
+    if (valid < bytes) { /* replaces invalid bytes by U+FFFD */
         tt__rewrite w = tt__rewrite_begin(&e, TT__CLEAN_TEXT, text, bytes, false);
         tt__rewrite_put(&w, text, valid, 0);
         for (size_t at = valid; at < bytes;) {
@@ -30059,8 +30249,8 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
     return e.failed ? -1 : e.count;
 }
 
-/* Does the work of tt_tokenize. Returns the number of ids of the text; those beyond max_tokens are all
-   counted only if `whole`, which reads to the end of the text. -1: out of memory. */
+/* Does the work of tt_tokenize. Returns the number of ids of the text. Unless `whole`, encoding may end after
+   max_tokens ids, and the count with it. -1: out of memory. */
 static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens,
                         bool whole)
 {
@@ -30097,7 +30287,7 @@ int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t byte
 /* ==== src/text/decode.h */
 /* --------------------------------------------------------------------------- tokenizer: from ids to texts */
 
-/* Parts of a text, one after another in one buffer. */
+/* The parts of a text, stored one after another in one buffer. */
 typedef struct tt__parts {
     tt_context *ctx;
     char *text;
@@ -30131,7 +30321,7 @@ static void tt__parts_free(tt__parts *p)
     tt__free(p->ctx, p->ends);
 }
 
-/* Adds a text, with U+FFFD in place of bytes that are not UTF-8. */
+/* Adds a text to the current part, with U+FFFD in place of each byte that is not UTF-8. */
 static void tt__parts_valid(tt__parts *p, const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {
@@ -30146,14 +30336,15 @@ static int tt__hex_digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
-static int tt__byte_token(const char *text, size_t bytes) /* the byte of "<0x0A>" and the like; else -1 */
+static int tt__byte_token(const char *text, size_t bytes) /* the byte that "<0x0A>" names; else -1 */
 {
     if (bytes != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
     int high = tt__hex_digit(text[3]), low = tt__hex_digit(text[4]);
     return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
-/* Adds single bytes as one part, their text, if they are UTF-8. Otherwise adds one U+FFFD for each byte. */
+/* Adds the *n bytes of a run of single-byte tokens, and sets *n to 0. If the bytes are UTF-8, their text
+   becomes one part; otherwise each byte becomes a part, U+FFFD. */
 static void tt__parts_bytes(tt__parts *to, char *bytes, size_t *n)
 {
     if (!*n) return;
@@ -30169,7 +30360,8 @@ static void tt__parts_bytes(tt__parts *to, char *bytes, size_t *n)
     *n = 0;
 }
 
-/* Replaces every `from` by `to`, which is no longer, in place. Returns the new number of bytes. */
+/* Replaces every occurrence of `from` in a text by `to`, in place. `to` must not be longer than `from`.
+   Returns the new number of bytes of the text. */
 static size_t tt__shorten(char *text, size_t bytes, const char *from, const char *to)
 {
     const size_t from_bytes = strlen(from), to_bytes = strlen(to);
@@ -30184,8 +30376,8 @@ static size_t tt__shorten(char *text, size_t bytes, const char *from, const char
     return n;
 }
 
-/* Adds a WordPiece token. A token that continues a word is joined to the token before. Other tokens get a
-   space before them. Cleanup removes some of these spaces. */
+/* Adds the text of a WordPiece token. A token that continues a word follows the token before directly. Other
+   tokens get a space before them; cleanup removes some of these spaces. */
 static void tt__decode_piece(const tt__step *s, const char *text, size_t bytes, bool first, tt__parts *to)
 {
     static const char *const cleaned[][2] = {
@@ -30224,8 +30416,8 @@ static void tt__decode_part(const tt__step *s, const char *text, size_t bytes, b
     tt__parts_end(to);
 }
 
-/* Adds a token of byte-level encoding, each character turned into the byte that it stands for. A token with
-   other characters is added unchanged. */
+/* Adds the text of a token of byte-level encoding: the bytes that its characters stand for. If a character
+   stands for no byte, adds the token's text unchanged. */
 static void tt__decode_bytes(const char *text, size_t bytes, tt__parts *to)
 {
     const size_t used = to->used;
@@ -30274,7 +30466,7 @@ static void tt__decode_step(const tt__step *s, const tt__parts *from, tt__parts 
     tt__free(to->ctx, run);
 }
 
-/* Returns the text of an id as decoders receive it. NULL: the id has no text. */
+/* Returns the text of an id, as it goes into the decoder steps. NULL: the id has no text. */
 static const char *tt__id_text(const tt_tokenizer *k, int32_t id, bool skip_special, size_t *bytes)
 {
     if (id < 0 || id >= k->size) return NULL;
@@ -30318,23 +30510,24 @@ int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n
     return bytes;
 }
 
-/* A decoder of ids that arrive one after another. What a text begins with depends on the ids before it: a
-   first word has no space before it, and a character may have begun. New ids are therefore decoded together
-   with a context: some ids that are decoded already. */
+/* A decoder of ids that arrive one after another. The text of an id depends on the ids before: the first word
+   has no space before it, and an earlier id may have begun a character. New ids are therefore decoded
+   together with a context: some earlier ids, whose text has been returned already. */
 struct tt_decode_stream {
     const tt_tokenizer *k;
     bool skip_special;
     bool bytes;         /* a token may end inside a character */
-    bool runs;          /* there may be runs of single-byte tokens */
-    bool whole;         /* decoders need the whole text: nothing is final before its end */
+    bool runs;          /* runs of single-byte tokens are possible */
+    bool whole;         /* decoders need the whole text: no text is final before the end */
     int32_t *ids;       /* the context, then ids whose text is not final yet */
     int n, capacity;
-    int context;        /* number of ids of the context */
+    int context;        /* number of `ids` that are the context */
     size_t given;       /* bytes of the text of `ids` returned so far */
-    tt__parts text;     /* the caller may still be reading it */
+    tt__parts text;     /* the text returned last, which the caller may still be reading */
 };
 
-/* Max ids to keep, and the number of last ids to which a longer list is cut. */
+/* STREAM_IDS: max number of ids that a stream keeps. STREAM_CONTEXT: number of last ids that remain when a
+   longer list is cut. */
 enum { TT__STREAM_IDS = 64, TT__STREAM_CONTEXT = 8 };
 
 tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
@@ -30343,7 +30536,7 @@ tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
     if (!s) return NULL;
     s->k = k;
     s->skip_special = skip_special;
-    bool fused = false; /* does a step join all parts into one? */
+    bool fused = false; /* whether a step joins all parts into one */
     for (int i = 0; i < k->finish.decode.n; i++) {
         const tt__step *d = &k->finish.decode.all[i];
         size_t at = 0;
@@ -30365,8 +30558,8 @@ void tt_decode_stream_free(tt_decode_stream *s)
     tt__free(s->k->ctx, s);
 }
 
-/* Removes ids whose text has been returned, all but a context that has a text. clean: all has been
-   returned. */
+/* Removes ids whose text has been returned, except those that are the context of the next ids. The context
+   must have a text. clean: the text of all ids has been returned. */
 static bool tt__stream_cut(tt_decode_stream *s, bool clean)
 {
     const int from = clean ? s->context
@@ -30442,7 +30635,8 @@ int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token)
 /* ==== src/text/read.h */
 /* ------------------------------------------------------------------------------ tokenizer: tokenizer.json */
 
-/* Returns a JSON string, which may hold a NUL. NULL: the node is not a string. */
+/* Returns the characters of a JSON string, which may contain a NUL, and their number in *bytes. NULL: the
+   node is not a string. */
 static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
 {
     if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
@@ -30450,7 +30644,7 @@ static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
     return j->pool + j->nodes[node].integer;
 }
 
-/* Copies a text into memory that lives as long as k. */
+/* Copies a text into memory that lives as long as tokenizer k. */
 static tt_status tt__keep_text(tt_tokenizer *k, const tt__json *j, const char *from, size_t bytes,
                                const char **text)
 {
@@ -30458,7 +30652,8 @@ static tt_status tt__keep_text(tt_tokenizer *k, const tt__json *j, const char *f
     return *text ? TT_OK : tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
 }
 
-/* Reads the string `key` of an object, of at least one character, and keeps it as long as k. */
+/* Reads member `key` of a JSON object, a string of at least one character, and copies it into memory that
+   lives as long as tokenizer k. */
 static tt_status tt__read_text(tt_tokenizer *k, const tt__json *j, int object, const char *key,
                                const char **text, size_t *bytes)
 {
@@ -30479,7 +30674,8 @@ static tt_status tt__unsupported(const tt__json *j, int node, const char *what, 
 
 typedef struct tt__step_name { const char *type; tt__step_kind kind; } tt__step_name;
 
-/* Adds the step that a type names. NULL and an error: the type is not in `names`, or steps are too many. */
+/* Adds to `steps` the step whose type has the name `type`. Returns NULL after an error: `names` lacks the
+   type, or there are too many steps. */
 static tt__step *tt__read_step(const tt__json *j, int node, const char *what, const char *type,
                                const tt__step_name *names, int n, const char *known, tt__step_list *steps)
 {
@@ -30497,7 +30693,7 @@ static tt__step *tt__read_step(const tt__json *j, int node, const char *what, co
 
 typedef tt_status (*tt__reader)(tt_tokenizer *k, const tt__json *j, int node);
 
-/* Reads the members of a Sequence, in order, from its array `key`. */
+/* Reads the components of a Sequence, in order, from its array `key`, each with function `read`. */
 static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node, const char *key,
                                   tt__reader read)
 {
@@ -30510,8 +30706,8 @@ static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node,
     return status;
 }
 
-/* Returns the "type" of a component. NULL: the component is null; or it is a Sequence, whose members in the
-   array `key` are now read; or *status is an error. */
+/* Returns the "type" of a component. Returns NULL if the component is null, if *status is an error, or if the
+   component is a Sequence: then it has read the components in the Sequence's array `key`. */
 static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, const char *what,
                                  const char *key, tt__reader read, tt_status *status)
 {
@@ -30526,7 +30722,8 @@ static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, c
     return NULL;
 }
 
-/* Reads {"pattern": {"String": from}, "content": to}, or a known regular expression instead. */
+/* Reads a Replace normalizer, {"pattern": {"String": from}, "content": to}. A known regular expression may
+   take the place of {"String": from}. */
 static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, tt__step *s)
 {
     static const char expected[] = "{\"String\": ...}, or the \"Regex\" \" {2,}\" or \"\\n\"";
@@ -30560,8 +30757,8 @@ static int tt__base64_digit(char c)
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-/* Reads {"precompiled_charsmap": ...}: in base 64, the bytes of a trie, the trie, and texts that each end
-   with a NUL. */
+/* Reads {"precompiled_charsmap": ...}. The string encodes in base 64: the trie's number of bytes, the trie,
+   and the replacing texts, each of which ends with a NUL. */
 static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int node, tt__step *s)
 {
     static const char key[] = "precompiled_charsmap";
@@ -30598,7 +30795,8 @@ static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int no
     return TT_OK;
 }
 
-/* Reads "clean_text", "handle_chinese_chars", "lowercase" and "strip_accents" (null: like "lowercase"). */
+/* Reads the options of BERT's normalizer: "clean_text", "handle_chinese_chars", "lowercase" and
+   "strip_accents" (null: the value of "lowercase"). */
 static tt_status tt__read_bert(tt_tokenizer *k, const tt__json *j, int node)
 {
     bool clean = true, cjk = true, lower = true, accents = true;
@@ -30686,7 +30884,8 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
     return TT_OK;
 }
 
-/* Reads "replacement" and "prepend_scheme" of a Metaspace, or "add_prefix_space" of older files. */
+/* Reads "replacement" and "prepend_scheme" of a Metaspace splitter; older files have "add_prefix_space"
+   instead of "prepend_scheme". */
 static tt_status tt__read_metaspace(tt_tokenizer *k, const tt__json *j, int node, const char **mark,
                                     size_t *bytes, const char **scheme)
 {
@@ -30812,7 +31011,7 @@ static tt_status tt__read_id(const tt__json *j, int node, const char *what, int 
 /* ==== src/text/template.h */
 /* ---- ids around a text */
 
-/* Inserts an id among the ids around a text, at place `at`. */
+/* Inserts an id at index `at` of a list of ids that are put before or after each text. */
 static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int node, tt__around *to, int at,
                                 int id)
 {
@@ -30826,8 +31025,8 @@ static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int no
     return TT_OK;
 }
 
-/* Reads a template: {"single": [{"SpecialToken": {"id": name}}, {"Sequence": {"id": "A"}}, ...],
-   "special_tokens": {name: {"ids": [...]}}}. */
+/* Reads the template of a post-processor: {"single": [{"SpecialToken": {"id": name}}, {"Sequence": {"id":
+   "A"}}, ...], "special_tokens": {name: {"ids": [...]}}}. */
 static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
 {
     tt_status status;
@@ -30860,8 +31059,8 @@ static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
     return status;
 }
 
-/* Reads "cls" or "sep", [text, id], and puts that token before or after a text. If the id is null, the text
-   is looked up. */
+/* Reads member "cls" or "sep", which is [text, id], and notes the token to put before or after each text. If
+   the id is null, looks up the token's text. */
 static tt_status tt__read_roberta(tt_tokenizer *k, const tt__json *j, int node, const char *key)
 {
     int pair = tt__json_get(j, node, key), id = -1;
@@ -30885,7 +31084,7 @@ static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node
     tt_status status = TT_OK;
     const char *type = node < 0 ? NULL : tt__read_type(k, j, node, "post_processor", "processors",
                                                        tt__read_processor, &status);
-    if (!type || strcmp(type, "ByteLevel") == 0) return status; /* ByteLevel only changes offsets */
+    if (!type || strcmp(type, "ByteLevel") == 0) return status; /* adds no ids */
     if (strcmp(type, "TemplateProcessing") == 0) return tt__read_template(k, j, node);
     if (strcmp(type, "RobertaProcessing") != 0 && strcmp(type, "BertProcessing") != 0)
         return tt__unsupported(j, node, "post_processor", type, "Sequence, ByteLevel, TemplateProcessing, "
@@ -30897,11 +31096,12 @@ static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node
 /* ==== src/text/vocabulary.h */
 /* ---------------------------------------------------------------------------------- tokenizer: vocabulary */
 
-/* How AutoTokenizer of transformers 5 marks the first word: as tokenizer.json says (FILE), as
-   "add_prefix_space" of tokenizer_config.json says (BYTES), or by tt__llama_way (LLAMA). */
+/* The ways in which AutoTokenizer of transformers 5 decides whether a text's first word gets a space before
+   it: as tokenizer.json says (FILE), as "add_prefix_space" of tokenizer_config.json says (BYTES), or by the
+   pipeline tt__llama_way (LLAMA). */
 typedef enum tt__first_word { TT__FIRST_FILE, TT__FIRST_BYTES, TT__FIRST_LLAMA } tt__first_word;
 
-/* Allocates a hash table for `size` ids. */
+/* Allocates a hash table from texts to ids, with room for `size` ids. */
 static bool tt__token_table(tt_context *ctx, tt__ids_by_text *t, const char *base, const tt__slice *slices,
                           size_t size)
 {
@@ -30924,10 +31124,10 @@ static void tt__token_put(tt__ids_by_text *t, int id)
     t->longest = bytes > t->longest ? bytes : t->longest;
 }
 
-typedef struct tt__recipe { /* sources of a tokenizer */
+typedef struct tt__recipe { /* the files from which a tokenizer is built */
     const tt__json *j;            /* tokenizer.json, or a substitute without a vocabulary */
-    const char *text;             /* the text that j was parsed from */
-    const tt__json *way;          /* source of the pipeline; NULL: j */
+    const char *text;             /* the text from which j was parsed */
+    const tt__json *way;          /* source of normalizer, splitter and decoder; NULL: j */
     tt__first_word first;
     const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in j or in lines */
     const tt__file_bytes *lines;  /* vocab.txt, or NULL */
@@ -30939,8 +31139,8 @@ typedef struct tt__recipe { /* sources of a tokenizer */
 typedef struct tt__vocab_reader {
     const tt__recipe *r;
     const tt__json *j;
-    int node, child, place;       /* node of the vocabulary; node and number of the next token */
-    size_t at, offset;            /* place of the next line; offset of the last JSON token */
+    int node, child, place;       /* node of the vocabulary; node of the next token; its number */
+    size_t at, offset;            /* offset of the next line; offset of the last JSON token */
 } tt__vocab_reader;
 
 /* Reads the next line of vocab.txt. */
@@ -30954,13 +31154,13 @@ static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char 
     if ((!tt__is_ascii(text, end) && tt__utf8_invalid(text, end) < end) || memchr(text, 0, end))
         return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary has "
                         "one token a line", v->r->path, v->place + 1);
-    *token = text; /* like `tokenizers`, drops white space at a line's end, as in "\r\r\n" */
+    *token = text; /* `tokenizers` too drops white space at a line's end, as in "\r\r\n" */
     *bytes = tt__white_begin(k->unicode->bits, text, 0, end);
     return TT_OK;
 }
 
-/* Reads the next token of a vocabulary: a member of {token: id, ...}, or a line or [token, score], whose
-   number is the id. *token is NULL after the last token. */
+/* Reads the next token of a vocabulary and its id: a member of {token: id, ...}, or a line or an element
+   [token, score], whose index is the id. Sets *token to NULL after the last token. */
 static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char **token, size_t *bytes,
                                 int *id)
 {
@@ -30991,8 +31191,8 @@ static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char
                     j->base + at->offset, *id, tt__json_kind_name(j, child), TT__IDS_LIMIT);
 }
 
-/* Writes the bytes that a token of byte-level encoding stands for. Returns how many. TT__NO_TOKEN: it stands
-   for no bytes. */
+/* Writes the bytes that a token of byte-level encoding stands for, and returns their number. TT__NO_TOKEN:
+   the token does not stand for bytes. */
 static uint32_t tt__token_bytes(const char *token, size_t n, char *to)
 {
     uint32_t made = 0;
@@ -31057,7 +31257,7 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
                             "id %d", j->path, reader.offset, id);
         memcpy(v->texts + v->used, key, n);
         v->texts[v->used + n] = 0;
-        v->text[id] = slice; /* of equal tokens the last counts */
+        v->text[id] = slice; /* the last of equal tokens counts */
         tt__token_put(&v->by_text, id);
         if (!mapped) continue;
         v->word[id].start = slice.start;
@@ -31068,7 +31268,7 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
     return status;
 }
 
-static bool tt__prefixes_grow(tt_context *ctx, tt__prefixes *t) /* makes room for twice as many edges */
+static bool tt__prefixes_grow(tt_context *ctx, tt__prefixes *t) /* doubles the slots for edges */
 {
     const size_t slots = t->slots ? 2 * t->slots : 1024;
     uint64_t *old = t->edges;
@@ -31092,7 +31292,7 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
     for (size_t i = 0; i <= bytes; i++) {
         const int32_t parent = node;
         if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
-            if (t->count == (1 << 28) - 1) /* else an edge could be UINT64_MAX: free */
+            if (t->count == (1 << 28) - 1) /* a larger node could give the edge UINT64_MAX */
                 return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a vocabulary of more than %d starts of tokens",
                                 t->count);
             if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
@@ -31103,16 +31303,16 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
             if (i) t->edges[tt__prefix_slot(t, key)] = key << 28 | (uint64_t)node;
         }
     }
-    if (bytes) t->ids[node] = id; /* of two equal tokens the last counts */
+    if (bytes) t->ids[node] = id; /* the last of equal tokens counts */
     return TT_OK;
 }
 
-/* Makes the table of WordPiece's tokens that continue a word. */
+/* Fills the hash table of the WordPiece tokens that continue a word. */
 static tt_status tt__rest_of_vocab(tt_tokenizer *k)
 {
     tt__ids_by_text *t = &k->model.rest;
     const uint32_t piece = (uint32_t)strlen(k->model.piece);
-    for (int turn = 0, count = 0; turn < 2; turn++) { /* the first turn counts them */
+    for (int turn = 0, count = 0; turn < 2; turn++) { /* turn 0 counts the tokens */
         if (turn && !tt__token_table(k->ctx, t, k->vocab.texts + piece, k->vocab.text, (size_t)count))
             return TT_ERR_MEMORY;
         t->skipped = piece;
@@ -31127,7 +31327,7 @@ static tt_status tt__rest_of_vocab(tt_tokenizer *k)
     return TT_OK;
 }
 
-/* Makes the tree of all tokens. */
+/* Makes the prefix tree of all tokens of the vocabulary. */
 static tt_status tt__prefixes_of_vocab(tt_tokenizer *k)
 {
     tt_status status = tt__prefixes_add(k->ctx, &k->model.prefixes, "", 0, -1); /* the root */
@@ -31143,9 +31343,10 @@ static tt_status tt__prefixes_of_vocab(tt_tokenizer *k)
 /* ==== src/text/read_models.h */
 /* ----------------------------------------------------------------------- tokenizer: reading of the models */
 
-/* Returns a number as the JSON reader of `tokenizers` computes it: as many digits as 64 bits hold, as an
-   integer, times a power of ten. This is not always the nearest double, and the last bit may decide which of
-   two spellings of a word is better. `at` points to a number of valid JSON. */
+/* Returns the value of the JSON number at `at` as the JSON reader of the package `tokenizers` computes it:
+   takes as many digits as fit into 64 bits as an integer, and multiplies it by a power of ten. The result is
+   not always the nearest double. Its last bit may decide which of two ways to spell a word with tokens is
+   better. */
 static double tt__unigram_score(const char *at)
 {
     const bool negative = *at == '-';
@@ -31177,7 +31378,7 @@ static double tt__unigram_score(const char *at)
     return negative ? -score : score;
 }
 
-/* Reads the scores of Unigram's vocabulary. `text`: the text that j was parsed from. */
+/* Reads the scores of Unigram's vocabulary. text: the text from which j was parsed. */
 static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char *text, int model)
 {
     const int node = tt__json_get(j, model, "vocab");
@@ -31201,7 +31402,7 @@ static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char 
     return TT_OK;
 }
 
-typedef struct tt__bpe_merging { /* where a merge is read, for errors; memory for its result */
+typedef struct tt__bpe_merging { /* place of the current merge, for errors; memory for its result */
     const char *path;
     size_t offset, count;
     char *joined;
@@ -31229,7 +31430,7 @@ static tt_status tt__bpe_merges_begin(tt_tokenizer *k, size_t count, tt__bpe_mer
     return TT_OK;
 }
 
-/* Adds the next merge, of two tokens into a token of the vocabulary. */
+/* Adds the next merge: tokens `left` and `right` become the token whose text is theirs joined. */
 static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const char *left, size_t left_bytes,
                                    const char *right, size_t right_bytes)
 {
@@ -31249,7 +31450,7 @@ static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const ch
     to->pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
     to->rank = (uint32_t)m->count++;
     to->id = id;
-    /* Words cannot be cut at runs of U+2581 if a merge's result has the start of a run inside. */
+    /* If a run of U+2581 begins inside a merge's result, words cannot be cut where such runs begin. */
     for (size_t i = 1; k->model.cuts && i + 3 <= left_bytes + right_bytes; i++)
         if (memcmp(m->joined + i, "\xE2\x96\x81", 3) == 0 &&
             (i < 3 || memcmp(m->joined + i - 3, "\xE2\x96\x81", 3) != 0)) k->model.cuts = false;
@@ -31275,7 +31476,7 @@ static tt_status tt__read_merges(tt_tokenizer *k, const tt__json *j, int model)
                 right = space + 1;
                 right_bytes = left_bytes - (size_t)(right - left);
                 left_bytes = (size_t)(space - left);
-                *space = 0; /* ends `left` in errors */
+                *space = 0; /* ends the string `left`, for error messages */
             }
             if (space && memchr(right, ' ', right_bytes)) right = NULL;
         } else if (at->kind == TT__JSON_ARRAY && at->count == 2) {
@@ -31320,7 +31521,7 @@ static tt_status tt__read_merges_txt(tt_tokenizer *k, const char *path, const tt
     return status;
 }
 
-/* Reads the options of a model that affect ids, all but vocabulary and merges. */
+/* Reads the options of a model that affect ids, except its vocabulary and merges. */
 static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, const char **unk)
 {
     tt__model *m = &k->model;
@@ -31403,8 +31604,8 @@ static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int mode
 /* ==== src/text/added.h */
 /* -------------------------------------------------------------------------------- tokenizer: added tokens */
 
-/* Reads an added token: an object with "content" and perhaps "id". `id` is used if the object has no "id". Of
-   two tokens with the same text the later one counts. */
+/* Reads an added token from the JSON object at `node`, which has "content" and perhaps "id"; without "id",
+   the token gets `id`. If two added tokens have the same text, the later one replaces the earlier. */
 static tt_status tt__read_added(tt_tokenizer *k, const tt__json *j, int node, int id)
 {
     tt__added a;
@@ -31439,7 +31640,7 @@ static tt_status tt__read_added_list(tt_tokenizer *k, const tt__json *j, int lis
     return status;
 }
 
-/* Gives an added token the text that is searched for in normalized texts: its own text, normalized. */
+/* Normalizes the text of an added token that is searched for in normalized texts. */
 static tt_status tt__normalize_added(tt_tokenizer *k, tt__added *a, const char *path)
 {
     tt__encoder e;
@@ -31456,7 +31657,7 @@ static tt_status tt__normalize_added(tt_tokenizer *k, tt__added *a, const char *
     return TT_OK;
 }
 
-/* Gives the added tokens their ids and fills the tables that find them. */
+/* Gives the added tokens their ids, and fills the tables in which added tokens are looked up. */
 static tt_status tt__place_added(tt_tokenizer *k, const char *path)
 {
     tt__vocab *v = &k->vocab;
@@ -31465,7 +31666,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
         tt__added *a = &k->added[i];
         const int there = tt__any_token(k, a->text, a->bytes);
         if (a->id < 0) a->id = there;
-        if (a->id < 0) continue; /* a default that the vocabulary lacks */
+        if (a->id < 0) continue; /* a default token that the vocabulary lacks */
         if (there >= 0 ? there != a->id : v->text[a->id].bytes != TT__NO_TOKEN)
             return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the added token '%.200s' has the id %d, which %s",
                             path, a->text, a->id, there >= 0
@@ -31484,7 +31685,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
         if (a->id < 0 || k->added_of[a->id] != i) continue;
         a->skipped = a->special;
         if (a->normalized && k->normalize.n) status = tt__normalize_added(k, a, path);
-        if (status != TT_OK || !a->bytes) continue; /* a normalizer removes all of its text */
+        if (status != TT_OK || !a->bytes) continue; /* the normalizers have removed all of its text */
         tt__added_tree *t = &k->trees[a->normalized];
         const uint8_t byte = (uint8_t)a->text[0];
         t->first = t->prefixes.count && t->first != byte ? -1 : byte;
@@ -31497,7 +31698,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
 /* ==== src/text/build.h */
 /* ------------------------------------------------------------------------------------ tokenizer: building */
 
-/* Applies "add_prefix_space" of tokenizer_config.json and, for LlamaTokenizer, its "legacy". */
+/* Applies "add_prefix_space" of tokenizer_config.json and, for LlamaTokenizer, "legacy" of the same file. */
 static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const tt__json *config)
 {
     const bool llama = first == TT__FIRST_LLAMA;
@@ -31511,10 +31712,10 @@ static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const 
         tt__step *s = &k->split.all[i];
         if (s->kind == TT__STEP_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
         if (!llama) continue;
-        s->prefix_always = prefix && legacy; /* every part between added tokens, or only the first */
+        s->prefix_always = prefix && legacy; /* always: before every part between added tokens */
         s->prefix_first = prefix && !legacy;
     }
-    if (llama && !prefix) k->finish.decode.n--; /* the step that strips the prefix */
+    if (llama && !prefix) k->finish.decode.n--; /* removes the step that strips the prefix */
     return status;
 }
 
@@ -31536,7 +31737,8 @@ static tt_status tt__read_added_decoder(tt_tokenizer *k, const tt__json *config)
     return status;
 }
 
-/* Tokens of BERT. A text that spells one out has that token there. A vocab.txt must have the first three. */
+/* BERT's special tokens. Where a text contains the spelling of one, that place becomes the token. A vocab.txt
+   must have the first three. */
 static const struct { const char *text; tt_special_token role; } tt__bert_tokens[] = {
     {"[UNK]", TT_TOKEN_UNK}, {"[CLS]", TT_TOKEN_CLS}, {"[SEP]", TT_TOKEN_SEP}, {"[PAD]", TT_TOKEN_PAD},
     {"[MASK]", TT_TOKEN_MASK}};
@@ -31559,7 +31761,7 @@ static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
                         tt__json_kind_name(j, 0));
     const int model = tt__json_get(j, 0, "model");
     tt_status status = tt__read_model(k, j, model, &unk);
-    if (r.way && k->model.kind != TT__MODEL_BPE) r.way = NULL, r.first = TT__FIRST_FILE; /* only BPE has it */
+    if (r.way && k->model.kind != TT__MODEL_BPE) r.way = NULL, r.first = TT__FIRST_FILE; /* only for BPE */
     if (r.way && status == TT_OK) status = tt__read_model(k, r.way, tt__json_get(r.way, 0, "model"), &unk);
     const tt__json *way = r.way ? r.way : j;
     const struct { const tt__json *from; const char *key; tt__reader read; } parts[] = {
@@ -31626,7 +31828,7 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
     if (!k) return NULL;
     memset(&file, 0, sizeof file);
     memset(&j, 0, sizeof j);
-    j.ctx = ctx; /* tt__json_free needs it in any case */
+    j.ctx = ctx; /* tt__json_free reads it even after an error */
     snprintf(text, sizeof text, format, lowercase ? "true" : "false");
     tt_status status = tt__file_open(ctx, vocab_path, &file);
     if (status == TT_OK && file.size > TT__VOCAB_BYTES)
@@ -31663,7 +31865,7 @@ static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
                         tt__json_kind_name(j, 0));
     for (int k = 0; k < TT__COUNT(members) && status == TT_OK; k++) {
         status = tt__json_read_bool(j, 0, members[k].key, members[k].to);
-        if (k == 0) accents = *lowercase; /* strip_accents null: like do_lower_case */
+        if (k == 0) accents = *lowercase; /* strip_accents: null means the value of do_lower_case */
     }
     const char *unsupported = accents != *lowercase ? "\"strip_accents\" is not as do_lower_case"
                             : !cjk                  ? "\"tokenize_chinese_chars\" is false"
@@ -31677,8 +31879,8 @@ static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
 /* ==== src/text/folders.h */
 /* ------------------------------------------------------------------------------------- tokenizer: folders */
 
-/* Opens a JSON file of a folder, if it exists; else j->count is 0. Writes the file's path to `path`, which j
-   points to. The caller frees j in any case. */
+/* Opens and parses a JSON file of a folder; if the file does not exist, sets j->count to 0. Writes the file's
+   path to `path`, which must live as long as j. The caller frees j even after an error. */
 static tt_status tt__json_open_if_there(tt__json *j, tt_context *ctx, char path[TT__PATH], const char *folder,
                                         const char *file)
 {
@@ -31689,8 +31891,8 @@ static tt_status tt__json_open_if_there(tt__json *j, tt_context *ctx, char path[
     return status == TT_OK && there ? tt__json_open(j, ctx, path) : status;
 }
 
-/* Reads a file of the folder, if it exists, and keeps it for tt_tokenizer_save. NULL: the file does not
-   exist, or an error. */
+/* Reads a file of the folder, if it exists, and keeps its bytes for tt_tokenizer_save. Returns NULL if the
+   file does not exist or after an error. */
 static const tt__file_bytes *tt__keep_file(tt_tokenizer *k, const char *folder, const char *name,
                                            char path[TT__PATH], tt_status *status)
 {
@@ -31706,8 +31908,8 @@ static const tt__file_bytes *tt__keep_file(tt_tokenizer *k, const char *folder, 
     return &kept->file;
 }
 
-/* Reads a JSON file of the folder, if it exists, keeps it for tt_tokenizer_save, and parses it into j. NULL:
-   the file does not exist, or an error. */
+/* Reads a JSON file of the folder, if it exists, keeps its bytes for tt_tokenizer_save, and parses it into j.
+   Returns NULL if the file does not exist or after an error. */
 static const tt__file_bytes *tt__keep_json(tt_tokenizer *k, const char *folder, const char *name,
                                            char path[TT__PATH], tt__json *j, tt_status *status)
 {
@@ -31719,7 +31921,8 @@ static const tt__file_bytes *tt__keep_json(tt_tokenizer *k, const char *folder, 
 static const char *const tt__role_names[TT_TOKEN_COUNT] = {"unk_token", "bos_token", "eos_token", "pad_token",
                                                            "cls_token", "sep_token", "mask_token"};
 
-/* Sets the tokens of roles that a JSON object names: as a text, or as an object with "content". */
+/* Sets the token of each role (such as "bos_token") that JSON object j names. A token is given as a text or
+   as an object with "content". */
 static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
 {
     for (int role = 0; role < TT_TOKEN_COUNT; role++) {
@@ -31732,8 +31935,8 @@ static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
     }
 }
 
-/* Sets the tokens of roles that config.json gives as bos_token_id and so on: a number, or the first of a
-   list. */
+/* Sets the token of each role that config.json gives as an id ("bos_token_id" and so on). The id is a number
+   or the first number of a list. */
 static void tt__read_role_ids(tt_tokenizer *k, const tt__json *j)
 {
     for (int role = 0; role < TT_TOKEN_COUNT; role++) {
@@ -31757,9 +31960,10 @@ static bool tt__is_ordinary(const tt_tokenizer *k, int32_t id)
     return !(first == '<' && last == '>') && !(first == '[' && last == ']');
 }
 
-/* Classes that follow "add_prefix_space" of tokenizer_config.json. json: the rest of a tokenizer that
-   consists of vocab.json and merges.txt; NULL: such a tokenizer is not read. Tokens that the vocabulary lacks
-   are left out. "added_tokens_decoder" of tokenizer_config.json may add more. */
+/* The tokenizer classes of transformers that obey "add_prefix_space" of tokenizer_config.json. json: what a
+   tokenizer.json would have besides the vocabulary, for folders that only have vocab.json and merges.txt;
+   NULL: such folders are not read. Added tokens that the vocabulary lacks are left out.
+   "added_tokens_decoder" of tokenizer_config.json may add more tokens. */
 static const struct { const char *name, *model_type, *json; } tt__classes[] = {
     {"GPT2Tokenizer", "gpt2",
      "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],"
@@ -31781,7 +31985,8 @@ static const struct { const char *name, *model_type, *json; } tt__classes[] = {
     {"GPTNeoXTokenizer", "gpt_neox", NULL},
 };
 
-/* The pipeline that LlamaTokenizer of transformers 5 uses in place of the one in tokenizer.json. */
+/* The pipeline (normalizer, splitter, decoder) that LlamaTokenizer of transformers 5 uses instead of the
+   pipeline in tokenizer.json. */
 static const char tt__llama_way[] =
     "{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\\u2581\",\"split\":false},"
     "\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
@@ -31790,20 +31995,23 @@ static const char tt__llama_way[] =
     "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
     "\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true}}";
 
-/* Returns the text of a member of a file that may be missing (then it is empty). NULL: no such text. */
+/* Returns the text of member `key` of JSON file j, which is empty if the file is missing. NULL: no such
+   text. */
 static const char *tt__folder_text(const tt__json *j, const char *key)
 {
     return j->count && j->nodes[0].kind == TT__JSON_OBJECT ? tt__json_text(j, tt__json_get(j, 0, key)) : NULL;
 }
 
-/* Returns whether a name is that of a class, or of the class's twin in transformers 4. */
+/* Returns whether `name` is the class `which`, or `which` with "Fast" appended, its name in transformers
+   4. */
 static bool tt__class_is(const char *name, const char *which)
 {
     const size_t n = strlen(which);
     return name && strncmp(name, which, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0);
 }
 
-/* Returns the row of tt__classes that a name or, without a name, a model type asks for. -1: none. */
+/* Returns the row of tt__classes with this class name or, if `name` is NULL, with this model type. -1:
+   none. */
 static int tt__class_of(const char *name, const char *type)
 {
     for (int i = 0; i < TT__COUNT(tt__classes); i++)
@@ -31825,8 +32033,8 @@ static tt__first_word tt__first_word_of(const tt__json *config, const tt__json *
     return tt__class_of(name, type) >= 0 ? TT__FIRST_BYTES : TT__FIRST_FILE;
 }
 
-/* Returns the json of tt__classes for a folder's tokenizer_config.json or config.json; either may be empty.
-   NULL and an error: no row fits. */
+/* Returns the field `json` of the row of tt__classes that the folder's tokenizer_config.json or config.json
+   names; either file may be empty. Returns NULL after tt__fail if no row fits. */
 static const char *tt__class_json(tt_context *ctx, const char *folder, const tt__json *config,
                                   const tt__json *model)
 {
@@ -31865,7 +32073,7 @@ typedef struct tt__tokenizer_folder {
     char model_path[TT__PATH], merges_path[TT__PATH];
 } tt__tokenizer_folder;
 
-/* Builds the tokenizer of a tokenizer.json. */
+/* Builds the tokenizer that a tokenizer.json describes. */
 static tt_status tt__load_json(tt_tokenizer *k, tt__tokenizer_folder *f, const tt__file_bytes *file)
 {
     const tt__first_word first = tt__first_word_of(&f->config, &f->model, file);
@@ -31877,7 +32085,7 @@ static tt_status tt__load_json(tt_tokenizer *k, tt__tokenizer_folder *f, const t
     return status == TT_OK ? tt__build_tokenizer(k, &r) : status;
 }
 
-/* Builds the tokenizer of a vocab.json and a merges.txt. */
+/* Builds the tokenizer of a folder that has vocab.json and merges.txt. */
 static tt_status tt__load_merges(tt_tokenizer *k, tt__tokenizer_folder *f)
 {
     tt_status status = TT_OK;
@@ -31902,7 +32110,7 @@ static void tt__load_roles(tt_tokenizer *k, const tt__tokenizer_folder *f)
     if (f->config.count) tt__read_roles(k, &f->config);
     if (f->map.count) tt__read_roles(k, &f->map);
     if (k->model.kind == TT__MODEL_WORDPIECE) tt__roles_of_bert(k);
-    const bool told = *eos >= 0; /* by a file of the tokenizer itself */
+    const bool told = *eos >= 0; /* a tokenizer file names the end token */
     if (f->model.count) tt__read_role_ids(k, &f->model);
     const int32_t own = tt_tokenizer_find(k, "<|endoftext|>"), end = *eos;
     const bool ordinary = !told && tt__is_ordinary(k, end);
@@ -31957,7 +32165,7 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
         f->folder = folder;
         status = tt__load_folder(k, f);
         for (int i = 0; i < TT__COUNT(all); i++) {
-            all[i]->ctx = ctx; /* free needs it, even if not opened */
+            all[i]->ctx = ctx; /* tt__json_free reads it even if the file was not opened */
             tt__json_free(all[i]);
         }
     }
@@ -31970,22 +32178,22 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
 /* ==== src/data/resize.h */
 /* ===========================================================================================================
    DATA                                                                                              src/data/
-   Images, datasets, tables, token streams, and loaders that cut a step's examples into micro-batches. This
+   Images, datasets, tables, token streams, and loaders that divide a step's examples into micro-batches. This
    code uses base/, files/ and text/.
    ======================================================================================================== */
 
 /* ------------------------------------------------------------------------------------------------ images */
 
 #define TT__IMAGE_SIDE 65535 /* max height and width, as in JPEG */
-#define TT__WEIGHT_BITS 22   /* fraction bits of a weight; with 8 bits of a pixel and 2 spare bits, 32 */
+#define TT__WEIGHT_BITS 22   /* fraction bits of a weight: 22 + 8 bits of a pixel + 2 spare bits = 32 */
 
-/* A filter that resamples one axis from `in` to `out` places. Output x is the sum over t < used[x] of
-   weights[x * taps + t] times input first[x] + t. */
+/* A filter that resamples one axis of an image from `in` to `out` pixels. Output pixel x is the sum over
+   t < used[x] of weights[x * taps + t] * (input pixel first[x] + t). */
 typedef struct tt__filter {
     int in, out, taps;
     tt_resample kind;
-    int32_t *first, *used; /* (out) */
-    int32_t *weights;      /* (out, taps), times 2^TT__WEIGHT_BITS; an output's sum to 1, but for rounding */
+    int32_t *first, *used; /* an entry for each output pixel */
+    int32_t *weights;      /* shape (out, taps), scaled by 2^TT__WEIGHT_BITS; each row's sum is about 1 */
     tt__buffer memory;
 } tt__filter;
 
@@ -31999,10 +32207,11 @@ static double tt__cubic(double x) /* Keys 1981, a = -1/2 */
 static double tt__sinc(double x) { x *= 3.14159265358979323846; return x == 0 ? 1 : sin(x) / x; }
 static double tt__lanczos(double x) { return x >= -3 && x < 3 ? tt__sinc(x) * tt__sinc(x / 3) : 0; }
 
-/* Computes a filter as Pillow does (src/libImaging/Resample.c). The weights are a function of the distance
-   from the output's centre, stretched by the factor of a reduction, and normalised over the inputs that
-   exist. For TT_NEAREST the position is a running sum of steps, as in Pillow (src/libImaging/Geometry.c).
-   Returns false if memory runs out. */
+/* Computes a filter as Pillow does (src/libImaging/Resample.c). The weight of an input pixel is a function of
+   its distance from the output pixel's centre. To reduce an image, the function is stretched by the ratio in
+   / out. The weights are normalised over the input pixels that exist. For TT_NEAREST the position of the
+   input pixel is a running sum of steps, as in Pillow (src/libImaging/Geometry.c). Returns false if memory
+   runs out. */
 static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_resample kind)
 {
     static const struct { double (*weight)(double); int inputs; } kinds[] = {
@@ -32012,7 +32221,7 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_
     if (f->in == in && f->out == out && f->kind == kind) return true;
     f->in = 0;
     f->taps = 2 * (int)ceil(support) + 1;
-    /* 2^14 or more weights are truncated: their rounding errors could add up to a level of 256. */
+    /* 2^14 or more weights are truncated, not rounded: their rounding errors could add up to level 256. */
     double half = f->taps < 1 << 14 ? 0.5 : 0;
     if (!(f->first = (int32_t *)tt__buffer_get(ctx, &f->memory, (size_t)out,
                                                ((size_t)f->taps + 2) * sizeof(int32_t))))
@@ -32031,7 +32240,7 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_
             double weight = kinds[kind].weight((k - center + 0.5) * narrow) / sum * (1 << TT__WEIGHT_BITS);
             w[k - first] = (int32_t)(weight < 0 ? weight - half : weight + half);
         }
-        /* drop zero weights, so that an axis that keeps its size has one tap of weight 1 */
+        /* Drops zero weights, so that an axis that keeps its size has one tap of weight 1. */
         while (end > first + 1 && !w[end - 1 - first]) end--;
         int zeros = 0;
         while (first + zeros + 1 < end && !w[zeros]) zeros++;
@@ -32045,18 +32254,19 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_
     return true;
 }
 
-/* Returns the level, 0 to 255, of a sum of weighted levels. Negative weights may put the sum out of range. */
+/* Returns the level (0 to 255) of a pixel from the weighted sum of levels. Negative weights may put the sum
+   out of range: it is then clamped. */
 static uint32_t tt__level(uint32_t sum)
 {
     return sum < 1u << 30 ? sum >> TT__WEIGHT_BITS : (int32_t)sum < 0 ? 0 : 255;
 }
 
-/* Rows [top, top + height) and columns [left, left + width) of an image. If mirrored, the columns are read
-   from right to left. */
+/* A window of an image: rows [top, top + height) and columns [left, left + width). mirror: the columns are
+   read from right to left. */
 typedef struct tt__window { int top, left, height, width; bool mirror; } tt__window;
 
-/* Resamples one row horizontally to the window's columns. A pixel of `in` has `stride` channels; channel c of
-   `out` is channel c * step of `in`. */
+/* Resamples one row of an image horizontally to the columns of a window. A pixel of `in` has `stride`
+   channels; channel c of a pixel of `out` is channel c * step of the pixels of `in`. */
 static void tt__resample_across(const tt__filter *f, const tt__window *window, const uint8_t *in, int stride,
                                 int step, int channels, uint32_t *out)
 {
@@ -32087,14 +32297,14 @@ static void tt__resample_across(const tt__filter *f, const tt__window *window, c
     }
 }
 
-/* Computes one row of n outputs as the weighted sum of `taps` rows. pitch: numbers between two rows of `in`,
-   a multiple of 4. A 64-bit multiplication computes two products at once, because each sum fits an int32_t; a
-   negative lower half borrows 1 from the upper half. */
+/* Computes one row of n outputs as the weighted sum of `taps` rows. pitch: distance between two rows of `in`
+   in numbers, a multiple of 4. As each sum fits an int32_t, a 64-bit multiplication computes two products at
+   once. If the lower sum is negative, it has borrowed 1 from the upper one. */
 static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, size_t pitch, size_t n,
                               uint8_t *out)
 {
     const uint64_t half = (uint64_t)1 << (TT__WEIGHT_BITS - 1) | (uint64_t)1 << (TT__WEIGHT_BITS + 31);
-    if (taps == 1) { /* of weight 1 */
+    if (taps == 1) { /* the weight is 1 */
         for (size_t i = 0; i < n; i++) out[i] = (uint8_t)in[i];
         return;
     }
@@ -32113,7 +32323,7 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
         four[2] = (uint8_t)(sum1 >> TT__WEIGHT_BITS);
         four[3] = (uint8_t)(sum1 >> (TT__WEIGHT_BITS + 32));
         if (__builtin_expect(((sum0 | sum1) & 0xC0000000C0000000u) != 0, 0))
-            for (int k = 0; k < 4; k++) { /* at least one sum is out of 0 to 255 */
+            for (int k = 0; k < 4; k++) { /* at least one sum is not in 0 to 255 */
                 const uint64_t sum = k < 2 ? sum0 : sum1;
                 const uint32_t low = (uint32_t)sum;
                 four[k] = (uint8_t)tt__level(k % 2 ? (uint32_t)(sum >> 32) + (low >> 31) : low);
@@ -32123,7 +32333,8 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
     }
 }
 
-/* Multiplies colours by alpha / 255 and rounds; with `back`, divides by it. The last channel is alpha. */
+/* Multiplies the colours of pixels by alpha / 255 and rounds or, if `back`, divides by alpha / 255. The last
+   channel is alpha. */
 static void tt__scale_by_alpha(const uint8_t *in, size_t pixels, int channels, bool back, uint8_t *out)
 {
     for (size_t i = 0; i < pixels; i++, in += channels, out += channels) {
@@ -32135,7 +32346,7 @@ static void tt__scale_by_alpha(const uint8_t *in, size_t pixels, int channels, b
     }
 }
 
-typedef struct tt__resampler { /* filters and scratch of one thread */
+typedef struct tt__resampler { /* filters and scratch memory of a thread */
     tt__filter across, down;
     tt__buffer rows, opaque;
 } tt__resampler;
@@ -32148,9 +32359,10 @@ static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
     tt__free(ctx, r->opaque.memory);
 }
 
-/* Resizes an image to height x width and writes a window of the result to `to`, whose rows are `pitch` bytes
-   apart. channels: the image's number; or 3 for an image of 4, without alpha; or any number for an image of
-   1, whose channel is repeated. Returns false if memory runs out. */
+/* Resizes an image to height * width pixels and writes a window of the result to `to`, whose rows are `pitch`
+   bytes apart. channels: number of channels of `to`. It may be the image's number; 3 for an image with 4
+   channels, which leaves out alpha; or any number for an image with 1 channel, which repeats it. Returns
+   false if memory runs out. */
 static bool tt__resample(tt_context *ctx, tt__resampler *r, const tt_image *image, int height, int width,
                          tt_resample kind, int channels, const tt__window *window, uint8_t *to, size_t pitch)
 {
@@ -32213,8 +32425,8 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
 /* A text or an image with its class. */
 typedef struct tt__example {
     const char *text, *label_text; /* label_text: the label in a table, before classes are numbered */
-    size_t bytes;                  /* of the text */
-    int64_t number;                /* of the image in its source */
+    size_t bytes;                  /* number of bytes of the text */
+    int64_t number;                /* number of the image in its source */
     int label;                     /* number of the class */
 } tt__example;
 
@@ -32225,9 +32437,9 @@ struct tt_dataset {
     const char **classes;
     int n_classes;
     tt__chunk *chunks;       /* copies of the caller's texts and class names */
-    tt__file_bytes file;     /* of a table; holds texts and labels, unquoted in place and ended by NULs */
-    bool images;
-    tt_image_source source;  /* of images */
+    tt__file_bytes file;     /* bytes of a table: texts and labels, unquoted in place and ended by NULs */
+    bool images;             /* the examples are images, not texts */
+    tt_image_source source;  /* source of the images */
 };
 
 void tt_dataset_free(tt_dataset *d)
@@ -32267,7 +32479,7 @@ void tt_dataset_counts(const tt_dataset *d, int64_t *counts)
     for (int i = 0; i < d->count; i++) counts[d->examples[i].label]++;
 }
 
-/* Gives class from[k] the number to[k], for each k below the number of classes. */
+/* Renumbers the classes: class from[k] gets the number to[k], for each k below the number of classes. */
 static tt_status tt__dataset_renumber(tt_dataset *d, const uint32_t *from, const uint32_t *to)
 {
     const size_t n = (size_t)d->n_classes;
@@ -32282,7 +32494,7 @@ static tt_status tt__dataset_renumber(tt_dataset *d, const uint32_t *from, const
     return names ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Returns the dataset if status is TT_OK; otherwise frees the dataset and returns NULL. */
+/* Returns dataset d if `status` is TT_OK; otherwise frees d and returns NULL. */
 static tt_dataset *tt__dataset_end(tt_dataset *d, tt_status status)
 {
     if (status == TT_OK) return d;
@@ -32301,9 +32513,9 @@ tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, siz
             return tt__fail(ctx, TT_ERR_FORMAT, "'%s' begins with the byte order mark of %s, and texts are "
                             "read as UTF-8: convert it, as by iconv -f %s -t UTF-8", path, marks[i].name,
                             marks[i].name);
-    /* UTF-8 text has few control characters. In UTF-16 every other byte is one, in most scripts. */
+    /* UTF-8 text has few control characters. In UTF-16 text of most scripts, every other byte is one. */
     const size_t looked = bytes < 4096 ? bytes : 4096;
-    size_t control[2] = {0, 0}; /* control characters at even and at odd bytes */
+    size_t control[2] = {0, 0}; /* numbers of control characters at even and at odd offsets */
     for (size_t i = 0; i < looked; i++)
         control[i % 2] += (unsigned char)text[i] < ' ' && !(text[i] >= '\t' && text[i] <= '\r');
     if (8 * (control[0] + control[1]) > looked)
@@ -32350,8 +32562,9 @@ static tt_status tt__dataset_classes(tt_dataset *d, const char *const *names, in
     return TT_OK;
 }
 
-/* Chooses n examples at random, from each class its share. Examples that rounding leaves over come from any
-   class, in random order. The first n entries of `order` (count) are the chosen examples, shuffled. */
+/* Chooses n examples at random, from each class in proportion to its size. Those that are missing because of
+   rounding come from any class, at random. Writes the numbers of all `count` examples to `order`: the first n
+   entries are the chosen examples, shuffled. */
 static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key, uint32_t *order)
 {
     int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)d->n_classes), spare = n;
@@ -32370,7 +32583,7 @@ static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key
     return TT_OK;
 }
 
-/* ---- texts and images of the caller */
+/* ---- datasets of texts and images that the caller provides */
 
 /* Creates an empty dataset with copies of the class names. Returns NULL after an error. */
 static tt_dataset *tt__dataset_new(tt_context *ctx, const char *const *class_names, int classes)
@@ -32446,8 +32659,8 @@ typedef struct tt__table {
     const char *path;
     char *text;
     size_t bytes, at;
-    long long line, row_line; /* the line of `at`, and of the row's start: a quoted field may hold newlines */
-    const char *column[3];    /* names of the columns, by TT__COLUMN_TEXT and so on */
+    long long line, row_line; /* line numbers of `at` and of the row's start: fields may have newlines */
+    const char *column[3];    /* names of columns, indexed by TT__COLUMN_TEXT and so on */
     char separator;
     bool unquoted;            /* quotes are ordinary characters */
     bool splits;              /* the table has a split column */
@@ -32455,7 +32668,7 @@ typedef struct tt__table {
 
 typedef struct tt__field { char *text; size_t bytes; bool last; } tt__field;
 
-/* Returns a separator in words, for messages. name: room for them. */
+/* Returns a name of a separator for messages, such as "tabs". name: memory for the name. */
 static const char *tt__table_separator(char separator, char name[24])
 {
     if (separator == ',' || separator == '\t') return separator == ',' ? "commas" : "tabs";
@@ -32463,7 +32676,7 @@ static const char *tt__table_separator(char separator, char name[24])
     return name;
 }
 
-/* Returns the first character of a text that is a common separator of columns, or 0 if there is none. */
+/* Returns the first character of a text that is a common separator of columns; 0 if the text has none. */
 static char tt__table_other_separator(const char *text, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)
@@ -32519,11 +32732,11 @@ static tt_status tt__table_field(tt__table *t, tt__field *field)
         if (text[t->at] == '\n') t->line++;
         t->at++;
     }
-    *end = 0; /* overwrites a quote, separator or newline already read, or the NUL after the file */
+    *end = 0; /* overwrites a character that was read, or the final NUL */
     return TT_OK;
 }
 
-/* Moves over empty lines to the next row. Returns false at the end of the file. */
+/* Skips empty lines and moves to the next row of the table. Returns false at the end of the file. */
 static bool tt__table_row(tt__table *t)
 {
     for (; t->at < t->bytes; t->at++) {
@@ -32580,7 +32793,7 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
     return TT_OK;
 }
 
-/* The part of the data that a row belongs to, by the text in its split column. */
+/* The part of the data to which a row belongs, as named in its split column. */
 enum { TT__SPLIT_OTHER, TT__SPLIT_TRAIN, TT__SPLIT_VALIDATION, TT__SPLIT_TEST };
 
 static int tt__split_of(const char *name)
@@ -32592,7 +32805,8 @@ static int tt__split_of(const char *name)
     return strcmp(name, "test") == 0 ? TT__SPLIT_TEST : TT__SPLIT_OTHER;
 }
 
-/* Returns the number of the class `label`, or -1 if no class has that name. order: from tt__table_given. */
+/* Returns the number of the class with name `label`, or -1 if no class has that name. order: the classes
+   sorted by name, from tt__table_given. */
 static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char *label)
 {
     for (int low = 0, high = d->n_classes; low < high;) {
@@ -32604,8 +32818,8 @@ static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char
     return -1;
 }
 
-/* Reads the table's rows with the split `split` (NULL: all rows) into d. order: from tt__table_given; NULL if
-   the table decides the classes. */
+/* Reads the table's rows that belong to part `split` (NULL: all rows) into dataset d. order: the caller's
+   classes sorted by name, from tt__table_given; NULL if the labels in the table become the classes. */
 static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, const uint32_t *order)
 {
     tt_context *ctx = d->ctx;
@@ -32661,7 +32875,7 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split);
 }
 
-/* Tests whether a name is a number such as -1 or 2.5, and sets *value. */
+/* Returns whether a class name is a number such as -1 or 2.5, and sets *value to it. */
 static bool tt__is_number(const char *name, double *value)
 {
     const char *digits = "0123456789", *c = name + (*name == '-' || *name == '+'), *whole = c;
@@ -32700,7 +32914,8 @@ void tt_sort_class_names(const char **names, int n)
     if (n > 0) qsort((void *)names, (size_t)n, sizeof *names, all ? tt__by_class_number : tt__by_class_name);
 }
 
-/* Renumbers classes by value if all their names are numbers. The classes are in byte order before. */
+/* Renumbers classes in the order of their values if all their names are numbers. Before, the classes are in
+   the byte order of their names. */
 static tt_status tt__table_numbers(tt_dataset *d)
 {
     const size_t n = (size_t)d->n_classes;
@@ -32721,7 +32936,8 @@ static tt_status tt__table_numbers(tt_dataset *d)
     return status;
 }
 
-/* Makes a class of each distinct label, numbered in byte order, or by value if all labels are numbers. */
+/* Makes a class for each distinct label. Numbers the classes in the byte order of the labels or, if all
+   labels are numbers, in the order of their values. */
 static tt_status tt__table_classes(tt_dataset *d)
 {
     if (!d->count) return TT_OK;
@@ -32741,8 +32957,8 @@ static tt_status tt__table_classes(tt_dataset *d)
     return d->classes ? tt__table_numbers(d) : TT_ERR_MEMORY;
 }
 
-/* Copies the caller's class names, and sets *order to their order for tt__find_class. The caller frees
-   *order. */
+/* Copies the caller's class names into the dataset. Sets *order to the numbers of the classes sorted by name,
+   for tt__find_class; the caller frees *order. */
 static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int n, uint32_t **order)
 {
     const char *twice;
@@ -32760,8 +32976,8 @@ tt_table_options tt_table_options_default(void)
     return o;
 }
 
-/* Divides the rows of a table without a split column: a random tenth is "test", the others are "train",
-   "validation" is empty. Returns the part `split`. Frees d unless d is the result. */
+/* Divides the rows of a table that has no split column: a random tenth of the rows is "test", all others are
+   "train", and "validation" is empty. Returns the part named `split`. Frees d unless d is the result. */
 static tt_dataset *tt__table_divided(tt_dataset *d, const char *path, const char *split, const char *column)
 {
     int part = tt__split_of(split);
@@ -32837,28 +33053,28 @@ tt_loader_options tt_loader_options_default(void)
     return o;
 }
 
-/* Argument b of tt__stream_key for a loader's shuffles; a is the epoch. The shuffle of the steps of a window
-   has b = TT__SHUFFLE_STEPS + window. */
+/* Values for argument b of tt__stream_key, which gives the random key of a loader's shuffle; argument a is
+   the epoch. The shuffle of the steps of a window has b = TT__SHUFFLE_STEPS + number of the window. */
 enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
-#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* argument a in tt_dataset_split; b is the number of examples */
+#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* argument a for tt_dataset_split; b is the number of examples */
 #define TT__LOADER_THREADS 64              /* max threads of a loader */
 
 /* ---- the dealer: chooses the examples of a step and the number of micro-batches. An example is a text, an
    image, or a window of tokens. */
 
 typedef struct tt__dealer {
-    const char *of;                /* name of the owner in messages */
-    int batch, max_seqs;           /* examples of a step; max examples of a micro-batch */
-    int groups, data;              /* groups that share the micro-batches of a step; data ranks */
+    const char *of;                /* name of the loader in messages */
+    int batch, max_seqs;           /* number of examples of a step; max number of a micro-batch */
+    int groups, data;              /* values of tt_parallel.groups and tt_parallel.data */
     bool shuffle, accumulates;     /* accumulates: a step may have more micro-batches than data ranks */
-    int64_t count, used, steps;    /* examples in all; examples and steps of an epoch */
-    int64_t epoch, step;           /* of the next micro-batch */
-    uint32_t *order;               /* (count): order of the examples in this epoch */
+    int64_t count, used, steps;    /* number of all examples; numbers of examples and of steps per epoch */
+    int64_t epoch, step;           /* epoch and step of the next micro-batch */
+    uint32_t *order;               /* numbers of all `count` examples in the order of this epoch */
 } tt__dealer;
 
 static int tt__deal_groups(const tt_parallel *p) { return p->groups ? p->groups : (int)tt__max(1, p->data); }
 
-/* Checks options and adds their mistakes to `all`. Returns whether the options are valid. */
+/* Checks options and appends a message for each mistake to `all`. Returns whether the options are valid. */
 static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_parallel *p)
 {
     const int groups = tt__deal_groups(p), data = p->data;
@@ -32876,14 +33092,15 @@ static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_pa
     return all->length == before;
 }
 
-/* Returns the number of micro-batches of a step of n examples: the same number for each group, if there are
-   enough examples. A step of texts may have more, if the tokens do not fit. */
+/* Returns the number of micro-batches of a step of n examples. It is a multiple of d->groups, if there are
+   enough examples. A step of texts gets more micro-batches if its tokens do not fit. */
 static int tt__deal_micros(const tt__dealer *d, int64_t n)
 {
     return (int)tt__min(n, d->groups * tt__ceil_div(n, (int64_t)d->groups * d->max_seqs));
 }
 
-/* Initialises a dealer of `count` examples; tt__deal_seek must follow. Returns false if memory runs out. */
+/* Initialises a dealer of `count` examples, which tt__deal_seek must then move to a step. Returns false if
+   memory runs out. */
 static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int batch, int accumulate,
                            const tt_parallel *p)
 {
@@ -32898,8 +33115,8 @@ static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int ba
     return (d->order = (uint32_t *)tt__alloc(ctx, sizeof *d->order * (size_t)count)) != NULL;
 }
 
-/* Moves the dealer to a step. The order of the epoch depends on the seed and the epoch alone. After an error
-   the dealer has not moved. */
+/* Moves the dealer to a step of an epoch. The order of an epoch's examples depends on the seed and the epoch
+   alone. After an error the dealer has not moved. */
 static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, int64_t step)
 {
     if (epoch < 0 || step < 0 || step > d->steps)
@@ -32926,8 +33143,8 @@ typedef struct tt__loader_thread {
 
 typedef struct tt__ring_slot {     /* a micro-batch of images */
     uint8_t *pixels;
-    int done;                      /* images that are ready or have failed */
-    int failed;                    /* the first image that failed; max_seqs: none */
+    int done;                      /* number of images that are ready or have failed */
+    int failed;                    /* place of the first image that failed; max_seqs: none failed */
     bool left_out;                 /* the micro-batch is for another process and gets no pixels */
     tt_status status;              /* error of image `failed` */
     char why[256];                 /* reason of the error */
@@ -32935,11 +33152,11 @@ typedef struct tt__ring_slot {     /* a micro-batch of images */
 
 struct tt_loader {
     tt_context *ctx;
-    const tt_dataset *d;           /* of texts or of images, see d->images */
+    const tt_dataset *d;           /* a dataset of texts or, if d->images, of images */
     tt_loader_options o;
     tt__dealer deal;
-    int max_tokens, in_step;       /* in_step: examples of the step that were handed out */
-    tt_status status;              /* of the last tt_loader_next */
+    int max_tokens, in_step;       /* in_step: number of examples of the step that were handed out */
+    tt_status status;              /* status of the last tt_loader_next */
     int32_t *labels;
     int64_t *index;
     tt_source source;
@@ -32947,51 +33164,55 @@ struct tt_loader {
                                       are tokenized, `chunks`, `longest`, `cut` and `empty` */
     bool failed;
 
-    /* ---- of texts; all are tokenized when the loader is created */
+    /* ---- fields for texts, all of which are tokenized when the loader is created */
     const tt_tokenizer *k;
     bool wide;                     /* ids need more than 16 bits */
     bool sort;                     /* sort the texts of a window by length, and shuffle the window's steps */
-    tt__tokens *tokens;            /* (count) */
+    tt__tokens *tokens;            /* the tokens of each of `count` texts */
     tt__chunk *chunks;             /* memory of the ids */
-    int32_t *scratch;              /* (the context's threads, max_length), while texts are tokenized */
-    int longest;                   /* tokens of the longest text before it is cut */
+    int32_t *scratch;              /* max_length ids for each thread, while texts are tokenized */
+    int longest;                   /* number of tokens of the longest text before it is cut */
     int64_t cut;                   /* number of texts cut to max_length */
     int64_t empty;                 /* the first text without a token; -1: none */
-    /* the window that `sorted` and `step_order` hold; steps of a window */
+    /* A window: consecutive steps whose texts are sorted together. window_at: the window whose texts and
+       order of steps are in `sorted` and `step_order`; window_steps: number of steps of a window. */
     int64_t window_at, window_steps;
     uint32_t *sorted, *step_order;
-    int micro;                     /* micro-batches of the step that were handed out */
+    int micro;                     /* number of micro-batches of the step that were handed out */
     /* dealt: texts of the current step, one micro-batch after another; ends: the end of each micro-batch in
-       `dealt`. Scratch: by_length, the places in the step, longest text first; micro_of, the micro-batch of
-       each place; filled, the tokens of each micro-batch. All are (batch). */
+       `dealt`. Scratch: by_length: the places in the step, longest text first; micro_of: the micro-batch of
+       each place; filled: the number of tokens of each micro-batch. All have `batch` entries. */
     uint32_t *dealt, *by_length;
     int *ends, *micro_of, *filled;
     int32_t *ids, *positions, *types, *seq_start;
 
-    /* ---- of images. Threads make images of micro-batches `base` to `base` + slots - 1; the trainer reads
-       `base`. The mutex guards stop, cursor, base, busy, and all of a slot but its pixels. It also guards the
-       dealer's order, which changes only while no thread is busy. */
+    /* ---- fields for images. Threads make the images of micro-batches `base` to `base` + slots - 1, while
+       the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, and all fields of a
+       slot except its pixels. It also guards the dealer's order, which changes only while no thread is busy.
+       */
     tt_image_options image;
-    size_t image_bytes;            /* of a resulting image */
+    size_t image_bytes;            /* bytes of a resulting image */
     pthread_cond_t work, ready;
     bool stop;
-    int64_t cursor;                /* place in the order of the next image to make */
+    int64_t cursor;                /* place, in the epoch's order, of the next image to make */
     tt__loader_thread threads[TT__LOADER_THREADS];
-    int started;                   /* threads that run */
-    int slots;
+    int started;                   /* number of threads that run */
+    int slots;                     /* number of micro-batches that `ring` holds */
     tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots */
-    int deal_data, deal_first, deal_end; /* data ranks; this process needs images of ranks first to end - 1 */
-    /* deal_by_step: a micro-batch goes to a rank by its number in the step instead of the epoch;
-       dealt_anew: the deal has changed since the images in the ring were made */
+    /* deal_data: number of data ranks; 0: unknown. This process needs the images of the data ranks
+       [deal_first, deal_end). */
+    int deal_data, deal_first, deal_end;
+    /* deal_by_step: a micro-batch's number in the step, not in the epoch, decides to which rank it goes;
+       dealt_anew: these fields have changed since the images in the ring were made */
     bool deal_by_step, dealt_anew;
     int64_t base;
-    int busy;                      /* threads that make an image */
-    double waited;                 /* seconds for which the trainer waited for images */
+    int busy;                      /* number of threads that are making an image */
+    double waited;                 /* seconds that the trainer has waited for images */
 };
 
-#define TT__TEXTS_AT_ONCE 64 /* texts that a task tokenizes */
+#define TT__TEXTS_AT_ONCE 64 /* number of texts that one task tokenizes */
 
-/* Tokenizes the texts of a task. */
+/* Tokenizes the texts of one task: TT__TEXTS_AT_ONCE consecutive texts. */
 static void tt__loader_task(void *arg, int64_t task, int thread)
 {
     tt_loader *l = (tt_loader *)arg;
@@ -33016,12 +33237,13 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
     }
 }
 
-/* Maps a place to a text: texts[place], or if `texts` is NULL the place itself. */
+/* Maps a place (an index in a list of texts) to a text: to number texts[place] or, if `texts` is NULL, to
+   number `place`. */
 typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts; } tt__step_texts;
 
-/* Orders places by the length of their texts, longest first. Texts of the same length keep their shuffled
-   order. Many texts are cut to the same length, and a table often lists one class after another, so the
-   table's order would fill whole steps with one class. */
+/* Returns whether place a comes before place b if the longest text comes first. Texts of the same length keep
+   their shuffled order: many texts are cut to the same length, and as tables often list one class after
+   another, the table's order would fill whole steps with one class. */
 static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 {
     const tt__step_texts *s = (const tt__step_texts *)arg;
@@ -33050,7 +33272,7 @@ static bool tt__loader_tokenize(tt_loader *l)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: text %lld has no tokens: leave it out of the dataset",
                         (long long)l->empty), false;
 
-    /* A micro-batch has at most as many tokens as the max_seqs longest texts. */
+    /* A micro-batch has at most as many tokens as the max_seqs longest texts have together. */
     int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
     const tt__step_texts all = {l->tokens, NULL};
     const int64_t most = tt__min(l->o.batch, l->d->count);
@@ -33063,8 +33285,8 @@ static bool tt__loader_tokenize(tt_loader *l)
     return true;
 }
 
-/* Sets the fields of a batch that texts and images share, and after the last batch of a step moves to the
-   next step. */
+/* Sets the fields of a batch that batches of texts and of images have in common. After the last batch of a
+   step, moves the loader to the next step. */
 static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_of_step)
 {
     batch->seqs = seqs;
@@ -33075,9 +33297,10 @@ static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_o
     return true;
 }
 
-/* ---- cutting a step of texts into micro-batches: l->dealt and l->ends */
+/* ---- dividing a step of texts into micro-batches: sets l->dealt and l->ends */
 
-/* Cuts a step for a single group: each micro-batch takes texts in their order until it is full. */
+/* Divides a step of n texts for a single group: each micro-batch takes texts in their order until it is
+   full. */
 static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
 {
     int micro = 0, seqs = 0, tokens = 0;
@@ -33092,9 +33315,10 @@ static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
     l->ends[micro] = n;
 }
 
-/* Gives each text, longest first, to the micro-batch with the fewest tokens of those with room for another
-   text (Graham, "Bounds on multiprocessing timing anomalies", 1969). Sets l->ends[k] to the number of texts
-   of micro-batch k. Returns false if a micro-batch would have more than max_tokens. */
+/* Distributes n texts over `micros` micro-batches: from the longest text on, each goes to the micro-batch
+   with the fewest tokens that has room for another text (Graham, "Bounds on multiprocessing timing
+   anomalies", 1969). Sets l->ends[k] to the number of texts of micro-batch k. Returns false if a micro-batch
+   would have more than max_tokens tokens. */
 static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micros)
 {
     memset(l->ends, 0, sizeof *l->ends * (size_t)micros);
@@ -33112,7 +33336,7 @@ static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micr
     return true;
 }
 
-/* Cuts a step of n texts into micro-batches. The texts of a micro-batch keep their order. */
+/* Divides a step of n texts into micro-batches. The texts of a micro-batch keep their order. */
 static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 {
     const tt__step_texts step = {l->tokens, texts};
@@ -33135,15 +33359,15 @@ static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 /* ==== src/data/images.h */
 /* ---- loading images */
 
-/* Returns the number in the epoch of the micro-batch with place `at` of the epoch's order, and sets the
-   micro-batch's first place and its number of images. */
+/* Finds the micro-batch that has place `at` of the epoch's order. Returns its number in the epoch, and sets
+   *first to its first place and *seqs to its number of images. */
 static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, int *seqs)
 {
     const tt__dealer *d = &l->deal;
     const int64_t step = at / d->batch, from = step * d->batch, n = tt__min(d->batch, d->used - from);
     const int64_t micros = tt__deal_micros(d, n), whole = tt__deal_micros(d, d->batch);
     int64_t within, end;
-    if (d->groups == 1) { /* all micro-batches but the last have max_seqs images */
+    if (d->groups == 1) { /* only the last has fewer than max_seqs images */
         within = (at - from) / d->max_seqs;
         *first = from + within * d->max_seqs;
         end = tt__min(from + n, *first + d->max_seqs);
@@ -33156,8 +33380,8 @@ static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, i
     return step * whole + within;
 }
 
-/* Sets height and width to the size that an image of this size is resized to. Returns false and `why` if a
-   side would be longer than TT__IMAGE_SIDE. */
+/* Replaces *height and *width, the size of an image, by the size to which the options resize such an image.
+   If a side would be longer than TT__IMAGE_SIDE, returns false and writes the reason to `why`. */
 static bool tt__image_resized(const tt_image_options *o, int *height, int *width, char why[256])
 {
     const int shorter = (int)tt__min(*height, *width), longer = (int)tt__max(*height, *width);
@@ -33175,8 +33399,8 @@ static bool tt__image_resized(const tt_image_options *o, int *height, int *width
     return true;
 }
 
-/* Tests whether a resulting image can be cropped out of a resized and padded image; `height` and `width` are
-   the size before padding. Sets `why` if not. */
+/* Returns whether a resized and padded image is large enough for the crop that the options demand; if not,
+   writes the reason to `why`. height, width: the size before padding. */
 static bool tt__image_fits(const tt_image_options *o, int height, int width, char why[256])
 {
     if (o->height <= height + 2 * o->pad && o->width <= width + 2 * o->pad) return true;
@@ -33193,7 +33417,8 @@ static bool tt__image_channels(const tt_image_options *o, int channels, char why
     return false;
 }
 
-/* Returns where a crop begins along one axis, -pad or more. */
+/* Returns where a crop of `wanted` pixels begins along an axis of `size` pixels; negative, at least -pad, in
+   the padding. */
 static int tt__crop_at(const tt_image_options *o, uint32_t random, int size, int wanted)
 {
     int spare = size + 2 * o->pad - wanted;
@@ -33201,7 +33426,7 @@ static int tt__crop_at(const tt_image_options *o, uint32_t random, int size, int
 }
 
 /* Resizes, pads, crops and flips an image by the options and writes it to `to` (height, width, channels).
-   key: of the random numbers. After an error `why` has the reason. */
+   key: the key of the random numbers. After an error `why` has the reason. */
 static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt_image_options *o,
                                      const tt_image *image, uint64_t key, uint8_t *to, char why[256])
 {
@@ -33226,7 +33451,7 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     w.width = (int)tt__min(left + o->width, width) - w.left;
     size_t pitch = (size_t)o->width * (size_t)o->channels;
     if (w.height < o->height || w.width < o->width) memset(to, 0, (size_t)o->height * pitch);
-    if (w.height < 1 || w.width < 1) return TT_OK; /* all of it is padding */
+    if (w.height < 1 || w.width < 1) return TT_OK; /* the whole crop is padding */
     int x = w.mirror ? left + o->width - w.left - w.width : w.left - left;
     to += (size_t)(w.top - top) * pitch + (size_t)x * (size_t)o->channels;
     if (tt__resample(ctx, r, image, height, width, o->resample, o->channels, &w, to, pitch)) return TT_OK;
@@ -33235,8 +33460,8 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     return TT_ERR_MEMORY;
 }
 
-/* Makes the image at the cursor. The caller holds the mutex, which is released while the image is read and
-   transformed. */
+/* Makes the image at place l->cursor of the epoch's order. The caller holds the mutex; the function releases
+   it while it reads and transforms the image. */
 static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
 {
     const tt_image_source *source = &l->d->source;
@@ -33248,7 +33473,7 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     const int64_t of_step = micro % tt__deal_micros(&l->deal, l->o.batch);
     const int rank = (int)((l->deal_by_step ? of_step : micro) % tt__max(1, l->deal_data));
     slot->left_out = l->deal_data > 0 && (rank < l->deal_first || rank >= l->deal_end);
-    if (slot->left_out) { /* as all images of the micro-batch are */
+    if (slot->left_out) { /* with all images of the micro-batch */
         slot->done++;
         pthread_cond_signal(&l->ready);
         return;
@@ -33395,7 +33620,7 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
 }
 
-static bool tt__loader_allocate(tt_loader *l) /* for texts */
+static bool tt__loader_allocate(tt_loader *l) /* for a loader of texts */
 {
     tt_context *ctx = l->ctx;
     if (!tt__loader_tokenize(l)) return false;
@@ -33415,7 +33640,7 @@ static bool tt__loader_allocate(tt_loader *l) /* for texts */
            (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
 }
 
-static bool tt__image_allocate(tt_loader *l) /* for images */
+static bool tt__image_allocate(tt_loader *l) /* for a loader of images */
 {
     const tt_image_options *o = &l->image;
     size_t bytes;
@@ -33423,8 +33648,8 @@ static bool tt__image_allocate(tt_loader *l) /* for images */
     if (!tt__mul_size(l->image_bytes, (size_t)l->deal.max_seqs, &bytes))
         return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
                         "can hold: set batch lower", l->deal.max_seqs, o->height, o->width), false;
-    /* slots: one for the micro-batch that the trainer reads, one per data rank for the next round, and enough
-       to give every thread two images to make */
+    /* The number of slots: one for the micro-batch that the trainer reads, one per data rank for the next
+       round, and enough slots to give every thread two images to make. */
     l->slots = l->o.threads ? 1 + l->deal.data + (int)tt__ceil_div(2 * l->o.threads, l->deal.max_seqs) : 1;
     if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
     for (int i = 0; i < l->slots; i++)
@@ -33432,8 +33657,8 @@ static bool tt__image_allocate(tt_loader *l) /* for images */
     return true;
 }
 
-/* Creates a loader of texts (k is the tokenizer) or of images (`image` has the options) at the first step,
-   and starts its threads. */
+/* Creates a loader of texts, with tokenizer k, or of images, with options `image`; the other argument is
+   NULL. The loader is at the first step, and its threads run. */
 static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
                                   const tt_image_options *image, const tt_loader_options *options)
 {
@@ -33518,7 +33743,7 @@ static tt_status tt__image_options_check(tt_context *ctx, const tt_image_options
     return TT_OK;
 }
 
-/* Checks the options as far as possible before an image is read. */
+/* Checks the options for images, as far as is possible before an image was read. */
 static tt_status tt__image_check(tt_context *ctx, const tt_dataset *d, const tt_image_options *o)
 {
     char why[256];
@@ -33583,14 +33808,14 @@ static tt_status tt__loader_source_next(void *self, tt_batch *batch, bool *more)
     return l->status;
 }
 
-/* Returns a hash of the labels and of the tokens of texts. */
+/* Returns a hash of the labels of a loader's examples and, for texts, of their tokens. */
 static uint64_t tt__loader_source_hash(void *self)
 {
     const tt_loader *l = (const tt_loader *)self;
     uint64_t hash = TT__HASH_BEGIN;
     for (int i = 0; i < l->d->count; i++) {
         hash = tt__hash_on(hash, &l->d->examples[i].label, sizeof l->d->examples[i].label);
-        if (!l->tokens) continue; /* images */
+        if (!l->tokens) continue; /* an image: no tokens */
         int count = l->tokens[i].count;
         hash = tt__hash_on(hash, &count, sizeof count);
         hash = tt__hash_on(hash, l->tokens[i].ids, (size_t)count * (l->wide ? 4 : 2));
@@ -33618,7 +33843,8 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
     if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
 
-/* Sets which data ranks' images this process needs. Images of other ranks are not made. */
+/* Sets for which data ranks, first to end - 1 of `data`, this process needs images. Images of other ranks are
+   not made. by_step: see tt_loader.deal_by_step. */
 static void tt__loader_source_deal(void *self, int data, int first, int end, bool by_step)
 {
     tt_loader *l = (tt_loader *)self;
@@ -33648,7 +33874,7 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     const int64_t cursor = l->cursor;
     const bool there = epoch == l->deal.epoch && step == l->deal.step && !l->in_step;
     if (l->d->images && there && !l->failed && !l->dealt_anew) return pthread_mutex_unlock(&l->mutex), TT_OK;
-    l->cursor = l->deal.used; /* threads begin no further image */
+    l->cursor = l->deal.used; /* no thread begins another image */
     while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
     if (epoch != l->deal.epoch) l->window_at = -1;
     tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
@@ -33666,8 +33892,8 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     return status;
 }
 
-/* Collects the texts of a window, sorted by length so that the sequences of a step have similar lengths, and
-   shuffles the steps. An incomplete last step remains the last of its epoch. */
+/* Collects the texts of a window (consecutive steps), sorts them by length, so that the texts of a step have
+   similar lengths, and shuffles the window's steps. An incomplete last step remains the last of its epoch. */
 static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;
@@ -33748,7 +33974,7 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
             to->label_text = NULL;
         }
     }
-    if (status == TT_OK) { /* remove the chosen examples; the others keep their order */
+    if (status == TT_OK) { /* removes the chosen examples; the others keep their order */
         for (int k = 0; k < (int)n; k++) d->examples[order[k]].label = -1;
         int kept = 0;
         for (int i = 0; i < d->count; i++)
@@ -33798,13 +34024,13 @@ tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder)
 /* ==== src/data/stream.h */
 /* ------------------------------------------------------------------------------------------ token streams */
 
-/* The ids that a stream shares with the streams split off from it. */
+/* The token ids that a stream shares with the streams that were split off from it. */
 typedef struct tt__token_store {
-    int users;          /* number of streams */
+    int users;          /* number of streams that use the store */
     int width;          /* bytes of an id, 2 or 4 */
     int64_t count;
-    void *ids;          /* (count); NULL: the ids are in the file, from byte `skip` on */
-    void *file;         /* open; NULL: none */
+    void *ids;          /* `count` ids; NULL: the ids are in the file, from byte `skip` on */
+    void *file;         /* the open file; NULL: none */
     uint64_t skip;      /* bytes of the file's header */
     char path[TT__PATH];
 } tt__token_store;
@@ -33816,8 +34042,8 @@ struct tt_token_stream {
     int64_t first, count;
     int vocab, end;
     int fronts;         /* number of the tokenizer's special ids before each document */
-    int64_t spelled[2]; /* documents that spell out those ids; documents that spell out the end token */
-    bool texts;         /* the stream was made of texts: ids are the tokenizer's, or bytes */
+    int64_t spelled[2]; /* number of documents that spell out these ids; that spell out the end token */
+    bool texts;         /* the stream was built from texts: ids come from the tokenizer, or are bytes */
 };
 
 enum { TT__BYTE_END = 256, TT__TOKENS_AT_ONCE = 16384 };
@@ -33856,7 +34082,8 @@ static tt_token_stream *tt__stream_new(tt_context *ctx, const char *path)
     return s;
 }
 
-/* Grows the store to hold n more ids. room: ids that fit. Returns false if memory runs out. */
+/* Grows the stream's store so that it can hold n more ids. *room: number of ids for which the store has
+   memory. Returns false if memory runs out. */
 static bool tt__stream_grow(tt_token_stream *s, int64_t n, int64_t *room)
 {
     tt__token_store *store = s->store;
@@ -33877,14 +34104,15 @@ static void tt__stream_push(tt__token_store *store, int32_t id)
     else ((uint32_t *)store->ids)[store->count++] = (uint32_t)id;
 }
 
-/* Returns the text of an added token, which texts may spell out; NULL if the token is no added token. */
+/* Returns the text of an added token, whose spelling documents may contain; NULL if `id` is no added
+   token. */
 static const char *tt__added_text(const tt_tokenizer *k, int id)
 {
     return k && id >= 0 && id < k->size && k->added_of[id] >= 0 ? tt_tokenizer_token(k, id) : NULL;
 }
 
-/* Returns the bytes of white space before the first special token that a document spells out; 0 if the
-   document does not begin with that token. */
+/* Returns the number of bytes of white space at the start of a document whose text then spells out the first
+   special token; 0 if the text does not begin with the spelling of that token. */
 static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text, size_t bytes)
 {
     const char *begin = s->fronts ? tt__added_text(s->tokenizer, s->tokenizer->finish.before.ids[0]) : NULL;
@@ -33894,8 +34122,8 @@ static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text
     return length && bytes - skip >= length && memcmp(text + skip, begin, length) == 0 ? skip : 0;
 }
 
-/* Returns the bytes of a document without the white space after an end token that the document spells out.
-   Returns `bytes` if the document does not end with that token. */
+/* Returns the number of bytes of a document without the white space at its end, if the text before the white
+   space ends with the spelling of the end token. Otherwise returns `bytes`. */
 static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text, size_t bytes)
 {
     const char *end = tt__added_text(s->tokenizer, s->end);
@@ -33905,7 +34133,8 @@ static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text,
     return length && kept >= length && memcmp(text + kept - length, end, length) == 0 ? kept : bytes;
 }
 
-/* Adds a document, the special tokens before it and its end token. Grows scratch (*capacity) if needed. */
+/* Adds the special tokens before a document, the document's tokens, and the end token to a stream. Grows
+   *scratch, which has room for *capacity ids, if needed. */
 static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
                                 int32_t **scratch, int64_t *capacity)
 {
@@ -33954,7 +34183,7 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     return TT_OK;
 }
 
-/* Returns the end of the document that begins at `text`, and sets *next to the begin of the next document. */
+/* Returns the end of the document that begins at `text`, and sets *next to the start of the next document. */
 static const char *tt__document_end(const char *text, const char *end, const char *separator,
                                     const char **next)
 {
@@ -33972,8 +34201,8 @@ static const char *tt__document_end(const char *text, const char *end, const cha
     return end;
 }
 
-/* Adds the documents of a text, but no document of white space alone. path: the name in messages of a text
-   that must be UTF-8; NULL if any bytes are allowed. */
+/* Adds the documents of a text to a stream, except documents that are only white space. path: the name of the
+   text in messages, if it must be UTF-8; NULL: any bytes are allowed. */
 static tt_status tt__stream_add_text(tt_token_stream *s, const char *path, const char *text, size_t bytes,
                                      const char *separator, int64_t *room)
 {
@@ -34014,8 +34243,8 @@ static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, cons
     return NULL;
 }
 
-/* Returns s if status is TT_OK and s has two or more tokens; otherwise frees s and returns NULL. Warns of
-   documents that spell out their special tokens. */
+/* Returns stream s if `status` is TT_OK and s has two or more tokens; otherwise frees s and returns NULL.
+   Warns if documents spell out the special tokens that the stream adds. */
 static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
 {
     s->count = s->store->count;
@@ -34090,17 +34319,17 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
     return tt__stream_done(s, status);
 }
 
-/* Files of llm.c (dev/data/data_common.py) have a header of 256 i32: one of these numbers, the version, and
-   the number of ids. */
-#define TT__LLMC_HALVES 20240520 /* ids of 2 bytes */
-#define TT__LLMC_WORDS 20240801  /* ids of 4 bytes */
+/* Files of llm.c (dev/data/data_common.py) have a header of 256 i32 numbers. The first is one of the two
+   numbers below, the second is the version, the third is the number of ids. */
+#define TT__LLMC_HALVES 20240520 /* the file has ids of 2 bytes */
+#define TT__LLMC_WORDS 20240801  /* the file has ids of 4 bytes */
 
-/* Guesses the width in bytes of the ids in a file without a header, from vocab and the first ids. bytes: size
-   of the file. Refuses ids of 8 bytes. */
+/* Guesses the width in bytes of the ids in a file without a header, from `vocab` and the first ids. bytes:
+   size of the file. Fails if ids seem to have 8 bytes. */
 static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, size_t bytes, int vocab,
                                int *width)
 {
-    uint16_t half[1024] = {0}, any[4] = {0}; /* any: bits set in each 2-byte quarter of 8 bytes */
+    uint16_t half[1024] = {0}, any[4] = {0}; /* any: for each quarter of 8 bytes: all its bits, ORed */
     const size_t all = bytes - (size_t)store->skip, n = all / 4;
     const int pairs = n < 512 ? (int)n : 512;
     tt_status status = tt__file_read(ctx, store->path, store->file, (size_t)store->skip, half,
@@ -34109,7 +34338,7 @@ static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, si
     const bool low = any[0] || any[2], high = any[1] || any[3];
     *width = vocab > 65536 || (low && !high && all % 4 == 0) ? 4 : 2;
     const bool eights = any[0] && !any[2] && !any[3] && all % 8 == 0;
-    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look so by chance */
+    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look like this by chance */
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s': each second 4 bytes are 0, as of ids of 8 bytes (int64), and "
                     "ids of 2 or 4 bytes are read: convert them, as by NumPy's astype('uint32').tofile(...)",
                     store->path);
@@ -34199,7 +34428,7 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
     return TT_OK;
 }
 
-/* Calls `each` for all tokens of a stream in order, up to TT__TOKENS_AT_ONCE at a time. */
+/* Calls `each` for all tokens of a stream in order, with at most TT__TOKENS_AT_ONCE tokens in each call. */
 static tt_status tt__stream_each(const tt_token_stream *s, void *arg,
                                  tt_status (*each)(void *arg, const int32_t *ids, int64_t n))
 {
@@ -34242,8 +34471,9 @@ tt_status tt_token_stream_write(const tt_token_stream *s, const char *path)
     return status;
 }
 
-/* Counts the bytes of a stream's text. Whole documents are decoded, because a tokenizer may decode the first
-   token of a text differently from later tokens. */
+/* The state of a count of the bytes of a stream's text. document: the tokens of the current document, as only
+   whole documents are decoded: a tokenizer may decode the first token of a text differently from later
+   tokens. */
 typedef struct tt__stream_bytes {
     const tt_token_stream *s;
     int32_t *document;
@@ -34264,7 +34494,7 @@ static tt_status tt__stream_count_bytes(void *arg, const int32_t *ids, int64_t n
         }
         const int32_t *from = x->document;
         const size_t front = sizeof *from * (size_t)s->fronts;
-        /* a stream may begin within a document, which then lacks the special tokens at its front */
+        /* A stream may begin within a document, which then lacks the special tokens at its start. */
         if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->finish.before.ids, front) == 0)
             from += s->fronts;
         const int64_t n_text = x->n - (from - x->document);
@@ -34284,7 +34514,7 @@ int64_t tt_token_stream_bytes(const tt_token_stream *s)
     if (!s->texts) return 0;
     tt_status status = tt__stream_each(s, &x, tt__stream_count_bytes);
     const int32_t end = s->end;
-    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* ends within a document */
+    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* an unfinished document */
     tt__free(s->ctx, x.document);
     return status == TT_OK ? x.bytes : -1;
 }
@@ -34297,9 +34527,10 @@ struct tt_token_loader {
     const tt_token_stream *s;
     tt_token_loader_options o;
     tt__dealer deal;               /* its examples are windows */
-    int max_seqs, max_tokens;      /* of a micro-batch */
-    int micro;                     /* micro-batches of the step that were handed out */
-    /* ids, positions, targets: (max_tokens); seq_start: (max_seqs + 1); window: (length + 1) */
+    int max_seqs, max_tokens;      /* max numbers of sequences and of tokens of a micro-batch */
+    int micro;                     /* number of micro-batches of the step that were handed out */
+    /* Sizes of the arrays: ids, positions, targets: max_tokens; seq_start: max_seqs + 1; window: length +
+       1. */
     int32_t *ids, *positions, *targets, *seq_start, *window;
     uint64_t hash;
     tt_array array;
@@ -34325,12 +34556,12 @@ void tt_token_loader_free(tt_token_loader *l)
     tt__free_all(l->ctx, owned, TT__COUNT(owned));
 }
 
-/* A sweep over all tokens that finds the hash of the ids, and the max number of documents in a window. A part
-   of a document counts as one. */
+/* The state of a sweep over all tokens, which finds the hash of the ids and the max number of documents in a
+   window. A part of a document counts as a document. */
 typedef struct tt__window_survey {
-    int32_t end; /* token that ends a document; -1: none */
-    /* length: tokens of a window; at: tokens of the current window so far; here: ends of documents among
-       them; most: max documents of a window */
+    int32_t end; /* the token that ends a document; -1: no token does */
+    /* length: number of tokens of a window; at: number of tokens of the current window so far; here: number
+       of ends of documents among these; most: max number of documents in a window */
     int length, at, here, most;
     uint64_t hash;
 } tt__window_survey;
@@ -34356,7 +34587,8 @@ static tt_status tt__window_seek(void *self, int64_t epoch, int64_t step)
     return status;
 }
 
-/* Appends window w to the micro-batch, which has `rows` tokens and `seqs` sequences so far. */
+/* Appends window w to the micro-batch, which has *rows tokens and *seqs sequences so far, and updates both
+   numbers. */
 static tt_status tt__window_add(tt_token_loader *l, int64_t w, int *rows, int *seqs)
 {
     const int64_t first = w * l->o.length, n = tt__min(l->o.length, l->s->count - 1 - first);
@@ -34473,8 +34705,8 @@ const tt_source *tt_token_loader_source(tt_token_loader *l)
 /* ==== src/models/layout.h */
 /* ===========================================================================================================
    MODELS                                                                                          src/models/
-   BERT, ViT and decoders. A model is a struct of named parameters and functions that record ops. This code
-   uses the public API, and files/ to read and write checkpoints.
+   BERT, ViT and decoders (language models). A model is a struct of named parameters, with functions that
+   record ops. This code uses the public API, and files/ to read and write checkpoints.
    ======================================================================================================== */
 
 /* ----------------------------------------------------------------------------------- tables of architectures
@@ -34484,19 +34716,20 @@ const tt_source *tt_token_loader_source(tt_token_loader *l)
    decoder has a table of its own, with one naming. */
 
 typedef struct tt__tensor_row {
-    size_t offset;       /* of the tt_param * in the struct of the model or of a layer */
-    const char *name[2]; /* in each naming; a leading '.' stands for the prefix. NULL: not in that naming */
+    size_t offset;       /* offset of the tt_param * in the struct of the model or of a layer */
+    const char *name[2]; /* name in each naming; a leading '.' stands for the prefix. NULL: has no name */
     const char *shape;   /* a letter for each dimension, see tt__sizes; '1' is 1. A tensor with a dimension of
                             size 0 is absent from the model. The parameter drops leading ones */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
     char part;           /* 1 to 3: which third of a packed tensor this is in naming 1; 0: not packed */
-    char head;           /* true: random initial values if a file lacks it; 2: and no logits depend on it */
-    char order;          /* 't': transposed in files; 'g': rows by groups of heads, see tt__packing */
+    char head;           /* not 0: random initial values if a file lacks it; 2: also, no logits depend on
+                            it */
+    char order;          /* order in files: see tt__packing.kind */
 } tt__tensor_row;
 
 typedef struct tt__config_row {
     const char *field, *key[2]; /* name in the config's struct; key in config.json in each naming, or NULL */
-    size_t offset;              /* in the config's struct */
+    size_t offset;              /* offset of the field in the config's struct */
     char kind;   /* an int: 'N' at least 1 and required in config.json, 'n' at least 1, '0' at least 0; a
                     float: 'p' in [0, 1), 'f' at least 0; 'b' a bool */
     char letter; /* letter of this number in shapes; 0: none */
@@ -34505,24 +34738,24 @@ typedef struct tt__config_row {
 typedef int64_t tt__sizes['Z' - 'A' + 1]; /* size of each letter of shapes */
 
 typedef struct tt__architecture {
-    const char *name;            /* in messages */
-    int spelling;                /* naming of config.json and of the parameters of a new model */
-    const char *class_name, *type;       /* of config.json: "architectures", "model_type" */
+    const char *name;            /* name of the architecture in messages */
+    int spelling;                /* number of the naming for config.json and for a new model's parameters */
+    const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
     const char *activation_key, *more;   /* key of the activation; constant members of config.json */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
     const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number */
-    const tt__tensor_row *model, *layer; /* (n_model), (n_layer) */
-    const tt__config_row *config;        /* (n_config) */
+    const tt__tensor_row *model, *layer; /* n_model rows for the model, n_layer rows for each layer */
+    const tt__config_row *config;        /* n_config rows */
     int n_model, n_layer, n_config;
     size_t bytes, config_bytes, layer_bytes;                  /* sizes of the structs */
-    size_t config_at, activation_at, names_at, new_head_at, layers_at; /* in the model's struct; 0: none */
-    size_t hidden, layers, heads, classes, activation, range; /* offsets in the config's struct; 0: none */
+    size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets in the model; 0: none */
+    size_t hidden, layers, heads, classes, activation, range; /* offsets in the config; 0: no field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
     void (*check)(tt__text *all, const void *config);         /* adds further mistakes to `all`; or NULL */
     /* Reads a tensor whose shape differs from the parameter's, if the model can adapt it, and sets *done.
        NULL: the architecture adapts no tensor. */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
-    size_t image_size;          /* offset in the config's struct; 0: none */
+    size_t image_size;          /* offset of the field in the config's struct; 0: no such field */
     void (*print)(tt__text *json, const void *self, const void *config); /* prints further members; or NULL */
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
 } tt__architecture;
@@ -34534,8 +34767,8 @@ typedef struct tt__architecture {
     offsetof(X##_config, hidden_size), offsetof(X##_config, layers), offsetof(X##_config, heads), \
     offsetof(X##_config, classes), \
     offsetof(X##_config, activation), offsetof(X##_config, initializer_range)
-/* Table rows: of a tensor, of a weight and a bias (of a linear layer or a norm), and of a config. a, b: the
-   name or key in naming 0 and in naming 1. */
+/* Macros for table rows: for a tensor; for the weight and the bias of a linear layer or a norm; for a field
+   of a config. a, b: the name or key in naming 0 and in naming 1. */
 #define TT__TENSOR(X, field, a, b, shape, init, head) {offsetof(X, field), {a, b}, shape, init, 0, head, 0}
 #define TT__WEIGHT_BIAS(X, field, a, b, shape, rows, init, head) \
     TT__TENSOR(X, field##_w, a ".weight", b ".weight", shape, init, head), \
@@ -34559,13 +34792,13 @@ static void *tt__pointer_at(const void *self, size_t offset)
     return p;
 }
 
-/* A checkpoint being read: its config.json and its open files of tensors. */
+/* A checkpoint that is being read: its config.json and its open files of tensors. */
 typedef struct tt__checkpoint {
     char path[TT__PATH];   /* path of config.json, for messages */
     tt__file_bytes text;   /* text of config.json */
     tt__json config;       /* config.json; empty: the checkpoint has none */
-    tt_safetensors **file; /* (files) */
-    int files, spelling;   /* spelling: naming of the tensors */
+    tt_safetensors **file; /* `files` open files */
+    int files, spelling;   /* spelling: number of the naming of the tensors */
 } tt__checkpoint;
 
 /* The parameters of a model that exists or is to be made. */
@@ -34573,12 +34806,13 @@ typedef struct tt__layout {
     tt_context *ctx;
     const tt__architecture *a;
     char *self, *layer_self; /* structs of the model and of its first layer; NULL: not made yet */
-    int layers, spelling;    /* spelling: naming of the tensors */
-    const tt__checkpoint *from; /* NULL: no checkpoint is read */
+    int layers, spelling;    /* spelling: number of the naming of the tensors */
+    const tt__checkpoint *from; /* the checkpoint to read; NULL: none */
     tt__sizes size;
 } tt__layout;
 
-/* Returns the layout of a model in the naming of the checkpoint, or without one of the architecture. */
+/* Returns the layout of a model, in the naming of checkpoint `from` or, if that is NULL, of the
+   architecture. */
 static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, const void *self,
                                 const void *config, const tt__checkpoint *from)
 {
@@ -34600,8 +34834,8 @@ static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, cons
     return l;
 }
 
-/* Returns the row of parameter k and sets its name; returns NULL if k is past the last parameter. The model's
-   own parameters come first, then those of each layer. */
+/* Returns the table row of parameter k, and sets `name` to the parameter's name. Returns NULL if k is past
+   the last parameter. The model's own parameters come first, then those of each layer. */
 static const tt__tensor_row *tt__layout_row(const tt__layout *l, int k, char name[256])
 {
     const tt__architecture *a = l->a;
@@ -34615,7 +34849,8 @@ static const tt__tensor_row *tt__layout_row(const tt__layout *l, int k, char nam
     return row;
 }
 
-/* Returns the address of parameter k's pointer in the structs of the model. row: tt__layout_row of k. */
+/* Returns the address, in the structs of the model, of the pointer to parameter k. row: the result of
+   tt__layout_row for k. */
 static tt_param **tt__layout_slot(const tt__layout *l, const tt__tensor_row *row, int k)
 {
     const int in_layers = k - l->a->n_model;
@@ -34629,8 +34864,8 @@ static int tt__layout_part(const tt__layout *l, const tt__tensor_row *row)
     return l->spelling == 1 ? row->part : 0;
 }
 
-/* Sets the dimensions of a parameter, leading ones included. Returns their number, or 0 if the model has no
-   such parameter. */
+/* Sets dims to the dimensions of a parameter, including leading dimensions of 1. Returns their number; 0 if
+   the model has no such parameter. */
 static int tt__row_dims(const tt__layout *l, const tt__tensor_row *row, int64_t dims[4])
 {
     int n = 0;
@@ -34652,8 +34887,8 @@ typedef struct tt__packing {
     int64_t rows, width, groups, size;
 } tt__packing;
 
-/* Returns the row in the file of row r of the parameter, for the order 'g'. With `back`, r is a row of the
-   file, and the result is the row of the parameter. */
+/* Converts row r of a parameter to the row of the file's tensor, for order 'g'. With `back`, converts row r
+   of the file's tensor to the row of the parameter. */
 static int64_t tt__packing_row(const tt__packing *o, int64_t r, bool back)
 {
     const int64_t heads = o->rows / o->size, queries = heads / o->groups - 2, head = r / o->size;
@@ -34678,8 +34913,8 @@ static tt__packing tt__row_order(const tt__layout *l, const tt__tensor_row *row,
     return o;
 }
 
-/* Sets the dimensions of a parameter's tensor in files. Returns their number, or 0 if the model has no such
-   parameter. */
+/* Sets dims to the dimensions that a parameter's tensor has in files. Returns their number; 0 if the model
+   has no such parameter. */
 static int tt__file_dims(const tt__layout *l, const tt__tensor_row *row, int64_t dims[4])
 {
     const int n = tt__row_dims(l, row, dims);
@@ -34690,7 +34925,7 @@ static int tt__file_dims(const tt__layout *l, const tt__tensor_row *row, int64_t
     return n;
 }
 
-/* Creates the parameters. scale: standard deviation of random initial values. */
+/* Creates the parameters of a model. scale: standard deviation of random initial values. */
 static tt_status tt__layout_new(const tt__layout *l, float scale)
 {
     const tt__tensor_row *row;
@@ -34711,12 +34946,12 @@ static tt_status tt__layout_new(const tt__layout *l, float scale)
 /* ==== src/models/load.h */
 /* ---- loading from checkpoint files: the parameters that will be read from a file share the open file */
 
-enum { TT__BAND = 256 }; /* rows of a transposed parameter that are read at once */
+enum { TT__BAND = 256 }; /* number of rows of a transposed parameter that are read at once */
 
 /* The source of a parameter: a tensor of a file, or a part of one. */
 typedef struct tt__checkpoint_tensor {
     tt_safetensors *file;
-    int index;         /* of the tensor in the file */
+    int index;         /* index of the tensor in the file */
     int64_t first;     /* element of the tensor at which the parameter begins */
     tt__packing order;
     float *band;       /* order 't': the rows that were read last, (band_rows, width); NULL: none */
@@ -34778,8 +35013,8 @@ static void tt__checkpoint_drop(tt_context *ctx, void *source)
     tt__free(ctx, t);
 }
 
-/* Refuses tensor `index` of s if its shape is not `dims`; with `part`, the tensor must have three times as
-   many rows. */
+/* Fails if the shape of tensor `index` of file s is not `dims`; if `part` is not 0, the tensor must have
+   three times as many rows as `dims` says. */
 static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, const int64_t *dims, int part,
                                  const char *param)
 {
@@ -34798,8 +35033,9 @@ static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, c
                     info->name, text, param);
 }
 
-/* Makes tensor `index` of s, whose shape must be `dims`, the source of p. part: 1 to 3, the third of it that
-   is p; 0: the whole tensor. order NULL: the file has p's order. */
+/* Makes tensor `index` of file s, whose shape must be `dims`, the source of parameter p. part: 1 to 3: p is
+   that third of the tensor; 0: p is the whole tensor. order: the order of the file's elements; NULL: p's
+   order. */
 static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, int ndim, const int64_t *dims,
                                      int part, const tt__packing *order)
 {
@@ -34844,7 +35080,8 @@ static int tt__find_tensor(const tt_safetensors *s, const char *name, const char
     return index;
 }
 
-/* Returns the file that has a tensor and sets the tensor's index, or returns NULL if no file has it. */
+/* Returns the file of the checkpoint that has the tensor `name`, and sets *index to the tensor's index there.
+   Returns NULL if no file has it. */
 static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, int *index)
 {
     for (int k = 0; k < l->from->files; k++) {
@@ -34861,7 +35098,8 @@ static bool tt__starts_anew(const tt__tensor_row *row, const tt_tensor_info *inf
     return row->head && row->shape[0] == 'C' && info->dims[0] != dims[0];
 }
 
-/* Reports that tensor k, `name`, is missing, or if its whole layer is missing, the number of layers found. */
+/* Fails because tensor k, `name`, is missing. If all tensors of its layer are missing, the message instead
+   says how many layers the checkpoint has. */
 static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
 {
     const tt__architecture *a = l->a;
@@ -34880,8 +35118,8 @@ static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
                     "%d", l->from->file[0]->path, name, layer, l->layers);
 }
 
-/* Checks that the checkpoint has each tensor of the layout with the right shape. This happens before memory
-   of these sizes is allocated. */
+/* Fails unless the checkpoint has each tensor of the layout with the right shape. Called before memory of
+   these sizes is allocated. */
 static tt_status tt__layout_check(const tt__layout *l)
 {
     const tt__tensor_row *row;
@@ -34900,7 +35138,8 @@ static tt_status tt__layout_check(const tt__layout *l)
     return TT_OK;
 }
 
-/* Returns whether a tensor of a file is no parameter, but a buffer or a copy that the model does not need. */
+/* Returns whether a tensor of a file is not a parameter, but a buffer or a copy that the model does not
+   need. */
 static bool tt__is_buffer(const tt__layout *l, const char *name)
 {
     for (const char *const *pattern = l->a->buffers; pattern && *pattern; pattern++)
@@ -34910,14 +35149,14 @@ static bool tt__is_buffer(const tt__layout *l, const char *name)
     return tt__match("*embeddings.position_ids", name);
 }
 
-/* Makes the checkpoint, already checked, the source of the parameters. A head that the checkpoint lacks keeps
-   its random initial values, with a warning. */
+/* Makes the checkpoint, which was checked, the source of the model's parameters. Warns if the checkpoint
+   lacks a head, which then keeps its random initial values. */
 static tt_status tt__layout_attach(const tt__layout *l)
 {
     char text[2][1024];
-    /* names of tensors that the files lack, and of tensors with another number of classes */
+    /* Two lists of names: tensors that the files lack; tensors with another number of classes. */
     tt__text anew[2] = {{text[0], sizeof text[0], 0}, {text[1], sizeof text[1], 0}};
-    int64_t classes = 0; /* of the file's classifier, if they differ */
+    int64_t classes = 0; /* number of the file's classes, if it differs */
     bool new_head = false;
     const tt__tensor_row *row;
     tt_safetensors *const *files = l->from->file;
@@ -34971,11 +35210,11 @@ static tt_status tt__layout_attach(const tt__layout *l)
 typedef struct tt__saved_param {
     const tt_param *p;
     tt__packing order;
-    int tensor; /* number of the tensor that the parameter is, or is a part of */
+    int tensor; /* number of the file's tensor that has the parameter */
 } tt__saved_param;
 
-/* Writes n elements of p from `first` on to w in dtype `as`. piece, converted: scratch for TT__PIECE floats
-   each. */
+/* Writes elements [first, first + n) of parameter p to w in dtype `as`. piece, converted: scratch memory for
+   TT__PIECE floats each. */
 static tt_status tt__save_elements(tt_safetensors_writer *w, const tt_param *p, int64_t first, int64_t n,
                                    tt_dtype as, float *piece, void *converted)
 {
@@ -34990,7 +35229,7 @@ static tt_status tt__save_elements(tt_safetensors_writer *w, const tt_param *p, 
     return status;
 }
 
-/* Writes p transposed. This needs memory for all of p in fp32. */
+/* Writes the transpose of a parameter. Needs memory for the whole parameter in fp32. */
 static tt_status tt__save_transposed(tt_safetensors_writer *w, const tt__saved_param *x, tt_dtype as,
                                      float *piece, void *converted)
 {
@@ -35011,7 +35250,7 @@ static tt_status tt__save_transposed(tt_safetensors_writer *w, const tt__saved_p
     return status;
 }
 
-/* Writes p in the order of the file. */
+/* Writes a parameter's elements in the order that files have (tt__packing). */
 static tt_status tt__save_param(tt_safetensors_writer *w, const tt__saved_param *x, tt_dtype as, float *piece,
                                 void *converted)
 {
@@ -35027,12 +35266,12 @@ static tt_status tt__save_param(tt_safetensors_writer *w, const tt__saved_param 
 
 /* The tensors of a model to save, in one file or in several. Each file holds consecutive tensors. */
 typedef struct tt__saved_files {
-    tt_tensor_info *info; /* (tensors) */
-    char (*names)[256];   /* (tensors) */
-    int *file;    /* (tensors): number of the tensor's file */
-    int tensors, files;
-    size_t bytes; /* of all tensors */
-    char id[17];  /* tells the files of one save from those of another; empty for a single file */
+    tt_tensor_info *info; /* description of each tensor */
+    char (*names)[256];   /* name of each tensor */
+    int *file;    /* for each tensor: number of its file */
+    int tensors, files; /* numbers of tensors and of files */
+    size_t bytes; /* bytes of all tensors */
+    char id[17];  /* distinguishes the files of one save from those of another; "" for a single file */
 } tt__saved_files;
 
 static const char tt__save_key[] = "tinytrain.save"; /* key of the id in the metadata of each file */
@@ -35056,7 +35295,8 @@ static void tt__print_index(tt__text *json, const void *arg)
     tt__print(json, "  }\n}\n");
 }
 
-/* Assigns the tensors to files of at most `most` bytes; a larger tensor gets its own file. 0: one file. */
+/* Assigns the tensors to files of at most `most` bytes (0: one file for all). A larger tensor gets its own
+   file. */
 static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t most)
 {
     size_t held = 0;
@@ -35117,7 +35357,7 @@ static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__sa
     return tt__agree(ctx, "the end of saving a model", status, NULL, 0);
 }
 
-/* A search for a file of an earlier save, whose name gives another number of files than `files`. */
+/* The state of a search for a file of an earlier save: its name has another number of files than `files`. */
 typedef struct tt__stale_files { int files; char name[64]; } tt__stale_files;
 
 static bool tt__find_stale(void *arg, const char *name)
@@ -35131,7 +35371,8 @@ static bool tt__find_stale(void *arg, const char *name)
     return false;
 }
 
-/* Removes the files of earlier saves of several files from a folder. files: number of files of this save. */
+/* Removes from a folder the files of earlier saves that consist of several files. files: number of files of
+   this save. */
 static tt_status tt__remove_stale(tt_context *ctx, const char *folder, int files)
 {
     char path[TT__PATH];
@@ -35255,9 +35496,10 @@ static void tt__print_labels(tt__text *json, const char (*names)[64], int classe
     tt__print(json, "}\n}\n");
 }
 
-enum { TT__MOST_CLASSES = 100000, TT__MOST_LAYERS = 1000000 }; /* so that an int can count all tensors */
+enum { TT__MOST_CLASSES = 100000, TT__MOST_LAYERS = 1000000 }; /* limits: an int counts all tensors */
 
-/* Reads the number of classes from id2label or else num_labels. Without either key *classes is unchanged. */
+/* Reads the number of classes from "id2label" or, without it, from "num_labels". Without both, *classes is
+   unchanged. */
 static tt_status tt__read_classes(const tt__json *j, int *classes)
 {
     int labels = tt__json_get(j, 0, "id2label");
@@ -35272,8 +35514,8 @@ static tt_status tt__read_classes(const tt__json *j, int *classes)
     return status;
 }
 
-/* Reads names (classes, 64) from id2label, if the file has that key. A longer name is cut to at most 63 bytes
-   between two characters. */
+/* Reads the names of classes, (classes, 64), from "id2label", if the file has that key. Names of more than 63
+   bytes are cut between two characters. */
 static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int classes)
 {
     int labels = tt__json_get(j, 0, "id2label");
@@ -35293,8 +35535,8 @@ static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int class
 /* Returns whether a row of a config describes an int. */
 static bool tt__is_int(const tt__config_row *r) { return r->kind == 'N' || r->kind == 'n' || r->kind == '0'; }
 
-/* Reads the fields of a config that the architecture's rows describe, and the number of classes. The name of
-   the activation lives as long as j. */
+/* Reads the fields of a config that the architecture's rows describe, and the number of classes. config's
+   name of the activation points into j. */
 static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, void *config)
 {
     const char *act = NULL;
@@ -35416,8 +35658,8 @@ static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void 
     return status == TT_OK ? tt__model_make(ctx, a, self, config) : status;
 }
 
-/* Creates a model from a checkpoint's config and tensors, which are checked first. classes, image_size: as
-   the caller asks for; 0: as in the config. */
+/* Creates a model from a checkpoint's config and tensors, which it checks first. classes, image_size: the
+   caller's values; 0: the values of the config. */
 static tt_status tt__model_load(const tt__architecture *a, void *self, void *config,
                                 const tt__checkpoint *from, int classes, int image_size)
 {
@@ -35429,7 +35671,7 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
     if (status != TT_OK) return status;
     tt__layout l = tt__layout_of(ctx, a, NULL, config, from);
     status = tt__layout_check(&l);
-    if (status == TT_OK && image_size) { /* after the check: only the config's size must fit the tensors */
+    if (status == TT_OK && image_size) { /* set after the check: tensors fit the file's own size */
         *(int *)(void *)((char *)config + a->image_size) = image_size;
         status = tt__config_check(ctx, a, config);
     }
@@ -35478,9 +35720,9 @@ static void tt__print_config(tt__text *json, const void *arg)
                      tt__int_field(s->config, a->classes), s->last);
 }
 
-/* Writes model.safetensors and config.json into a folder. spelling: naming of the tensors. most: max bytes of
-   a file; 0: no limit. config: the model's, checked before anything is written as its owner may have changed
-   it. */
+/* Writes model.safetensors and config.json into a folder. spelling: number of the tensors' naming. most: max
+   bytes of a file; 0: no limit. config: the model's config, which the caller may have changed; it is checked
+   before anything is written. */
 static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, const void *self,
                                 const void *config, int spelling, size_t most, const char *folder)
 {
@@ -35498,7 +35740,7 @@ static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, cons
     return status;
 }
 
-/* Prints names in quotes, the first 8 and then the number of the others. */
+/* Prints the first 8 of n names in quotes, then the number of the other names. */
 static void tt__list_names(tt__text *to, const char *const *names, int n)
 {
     const int most = 8;
@@ -35506,8 +35748,8 @@ static void tt__list_names(tt__text *to, const char *const *names, int n)
     if (n > most) tt__print(to, " and %d others", n - most);
 }
 
-/* Implements tt_bert_name_classes. names: the model's, (classes, 64). kept: the model's classifier comes from
-   a checkpoint. */
+/* Does the work of tt_bert_name_classes and tt_vit_name_classes. names: the model's class names, (classes,
+   64). kept: the model's classifier comes from a checkpoint. */
 static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classes, bool kept, tt_dataset *d)
 {
     if (d->n_classes != classes)
@@ -35547,7 +35789,7 @@ static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classe
    Opens a folder: its config.json, and its tensors in model.safetensors or in the several files that
    model.safetensors.index.json names. */
 
-/* Opens and parses the config.json of a folder. The caller closes c with tt__checkpoint_close, also after an
+/* Opens and parses the config.json of a folder. The caller closes c with tt__checkpoint_close, even after an
    error. */
 static tt_status tt__checkpoint_open(tt_context *ctx, const char *folder, tt__checkpoint *c)
 {
@@ -35573,8 +35815,8 @@ static void tt__checkpoint_close(tt_context *ctx, tt__checkpoint *c)
     tt__shards_close(ctx, c);
 }
 
-/* Opens the files that "weight_map" of model.safetensors.index.json names, each once. Refuses files of
-   different saves. */
+/* Opens each file that "weight_map" of model.safetensors.index.json names, once. Fails if the files belong to
+   different saves of a model. */
 static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
@@ -35628,7 +35870,8 @@ static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__checkpoin
     return TT_OK;
 }
 
-/* Opens the tensors of a folder: model.safetensors, or without it the files of the index. */
+/* Opens the files of a folder's tensors: model.safetensors or, if it does not exist, the files that the index
+   names. */
 static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
@@ -35670,7 +35913,8 @@ tt_metric tt_perplexity(void)
     return m;
 }
 
-/* Declares the inputs of a classifier. image_bytes: bytes of an image; 0 for text. */
+/* Declares the inputs of a classifier on a tape. image_bytes: number of bytes of an image; 0: the inputs are
+   text. */
 static tt_inputs tt__sequence_inputs(tt_tape *t, int max_seqs, int64_t max_rows, int64_t image_bytes)
 {
     tt_inputs in;
@@ -35714,14 +35958,15 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, c
 /* ==== src/models/bert_layout.h */
 /* --------------------------------------------------------------------------------------------------- BERT */
 
-/* Letters of shapes: H hidden, I intermediate, V vocab, P positions, T types, C classes. The next letters are
-   the hidden size or 0: Q if the model has a head before the classifier, B in BigBird, U if queries, keys and
-   values have biases. */
+/* Sets the sizes that the letters in the tables' shapes stand for: H hidden, I intermediate, V vocab, P
+   positions, T types, C classes. Three letters stand for the hidden size under a condition, otherwise for 0:
+   Q if the model has a head before the classifier, B in BigBird, U if queries, keys and values have
+   biases. */
 static void tt__bert_sizes(const void *config, tt__sizes size);
 static void tt__bert_check(tt__text *all, const void *config);
 static void tt__bert_print(tt__text *json, const void *self, const void *config);
 
-/* Naming 1 is DistilBERT's, naming 0 that of the other kinds. */
+/* Naming 1 of tensors is DistilBERT's; naming 0 is that of the other variants. */
 #define T(field, name, shape, init, head) TT__TENSOR(tt_bert, field, name, name, shape, init, head)
 #define W(...) TT__WEIGHT_BIAS(tt_bert, __VA_ARGS__)
 #define TT__BERT_EMBEDDINGS \
@@ -35734,7 +35979,7 @@ static const tt__tensor_row tt__bert_tensors[] = {
     W(head, ".pooler.dense", "pre_classifier", "QH", "Q", 'n', true),
     W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
 };
-static const tt__tensor_row tt__roberta_tensors[] = { /* of RoBERTa and BigBird */
+static const tt__tensor_row tt__roberta_tensors[] = { /* tensors of RoBERTa and BigBird */
     TT__BERT_EMBEDDINGS,
     T(pooler_w, ".pooler.weight", "BB", 'n', 2),
     T(pooler_b, ".pooler.bias", "B", '0', 2),
@@ -35756,7 +36001,8 @@ static const tt__tensor_row tt__bert_layer_tensors[] = {
     W(output_norm, "output.LayerNorm", "output_layer_norm", "H", "H", '1'),
 #undef W
 };
-/* BERT and DistilBERT use the first 12 rows, RoBERTa the first 13, BigBird all rows. */
+/* The fields of config.json: BERT and DistilBERT use the first 12 rows, RoBERTa the first 13, BigBird all
+   rows. */
 static const tt__config_row tt__bert_rows[] = {
 #define C(...) TT__CONFIG(tt_bert, __VA_ARGS__)
     C(vocab_size, 'N', 'V', "vocab_size", "vocab_size"),
@@ -35779,17 +36025,17 @@ static const tt__config_row tt__bert_rows[] = {
 #undef C
 };
 
-/* Flags of a kind of BERT. */
+/* Flags for each BERT variant. */
 enum {
-    TT__BERT_HEAD = 1,       /* a linear layer precedes the classifier; without the flag `pooler` decides */
+    TT__BERT_HEAD = 1,       /* a linear layer precedes the classifier; else the option `pooler` decides */
     TT__BERT_OFFSET = 2,     /* positions start at pad_token + 1, and the model has one token type */
-    TT__BERT_SPARSE = 4,     /* block_sparse, qkv_bias and scale_embeddings are read */
+    TT__BERT_SPARSE = 4,     /* the options block_sparse, qkv_bias and scale_embeddings apply */
     TT__BERT_DROP_SUM = 8,   /* dropout of the embeddings comes before their norm, not after it */
     TT__BERT_DROP_OUT = 16,  /* the attention's output has dropout */
     TT__BERT_DROP_HEAD = 32, /* the input of the layer before the classifier has dropout */
     TT__BERT_DROP_AS = 64    /* classifier_dropout defaults to `dropout` if config.json lacks it */
 };
-/* A kind of BERT: its architecture (names and tables), flags, and the defaults of its base model. */
+/* A BERT variant: its architecture (names and tables), its flags, and the defaults of its base model. */
 typedef struct tt__bert_kind {
     tt__architecture a;
     int flags;
@@ -35912,7 +36158,8 @@ tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d)
 }
 
 /* ==== src/models/big_bird.h */
-/* ---- BigBird's random blocks: the blocks that transformers' BigBirdBlockSparseAttention draws by numpy */
+/* ---- BigBird's random blocks: draws the same blocks as BigBirdBlockSparseAttention of transformers, which
+   uses numpy's random numbers */
 
 /* State of MT19937 (Matsumoto and Nishimura, "Mersenne twister", 1998), seeded as by numpy.random.seed. */
 typedef struct tt__twister { uint32_t word[624]; int at; } tt__twister;
@@ -35955,12 +36202,12 @@ static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
     }
 }
 
-/* Writes the candidates for the random blocks of block i of n to x, and returns their number. These are the
-   blocks of the first 1024 tokens that are not near block i: the paper's plan, which transformers follows for
-   1024, 3072 and 4096 positions. */
+/* Writes the candidates for the random blocks of block i (of n blocks) to x, and returns their number.
+   Candidates are the blocks of the first 1024 tokens that are not near block i. This is the paper's plan,
+   which transformers follows for 1024, 3072 and 4096 positions. */
 static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
 {
-    int last = n - 1, count = 0, start = i - 2, end = i; /* blocks start + 1 to end + 1 are no candidates */
+    int last = n - 1, count = 0, start = i - 2, end = i; /* excludes blocks start + 1 to end + 1 */
     if (1024 > 2 * size) last = 1024 / size - 1;
     if (i == 1) start = 0, end = 1;
     else if (i == 2) start = 0, end = 2;
@@ -35972,22 +36219,23 @@ static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
     return count;
 }
 
-/* Returns whether block j may be a random block of block i, for numbers of positions without a plan of the
-   paper. transformers then shuffles the first `most` = 2 listed + 5 blocks. Block i does not list itself, its
-   neighbours, or the first and the last of these blocks; blocks 1 and most - 2 do not list each other. */
+/* Returns whether block j may be a random block of block i, if the paper has no plan for the number of
+   positions. transformers then shuffles the first `most` = 2 * listed + 5 blocks. The random blocks of block
+   i exclude i itself, its neighbours, and the first and the last of these `most` blocks; those of block 1
+   also exclude block most - 2, and the reverse. */
 static bool tt__big_bird_may(int i, int j, int most)
 {
     const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == most - 1;
     return !near && !global && !(i == 1 && j == most - 2) && !(i == most - 2 && j == 1);
 }
 
-/* Fills lists (heads, n, listed) with the random blocks of each block. The sequence has n blocks of `size`
-   rows. x: scratch for n numbers. */
+/* Fills lists (heads, n, listed) with the numbers of the `listed` random blocks of each block, for each head.
+   The sequence has n blocks of `size` rows. x: scratch memory for n numbers. */
 static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int size, uint32_t seed,
                                int32_t *x)
 {
-    const int64_t rows = (int64_t)n * size; /* positions, rounded up to whole blocks */
-    const int most = 2 * listed + 5;        /* blocks; tt__bert_check bounds their rows */
+    const int64_t rows = (int64_t)n * size; /* number of positions, rounded up to whole blocks */
+    const int most = 2 * listed + 5;        /* number of blocks, whose rows tt__bert_check bounds */
     const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
     tt__twister m;
     tt__twister_seed(&m, seed);
@@ -36017,14 +36265,15 @@ static int tt__bert_offset(const tt_bert_config *c)
 
 /* ==== src/models/bert.h */
 /* ----------------------------------------------------------------------------------- BERT and its variants
-   Records the model on a tape, and loads and saves its folder. */
+   Records a BERT model on a tape, and loads and saves a model's folder. */
 
-/* Records the sum of the embeddings of token, position and type, before the norm: (rows, hidden). */
+/* Records the sum of the embeddings of tokens, positions and types, which the norm then reads. The result has
+   the shape (rows, hidden). */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
     const int flags = tt__bert_of(c)->flags, offset = tt__bert_offset(c);
-    /* The random numbers of the updates depend on the order of the next two calls. */
+    /* Keep the order of the next two calls: the random numbers of updates depend on it. */
     tt_value places = tt_embedding_offset(t, in->positions, m->position, offset);
     tt_value words = tt_embedding(t, in->ids, m->word);
     if (flags & TT__BERT_SPARSE && c->scale_embeddings)
@@ -36034,8 +36283,8 @@ static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in
     return m->type ? tt_add(t, x, tt_embedding(t, in->types, m->type)) : x;
 }
 
-/* Returns the options of a layer's attention. lists: NULL for full attention. For BigBird, room for its lists
-   of random blocks (heads, blocks, random_blocks) and scratch of `blocks` numbers after them. */
+/* Returns the options of a layer's attention. lists: NULL for full attention; for BigBird, memory for the
+   lists of random blocks, (heads, blocks, random_blocks), followed by scratch memory for `blocks` numbers. */
 static tt_attention_options tt__bert_attention(const tt_bert_config *c, int layer, int32_t *lists)
 {
     tt_attention_options o = tt_attention_options_default(c->heads);
@@ -36067,7 +36316,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt__tape_fail(t, TT_ERR_MEMORY, "no memory for the lists of blocks");
         return tt__handle(t, 0);
     }
-    /* All values but h have the shape (rows, hidden). */
+    /* All values below except h have the shape (rows, hidden). */
     tt_value x = tt__bert_embed(m, t, in);
     if (flags & TT__BERT_DROP_SUM) x = tt_dropout(t, x, c->dropout);
     x = tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps);
@@ -36229,8 +36478,8 @@ static int tt__vit_tokens(const tt_vit_config *c)
     return grid * grid + 1;
 }
 
-/* Letters of shapes: H hidden, I intermediate, D channels, P patch, N tokens, C classes; B: size of the
-   biases of q, k and v, the hidden size or 0. */
+/* Sets the sizes that the letters in the tables' shapes stand for: H hidden, I intermediate, D channels, P
+   patch, N tokens, C classes; B: size of the biases of queries, keys and values (the hidden size or 0). */
 static void tt__vit_sizes(const void *config, tt__sizes size)
 {
     const tt_vit_config *c = (const tt_vit_config *)config;
@@ -36267,9 +36516,9 @@ static void tt__cubic_weights(float x, float w[4])
     }
 }
 
-/* Interpolates the position embeddings of a grid of from x from patches to a grid of to x to: bicubic, pixel
-   centres aligned, edges repeated, as transformers does. The class token's embedding is copied.
-   old (1 + from^2, n) -> now (1 + to^2, n) */
+/* Interpolates the position embeddings of a grid of from * from patches to a grid of to * to patches, as
+   transformers does: bicubic, with pixel centres aligned and edges repeated. Copies the class token's
+   embedding. Shapes: old (1 + from^2, n), now (1 + to^2, n). */
 static void tt__interpolate_positions(const float *old, int from, float *now, int to, int64_t n)
 {
     memcpy(now, old, sizeof *now * (size_t)n);
@@ -36371,7 +36620,8 @@ static const tt__config_row tt__vit_rows[] = {
 #undef C
 };
 
-/* Naming 1 of the tensors is torchvision's; config.json always has transformers' naming. */
+/* The architecture of ViT. Naming 1 of the tensors is torchvision's; config.json always has transformers'
+   naming. */
 static const tt__architecture tt__vit = {
     "ViT", 0, "ViTForImageClassification", "vit", "hidden_act", "", {"vit.", ""},
     {"encoder.layer.%d.", "encoder.layers.encoder_layer_%d."}, tt__vit_tensors, tt__vit_layer_tensors,
@@ -36538,8 +36788,8 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
                     s->file[0]->path, position[spelling], patch[spelling]);
 }
 
-/* Reads a size from preprocessor_config.json: a number, an object with equal "height" and "width", or, if
-   `shortest` is not NULL, with "shortest_edge". Without the key *size is unchanged. */
+/* Reads a size from preprocessor_config.json: a number, an object with equal "height" and "width" or, if
+   `shortest` is not NULL, an object with "shortest_edge". If the file lacks the key, *size is unchanged. */
 static tt_status tt__vit_read_size(const tt__json *j, const char *key, int *size, bool *shortest)
 {
     static const char *const keys[] = {"height", "width", "shortest_edge", "longest_edge", "max_height",
@@ -36564,8 +36814,8 @@ static tt_status tt__vit_read_size(const tt__json *j, const char *key, int *size
     return TT_OK;
 }
 
-/* Reads how images get the model's size from preprocessor_config.json; missing keys have transformers'
-   defaults. image_size: the caller's, or 0. */
+/* Reads from preprocessor_config.json how images are resized and cropped to the model's size; missing keys
+   have transformers' defaults. image_size: the size that the caller wants, or 0. */
 static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit_config *c)
 {
     const char *type = NULL;
@@ -36609,7 +36859,7 @@ static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit
     return TT_OK;
 }
 
-/* Reads preprocessor_config.json. image_size: the caller's, or 0. */
+/* Reads preprocessor_config.json. image_size: the size that the caller wants, or 0. */
 static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt_vit_config *c)
 {
     if (c->channels < 1 || c->channels > 4) return TT_OK; /* mean has room for 4; tt__vit_check refuses it */
@@ -36711,14 +36961,14 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
 
 /* ==== src/models/lm_layout.h */
 /* ----------------------------------------------------------------------------------------------- decoders
-   A table for each architecture gives the names in files of the tensors of tt_lm and of the numbers of
-   tt_lm_config. The tensors that a model has decide how its layers compute. */
+   A table for each architecture gives the names that the tensors of tt_lm and the numbers of tt_lm_config
+   have in files. Which tensors a model has decides how its layers compute. */
 
-/* Flags of a kind of decoder. */
+/* Flags for each kind of decoder. */
 enum {
     TT__LM_POSITIONS = 1,     /* positions are learned, not rotary */
     TT__LM_EQUAL_HEADS = 2,   /* key_heads must equal heads */
-    TT__LM_LLAMA = 4,         /* heads may have any size; config.json gets a sliding_window, possibly null */
+    TT__LM_LLAMA = 4,         /* heads may have any size; saved files have a sliding_window, maybe null */
     TT__LM_MLP_4 = 8,         /* intermediate_size defaults to 4 * hidden_size if config.json lacks it */
     TT__LM_QKV_BIAS = 16,     /* queries, keys and values always have biases, attention's output never */
     TT__LM_ONE_BIAS = 32,     /* the MLP has biases if the attention has biases */
@@ -36739,7 +36989,7 @@ tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, i
     c.heads = heads;
     c.key_heads = heads % sharing ? heads : heads / sharing;
     c.intermediate_size = gate ? 8 * hidden_size / 3 : 4 * hidden_size;
-    c.rotary.size = turns_whole ? 0 : head / 8 * 2; /* a quarter, in pairs */
+    c.rotary.size = turns_whole ? 0 : head / 8 * 2; /* a quarter of the columns, an even number */
     c.window = 0;
     c.tied = true;
     c.embedding_dropout = c.dropout = c.attention_dropout = 0;
@@ -36749,10 +36999,11 @@ tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, i
 static void tt__lm_check(tt__text *all, const void *config);
 static void tt__lm_print(tt__text *json, const void *self, const void *config);
 
-/* Letters of shapes: H hidden, I intermediate, V vocab, P positions, X vocab of an untied head, D head size,
-   G key heads; A columns of all queries, K of all keys, S of all queries, keys and values. Sizes of biases,
-   0 without them: Q of queries, L of keys or values, T of queries, keys and values together, B of the
-   attention's output, M and N of the MLP. Sizes of Falcon's norms, 0 without them: E, F, O. */
+/* Sets the sizes that the letters in the tables' shapes stand for. H: hidden; I: intermediate; V: vocab; P:
+   positions; X: vocab of an untied head; D: head size; G: number of key heads; A: columns of all queries; K:
+   of all keys; S: of all queries, keys and values. Sizes of biases, 0 without them: Q: of queries; L: of keys
+   or values; T: of queries, keys and values together; B: of the attention's output; M, N: of the MLP. E, F,
+   O: sizes of Falcon's norms, 0 without them. */
 static void tt__lm_sizes(const void *config, tt__sizes size)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
@@ -36770,13 +37021,14 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
     S('B') = c->attention_bias ? S('H') : 0;
     S('M') = c->mlp_bias ? c->intermediate_size : 0;
     S('N') = c->mlp_bias ? S('H') : 0;
-    S('E') = c->parallel && c->two_norms ? S('H') : 0; /* ln_attn, ln_mlp */
-    S('F') = S('E') ? 0 : S('H');                      /* input_layernorm */
-    S('O') = c->parallel ? 0 : S('H');                 /* post_attention_layernorm */
+    S('E') = c->parallel && c->two_norms ? S('H') : 0; /* norms ln_attn and ln_mlp */
+    S('F') = S('E') ? 0 : S('H');                      /* norm input_layernorm */
+    S('O') = c->parallel ? 0 : S('H');                 /* norm post_attention_layernorm */
 #undef S
 }
 
-/* Table rows with one naming: of a tensor, of a linear layer's weight and bias, of a norm's. */
+/* Macros for table rows with a single naming: for a tensor; for the weight and the bias of a linear layer;
+   for those of a norm. */
 #define TT__LM(X, field, name, shape, init, order) \
     {offsetof(X, field), {name, NULL}, shape, init, 0, false, order}
 #define TT__LM_LINEAR(field, name, shape, rows, weight_order, bias_order) \
@@ -36833,7 +37085,7 @@ static const tt__tensor_row tt__falcon_tensors[] = {
     TT__LM_NORM(tt_lm, norm, ".ln_f", "H"),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
 };
-static const tt__tensor_row tt__falcon_layer[] = { /* of rows with the same field, at most one has a size */
+static const tt__tensor_row tt__falcon_layer[] = { /* at most one row of each field has a size above 0 */
     TT__LM_NORM(tt_lm_layer, attention_norm, "ln_attn", "E"),
     TT__LM_NORM(tt_lm_layer, attention_norm, "input_layernorm", "F"),
     TT__LM_LINEAR(qkv, "self_attention.query_key_value", "SH", "T", 'g', 'g'),
@@ -36968,8 +37220,8 @@ static const char *tt__lm_names(char to[256])
     return to;
 }
 
-/* Sets the fields that the caller may leave at 0. Returns the architecture, or NULL with an error if the kind
-   is unknown. */
+/* Sets the fields of a config that the caller may leave at 0. Returns the config's architecture, or NULL
+   after tt__fail if the kind is unknown. */
 static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
 {
     const tt__lm_kind *k = tt__lm_kind_of(c->kind);
@@ -36990,8 +37242,8 @@ static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
 /* ==== src/models/lm_config.h */
 /* ------------------------------------------------------------------------ config.json of a language model */
 
-/* Writes the value of a member of a JSON object on one line. from: the value's first character in text that
-   has been parsed. */
+/* Prints the value of a member of a JSON object on one line. from: the value's first character, in a text
+   that was parsed without an error. */
 static void tt__print_member(tt__text *to, const char *from)
 {
     bool quoted = false;
@@ -37004,7 +37256,7 @@ static void tt__print_member(tt__text *to, const char *from)
     }
 }
 
-/* The source of a member of config.json when a model is saved. */
+/* Where the value of a member of config.json comes from when a model is saved. */
 typedef enum tt__lm_writer {
     TT__LM_KEPT,  /* copied from the config.json that was loaded */
     TT__LM_SHAPE, /* copied while tt__lm_has_shape holds; otherwise tt__lm_print writes the new value */
@@ -37026,7 +37278,8 @@ static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key
     return strcmp(key, a->activation_key) == 0 ? TT__LM_OWN : TT__LM_KEPT;
 }
 
-/* Refuses a file in which the boolean `key` has another value than `only`. The key may be absent or null. */
+/* Fails if the boolean member `key` of a file has another value than `only`. The member may be absent or
+   null. */
 static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
 {
     bool value = only;
@@ -37036,9 +37289,10 @@ static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
                     value ? "true" : "false", only ? "true" : "false");
 }
 
-/* Reads the number of columns of each head that rotary positions turn. A kind with a share_key (GPT-NeoX) may
-   turn a share of the columns; the object `at` gives the share, or else the share_key. Other kinds turn all
-   columns: transformers ignores a share if the positions are not scaled, and fails if they are. */
+/* Reads how many columns of each head the rotary positions turn. A decoder with a share_key (GPT-NeoX) may
+   turn a share of the columns, which JSON object `at` or else the member share_key gives. Other decoders turn
+   all columns: for them, transformers ignores a share if the positions are not scaled, and fails if they
+   are. */
 static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_lm_config *c)
 {
     const tt__lm_kind *kind = tt__lm_kind_of(c->kind);
@@ -37094,7 +37348,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     const struct { const char *key; int at; float least, below, *to; } numbers[] = {
         {"factor", at, 1, INFINITY, &r->factor},
         {"original_max_position_embeddings", at, 1, 1e9f, &original},
-        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* takes precedence in transformers 5 */
+        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* transformers 5 prefers it */
         {all[kind].low, at, 0, INFINITY, &r->low}, {all[kind].high, at, 0, INFINITY, &r->high},
         {"attention_factor", at, 0, INFINITY, &r->magnitude}};
     const int n = kind == TT_ROTARY_PLAIN ? 0 : kind == TT_ROTARY_YARN ? 6 : all[kind].low ? 5 : 1;
@@ -37115,11 +37369,11 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     return status;
 }
 
-/* Reads the parts of Falcon's config that no table row covers: the older names n_layer and n_head, which the
-   names of the table override, and the numbers of key heads and norms. */
+/* Reads the members of Falcon's config that no table row describes: the older names n_layer and n_head, which
+   the names in the table override, and the numbers of key heads and norms. */
 static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
 {
-    bool wide = false, one = true; /* new_decoder_architecture; multi_query */
+    bool wide = false, one = true; /* members new_decoder_architecture and multi_query */
     static const char *const names[2][2] = {{"n_layer", "num_hidden_layers"},
                                             {"n_head", "num_attention_heads"}};
     int64_t n[] = {c->layers, c->heads}, norms = 0;
@@ -37141,7 +37395,7 @@ static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
     return status;
 }
 
-/* Reads the sliding window of Mistral (all layers) or Qwen2 (from some layer on). */
+/* Reads the size of the sliding window, which Mistral has in all layers and Qwen2 from some layer on. */
 static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
 {
     const bool layers = tt__lm_flags(c) & TT__LM_WINDOW_FROM;
@@ -37216,7 +37470,7 @@ static void tt__lm_check(tt__text *all, const void *config)
     if (c->head_size > 1 << 16)
         tt__print(all, "; head_size %d, at most %d are supported", c->head_size, 1 << 16);
     const bool turns = !(k->flags & TT__LM_POSITIONS) && !c->alibi, odd = c->rotary.size % 2 != 0;
-    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* transformers fails here, too */
+    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* as in transformers */
         tt__print(all, "; rotary positions of %d columns, which must be even with yarn", c->rotary.size);
     else if (turns && (c->rotary.size < 0 || c->rotary.size + odd > c->head_size))
         tt__print(all, "; rotary positions of %d columns of a head of %d", c->rotary.size, c->head_size);
@@ -37231,9 +37485,9 @@ static void tt__lm_check(tt__text *all, const void *config)
         tt__print(all, "; %s with %d key heads is parallel", c->kind, c->key_heads);
 }
 
-/* Prints the share of a head's columns that turn. A reader multiplies the share by head_size in double
-   precision and cuts the product to an integer, so the share gets as many digits as this needs. 58 of 200
-   columns show why: 58 / 200 is 0.29, but 0.29 * 200 is 57.99999999999999. */
+/* Prints the share of a head's columns that rotary positions turn. A reader multiplies the share by head_size
+   in double precision and truncates the product to an integer, so the share gets as many digits as that
+   needs. For example, 58 / 200 is 0.29, but 0.29 * 200 is 57.99999999999999. */
 static const char *tt__lm_share(const tt_lm_config *c, char to[32])
 {
     const int size = c->rotary.size ? c->rotary.size : c->head_size;
@@ -37245,7 +37499,8 @@ static const char *tt__lm_share(const tt_lm_config *c, char to[32])
     return to;
 }
 
-/* Tests whether the model still has the windows, rotary positions and heads of the config that was loaded. */
+/* Returns whether config c has the same kind, windows, rotary positions and heads as *read, the config that
+   was loaded. */
 static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
 {
     return strcmp(c->kind, read->kind) == 0 && c->layers == read->layers && c->heads == read->heads &&
@@ -37257,9 +37512,9 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
 
 static bool tt__lm_said(const tt__json *j, const char *key) { return j && tt__json_get(j, 0, key) >= 0; }
 
-/* Prints the members of config.json for rotary positions, but not the members that `said` (or NULL) has.
-   transformers 5 reads rope_parameters; older versions read the other keys, and take a missing base as
-   10,000. */
+/* Prints the members of config.json for rotary positions, except those that `said` (which may be NULL) has.
+   transformers 5 reads rope_parameters; older versions read the other keys, and use base 10,000 if it is
+   missing. */
 static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt__json *said)
 {
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};
@@ -37270,7 +37525,7 @@ static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt_
     tt__lm_share(c, share);
     if (kind->share_key && !tt__lm_said(said, kind->share_key))
         tt__print(json, "  \"%s\": %s,\n", kind->share_key, share);
-    const char *const bases[] = {kind->base_key, "rope_theta"}; /* may be the same key */
+    const char *const bases[] = {kind->base_key, "rope_theta"}; /* the two may be equal */
     for (int k = strcmp(bases[0], bases[1]) == 0; k < 2; k++)
         if (!tt__lm_said(said, bases[k]))
             tt__print(json, "  \"%s\": %s,\n", bases[k], tt__shortest(r->base, a));
@@ -37360,8 +37615,8 @@ void tt_lm_free(tt_lm *m)
     tt__model_free(&tt__lm_kinds[0].a, m); /* all kinds have the same structs */
 }
 
-/* Refuses a file that has a last product's weight different from the embedding although config.json ties the
-   two: transformers would use that weight. */
+/* Fails if config.json ties the weight of the last matrix product to the embedding, but the file has a
+   different weight for that product: transformers would use the file's weight. */
 static tt_status tt__lm_check_tied(const tt_lm *m, const tt__checkpoint *s)
 {
     static const char *const names[] = {"lm_head.weight", "embed_out.weight"};
@@ -37410,8 +37665,8 @@ static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, i
     return TT_OK;
 }
 
-/* Reads generation_config.json, if the folder has one, and the ids that end an answer from that file or else
-   from config.json. */
+/* Reads generation_config.json, if the folder has one. Reads the ids that end an answer from that file or,
+   without it, from config.json. */
 static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const char *folder)
 {
     char path[TT__PATH];
@@ -37479,8 +37734,9 @@ tt_status tt_lm_save(const tt_lm *m, const char *folder)
 
 /* ==== src/models/adapters.h */
 /* ------------------------------------------------------------------------------------- low-rank adapters
-   An adapter adds scale * x A^T B^T to the output of a module (peft's word for a linear layer). Only
-   A (rank, in) and B (out, rank) are trained. Files order the rows of B as they order the weight's rows. */
+   An adapter adds scale * x * A^T * B^T to the output of a module (peft's word for a linear layer), where x
+   is the module's input. Only A (rank, in) and B (out, rank) are trained. Files have the rows of B in the
+   same order as the rows of the module's weight. */
 
 tt_lora_options tt_lora_options_default(void)
 {
@@ -37491,7 +37747,8 @@ tt_lora_options tt_lora_options_default(void)
     return o;
 }
 
-/* Records y = x W^T + b, plus the output of W's adapter if W has one. x (rows, in) -> (rows, out) */
+/* Records a linear layer, x * w^T + b, plus the output of w's adapter if w has one. Shapes: x (rows, in),
+   result (rows, out). */
 static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *w, tt_param *b)
 {
     tt_value y = tt_linear(t, x, w, b);
@@ -37505,8 +37762,9 @@ static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *
     return y;
 }
 
-/* Returns the weight of module k, counted from 0 in the order of the layout, and sets the module's name and
-   the order of the weight's rows in files. Returns NULL if the model has no more than k modules. */
+/* Returns the weight of module k, counted from 0 in the order of the layout. Sets `name` to the module's name
+   and *order to the order of the weight's rows in files. Returns NULL if the model has only k modules or
+   fewer. */
 static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packing *order)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
@@ -37550,7 +37808,8 @@ static tt_status tt__lora_add(tt_lm *m, tt_param *weight, const char *module, in
     return TT_OK;
 }
 
-/* Checks the options and allocates room for one adapter per module. A model with adapters is refused. */
+/* Checks the options and allocates memory for one adapter per module. Fails if the model already has
+   adapters. */
 static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
 {
     char name[256], text[400] = "";
@@ -37569,8 +37828,8 @@ static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
     return m->lora ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Tests whether one of the comma-separated patterns matches the module's name, or the end of the name after
-   a dot. */
+/* Returns whether one of the comma-separated patterns matches the module's name or a part of it from after a
+   dot to the end. */
 static bool tt__lora_targets(const char *patterns, const char *module)
 {
     char pattern[256];
@@ -37585,7 +37844,7 @@ static bool tt__lora_targets(const char *patterns, const char *module)
     return false;
 }
 
-/* Refuses a list of patterns that is empty or has a pattern that no module matches. */
+/* Fails if the list of patterns is empty or has a pattern that matches no module. */
 static tt_status tt__lora_check_targets(const tt_lm *m, const char *patterns)
 {
     char one[256], name[256];
@@ -37616,7 +37875,7 @@ static tt_status tt__lora_drop(tt_lm *m, tt_status status)
     return status;
 }
 
-/* Freezes all parameters of the model but the adapters, so that training changes only the adapters. */
+/* Freezes all parameters of the model except the adapters', so that training changes only the adapters. */
 static void tt__lora_freeze(tt_lm *m)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
@@ -37646,12 +37905,13 @@ tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *options)
     return tt__lora_drop(m, status);
 }
 
-/* Copies the rows of B (out, rank) into the order of the file; with `back`, into the order of memory. */
+/* Copies the rows of B (out, rank) from memory's order into the file's order or, if `back`, from the file's
+   order into memory's. */
 static void tt__lora_rows(const tt__packing *order, int rank, const float *from, float *to, bool back)
 {
     const size_t bytes = sizeof *from * (size_t)rank;
     for (int64_t r = 0; r < order->rows; r++) {
-        const int64_t other = order->kind == 'g' ? tt__packing_row(order, r, false) : r; /* row in the file */
+        const int64_t other = order->kind == 'g' ? tt__packing_row(order, r, false) : r; /* the file's row */
         memcpy(to + (back ? r : other) * rank, from + (back ? other : r) * rank, bytes);
     }
 }
@@ -37679,7 +37939,7 @@ static void tt__lora_print(tt__text *json, const void *arg)
     tt__print(json, "  ]\n}\n");
 }
 
-/* Writes the adapters' tensors, A and B of each, to one file. info, names: scratch for 2 * n_lora entries. */
+/* Writes A and B of all adapters to one file. info, names: scratch memory for 2 * m->n_lora entries. */
 static tt_status tt__lora_write(const tt_lm *m, const char *path, tt_tensor_info *info, char (*names)[300])
 {
     static const char *const metadata[] = {"format", "pt", NULL};
@@ -37727,8 +37987,9 @@ tt_status tt_lm_lora_save(const tt_lm *m, const char *folder)
     return status;
 }
 
-/* Reads adapter_config.json and refuses settings that this library does not support. Sets *base to the name
-   of the base model, which lives as long as j; *base is unchanged if the file does not name it. */
+/* Reads adapter_config.json into *o, and fails if it has settings that this library does not support. Sets
+   *base to the name of the base model, which lives as long as j; *base is unchanged if the file does not name
+   it. */
 static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, const char **base)
 {
     static const char *const none[] = {"use_dora", "use_rslora", "lora_bias", "use_qalora"};
@@ -37769,7 +38030,7 @@ static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, con
     return status != TT_OK ? status : tt__json_read_string(j, 0, "base_model_name_or_path", false, base);
 }
 
-/* Reads one tensor of a module's adapter from a file into p. k: 0 for A, 1 for B. */
+/* Reads one tensor of a module's adapter from a file into parameter p. k: 0 for A, 1 for B. */
 static tt_status tt__lora_read(const tt_safetensors *s, const char *module, int k, tt_param *p,
                                const tt__packing *order, int rank)
 {
@@ -37791,7 +38052,7 @@ static tt_status tt__lora_read(const tt_safetensors *s, const char *module, int 
     return status;
 }
 
-/* Adds an adapter to each module whose A is in the file, and reads A and B. Refuses a file with a tensor that
+/* Adds an adapter to each module whose A is in the file, and reads A and B. Fails if a tensor of the file
    belongs to no module. */
 static tt_status tt__lora_read_all(tt_lm *m, const tt_safetensors *s)
 {
@@ -37893,13 +38154,14 @@ tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o)
     return in;
 }
 
-/* The caches of a program that generates: keys and values of `rows` tokens, in slots of equal length, one
-   slot per sequence. `at`, i32 (tokens, 1), gives the cache row of each token of a run. `start`,
-   i32 (slots + 1, 1), gives the first row of each slot. A token sees the rows of its slot up to its own, so
-   rows that are unwritten or left from an earlier sequence have no effect. */
+/* The caches of a program that generates: they hold the keys and values of `rows` tokens, in slots of equal
+   length, one slot per sequence. `at`, i32 (tokens, 1), gives the cache row of each token of a run. `start`,
+   i32 (slots + 1, 1), gives the first row of each slot. A token attends to the rows of its slot up to its own
+   row, so rows that are not written yet or remain from an earlier sequence have no effect. */
 typedef struct tt__lm_cache { tt_value at, start; int64_t rows; } tt__lm_cache;
 
-/* Records the attention of layer k. h: the normed input (rows, hidden) -> (rows, heads * head_size) */
+/* Records the attention of layer k. h: the normalised input, (rows, hidden). The result has the shape
+   (rows, heads * head_size). */
 static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, const tt__lm_cache *cache,
                               int k, tt_value h)
 {
@@ -37984,7 +38246,7 @@ tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in)
     return tt__lm_hidden(m, t, in, NULL);
 }
 
-/* Records the logits. hidden (rows, hidden) -> (rows, vocab) */
+/* Records the logits, (rows, vocab), from the output of the last layer, hidden (rows, hidden). */
 static tt_value tt__lm_head(const tt_lm *m, tt_tape *t, tt_value hidden)
 {
     tt_value logits = tt_linear(t, hidden, m->head ? m->head : m->word, NULL);
@@ -38017,17 +38279,18 @@ tt_model tt_lm_model(const tt_lm *m)
 
 /* ==== src/models/generate.h */
 /* --------------------------------------------------------------------------------------------- generation
-   A slot holds one sequence. Its tokens are in tt__continued, their keys and values in the program's caches.
-   A run reads one token of each slot, or several while the slot's prompt is not yet read, and computes the
-   logits after the last token of each slot. When its sequence ends, a slot takes the next prompt. */
+   A slot holds one sequence: its tokens are in a tt__continued, their keys and values in the program's
+   caches. A run of the program reads one token of each slot, or several tokens as long as the slot's prompt
+   is not read to its end, and computes the logits after the last token of each slot. When the sequence of a
+   slot ends, the slot gets the next prompt. */
 
 typedef struct tt__continued {
     int seq;        /* number of the sequence; -1: the slot is free */
-    int length;     /* tokens of the prompt and of the answer so far */
-    int fed;        /* tokens that the program has read in earlier runs */
-    int take;       /* tokens that the program reads in this run */
-    int32_t *token; /* (context): the tokens */
-    uint8_t *seen;  /* a bit for each token of the vocabulary: the sequence has that token */
+    int length;     /* number of tokens of the prompt and of the answer so far */
+    int fed;        /* number of tokens that the program has read in earlier runs */
+    int take;       /* number of tokens that the program reads in this run */
+    int32_t *token; /* the tokens; memory for as many as the context has */
+    uint8_t *seen;  /* a bit for each token of the vocabulary: whether the sequence has the token */
 } tt__continued;
 
 struct tt_generator {
@@ -38036,11 +38299,12 @@ struct tt_generator {
     int max_seqs, context, max_tokens, vocab;
     tt_program *program;
     tt_value ids, positions, at, start, last, logits;
-    tt__continued *slot;                     /* (max_seqs) */
-    int32_t *row_id, *row_position, *row_at; /* (max_tokens): inputs ids, positions and at */
-    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1): inputs start and last; slots of logits rows */
+    /* Shapes of the arrays are in parentheses. */
+    tt__continued *slot;                     /* (max_seqs): the slots */
+    int32_t *row_id, *row_position, *row_at; /* (max_tokens): data of inputs ids, positions and at */
+    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1): inputs start, last; slot of each logits row */
     float *scores;                           /* (max_seqs, vocab): logits */
-    int32_t *order;                          /* (vocab): scratch, a heap of tokens */
+    int32_t *order;                          /* (vocab): scratch memory for a heap of tokens */
 };
 
 tt_generator_options tt_generator_options_default(void)
@@ -38174,13 +38438,14 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
 
 const tt_program *tt_generator_program(const tt_generator *g) { return g->program; }
 
-/* Returns whether token a ranks before token b: by likelihood, and of equally likely tokens the lower id. */
+/* Returns whether token a ranks before token b: a is likelier, or equally likely with a lower id. */
 static bool tt__likelier(const float *x, int32_t a, int32_t b)
 {
     return x[a] > x[b] || (x[a] == x[b] && a < b);
 }
 
-/* Sifts the token at index `at` down in a heap of n tokens whose first token is the likeliest. */
+/* Moves the token at index `at` down to its place in a heap of n tokens, whose first token is the
+   likeliest. */
 static void tt__sift(int32_t *heap, int n, int at, const float *x)
 {
     for (int child; (child = 2 * at + 1) < n; at = child) {
@@ -38199,8 +38464,8 @@ static double tt__token_number(uint64_t seed, int seq, int position)
     return ((double)(key >> 11) + 0.5) * 0x1p-53;
 }
 
-/* Draws a token by its score. x (vocab): scores, which may be overwritten. u: random number in (0, 1).
-   order (vocab): scratch. */
+/* Draws a token at random according to the scores and the sampling options. x (vocab): scores, which may be
+   overwritten. u: random number in (0, 1). order (vocab): scratch memory. */
 static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double u, int32_t *order)
 {
     int32_t best = 0;
@@ -38212,7 +38477,7 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
     for (int v = 0; v < vocab; v++) {
         const float weight = expf((x[v] - most) * slope);
         if (all || s->top_k == 0) sum += weight;
-        if (all) x[v] = weight; /* else the heap needs the scores: unequal scores may have equal weights */
+        if (all) x[v] = weight; /* else the heap compares scores: unequal ones may have equal weights */
     }
     if (all) {
         double left = u * sum;
@@ -38222,9 +38487,9 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
             last = v;
             if ((left -= x[v]) < 0) return v;
         }
-        return last; /* reached only by rounding of `left` */
+        return last; /* only reached if `left` was rounded up */
     }
-    /* Tokens leave the heap by falling likelihood and fill `order` from its end, the likeliest last. */
+    /* Tokens leave the heap from the likeliest on, and fill `order` from its end: the likeliest is last. */
     const int most_kept = s->top_k ? (int)tt__min(s->top_k, vocab) : vocab;
     int kept = 0;
     double held = 0;
@@ -38287,9 +38552,9 @@ static void tt__continue_with(tt__continued *slot, int32_t id)
     slot->seen[id >> 3] |= (uint8_t)(1 << (id & 7));
 }
 
-/* Runs the program on one token of each slot in use, and on more tokens of unread prompts, max_tokens in all
-   at most. Sets *picked to the number of slots whose tokens have now all been read; row k of the scores
-   belongs to slot picked_slot[k]. */
+/* Runs the program on one token of each slot in use and on further tokens of unread prompts, at most
+   max_tokens tokens in total. Sets *picked to the number of slots all of whose tokens have now been read; row
+   k of the scores belongs to slot picked_slot[k]. */
 static tt_status tt__generator_run(tt_generator *g, int *picked)
 {
     int rows = 0, left = g->max_tokens;
@@ -38313,7 +38578,7 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     const struct { tt_value v; const int32_t *data; int64_t rows; } inputs[] = {
         {g->ids, g->row_id, rows}, {g->positions, g->row_position, rows}, {g->at, g->row_at, rows},
         {g->start, g->starts, g->max_seqs + 1}, {g->last, g->picked, *picked}};
-    const bool none = *picked == 0; /* the program still needs a row to compute logits of: row 0 */
+    const bool none = *picked == 0; /* the program must compute some row's logits: row 0 */
     tt_status status = TT_OK;
     if (none) g->picked[0] = 0;
     for (int k = 0; k < TT__COUNT(inputs) && status == TT_OK; k++)
@@ -38327,13 +38592,14 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     return status;
 }
 
-/* Draws the token after the slot's tokens and sets *id. x (vocab): the scores, which are overwritten. */
+/* Draws the token that follows the slot's tokens, and sets *id to it. x (vocab): the scores, which are
+   overwritten. */
 static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, const tt_sampling *s, float *x,
                                 int32_t *id)
 {
     for (int v = 0; v < g->vocab; v++) {
         if (!(x[v] > -INFINITY && x[v] < INFINITY)) {
-            for (int k = 0; k < g->program->stages; k++) /* the next run clears the caches of NaN, infinity */
+            for (int k = 0; k < g->program->stages; k++) /* so that the next run clears the caches */
                 g->program->stage[k]->zeroed = false;
             return tt__fail(g->ctx, TT_ERR_NUMERIC, "tt_generate: sequence %d: after token %d the score of "
                             "token %d is not finite", slot->seq, slot->length, v);
@@ -38384,11 +38650,12 @@ tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start,
     return status;
 }
 
-/* Passes the answer's text to `put` as its tokens are decoded, without the prompt's text. */
+/* The state of passing an answer's text to the callback `put` while tokens are decoded. The prompt's text is
+   not passed. */
 typedef struct tt__answer {
     tt_decode_stream *stream; /* NULL: tokens are bytes */
     char *text;               /* the prompt's text */
-    const char *known;        /* the rest of the prompt's text that the stream has not yet returned */
+    const char *known;        /* the end of the prompt's text: what the stream has not returned yet */
     bool (*put)(void *user, const char *text, size_t bytes);
     void *user;
     bool no_memory;
@@ -38400,8 +38667,8 @@ static bool tt__answer_text(tt__answer *w, const char *text, size_t bytes)
     w->no_memory = w->no_memory || !text;
     if (!text) return false;
     while (known < bytes && w->known[known] && text[known] == w->known[known]) known++;
-    const bool other = known < bytes && w->known[known]; /* the bytes at the prompt's end may form another
-                                                            character with later bytes; put from there on */
+    const bool other = known < bytes && w->known[known]; /* the prompt's last bytes and the answer's first
+                                                            form one character, which is passed whole */
     while (other && known && (text[known] & 0xc0) == 0x80) known--;
     w->known = other ? "" : w->known + known;
     return known == bytes || w->put(w->user, text + known, bytes - known);
@@ -38418,8 +38685,9 @@ static bool tt__answer_token(void *user, int seq, int32_t id)
     return tt__answer_text(w, text, bytes);
 }
 
-/* Writes the tokens of a text to ids, at most `room`, and returns the number of tokens that the text has, or
-   -1 if memory runs out. end: the token that stands in for a text without tokens; below 0: token 0. */
+/* Writes at most `room` tokens of a prompt's text to ids. Returns the number of tokens of the whole text; -1
+   if memory runs out. end: the token to use if the text has no tokens; if `end` is negative, token 0 is
+   used. */
 static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *text, int32_t end, int32_t *ids,
                           int64_t room)
 {
@@ -38438,11 +38706,11 @@ static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *te
     return n;
 }
 
-/* Prepares w for an answer to a prompt of n tokens. Returns false if memory runs out. */
+/* Prepares w to pass on the answer to a prompt of n tokens. Returns false if memory runs out. */
 static bool tt__answer_begin(tt__answer *w, tt_context *ctx, const tt_tokenizer *k, const int32_t *ids,
                              int64_t n)
 {
-    size_t done; /* bytes of the prompt's text that the stream returns at once */
+    size_t done; /* number of bytes of the prompt that the stream returns now */
     const int64_t length = tt_tokenizer_decode(k, ids, n, true, NULL, 0);
     w->text = length < 0 ? NULL : (char *)tt__alloc(ctx, (size_t)length + 1);
     w->stream = w->text ? tt_decode_stream_new(k, true) : NULL;
@@ -38499,7 +38767,7 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
 /* ===========================================================================================================
    TRAIN                                                                                            src/train/
    Learning-rate schedules, training steps, evaluation, prediction, the state of a run in one file, and
-   tt_fit. This code uses all of the above.
+   tt_fit. This code uses all sections above.
    ======================================================================================================== */
 
 struct tt_trainer {
@@ -38507,20 +38775,20 @@ struct tt_trainer {
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
-    int data;         /* data ranks; micro-batches are distributed over them */
-    int staged;       /* data ranks, the first ones, that hold a micro-batch of the next round */
-    tt_stats so_far;  /* of the rounds of the step that have run, if a caller asked for stats */
+    int data;         /* number of data ranks, over which micro-batches are distributed */
+    int staged;       /* number of data ranks, the first ones, that have a micro-batch for the next round */
+    tt_stats so_far;  /* statistics of the step's rounds that have run, if the caller asked for them */
     bool step_failed; /* a micro-batch failed: the other micro-batches of its step are refused */
-    int64_t saved_steps; /* steps of the saved state; -1: none */
+    int64_t saved_steps; /* number of steps of the saved state; -1: no saved state */
     tt_value output;
     int64_t output_width;
-    tt_input_info *inputs; /* (n_inputs) */
+    tt_input_info *inputs; /* the `n_inputs` inputs of the model */
     int n_inputs;
-    int64_t *rows;    /* (n_inputs): rows of each input in the current batch; 0: not set yet */
-    bool *needed;     /* by value: the output depends on it; a prediction sets other inputs to zeros */
-    int32_t *positions, *seq_start; /* of max_seqs sequences of equal length, if model.same_length */
-    float *class_weights; /* (2, classes): the options' weights, and ones for evaluation; NULL: none */
-    void *zeros; /* for predictions; as large as the largest input that only the loss reads */
+    int64_t *rows;    /* for each input: its number of rows in the current batch; 0: not set yet */
+    bool *needed;     /* for each value: the output depends on it; a prediction sets other inputs to 0 */
+    int32_t *positions, *seq_start; /* data for max_seqs sequences of equal length, if model.same_length */
+    float *class_weights; /* (2, classes): weights of the options; ones, for evaluation. NULL: no weights */
+    void *zeros; /* zeros for predictions, as many bytes as the largest input that only the loss reads has */
 };
 
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
@@ -38554,7 +38822,7 @@ void tt_train_options_make_room(tt_train_options *o, const tt_source *train, con
     if (train && train->accumulates) o->compile.accumulate = true;
 }
 
-/* Tests whether a name may head a column of metrics.csv. */
+/* Returns whether a name may be the heading of a column of metrics.csv. */
 static bool tt__is_column(const char *name)
 {
     const char *letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
@@ -38591,7 +38859,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
         tt__print(&all, "; the model's unit '%.32s' is not of 1 to 31 letters, digits, _ and -", model->unit);
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
         tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
-    double sum = 0; /* of the weights of classes */
+    double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
         const float w = o->class_weights[k];
         if (!(w >= 0 && isfinite(w))) tt__print(&all, "; the weight of class %d is %g", k, w);
@@ -38605,7 +38873,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
-/* Lists the inputs of the programs, which were recorded on t, and those that the output needs. */
+/* Lists the inputs of tape t, from which the programs were compiled, and finds those that the output
+   needs. */
 static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
 {
     const tt_program *p = r->train ? r->train : r->eval;
@@ -38631,7 +38900,7 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
     r->output_width = tt_value_width(t, r->output);
     if (o.train && !(r->train = tt_compile(t, loss, &o))) return r->ctx->status;
-    if (r->output.id) tt_output(t, r->output); /* only to evaluate: training needs no whole logits */
+    if (r->output.id) tt_output(t, r->output); /* for `eval` only: training needs no logits */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
@@ -38645,8 +38914,8 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
 
 enum { TT__STATE_NAME = 170 }; /* max bytes of a parameter's name in a state */
 
-/* A value that a state contains. state: 0 for a parameter, 1 and (Adam) 2 for the optimizer's states of it.
-   stage: the first stage that has the value. */
+/* A value that a saved state contains. state: 0: a parameter; 1 and, for Adam, 2: the optimizer's states of
+   the parameter. stage: the first pipeline stage that has the value. */
 typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
 
 /* Fails if the name of a parameter cannot be stored in a state. */
@@ -38666,14 +38935,14 @@ static tt_status tt__check_kept(const tt_param *param)
                     taken ? taken : "tinytrain");
 }
 
-/* Tests whether v is itself a persistent value of the given storage, not a view of one. */
+/* Returns whether value v is persistent, has the given storage, and is not a view. */
 static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
 {
     const tt__value *x = &t->values[v];
     return v && x->storage == storage && x->base == v && x->persistent;
 }
 
-/* Returns a stage's value for an entry of a state, or 0 if the stage has none. */
+/* Returns the value of a stage that entry *x of a state describes; 0 if the stage has no such value. */
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
     const tt_tape *t = p->stage[stage]->built.t;
@@ -38684,7 +38953,8 @@ static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
     return 0;
 }
 
-/* Adds the parameters that a program trains or, with `frozen`, its frozen parameters. */
+/* Adds the parameters that a program trains or, if `frozen`, its frozen parameters to the list of *n
+   entries. */
 static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kept, int *n)
 {
     tt_status status = TT_OK;
@@ -38700,9 +38970,9 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
     return status;
 }
 
-/* Returns the entries of a program's state: *count of them, the trained parameters and then the optimizer's
-   states, whose names begin with PyTorch's words; after them *frozen frozen parameters. Returns NULL after an
-   error. The caller frees the list. */
+/* Returns the list of the entries of a program's state. The first *count entries are the trained parameters
+   and then the optimizer's states, whose names begin with PyTorch's names for them. Then come *frozen frozen
+   parameters. Returns NULL after an error. The caller frees the list. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
     const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
@@ -38727,8 +38997,8 @@ static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
     return NULL;
 }
 
-/* Sets *hash to a hash of some values of each parameter whose initial values are read from a source such as a
-   file. The hash differs for other weights of the same model. */
+/* Sets *hash to a hash of some values of each parameter whose initial values come from a source such as a
+   file. So the hash tells whether processes have loaded the same weights. */
 static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
 {
     enum { PLACES = 16, EACH = 32 };
@@ -38746,7 +39016,7 @@ static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
     return status;
 }
 
-/* Computes positions and starts of sequences of equal length. */
+/* Computes r->positions and r->seq_start for sequences of equal length. */
 static tt_status tt__length_rows(tt_trainer *r)
 {
     const int64_t seqs = r->options.max_seqs, length = r->model.max_length;
@@ -38790,12 +39060,12 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     tt_tape_free(t);
     int count = 0, frozen;
     tt__kept *kept = status == TT_OK && r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
-    if (status == TT_OK && r->train && !kept) status = ctx->status; /* before hours of training, not after */
+    if (status == TT_OK && r->train && !kept) status = ctx->status; /* fails before training */
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
     static const char *const kinds[] = {"constant", "linear", "cosine"}; /* in tt_schedule_kind's order */
-    char lines[TT__NOTE] = {0}, lr[32], least[32]; /* lines: settings that are not in a program */
+    char lines[TT__NOTE] = {0}, lr[32], least[32]; /* lines: the trainer's own settings */
     snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, total_steps %lld\n",
              kinds[(unsigned)o.schedule.kind % TT__COUNT(kinds)], tt__shortest(o.schedule.lr, lr),
              tt__shortest(o.schedule.min_lr, least), (long long)o.schedule.warmup_steps,
@@ -38832,14 +39102,15 @@ void tt_trainer_free(tt_trainer *r)
 const tt_program *tt_trainer_program(const tt_trainer *r) { return r->train ? r->train : r->eval; }
 int64_t tt_trainer_steps(const tt_trainer *r) { return r->train ? tt_program_steps(r->train) : 0; }
 int64_t tt_trainer_saved_steps(const tt_trainer *r) { return r->saved_steps; }
-/* Arguments of tt__try_micro_batch. */
+/* The arguments of tt__try_micro_batch, a tt__try_size. */
 typedef struct tt__micro_batch_of {
     tt_context *ctx;
     const tt_model *model;
     tt_train_options options;
 } tt__micro_batch_of;
 
-/* Returns max_tokens for n sequences, in proportion to max_tokens and max_seqs of the options. */
+/* Returns the max number of tokens for n sequences, in the same proportion as the options' max_tokens to
+   their max_seqs. */
 static int64_t tt__tokens_of(const tt_train_options *o, int64_t n)
 {
     return o->max_seqs > 0 ? (n * o->max_tokens + o->max_seqs - 1) / o->max_seqs : o->max_tokens;
@@ -38889,7 +39160,7 @@ static int tt__input_named(const tt_trainer *r, const char *name)
     return -1;
 }
 
-/* Refuses a batch that is empty, has more sequences than max_seqs, or does not suit the model's inputs. */
+/* Fails if a batch is empty, has more sequences than max_seqs, or does not fit the model's inputs. */
 static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
 {
     const int pixels = tt__input_named(r, "pixels");
@@ -38911,7 +39182,8 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
     return TT_OK;
 }
 
-/* Sets the inputs on a data rank. For a prediction, inputs that only the loss reads become zeros. */
+/* Sets the inputs of a data rank to the arrays of a batch. For a prediction, sets the inputs that only the
+   loss reads to zeros. */
 static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     const bool same = r->model.same_length;
@@ -38944,7 +39216,7 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         if (r->rows[k] || !input->read) continue;
         if (!predicting || r->needed[input->value.id])
             return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL)", input->name);
-        int64_t as_others = 0; /* rows of other inputs on the same axis */
+        int64_t as_others = 0; /* number of rows of other inputs with this axis */
         for (int j = 0; j < r->n_inputs && input->axis; j++)
             if (r->inputs[j].axis == input->axis) as_others = tt__max(as_others, r->rows[j]);
         r->rows[k] = as_others ? as_others : input->rows;
@@ -38953,12 +39225,12 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
     return status;
 }
 
-/* Sets a batch on a data rank. After an error no rank has any inputs. */
+/* Checks a batch and sets the inputs of a data rank to it. After an error, no rank has any inputs. */
 static tt_status tt__set_batch(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     tt_status status = tt__check_batch(r, b);
     if (status == TT_OK) status = tt__set_arrays(r, p, rank, b, predicting);
-    if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have another number of rows */
+    if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have other rows */
     return status;
 }
 
@@ -38967,7 +39239,8 @@ static bool tt__trainer_within_step(const tt_trainer *r)
     return r->staged > 0 || tt__within_step(r->train);
 }
 
-/* Discards the micro-batches of the current step, also those that wait for their round. */
+/* Discards the micro-batches of the current step, including those that wait for the other data ranks'
+   micro-batches of their round. */
 static void tt__trainer_discard_step(tt_trainer *r)
 {
     tt__discard_step(r->train);
@@ -38976,7 +39249,8 @@ static void tt__trainer_discard_step(tt_trainer *r)
     memset(&r->so_far, 0, sizeof r->so_far);
 }
 
-/* Fails if micro-batches wait for their round, because evaluations and predictions use the same memory. */
+/* Fails if micro-batches of training wait for their round to run, as evaluations and predictions use the same
+   memory. */
 static tt_status tt__none_staged(const tt_trainer *r)
 {
     if (!r->staged) return TT_OK;
@@ -38984,7 +39258,8 @@ static tt_status tt__none_staged(const tt_trainer *r)
                     "waits for more: evaluate and predict between steps", r->staged, r->data);
 }
 
-/* Runs the staged micro-batches and, if they are the last of their step, updates the parameters. */
+/* Runs the micro-batches that are set on data ranks and, if they are the last of their step, updates the
+   parameters. */
 static tt_status tt__train_round(tt_trainer *r, bool last_of_step, tt_stats *stats)
 {
     const float lr = tt_trainer_lr(r);
@@ -39035,7 +39310,8 @@ tt_status tt_trainer_wait(tt_trainer *r, tt_stats *stats)
 
 /* ==== src/train/evaluate.h */
 /* ------------------------------------------------------------------------------------------------ evaluation
-   Evaluation, confusion matrix and prediction. The batches of a source run on all data ranks. */
+   Evaluates a model, counts a confusion matrix, and predicts. The batches of a source run on all data ranks.
+   */
 
 /* Runs the batches that are set on the first `batches` data ranks, and adds their results to the evaluation
    in the order of the batches, so that the sums do not depend on the number of ranks. */
@@ -39063,8 +39339,8 @@ tt_status tt_evaluate_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
     return status == TT_OK ? tt__evaluate_round(r, 1, stats) : status;
 }
 
-/* Refuses a source whose micro-batches may be larger than the trainer's. The check precedes the first
-   micro-batch, because a large micro-batch may come late. what: the purpose of the source, for messages. */
+/* Fails if a source's micro-batches may be larger than the trainer allows. Called before the first
+   micro-batch, as the first large one may come late. what: the purpose of the source, for messages. */
 static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const char *what)
 {
     const tt_train_options *o = &r->options;
@@ -39080,9 +39356,9 @@ static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const 
                     o->max_tokens);
 }
 
-/* Prints what must be the same in all processes about a source, one item a line: the settings of its batches,
-   its steps, and hashes of its classes and examples. Each line ends with `what`, the source's purpose. Prints
-   nothing for NULL. */
+/* Prints the facts about a source that must be equal in all processes, one per line: the settings of its
+   batches, its number of steps, and hashes of its classes and examples. Each line ends with `what`, the
+   purpose of the source. Prints nothing if s is NULL. */
 static void tt__source_lines(const tt_source *s, const char *what, tt__text *text)
 {
     char own[TT__NOTE / 4] = "";
@@ -39099,8 +39375,8 @@ static void tt__source_lines(const tt_source *s, const char *what, tt__text *tex
               (unsigned long long)(s->hash ? s->hash(s->self) : 0), what);
 }
 
-/* Returns the status of a function of the caller. If that function failed and left no message, sets one. The
-   message must have been cleared before the call. */
+/* Returns `status`, which a callback of the user has returned. If the callback failed and set no error
+   message, sets one. The message must have been cleared before the callback was called. */
 static tt_status tt__returned(tt_context *ctx, tt_status status, const char *what, int64_t epoch,
                               int64_t step)
 {
@@ -39109,8 +39385,8 @@ static tt_status tt__returned(tt_context *ctx, tt_status status, const char *wha
                     (long long)step + 1, what, tt_status_name(status));
 }
 
-/* Gets the next micro-batch, of step `step` if more are left. With b NULL, moves the source to that step
-   instead. */
+/* Gets the source's next micro-batch, which belongs to step `step`, into *b; sets *more to false if none is
+   left. If b is NULL, moves the source to step `step` instead. */
 static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t epoch, int64_t step,
                                  tt_batch *b, bool *more)
 {
@@ -39124,7 +39400,7 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
                     "= %lld", (long long)epoch + 1, (long long)step + 1, (long long)s->steps);
 }
 
-/* Tells a source which data ranks belong to this process. */
+/* Tells a source which data ranks belong to this process, so that it makes only their batches. */
 static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 {
     const tt_program *p = r->eval;
@@ -39135,18 +39411,19 @@ static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
     s->deal(s->self, r->data, first, end, by_step);
 }
 
-/* Returns the number of items of a batch in the model's unit: its rows, or without rows its sequences. */
+/* Returns the number of items of a batch, in the unit in which the model counts: rows or, if the batch has no
+   rows, sequences. */
 static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
 
 /* A confusion matrix, and the labels of the batches that are set on the data ranks. */
 typedef struct tt__confusion {
-    int64_t *counts;          /* (classes, classes) */
-    float *logits;            /* (max_seqs, classes) */
-    int32_t *labels;          /* (data ranks, max_seqs) */
-    int seqs[TT__RANKS];      /* labels of each data rank */
+    int64_t *counts;          /* the matrix, (classes, classes) */
+    float *logits;            /* logits of a batch, (max_seqs, classes) */
+    int32_t *labels;          /* labels of the batches, (data ranks, max_seqs) */
+    int seqs[TT__RANKS];      /* number of labels of each data rank */
 } tt__confusion;
 
-/* Keeps the labels of a batch that is to run on a data rank. */
+/* Keeps the labels of a batch that will run on a data rank, for tt__confusion_count. */
 static tt_status tt__confusion_set(tt_trainer *r, tt__confusion *c, int rank, const tt_batch *b)
 {
     const int32_t *labels = b->labels;
@@ -39162,7 +39439,7 @@ static tt_status tt__confusion_set(tt_trainer *r, tt__confusion *c, int rank, co
     return TT_OK;
 }
 
-/* Counts the predictions of a run's batches. */
+/* Adds the predictions for the batches of a run to the confusion matrix. */
 static tt_status tt__confusion_count(tt_trainer *r, tt__confusion *c, int batches)
 {
     const int classes = r->model.classes;
@@ -39188,7 +39465,7 @@ static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const vola
     tt_batch b;
     bool more = true;
     int64_t step = 0;
-    int set = 0; /* data ranks that have a batch of this round */
+    int set = 0; /* number of data ranks that have a batch of this round */
     memset(stats, 0, sizeof *stats);
     tt_status status = tt__none_staged(r);
     tt__deal(r, source, false);
@@ -39302,16 +39579,17 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
 /* -------------------------------------------------------------------------------------------------- state
    Saves and loads the state of a run: parameters, optimizer states, and a trainer's progress. */
 
-/* A state being written or read. The header is its first tensor, a trainer's progress its last. */
+/* A state that is being written or read. The first tensor of its file is the header, the last is the
+   trainer's progress. */
 typedef struct tt__state {
     tt_program *p;
     const char *path;
-    tt__kept *kept;       /* (count + frozen) */
-    tt_tensor_info *info; /* (tensors): header, `count` values, fp8 history, hashes of frozen, progress */
+    tt__kept *kept;       /* `count` + `frozen` entries */
+    tt_tensor_info *info; /* tensors: header, `count` values, fp8 history, hashes of frozen ones, progress */
     int count, frozen, tensors;
     tt__state_header header;
     tt_safetensors *file; /* the file being read */
-    char *piece;          /* buffer of `room` bytes; larger with several processes: each fill is a message */
+    char *piece;          /* buffer of `room` bytes; with several processes, each filling is one message */
     size_t room;
     char *products;       /* when writing: the tuned ways to compute matrix products; NULL: not tuned */
 } tt__state;
@@ -39327,8 +39605,8 @@ static void tt__state_close(tt__state *s)
 
 static const char tt__products_key[] = "tinytrain.products"; /* key in the metadata of a state */
 
-/* Gives the devices the state's tuned ways to compute matrix products in place of their own. Warns if the run
-   cannot use these, because sums may then be rounded differently. */
+/* Makes the devices use the state's tuned ways to compute matrix products instead of their own. Warns if the
+   run cannot use the state's ways, as sums may then be rounded differently. */
 static tt_status tt__state_products(const tt__state *s)
 {
     tt_program *p = s->p;
@@ -39343,7 +39621,7 @@ static tt_status tt__state_products(const tt__state *s)
     if (status != TT_OK) return status;
     if (text && can && !foreign) {
         p->arena->learnt = true;
-        p->arena->tuned = false; /* the next run applies the ways to the products */
+        p->arena->tuned = false; /* so that the next run applies these ways */
         tt__forget_recordings(p);
         return TT_OK;
     }
@@ -39364,7 +39642,7 @@ static void tt__state_integers(tt_tensor_info *info, const char *name, size_t by
 }
 
 /* Lists the tensors of a program's state. more: bytes of the tensor "tinytrain.progress"; 0: no such tensor.
-   The caller closes s with tt__state_close, also after an error. */
+   The caller closes s with tt__state_close, even after an error. */
 static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, size_t more)
 {
     tt_context *ctx = p->ctx;
@@ -39433,7 +39711,8 @@ static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float 
     return status;
 }
 
-/* Writes the fp8 history to a file or, with w NULL, reads it. A file without one gives a history of zeros. */
+/* Writes the fp8 history to a file or, if w is NULL, reads it from the file. If the file has no fp8 history,
+   sets the history to zeros. */
 static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w)
 {
     const tt_tensor_info *info = &s->info[s->count + 1];
@@ -39448,7 +39727,7 @@ static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w
     return status;
 }
 
-/* Collects a tensor of the state from its ranks and writes it to a file or, with w NULL, adds it to *hash.
+/* Collects a tensor of the state from its ranks, and writes it to a file or, if w is NULL, adds it to *hash.
    Only process 0 gets the hash. */
 static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_writer *w, uint64_t *hash)
 {
@@ -39472,7 +39751,8 @@ static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_write
     return status;
 }
 
-/* Writes the hashes of frozen parameters to a file or, with w NULL, compares them with the file's hashes. */
+/* Writes the hashes of frozen parameters to a file or, if w is NULL, compares them with the hashes in the
+   file. */
 static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
 {
     tt_context *ctx = s->p->ctx;
@@ -39498,8 +39778,8 @@ static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
     return status;
 }
 
-/* Reads a rank's shard of a tensor of the state from the file. v: the tensor's value in p, the program of a
-   stage. */
+/* Reads a rank's shard of tensor k of the state from the file. p: the program of a stage; v: the value of p
+   that gets the shard. */
 static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, int32_t v, int rank)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -39520,7 +39800,7 @@ static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, 
     return status;
 }
 
-/* Writes the tensors of a state to a file or, with w NULL, reads them from the open file. */
+/* Writes the tensors of a state to a file or, if w is NULL, reads them from the open file. */
 static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
 {
     tt_status status = TT_OK;
@@ -39543,7 +39823,7 @@ static tt_status tt__not_between_steps(tt_context *ctx)
                     "batches of one");
 }
 
-/* Writes a program's state with `more` bytes of a trainer's progress. */
+/* Writes a program's state to a file, with `more` bytes of a trainer's progress. */
 static tt_status tt__state_save(tt_program *p, const char *path, const void *progress, size_t more)
 {
     tt__state s;
@@ -39572,7 +39852,7 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
     return status;
 }
 
-/* Reads the number of steps of a state. */
+/* Reads from a state's file how many steps its run has done. */
 static tt_status tt__state_steps(tt_context *ctx, const char *path, int64_t *steps)
 {
     tt__state_header h;
@@ -39655,14 +39935,15 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
     for (int k = 1; k < s->tensors && status == TT_OK; k++)
         if (has || !own || k != s->count + 1) status = tt__state_has(s, &s->info[k]);
     if (status != TT_OK) return status;
-    /* A program may load a trainer's state, without its progress, and a state with or without fp8 history. */
+    /* A program may load a trainer's state, whose progress it ignores, and a state with or without an fp8
+       history. */
     int found = tt_safetensors_count(file) - (!more && tt_safetensors_find(file, "tinytrain.progress") >= 0);
     if (found - has == s->tensors - own) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_STATE, "'%s' has %d tensors, this run has %d: other parameters are "
                     "trained", path, found, s->tensors);
 }
 
-/* Makes sure that all processes have opened a state, and that it is the same state. */
+/* Fails unless all processes have opened a state, and all the same state. */
 static tt_status tt__state_agree(tt__state *s, tt_status status)
 {
     tt_context *ctx = s->p->ctx;
@@ -39749,7 +40030,7 @@ static tt_status tt__state_read_progress(const tt__state *s, const tt_schedule *
     tt_status status = tt_safetensors_read(s->file, at, 0, sizeof h, &h);
     if (status != TT_OK) return status;
     const tt_progress *p = &h.progress;
-    if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* refuses NaN, too */
+    if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* false for NaN too */
         return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s' says that %g of %g targets were right, and a metric "
                         "of %g at best", s->path, p->correct, p->targets, p->best);
     const tt__state_progress now = tt__state_progress_of(p, schedule);
@@ -39784,9 +40065,9 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
 
 /* ==== src/train/progress.h */
 /* ---------------------------------------------------------------------------------------------------- fit
-   A run of tt_fit: its data, its progress line, and metrics.csv. */
+   The data of a run of tt_fit, its progress line, and its file metrics.csv. */
 
-/* A line of metrics.csv. A value that is no finite float is NaN here. */
+/* The values of a line of metrics.csv, tt__fit_point. A value that is not a finite float is stored as NaN. */
 typedef enum tt__fit_value { TT__FIT_LOSS, TT__FIT_METRIC, TT__FIT_LR, TT__FIT_VALUES } tt__fit_value;
 typedef struct tt__fit_point {
     int64_t step, epoch;
@@ -39797,33 +40078,34 @@ typedef struct tt__fit_point {
 typedef struct tt__fit {
     tt_trainer *r;
     const tt_source *train, *validation;
-    tt_metric metric;            /* of the model */
-    const char *unit;            /* of the model */
+    tt_metric metric;            /* the model's metric */
+    const char *unit;            /* name of the items that the model counts */
     bool best_by_metric;         /* the metric, not the loss, decides which validation is the best */
     tt_fit_options o;
     tt_progress p;
-    int64_t steps, first_step;   /* steps of an epoch; steps that were done before tt_fit began */
-    double started, saved;       /* clock in seconds; `started` moves on by the time that validation takes */
+    int64_t steps, first_step;   /* number of steps of an epoch; number of steps done before tt_fit began */
+    double started, saved;       /* clock at start and at the last save, seconds; validation moves
+                                    `started` */
     double began;                /* clock in seconds when the current step began */
     struct { bool any; float lr; double items; int64_t reads; } last; /* a step that is not counted yet */
-    double items, flops, peak;   /* items and FLOPs since tt_fit began; peak FLOPs a second of the machine */
-    size_t bytes;                /* of the arena */
+    double items, flops, peak;   /* items and FLOPs since tt_fit began; the machine's peak FLOPs per second */
+    size_t bytes;                /* bytes of the arena */
     char state[TT__PATH], diverged[TT__PATH]; /* paths of the states, see tt__fit_save */
     bool has_state;              /* the folder holds a state of this run */
     bool state_is_sound;         /* the loss had not diverged when that state was saved */
     bool has_diverged;           /* the folder also holds a later state, whose loss has diverged */
     void *lock;                  /* lock of the folder while tt_fit runs: the open file `lock_path` */
     char lock_path[TT__PATH];
-    int in_row, not_finite;      /* last steps in a row that were skipped; those that were not finite */
+    int in_row, not_finite;      /* number of last steps in a row that were skipped; that were not finite */
     char why[TT__ERROR];         /* reason of the last skipped step */
-    int64_t updated;             /* steps since tt_fit began that were not skipped */
+    int64_t updated;             /* number of steps since tt_fit began that were not skipped */
     bool told_skipped;           /* a skipped step was logged */
     bool told_diverged;          /* a diverged loss was logged */
     bool stopped;                /* with several processes: one of them asked for a stop */
     bool told_short, told_idle;  /* logged: an epoch with too few steps; data ranks without micro-batches */
     char *csv;                   /* text of metrics.csv so far */
     size_t csv_bytes, csv_room;
-    tt__fit_point *point;        /* (points): its lines */
+    tt__fit_point *point;        /* the `points` lines of metrics.csv */
     int points, cap_points;
 } tt__fit;
 
@@ -39836,8 +40118,8 @@ tt_fit_options tt_fit_options_default(void)
     return o;
 }
 
-/* Writes the progress line of a step: a bar of `bar` columns (0: no bar), the first `fields` of 4 fields, and
-   the time that is left. Returns the length of the whole line. */
+/* Prints the progress line of a step: a bar of `bar` columns (0: no bar), the first `fields` of 4 fields, and
+   the time that is left. Returns the length that the whole line has. */
 static size_t tt__fit_columns(const tt_fit_event *e, int bar, int fields, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
@@ -39879,7 +40161,8 @@ static bool tt__fit_stopped(const tt__fit *f)
     return f->r->ctx->net ? f->stopped : f->o.stop && *f->o.stop;
 }
 
-/* Makes all processes stop if one is asked to stop, and save if process 0 wants to save. */
+/* Makes all processes agree: all stop if one of them is asked to stop, and all save if process 0 wants to
+   save. */
 static tt_status tt__fit_agree(tt__fit *f, tt_status status, bool *save)
 {
     tt_context *ctx = f->r->ctx;
@@ -39893,7 +40176,7 @@ static tt_status tt__fit_agree(tt__fit *f, tt_status status, bool *save)
     return status;
 }
 
-/* Reads a line of metrics.csv of n characters. Returns false for other lines, such as the heading. */
+/* Parses a line of metrics.csv of n characters. Returns false if the line has no values, as the heading. */
 static bool tt__fit_read_line(const tt__fit *f, const char *line, size_t n, tt__fit_point *point)
 {
     char field[3 + TT__FIT_VALUES][40];
@@ -39953,8 +40236,8 @@ static const char *tt__fit_number(double x, char to[32])
     return isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
 }
 
-/* Adds the line of a step or a validation to the metrics. lr: of the step. items: number read in `seconds`.
-   For a failed step, unknown values in s are NaN. */
+/* Adds the line of a step or a validation to the metrics. lr: learning rate of the step. items: number of
+   items that were read in `seconds`. For a failed step, unknown values in *s are NaN. */
 static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation, float lr, double items,
                                  double seconds)
 {
@@ -39973,8 +40256,8 @@ static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation,
     return tt__fit_line(f, line, text.length);
 }
 
-/* Reads the metrics of the run to resume, as far as the state goes: all lines of completed epochs, and of the
-   current epoch the lines of the steps that the state includes. */
+/* Reads the metrics of the run to resume, without the lines that are newer than the state: keeps all lines of
+   completed epochs and, of the current epoch, those of the steps that the state includes. */
 static tt_status tt__fit_read_metrics(tt__fit *f)
 {
     char path[TT__PATH];
@@ -40003,25 +40286,27 @@ static tt_status tt__fit_read_metrics(tt__fit *f)
 }
 
 /* ==== src/train/picture.h */
-/* ---- loss.svg: panels of loss, metric and learning rate over the steps ---- */
+/* ---- draws loss.svg: panels of the loss, the metric and the learning rate over the steps ---- */
 
 enum { TT__FIT_LEFT = 72, TT__FIT_WIDTH = 690 }; /* pixels: margin for labels on the left; width of a panel */
 
-/* A vertical axis of values or of their decimal logarithms, with ticks at (first + k) * step. */
+/* A vertical axis of values or of their decimal logarithms, with ticks at (first + k) * step for k = 0, 1,
+   ... */
 typedef struct tt__fit_axis {
     bool logarithmic;
     double from, to, step, first;
     int height; /* pixels */
 } tt__fit_axis;
 
-/* A line through the values of training or of validation, or (decay > 0) through their running mean. */
+/* A line of the picture through the values of training or of validation or, if decay > 0, through their
+   running mean. */
 typedef struct tt__fit_series {
     tt__fit_value value;
     bool validation;
     double decay, sum, weight;
 } tt__fit_series;
 
-/* Sets *value to the series' value at point k. Returns false if the series has none there. */
+/* Sets *value to the series' value at point k. Returns false if the series has no value there. */
 static bool tt__fit_at(const tt__fit *f, tt__fit_series *s, int k, double *value)
 {
     const tt__fit_point *p = &f->point[k];
@@ -40032,8 +40317,8 @@ static bool tt__fit_at(const tt__fit *f, tt__fit_series *s, int k, double *value
     return true;
 }
 
-/* Returns an axis for values from low to high. The axis starts at 0 unless low and high are close, and is
-   logarithmic (if allowed) when they are far apart. */
+/* Returns an axis for values from low to high. The axis starts at 0, unless low and high are close. If low
+   and high are far apart and may_be_logarithmic is true, the axis is logarithmic. */
 static tt__fit_axis tt__fit_axis_of(double low, double high, bool may_be_logarithmic, int height)
 {
     tt__fit_axis a = {may_be_logarithmic && low > 0 && high > 1000 * low, 0, 0, 0, 0, height};
@@ -40053,8 +40338,8 @@ static tt__fit_axis tt__fit_axis_of(double low, double high, bool may_be_logarit
     return a;
 }
 
-/* Returns the height of a value in tenths of a pixel above the start of the axis. A value off the axis gets a
-   height outside of the panel, where the picture is clipped, by at most the panel's height. */
+/* Returns the height of a value above the start of the axis, in tenths of a pixel. The height of a value that
+   is off the axis is outside the panel, where the picture is clipped, but at most a panel's height away. */
 static int tt__fit_y(const tt__fit_axis *a, double value)
 {
     double y = a->logarithmic ? (value > 0 ? log10(value) : a->from) : value;
@@ -40067,8 +40352,8 @@ static int tt__fit_x(int64_t step, int64_t last)
     return (int)((double)(10 * TT__FIT_WIDTH) * ((double)step / (double)last) + 0.5);
 }
 
-/* Draws a series as a line. In each pixel column only the lowest and the highest point are drawn, which keeps
-   the file small for any number of steps. A series of one point is a dot. */
+/* Draws a series as a line. Draws only the lowest and the highest point in each pixel column, which keeps the
+   file small for any number of steps. Draws a series of one point as a dot. */
 static void tt__fit_line_of(tt__text *svg, const tt__fit *f, tt__fit_series s, const tt__fit_axis *a,
                             int64_t last, const char *colour, int width)
 {
@@ -40116,8 +40401,9 @@ static void tt__fit_dots(tt__text *svg, const tt__fit *f, tt__fit_series s, cons
 
 enum { TT__FIT_EPOCHS = 16 };
 
-/* Chooses the ends of epochs that get a mark and a number: round epoch numbers, at least 25 pixels apart.
-   Sets their places x, in tenths of a pixel, and their numbers, and returns how many there are. */
+/* Chooses the epochs whose ends get a mark and a number: epochs with round numbers, at least 25 pixels apart.
+   Sets x[] to the places of the marks in tenths of a pixel and number[] to the epochs' numbers. Returns how
+   many marks it chose. */
 static int tt__fit_epochs(const tt__fit *f, int64_t last, int x[TT__FIT_EPOCHS],
                           int64_t number[TT__FIT_EPOCHS])
 {
@@ -40161,7 +40447,7 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
         }
     }
     if (value == TT__FIT_LOSS)
-        high = fmax(high, fmin(highest, 1.5 * high)); /* only steps far above the mean are cut off */
+        high = fmax(high, fmin(highest, 1.5 * high)); /* cuts off only steps far above the mean */
     if (!(low <= high)) low = 0, high = 1;
     const tt__fit_axis a = tt__fit_axis_of(low, high, value == TT__FIT_LOSS, height);
     tt__print(svg, "<text x='%d' y='%d' font-weight='bold'>%s%s</text>\n<g text-anchor='end' fill='#555'>",
@@ -40174,7 +40460,8 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
         tt__print(svg, "<text x='%d' y='%d'>%s</text>", TT__FIT_LEFT - 8, top + 4 + height - up,
                   tt__shortest((float)at, label));
     }
-    /* From here on, coordinates are tenths of a pixel, from the panel's lower left corner upwards. */
+    /* From here on, coordinates are tenths of a pixel, to the right and up from the panel's lower left
+       corner. */
     tt__print(svg,
               "</g>\n<clipPath id='p%d'><rect x='-30' y='-30' width='%d' height='%d'/></clipPath>\n"
               "<g transform='translate(%d %d) scale(.1 -.1)' fill='none' stroke-width='10' "
@@ -40200,7 +40487,7 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
 /* Draws loss.svg. The file has at most about 100 KB, for any number of steps. */
 static void tt__fit_draw(tt__text *svg, const void *arg)
 {
-    enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels from the upper edge; of the metric's panel */
+    enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels: tops of panels; height of METRIC's */
     enum { LEFT = TT__FIT_LEFT, RIGHT = LEFT + TT__FIT_WIDTH };
     const tt__fit *f = (const tt__fit *)arg;
     const int LR = METRIC + (f->metric.name ? PANEL : 0), BOTTOM = LR + 72, HEIGHT = BOTTOM + 56;
@@ -40233,9 +40520,9 @@ static void tt__fit_draw(tt__text *svg, const void *arg)
 
 /* ==== src/train/fit.h */
 /* ------------------------------------------------------------------------------------------------------- fit
-   tt_fit: runs epochs and validations, skips steps that fail, and saves and resumes states. */
+   tt_fit runs epochs and validations, skips steps that fail, and saves and resumes states. */
 
-/* Tests whether the run has done a step, skipped steps included. */
+/* Returns whether the run has done a step; skipped steps count. */
 static bool tt__fit_has_steps(const tt__fit *f) { return f->p.epoch > 0 || f->p.step > 0; }
 
 static tt_status tt__fit_save_metrics(const tt__fit *f)
@@ -40245,8 +40532,8 @@ static tt_status tt__fit_save_metrics(const tt__fit *f)
     return status == TT_OK ? tt__write_text(f->r->ctx, path, f->csv) : status;
 }
 
-/* Tests whether the training loss has diverged: the mean of the last 4 steps is more than 10 times the loss
-   of the first step, plus 1. */
+/* Returns whether the training loss has diverged: the mean loss of the last 4 steps is more than 10 times the
+   loss of the first step, plus 1. */
 static bool tt__fit_has_diverged(const tt__fit *f)
 {
     enum { LAST = 4 };
@@ -40260,8 +40547,8 @@ static bool tt__fit_has_diverged(const tt__fit *f)
     return sum / n > first + 9 * fabs(first) + 1;
 }
 
-/* Tests whether the current state is worth returning to: the loss has not diverged, and the last validation
-   and the last step were finite. */
+/* Returns whether the current state is worth returning to: the loss has not diverged, and the results of the
+   last validation and of the last step were finite. */
 static bool tt__fit_is_sound(const tt__fit *f)
 {
     const tt__fit_point *last = f->points ? &f->point[f->points - 1] : NULL;
@@ -40269,9 +40556,9 @@ static bool tt__fit_is_sound(const tt__fit *f)
     return finite && !f->not_finite && !tt__fit_has_diverged(f);
 }
 
-/* Saves metrics, picture and state. The metrics are saved first, because a resumed run drops the lines beyond
-   its state. Once the loss has diverged, the state is saved to a second file, beside the last state from
-   before. If the loss recovers, only one state is left. */
+/* Saves metrics, picture and state. The metrics are saved first: a resumed run drops the lines of metrics
+   that are newer than its state. Once the loss has diverged, the state is saved to a second file, so that the
+   last state from before the divergence remains. If the loss recovers, only one state is left. */
 static tt_status tt__fit_save(tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -40282,7 +40569,7 @@ static tt_status tt__fit_save(tt__fit *f)
     status = tt__agree(ctx, "saving metrics", status, NULL, 0);
     if (status == TT_OK && tt__fit_has_steps(f)) {
         const bool sound = tt__fit_is_sound(f), beside = !sound && f->has_state && f->state_is_sound;
-        /* Removed first, so that the disk never holds three states: no resumed run would use the third. */
+        /* The old diverged state is removed first, so that the disk never holds three states. */
         if (beside && f->has_diverged) files->remove(files->user, f->diverged);
         status = tt_trainer_save(f->r, beside ? f->diverged : f->state, &f->p);
         if (!sound && !f->told_diverged)
@@ -40306,8 +40593,8 @@ static tt_status tt__fit_save(tt__fit *f)
     return status;
 }
 
-/* Ends a run whose steps give no finite results any more because the weights have blown up. The state from
-   before the loss diverged is kept, and the error message says what helps. */
+/* Ends a run whose steps give no finite results any more because the weights have diverged. Keeps the state
+   from before the loss diverged, and adds to the error message what may help. */
 static void tt__fit_give_up(tt__fit *f)
 {
     char error[sizeof f->r->ctx->error];
@@ -40338,7 +40625,7 @@ static void tt__fit_give_up(tt__fit *f)
 static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool best)
 {
     tt_fit_event e;
-    tt_stats epoch; /* of the epoch so far */
+    tt_stats epoch; /* statistics of the epoch so far */
     if (!f->o.report) return;
     memset(&e, 0, sizeof e);
     memset(&epoch, 0, sizeof epoch);
@@ -40358,7 +40645,7 @@ static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool be
     e.unit = f->unit;
     e.per_second = seconds > 0 ? f->items / seconds : 0;
     e.of_peak = seconds > 0 && f->peak > 0 ? f->flops / seconds / f->peak : 0;
-    if (e.of_peak > 1) e.of_peak = 0; /* the peak was measured too low, while the machine was busy */
+    if (e.of_peak > 1) e.of_peak = 0; /* the peak was measured on a busy machine: too low */
     double each = done > f->first_step ? seconds / (double)(done - f->first_step) : 0;
     e.seconds_left = each * (double)(f->o.epochs * f->steps - done);
     e.validation = validation;
@@ -40376,7 +40663,7 @@ static void tt__fit_tell_idle(tt__fit *f, int micros)
             micros > 1 ? "es" : "", f->r->data);
 }
 
-/* Counts the step that was trained last, if its results are known. */
+/* Adds the step that was trained last to the counts and the metrics, if its results are known. */
 static tt_status tt__fit_count_step(tt__fit *f)
 {
     const tt_program *p = f->r->train;
@@ -40405,9 +40692,9 @@ static tt_status tt__fit_stuck(const tt__fit *f)
                     f->in_row, f->in_row > 1 ? "s" : "", f->why);
 }
 
-/* Skips a step that failed and updated nothing because no target counts or because loss or gradient are not
-   finite. The step is counted like a step that loss scaling skips. Fails if too many steps in a row were
-   skipped, and passes on other errors. status: the step's error; lr: the step's learning rate. */
+/* Skips a step that has failed and updated nothing, because none of its targets counts or because the loss or
+   a gradient is not finite. Counts the step like a step that loss scaling skips. Fails if too many steps in a
+   row were skipped, and returns all other errors. status: the step's error; lr: the step's learning rate. */
 static tt_status tt__fit_skip(tt__fit *f, tt_status status, float lr)
 {
     enum { MOST_IN_A_ROW = 10 };
@@ -40452,20 +40739,20 @@ static tt_status tt__fit_last_step(tt__fit *f)
     return status;
 }
 
-/* Trains from step f->p.step to the end of the epoch, or until the run is stopped. A device that works beside
-   the host runs a step while the host makes the next batch, so a step is counted after the next has begun. */
+/* Trains from step f->p.step to the end of the epoch, or until the run is stopped. As a device may run a step
+   while the host makes the next batch, a step is counted only after the next step has begun. */
 static tt_status tt__fit_epoch(tt__fit *f)
 {
     tt_batch b;
     bool updated, more = true;
-    int micros = 0; /* micro-batches of the current step */
+    int micros = 0; /* number of micro-batches of the current step */
     double items = 0;
     tt_context *ctx = f->r->ctx;
     tt__deal(f->r, f->train, true);
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
     f->began = tt__seconds();
     f->last.any = false;
-    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* only whole steps */
+    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* whole steps */
         const float lr = tt_trainer_lr(f->r);
         const int64_t reads = f->r->train->reads;
         status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step + f->last.any, &b, &more);
@@ -40475,7 +40762,7 @@ static tt_status tt__fit_epoch(tt__fit *f)
         micros++;
         const tt_status counted = tt__fit_count_step(f);
         const bool failed = status == TT_ERR_NUMERIC;
-        if (failed) { /* the error is of this step or of the previous step */
+        if (failed) { /* this step or the previous one failed */
             status = tt__fit_skip(f, status, f->last.any ? f->last.lr : lr);
             items = micros = 0;
         }
@@ -40514,11 +40801,11 @@ static tt_status tt__fit_epoch(tt__fit *f)
         tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld of the source ends after %lld steps, and it has "
                 "tt_source.steps = %lld", epoch, steps, (long long)f->steps);
     }
-    if (status != TT_OK) tt__trainer_discard_step(f->r); /* so that the whole steps are saved */
+    if (status != TT_OK) tt__trainer_discard_step(f->r); /* the complete steps can then be saved */
     return status;
 }
 
-/* Tests whether a validation with this value and loss is better than the best so far. */
+/* Returns whether a validation with this value of the metric and this loss is better than the best so far. */
 static bool tt__fit_better(const tt__fit *f, double value, double loss)
 {
     const bool lower = !f->best_by_metric || f->metric.lower_is_better;
@@ -40537,7 +40824,7 @@ static tt_status tt__fit_validate(tt__fit *f)
     tt_status status = f->validation ? tt__evaluate(f->r, f->validation, stop, &s, &items, NULL) : TT_OK;
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     if (status != TT_OK || tt__fit_stopped(f)) return status;
-    /* If the last steps were not finite, either only those steps failed or the weights have blown up. */
+    /* If the last steps were not finite, either just these steps failed or the weights have diverged. */
     const bool blew_up = f->validation ? !isfinite(s.loss) : tt__fit_has_diverged(f) || f->in_row == f->steps;
     if (f->not_finite && blew_up) return tt__fit_stuck(f);
     f->not_finite = 0;
@@ -40551,8 +40838,8 @@ static tt_status tt__fit_validate(tt__fit *f)
                 any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before: none was kept");
     if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
     if (best && f->o.keep) {
-        /* Save a state first: a folder with a model but no state could not be resumed, and a caller who
-           protects models could not start over in it. */
+        /* Saves a state first: in a folder with a model but no state, a run could not be resumed, and a
+           caller who protects models from being overwritten could not start a new run either. */
         if (status == TT_OK && !f->has_state) status = tt__fit_save(f);
         if (status == TT_OK) {
             ctx->error[0] = 0;
@@ -40560,7 +40847,7 @@ static tt_status tt__fit_validate(tt__fit *f)
             status = tt__agree(ctx, "keep", status, NULL, 0);
         }
     }
-    if (status != TT_OK) return status; /* f->p.best is unchanged: a resumed run validates and keeps again */
+    if (status != TT_OK) return status; /* f->p.best is unchanged: a resumed run validates again */
     if (best && f->validation) {
         f->p.best = value;
         f->p.best_loss = loss;
@@ -40574,8 +40861,8 @@ static tt_status tt__fit_validate(tt__fit *f)
     return status;
 }
 
-/* Locks the folder and fails if another run uses it. Goes on without a lock on file systems that have none;
-   if the folder cannot be written to, saving metrics fails later. */
+/* Locks the folder, and fails if another run uses it. Continues without a lock on file systems that have no
+   locks, and if the folder cannot be written to: saving the metrics then fails later. */
 static tt_status tt__fit_lock(tt__fit *f)
 {
     char host[64] = "", when[32] = "", text[160];
@@ -40600,7 +40887,8 @@ static tt_status tt__fit_lock(tt__fit *f)
     return status;
 }
 
-/* Removes the lock file and then releases the lock. After the release another run may have a file there. */
+/* Removes the lock file, then releases the lock. In this order, as after the release the file may be that of
+   another run. */
 static void tt__fit_unlock(tt__fit *f)
 {
     const tt_files *files = &f->r->ctx->options.files;
@@ -40609,8 +40897,9 @@ static void tt__fit_unlock(tt__fit *f)
     files->close(files->user, f->lock);
 }
 
-/* Tests whether the diverged state is older than the other state. This happens if a run was killed before it
-   removed the diverged state, or if a build that knows of only one state continued the run. */
+/* Returns whether the state of a diverged loss is older than the other state. This happens if a run was
+   killed before it removed the diverged state, or if an older version of this library, which has one state,
+   continued the run. */
 static bool tt__fit_is_stale(const tt__fit *f)
 {
     int64_t steps, diverged;
@@ -40618,13 +40907,14 @@ static bool tt__fit_is_stale(const tt__fit *f)
            tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
 }
 
-/* Resumes from the newer state. Its classes must be those of f->p; for other data it warns. */
+/* Resumes from the newer state. Fails if the state's classes are not those of f->p, and warns if its data are
+   not. */
 static tt_status tt__fit_resume(tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
     const tt_progress now = f->p;
     const bool stale = tt__fit_is_stale(f);
-    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all processes looked */
+    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all have read them */
     if (stale && status == TT_OK) {
         ctx->options.files.remove(ctx->options.files.user, f->diverged);
         f->has_diverged = false;
@@ -40671,8 +40961,8 @@ size_t tt_trainer_state_bytes(const tt_trainer *r, size_t *parameters)
     return state;
 }
 
-/* Fails if the disk has no room for two states, because a state replaces the old one only when complete.
-   Warns if there is no room for the parameters that `keep` may also write there. */
+/* Fails if the disk has no room for two states, as a new state replaces the old one only when it is complete.
+   Warns if there is no room for the parameters that the callback `keep` may also write to the disk. */
 static tt_status tt__fit_disk(const tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -40732,7 +41022,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (f->o.resume && !f->o.folder)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: to resume, name the folder that holds the run");
     f->bytes = tt_program_plan(f->r->train).bytes;
-    status = tt_allocate(f->r->train); /* fails before anything is written if memory is short */
+    status = tt_allocate(f->r->train); /* if memory is short, fails before writing anything */
     if (status == TT_OK) status = tt__fit_line(f, heading, tt__fit_heading(f, heading));
     if (status != TT_OK || !f->o.folder) return status;
     status = tt__path_join(ctx, f->state, f->o.folder, "state.safetensors");
@@ -40741,7 +41031,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (status != TT_OK) return status;
     if (!f->o.resume) status = tt__make_folder(ctx, f->o.folder);
     if (status == TT_OK) status = tt__fit_lock(f);
-    status = tt__agree(ctx, "locking a folder", status, NULL, 0); /* only one process gets the lock */
+    status = tt__agree(ctx, "locking a folder", status, NULL, 0); /* only process 0 locks */
     if (status != TT_OK) return status;
     status = tt__folder_has(ctx, f->o.folder, "state.safetensors", &f->has_state);
     if (status == TT_OK)
@@ -40802,13 +41092,13 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     const bool can_save = !ctx->net || !tt__net_has_failed(ctx->net), blown_up = f->not_finite > 0;
     if (began && status == TT_ERR_NUMERIC && blown_up && can_save) tt__fit_give_up(f);
     else if (began && !done && can_save && tt__fit_has_steps(f) && !tt__trainer_within_step(r)) {
-        /* save the steps since the last save */
+        /* Saves the steps since the last save. */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt_status saved = tt__fit_save(f);
         if (status != TT_OK && saved != TT_OK)
             tt__log(ctx, TT_LOG_WARNING, "fit", "nor could the state be saved: %s", ctx->error);
-        status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* the first error */
+        status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* first error */
     }
     if (finished) *finished = done;
     tt__fit_unlock(f);

@@ -10,8 +10,8 @@
 
 #define TT__LEFT_FREE ((size_t)256 << 20)
 
-/* Sets a budget of 0 to the bytes that one rank of the device may use: the free memory less an eighth, at
-   most TT__LEFT_FREE, divided among the ranks that share the device. */
+/* Sets *budget, if it is 0, to the bytes that one rank may use. This is the device's free memory, less a
+   reserve of an eighth but at most TT__LEFT_FREE bytes, divided among the ranks that share the device. */
 static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budget)
 {
     size_t least = SIZE_MAX;
@@ -34,33 +34,34 @@ static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budg
     return status;
 }
 
-/* Plans for size n. Returns TT_OK and the plan's bytes, TT_ERR_BUDGET, or another error. */
+/* A function that plans a program for batch size n. It returns TT_OK and sets *bytes to the plan's bytes, or
+   returns TT_ERR_BUDGET or another error. */
 typedef tt_status (*tt__try_size)(void *arg, int64_t n, size_t *bytes);
 
-/* Returns the size at which the line through two plans, of sizes `from` and `to`, reaches the budget, rounded
-   down; 0 if the line does not rise. */
+/* Estimates linearly, from the bytes of the plans for batch sizes `from` and `to`, the batch size whose plan
+   needs `budget` bytes. Returns it rounded down; 0 if the bytes do not grow from `from` to `to`. */
 static double tt__line_meets(double from, double from_bytes, double to, double to_bytes, double budget)
 {
     const double rise = (to_bytes - from_bytes) / (to - from);
     return rise > 0 ? floor(to + (budget - to_bytes) / rise) : 0;
 }
 
-/* Returns the largest n, at most `most`, whose plan fits the budget; 0 after an error or if none fits. A plan
-   grows almost linearly with n, and so does the smallest plan that a refusal names. The next guess is where
-   the line through the two nearest plans reaches the budget. Without such a line (a larger n may keep fewer
-   bytes), the bytes are assumed to be proportional to n. */
+/* Returns the largest batch size n, at most `most`, whose plan fits the budget; 0 after an error or if none
+   fits. The bytes of a plan grow almost linearly with n, and so do the bytes that an error names for a plan
+   that does not fit. The next n to try is where the line through the two nearest plans reaches the budget. If
+   that line does not rise (a larger n may need fewer bytes), bytes are assumed to be proportional to n. */
 static int64_t tt__largest_size(tt_context *ctx, int64_t most, size_t budget, tt__try_size try_size,
                                 void *arg)
 {
     int64_t fits = 0, fails = most + 1, next = 1;
-    double bytes = 0, needs = 0; /* of the plans for `fits` and `fails`; 0: unknown */
-    int slow = 0; /* consecutive trials that did not halve the gap */
-    int64_t up = 1; /* the next step without a better guess */
+    double bytes = 0, needs = 0; /* bytes of the plans for sizes `fits` and `fails`; 0: unknown */
+    int slow = 0; /* number of consecutive trials that did not halve the gap between `fits` and `fails` */
+    int64_t up = 1; /* how far to go up from `fits` when no guess is better */
     if (most < 1)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: most %lld is less than 1", (long long)most),
                0;
     void (*const log)(void *, tt_log_level, const char *, const char *) = ctx->options.logger.log;
-    ctx->options.logger.log = NULL; /* only the program that is kept is logged */
+    ctx->options.logger.log = NULL; /* trial programs are not logged */
     ctx->searches = true;
     tt_status status = TT_OK;
     while (fails - fits > 1) {

@@ -14,10 +14,10 @@
 #include "settings.h"
 
 /* ----------------------------------------------------------------------------------------------------- build
-   One build of a program: runs the passes on a copy of the tape, then gives each value its place. */
+   Builds a program: runs the passes on a copy of the tape, then gives each value its place in memory. */
 
-/* Gives transient storages and workspaces their places, and persistent storages in the host's memory theirs,
-   except parameters. */
+/* Places transient storages and workspaces in memory, and also the persistent storages that are in the host's
+   memory, except parameters. */
 static tt_status tt__place_transients(tt__built *b)
 {
     tt_tape *t = b->t;
@@ -64,23 +64,24 @@ static void tt__spread_tape(tt_tape *t, const tt__settings *s, const tt__choice 
     t->accumulate = s->options.train && (s->options.accumulate || p->data > 1);
 }
 
-/* Returns whether the programs of an arena have the same numbers of data ranks, tensor ranks and stages as
-   these settings. */
+/* Returns whether the programs of arena `a` have as many data ranks, tensor ranks and stages as settings *s
+   demand. */
 static bool tt__same_ranks(const tt__arena *a, const tt__settings *s)
 {
     return a->data == s->options.parallel.data && a->tensor == s->options.parallel.tensor &&
            a->stages == s->options.parallel.pipeline;
 }
 
-/* Returns the bit of an arena's stage; 0 without an arena or if its pipeline has another number of stages. */
+/* Returns a mask with one bit, whose number is the pipeline stage of arena `a`; 0 if `a` is NULL or its
+   pipeline does not have `stages` stages. */
 static uint64_t tt__stage_bit(const tt__arena *a, int stages)
 {
     return a && a->stages == stages ? 1ull << a->stage : 0;
 }
 
-/* Notes in a tape how the tensor ranks already hold its parameters, as the tape must split them in the same
-   way. In the compilation of the first stage, also notes which stages hold each parameter: a later stage
-   would also see the holders that this compilation adds. */
+/* Notes in the tape which parameters the tensor ranks already store divided or whole, as the tape must divide
+   them in the same way. For the first stage of a pipeline, also notes which stages store each parameter: when
+   a later stage is compiled, the first stage may already have stored more parameters. */
 static void tt__note_held(tt_tape *t, const tt__settings *s)
 {
     tt__arena *shared = s->options.share ? s->options.share->arena : NULL;
@@ -95,8 +96,8 @@ static void tt__note_held(tt_tape *t, const tt__settings *s)
     }
 }
 
-/* Notes the SENDs to other stages, and the segment that first writes the operand of each. first: the result
-   of tt__first_writers. */
+/* Notes the SEND instructions to other stages of the pipeline, and for each the segment that first writes its
+   operand. first: the result of tt__first_writers. */
 static void tt__note_sends(tt__built *b, const int32_t *first)
 {
     const tt_tape *t = b->t;
@@ -131,7 +132,7 @@ static tt_status tt__begin_build(const tt_tape *t, int32_t root, const tt__setti
     return status;
 }
 
-/* Runs the last passes, and computes everything of a program except the places, with its costs. */
+/* Runs the last passes, and computes all fields of *b, costs included, except the places of values. */
 static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__choice *choice)
 {
     tt_tape *t = b->t;
@@ -161,9 +162,9 @@ static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__ch
     return status == TT_OK ? tt__replay_of(t, &s->costs, &b->replay) : status;
 }
 
-/* Builds a program without its arena: rewrites a copy of a tape and gives its transient storages their
-   places. The result depends only on the arguments, on which parameters are frozen, and on how ranks already
-   hold them. After an error, *b is empty. */
+/* Builds a program that belongs to no arena yet: rewrites a copy of the tape and places its transient
+   storages. The result depends only on the arguments, on which parameters are frozen, and on how ranks
+   already store parameters. After an error, *b is empty. */
 static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s, const tt__choice *choice,
                            tt__built *b)
 {
@@ -180,7 +181,7 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
     return status;
 }
 
-/* Fails if parameter value v cannot use the placement that arena `a` has for the parameter. */
+/* Fails if the program cannot use parameter v in the placement and dtype in which arena `a` stores it. */
 static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t v)
 {
     const tt__settings *s = &p->settings;
@@ -206,7 +207,7 @@ static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t
                     tt_dtype_name(dtype));
 }
 
-/* Is a storage persistent, and a part of an arena? */
+/* Returns whether a value's storage is persistent and part of an arena. */
 static bool tt__in_arena(const tt__value *x)
 {
     return x->persistent && (x->space == TT__DEVICE || x->storage == TT__PARAMETER);
@@ -215,8 +216,8 @@ static bool tt__in_arena(const tt__value *x)
 /* Returns whether the device's memory is the host's, so that offloading saves nothing. */
 static bool tt__one_memory(const tt_program *p) { return p->settings.kind->host && !p->ctx->apart; }
 
-/* Returns the bytes of the host's memory that hold values which options or marks offload, without parameters,
-   which the arena counts. */
+/* Returns the bytes of host memory for the values that options or the caller's marks offload. Parameters are
+   excluded, as the arena counts them. */
 static size_t tt__offloaded_bytes(const tt__built *b)
 {
     size_t bytes = 0;
@@ -227,11 +228,12 @@ static size_t tt__offloaded_bytes(const tt__built *b)
         if (moved && x->persistent && x->storage != TT__PARAMETER) bytes += tt__arena_bytes(b->t, x);
         any = any || moved;
     }
-    return any ? bytes + b->host_transient : 0; /* otherwise only a step's settings and results are there */
+    return any ? bytes + b->host_transient : 0; /* without offload, the host only has settings and results */
 }
 
-/* Computes, for each space, the bytes of the program's persistent storages that no arena holds yet, if the
-   program joins arena `a` (NULL: a new one). Fails if an arena holds a parameter in an incompatible way. */
+/* Computes, for each space (device, host), the bytes that arena `a` (NULL: a new arena) must add if the
+   program joins it: those of persistent storages that no arena holds yet. Fails if an arena holds a parameter
+   in a way that the program cannot use. */
 static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes[TT__SPACES])
 {
     const tt_tape *t = p->built.t;
@@ -249,13 +251,13 @@ static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes
     return TT_OK;
 }
 
-/* The sizes of an arena with a program in it. */
+/* The sizes of an arena after a program has joined it. */
 typedef struct tt__extent {
     size_t persistent, transient;
     size_t bytes;           /* persistent and transient bytes, bytes that only data rank 0 has, and, where the
                                device's memory is the host's, bytes that are offloaded */
-    size_t budget;          /* min of the memory budgets of the arena's programs; 0: none has one */
-    bool by_them;           /* the budget is that of another program than the one that joins */
+    size_t budget;          /* min of the memory budgets of the arena's programs; 0: no program has one */
+    bool by_them;           /* the budget comes from another program of the arena, not from the joining one */
     bool grows;             /* the arena needs more bytes than before */
 } tt__extent;
 

@@ -15,36 +15,39 @@
 #include "build.h"
 
 /* ---------------------------------------------------------------------------------------------- the choice
-   Finds the cheapest program that fits memory_budget, if options say "budget". A candidate has three parts:
-   a configuration (the storages that ranks divide, the storages that are offloaded), a set of forward values
-   to recompute, and a pace (how many blocks copies run ahead, how large the groups of instructions are whose
-   operands move together). Passes and lifetimes give the cost of a candidate and its max live bytes, without
-   placing anything. The cheapest candidate that could fit is built; if its placement does not fit, the next.
-   The cost is the seconds of a replay or, if only recomputation may change, FLOPs. */
+   Finds the cheapest program that fits memory_budget, where options are "budget". A candidate has three
+   parts: a configuration (which storages ranks divide, which storages are offloaded); a set of items (the
+   forward values to recompute); and a pace (how many blocks copies run ahead, and how large the groups of
+   instructions are whose operands move together). An estimate runs the passes and computes lifetimes: this
+   gives the cost and the max live bytes of a candidate without placing anything in memory. The cheapest
+   candidate that may fit is built. If its placement does not fit, the next cheapest is built. The cost is the
+   simulated seconds of a step or, if only recomputation may change, FLOPs. */
 
-/* Max number of instructions that all estimates of a choice process together, about 0.3 us each. */
+/* Max total number of instructions that the estimates of one choice process, about 0.3 us per instruction. */
 #ifndef TT__ESTIMATES /* tests make it smaller */
 #define TT__ESTIMATES 1200000
 #endif
 #define TT__FOR_CONFIGURATIONS (TT__ESTIMATES / 4 * 3)
 #define TT__FOR_CHANGES (TT__ESTIMATES / 4)
-#define TT__FOR_LEAST (TT__ESTIMATES / 2) /* for the smallest program, when nothing fits */
-/* BUILDS: max number of builds of a choice. LEAST_BUILDS: max number of these for the smallest candidates.
-   STEPS: number of steps that save memory, whose effect a refusal names. */
+#define TT__FOR_LEAST (TT__ESTIMATES / 2) /* to find the smallest program, when nothing fits */
+/* BUILDS: max number of programs that one choice builds. LEAST_BUILDS: max number of these builds in the
+   search for the smallest program. STEPS: number of memory-saving options whose effect the error message
+   names. */
 enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 13, TT__STEPS = 12 };
-enum { TT__LARGE = 300 }; /* instructions from which on only a few of the smallest candidates are built */
+enum { TT__LARGE = 300 }; /* for programs with this many instructions, few of the smallest candidates are
+                             built */
 
-/* The facts that a message states about programs that do not fit. */
+/* The facts that the error message states when no program fits the budget. */
 typedef struct tt__shortage {
     size_t bytes;           /* bytes of the program that recomputes and offloads as little as possible */
-    double flops;           /* FLOPs of that program */
+    double flops;           /* FLOPs of the program that recomputes and offloads as little as possible */
     size_t least;           /* bytes of the smallest program built; SIZE_MAX: none was built */
     tt__choice how;         /* the choice of the smallest program; owns `drop` */
     int items;              /* values that the smallest program recomputes beyond its policy */
 } tt__shortage;
 
-/* The tape to compile into `p`, the arena that `p` joins (NULL: a new one), and where the smallest program
-   built is noted (NULL: nowhere). */
+/* One task of the choice: the tape to compile into program `p`, the arena that `p` joins (NULL: a new one),
+   and where to note the smallest program that was built (NULL: nowhere). */
 typedef struct tt__job {
     tt_program *p;
     const tt_tape *t;
@@ -54,19 +57,19 @@ typedef struct tt__job {
 } tt__job;
 
 typedef struct tt__candidate {
-    tt__choice how;         /* the configuration and the pace; `set` takes the place of `drop` */
+    tt__choice how;         /* the configuration and the pace; `set` replaces `how.drop` */
     bool *set;              /* for each item: whether it is recomputed */
-    int level;              /* index in tt__chooser.level of the set's level; -1: no level */
+    int level;              /* index in tt__chooser.level of the level that gave `set`; -1: no level did */
     bool both;              /* the level also applies to blocks whose activations are offloaded */
-    double flops, seconds;  /* FLOPs that are recomputed; seconds of a step */
-    double floor;           /* lower bound of the seconds at any pace */
+    double flops, seconds;  /* FLOPs that a step spends on recomputation; seconds of a step */
+    double floor;           /* lower bound of a step's seconds at any pace */
     size_t bytes;           /* lower bound of the arena's bytes */
-    size_t grouped;         /* as tt_tape.grouped */
-    int cuts;               /* as tt_tape.cuts */
-    bool parts;             /* smaller groups may need fewer bytes */
-    bool tuned;             /* this pace with smaller groups is among the candidates */
+    size_t grouped;         /* tt_tape.grouped: max bytes of the operands of one group */
+    int cuts;               /* tt_tape.cuts: number of groups beyond those of the largest group size */
+    bool parts;             /* smaller groups of instructions may need fewer bytes */
+    bool tuned;             /* the list has this candidate with smaller groups */
     uint64_t hash;          /* hash of configuration, pace and set */
-    bool raised;            /* the fastest pace that fits is among the candidates */
+    bool raised;            /* the list has this candidate at the fastest pace that fits */
     bool failed;            /* the candidate's placement does not fit the budget */
 } tt__candidate;
 
@@ -76,35 +79,38 @@ typedef struct tt__chooser {
     bool recompute, offload, zero; /* whether the choice may change these options */
     bool by_seconds;        /* the cost is seconds, not FLOPs */
     tt__choice base;        /* recomputes and moves only what the options demand, at the fastest pace */
-    bool held, held_on_host, held_split; /* parameters are stored already; on the host; sharded */
+    bool held, held_on_host, held_split; /* parameters are already: stored; stored on the host; sharded */
     size_t budget;
     /* The tape after the first passes, for each tt_parallel.zero and update; NULL until it is needed. */
     tt__built front[4][TT__COUNT(tt__update_names)];
     tt_tape *scratch;       /* the copy that estimates rewrite */
-    int forward, blocks;    /* number of forward instructions; of blocks whose activations may be offloaded */
+    int forward, blocks;    /* number of forward instructions; number of blocks whose activations may be
+                               offloaded */
     /* The items: values that the backward reads and could recompute at some cost, in the order of the tape.
-       For each: cost per byte, the instruction that computes it, whether "attention" recomputes it. */
+       For each item: cost of its recomputation per byte, number of the instruction that computes it, and
+       whether policy "attention" recomputes it. */
     int32_t *item; int n;
     double *price;
     int *made;
     bool *attention;
-    /* For the last estimate: the instruction at the peak and, for each item, the last forward instruction and
-       the first later instruction that use the item. */
+    /* Results of the last estimate: the number of the instruction where most bytes are live and, for each
+       item, the last forward instruction that uses it (before) and the first use after the forward
+       (after). */
     int peak, *before, *after;
     bool *banned;           /* for each item: recomputing it saved no bytes */
-    bool *drop;             /* for each value, as tt__choice.drop */
-    bool *set;              /* for each item: the set to estimate */
+    bool *drop;             /* memory for tt__choice.drop: for each value, whether it is recomputed */
+    bool *set;              /* the set to estimate: for each item, whether it is recomputed */
     tt__candidate *list; int n_list, cap_list;
-    tt__candidate *kept; int n_kept, cap_kept; /* candidates set aside by the search for the smallest */
-    uint64_t searched[8]; int n_searched; /* hashes of configurations whose smallest set was searched for */
-    int *level; int levels; /* candidates with the configuration of `base`, from the cheapest on, each with
-                               fewer bytes than the one before */
-    double best;            /* min seconds of the candidates that fit */
+    tt__candidate *kept; int n_kept, cap_kept; /* candidates put aside during the search for the smallest */
+    uint64_t searched[8]; int n_searched; /* hashes of the searched configurations */
+    int *level; int levels; /* numbers of candidates with the configuration of `base`, in the order of cost:
+                               each costs more and needs fewer bytes than the one before */
+    double best;            /* seconds of a step of the fastest candidate that fits */
     int64_t left;           /* number of instructions that estimates may still process */
-    bool all;               /* all configurations with all sets are candidates, at all paces */
+    bool all;               /* every configuration is tried with every set of items at every pace */
 } tt__chooser;
 
-/* Copies a tape between passes into *to, which keeps its own arrays. */
+/* Copies tape t, some of whose passes may have run, into *to. Reuses the arrays that *to already has. */
 static bool tt__copy_into(tt_tape *to, const tt_tape *t)
 {
     const tt_tape arrays = *to;
@@ -147,7 +153,7 @@ static double tt__flops_at_capacity(const tt_tape *t, const tt__instr *i)
     return i->in[0] ? tt__flops(i, in) : 0;
 }
 
-/* Returns the FLOPs that a program recomputes. */
+/* Returns the FLOPs that a program spends on recomputation. */
 static double tt__flops_of_copies(const tt_tape *t)
 {
     double flops = 0;
@@ -158,8 +164,8 @@ static double tt__flops_of_copies(const tt_tape *t)
 
 /* -------- estimates */
 
-/* Finds the last use of each item in the forward and the first use after it (c->before, c->after; -1: none).
-   number: scratch memory, one entry per value. */
+/* Finds for each item the last instruction of the forward that uses it (c->before) and the first use after
+   the forward (c->after); -1: no use. number: scratch memory, one entry per value. */
 static void tt__find_uses(tt__chooser *c, const tt_tape *t, int32_t *number)
 {
     const int forward = tt__forward_of(t);
@@ -178,10 +184,11 @@ static void tt__find_uses(tt__chooser *c, const tt_tape *t, int32_t *number)
         }
 }
 
-/* Returns the tape after the first passes, with the options' zero and update. */
+/* Returns the tape after the first passes, built with the zero and the update of c->base. */
 static const tt__built *tt__front(const tt__chooser *c) { return &c->front[c->base.zero][c->base.update]; }
 
-/* Returns a choice that recomputes the items of a set. The result's `drop` is c->drop. */
+/* Returns choice `how` changed so that it recomputes the items of `set`. The result's `drop` points to
+   c->drop, which the next call overwrites. */
 static tt__choice tt__with_set(tt__chooser *c, tt__choice how, const bool *set)
 {
     for (int n = 0; n < c->n; n++) c->drop[c->item[n]] = set[n];
@@ -197,19 +204,20 @@ static uint64_t tt__hash_choice(const tt__chooser *c, const tt__choice *x, const
     return tt__hash_on(tt__hash_on(TT__HASH_BEGIN, numbers, sizeof numbers), set, (size_t)c->n);
 }
 
-/* Returns the number of micro-batches per step for which choices are made. */
+/* Returns the number of micro-batches per step that the estimated cost of a step assumes. */
 static int tt__micros_of(const tt__settings *s)
 {
     return s->options.accumulate ? (int)tt__max(1, s->options.parallel.micros) : 1;
 }
 
-/* Returns whether smaller groups may need fewer bytes: whether the peak is at a group of instructions. */
+/* Returns whether smaller groups of instructions may need fewer bytes: whether `peak`, the instruction where
+   most bytes are live, belongs to a segment that runs in groups. */
 static bool tt__is_at_groups(const tt_tape *t, int peak)
 {
     return t->early || (peak < t->n_code && t->code[peak].segment >= TT__EACH_LAP);
 }
 
-/* Computes the cost and the bytes of a rewritten tape. */
+/* Computes the cost and the bytes of candidate *x from its rewritten tape b->t. */
 static tt_status tt__weigh(tt__chooser *c, tt__built *b, tt__candidate *x)
 {
     tt_program *p = c->job.p;
@@ -245,7 +253,7 @@ static tt_status tt__weigh(tt__chooser *c, tt__built *b, tt__candidate *x)
     x->cuts = b->t->cuts;
     x->raised = !slowest || !(overlaps || b->t->cuts);
     const double cuts = (double)b->t->cuts * tt__micros_of(&p->settings);
-    const double compute = r.compute - cuts * p->settings.costs.launch; /* with larger groups */
+    const double compute = r.compute - cuts * p->settings.costs.launch; /* seconds with larger groups */
     x->floor = x->raised ? x->seconds : overlaps ? fmax(compute, links) : compute + r.exposed;
     return TT_OK;
 }
@@ -275,13 +283,13 @@ static tt_status tt__estimate(tt__chooser *c, const tt__choice *how, const bool 
     status = tt__end_build(&b, &c->job.p->settings, &choice);
     c->ctx->options.verify = verify;
     if (status == TT_OK) status = tt__weigh(c, &b, x);
-    c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* copied: all stages */
+    c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* copies have all stages */
     if (status != TT_OK) x->failed = true, x->bytes = SIZE_MAX;
     else if (x->bytes <= c->budget) c->best = fmin(c->best, x->seconds);
     return status;
 }
 
-/* Returns the number of a candidate, -1 if the choice is no candidate yet. */
+/* Returns the number of the candidate with choice *how and this set of items; -1 if there is none. */
 static int tt__find_candidate(const tt__chooser *c, const tt__choice *how, const bool *set)
 {
     const uint64_t hash = tt__hash_choice(c, how, set);
@@ -289,7 +297,8 @@ static int tt__find_candidate(const tt__chooser *c, const tt__choice *how, const
     return -1;
 }
 
-/* Adds a choice to the candidates unless it is one already. *at: the candidate's number. */
+/* Makes choice *how with this set of items a candidate, unless it is one already. *at: the candidate's
+   number. */
 static tt_status tt__consider(tt__chooser *c, const tt__choice *how, const bool *set, int *at)
 {
     *at = tt__find_candidate(c, how, set);
@@ -309,9 +318,10 @@ static tt__choice tt__at_slowest(tt__choice how)
     return how;
 }
 
-/* Returns how often trial number `trial` halves the bytes of a group; -1: the trial changes nothing. grouped:
-   bytes of the largest group; 0: smaller groups do not help. Trial 0 does not halve, trial 1 runs each
-   instruction alone. If trial 1 fits, the later trials find the largest groups that fit. */
+/* Returns how many times trial number `trial` halves TT__OFFLOAD_TOGETHER, the max bytes of a group; -1: the
+   trial changes nothing. grouped: bytes of the largest group; 0: smaller groups do not help. Trial 0 does not
+   halve, trial 1 runs each instruction alone. If trial 1 fits, later trials find the largest groups that
+   fit. */
 enum { TT__HALVINGS = 5 };
 static int tt__halved(size_t grouped, int trial)
 {
@@ -323,15 +333,15 @@ static int tt__halved(size_t grouped, int trial)
     return least + trial - 2 < TT__ONE_BY_ONE ? least + trial - 2 : -1;
 }
 
-/* Adds faster paces of candidate k, which has the slowest: for each number of blocks ahead, the largest
-   groups that fit or, if c->all, all sizes of groups. */
+/* Adds candidate k, which has the slowest pace, at faster paces: for each number of blocks that copies may
+   run ahead, with the largest groups that fit or, if c->all, with groups of all sizes. */
 static tt_status tt__raise(tt__chooser *c, int k)
 {
     tt_status status = TT_OK;
-    bool largest = false; /* a pace with the largest groups fits */
+    bool largest = false; /* a candidate with the largest groups fits */
     if (c->list[k].raised) return TT_OK;
     c->list[k].raised = true;
-    c->list[k].floor = c->list[k].seconds; /* from now on, the seconds at its own pace */
+    c->list[k].floor = c->list[k].seconds; /* faster paces are candidates of their own */
     const tt__candidate was = c->list[k];
     for (int ahead = c->base.ahead; ahead >= !was.cuts && status == TT_OK; ahead--) {
         if (largest && !c->all) break;
@@ -345,7 +355,7 @@ static tt_status tt__raise(tt__chooser *c, int k)
             const int64_t left = c->left;
             status = tt__consider(c, &how, was.set, &at);
             if (status != TT_OK) break;
-            if (trial || !ahead) c->left = left; /* the count is meant for configurations */
+            if (trial || !ahead) c->left = left; /* trials of paces do not count as estimates */
             c->list[at].level = was.level;
             c->list[at].both = was.both;
             if (trial == 0 && (c->all || c->list[at].parts)) grouped = c->list[at].grouped;
@@ -359,8 +369,8 @@ static tt_status tt__raise(tt__chooser *c, int k)
 
 /* -------- recomputation */
 
-/* Returns the cost to run instruction `at` again, with the instructions, at most `depth` levels back, whose
-   results are not saved. */
+/* Returns the cost of running instruction `at` a second time. Includes the instructions, at most `depth`
+   levels back, that must run a second time because their results, its operands, are not saved. */
 static double tt__cost_again(const tt__chooser *c, const tt__recomputer *r, int at, int depth)
 {
     const tt__instr *i = &r->t->code[at];
@@ -375,7 +385,7 @@ static double tt__cost_again(const tt__chooser *c, const tt__recomputer *r, int 
     return cost;
 }
 
-/* Allocates the arrays for items; the list of items is still empty. */
+/* Allocates the arrays of the list of items, which stays empty. */
 static tt_status tt__items_open(tt__chooser *c)
 {
     const size_t most = (size_t)tt__front(c)->t->n_values;
@@ -392,7 +402,7 @@ static tt_status tt__items_open(tt__chooser *c)
     return TT_OK;
 }
 
-/* Lists the items, with their costs per byte. */
+/* Lists the items (the values that could be recomputed), with the cost of recomputation per byte. */
 static void tt__list_items(tt__chooser *c)
 {
     tt_tape *t = tt__front(c)->t;
@@ -417,9 +427,9 @@ static void tt__list_items(tt__chooser *c)
         }
 }
 
-/* Returns the item with the least cost per byte among those that are live at the peak but not used there; -1
-   if there is none. Among items whose costs are within 2%, the earliest: its block has the most memory free
-   when it is recomputed. */
+/* Returns the cheapest item per byte among the items that are live, but not used, at the instruction where
+   most bytes are live; -1 if there is none. Among items whose costs differ by at most 2%, returns the
+   earliest: the backward recomputes it last, when the most memory is free. */
 static int tt__next_item(const tt__chooser *c)
 {
     int best = -1;
@@ -446,7 +456,7 @@ static tt_status tt__try_path(tt__chooser *c, const tt__choice *how, int at_once
         if (many) status = tt__estimate(c, how, c->set);
         if (status != TT_OK) break;
         const size_t now = c->list[c->n_list - 1].bytes;
-        const bool worse = now > before; /* recomputing them needs more bytes than keeping them */
+        const bool worse = now > before; /* recomputing these items needs more bytes than saving them */
         for (int k = 0; k < many && worse; k++) {
             c->set[dropped[k]] = false;
             c->banned[dropped[k]] = true;
@@ -458,8 +468,8 @@ static tt_status tt__try_path(tt__chooser *c, const tt__choice *how, int at_once
     return status;
 }
 
-/* Adds candidates that recompute the first blocks as a whole, for up to 32 numbers of blocks, without and
-   with the attention items of the other blocks. */
+/* Adds candidates that recompute all items of the first n blocks, for up to 32 values of n. Each n gives two
+   candidates: one also recomputes the attention items of the other blocks. */
 static tt_status tt__try_blocks(tt__chooser *c, const tt__choice *how)
 {
     const tt_tape *t = tt__front(c)->t;
@@ -492,9 +502,9 @@ static bool tt__is_dominated(const tt__chooser *c, const tt__candidate *x)
     return false;
 }
 
-/* Adds candidates that differ by one item from candidates that no other dominates, and repeats this with the
-   new ones until c->left has fallen to `left` (Paquete, Chiarandini, Stuetzle: "Pareto local optimum sets in
-   the biobjective traveling salesman problem", 2004). */
+/* Adds candidates that differ by one item from a candidate that no other dominates (none is better in both
+   cost and bytes). Repeats this with the new candidates until c->left has fallen to `left` (Paquete,
+   Chiarandini, Stuetzle: "Pareto local optimum sets in the biobjective traveling salesman problem", 2004). */
 static tt_status tt__try_neighbours(tt__chooser *c, const tt__choice *how, int64_t left)
 {
     tt_status status = TT_OK;
@@ -509,7 +519,7 @@ static tt_status tt__try_neighbours(tt__chooser *c, const tt__choice *how, int64
     return status;
 }
 
-/* Orders candidates by cost; equal costs by bytes. */
+/* Compares candidates a and b by cost and, if their costs are equal, by bytes. */
 static bool tt__cheaper(const void *arg, uint32_t a, uint32_t b)
 {
     const tt__chooser *c = (const tt__chooser *)arg;
@@ -518,8 +528,8 @@ static bool tt__cheaper(const void *arg, uint32_t a, uint32_t b)
     return cost != other ? cost < other : x->bytes != y->bytes ? x->bytes < y->bytes : a < b;
 }
 
-/* Adds candidates with the configuration of c->base that recompute more and more. The levels are the
-   candidates that no other dominates. */
+/* Adds candidates with the configuration of c->base that recompute more and more items. Lists in c->level
+   those that no other candidate dominates. */
 static tt_status tt__try_sets(tt__chooser *c)
 {
     tt__choice how = tt__at_slowest(c->base);
@@ -558,8 +568,8 @@ static tt_status tt__try_sets(tt__chooser *c)
 
 /* -------- configurations */
 
-/* Adds a configuration with the items of a level. Unless `both`, leaves out items of blocks whose activations
-   are offloaded. */
+/* Adds a candidate with configuration `how` that recomputes the items of a level. Unless `both`, leaves out
+   the items of blocks whose activations are offloaded. */
 static tt_status tt__consider_level(tt__chooser *c, tt__choice how, int level, bool both, int *at)
 {
     const tt__candidate *x = &c->list[c->level[level]];
@@ -576,8 +586,8 @@ static tt_status tt__consider_level(tt__chooser *c, tt__choice how, int level, b
     return tt__may_fit(c, *at) && c->list[*at].floor < c->best ? tt__raise(c, *at) : TT_OK;
 }
 
-/* Tries the last level and, if that fits, finds the first level that fits. Higher levels recompute more but,
-   with `both`, may move less. */
+/* Tries the last level, which needs the fewest bytes, and if it fits, finds the first level that fits. Later
+   levels recompute more but, with `both`, may move fewer bytes between host and device. */
 static tt_status tt__try_levels(tt__chooser *c, const tt__choice *how, bool both)
 {
     int at = 0, low = 0, high = c->levels - 1;
@@ -592,7 +602,7 @@ static tt_status tt__try_levels(tt__chooser *c, const tt__choice *how, bool both
     return status;
 }
 
-/* Returns whether a configuration is possible, given where parameters are stored already. */
+/* Returns whether configuration *how is possible, given how parameters are stored already. */
 static bool tt__is_allowed(const tt__chooser *c, const tt__choice *how)
 {
     const bool train = c->job.p->settings.options.train;
@@ -616,7 +626,7 @@ static int tt__list_configurations(const tt__chooser *c, tt__choice *to)
     return n;
 }
 
-/* Adds all configurations of a small program with all sets of items. */
+/* Adds, for a small program, every configuration with every set of items. */
 static tt_status tt__try_all(tt__chooser *c)
 {
     tt__choice list[24];
@@ -626,7 +636,7 @@ static tt_status tt__try_all(tt__chooser *c)
     c->all = true;
     for (int k = 0; k < n; k++)
         for (int block = 0; block <= blocks; block++)
-            /* The last round has no set: it keeps policy "none". */
+            /* The last round recomputes no items: it has policy "none". */
             for (uint32_t sets = 0; sets <= (c->recompute ? 1u << c->n : 0) && status == TT_OK; sets++) {
                 tt__choice how = tt__at_slowest(list[k]);
                 if (block) how.offload |= TT__OUT_ACTIVATIONS;
@@ -638,7 +648,8 @@ static tt_status tt__try_all(tt__chooser *c)
     return status;
 }
 
-/* Finds the smallest number of blocks whose activations must be offloaded, for programs with one level. */
+/* Finds the smallest number of blocks whose offloaded activations make the program fit, with the items of
+   level 0 recomputed. */
 static tt_status tt__try_fewest(tt__chooser *c, tt__choice how)
 {
     tt_status status = TT_OK;
@@ -664,9 +675,9 @@ static tt_status tt__try_configuration(tt__chooser *c, tt__choice how)
     return status;
 }
 
-/* Tries the choices that options can name, for each zero: each policy of recomputation ("none" was tried
-   before) with nothing offloaded, and "blocks" with activations and other storages offloaded. So a search
-   that ends early is no worse than these. */
+/* Tries the choices that a user could name in options, for each value of parallel.zero: each recomputation
+   policy (except "none", tried before) with nothing offloaded, and "blocks" with activations and other
+   storages offloaded. So even a search that ends early finds nothing worse than these choices. */
 static tt_status tt__try_extremes(tt__chooser *c, const tt__choice *list, int n)
 {
     tt_status status = TT_OK;
@@ -690,14 +701,15 @@ static tt_status tt__try_extremes(tt__chooser *c, const tt__choice *list, int n)
     return status;
 }
 
-/* Tries configurations in the order of their lower bounds of seconds, until no other can be better. */
+/* Tries configurations, from the smallest lower bound of a step's seconds up, until no other configuration
+   can be faster than the best candidate that fits. */
 static tt_status tt__try_configurations(tt__chooser *c)
 {
     tt__choice list[24];
     double floor[24];
     const int n = tt__list_configurations(c, list);
     if (!n) return TT_OK;
-    tt__choice all = list[n - 1]; /* the configuration that saves most: sets c->best early if it fits */
+    tt__choice all = list[n - 1]; /* saves the most bytes: if it fits, c->best is set early */
     int at;
     if (c->offload && c->blocks) all.offload |= TT__OUT_ACTIVATIONS;
     tt_status status = tt__consider_level(c, all, c->levels - 1, true, &at);
@@ -733,7 +745,8 @@ static int tt__cheapest(const tt__chooser *c, size_t room)
 
 enum { TT__CHANGES = 18 };
 
-/* Makes small change number `change` to a candidate. Returns false if that change is impossible. */
+/* Applies change number `change` to candidate *x: another zero, one storage offloaded or not, more or fewer
+   offloaded blocks, or another level. Returns false if the change is impossible. */
 static bool tt__change(const tt__chooser *c, int change, tt__candidate *x)
 {
     static const int steps[] = {-4, -1, 1, 4};
@@ -754,7 +767,8 @@ static bool tt__change(const tt__chooser *c, int change, tt__candidate *x)
     return moves || x->level != level || change == 17;
 }
 
-/* Adds the small changes of the best candidate, and repeats this while one of them is better. */
+/* Adds candidates that differ from the best candidate by one change (tt__change). Repeats this as long as one
+   of them becomes the best. */
 static tt_status tt__try_changes(tt__chooser *c)
 {
     tt_status status = TT_OK;
@@ -774,8 +788,8 @@ static tt_status tt__try_changes(tt__chooser *c)
     return status;
 }
 
-/* Returns whether a program is so small that all configurations with all sets can be candidates. Where paces
-   count, a large program would have too many. */
+/* Returns whether a program is so small that every configuration with every set of items can be a candidate.
+   Where the pace matters, a large program would have too many candidates. */
 static bool tt__is_small(const tt__chooser *c)
 {
     tt__choice list[24];
@@ -785,12 +799,13 @@ static bool tt__is_small(const tt__chooser *c)
     return c->n < 20 && (int64_t)1 << c->n < tt__max(c->by_seconds ? 2 : 64, most);
 }
 
-/* Lists candidates: for a small program all; else levels of recomputation, configurations, small changes. */
+/* Lists candidates: for a small program, all of them; for others, levels of recomputation, then
+   configurations, then small changes of the best candidate. */
 static tt_status tt__list_candidates(tt__chooser *c)
 {
     if (tt__is_small(c)) return tt__try_all(c);
     tt_status status = tt__try_sets(c);
-    c->left = tt__max(c->left, TT__FOR_CONFIGURATIONS); /* sets of a large program may have used more */
+    c->left = tt__max(c->left, TT__FOR_CONFIGURATIONS); /* tt__try_sets may have left fewer */
     if (status == TT_OK && c->by_seconds) status = tt__try_configurations(c);
     c->left = tt__max(c->left, TT__FOR_CHANGES);
     if (status == TT_OK && c->by_seconds) status = tt__try_changes(c);

@@ -17,9 +17,9 @@
 
 /* ------------------------------------------------------------------------------------------------- commit */
 
-/* Gives persistent storage v a place in the program's arena, unless v has one: directly after storage
-   `before`, or at the end if that is 0. The padding of `before` to the arena's alignment then follows v.
-   Returns whether v got a place. */
+/* Gives persistent storage v a place in the program's arena, unless v has one. The place is directly after
+   storage `before`, whose padding to the arena's alignment then follows v, or at the end of the arena if
+   `before` is 0. Returns whether v got a place. */
 static bool tt__place_in_arena(tt_program *p, int32_t v, int32_t before)
 {
     tt_tape *t = p->built.t;
@@ -52,8 +52,8 @@ static void tt__place_persistent(tt_program *p)
             before = tt__place_in_arena(p, next, before) ? next : 0;
 }
 
-/* Puts a built program into arena `shared`, or into a new arena if that is NULL. After an error nothing has
-   changed. */
+/* Puts a built program into arena `shared`, or into a new arena if `shared` is NULL. After an error nothing
+   has changed. */
 static tt_status tt__commit(tt_program *p, tt__arena *shared)
 {
     tt_context *ctx = p->ctx;
@@ -88,8 +88,8 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
     return TT_OK;
 }
 
-/* Allocates the program's state on a rank, apart from the arena. A rank of another process only has the rows
-   of axes and the states of inputs. */
+/* Allocates a program's state on one rank, except the arena's memory. For a rank of another process (`local`
+   is false), allocates only the rows of axes and the states of inputs. */
 static tt_status tt__make_rank(tt_program *p, tt__rank *r, bool local)
 {
     const size_t values = (size_t)p->built.t->n_values, axes = (size_t)p->built.t->n_axes;
@@ -140,7 +140,7 @@ static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
                     s->options.parallel.data, s->options.parallel.tensor);
 }
 
-/* Sets the stage of a program and the stage's max number of micro-batches in flight. */
+/* Sets in *s the number of the pipeline stage, and how many micro-batches that stage may have in flight. */
 static void tt__set_stage(tt__settings *s, int stage)
 {
     const tt_parallel *p = &s->options.parallel;
@@ -168,7 +168,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
-    if (status == TT_OK && !p->rank) { /* the stages of a pipeline share the array */
+    if (status == TT_OK && !p->rank) { /* the stages of a pipeline share this array */
         p->rank = (tt__rank *)tt__calloc(p->ctx, sizeof *p->rank * (size_t)p->settings.crew->ranks);
         if (!p->rank) status = TT_ERR_MEMORY;
     }
@@ -185,8 +185,8 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     return status == TT_OK ? tt__commit(p, job.shared) : status;
 }
 
-/* Counts the elements of a program's parameters (*all), and those of parameters that the tensor ranks divide
-   (*split). */
+/* Counts the elements of all parameters of a program (*all), and of the parameters that the tensor ranks
+   divide (*split). */
 static void tt__count_params(const tt_program *p, int64_t *all, int64_t *split)
 {
     *all = *split = 0;
@@ -220,13 +220,14 @@ static bool tt__reads_input(const tt_program *p, int32_t v)
     return read;
 }
 
-/* The stages that exceed the budget: the error of the stage that needs the most bytes, and the max over these
-   stages of the bytes of the smallest possible program. */
+/* The errors of the pipeline stages that exceed the budget: the error of the stage that needs the most bytes,
+   and the stage whose smallest possible program needs the most bytes. */
 typedef struct tt__short_stages {
-    size_t needs, advised;  /* tt_context.needs and advised of the stage with that error */
-    size_t most;            /* max of tt_context.advised over the stages, */
-    int at;                 /* and the stage that has that max */
-    char error[TT__ERROR];  /* "": all stages fit */
+    size_t needs, advised;  /* tt_context.needs and tt_context.advised of the stage that needs the most
+                               bytes */
+    size_t most;            /* max of tt_context.advised over the stages */
+    int at;                 /* number of the stage whose tt_context.advised is `most` */
+    char error[TT__ERROR];  /* error of the stage that needs the most bytes; "": all stages fit */
 } tt__short_stages;
 
 static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r)
@@ -238,8 +239,9 @@ static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r
     memcpy(r->error, ctx->error, sizeof r->error);
 }
 
-/* Fails with the error of the stage that needs the most bytes: that budget is enough for all stages. Adds
-   the smallest possible program of another stage if that needs more bytes than the error advises. */
+/* Fails with the error of the stage that needs the most bytes, as a budget of these bytes is enough for all
+   stages. If the smallest possible program of another stage needs more bytes than this error advises, adds
+   that program's bytes to the message. */
 static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 {
     ctx->needs = r->needs;
@@ -255,7 +257,7 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
 {
     const int stages = p->settings.options.parallel.pipeline;
     const size_t values = (size_t)t->n_values;
-    const bool all = !p->ctx->searches; /* stages are compiled, even after one exceeds the budget */
+    const bool all = !p->ctx->searches; /* compile the remaining stages even after one exceeds the budget */
     tt__short_stages refused;
     if (stages == 1) return status;
     memset(&refused, 0, sizeof refused);
@@ -284,7 +286,8 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     return TT_OK;
 }
 
-/* Prints, one per line, the facts that must be equal in all processes: the bits of results depend on them. */
+/* Prints, one per line, the facts about a program that must be equal in all processes, as the bits of results
+   depend on these facts. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
@@ -322,7 +325,8 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
     tt__print(&text, "program of %d instructions\n", p->built.t->n_code);
 }
 
-/* Waits until all processes reach `where`. Fails if one has an error, or if their lines of text differ. */
+/* Waits until all processes reach point `where`. Fails if a process has an error, or if the processes' lines
+   of text (`own` in this process) differ. */
 static tt_status tt__agree_lines(tt_context *ctx, const char *where, tt_status status, char own[TT__NOTE])
 {
     tt__net *n = ctx->net;
@@ -352,7 +356,7 @@ static tt_status tt__agree_program(tt_context *ctx, const tt_program *p, tt_stat
     return tt__agree_lines(ctx, "tt_compile", status, own);
 }
 
-/* Compiles a program with all its stages. Returns NULL only when out of memory; *status tells of errors. */
+/* Compiles a program with all its stages. Sets *status, and returns NULL only when out of memory. */
 static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_options *o, tt_status *status)
 {
     tt_program *p = (tt_program *)tt__calloc(t->ctx, sizeof *p);
@@ -385,16 +389,17 @@ static size_t tt__bytes_of_largest_stage(tt_program *p)
     return most;
 }
 
-/* Adds to the error of a plan that exceeds memory_budget the bytes that the plan needs in precision
-   "bf16-true" or, if these exceed the budget, with recompute "budget" besides, unless the error already names
-   fewer bytes. Adds nothing with `share`, as programs that share an arena have one precision. */
+/* Adds advice to the error about a plan that exceeds memory_budget: the bytes that the plan needs in
+   precision "bf16-true" or, if these exceed the budget too, in "bf16-true" with recompute "budget". Adds
+   nothing if the error already names fewer bytes, nor with option `share`, as programs that share an arena
+   have the same precision. */
 static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_options *o)
 {
     tt_context *ctx = t->ctx;
     tt_compile_options other = *o;
     char error[TT__ERROR], precision[96], with[96], said[32];
     const size_t needed = ctx->needs, advised = ctx->advised;
-    const bool budget = o->recompute && strcmp(o->recompute, "budget") == 0; /* NULL is the default */
+    const bool budget = o->recompute && strcmp(o->recompute, "budget") == 0; /* NULL: not "budget" */
     const bool half = o->precision && strcmp(o->precision, "bf16-true") == 0;
     if (ctx->searches || !o->train || o->share || half) return;
     memcpy(error, ctx->error, sizeof error);
@@ -409,7 +414,7 @@ static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_opt
         if (status != TT_OK && status != TT_ERR_BUDGET) break;
         const bool fits = status == TT_OK, last = fits || budget || k;
         if (!last) continue;
-        if (!fits && advised && bytes >= advised) break; /* other options need fewer bytes */
+        if (!fits && advised && bytes >= advised) break; /* the error already names fewer bytes */
         const size_t used = strlen(error);
         snprintf(error + used, sizeof error - used, "; %s%s%s %s %s%s",
                  tt__say_option(ctx, "precision", "bf16-true", precision), k ? " with " : "",
@@ -430,7 +435,7 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
     tt_program *p = tt__compile_all(t, root, o, &status);
     if (!p) return NULL;
     if (status == TT_ERR_BUDGET) {
-        tt_program_free(p); /* a stage that fits would hold its parameters in the old precision */
+        tt_program_free(p); /* else a stage that fits would keep its parameters in the old precision */
         p = NULL;
         tt__advise_precision(t, root, o);
     }

@@ -17,22 +17,22 @@
    nothing on the device. Uses all sections above.
    ======================================================================================================== */
 
-/* A device's recording of the launches of a stretch. A recording of a micro-batch serves only runs with the
-   same numbers of rows. */
+/* A device's recording of the launches of a stretch (consecutive instructions). A recording made for a
+   micro-batch can be replayed only for micro-batches with the same number of rows of each axis. */
 typedef struct tt__recording {
-    void *made;             /* the device's recording; NULL: this run was seen only once */
+    void *made;             /* the device's recording; NULL: not recorded yet, as it ran only once */
     tt__segment segment;
     int first;              /* number of the stretch's first instruction */
     bool later;             /* the run adds to gradients of earlier micro-batches */
-    int slot;               /* slot of the gradients; for sums, the number of slots in use */
+    int slot;               /* number of the gradients' slot; for sums, the number of slots in use */
     int64_t *rows;          /* rows of each axis; NULL: this entry is free */
-    int credit;             /* rises when the recording is used, falls when another run finds no entry */
+    int credit;             /* rises when the recording is used, falls when a new run asks for this entry */
 } tt__recording;
 enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MOST = 64 };
 
-/* The host's buffers from which an input is copied to a device with memory of its own: two that alternate,
-   each with the event after which it may be written again. arrived: bytes of the next run's input that are
-   at the input's arrival (tt__value.arrival). */
+/* The two host buffers from which an input is copied to a device with separate memory. Runs use them in turn.
+   copied: for each buffer, the event after which the host may write to the buffer. arrived: number of bytes
+   of the next run's input that were copied to tt__value.arrival. */
 typedef struct tt__staged { char *buffer[2]; void *copied[2]; int now; size_t arrived; } tt__staged;
 
 /* The values that tt_compile_options.update, matmul and recompute name. */
@@ -41,14 +41,14 @@ static const char *const tt__update_names[] = {"end", "backward", "host"};
 static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
 
-/* The checked tt_compile_options, with the values that their words name. */
+/* The checked tt_compile_options, with the enum values that the option strings name. */
 typedef struct tt__settings {
     tt_compile_options options; /* in `parallel`, defaults replace zeros */
     const tt__device_kind *kind;
     tt__crew *crew;
     int threads;            /* threads of a rank on the device "cpu" */
     int stage;              /* the program's stage of the pipeline */
-    int in_flight;          /* max number of micro-batches between their forward and their backward */
+    int in_flight;          /* max number of micro-batches whose forward has run and whose backward has not */
     tt__precision precision;
     tt__matmul matmul;
     tt__recompute recompute;
@@ -60,20 +60,22 @@ typedef struct tt__settings {
     tt_costs costs;
 } tt__settings;
 
-enum { TT__AHEAD = 2 }; /* tt__choice.ahead on devices that have streams */
+enum { TT__AHEAD = 2 }; /* max of tt__choice.ahead on devices that have streams */
 
-/* The decisions that may differ between programs of the same settings, to fit a budget. */
+/* The decisions that the compiler may change to fit a program into a memory budget. */
 typedef struct tt__choice {
     tt__recompute recompute;
     unsigned offload;       /* TT__OUT_ flags */
-    int activations;        /* with TT__OUT_ACTIVATIONS: blocks to offload at most, never the last */
+    int activations;        /* with TT__OUT_ACTIVATIONS: max number of blocks to offload, never the last
+                               block */
     tt__update update;
-    int ahead;              /* blocks that copies and collectives may run ahead; 0: no overlap */
-    int blocks;             /* "blocks" recomputes this many first blocks; INT_MAX: all but the last */
-    const bool *drop; int n_drop; /* for each of the first values: recomputed whatever `recompute` is */
-    int zero;               /* as tt_parallel.zero */
-    bool arrivals;          /* inputs are copied to the device during the run before theirs */
-    int halved;             /* times that TT__OFFLOAD_TOGETHER is halved, at most TT__ONE_BY_ONE */
+    int ahead;              /* number of blocks that copies and collectives may run ahead; 0: no overlap */
+    int blocks;             /* policy "blocks" recomputes the first `blocks` blocks; INT_MAX: all but the
+                               last */
+    const bool *drop; int n_drop; /* for each of the first n_drop values: recompute it under any policy */
+    int zero;               /* value of tt_parallel.zero */
+    bool arrivals;          /* a run's inputs are copied to the device during the run before */
+    int halved;             /* how many times TT__OFFLOAD_TOGETHER is halved, at most TT__ONE_BY_ONE */
 } tt__choice;
 
 /* A tape that is ready to run. Persistent storages have no place yet, as that depends on the arena. */
@@ -84,20 +86,21 @@ typedef struct tt__built {
     tt__box *box;           /* places of transient storages and workspaces */
     int n_boxes;
     size_t transient;       /* bytes of the region that holds the boxes on the device */
-    size_t bound;           /* max bytes of these boxes live at one instruction, */
-    int peak_at;            /* and the number of that instruction */
-    /* Bytes of the host's memory that belong to this program alone; host_of_first: after the other two, bytes
-       that only data rank 0 has. */
+    size_t bound;           /* max over instructions of the bytes of boxes that are live at the instruction */
+    int peak_at;            /* number of the instruction where `bound` bytes are live */
+    /* Bytes of host memory for this program alone: persistent bytes, then transient bytes, then bytes that
+       only data rank 0 has (host_of_first). */
     size_t host_persistent, host_transient, host_of_first;
     size_t of_first;        /* bytes on the device that only data rank 0 has */
     int together;           /* max number of instructions that run together */
     int under_way;          /* max number of instructions in flight on other streams */
-    /* For a stage of a pipeline: one more than the number of the SEND to the next stage ([0]) and to the
-       previous stage ([1]), and the segment that first writes the operand of that SEND. */
+    /* For a stage of a pipeline: the SEND instructions to the next stage ([0]) and to the previous stage
+       ([1]), each as one more than the instruction's number, and the segment that first writes the SEND's
+       operand. */
     int send[2];
     tt__segment sends_from[2];
     tt__replay replay;      /* the costs of a step */
-    int forward_values;     /* values with smaller numbers are the forward's, equal for any choice */
+    int forward_values;     /* values with smaller numbers belong to the forward: equal for every choice */
     int blocks;             /* number of blocks whose activations can be offloaded */
 } tt__built;
 
@@ -108,12 +111,12 @@ typedef enum tt__input_state { TT__UNSET, TT__SET, TT__OVERWRITTEN } tt__input_s
 /* An instruction in flight on another stream. */
 typedef struct tt__started {
     int at;                 /* one more than the number of the instruction; 0: this entry is free */
-    void *done;             /* the event after the instruction */
+    void *done;             /* the event that ends the instruction */
 } tt__started;
 
-/* The state of a stage's transfers for one micro-batch, by direction: 0: towards the last stage, 1: towards
-   the first. sent: the event after which the value that this stage sends is ready. taken: the event after
-   which this stage has copied the value that it receives. part: messages in flight to another process. */
+/* The state of a stage's transfers for one micro-batch. Arrays have an entry for each direction: 0: towards
+   the last stage, 1: towards the first. sent: the event after which the value to send is ready. taken: the
+   event after which this stage has copied the received value. part: messages in flight to another process. */
 enum { TT__PARTS = 8 };
 typedef struct tt__passed {
     void *sent[2], *taken[2];
@@ -125,7 +128,7 @@ typedef struct tt__passed {
 typedef struct tt__now {
     int64_t round;          /* round of the step: the number of the micro-batch on its data rank */
     int present;            /* data ranks that have a micro-batch in this round */
-    bool later;             /* instructions that add from the second lap on do add */
+    bool later;             /* not the first lap: instructions that accumulate add to earlier results */
     const int64_t *rows;    /* rows of each axis; NULL: tt__rank.axis_rows applies */
 } tt__now;
 
@@ -134,29 +137,30 @@ typedef struct tt__rank {
     int64_t *axis_rows;     /* rows of each axis in the next run; -1: not set */
     unsigned char *input;   /* a tt__input_state for each value */
     int inputs_set;         /* number of values that are TT__SET */
-    tt__results results;    /* results that were read last */
+    tt__results results;    /* this rank's results, as read last */
     double flops;           /* FLOPs of the last micro-batch */
     char *staging;          /* host memory for inputs' buffers, `found` and messages; NULL: not needed */
-    tt__results *found;     /* a step's results, copied here to be read later, */
-    void *has_found;        /* and the event after that copy */
-    tt__staged *staged;     /* one for each value */
+    tt__results *found;     /* copy of a step's results, to be read later */
+    void *has_found;        /* the event after which `found` holds the results */
+    tt__staged *staged;     /* host buffers of inputs, one entry for each value */
     char *sends[2], *receives[2]; /* messages of a stage, in `staging`, by direction */
     char *host;             /* memory for the values on the host (tt__host_region) */
     tt__launch *launches;   /* launches of instructions that run together */
     tt__mat *peers;         /* operands of `launches` on other ranks */
     void *ready;            /* the event by which other streams wait for the computation stream */
-    void *taken;            /* the event by which copies to arrivals wait for copies from arrivals */
-    /* For a stage of a pipeline: one for each of `in_flight` micro-batches. */
+    void *taken;            /* the event after which new inputs may overwrite those in tt__value.arrival */
+    /* Transfers of a pipeline stage: one entry for each of `in_flight` micro-batches. */
     tt__passed *passed;
     tt__started *started;   /* built.under_way entries */
     tt__recording recordings[TT__RECORDINGS];
     int next_recording;     /* the entry that the next new run may take */
     tt__now now;
     bool never_records;     /* the device failed to record instructions that it can run */
-    char why[256];          /* why that failed, until the logger is told */
+    char why[256];          /* the device's error when it failed to record, until the logger has it */
 } tt__rank;
 
-/* The step whose results are not read yet (`any`: one exists). tt_program.run.step already counts it. */
+/* The step whose results were not read yet; any: such a step exists. tt_program.run.step already counts this
+   step. */
 typedef struct tt__unread {
     bool any, one;          /* one: the step had one micro-batch */
     double flops;
@@ -164,7 +168,7 @@ typedef struct tt__unread {
 
 /* The inputs of one micro-batch of a data rank, kept until a pipeline runs it. */
 typedef struct tt__fed {
-    char *inputs;           /* bytes; each input begins at tt_program.fed_at */
+    char *inputs;           /* data of all inputs; tt_program.fed_at holds each input's offset in bytes */
     int64_t *rows;          /* rows of each axis */
 } tt__fed;
 
@@ -172,8 +176,8 @@ typedef struct tt__fed {
    been updated. */
 typedef enum tt__outcome { TT__UPDATED, TT__NO_TARGET, TT__NOT_FINITE, TT__HALF_UPDATED } tt__outcome;
 
-/* A program: a list of stages, each with its own tape, plan and arena; without a pipeline, one stage. The
-   caller holds the first stage, the head, whose last fields serve all stages. */
+/* A stage of a compiled program, with its own tape, plan and arena. A program without a pipeline has one
+   stage. The caller holds the first stage, the head; the last fields of the head apply to all stages. */
 struct tt_program {
     tt_context *ctx;
     struct tt_program *head;
@@ -181,7 +185,7 @@ struct tt_program {
     tt__built built;
     tt__arena *arena;
     struct tt_program *next; /* next program of the arena */
-    tt__rank *rank;         /* one for each rank of the crew; the stages share the array */
+    tt__rank *rank;         /* state on each rank of the crew; the stages share this array */
     bool zeroed;            /* tt__zero_states has run */
     bool ready;             /* the arena and all parameters have memory */
     bool tunes;             /* tt_compile_options.tune is not "off" */
@@ -191,8 +195,8 @@ struct tt_program {
     /* Fields of the head alone. */
     struct tt_program *stage[TT__RANKS]; int stages;
     tt__fed *fed; int n_fed, cap_fed; /* entry r * data + d: micro-batch r of data rank d */
-    size_t *fed_at;         /* offset of each input in tt__fed.inputs, then the end; NULL: no pipeline */
-    int n_recorded, n_axes; /* values and axes of the tape that was compiled */
+    size_t *fed_at;         /* byte offset of each input in tt__fed.inputs, then the end; NULL: no pipeline */
+    int n_recorded, n_axes; /* numbers of values and of axes of the tape that was compiled */
     int64_t last_round;     /* last round that was run */
     tt__run run;            /* settings of the next run; each rank sets `micro` */
     tt__results results;    /* results of all ranks, as read last */
@@ -253,7 +257,7 @@ tt_compile_options tt_compile_options_default(void)
 static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options *o)
 {
     char text[512];
-    tt__text all = {text, sizeof text, 0}; /* all errors, for one message */
+    tt__text all = {text, sizeof text, 0}; /* collects all errors for one message */
     tt__attr unread;
     if ((unsigned)o->kind < TT__COUNT(tt__optimizers)) tt__optimizers[o->kind].use(o, &unread, &all);
     else tt__print(&all, "; kind %d is unknown", (int)o->kind);
@@ -263,7 +267,7 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;
 }
 
-/* Returns whether x is a power of two in least..most. */
+/* Returns whether x is a power of two and in the range least to most. */
 static bool tt__is_power_of_two(double x, double least, double most)
 {
     int exponent;
@@ -291,7 +295,8 @@ static bool tt__copy_array(tt_context *ctx, void **to, const void *from, size_t 
     return *to != NULL;
 }
 
-/* Adds an attribute to a hash. A value of 0 adds nothing, so that a new attribute changes no old hash. */
+/* Returns the hash continued with an attribute. An attribute of value 0 leaves the hash unchanged: so an
+   attribute that a later version adds does not change the hashes of existing tapes. */
 static uint64_t tt__attr_hash_on(uint64_t hash, const char *name, const void *data, size_t bytes)
 {
     const char *byte = (const char *)data;
@@ -308,11 +313,11 @@ static uint64_t tt__attr_hash(uint64_t hash, const tt__attr *a)
     return hash;
 }
 
-/* Returns a hash of everything recorded except the names of values. Another model or capacity gives another
-   hash. */
+/* Returns a hash of everything that was recorded on a tape, except the names of values. A tape of another
+   model or with another capacity has another hash. */
 static uint64_t tt__tape_hash(const tt_tape *t)
 {
-    const int32_t none[2] = {0}; /* two operands that instructions had once: keeps old hashes valid */
+    const int32_t none[2] = {0}; /* stands for two former fields of instructions: keeps old hashes valid */
     uint64_t hash = TT__HASH_BEGIN;
     for (int k = 1; k < t->n_axes; k++)
         hash = tt__hash_on(hash, &t->axes[k].capacity, sizeof t->axes[k].capacity);

@@ -13,7 +13,7 @@
 
 /* -------- builds */
 
-/* Notes a choice in *s if its `bytes` are fewer than those noted so far. */
+/* Notes in *s a choice and the bytes of its program, if the program is the smallest so far. */
 static tt_status tt__note_least(tt_context *ctx, const tt__choice *choice, size_t bytes, tt__shortage *s)
 {
     bool *drop = NULL;
@@ -29,7 +29,7 @@ static tt_status tt__note_least(tt_context *ctx, const tt__choice *choice, size_
     return TT_OK;
 }
 
-/* Builds a choice. *e: the sizes of the arena with the program. */
+/* Builds the program of a choice. *e: the sizes that the arena has with this program. */
 static tt_status tt__try_build(const tt__job *j, const tt__choice *choice, tt__extent *e)
 {
     tt_program *p = j->p;
@@ -42,7 +42,8 @@ static tt_status tt__try_build(const tt__job *j, const tt__choice *choice, tt__e
     return status == TT_OK && j->least ? tt__note_least(p->ctx, choice, e->bytes, j->least) : status;
 }
 
-/* Returns the bytes of the largest group, or 0 if smaller groups cannot make the program smaller. */
+/* Returns the bytes of the operands of the largest group of instructions; 0 if smaller groups cannot make the
+   program smaller. */
 static size_t tt__groups_at_peak(const tt_program *p)
 {
     return tt__is_at_groups(p->built.t, p->built.peak_at) ? p->built.t->grouped : 0;
@@ -54,8 +55,9 @@ static double tt__seconds_built(const tt_program *p)
     return r.compute + r.exposed;
 }
 
-/* Builds a choice or, if that exceeds the budget, the choice at the fastest pace that fits. If no pace fits,
-   builds the slowest, which needs the least memory. *e: the sizes of the arena with the program. */
+/* Builds the program of a choice. If that exceeds the budget, builds it at the fastest pace that fits or, if
+   no pace fits, at the slowest, which needs the least memory. *e: the sizes that the arena has with the
+   program. */
 static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt__extent *e)
 {
     tt_program *p = j->p;
@@ -74,7 +76,7 @@ static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt
     status = tt__try_build(j, &best, e);
     if (status != TT_OK || !tt__fits(e)) return status;
     double seconds = tt__seconds_built(p);
-    bool last = true; /* the best choice is the last one built */
+    bool last = true; /* the best program is the last one built */
     for (now.ahead = most; now.ahead >= 0 && status == TT_OK; now.ahead--) {
         bool fits = false;
         for (int trial = now.ahead == most; trial < TT__HALVINGS && status == TT_OK; trial++) {
@@ -88,7 +90,7 @@ static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt
             if (trial == 0) grouped = tt__groups_at_peak(p);
             if (fits != (trial == 1)) break;
         }
-        if (fits && now.halved == 0) break; /* fewer blocks ahead with the same groups are no faster */
+        if (fits && now.halved == 0) break; /* running fewer blocks ahead would be no faster */
     }
     return last ? status : tt__try_build(j, &best, e);
 }
@@ -103,8 +105,8 @@ static tt_status tt__build_candidate(tt__chooser *c, int k, tt__extent *e)
     return status;
 }
 
-/* Sets *how to the next slower pace: first each instruction alone, then fewer blocks ahead. grouped: bytes of
-   the largest group. Returns false if there is no slower pace. */
+/* Sets *how to the next slower pace: first, each instruction is a group of its own; then copies run fewer
+   blocks ahead. grouped: bytes of the largest group. Returns false if there is no slower pace. */
 static bool tt__slow_down(tt__choice *how, size_t grouped)
 {
     const bool parts = grouped && how->halved != TT__ONE_BY_ONE;
@@ -114,7 +116,8 @@ static bool tt__slow_down(tt__choice *how, size_t grouped)
     return true;
 }
 
-/* Adds candidate k, whose placement does not fit, at the next slower pace that may fit. */
+/* Adds a copy of candidate k, whose placement does not fit the budget, at the next slower pace that may
+   fit. */
 static tt_status tt__lower(tt__chooser *c, int k)
 {
     tt__choice how = c->list[k].how;
@@ -128,8 +131,8 @@ static tt_status tt__lower(tt__chooser *c, int k)
     return status;
 }
 
-/* Adds candidate k with smaller groups. Smaller groups may be faster: the first updates wait for fewer
-   copies, and the end of the step waits for fewer copies after the last update. */
+/* Adds copies of candidate k with smaller groups of instructions. They may be faster: the first updates wait
+   for fewer copies, and the end of the step waits for fewer copies after the last update. */
 static tt_status tt__tune(tt__chooser *c, int k)
 {
     const tt__candidate was = c->list[k];
@@ -145,8 +148,8 @@ static tt_status tt__tune(tt__chooser *c, int k)
     return status;
 }
 
-/* Builds the cheapest candidates until one fits or the program has had `most` builds. *e: the sizes of the
-   last build, which may exceed the budget. */
+/* Builds the candidates, from the cheapest on, until one fits or `most` builds were made for the program. *e:
+   the arena's sizes with the last build, which may exceed the budget. */
 static tt_status tt__build_cheapest(tt__chooser *c, int most, tt__extent *e)
 {
     const int before = c->job.p->builds;
@@ -171,8 +174,9 @@ static tt_status tt__build_cheapest(tt__chooser *c, int most, tt__extent *e)
     return status;
 }
 
-/* Returns whether candidate a comes before b in the search for the smallest program: the one with fewer bytes
-   or, if equal, the earlier value of `update`, then the faster. The order depends on the candidates alone. */
+/* Returns whether candidate a is before b in the search for the smallest program: whether a needs fewer bytes
+   or, with equal bytes, has the lower value of `update` or, with equal values, takes fewer seconds. The order
+   depends on the candidates alone. */
 static bool tt__is_smaller(const tt__candidate *a, const tt__candidate *b)
 {
     if (a->bytes != b->bytes) return a->bytes < b->bytes;
@@ -181,16 +185,16 @@ static bool tt__is_smaller(const tt__candidate *a, const tt__candidate *b)
     return a->flops != b->flops ? a->flops < b->flops : a->hash < b->hash;
 }
 
-/* Returns how many of the smallest candidates to build: for a small program, enough that one of them is the
-   smallest; for a large program 4, as the placement of more candidates would save little. */
+/* Returns how many of the smallest candidates to build, as placement adds bytes to the estimates: for a small
+   program, enough to find the smallest; for a large one 4, as more builds would save few bytes. */
 static int tt__most_least(const tt__chooser *c)
 {
     const int n = tt__front(c)->t->n_code;
     return n < TT__LARGE ? 4 + 6000 / (1 + n) : 4;
 }
 
-/* Builds the smallest candidates, at most `most`, until one fits or none can be smaller than the program in
-   job.least. */
+/* Builds the candidates, from the smallest on and at most `most`, until one fits or no other can be smaller
+   than the program in job.least. */
 static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e)
 {
     for (int k = 0; k < most; k++) {
@@ -207,10 +211,10 @@ static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e)
 
 /* -------- search for the smallest program */
 
-/* The techniques whose options may change. */
+/* Flags of the options that a search may change. */
 enum { TT__MAY_ZERO = 1, TT__MAY_RECOMPUTE = 2, TT__MAY_OFFLOAD = 4, TT__MAY_UPDATE = 8, TT__MAY_ALL = 15 };
 
-/* Returns whether tt_compile_options.update may have this value. */
+/* Returns whether the program could be compiled with this value of tt_compile_options.update. */
 static bool tt__may_update(const tt_program *p, tt__update update)
 {
     const tt_compile_options *o = &p->settings.options;
@@ -226,8 +230,8 @@ static bool tt__may_zero(const tt_program *p, int zero)
 
 enum { TT__VALUES = 4 + 4 + 4 + 3 };
 
-/* Gives one of the techniques in `may` another value, number k of all values. Returns false if nothing
-   changes or the value is impossible. */
+/* Gives one option of *how another value, number k in the list of all values of all options. Returns false if
+   `may` lacks the option, if nothing changes, or if the value is impossible. */
 static bool tt__vary(const tt__chooser *c, unsigned may, int k, tt__choice *how)
 {
     const tt_program *p = c->job.p;
@@ -254,7 +258,8 @@ static tt_status tt__consider_slowest(tt__chooser *c, tt__choice how, const bool
     return tt__consider(c, &how, set, &at) == TT_ERR_MEMORY ? TT_ERR_MEMORY : TT_OK;
 }
 
-/* Sets *how to combination k of the values of techniques. Returns false if the combination is impossible. */
+/* Sets the options of *how that `may` allows to combination k of their values. Returns false if the
+   combination is impossible. */
 enum { TT__COMBINATIONS = 4 * 4 * 16 * 3 };
 static bool tt__combine(const tt__chooser *c, unsigned may, int k, tt__choice *how)
 {
@@ -280,7 +285,7 @@ static int tt__least_live(const tt__chooser *c, int from)
     return best;
 }
 
-/* Returns a choice in which each technique in `may` has the value that usually saves the most memory. */
+/* Returns a choice in which each option in `may` has the value that usually saves the most memory. */
 static tt__choice tt__most_saving(const tt__chooser *c, unsigned may)
 {
     tt__choice how = tt__at_slowest(c->base);
@@ -298,8 +303,8 @@ static void tt__forget(tt__chooser *c, int from)
     while (c->n_list > from) tt__free(c->ctx, c->list[--c->n_list].set);
 }
 
-/* Adds changes of one technique at a time, starting at candidate `from`, as long as they make the smallest
-   candidate smaller. Leaves sets of items empty. */
+/* Changes one option in `may` at a time, starting from candidate `from`, and adds the results as candidates,
+   as long as the smallest candidate becomes smaller. Recomputes no items. */
 static tt_status tt__try_single(tt__chooser *c, unsigned may, int from)
 {
     tt_status status = TT_OK;
@@ -320,9 +325,9 @@ static tt_status tt__try_single(tt__chooser *c, unsigned may, int from)
     return status;
 }
 
-/* Adds candidates with one item less than the smallest candidate, or one more, as long as that makes the
-   smallest smaller. An item to add was banned before, or its instruction has a second result, which
-   is recomputed with the item and may live longer. */
+/* Adds candidates whose set has one item less, or one more, than the set of the smallest candidate, as long
+   as the smallest candidate becomes smaller. Adds only items that were banned before, and items whose
+   instruction has a second result, which is recomputed with the item and may live longer. */
 static tt_status tt__try_other_sets(tt__chooser *c, const tt__choice *how, int *least)
 {
     tt_status status = TT_OK;
@@ -337,9 +342,10 @@ static tt_status tt__try_other_sets(tt__chooser *c, const tt__choice *how, int *
     return status;
 }
 
-/* Searches the smallest set of items for a configuration: from the empty set on, then with whole blocks, then
-   from the best of these on. The search depends on the program and the configuration alone, so that a later
-   compilation finds what a message names. *least: the smallest candidate; -1: searched before, or none. */
+/* Searches for the set of items that makes a configuration need the fewest bytes: starts from the empty set,
+   then tries whole blocks, then starts from the best of these. The search depends on the program and the
+   configuration alone, so that a later compilation finds the program that an error message names. *least: the
+   number of the smallest candidate; -1: none, or this configuration was searched before. */
 static tt_status tt__try_least_set(tt__chooser *c, tt__choice how, int *least)
 {
     const int64_t most = TT__FOR_LEAST / (tt__front(c)->t->n_code + 1);
@@ -365,8 +371,8 @@ static tt_status tt__try_least_set(tt__chooser *c, tt__choice how, int *least)
     return status;
 }
 
-/* Finds the change of one technique, except recomputation, that makes candidate k smallest, with the same set
-   of items. Returns false if no change makes it smaller. */
+/* Finds the change of one option in `may`, except recomputation, that saves the most bytes in candidate k
+   with its set of items. Returns false if no change saves bytes. */
 static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how, tt_status *status)
 {
     const int from = c->n_list;
@@ -383,13 +389,13 @@ static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how
         *how = c->list[c->n_list - 1].how;
         found = true;
     }
-    tt__forget(c, from); /* the search of that configuration may add them again */
+    tt__forget(c, from); /* a search of the changed configuration may add them anew */
     return found;
 }
 
-/* Adds candidates for the smallest program that the techniques in `may` allow: for a small program all
-   combinations of techniques; then changes of one technique at a time; then, for the smallest of these, sets
-   of items. */
+/* Adds candidates for the smallest program if the options in `may` can change: for a small program, all
+   combinations of values; then changes of one option at a time; then, for the smallest of these, sets of
+   items to recompute. */
 static tt_status tt__try_least(tt__chooser *c, unsigned may)
 {
     tt__choice how;
@@ -397,7 +403,7 @@ static tt_status tt__try_least(tt__chooser *c, unsigned may)
     tt_status status = TT_OK;
     c->left = TT__FOR_LEAST;
     for (int k = 0; k < TT__COMBINATIONS; k++) combinations += tt__combine(c, may, k, &how);
-    const bool all = combinations * tt__front(c)->t->n_code <= TT__FOR_LEAST / 4; /* room for updates */
+    const bool all = combinations * tt__front(c)->t->n_code <= TT__FOR_LEAST / 4; /* few estimates */
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
     for (int k = 0; k < TT__COMBINATIONS && all && status == TT_OK; k++)
         if (tt__combine(c, may, k, &how)) status = tt__consider_slowest(c, how, c->set);
@@ -425,7 +431,8 @@ static void tt__set_aside(tt__chooser *c)
     c->left = TT__ESTIMATES;
 }
 
-/* Makes the kept candidates the list again, and marks dominated candidates as failed. */
+/* Moves the candidates of c->kept back to the list, and marks those that another candidate dominates as
+   failed. */
 static tt_status tt__take_back(tt__chooser *c)
 {
     tt__forget(c, 0);
@@ -440,7 +447,7 @@ static tt_status tt__take_back(tt__chooser *c)
 
 /* -------- when nothing fits */
 
-/* The words of `offload` for each combination of TT__OUT_ flags. */
+/* The value of option `offload`, as a string, for each combination of TT__OUT_ flags. */
 static const char *const tt__out_lists[16] = {
     "none", "optimizer", "gradients", "optimizer,gradients", "parameters", "optimizer,parameters",
     "gradients,parameters", "optimizer,gradients,parameters", "activations", "optimizer,activations",
@@ -448,14 +455,14 @@ static const char *const tt__out_lists[16] = {
     "optimizer,parameters,activations", "gradients,parameters,activations",
     "optimizer,gradients,parameters,activations"};
 
-/* Returns an option in the words of tt_context_options.wording. */
+/* Returns text for an option and its value, in the style of tt_context_options.wording. */
 static const char *tt__say_option(const tt_context *ctx, const char *name, const char *value, char to[96])
 {
     ctx->options.wording.option(ctx->options.wording.user, name, value, to, 96);
     return to;
 }
 
-/* Returns a number of bytes in the words of tt_context_options.wording. */
+/* Returns text for a number of bytes, in the style of tt_context_options.wording. */
 static const char *tt__say_bytes(const tt_context *ctx, size_t bytes, char to[32])
 {
     ctx->options.wording.bytes(ctx->options.wording.user, bytes, to, 32);
@@ -481,8 +488,8 @@ static void tt__print_options(tt__text *text, const tt_program *p, const tt__cho
         tt__print(text, ", %s", tt__say_option(p->ctx, "zero", zero, said));
 }
 
-/* Takes step k of those that save memory; later steps cost more time. said: the step's option in words.
-   Returns false if the step changes nothing or is impossible. */
+/* Changes *x by memory-saving step number k; steps with larger numbers cost more time. said: receives the
+   option that the step sets, as text. Returns false if the step changes nothing or is impossible. */
 static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[96])
 {
     static const unsigned out[] = {TT__OUT_OPTIMIZER, TT__OUT_GRADIENTS, TT__OUT_ACTIVATIONS,
@@ -509,7 +516,7 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[9
         if (may && x->update == TT__UPDATE_END) x->update = TT__UPDATE_BACKWARD;
     }
     if (k == 9 && o->train && moves) x->update = TT__UPDATE_HOST;
-    if (k > 9 && moves && x->update == TT__UPDATE_HOST) { /* offloading these may save more now */
+    if (k > 9 && moves && x->update == TT__UPDATE_HOST) { /* gradients and parameters: after step 9 */
         const unsigned more = k == 10 ? TT__OUT_GRADIENTS : TT__OUT_PARAMETERS;
         x->offload |= more;
         value = tt__out_lists[more];
@@ -519,13 +526,13 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[9
            x->update != was.update;
 }
 
-/* Returns whether the option of step k is "budget". */
+/* Returns whether memory-saving step k sets an option that the caller left to "budget". */
 static bool tt__may_take(const tt__chooser *c, int k)
 {
     return k == 0 ? c->zero : k <= 3 ? c->recompute : k <= 7 ? c->offload : false;
 }
 
-/* Returns whether a choice differs from the options only where they are "budget". */
+/* Returns whether choice *x differs from the caller's options only in options that are "budget". */
 static bool tt__is_free(const tt__chooser *c, const tt__choice *x)
 {
     return (c->zero || x->zero == c->base.zero) && (c->offload || x->offload == c->base.offload) &&
@@ -533,10 +540,11 @@ static bool tt__is_free(const tt__chooser *c, const tt__choice *x)
            x->update == c->base.update;
 }
 
-/* Builds the smallest program that any options allow, and notes it in job.least. last: the first choice. */
+/* Builds the smallest program that is possible with any options, and notes it in job.least. last: the choice
+   from which the search starts. */
 static tt_status tt__advise(tt__chooser *c, const tt__choice *last, tt__extent *e)
 {
-    if (!c->recompute && c->job.p->settings.options.train) { /* earlier candidates have no items */
+    if (!c->recompute && c->job.p->settings.options.train) { /* earlier candidates were made without items */
         tt__forget(c, 0);
         c->n_searched = 0;
         tt__list_items(c);
@@ -548,14 +556,14 @@ static tt_status tt__advise(tt__chooser *c, const tt__choice *last, tt__extent *
     return status;
 }
 
-/* Prints the bytes of the smallest program if only "budget" options may change, and of the smallest of all if
-   other options make it smaller. */
+/* Prints the bytes of the smallest program that the "budget" options allow (*s) and, if changes of other
+   options make it smaller, of the smallest possible program (*least). */
 static void tt__print_least(tt__text *text, const tt__chooser *c, const tt__shortage *s,
                             const tt__shortage *least, bool advised)
 {
     const tt_program *p = c->job.p;
     const bool chooses = c->recompute || c->by_seconds;
-    const bool same = least->least >= s->bytes && !chooses; /* no option makes it smaller */
+    const bool same = least->least >= s->bytes && !chooses; /* no option makes the program smaller */
     char said[32];
     if (chooses && !advised && least->least < s->least) {
         tt__print(text, "%s at least %s with ", text->length ? "," : ":",
@@ -569,10 +577,10 @@ static void tt__print_least(tt__text *text, const tt__chooser *c, const tt__shor
     }
 }
 
-/* Makes the last builds, and fails with a message unless one of them fits. Takes the steps that save memory
-   one after the other, until one fits: first steps of options that are "budget", where a program that fits
-   is accepted; then steps of other options, which are advice. The message names the bytes after each step
-   and the smallest program possible. */
+/* Makes the last builds, and fails with a message unless one of them fits. Takes the memory-saving steps one
+   after the other until a program fits. First come the steps that set "budget" options: a program that fits
+   after one of them is accepted. Then come the steps that set other options: they only serve as advice. The
+   message names the bytes after each step and the smallest possible program. */
 static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
 {
     const tt__job *j = &c->job;
@@ -593,12 +601,13 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         const bool advice = k >= TT__STEPS;
         tt__choice next = now;
         if (advice && p->ctx->searches) break;
-        if (advice && chooses && s->least < bytes) bytes = s->least; /* named before the advice */
+        if (advice && chooses && s->least < bytes) bytes = s->least; /* the message names it first */
         if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name)) continue;
         c->job.least = advice ? &least : s;
         const tt_status built = tt__try_build(j, &next, e);
         if (built == TT_ERR_MEMORY) status = built;
-        if (built != TT_OK || e->bytes >= bytes) continue; /* or parameters are stored otherwise already */
+        /* A step may fail because parameters are already stored in another way. */
+        if (built != TT_OK || e->bytes >= bytes) continue;
         fits = tt__fits(e);
         if (fits && !advice) return TT_OK;
         if (advice && !advised && chooses) {
@@ -693,8 +702,8 @@ static void tt__note_homes(tt__chooser *c)
     if (c->offload && c->held_on_host) c->base.offload = TT__OUT_PARAMETERS;
 }
 
-/* Returns a chooser that knows which techniques may change. base: nothing beyond the options, at the fastest
-   pace. */
+/* Returns a chooser with its first fields set: which options may change, and `base`, the choice that does
+   only what the options demand, at the fastest pace. */
 static tt__chooser tt__chooser_of(const tt__job *j)
 {
     const tt__settings *s = &j->p->settings;
@@ -706,7 +715,8 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     c.job = *j;
     c.base = base;
     c.base.ahead = (s->kind->host && !c.ctx->late) || c.ctx->profiles ? 0 : TT__AHEAD;
-    /* The results of a program that does not train are read at once: no earlier run is in flight. */
+    /* A program that does not train has its results read at once: no earlier run is in flight whose time
+       could hide the copies of inputs. */
     c.base.arrivals = s->options.train && !s->kind->host && s->memory == TT__OWN_MEMORY &&
                       ranks->pipeline <= 1 && !c.ctx->profiles && !c.ctx->no_arrivals;
     if (s->recompute == TT__RECOMPUTE_BUDGET) c.base.recompute = TT__RECOMPUTE_NONE;
@@ -721,7 +731,7 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     return c;
 }
 
-/* Prepares a chooser for estimates. */
+/* Allocates the chooser's arrays for estimates and lists its items. */
 static tt_status tt__chooser_open(tt__chooser *c)
 {
     const tt__settings *s = &c->job.p->settings;
@@ -737,7 +747,7 @@ static tt_status tt__chooser_open(tt__chooser *c)
     return status;
 }
 
-/* Notes the bytes and FLOPs of the program that does not fit unless it recomputes or offloads more. */
+/* Notes in *s the bytes and FLOPs of the program as the options alone demand it, which does not fit. */
 static void tt__note_whole(const tt_program *p, const tt__extent *e, tt__shortage *s)
 {
     const tt_tape *t = p->built.t;
@@ -746,7 +756,7 @@ static void tt__note_whole(const tt_program *p, const tt__extent *e, tt__shortag
     s->flops -= tt__flops_of_copies(t);
 }
 
-/* Builds the smallest program so far once more. */
+/* Builds the smallest program found so far once more, as later builds have replaced it. */
 static tt_status tt__build_again(tt__chooser *c, const tt__shortage *s, tt__extent *e)
 {
     tt__job job = c->job;
@@ -754,9 +764,9 @@ static tt_status tt__build_again(tt__chooser *c, const tt__shortage *s, tt__exte
     return tt__try_build(&job, &s->how, e);
 }
 
-/* Builds the cheapest candidates that need no more bytes than the smallest program so far. By luck the
-   placement of one may be smaller, as a search with that budget would find it. A large program gets 3 rounds
-   of at most 6 builds. */
+/* Searches for a smaller program: uses the bytes of the smallest program so far as the budget and builds the
+   cheapest candidates for it, as the placement of one of them may happen to be smaller. A later compilation
+   with such a budget would also find that program. A large program gets 3 rounds of at most 6 builds. */
 static tt_status tt__descend(tt__chooser *c, bool small, const tt__shortage *s, tt__extent *e)
 {
     const size_t budget = c->budget;
@@ -778,9 +788,10 @@ static tt_status tt__descend(tt__chooser *c, bool small, const tt__shortage *s, 
     return status;
 }
 
-/* Builds the cheapest program that fits the budget. *e: before, the sizes of a program that does not fit;
-   then, of the last build. Whether any program fits depends on the smallest alone, which no budget changes:
-   a refusal names the smallest, and the smallest is built if the search for the cheapest finds nothing. */
+/* Builds the cheapest program that fits the budget. *e: on entry, the arena's sizes with a program that does
+   not fit; on return, with the last build. Whether any program fits depends on the smallest program alone,
+   which is the same for every budget. An error names the smallest program, and if the search for the cheapest
+   finds nothing, the smallest is built. */
 static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
 {
     const unsigned may = (c->zero ? TT__MAY_ZERO : 0) | (c->recompute ? TT__MAY_RECOMPUTE : 0) |
@@ -812,7 +823,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     if (status == TT_OK && c->ctx->searches) return tt__fits(e) ? status : tt__build_again(c, s, e);
     if (status == TT_OK && !(tight && small)) status = tt__list_candidates(c);
     if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - (tight ? 4 : TT__LEAST_BUILDS), e);
-    if (status == TT_OK && !tt__fits(e)) { /* retry with kept candidates or more room */
+    if (status == TT_OK && !tt__fits(e)) { /* retries with c->kept or a larger budget */
         if (c->n_kept) status = tt__take_back(c);
         else c->budget = s->least;
         if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - 1, e);
@@ -820,7 +831,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     return status != TT_OK || tt__fits(e) ? status : tt__build_again(c, s, e);
 }
 
-/* Builds the program of the options or, with "budget", chooses one. */
+/* Builds the program that the options demand or, if options are "budget", the cheapest that fits. */
 static tt_status tt__build_chosen(const tt__job *to)
 {
     tt_program *p = to->p;
@@ -841,7 +852,8 @@ static tt_status tt__build_chosen(const tt__job *to)
     c.base.arrivals = p->chosen.arrivals;
     c.budget = e.budget;
     const bool slower = p->chosen.ahead < c.base.ahead || p->chosen.halved;
-    const bool copies = c.recompute && c.base.offload & TT__OUT_ACTIVATIONS; /* copies may be unnecessary */
+    /* copies: activations are offloaded, though recomputing them may be faster. */
+    const bool copies = c.recompute && c.base.offload & TT__OUT_ACTIVATIONS;
     const bool slow = c.by_seconds && (slower || copies); /* other candidates may be faster */
     if (status == TT_OK && (!tt__fits(&e) || slow)) {
         tt__note_whole(p, &e, &s);

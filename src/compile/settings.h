@@ -40,7 +40,7 @@ static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
     return TT_OK;
 }
 
-/* Checks how the ranks of a device share the work, and replaces fields of 0 by their defaults. */
+/* Checks the fields of *p, which say how the ranks share the work, and replaces fields of 0 by defaults. */
 static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
 {
     char text[512];
@@ -82,9 +82,9 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_paralle
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
 }
 
-/* Checks options that are valid alone but may contradict one another. Appends "; " and a sentence for each
-   broken rule, and returns the status of the first. A row is TT__RULE(condition that breaks the rule, status,
-   sentence). */
+/* Checks the options, each of which is valid alone, for contradictions. Appends "; " and a sentence to *all
+   for each broken rule, and returns the status of the first broken rule. A rule is TT__RULE(condition that
+   breaks it, status, sentence). */
 static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
 {
     const tt_compile_options *o = &s->options;
@@ -93,12 +93,12 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
     const int ranks = s->crew ? s->crew->ranks : 1;
     const bool on_host = s->kind && s->kind->host, managed = s->memory != TT__OWN_MEMORY;
     const bool fp8 = s->matmul == TT__MATMUL_FP8, staged = p->pipeline > 1;
-    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* the ranks also divide gradients */
+    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* ranks divide gradients too */
     const bool recompute_fits = s->recompute == TT__RECOMPUTE_BUDGET && o->train;
     const bool early = s->update == TT__UPDATE_BACKWARD && o->train;
     tt_status status = TT_OK;
     char text[400];
-    tt__text late = {text, sizeof text, 0}; /* options that need all gradients at once */
+    tt__text late = {text, sizeof text, 0}; /* collects options that need all gradients at once */
     if (o->accumulate)
         tt__print(&late, ", nor with accumulate, as gradients are final at the step's end only");
     if (o->optimizer.clip_norm > 0)
@@ -138,7 +138,8 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
     return status;
 }
 
-/* Returns whether the options remain free of contradictions with this parallel.zero and this update. */
+/* Returns whether the options, with parallel.zero and update set to these values, contradict one another in
+   no way. */
 static bool tt__goes_together(const tt__settings *s, int zero, tt__update update)
 {
     tt__settings other = *s;
@@ -148,15 +149,15 @@ static bool tt__goes_together(const tt__settings *s, int zero, tt__update update
     return tt__contradictions(&other, &unread) == TT_OK;
 }
 
-/* Appends the sentence of a failed check to the earlier sentences. *first: the status of the first failure.
-   */
+/* Appends the error of a failed check to *all, which collects the errors. *first: status of the first
+   failure. */
 static void tt__note_error(tt_context *ctx, tt__text *all, tt_status *first, tt_status status)
 {
     if (status != TT_OK) tt__print(all, "; %s", ctx->error);
     if (*first == TT_OK) *first = status;
 }
 
-/* Parses the options that are words, each from its own list. NULL stands for the default. */
+/* Parses the options that are strings, each one of a list of words. NULL stands for the default. */
 static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__settings *s, tt__text *all,
                             tt_status *status)
 {
@@ -179,7 +180,7 @@ static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__se
     s->update = (tt__update)found[3];
 }
 
-/* Checks options and turns them into settings. One message names all errors. */
+/* Checks options and turns them into settings *s. If options are wrong, one message names all errors. */
 static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o, tt__settings *s)
 {
     char text[sizeof ctx->error];

@@ -14,7 +14,7 @@ static const tt__isa_table *tt__choose_isa(const char *name)
     const tt__isa_table *table[3] = {&tt__isa_table_portable, NULL, NULL};
 #ifdef TT__HAS_AVX2
     unsigned a, b, c = 0, d;
-    bool avx2 = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C); /* __builtin_cpu_supports may lack F16C */
+    bool avx2 = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C); /* some compilers' builtins lack F16C */
     __builtin_cpu_init();
     avx2 = avx2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     if (avx2) table[1] = &tt__isa_table_avx2;
@@ -32,10 +32,10 @@ static const tt__isa_table *tt__choose_isa(const char *name)
 
 static const char *const tt__bf16_name[] = {"convert", "dot", "tiles"};
 
-/* Chooses how bf16 matrix products are computed; name: a value of tt__bf16_name, or NULL for the fastest.
-   Returns false if the CPU or the kernels lack it. Compared with fp32, bf16 dot products run at twice the
-   rate on AMD's CPUs, at four times on Arm's (see tt__bfmmla) and at half on Intel's, where tiles run at 16
-   times the rate. */
+/* Chooses how bf16 matrix products are computed. name: a value of tt__bf16_name, or NULL for the fastest way.
+   Returns false if the CPU or the kernels lack the named way. Relative to fp32, bf16 dot products run at
+   twice the rate on AMD's CPUs, at four times the rate on Arm's (see tt__bfmmla) and at half the rate on
+   Intel's. Tiles, which only Intel's CPUs have, run at 16 times the rate. */
 static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16 *how)
 {
     bool has[TT__COUNT(tt__bf16_name)] = {true, false, false};
@@ -45,7 +45,7 @@ static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16
     if (has[TT__BF16_DOT] && __builtin_cpu_is("amd")) *how = TT__BF16_DOT;
 #endif
 #ifdef TT__TILES_HERE
-    const bool wanted = !name || strcmp(name, "tiles") == 0; /* asks Linux for permission only then */
+    const bool wanted = !name || strcmp(name, "tiles") == 0; /* TT__TILES_HERE asks Linux for permission */
     has[TT__BF16_TILES] = wanted && isa == &tt__isa_table_avx512 && TT__TILES_HERE;
     if (has[TT__BF16_TILES]) *how = TT__BF16_TILES;
 #endif
@@ -163,7 +163,7 @@ size_t tt_allocated_bytes(const tt_context *ctx) { return ctx->allocated; }
 
 typedef struct tt__peak_job {
     double (*loop)(int64_t rounds, float *sink);
-    double flops[256]; /* FLOPs of each task */
+    double flops[256]; /* FLOPs that each task executed */
 } tt__peak_job;
 
 static void tt__peak_task(void *arg, int64_t task, int thread)
@@ -180,7 +180,7 @@ double tt_measured_peak(tt_context *ctx)
     tt__peak_job job;
     job.loop = ctx->cpu.isa->peak[TT__BF16_CONVERT];
     for (int attempt = 0; attempt < 8 && ctx->measured_peak <= 0; attempt++)
-        for (int k = 0; k < 8; k++) { /* the best of several: a busy neighbour only slows a run down */
+        for (int k = 0; k < 8; k++) { /* keeps the best run: other programs can only slow a run down */
             double start = tt__seconds(), flops = 0;
             tt__parallel(ctx->cpu.pool, threads, tt__peak_task, &job);
             double seconds = tt__seconds() - start;

@@ -7,11 +7,12 @@
 
 /* ------------------------------------------------------------------------------------------------ devices */
 
-/* Elements of a piece of a tensor that streams between files, host and device, and bytes of its buffer. */
+/* PIECE: max number of elements of a tensor that move at once between files, host and device. BOUNCE: bytes
+   of the buffer for them. */
 #define TT__PIECE 16384
 #define TT__BOUNCE (sizeof(float) * TT__PIECE)
 
-/* Returns the number of threads of each of several ranks on the CPU. */
+/* Returns the number of threads of each rank if `ranks` ranks share the CPU. */
 static int tt__rank_threads(const tt_context *ctx, int ranks)
 {
     return (int)tt__max(1, ctx->cpu.pool->threads / ranks);
@@ -59,7 +60,7 @@ static tt_status tt__cpu_copy(tt__device *d, int stream, void *to, const void *f
     return tt__cpu_read(d, to, from, bytes);
 }
 
-/* All work is done when a function returns, so an event holds nothing. */
+/* Does nothing: CPU work is done when its function returns, so an event owns nothing. */
 static void tt__cpu_release_event(tt__device *d, void *event) { (void)d; (void)event; }
 
 static tt_status tt__cpu_mark(tt__device *d, int stream, void **event)
@@ -82,7 +83,8 @@ static tt_status tt__cpu_fill(tt__device *d, void *memory, int byte, size_t byte
     return TT_OK;
 }
 
-/* Computes elements [first, first + n) of an initialiser, four per Philox block. first: a multiple of 4. */
+/* Computes elements [first, first + n) that an initialiser gives a tensor; one Philox block gives four
+   elements. first: a multiple of 4. */
 static void tt__init_values(tt_init init, uint64_t key, int64_t first, int64_t n, float *to)
 {
     for (int64_t k = 0; k < n; k += 4) {
@@ -142,7 +144,8 @@ static const char *tt__cpu_refuses(int index, const tt__launch *l)
     return NULL;
 }
 
-/* Copies the first line of a file that begins with `key` to `to`, without key and colon; "" if none does. */
+/* Finds the first line of a file that begins with `key` and copies it to `to` without key and colon. Without
+   such a line, `to` becomes "". */
 static void tt__line_of(const char *path, const char *key, char to[128])
 {
     char line[1024];

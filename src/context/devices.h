@@ -9,8 +9,8 @@
 #include "cpu.h"
 
 /* ----------------------------------------------------------------------------------- ranks and their devices
-   The kinds of devices, the ranks that a name such as "cuda:0,2" denotes, and reads and writes of their
-   memory. A crew: the device group of all ranks of a program. */
+   The kinds of devices, the devices that a name such as "cuda:0,2" denotes, and reads and writes of device
+   memory. A crew is the group of the devices of all ranks of a program. */
 
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
     {"cpu", &tt__cpu_backend, TT__ALIGN, 0, true, tt__cpu_workspace},
@@ -47,14 +47,14 @@ static tt_status tt__crew_open(tt_context *ctx, tt__crew *c)
     for (int r = c->first; r < c->first + c->local; r++) {
         if (c->device[r]) continue;
         c->device[r] = c->kind->backend->open(ctx, c->index[r], c->local, why, sizeof why);
-        if (!c->device[r] && c->kind->host) return ctx->status; /* no memory or no thread */
+        if (!c->device[r] && c->kind->host) return ctx->status; /* out of memory or threads */
         if (!c->device[r])
             return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s%s",
                             tt__device_name(c->kind, c->index[r], name), why, c->moved ? "; the processes of "
                             "a host take devices in turn, unless these are named, as cuda:0" : "");
     }
     if (c->ranks == 1) return TT_OK;
-    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* for sent and for received messages */
+    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* send and receive buffers */
     for (int r = c->first; r < c->first + c->local && (ctx->net || c->kind->backend->stage); r++) {
         if (!c->stage[r]) c->stage[r] = c->kind->backend->allocate_host(c->device[r], stage);
         if (!c->stage[r]) return tt__device_status(ctx, c, r, TT_ERR_MEMORY);
@@ -97,8 +97,8 @@ typedef struct tt__crew_job {
     tt_status (*run)(void *arg, int rank);
     void *arg;
     tt_status status;
-    int failed;         /* one more than the number of the rank that failed; 0: none */
-    bool named;         /* the context's error comes from that rank */
+    int failed;         /* one more than the number of the rank that failed; 0: none failed */
+    bool named;         /* the context's error message comes from the failed rank */
 } tt__crew_job;
 
 static void tt__crew_task(void *arg, int64_t task, int thread)
@@ -111,7 +111,7 @@ static void tt__crew_task(void *arg, int64_t task, int thread)
     if (status == TT_OK) return;
     pthread_mutex_lock(&w->ctx->mutex);
     const bool named = w->ctx->rank_failed && pthread_equal(w->ctx->failed, pthread_self());
-    if (!job->failed || (named && !job->named)) { /* the other ranks fail only because this one did */
+    if (!job->failed || (named && !job->named)) { /* other ranks fail because this one did */
         job->status = status;
         job->failed = rank + 1;
         job->named = named;
@@ -140,7 +140,8 @@ static tt_status tt__on_ranks(tt_context *ctx, tt__crew *c, tt_status (*run)(voi
                     tt__device_name(c->kind, c->index[job.failed - 1], name), error);
 }
 
-/* Numbers in the memory of a rank. data: NULL if the rank belongs to another process. */
+/* The place of numbers in the memory of a rank. data: their address; NULL if the rank belongs to another
+   process. */
 typedef struct tt__memory {
     const tt__arena *arena;
     int rank;
@@ -149,7 +150,7 @@ typedef struct tt__memory {
     void *data;
 } tt__memory;
 
-/* Reads the first n numbers of *x and converts them to another dtype. */
+/* Reads the first n numbers at *x into `to` and converts them to dtype to_type. */
 static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
     const tt__arena *a = x->arena;
@@ -170,8 +171,8 @@ static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type
     return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
 }
 
-/* Reads the first n numbers of *x and converts them to another dtype. If the crew spans processes, the
-   process of x's rank reads, and all processes get the result. */
+/* Reads the first n numbers at *x into `to` and converts them to dtype to_type. If the ranks belong to
+   several processes, the process that has rank x->rank reads, and all processes get the numbers. */
 static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
     const tt__crew *c = x->arena->crew;
@@ -209,7 +210,8 @@ static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtyp
     return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
 }
 
-/* Returns the option or, if that is NULL or "", the environment variable; NULL if both are empty. */
+/* Returns `option` or, if it is NULL or "", the value of environment variable `variable`; NULL if both are
+   empty. */
 static const char *tt__option(const char *option, const char *variable)
 {
     if (!option || !*option) option = getenv(variable);
@@ -239,7 +241,8 @@ static int tt__device_numbers(const char *list, int index[TT__RANKS])
     return *list ? 0 : n;
 }
 
-/* Sets the shortest name of a crew's devices: "cuda", "cuda:1", "cuda*4", "cuda:0,2". */
+/* Sets a crew's name to the shortest name of its devices, such as "cuda", "cuda:1", "cuda*4" or
+   "cuda:0,2". */
 static void tt__crew_name(tt__crew *c)
 {
     tt__text text = {c->name, sizeof c->name, 0};
@@ -252,7 +255,7 @@ static void tt__crew_name(tt__crew *c)
     if (c->ranks > c->local) tt__print(&text, " in %d processes", c->ranks / c->local);
 }
 
-/* Returns the number of processes on this host with smaller numbers than this process. */
+/* Returns how many processes on this host have a smaller process number than this process. */
 static int tt__processes_before(const tt__net *n)
 {
     int before = 0;
@@ -260,8 +263,9 @@ static int tt__processes_before(const tt__net *n)
     return before;
 }
 
-/* Returns the crew of these devices in each process: the existing crew or a new one, whose devices are not
-   open yet. moved: tt__crew.moved. NULL after tt__fail. */
+/* Returns the crew (device group) with `local` devices, those of numbers index[], in each process: the
+   existing crew, or a new one whose devices are not open yet. moved: see tt__crew.moved. Returns NULL after
+   tt__fail. */
 static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const int *index, int local,
                              int moved)
 {
@@ -313,7 +317,7 @@ static tt__crew *tt__find_devices(tt_context *ctx, const char *name)
             tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s' is not there: the CPU is one device, %s; %s*2 is two "
                      "ranks that share its threads", name, kind->name, kind->name);
         else {
-            const bool in_turn = !kind->host && name[length] != ':'; /* a host's processes take turns */
+            const bool in_turn = !kind->host && name[length] != ':'; /* each process takes its own */
             const int moved = in_turn ? ranks * tt__processes_before(ctx->net) : 0;
             for (int r = 0; r < ranks; r++) index[r] += moved;
             return tt__crew_of(ctx, kind, index, ranks, moved);

@@ -29,26 +29,27 @@ static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "manage
 #ifndef TT__BLOCK /* tests make it smaller */
 #define TT__BLOCK ((size_t)2 << 20)
 #endif
-enum { TT__WINDOWS = 3 }; /* the window that runs, and windows in flight */
+enum { TT__WINDOWS = 3 }; /* number of windows at once: one runs, the others are being prefetched */
 
-/* The state of an arena in managed memory that exceeds the device's free memory: which blocks are on the
-   device, according to the plan. A window: consecutive instructions whose blocks are prefetched together. */
+/* The state of an arena in managed memory that exceeds the device's free memory: which of its blocks the plan
+   expects on the device. A window is consecutive instructions whose blocks are prefetched together. */
 typedef struct tt__paging {
-    size_t room;        /* bytes on the device for blocks that are not kept */
-    size_t blocks;      /* number of blocks, from the arena's first byte on */
+    size_t room;        /* bytes on the device for blocks that may leave it (not `kept`) */
+    size_t blocks;      /* number of blocks of the arena */
     uint64_t *used;     /* for each block: `clock` when the last window that uses it began; 0: none */
     uint64_t *stamp;    /* for each block: number of the instruction that added it to a window */
-    bool *kept;         /* for each block: it stays on the device */
+    bool *kept;         /* for each block: whether it always stays on the device */
     uint64_t clock;     /* 1 + bytes of the blocks that windows have used so far, except kept blocks */
-    uint64_t stamps;    /* number of instructions so far */
+    uint64_t stamps;    /* number of instructions that were added to windows so far */
     uint64_t prefetched; /* bytes prefetched so far */
-    void *began, *there[TT__WINDOWS]; /* events: a window begins; a window's blocks are on the device */
-    bool brought[TT__WINDOWS]; /* the window had blocks to prefetch, so `there` is its event */
+    void *began, *there[TT__WINDOWS]; /* events: a window began; a window's blocks are on the device */
+    bool brought[TT__WINDOWS]; /* for each window: it had blocks to prefetch, so its event in `there` is
+                                  set */
 } tt__paging;
 
-/* The memory of one or more programs that share it, with the same layout on each rank: persistent bytes, then
-   the transient bytes of the largest program, then, only on ranks of data rank 0, `of_first` bytes. Offloaded
-   parameters take on_host bytes of the host's memory. */
+/* An arena: the memory that one or more programs share. Its layout is equal on each rank: persistent bytes,
+   then the transient bytes of the largest program, then, only on the ranks of data rank 0, `of_first` bytes.
+   Offloaded parameters take on_host bytes of the host's memory. */
 typedef struct tt__arena {
     int references;     /* number of programs, and of parameters stored here */
     struct tt_program *programs; /* linked list */
@@ -61,20 +62,21 @@ typedef struct tt__arena {
     tt__paging *paging; /* NULL: all of the memory is on the device */
     char *memory[TT__RANKS]; /* NULL until allocated */
     char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of host memory for copies to a device; NULL on the CPU */
-    size_t persistent, transient, of_first; /* bytes; persistent begins with the resident workspace */
+    size_t persistent, transient, of_first; /* bytes; the persistent bytes begin with the resident
+                                               workspace */
     char *host[TT__RANKS];
     size_t on_host;
     size_t budget;      /* min of the programs' memory_budget; 0: none has one */
     tt__home *home;     /* indexed by tt_param.index */
     int n_homes;
     bool torn;          /* an update failed half-way: parameters may differ between ranks */
-    bool tuned;         /* the programs' matrix products were timed, or must not be */
-    bool learnt;        /* a loaded state has set how products are computed, so they must not be timed */
+    bool tuned;         /* the programs' matrix products were timed, or must not be timed */
+    bool learnt;        /* a loaded state says how to compute matrix products, so they must not be timed */
     const void *results_of; /* program whose last outputs are in the transient bytes; NULL: none */
 } tt__arena;
 
-/* Allocates host memory that a rank's device can copy from and to. Returns NULL after an error, which the
-   device's backend explains. */
+/* Allocates host memory from and to which a rank's device can copy. Returns NULL after an error; the device's
+   backend then has the reason. */
 static char *tt__host_allocate(tt_context *ctx, const tt__crew *c, int rank, size_t bytes)
 {
     if (c->kind->host) return (char *)tt__alloc(ctx, bytes);
@@ -87,12 +89,12 @@ static void tt__host_release(tt_context *ctx, const tt__crew *c, int rank, char 
     else if (memory) c->kind->backend->release_host(c->device[rank], memory);
 }
 
-/* An arena belongs to the ranks [tt__first_rank, tt__end_rank), those of its stage. */
+/* An arena belongs to one pipeline stage, whose ranks are [tt__first_rank, tt__end_rank). */
 static int tt__stage_ranks(const tt__arena *a) { return a->data * a->tensor; }
 static int tt__first_rank(const tt__arena *a) { return a->stage * tt__stage_ranks(a); }
 static int tt__end_rank(const tt__arena *a) { return tt__first_rank(a) + tt__stage_ranks(a); }
 
-/* The ranks of an arena in this process: [tt__near_rank, tt__near_end). */
+/* The ranks of an arena that this process has are [tt__near_rank, tt__near_end). */
 static int tt__near_rank(const tt__arena *a) { return (int)tt__max(tt__first_rank(a), a->crew->first); }
 static int tt__near_end(const tt__arena *a)
 {
@@ -139,7 +141,7 @@ static size_t tt__arena_size(const tt__arena *a, int rank)
     return a->persistent + a->transient + (rank - tt__first_rank(a) < a->tensor ? a->of_first : 0);
 }
 
-/* Returns where an arena stores a parameter, NULL if it does not. */
+/* Returns where arena `a` stores a parameter; NULL if it stores none of that index. */
 static const tt__home *tt__home_in(const tt__arena *a, int param)
 {
     return a && param < a->n_homes && a->home[param].offset != TT__NO_PLACE ? &a->home[param] : NULL;
@@ -157,9 +159,9 @@ static tt_status tt__homes_grow(tt_context *ctx, tt__arena *a)
     return TT_OK;
 }
 
-/* Returns the arena in which a program of arena `a` finds a parameter; NULL: none yet. That is the holder or,
-   for a kind of device without a backend, which never holds parameters, `a` itself. In a pipeline of `stages`
-   stages, each stage has its own arena. */
+/* Returns the arena in which a program of arena `a` finds parameter p; NULL: no arena stores p yet. Usually
+   this is p's holder: in a pipeline of `stages` stages, the holder that belongs to `stage`. For a kind of
+   device without a backend, where parameters have no holder, it is `a`. */
 static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p, int stage,
                                  int stages)
 {

@@ -17,7 +17,8 @@ static uint64_t tt__hash_on(uint64_t h, const void *bytes, size_t n)
     for (size_t i = 0; i < n; i++) h = (h ^ b[i]) * TT__HASH_PRIME;
     return h;
 }
-/* Continues a hash with the elements of a tensor, each of `item` bytes, 2 or 4: one step for each element. */
+/* Returns the hash continued with the elements of a tensor, one step for each element. item: bytes of an
+   element, 2 or 4. */
 static uint64_t tt__hash_elements(uint64_t hash, const void *from, size_t bytes, int64_t item)
 {
     for (const char *at = (const char *)from, *end = at + bytes; at < end; at += item) {
@@ -31,8 +32,8 @@ static uint64_t tt__hash_elements(uint64_t hash, const void *from, size_t bytes,
 }
 static uint64_t tt__hash(const char *text) { return tt__hash_on(TT__HASH_BEGIN, text, strlen(text)); }
 
-/* Returns the slot of a name in the hash table, or the free slot where the name belongs: the first free slot
-   from the name's hash on. */
+/* Returns the slot of the hash table that holds a parameter's name. For a new name, returns the free slot
+   where it belongs: the first free slot from the name's hash on. */
 static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
 {
     uint64_t hash = tt__hash(name);
@@ -42,7 +43,7 @@ static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
     return &slots[at];
 }
 
-/* Makes room for one more name. At least half of the slots stay free. */
+/* Makes room in the hash table for one more name. At least half of the slots stay free. */
 static bool tt__param_slots_grow(tt_context *ctx)
 {
     uint32_t n = ctx->n_param_slots ? 2 * ctx->n_param_slots : 64;
@@ -59,7 +60,7 @@ static bool tt__param_slots_grow(tt_context *ctx)
 tt_param *tt_param_find(tt_context *ctx, const char *name)
 {
     uint32_t found = ctx->n_params ? *tt__param_slot(ctx, name) : 0;
-    if (found) ctx->unmade[0] = 0; /* a caller who finds the parameter knows why a second was not made */
+    if (found) ctx->unmade[0] = 0; /* the name exists: the error of making it twice is not needed */
     return found ? ctx->params[found - 1] : NULL;
 }
 
@@ -117,8 +118,9 @@ static void tt__param_drop_source(tt_param *p)
     p->source = NULL;
 }
 
-/* Removes all parameters but the first `count`; no tape may use them. Removes the newest first, so that the
-   search for a name that stays never crosses a slot that was freed. */
+/* Removes all parameters except the first `count`; no tape may use the removed ones. Removes the newest
+   first, so that the search for the name of a remaining parameter never crosses a freed slot of the hash
+   table. */
 static void tt__params_undo(tt_context *ctx, int count)
 {
     while (ctx->n_params > count) {
@@ -159,13 +161,14 @@ int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen)
 static const tt__home *tt__param_home(const tt_param *p) { return tt__home_in(p->holder, p->index); }
 static bool tt__has_memory(const tt_param *p) { return p->holder && p->holder->allocated; }
 
-/* Returns whether `rank` is a rank of this process that belongs to an arena, which may be NULL. */
+/* Returns whether `rank` belongs both to this process and to arena `a`; false if `a` is NULL. */
 static bool tt__has_rank(const tt__arena *a, int rank)
 {
     return a && rank >= tt__near_rank(a) && rank < tt__near_end(a);
 }
 
-/* Returns a rank's part of a parameter whose arena is allocated; NULL if the rank is in another process. */
+/* Returns the memory where a rank stores its part of parameter p, whose arena must be allocated; NULL if the
+   rank belongs to another process. */
 static char *tt__param_memory(const tt_param *p, int rank)
 {
     tt__arena *a = tt__has_rank(p->again, rank) ? p->again : p->holder;
@@ -179,7 +182,7 @@ typedef struct tt__stored {
     int64_t rows, cols;
     tt__part part;
     int data, tensor;   /* data ranks and tensor ranks */
-    int first;          /* number of the first of these ranks */
+    int first;          /* number of the first rank that stores a part */
 } tt__stored;
 
 /* Describes how the ranks of an arena store a tensor with the shape of a parameter. */
@@ -195,8 +198,8 @@ static tt__stored tt__param_stored(const tt_param *p)
     return tt__stored_of(p, &tt__param_home(p)->part, p->holder);
 }
 
-/* Returns the number of elements that a rank stores. *first: where they begin in the shard of the rank's
-   tensor rank. */
+/* Returns how many elements of the tensor a rank stores. *first: number of the first of them within the shard
+   that the rank's tensor rank has. */
 static int64_t tt__stored_piece(const tt__stored *s, int rank, int64_t *first)
 {
     *first = 0;
@@ -204,8 +207,8 @@ static int64_t tt__stored_piece(const tt__stored *s, int rank, int64_t *first)
     return tt__piece(s->part.of, s->part.unit, s->part.root, (rank - s->first) / s->tensor, s->data, first);
 }
 
-/* Returns the number in the tensor of the element that a rank stores at `at`. *n: number of elements from
-   there on that are contiguous both in the tensor and on the rank. */
+/* Returns the index in the whole tensor of element `at` of a rank. *n: how many elements from this one on are
+   contiguous both in the tensor and on the rank. */
 static int64_t tt__stored_element(const tt__stored *s, int rank, int64_t at, int64_t *n)
 {
     int64_t first, count = tt__stored_piece(s, rank, &first), tensor_rank = rank % s->tensor;
@@ -217,9 +220,9 @@ static int64_t tt__stored_element(const tt__stored *s, int rank, int64_t at, int
     return e / part_cols * s->cols + tensor_rank * part_cols + e % part_cols;
 }
 
-/* Finds where element e of the tensor is stored: *rank: the first rank that stores it. Returns the element's
-   number on that rank. *n: number of elements from there on that are contiguous both in the tensor and on
-   the rank. */
+/* Finds the first rank that stores element e of the tensor. Sets *rank to this rank, and returns the
+   element's index on the rank. *n: how many elements from this one on are contiguous both in the tensor and
+   on the rank. */
 static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t *n)
 {
     const int64_t each = s->rows * s->cols / s->tensor, part_cols = s->cols / s->tensor;
@@ -267,7 +270,8 @@ static uint64_t tt__init_key(const tt_param *p)
     return tt__stream_key(p->ctx->options.seed, TT__RANDOM_INIT, tt__hash(p->name), 0);
 }
 
-/* Reads elements [first, first + n) of p from its source. first: a multiple of 4. */
+/* Reads elements [first, first + n) of parameter p from its source: a callback or an initialiser. first: a
+   multiple of 4. */
 static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     if (p->read) return p->read(p->source, first, n, to);
@@ -277,8 +281,8 @@ static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t
     return TT_OK;
 }
 
-/* Reads elements [first, first + n) of p from memory or, if the arena is not allocated, from its source.
-   first: a multiple of 4. */
+/* Reads elements [first, first + n) of parameter p from its arena's memory or, if that is not allocated, from
+   p's source. first: a multiple of 4. */
 static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     if (!tt__has_memory(p)) return tt__param_read_source(p, first, n, to);
@@ -286,7 +290,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     const tt__home *home = tt__param_home(p);
     const tt__stored stored = tt__param_stored(p);
     const tt__crew *c = p->holder->crew;
-    const bool everywhere = tt__is_everywhere(&stored, p->holder); /* each process reads its own ranks */
+    const bool everywhere = tt__is_everywhere(&stored, p->holder); /* each process reads from its own ranks */
     for (int64_t done = 0, m; done < n && status == TT_OK; done += m) {
         int rank;
         const int64_t at = tt__stored_at(&stored, first + done, &rank, &m);
@@ -300,7 +304,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     return status;
 }
 
-/* Fails if p is stored as f16 and a finite number would become infinite. */
+/* Fails if parameter p is stored as f16 and one of the finite `values` would become infinite. */
 static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t first, int64_t n)
 {
     const bool narrow = tt__param_home(p)->dtype == TT_F16;
@@ -312,8 +316,9 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     return TT_OK;
 }
 
-/* Reads elements [first, first + n) of p to fill arena `a`: from p's source or, if `a` is the second of two
-   arenas and the first is filled already, from the first. first: a multiple of 4. */
+/* Reads elements [first, first + n) of parameter p, to fill arena `a`. Reads p's source or, if `a` is the
+   second arena that stores p and the first already has p's numbers, the first arena. first: a multiple of
+   4. */
 static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64_t first, int64_t n,
                                     float *to)
 {
@@ -321,9 +326,9 @@ static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64
     return other ? tt__param_read(p, first, n, to) : tt__param_read_source(p, first, n, to);
 }
 
-/* Fills a rank's part of p from its source. Keeps the source, in case another parameter fails. piece: a
-   buffer of TT__PIECE floats. An initialiser whose numbers need no check writes directly to the rank's
-   memory. */
+/* Fills a rank's part of parameter p from p's source. Keeps the source, in case filling another parameter
+   fails. piece: a buffer of TT__PIECE floats. An initialiser whose numbers cannot exceed the dtype's range
+   writes directly to the rank's memory. */
 static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
 {
     char *memory = tt__param_memory(p, rank);
@@ -331,7 +336,7 @@ static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
     const tt__home *home = tt__home_in(a, p->index);
     const tt__stored stored = tt__stored_of(p, &home->part, a);
     const bool of_source = a == p->holder || !tt__has_memory(p) || p->source_stays;
-    /* The max absolute value that p->init gives: normal numbers reach sqrt(-2 log(2^-25)) = 5.9
+    /* Max absolute value that p->init can give: normal numbers reach sqrt(-2 log(2^-25)) = 5.9 standard
        deviations. */
     const double most = fabs((double)p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1);
     const bool fits = home->dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || most < 65504;
@@ -368,7 +373,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
     tt_status status = tt__has_memory(p) ? tt__param_fits(p, values, 0, p->size) : TT_OK;
     for (int k = 0; k < 2 && tt__has_memory(p); k++) {
         const tt__arena *a = k ? p->again : p->holder;
-        if (!a || !a->allocated) continue; /* it is filled later, from the other arena */
+        if (!a || !a->allocated) continue; /* this arena is filled later from the other one */
         const tt__home *home = tt__home_in(a, p->index);
         const tt__stored stored = tt__stored_of(p, &home->part, a);
         for (int rank = tt__first_rank(a); rank < tt__end_rank(a); rank++) {
@@ -383,7 +388,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
             }
         }
     }
-    p->source_stays = false; /* the source's values are out of date */
+    p->source_stays = false; /* p has new values: those of the source are out of date */
     if (tt__has_memory(p)) return status;
     float *copy = (float *)tt__alloc(p->ctx, sizeof(float) * (size_t)p->size);
     if (!copy) return TT_ERR_MEMORY;

@@ -8,8 +8,8 @@
 /* A text or an image with its class. */
 typedef struct tt__example {
     const char *text, *label_text; /* label_text: the label in a table, before classes are numbered */
-    size_t bytes;                  /* of the text */
-    int64_t number;                /* of the image in its source */
+    size_t bytes;                  /* number of bytes of the text */
+    int64_t number;                /* number of the image in its source */
     int label;                     /* number of the class */
 } tt__example;
 
@@ -20,9 +20,9 @@ struct tt_dataset {
     const char **classes;
     int n_classes;
     tt__chunk *chunks;       /* copies of the caller's texts and class names */
-    tt__file_bytes file;     /* of a table; holds texts and labels, unquoted in place and ended by NULs */
-    bool images;
-    tt_image_source source;  /* of images */
+    tt__file_bytes file;     /* bytes of a table: texts and labels, unquoted in place and ended by NULs */
+    bool images;             /* the examples are images, not texts */
+    tt_image_source source;  /* source of the images */
 };
 
 void tt_dataset_free(tt_dataset *d)
@@ -62,7 +62,7 @@ void tt_dataset_counts(const tt_dataset *d, int64_t *counts)
     for (int i = 0; i < d->count; i++) counts[d->examples[i].label]++;
 }
 
-/* Gives class from[k] the number to[k], for each k below the number of classes. */
+/* Renumbers the classes: class from[k] gets the number to[k], for each k below the number of classes. */
 static tt_status tt__dataset_renumber(tt_dataset *d, const uint32_t *from, const uint32_t *to)
 {
     const size_t n = (size_t)d->n_classes;
@@ -77,7 +77,7 @@ static tt_status tt__dataset_renumber(tt_dataset *d, const uint32_t *from, const
     return names ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Returns the dataset if status is TT_OK; otherwise frees the dataset and returns NULL. */
+/* Returns dataset d if `status` is TT_OK; otherwise frees d and returns NULL. */
 static tt_dataset *tt__dataset_end(tt_dataset *d, tt_status status)
 {
     if (status == TT_OK) return d;
@@ -96,9 +96,9 @@ tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, siz
             return tt__fail(ctx, TT_ERR_FORMAT, "'%s' begins with the byte order mark of %s, and texts are "
                             "read as UTF-8: convert it, as by iconv -f %s -t UTF-8", path, marks[i].name,
                             marks[i].name);
-    /* UTF-8 text has few control characters. In UTF-16 every other byte is one, in most scripts. */
+    /* UTF-8 text has few control characters. In UTF-16 text of most scripts, every other byte is one. */
     const size_t looked = bytes < 4096 ? bytes : 4096;
-    size_t control[2] = {0, 0}; /* control characters at even and at odd bytes */
+    size_t control[2] = {0, 0}; /* numbers of control characters at even and at odd offsets */
     for (size_t i = 0; i < looked; i++)
         control[i % 2] += (unsigned char)text[i] < ' ' && !(text[i] >= '\t' && text[i] <= '\r');
     if (8 * (control[0] + control[1]) > looked)
@@ -145,8 +145,9 @@ static tt_status tt__dataset_classes(tt_dataset *d, const char *const *names, in
     return TT_OK;
 }
 
-/* Chooses n examples at random, from each class its share. Examples that rounding leaves over come from any
-   class, in random order. The first n entries of `order` (count) are the chosen examples, shuffled. */
+/* Chooses n examples at random, from each class in proportion to its size. Those that are missing because of
+   rounding come from any class, at random. Writes the numbers of all `count` examples to `order`: the first n
+   entries are the chosen examples, shuffled. */
 static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key, uint32_t *order)
 {
     int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)d->n_classes), spare = n;
@@ -165,7 +166,7 @@ static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key
     return TT_OK;
 }
 
-/* ---- texts and images of the caller */
+/* ---- datasets of texts and images that the caller provides */
 
 /* Creates an empty dataset with copies of the class names. Returns NULL after an error. */
 static tt_dataset *tt__dataset_new(tt_context *ctx, const char *const *class_names, int classes)

@@ -13,28 +13,28 @@ tt_loader_options tt_loader_options_default(void)
     return o;
 }
 
-/* Argument b of tt__stream_key for a loader's shuffles; a is the epoch. The shuffle of the steps of a window
-   has b = TT__SHUFFLE_STEPS + window. */
+/* Values for argument b of tt__stream_key, which gives the random key of a loader's shuffle; argument a is
+   the epoch. The shuffle of the steps of a window has b = TT__SHUFFLE_STEPS + number of the window. */
 enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
-#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* argument a in tt_dataset_split; b is the number of examples */
+#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* argument a for tt_dataset_split; b is the number of examples */
 #define TT__LOADER_THREADS 64              /* max threads of a loader */
 
 /* ---- the dealer: chooses the examples of a step and the number of micro-batches. An example is a text, an
    image, or a window of tokens. */
 
 typedef struct tt__dealer {
-    const char *of;                /* name of the owner in messages */
-    int batch, max_seqs;           /* examples of a step; max examples of a micro-batch */
-    int groups, data;              /* groups that share the micro-batches of a step; data ranks */
+    const char *of;                /* name of the loader in messages */
+    int batch, max_seqs;           /* number of examples of a step; max number of a micro-batch */
+    int groups, data;              /* values of tt_parallel.groups and tt_parallel.data */
     bool shuffle, accumulates;     /* accumulates: a step may have more micro-batches than data ranks */
-    int64_t count, used, steps;    /* examples in all; examples and steps of an epoch */
-    int64_t epoch, step;           /* of the next micro-batch */
-    uint32_t *order;               /* (count): order of the examples in this epoch */
+    int64_t count, used, steps;    /* number of all examples; numbers of examples and of steps per epoch */
+    int64_t epoch, step;           /* epoch and step of the next micro-batch */
+    uint32_t *order;               /* numbers of all `count` examples in the order of this epoch */
 } tt__dealer;
 
 static int tt__deal_groups(const tt_parallel *p) { return p->groups ? p->groups : (int)tt__max(1, p->data); }
 
-/* Checks options and adds their mistakes to `all`. Returns whether the options are valid. */
+/* Checks options and appends a message for each mistake to `all`. Returns whether the options are valid. */
 static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_parallel *p)
 {
     const int groups = tt__deal_groups(p), data = p->data;
@@ -52,14 +52,15 @@ static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_pa
     return all->length == before;
 }
 
-/* Returns the number of micro-batches of a step of n examples: the same number for each group, if there are
-   enough examples. A step of texts may have more, if the tokens do not fit. */
+/* Returns the number of micro-batches of a step of n examples. It is a multiple of d->groups, if there are
+   enough examples. A step of texts gets more micro-batches if its tokens do not fit. */
 static int tt__deal_micros(const tt__dealer *d, int64_t n)
 {
     return (int)tt__min(n, d->groups * tt__ceil_div(n, (int64_t)d->groups * d->max_seqs));
 }
 
-/* Initialises a dealer of `count` examples; tt__deal_seek must follow. Returns false if memory runs out. */
+/* Initialises a dealer of `count` examples, which tt__deal_seek must then move to a step. Returns false if
+   memory runs out. */
 static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int batch, int accumulate,
                            const tt_parallel *p)
 {
@@ -74,8 +75,8 @@ static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int ba
     return (d->order = (uint32_t *)tt__alloc(ctx, sizeof *d->order * (size_t)count)) != NULL;
 }
 
-/* Moves the dealer to a step. The order of the epoch depends on the seed and the epoch alone. After an error
-   the dealer has not moved. */
+/* Moves the dealer to a step of an epoch. The order of an epoch's examples depends on the seed and the epoch
+   alone. After an error the dealer has not moved. */
 static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, int64_t step)
 {
     if (epoch < 0 || step < 0 || step > d->steps)
@@ -102,8 +103,8 @@ typedef struct tt__loader_thread {
 
 typedef struct tt__ring_slot {     /* a micro-batch of images */
     uint8_t *pixels;
-    int done;                      /* images that are ready or have failed */
-    int failed;                    /* the first image that failed; max_seqs: none */
+    int done;                      /* number of images that are ready or have failed */
+    int failed;                    /* place of the first image that failed; max_seqs: none failed */
     bool left_out;                 /* the micro-batch is for another process and gets no pixels */
     tt_status status;              /* error of image `failed` */
     char why[256];                 /* reason of the error */
@@ -111,11 +112,11 @@ typedef struct tt__ring_slot {     /* a micro-batch of images */
 
 struct tt_loader {
     tt_context *ctx;
-    const tt_dataset *d;           /* of texts or of images, see d->images */
+    const tt_dataset *d;           /* a dataset of texts or, if d->images, of images */
     tt_loader_options o;
     tt__dealer deal;
-    int max_tokens, in_step;       /* in_step: examples of the step that were handed out */
-    tt_status status;              /* of the last tt_loader_next */
+    int max_tokens, in_step;       /* in_step: number of examples of the step that were handed out */
+    tt_status status;              /* status of the last tt_loader_next */
     int32_t *labels;
     int64_t *index;
     tt_source source;
@@ -123,51 +124,55 @@ struct tt_loader {
                                       are tokenized, `chunks`, `longest`, `cut` and `empty` */
     bool failed;
 
-    /* ---- of texts; all are tokenized when the loader is created */
+    /* ---- fields for texts, all of which are tokenized when the loader is created */
     const tt_tokenizer *k;
     bool wide;                     /* ids need more than 16 bits */
     bool sort;                     /* sort the texts of a window by length, and shuffle the window's steps */
-    tt__tokens *tokens;            /* (count) */
+    tt__tokens *tokens;            /* the tokens of each of `count` texts */
     tt__chunk *chunks;             /* memory of the ids */
-    int32_t *scratch;              /* (the context's threads, max_length), while texts are tokenized */
-    int longest;                   /* tokens of the longest text before it is cut */
+    int32_t *scratch;              /* max_length ids for each thread, while texts are tokenized */
+    int longest;                   /* number of tokens of the longest text before it is cut */
     int64_t cut;                   /* number of texts cut to max_length */
     int64_t empty;                 /* the first text without a token; -1: none */
-    /* the window that `sorted` and `step_order` hold; steps of a window */
+    /* A window: consecutive steps whose texts are sorted together. window_at: the window whose texts and
+       order of steps are in `sorted` and `step_order`; window_steps: number of steps of a window. */
     int64_t window_at, window_steps;
     uint32_t *sorted, *step_order;
-    int micro;                     /* micro-batches of the step that were handed out */
+    int micro;                     /* number of micro-batches of the step that were handed out */
     /* dealt: texts of the current step, one micro-batch after another; ends: the end of each micro-batch in
-       `dealt`. Scratch: by_length, the places in the step, longest text first; micro_of, the micro-batch of
-       each place; filled, the tokens of each micro-batch. All are (batch). */
+       `dealt`. Scratch: by_length: the places in the step, longest text first; micro_of: the micro-batch of
+       each place; filled: the number of tokens of each micro-batch. All have `batch` entries. */
     uint32_t *dealt, *by_length;
     int *ends, *micro_of, *filled;
     int32_t *ids, *positions, *types, *seq_start;
 
-    /* ---- of images. Threads make images of micro-batches `base` to `base` + slots - 1; the trainer reads
-       `base`. The mutex guards stop, cursor, base, busy, and all of a slot but its pixels. It also guards the
-       dealer's order, which changes only while no thread is busy. */
+    /* ---- fields for images. Threads make the images of micro-batches `base` to `base` + slots - 1, while
+       the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, and all fields of a
+       slot except its pixels. It also guards the dealer's order, which changes only while no thread is busy.
+       */
     tt_image_options image;
-    size_t image_bytes;            /* of a resulting image */
+    size_t image_bytes;            /* bytes of a resulting image */
     pthread_cond_t work, ready;
     bool stop;
-    int64_t cursor;                /* place in the order of the next image to make */
+    int64_t cursor;                /* place, in the epoch's order, of the next image to make */
     tt__loader_thread threads[TT__LOADER_THREADS];
-    int started;                   /* threads that run */
-    int slots;
+    int started;                   /* number of threads that run */
+    int slots;                     /* number of micro-batches that `ring` holds */
     tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots */
-    int deal_data, deal_first, deal_end; /* data ranks; this process needs images of ranks first to end - 1 */
-    /* deal_by_step: a micro-batch goes to a rank by its number in the step instead of the epoch;
-       dealt_anew: the deal has changed since the images in the ring were made */
+    /* deal_data: number of data ranks; 0: unknown. This process needs the images of the data ranks
+       [deal_first, deal_end). */
+    int deal_data, deal_first, deal_end;
+    /* deal_by_step: a micro-batch's number in the step, not in the epoch, decides to which rank it goes;
+       dealt_anew: these fields have changed since the images in the ring were made */
     bool deal_by_step, dealt_anew;
     int64_t base;
-    int busy;                      /* threads that make an image */
-    double waited;                 /* seconds for which the trainer waited for images */
+    int busy;                      /* number of threads that are making an image */
+    double waited;                 /* seconds that the trainer has waited for images */
 };
 
-#define TT__TEXTS_AT_ONCE 64 /* texts that a task tokenizes */
+#define TT__TEXTS_AT_ONCE 64 /* number of texts that one task tokenizes */
 
-/* Tokenizes the texts of a task. */
+/* Tokenizes the texts of one task: TT__TEXTS_AT_ONCE consecutive texts. */
 static void tt__loader_task(void *arg, int64_t task, int thread)
 {
     tt_loader *l = (tt_loader *)arg;
@@ -192,12 +197,13 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
     }
 }
 
-/* Maps a place to a text: texts[place], or if `texts` is NULL the place itself. */
+/* Maps a place (an index in a list of texts) to a text: to number texts[place] or, if `texts` is NULL, to
+   number `place`. */
 typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts; } tt__step_texts;
 
-/* Orders places by the length of their texts, longest first. Texts of the same length keep their shuffled
-   order. Many texts are cut to the same length, and a table often lists one class after another, so the
-   table's order would fill whole steps with one class. */
+/* Returns whether place a comes before place b if the longest text comes first. Texts of the same length keep
+   their shuffled order: many texts are cut to the same length, and as tables often list one class after
+   another, the table's order would fill whole steps with one class. */
 static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 {
     const tt__step_texts *s = (const tt__step_texts *)arg;
@@ -226,7 +232,7 @@ static bool tt__loader_tokenize(tt_loader *l)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: text %lld has no tokens: leave it out of the dataset",
                         (long long)l->empty), false;
 
-    /* A micro-batch has at most as many tokens as the max_seqs longest texts. */
+    /* A micro-batch has at most as many tokens as the max_seqs longest texts have together. */
     int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
     const tt__step_texts all = {l->tokens, NULL};
     const int64_t most = tt__min(l->o.batch, l->d->count);
@@ -239,8 +245,8 @@ static bool tt__loader_tokenize(tt_loader *l)
     return true;
 }
 
-/* Sets the fields of a batch that texts and images share, and after the last batch of a step moves to the
-   next step. */
+/* Sets the fields of a batch that batches of texts and of images have in common. After the last batch of a
+   step, moves the loader to the next step. */
 static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_of_step)
 {
     batch->seqs = seqs;
@@ -251,9 +257,10 @@ static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_o
     return true;
 }
 
-/* ---- cutting a step of texts into micro-batches: l->dealt and l->ends */
+/* ---- dividing a step of texts into micro-batches: sets l->dealt and l->ends */
 
-/* Cuts a step for a single group: each micro-batch takes texts in their order until it is full. */
+/* Divides a step of n texts for a single group: each micro-batch takes texts in their order until it is
+   full. */
 static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
 {
     int micro = 0, seqs = 0, tokens = 0;
@@ -268,9 +275,10 @@ static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
     l->ends[micro] = n;
 }
 
-/* Gives each text, longest first, to the micro-batch with the fewest tokens of those with room for another
-   text (Graham, "Bounds on multiprocessing timing anomalies", 1969). Sets l->ends[k] to the number of texts
-   of micro-batch k. Returns false if a micro-batch would have more than max_tokens. */
+/* Distributes n texts over `micros` micro-batches: from the longest text on, each goes to the micro-batch
+   with the fewest tokens that has room for another text (Graham, "Bounds on multiprocessing timing
+   anomalies", 1969). Sets l->ends[k] to the number of texts of micro-batch k. Returns false if a micro-batch
+   would have more than max_tokens tokens. */
 static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micros)
 {
     memset(l->ends, 0, sizeof *l->ends * (size_t)micros);
@@ -288,7 +296,7 @@ static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micr
     return true;
 }
 
-/* Cuts a step of n texts into micro-batches. The texts of a micro-batch keep their order. */
+/* Divides a step of n texts into micro-batches. The texts of a micro-batch keep their order. */
 static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 {
     const tt__step_texts step = {l->tokens, texts};

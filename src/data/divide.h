@@ -31,7 +31,7 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
             to->label_text = NULL;
         }
     }
-    if (status == TT_OK) { /* remove the chosen examples; the others keep their order */
+    if (status == TT_OK) { /* removes the chosen examples; the others keep their order */
         for (int k = 0; k < (int)n; k++) d->examples[order[k]].label = -1;
         int kept = 0;
         for (int i = 0; i < d->count; i++)

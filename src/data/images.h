@@ -6,15 +6,15 @@
 
 /* ---- loading images */
 
-/* Returns the number in the epoch of the micro-batch with place `at` of the epoch's order, and sets the
-   micro-batch's first place and its number of images. */
+/* Finds the micro-batch that has place `at` of the epoch's order. Returns its number in the epoch, and sets
+   *first to its first place and *seqs to its number of images. */
 static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, int *seqs)
 {
     const tt__dealer *d = &l->deal;
     const int64_t step = at / d->batch, from = step * d->batch, n = tt__min(d->batch, d->used - from);
     const int64_t micros = tt__deal_micros(d, n), whole = tt__deal_micros(d, d->batch);
     int64_t within, end;
-    if (d->groups == 1) { /* all micro-batches but the last have max_seqs images */
+    if (d->groups == 1) { /* only the last has fewer than max_seqs images */
         within = (at - from) / d->max_seqs;
         *first = from + within * d->max_seqs;
         end = tt__min(from + n, *first + d->max_seqs);
@@ -27,8 +27,8 @@ static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, i
     return step * whole + within;
 }
 
-/* Sets height and width to the size that an image of this size is resized to. Returns false and `why` if a
-   side would be longer than TT__IMAGE_SIDE. */
+/* Replaces *height and *width, the size of an image, by the size to which the options resize such an image.
+   If a side would be longer than TT__IMAGE_SIDE, returns false and writes the reason to `why`. */
 static bool tt__image_resized(const tt_image_options *o, int *height, int *width, char why[256])
 {
     const int shorter = (int)tt__min(*height, *width), longer = (int)tt__max(*height, *width);
@@ -46,8 +46,8 @@ static bool tt__image_resized(const tt_image_options *o, int *height, int *width
     return true;
 }
 
-/* Tests whether a resulting image can be cropped out of a resized and padded image; `height` and `width` are
-   the size before padding. Sets `why` if not. */
+/* Returns whether a resized and padded image is large enough for the crop that the options demand; if not,
+   writes the reason to `why`. height, width: the size before padding. */
 static bool tt__image_fits(const tt_image_options *o, int height, int width, char why[256])
 {
     if (o->height <= height + 2 * o->pad && o->width <= width + 2 * o->pad) return true;
@@ -64,7 +64,8 @@ static bool tt__image_channels(const tt_image_options *o, int channels, char why
     return false;
 }
 
-/* Returns where a crop begins along one axis, -pad or more. */
+/* Returns where a crop of `wanted` pixels begins along an axis of `size` pixels; negative, at least -pad, in
+   the padding. */
 static int tt__crop_at(const tt_image_options *o, uint32_t random, int size, int wanted)
 {
     int spare = size + 2 * o->pad - wanted;
@@ -72,7 +73,7 @@ static int tt__crop_at(const tt_image_options *o, uint32_t random, int size, int
 }
 
 /* Resizes, pads, crops and flips an image by the options and writes it to `to` (height, width, channels).
-   key: of the random numbers. After an error `why` has the reason. */
+   key: the key of the random numbers. After an error `why` has the reason. */
 static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt_image_options *o,
                                      const tt_image *image, uint64_t key, uint8_t *to, char why[256])
 {
@@ -97,7 +98,7 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     w.width = (int)tt__min(left + o->width, width) - w.left;
     size_t pitch = (size_t)o->width * (size_t)o->channels;
     if (w.height < o->height || w.width < o->width) memset(to, 0, (size_t)o->height * pitch);
-    if (w.height < 1 || w.width < 1) return TT_OK; /* all of it is padding */
+    if (w.height < 1 || w.width < 1) return TT_OK; /* the whole crop is padding */
     int x = w.mirror ? left + o->width - w.left - w.width : w.left - left;
     to += (size_t)(w.top - top) * pitch + (size_t)x * (size_t)o->channels;
     if (tt__resample(ctx, r, image, height, width, o->resample, o->channels, &w, to, pitch)) return TT_OK;
@@ -106,8 +107,8 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     return TT_ERR_MEMORY;
 }
 
-/* Makes the image at the cursor. The caller holds the mutex, which is released while the image is read and
-   transformed. */
+/* Makes the image at place l->cursor of the epoch's order. The caller holds the mutex; the function releases
+   it while it reads and transforms the image. */
 static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
 {
     const tt_image_source *source = &l->d->source;
@@ -119,7 +120,7 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     const int64_t of_step = micro % tt__deal_micros(&l->deal, l->o.batch);
     const int rank = (int)((l->deal_by_step ? of_step : micro) % tt__max(1, l->deal_data));
     slot->left_out = l->deal_data > 0 && (rank < l->deal_first || rank >= l->deal_end);
-    if (slot->left_out) { /* as all images of the micro-batch are */
+    if (slot->left_out) { /* with all images of the micro-batch */
         slot->done++;
         pthread_cond_signal(&l->ready);
         return;

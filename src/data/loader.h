@@ -57,7 +57,7 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
 }
 
-static bool tt__loader_allocate(tt_loader *l) /* for texts */
+static bool tt__loader_allocate(tt_loader *l) /* for a loader of texts */
 {
     tt_context *ctx = l->ctx;
     if (!tt__loader_tokenize(l)) return false;
@@ -77,7 +77,7 @@ static bool tt__loader_allocate(tt_loader *l) /* for texts */
            (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
 }
 
-static bool tt__image_allocate(tt_loader *l) /* for images */
+static bool tt__image_allocate(tt_loader *l) /* for a loader of images */
 {
     const tt_image_options *o = &l->image;
     size_t bytes;
@@ -85,8 +85,8 @@ static bool tt__image_allocate(tt_loader *l) /* for images */
     if (!tt__mul_size(l->image_bytes, (size_t)l->deal.max_seqs, &bytes))
         return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
                         "can hold: set batch lower", l->deal.max_seqs, o->height, o->width), false;
-    /* slots: one for the micro-batch that the trainer reads, one per data rank for the next round, and enough
-       to give every thread two images to make */
+    /* The number of slots: one for the micro-batch that the trainer reads, one per data rank for the next
+       round, and enough slots to give every thread two images to make. */
     l->slots = l->o.threads ? 1 + l->deal.data + (int)tt__ceil_div(2 * l->o.threads, l->deal.max_seqs) : 1;
     if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
     for (int i = 0; i < l->slots; i++)
@@ -94,8 +94,8 @@ static bool tt__image_allocate(tt_loader *l) /* for images */
     return true;
 }
 
-/* Creates a loader of texts (k is the tokenizer) or of images (`image` has the options) at the first step,
-   and starts its threads. */
+/* Creates a loader of texts, with tokenizer k, or of images, with options `image`; the other argument is
+   NULL. The loader is at the first step, and its threads run. */
 static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
                                   const tt_image_options *image, const tt_loader_options *options)
 {
@@ -180,7 +180,7 @@ static tt_status tt__image_options_check(tt_context *ctx, const tt_image_options
     return TT_OK;
 }
 
-/* Checks the options as far as possible before an image is read. */
+/* Checks the options for images, as far as is possible before an image was read. */
 static tt_status tt__image_check(tt_context *ctx, const tt_dataset *d, const tt_image_options *o)
 {
     char why[256];
@@ -245,14 +245,14 @@ static tt_status tt__loader_source_next(void *self, tt_batch *batch, bool *more)
     return l->status;
 }
 
-/* Returns a hash of the labels and of the tokens of texts. */
+/* Returns a hash of the labels of a loader's examples and, for texts, of their tokens. */
 static uint64_t tt__loader_source_hash(void *self)
 {
     const tt_loader *l = (const tt_loader *)self;
     uint64_t hash = TT__HASH_BEGIN;
     for (int i = 0; i < l->d->count; i++) {
         hash = tt__hash_on(hash, &l->d->examples[i].label, sizeof l->d->examples[i].label);
-        if (!l->tokens) continue; /* images */
+        if (!l->tokens) continue; /* an image: no tokens */
         int count = l->tokens[i].count;
         hash = tt__hash_on(hash, &count, sizeof count);
         hash = tt__hash_on(hash, l->tokens[i].ids, (size_t)count * (l->wide ? 4 : 2));
@@ -280,7 +280,8 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
     if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
 
-/* Sets which data ranks' images this process needs. Images of other ranks are not made. */
+/* Sets for which data ranks, first to end - 1 of `data`, this process needs images. Images of other ranks are
+   not made. by_step: see tt_loader.deal_by_step. */
 static void tt__loader_source_deal(void *self, int data, int first, int end, bool by_step)
 {
     tt_loader *l = (tt_loader *)self;
@@ -310,7 +311,7 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     const int64_t cursor = l->cursor;
     const bool there = epoch == l->deal.epoch && step == l->deal.step && !l->in_step;
     if (l->d->images && there && !l->failed && !l->dealt_anew) return pthread_mutex_unlock(&l->mutex), TT_OK;
-    l->cursor = l->deal.used; /* threads begin no further image */
+    l->cursor = l->deal.used; /* no thread begins another image */
     while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
     if (epoch != l->deal.epoch) l->window_at = -1;
     tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
@@ -328,8 +329,8 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     return status;
 }
 
-/* Collects the texts of a window, sorted by length so that the sequences of a step have similar lengths, and
-   shuffles the steps. An incomplete last step remains the last of its epoch. */
+/* Collects the texts of a window (consecutive steps), sorts them by length, so that the texts of a step have
+   similar lengths, and shuffles the window's steps. An incomplete last step remains the last of its epoch. */
 static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;

@@ -5,13 +5,13 @@
 
 /* ------------------------------------------------------------------------------------------ token streams */
 
-/* The ids that a stream shares with the streams split off from it. */
+/* The token ids that a stream shares with the streams that were split off from it. */
 typedef struct tt__token_store {
-    int users;          /* number of streams */
+    int users;          /* number of streams that use the store */
     int width;          /* bytes of an id, 2 or 4 */
     int64_t count;
-    void *ids;          /* (count); NULL: the ids are in the file, from byte `skip` on */
-    void *file;         /* open; NULL: none */
+    void *ids;          /* `count` ids; NULL: the ids are in the file, from byte `skip` on */
+    void *file;         /* the open file; NULL: none */
     uint64_t skip;      /* bytes of the file's header */
     char path[TT__PATH];
 } tt__token_store;
@@ -23,8 +23,8 @@ struct tt_token_stream {
     int64_t first, count;
     int vocab, end;
     int fronts;         /* number of the tokenizer's special ids before each document */
-    int64_t spelled[2]; /* documents that spell out those ids; documents that spell out the end token */
-    bool texts;         /* the stream was made of texts: ids are the tokenizer's, or bytes */
+    int64_t spelled[2]; /* number of documents that spell out these ids; that spell out the end token */
+    bool texts;         /* the stream was built from texts: ids come from the tokenizer, or are bytes */
 };
 
 enum { TT__BYTE_END = 256, TT__TOKENS_AT_ONCE = 16384 };
@@ -63,7 +63,8 @@ static tt_token_stream *tt__stream_new(tt_context *ctx, const char *path)
     return s;
 }
 
-/* Grows the store to hold n more ids. room: ids that fit. Returns false if memory runs out. */
+/* Grows the stream's store so that it can hold n more ids. *room: number of ids for which the store has
+   memory. Returns false if memory runs out. */
 static bool tt__stream_grow(tt_token_stream *s, int64_t n, int64_t *room)
 {
     tt__token_store *store = s->store;
@@ -84,14 +85,15 @@ static void tt__stream_push(tt__token_store *store, int32_t id)
     else ((uint32_t *)store->ids)[store->count++] = (uint32_t)id;
 }
 
-/* Returns the text of an added token, which texts may spell out; NULL if the token is no added token. */
+/* Returns the text of an added token, whose spelling documents may contain; NULL if `id` is no added
+   token. */
 static const char *tt__added_text(const tt_tokenizer *k, int id)
 {
     return k && id >= 0 && id < k->size && k->added_of[id] >= 0 ? tt_tokenizer_token(k, id) : NULL;
 }
 
-/* Returns the bytes of white space before the first special token that a document spells out; 0 if the
-   document does not begin with that token. */
+/* Returns the number of bytes of white space at the start of a document whose text then spells out the first
+   special token; 0 if the text does not begin with the spelling of that token. */
 static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text, size_t bytes)
 {
     const char *begin = s->fronts ? tt__added_text(s->tokenizer, s->tokenizer->finish.before.ids[0]) : NULL;
@@ -101,8 +103,8 @@ static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text
     return length && bytes - skip >= length && memcmp(text + skip, begin, length) == 0 ? skip : 0;
 }
 
-/* Returns the bytes of a document without the white space after an end token that the document spells out.
-   Returns `bytes` if the document does not end with that token. */
+/* Returns the number of bytes of a document without the white space at its end, if the text before the white
+   space ends with the spelling of the end token. Otherwise returns `bytes`. */
 static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text, size_t bytes)
 {
     const char *end = tt__added_text(s->tokenizer, s->end);
@@ -112,7 +114,8 @@ static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text,
     return length && kept >= length && memcmp(text + kept - length, end, length) == 0 ? kept : bytes;
 }
 
-/* Adds a document, the special tokens before it and its end token. Grows scratch (*capacity) if needed. */
+/* Adds the special tokens before a document, the document's tokens, and the end token to a stream. Grows
+   *scratch, which has room for *capacity ids, if needed. */
 static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
                                 int32_t **scratch, int64_t *capacity)
 {
@@ -161,7 +164,7 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     return TT_OK;
 }
 
-/* Returns the end of the document that begins at `text`, and sets *next to the begin of the next document. */
+/* Returns the end of the document that begins at `text`, and sets *next to the start of the next document. */
 static const char *tt__document_end(const char *text, const char *end, const char *separator,
                                     const char **next)
 {
@@ -179,8 +182,8 @@ static const char *tt__document_end(const char *text, const char *end, const cha
     return end;
 }
 
-/* Adds the documents of a text, but no document of white space alone. path: the name in messages of a text
-   that must be UTF-8; NULL if any bytes are allowed. */
+/* Adds the documents of a text to a stream, except documents that are only white space. path: the name of the
+   text in messages, if it must be UTF-8; NULL: any bytes are allowed. */
 static tt_status tt__stream_add_text(tt_token_stream *s, const char *path, const char *text, size_t bytes,
                                      const char *separator, int64_t *room)
 {
@@ -221,8 +224,8 @@ static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, cons
     return NULL;
 }
 
-/* Returns s if status is TT_OK and s has two or more tokens; otherwise frees s and returns NULL. Warns of
-   documents that spell out their special tokens. */
+/* Returns stream s if `status` is TT_OK and s has two or more tokens; otherwise frees s and returns NULL.
+   Warns if documents spell out the special tokens that the stream adds. */
 static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
 {
     s->count = s->store->count;
@@ -297,17 +300,17 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
     return tt__stream_done(s, status);
 }
 
-/* Files of llm.c (dev/data/data_common.py) have a header of 256 i32: one of these numbers, the version, and
-   the number of ids. */
-#define TT__LLMC_HALVES 20240520 /* ids of 2 bytes */
-#define TT__LLMC_WORDS 20240801  /* ids of 4 bytes */
+/* Files of llm.c (dev/data/data_common.py) have a header of 256 i32 numbers. The first is one of the two
+   numbers below, the second is the version, the third is the number of ids. */
+#define TT__LLMC_HALVES 20240520 /* the file has ids of 2 bytes */
+#define TT__LLMC_WORDS 20240801  /* the file has ids of 4 bytes */
 
-/* Guesses the width in bytes of the ids in a file without a header, from vocab and the first ids. bytes: size
-   of the file. Refuses ids of 8 bytes. */
+/* Guesses the width in bytes of the ids in a file without a header, from `vocab` and the first ids. bytes:
+   size of the file. Fails if ids seem to have 8 bytes. */
 static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, size_t bytes, int vocab,
                                int *width)
 {
-    uint16_t half[1024] = {0}, any[4] = {0}; /* any: bits set in each 2-byte quarter of 8 bytes */
+    uint16_t half[1024] = {0}, any[4] = {0}; /* any: for each quarter of 8 bytes: all its bits, ORed */
     const size_t all = bytes - (size_t)store->skip, n = all / 4;
     const int pairs = n < 512 ? (int)n : 512;
     tt_status status = tt__file_read(ctx, store->path, store->file, (size_t)store->skip, half,
@@ -316,7 +319,7 @@ static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, si
     const bool low = any[0] || any[2], high = any[1] || any[3];
     *width = vocab > 65536 || (low && !high && all % 4 == 0) ? 4 : 2;
     const bool eights = any[0] && !any[2] && !any[3] && all % 8 == 0;
-    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look so by chance */
+    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look like this by chance */
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s': each second 4 bytes are 0, as of ids of 8 bytes (int64), and "
                     "ids of 2 or 4 bytes are read: convert them, as by NumPy's astype('uint32').tofile(...)",
                     store->path);
@@ -406,7 +409,7 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
     return TT_OK;
 }
 
-/* Calls `each` for all tokens of a stream in order, up to TT__TOKENS_AT_ONCE at a time. */
+/* Calls `each` for all tokens of a stream in order, with at most TT__TOKENS_AT_ONCE tokens in each call. */
 static tt_status tt__stream_each(const tt_token_stream *s, void *arg,
                                  tt_status (*each)(void *arg, const int32_t *ids, int64_t n))
 {
@@ -449,8 +452,9 @@ tt_status tt_token_stream_write(const tt_token_stream *s, const char *path)
     return status;
 }
 
-/* Counts the bytes of a stream's text. Whole documents are decoded, because a tokenizer may decode the first
-   token of a text differently from later tokens. */
+/* The state of a count of the bytes of a stream's text. document: the tokens of the current document, as only
+   whole documents are decoded: a tokenizer may decode the first token of a text differently from later
+   tokens. */
 typedef struct tt__stream_bytes {
     const tt_token_stream *s;
     int32_t *document;
@@ -471,7 +475,7 @@ static tt_status tt__stream_count_bytes(void *arg, const int32_t *ids, int64_t n
         }
         const int32_t *from = x->document;
         const size_t front = sizeof *from * (size_t)s->fronts;
-        /* a stream may begin within a document, which then lacks the special tokens at its front */
+        /* A stream may begin within a document, which then lacks the special tokens at its start. */
         if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->finish.before.ids, front) == 0)
             from += s->fronts;
         const int64_t n_text = x->n - (from - x->document);
@@ -491,7 +495,7 @@ int64_t tt_token_stream_bytes(const tt_token_stream *s)
     if (!s->texts) return 0;
     tt_status status = tt__stream_each(s, &x, tt__stream_count_bytes);
     const int32_t end = s->end;
-    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* ends within a document */
+    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* an unfinished document */
     tt__free(s->ctx, x.document);
     return status == TT_OK ? x.bytes : -1;
 }

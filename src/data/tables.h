@@ -11,8 +11,8 @@ typedef struct tt__table {
     const char *path;
     char *text;
     size_t bytes, at;
-    long long line, row_line; /* the line of `at`, and of the row's start: a quoted field may hold newlines */
-    const char *column[3];    /* names of the columns, by TT__COLUMN_TEXT and so on */
+    long long line, row_line; /* line numbers of `at` and of the row's start: fields may have newlines */
+    const char *column[3];    /* names of columns, indexed by TT__COLUMN_TEXT and so on */
     char separator;
     bool unquoted;            /* quotes are ordinary characters */
     bool splits;              /* the table has a split column */
@@ -20,7 +20,7 @@ typedef struct tt__table {
 
 typedef struct tt__field { char *text; size_t bytes; bool last; } tt__field;
 
-/* Returns a separator in words, for messages. name: room for them. */
+/* Returns a name of a separator for messages, such as "tabs". name: memory for the name. */
 static const char *tt__table_separator(char separator, char name[24])
 {
     if (separator == ',' || separator == '\t') return separator == ',' ? "commas" : "tabs";
@@ -28,7 +28,7 @@ static const char *tt__table_separator(char separator, char name[24])
     return name;
 }
 
-/* Returns the first character of a text that is a common separator of columns, or 0 if there is none. */
+/* Returns the first character of a text that is a common separator of columns; 0 if the text has none. */
 static char tt__table_other_separator(const char *text, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)
@@ -84,11 +84,11 @@ static tt_status tt__table_field(tt__table *t, tt__field *field)
         if (text[t->at] == '\n') t->line++;
         t->at++;
     }
-    *end = 0; /* overwrites a quote, separator or newline already read, or the NUL after the file */
+    *end = 0; /* overwrites a character that was read, or the final NUL */
     return TT_OK;
 }
 
-/* Moves over empty lines to the next row. Returns false at the end of the file. */
+/* Skips empty lines and moves to the next row of the table. Returns false at the end of the file. */
 static bool tt__table_row(tt__table *t)
 {
     for (; t->at < t->bytes; t->at++) {
@@ -145,7 +145,7 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
     return TT_OK;
 }
 
-/* The part of the data that a row belongs to, by the text in its split column. */
+/* The part of the data to which a row belongs, as named in its split column. */
 enum { TT__SPLIT_OTHER, TT__SPLIT_TRAIN, TT__SPLIT_VALIDATION, TT__SPLIT_TEST };
 
 static int tt__split_of(const char *name)
@@ -157,7 +157,8 @@ static int tt__split_of(const char *name)
     return strcmp(name, "test") == 0 ? TT__SPLIT_TEST : TT__SPLIT_OTHER;
 }
 
-/* Returns the number of the class `label`, or -1 if no class has that name. order: from tt__table_given. */
+/* Returns the number of the class with name `label`, or -1 if no class has that name. order: the classes
+   sorted by name, from tt__table_given. */
 static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char *label)
 {
     for (int low = 0, high = d->n_classes; low < high;) {
@@ -169,8 +170,8 @@ static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char
     return -1;
 }
 
-/* Reads the table's rows with the split `split` (NULL: all rows) into d. order: from tt__table_given; NULL if
-   the table decides the classes. */
+/* Reads the table's rows that belong to part `split` (NULL: all rows) into dataset d. order: the caller's
+   classes sorted by name, from tt__table_given; NULL if the labels in the table become the classes. */
 static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, const uint32_t *order)
 {
     tt_context *ctx = d->ctx;
@@ -226,7 +227,7 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split);
 }
 
-/* Tests whether a name is a number such as -1 or 2.5, and sets *value. */
+/* Returns whether a class name is a number such as -1 or 2.5, and sets *value to it. */
 static bool tt__is_number(const char *name, double *value)
 {
     const char *digits = "0123456789", *c = name + (*name == '-' || *name == '+'), *whole = c;
@@ -265,7 +266,8 @@ void tt_sort_class_names(const char **names, int n)
     if (n > 0) qsort((void *)names, (size_t)n, sizeof *names, all ? tt__by_class_number : tt__by_class_name);
 }
 
-/* Renumbers classes by value if all their names are numbers. The classes are in byte order before. */
+/* Renumbers classes in the order of their values if all their names are numbers. Before, the classes are in
+   the byte order of their names. */
 static tt_status tt__table_numbers(tt_dataset *d)
 {
     const size_t n = (size_t)d->n_classes;
@@ -286,7 +288,8 @@ static tt_status tt__table_numbers(tt_dataset *d)
     return status;
 }
 
-/* Makes a class of each distinct label, numbered in byte order, or by value if all labels are numbers. */
+/* Makes a class for each distinct label. Numbers the classes in the byte order of the labels or, if all
+   labels are numbers, in the order of their values. */
 static tt_status tt__table_classes(tt_dataset *d)
 {
     if (!d->count) return TT_OK;
@@ -306,8 +309,8 @@ static tt_status tt__table_classes(tt_dataset *d)
     return d->classes ? tt__table_numbers(d) : TT_ERR_MEMORY;
 }
 
-/* Copies the caller's class names, and sets *order to their order for tt__find_class. The caller frees
-   *order. */
+/* Copies the caller's class names into the dataset. Sets *order to the numbers of the classes sorted by name,
+   for tt__find_class; the caller frees *order. */
 static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int n, uint32_t **order)
 {
     const char *twice;
@@ -325,8 +328,8 @@ tt_table_options tt_table_options_default(void)
     return o;
 }
 
-/* Divides the rows of a table without a split column: a random tenth is "test", the others are "train",
-   "validation" is empty. Returns the part `split`. Frees d unless d is the result. */
+/* Divides the rows of a table that has no split column: a random tenth of the rows is "test", all others are
+   "train", and "validation" is empty. Returns the part named `split`. Frees d unless d is the result. */
 static tt_dataset *tt__table_divided(tt_dataset *d, const char *path, const char *split, const char *column)
 {
     int part = tt__split_of(split);

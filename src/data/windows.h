@@ -12,9 +12,10 @@ struct tt_token_loader {
     const tt_token_stream *s;
     tt_token_loader_options o;
     tt__dealer deal;               /* its examples are windows */
-    int max_seqs, max_tokens;      /* of a micro-batch */
-    int micro;                     /* micro-batches of the step that were handed out */
-    /* ids, positions, targets: (max_tokens); seq_start: (max_seqs + 1); window: (length + 1) */
+    int max_seqs, max_tokens;      /* max numbers of sequences and of tokens of a micro-batch */
+    int micro;                     /* number of micro-batches of the step that were handed out */
+    /* Sizes of the arrays: ids, positions, targets: max_tokens; seq_start: max_seqs + 1; window: length +
+       1. */
     int32_t *ids, *positions, *targets, *seq_start, *window;
     uint64_t hash;
     tt_array array;
@@ -40,12 +41,12 @@ void tt_token_loader_free(tt_token_loader *l)
     tt__free_all(l->ctx, owned, TT__COUNT(owned));
 }
 
-/* A sweep over all tokens that finds the hash of the ids, and the max number of documents in a window. A part
-   of a document counts as one. */
+/* The state of a sweep over all tokens, which finds the hash of the ids and the max number of documents in a
+   window. A part of a document counts as a document. */
 typedef struct tt__window_survey {
-    int32_t end; /* token that ends a document; -1: none */
-    /* length: tokens of a window; at: tokens of the current window so far; here: ends of documents among
-       them; most: max documents of a window */
+    int32_t end; /* the token that ends a document; -1: no token does */
+    /* length: number of tokens of a window; at: number of tokens of the current window so far; here: number
+       of ends of documents among these; most: max number of documents in a window */
     int length, at, here, most;
     uint64_t hash;
 } tt__window_survey;
@@ -71,7 +72,8 @@ static tt_status tt__window_seek(void *self, int64_t epoch, int64_t step)
     return status;
 }
 
-/* Appends window w to the micro-batch, which has `rows` tokens and `seqs` sequences so far. */
+/* Appends window w to the micro-batch, which has *rows tokens and *seqs sequences so far, and updates both
+   numbers. */
 static tt_status tt__window_add(tt_token_loader *l, int64_t w, int *rows, int *seqs)
 {
     const int64_t first = w * l->o.length, n = tt__min(l->o.length, l->s->count - 1 - first);

@@ -5,8 +5,9 @@
 
 /* -------------------------------------------------------------------------------------------------- JSON */
 
-/* JSON as in RFC 8259. Refuses duplicate keys, unpaired surrogates, numbers beyond double, and nesting beyond
-   TT__JSON_DEPTH; the RFC leaves these to the reader. Skips a leading byte order mark. */
+/* This parser reads JSON as in RFC 8259. It refuses duplicate keys, unpaired surrogates, numbers that a
+   double cannot hold, and nesting deeper than TT__JSON_DEPTH; the RFC lets a parser decide in these cases. It
+   skips a leading byte order mark. */
 #define TT__JSON_DEPTH 64
 #define TT__JSON_NUMBER 512 /* max characters of a number */
 
@@ -19,26 +20,26 @@ typedef enum tt__json_kind {
    next sibling nodes[i].after. */
 typedef struct tt__json_node {
     uint8_t kind;
-    bool exact;              /* the number is an integer that int64 can hold: `integer` */
-    int32_t count;           /* members of an array or object; bytes of a string */
+    bool exact;              /* the number is an integer that int64 can hold; `integer` has it */
+    int32_t count;           /* number of members of an array or object; number of bytes of a string */
     int32_t after;           /* number of the node after this one and all its members */
-    uint32_t offset;         /* of the value's first byte in the text */
-    uint32_t key, key_bytes; /* of a member of an object: place in `pool`, bytes without its NUL */
-    double number;   /* in a safetensors header, of a tensor: its number; of other members: -1 */
-    int64_t integer; /* string: place in `pool`; object: place of its sorted members in `sorted` */
+    uint32_t offset;         /* offset of the value's first byte in the text */
+    uint32_t key, key_bytes; /* a member's key: offset in `pool`; number of bytes without the NUL */
+    double number;   /* the value. In a safetensors header: index of a tensor; -1 for other members */
+    int64_t integer; /* string: offset in `pool`; object: index of its members in `sorted` */
 } tt__json_node;
 
 typedef struct tt__json {
     tt_context *ctx;
-    const char *path;        /* for errors */
+    const char *path;        /* path of the file, for errors */
     const char *text;
     size_t bytes, at;
     size_t base;             /* offset of the text in its file, for errors */
     tt__json_node *nodes;
     int count, capacity;
-    uint32_t *sorted;        /* members of all objects, sorted by key: for lookups and duplicates */
+    uint32_t *sorted;        /* nodes of the members of each object, sorted by key */
     int n_sorted, cap_sorted;
-    char *pool;              /* all strings, without escapes, each with a NUL */
+    char *pool;              /* all strings with escapes decoded, each followed by a NUL */
     size_t used;
 } tt__json;
 
@@ -62,10 +63,10 @@ static bool tt__json_fail(const tt__json *j, size_t offset, const char *format, 
     return false;
 }
 
-/* Returns the next character. 0: end of the text. */
+/* Returns the next character of the text; 0 at the end. */
 static char tt__json_peek(const tt__json *j) { return j->at < j->bytes ? j->text[j->at] : 0; }
 
-/* Fails at `offset`; the message says what was expected and what was found. */
+/* Fails with a message that names `offset`, what was expected there and what was found. */
 static bool tt__json_expected(const tt__json *j, size_t offset, const char *expected)
 {
     char found[32];
@@ -76,7 +77,7 @@ static bool tt__json_expected(const tt__json *j, size_t offset, const char *expe
     return tt__json_fail(j, offset, "%s, found %s", expected, found);
 }
 
-static bool tt__json_take(tt__json *j, char c) /* passes c if it is next */
+static bool tt__json_take(tt__json *j, char c) /* if c is next, moves past it and returns true */
 {
     if (tt__json_peek(j) != c) return false;
     j->at++;
@@ -103,7 +104,7 @@ static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* -1: 
     return j->count++;
 }
 
-static bool tt__json_hex4(tt__json *j, uint32_t *value) /* four digits of \uXXXX */
+static bool tt__json_hex4(tt__json *j, uint32_t *value) /* reads the digits of \uXXXX */
 {
     static const char digits[] = "0123456789abcdef0123456789ABCDEF";
     *value = 0;
@@ -116,7 +117,7 @@ static bool tt__json_hex4(tt__json *j, uint32_t *value) /* four digits of \uXXXX
     return true;
 }
 
-static bool tt__json_escape(tt__json *j) /* from the backslash on */
+static bool tt__json_escape(tt__json *j) /* reads an escape sequence */
 {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     size_t from = j->at++;
@@ -148,8 +149,8 @@ static bool tt__json_escape(tt__json *j) /* from the backslash on */
     return true;
 }
 
-/* Reads a string, from its opening quote on, into the pool. The pool cannot overflow: a decoded string and
-   its NUL are shorter than the string with its quotes. */
+/* Reads a string, from its opening quote on, decodes it and appends it to the pool. The pool, as large as the
+   text, cannot overflow: a decoded string with its NUL is shorter than the string with its quotes. */
 static bool tt__json_string(tt__json *j, uint32_t *start, uint32_t *bytes)
 {
     size_t opened = j->at++;
@@ -177,7 +178,7 @@ static bool tt__json_string(tt__json *j, uint32_t *start, uint32_t *bytes)
     return true;
 }
 
-/* Returns the number that strtod reads, with a point as decimal point in any locale. */
+/* Returns the value of a number as strtod computes it, but with "." as the decimal point in any locale. */
 static double tt__json_double(const char *number, size_t n)
 {
     char copy[TT__JSON_NUMBER + 1], *point, *end;
@@ -193,7 +194,7 @@ static double tt__json_double(const char *number, size_t n)
 
 static bool tt__json_digit(const tt__json *j) { return tt__json_peek(j) >= '0' && tt__json_peek(j) <= '9'; }
 
-static bool tt__json_digits(tt__json *j, const char *expected) /* one or more */
+static bool tt__json_digits(tt__json *j, const char *expected) /* reads one or more digits */
 {
     if (!tt__json_digit(j)) return tt__json_expected(j, j->at, expected);
     while (tt__json_digit(j)) j->at++;
@@ -248,7 +249,8 @@ static bool tt__json_less(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* Sorts the members of a complete object by key. Refuses duplicate keys. */
+/* Sorts the members of an object, which was read to its end, by key. Fails if two members have the same
+   key. */
 static bool tt__json_index(tt__json *j, int object)
 {
     int from = j->n_sorted, member = object + 1;
@@ -328,8 +330,8 @@ static bool tt__json_value(tt__json *j, int depth)
     return !object || tt__json_index(j, self);
 }
 
-/* Parses a text that is one JSON value; node 0 is its root. The text is needed only during the call, path and
-   context as long as j. The caller frees j in any case. */
+/* Parses a text that is one JSON value, which becomes node 0. The text must live only until the function
+   returns; path and context must live as long as j. The caller frees j even after an error. */
 static tt_status tt__json_parse(tt__json *j, tt_context *ctx, const char *path, size_t base, const char *text,
                                 size_t bytes)
 {
@@ -363,7 +365,8 @@ static tt_status tt__json_open(tt__json *j, tt_context *ctx, const char *path)
     return status;
 }
 
-/* Returns the member `key` of an object. -1: the object has none, or the node is not an object. */
+/* Returns the node of member `key` of an object; -1: the object has no such member, or the node is no
+   object. */
 static int tt__json_get(const tt__json *j, int object, const char *key)
 {
     if (object < 0 || j->nodes[object].kind != TT__JSON_OBJECT || !j->nodes[object].count) return -1;
@@ -395,7 +398,8 @@ static const char *tt__json_kind_name(const tt__json *j, int node)
     return names[j->nodes[node].kind];
 }
 
-/* Fails because a member is wrong. found: what the member is; NULL: names its kind. */
+/* Fails because member `key` is not what was expected. found: a description of the member; NULL: the message
+   names the member's kind. */
 static tt_status tt__json_wrong(const tt__json *j, const char *key, int node, const char *found,
                                 const char *expected)
 {
@@ -408,8 +412,8 @@ static tt_status tt__json_wrong(const tt__json *j, const char *key, int node, co
    keeps its contents; if the key is also `required`, that is an error. A value of another kind or out of
    range is an error that names file, key and byte.
 
-   Finds the member of an object, which must be of one of `kinds` (bits 1 << TT__JSON_...). Returns -1 if the
-   member is absent or null, and on errors. */
+   tt__json_member finds a member, which must be of one of `kinds` (bits 1 << TT__JSON_...), and returns its
+   node; -1 if the member is absent or null, and after an error. */
 static int tt__json_member(const tt__json *j, int object, const char *key, bool required, int kinds,
                            const char *expected, tt_status *status)
 {
@@ -437,7 +441,7 @@ static tt_status tt__json_read_int(const tt__json *j, int object, const char *ke
     return tt__json_wrong(j, key, node, at->exact ? found : NULL, expected);
 }
 
-/* Reads the number at `node` as a float in [least, below). */
+/* Reads the number at `node` as a float. Fails unless it is in [least, below). */
 static tt_status tt__json_float_at(const tt__json *j, const char *key, int node, float least, float below,
                                    float *value)
 {
@@ -469,7 +473,7 @@ static tt_status tt__json_read_bool(const tt__json *j, int object, const char *k
 }
 
 static tt_status tt__json_read_string(const tt__json *j, int object, const char *key, bool required,
-                                      const char **value) /* lives as long as j */
+                                      const char **value) /* *value lives as long as j */
 {
     static const char expected[] = "a string without U+0000";
     tt_status status;
@@ -510,7 +514,7 @@ static tt_status tt__write_text(tt_context *ctx, const char *path, const char *t
     return tt__write_bytes(ctx, path, text, strlen(text));
 }
 
-/* Writes the text that `print` prints to a file of a folder. */
+/* Writes the text that function `print` prints into a file of a folder. */
 static tt_status tt__save_printed(tt_context *ctx, const char *folder, const char *file,
                                   void (*print)(tt__text *to, const void *arg), const void *arg)
 {
@@ -518,7 +522,7 @@ static tt_status tt__save_printed(tt_context *ctx, const char *folder, const cha
     tt__text text = {NULL, 0, 0};
     tt_status status = tt__path_join(ctx, path, folder, file);
     if (status != TT_OK) return status;
-    print(&text, arg); /* measures the text */
+    print(&text, arg); /* counts the bytes */
     text.capacity = text.length + 1;
     text.length = 0;
     text.to = (char *)tt__alloc(ctx, text.capacity);

@@ -15,14 +15,14 @@
 #error "tinytrain copies the little-endian numbers of files as they are: this machine is big-endian"
 #endif
 
-/* Compares strings by bytes, like strcmp. The strings may hold a NUL. */
+/* Compares two strings byte by byte and returns a result like strcmp. The strings may contain NULs. */
 static int tt__compare_bytes(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
 {
     int order = memcmp(a, b, a_bytes < b_bytes ? a_bytes : b_bytes);
     return order ? order : (a_bytes > b_bytes) - (a_bytes < b_bytes);
 }
 
-/* An array of strings whose pointers are `stride` bytes apart, as in an array of structs. */
+/* An array of strings. The pointers to them are `stride` bytes apart, as in an array of structs. */
 typedef struct tt__strings { const char *const *first; size_t stride; } tt__strings;
 
 static const char *tt__string_at(const tt__strings *s, uint32_t i)
@@ -37,8 +37,9 @@ static bool tt__less_string(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* Returns the numbers 0..n - 1 of strings in the order of the strings' bytes. The caller frees them. NULL and
-   an error: out of memory. Sets *twice to a string that occurs more than once, or to NULL. */
+/* Sorts n strings by their bytes, and returns their indices 0..n - 1 in that order, which the caller frees.
+   Returns NULL, after tt__fail, if out of memory. Sets *twice to a string that occurs more than once, or to
+   NULL. */
 static uint32_t *tt__sort_strings(tt_context *ctx, tt__strings s, int n, const char **twice)
 {
     uint32_t *order = (uint32_t *)tt__alloc(ctx, (size_t)n * sizeof *order);
@@ -52,8 +53,9 @@ static uint32_t *tt__sort_strings(tt_context *ctx, tt__strings s, int n, const c
     return order;
 }
 
-/* A list of many small allocations that are released together. Unlike tt__alloc, tt__chunks_take sets no
-   error when memory is out, since background threads call it: the thread that talks to the user sets it. */
+/* A list of chunks of memory for many small allocations that are released together. Unlike tt__alloc,
+   tt__chunks_take sets no error when memory runs out, as background threads call it: the caller's thread sets
+   the error later. */
 typedef struct tt__chunk { struct tt__chunk *next; size_t used, capacity; } tt__chunk;
 
 static void *tt__chunks_take(tt_context *ctx, tt__chunk **chunks, size_t bytes)
@@ -75,7 +77,7 @@ static void *tt__chunks_take(tt_context *ctx, tt__chunk **chunks, size_t bytes)
     return (char *)(chunk + 1) + chunk->used - padded;
 }
 
-/* Copies a text and adds a NUL. */
+/* Copies a text into the chunks and adds a NUL. Returns the copy; NULL if memory runs out. */
 static char *tt__chunks_text(tt_context *ctx, tt__chunk **chunks, const char *text, size_t bytes)
 {
     char *copy = bytes < SIZE_MAX ? (char *)tt__chunks_take(ctx, chunks, bytes + 1) : NULL;

@@ -6,10 +6,11 @@
 
 /* ------------------------------------------------------------------------------------------- safetensors */
 
-/* A safetensors file has three parts. First, the length of the header, a little-endian uint64. Then the
-   header, a JSON object of name -> {dtype, shape, data_offsets: [begin, end) in the third part}, with
-   "__metadata__", strings to strings. Last, the bytes of the tensors, without gaps. */
-#define TT__SAFETENSORS_HEADER 100000000u /* the format's limit */
+/* A safetensors file has three parts. The first is the length of the header in bytes, a little-endian uint64.
+   The second is the header, a JSON object with a member for each tensor, name: {dtype, shape, data_offsets},
+   and a member "__metadata__", an object of strings. data_offsets is [begin, end) in bytes of the third part,
+   which has the tensors without gaps. */
+#define TT__SAFETENSORS_HEADER 100000000u /* max bytes of a header, the format's limit */
 
 static const struct { const char *name; int bits; } tt__safetensors_types[] = {
     {"F32", 32}, {"BF16", 16}, {"F16", 16}, {"F64", 64}, {"I64", 64}, {"I32", 32}, {"I16", 16}, {"I8", 8},
@@ -17,7 +18,7 @@ static const struct { const char *name; int bits; } tt__safetensors_types[] = {
     {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6},
     {"F4", 4},
 };
-/* The first rows of the table, which can be read as floats or int32. */
+/* The first rows of tt__safetensors_types: the types that can be read as float or int32. */
 enum {
     TT__ST_F32, TT__ST_BF16, TT__ST_F16, TT__ST_F64, TT__ST_I64, TT__ST_I32, TT__ST_I16, TT__ST_I8, TT__ST_U8,
     TT__ST_BOOL, TT__ST_U16, TT__ST_U32, TT__ST_U64
@@ -30,7 +31,7 @@ static int tt__safetensors_type(const char *name)
     return -1;
 }
 
-/* Computes the bytes of a tensor. Returns false if they are too many for size_t or not a whole number. */
+/* Computes the bytes of a tensor. Returns false if their number is too large for size_t or not whole. */
 static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *bytes)
 {
     size_t bits, elements = 1;
@@ -44,17 +45,17 @@ static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *b
 
 struct tt_safetensors {
     tt_context *ctx;
-    int shared;      /* number of other owners, each of which closes it too */
+    int shared;      /* number of further owners, each of which calls tt_safetensors_close */
     char *path;
     void *file;      /* the open file */
     size_t size;     /* bytes of the file when it was opened */
-    tt__json json;   /* holds the names and the metadata */
+    tt__json json;   /* the parsed header, which holds the names and the metadata */
     size_t data;     /* offset of the first tensor in the file */
     int count;
     tt_tensor_info *infos;
-    size_t *begin;   /* by tensor: offset from `data` */
-    int *nodes;      /* by tensor: its node, for errors */
-    uint32_t *order; /* tensors in the order of the file, during its check */
+    size_t *begin;   /* for each tensor: its offset from `data` */
+    int *nodes;      /* for each tensor: its JSON node, for errors */
+    uint32_t *order; /* tensors in the order of their offsets, while the file is checked */
 };
 
 void tt_safetensors_close(tt_safetensors *s)
@@ -71,7 +72,7 @@ static bool tt__safetensors_before(const void *arg, uint32_t a, uint32_t b)
 {
     const tt_safetensors *s = (const tt_safetensors *)arg;
     if (s->begin[a] != s->begin[b]) return s->begin[a] < s->begin[b];
-    /* empty tensors first */
+    /* Empty tensors come before others with the same offset. */
     if (s->infos[a].bytes != s->infos[b].bytes) return s->infos[a].bytes < s->infos[b].bytes;
     return a < b;
 }
@@ -143,7 +144,7 @@ static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, 
                                 bytes, info->dtype, info->bytes);
 }
 
-/* Reads the header and, before it, its length. */
+/* Reads the length of the header, then the header. */
 static tt_status tt__safetensors_read_header(tt_safetensors *s)
 {
     tt_context *ctx = s->ctx;
@@ -171,7 +172,7 @@ static tt_status tt__safetensors_read_header(tt_safetensors *s)
     return status;
 }
 
-/* Reads the header and checks all of it. */
+/* Reads the header and checks the descriptions of all tensors. */
 static tt_status tt__safetensors_check(tt_safetensors *s)
 {
     tt_context *ctx = s->ctx;
@@ -256,7 +257,7 @@ const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key)
     return tt__json_text(&s->json, tt__json_get(&s->json, tt__json_get(&s->json, 0, "__metadata__"), key));
 }
 
-/* Fails unless tensor i exists and has n elements, or bytes, from `first` on. */
+/* Fails unless tensor i exists and has n elements, or n bytes if not `elements`, from number `first` on. */
 static tt_status tt__safetensors_range(const tt_safetensors *s, int i, uint64_t first, uint64_t n,
                                        bool elements)
 {
@@ -279,7 +280,8 @@ tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size
     return tt__file_read(s->ctx, s->path, s->file, (uint64_t)s->data + s->begin[i] + first, to, n);
 }
 
-/* Converts n numbers of a type of the table to float. Returns how many fit; writes the next to `found`. */
+/* Converts n numbers of type number `type` to float, up to the first number that a float cannot hold. Returns
+   how many it converted, and prints the number that does not fit to `found`. */
 static int64_t tt__safetensors_floats(int type, const void *from, int64_t n, float *to, char found[32])
 {
     const uint16_t *half = (const uint16_t *)from;
@@ -293,7 +295,8 @@ static int64_t tt__safetensors_floats(int type, const void *from, int64_t n, flo
     return n;
 }
 
-/* Converts n numbers of a type of the table to int32. Returns how many fit; writes the next to `found`. */
+/* Converts n numbers of type number `type` to int32, up to the first number that an int32 cannot hold.
+   Returns how many it converted, and prints the number that does not fit to `found`. */
 static int64_t tt__safetensors_integers(int type, const void *from, int64_t n, int32_t *to, char found[32])
 {
     size_t width = (size_t)(tt__safetensors_types[type].bits / 8);
@@ -311,7 +314,8 @@ static int64_t tt__safetensors_integers(int type, const void *from, int64_t n, i
     return n;
 }
 
-/* Reads n elements from `first` on, in parts, as floats or, if `integers`, as int32. */
+/* Reads elements [first, first + n) of tensor i and converts them to float or, if `integers`, to int32. Reads
+   and converts some thousand bytes at a time. */
 static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_t first, int64_t n,
                                           bool integers, void *to)
 {
@@ -320,7 +324,7 @@ static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_
     const tt_tensor_info *info = &s->infos[i];
     int type = tt__safetensors_type(info->dtype);
     size_t width = (size_t)(tt__safetensors_types[type].bits / 8);
-    double piece[2048]; /* aligned for all types */
+    double piece[2048]; /* a buffer that is aligned for all types */
     char found[32];
     if (integers ? type < TT__ST_I64 || type > TT__ST_U64 : type > TT__ST_F64)
         return tt__fail(s->ctx, TT_ERR_UNSUPPORTED, "'%s': tensor '%.200s' is %s, which cannot be read as %s",
@@ -355,8 +359,8 @@ tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first,
 struct tt_safetensors_writer {
     tt_context *ctx;
     int count;
-    size_t *ends;     /* by tensor: its end in the data */
-    char **names;     /* for errors */
+    size_t *ends;     /* for each tensor: the offset of its end in the data */
+    char **names;     /* names of the tensors, for errors */
     size_t written;
     tt__writer file;
 };
@@ -368,7 +372,7 @@ static void tt__safetensors_writer_free(tt_safetensors_writer *w)
     tt__free_all(w->ctx, owned, TT__COUNT(owned));
 }
 
-/* Prints the whole header without its padding. Tensors are in the order of `tensors`. */
+/* Prints the whole header, except its padding. The tensors come in the order of `tensors`. */
 static void tt__safetensors_header(tt__text *text, const tt_tensor_info *tensors, int count,
                                    const size_t *ends, const char *const *metadata)
 {
@@ -390,7 +394,8 @@ static void tt__safetensors_header(tt__text *text, const tt_tensor_info *tensors
     tt__print(text, "}");
 }
 
-/* Fails if the file would be invalid. Fills w->ends and w->names. */
+/* Checks the description of the tensors, and fails if the file would be invalid. Sets w->ends and
+   w->names. */
 static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *path,
                                          const tt_tensor_info *tensors, int count,
                                          const char *const *metadata)
@@ -450,7 +455,7 @@ tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, c
     w->ctx = ctx;
     tt__text text = {NULL, 0, 0};
     tt_status status = tt__safetensors_declare(w, path, tensors, count, metadata);
-    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* length only */
+    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* counts bytes */
     uint64_t padded = (text.length + 7) & ~(uint64_t)7; /* the data starts at a multiple of 8 */
     if (status == TT_OK && padded > TT__SAFETENSORS_HEADER)
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the header would have %llu bytes; the format allows "
@@ -501,7 +506,8 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w)
     return status;
 }
 
-/* Ends the file. If `status`, the caller's, is an error, writes nothing and returns it. w may be NULL. */
+/* Ends the file and frees w, which may be NULL. If `status`, the caller's status so far, is an error, writes
+   nothing and returns `status`. */
 static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
 {
     if (!w) return status;

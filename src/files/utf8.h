@@ -6,12 +6,12 @@
 #define TT__INVALID 0xFFFFFFFFu
 
 /* Returns the code point at text[*at] and moves *at past it. Returns TT__INVALID for bytes that are not UTF-8
-   (overlong forms, surrogates, cut sequences); *at then moves past the longest start of a valid sequence, as
-   the Unicode Standard, section 3.9, advises. */
+   (overlong forms, surrogates, incomplete sequences). It then moves *at past the bytes that could begin a
+   valid sequence, at least one byte, as the Unicode Standard, section 3.9, recommends. */
 static uint32_t tt__utf8_next(const char *text, size_t bytes, size_t *at)
 {
     const unsigned char *p = (const unsigned char *)text;
-    uint32_t c = p[(*at)++], low = 0x80, high = 0xBF; /* range of the next byte */
+    uint32_t c = p[(*at)++], low = 0x80, high = 0xBF; /* valid range of the next byte */
     int more = c < 0xE0 ? 1 : c < 0xF0 ? 2 : 3;
     if (c < 0x80) return c;
     if (c < 0xC2 || c > 0xF4) return TT__INVALID;
@@ -45,7 +45,7 @@ static size_t tt__utf8_last(const char *text, size_t bytes)
     return bytes;
 }
 
-/* Returns the offset of the first byte that is not UTF-8. `bytes`: there is none. */
+/* Returns the offset of the first byte of a text that is not UTF-8; `bytes` if the whole text is UTF-8. */
 static size_t tt__utf8_invalid(const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {

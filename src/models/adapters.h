@@ -10,8 +10,9 @@
 #include "lm_config.h"
 
 /* ------------------------------------------------------------------------------------- low-rank adapters
-   An adapter adds scale * x A^T B^T to the output of a module (peft's word for a linear layer). Only
-   A (rank, in) and B (out, rank) are trained. Files order the rows of B as they order the weight's rows. */
+   An adapter adds scale * x * A^T * B^T to the output of a module (peft's word for a linear layer), where x
+   is the module's input. Only A (rank, in) and B (out, rank) are trained. Files have the rows of B in the
+   same order as the rows of the module's weight. */
 
 tt_lora_options tt_lora_options_default(void)
 {
@@ -22,7 +23,8 @@ tt_lora_options tt_lora_options_default(void)
     return o;
 }
 
-/* Records y = x W^T + b, plus the output of W's adapter if W has one. x (rows, in) -> (rows, out) */
+/* Records a linear layer, x * w^T + b, plus the output of w's adapter if w has one. Shapes: x (rows, in),
+   result (rows, out). */
 static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *w, tt_param *b)
 {
     tt_value y = tt_linear(t, x, w, b);
@@ -36,8 +38,9 @@ static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *
     return y;
 }
 
-/* Returns the weight of module k, counted from 0 in the order of the layout, and sets the module's name and
-   the order of the weight's rows in files. Returns NULL if the model has no more than k modules. */
+/* Returns the weight of module k, counted from 0 in the order of the layout. Sets `name` to the module's name
+   and *order to the order of the weight's rows in files. Returns NULL if the model has only k modules or
+   fewer. */
 static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packing *order)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
@@ -81,7 +84,8 @@ static tt_status tt__lora_add(tt_lm *m, tt_param *weight, const char *module, in
     return TT_OK;
 }
 
-/* Checks the options and allocates room for one adapter per module. A model with adapters is refused. */
+/* Checks the options and allocates memory for one adapter per module. Fails if the model already has
+   adapters. */
 static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
 {
     char name[256], text[400] = "";
@@ -100,8 +104,8 @@ static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
     return m->lora ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Tests whether one of the comma-separated patterns matches the module's name, or the end of the name after
-   a dot. */
+/* Returns whether one of the comma-separated patterns matches the module's name or a part of it from after a
+   dot to the end. */
 static bool tt__lora_targets(const char *patterns, const char *module)
 {
     char pattern[256];
@@ -116,7 +120,7 @@ static bool tt__lora_targets(const char *patterns, const char *module)
     return false;
 }
 
-/* Refuses a list of patterns that is empty or has a pattern that no module matches. */
+/* Fails if the list of patterns is empty or has a pattern that matches no module. */
 static tt_status tt__lora_check_targets(const tt_lm *m, const char *patterns)
 {
     char one[256], name[256];
@@ -147,7 +151,7 @@ static tt_status tt__lora_drop(tt_lm *m, tt_status status)
     return status;
 }
 
-/* Freezes all parameters of the model but the adapters, so that training changes only the adapters. */
+/* Freezes all parameters of the model except the adapters', so that training changes only the adapters. */
 static void tt__lora_freeze(tt_lm *m)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
@@ -177,12 +181,13 @@ tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *options)
     return tt__lora_drop(m, status);
 }
 
-/* Copies the rows of B (out, rank) into the order of the file; with `back`, into the order of memory. */
+/* Copies the rows of B (out, rank) from memory's order into the file's order or, if `back`, from the file's
+   order into memory's. */
 static void tt__lora_rows(const tt__packing *order, int rank, const float *from, float *to, bool back)
 {
     const size_t bytes = sizeof *from * (size_t)rank;
     for (int64_t r = 0; r < order->rows; r++) {
-        const int64_t other = order->kind == 'g' ? tt__packing_row(order, r, false) : r; /* row in the file */
+        const int64_t other = order->kind == 'g' ? tt__packing_row(order, r, false) : r; /* the file's row */
         memcpy(to + (back ? r : other) * rank, from + (back ? other : r) * rank, bytes);
     }
 }
@@ -210,7 +215,7 @@ static void tt__lora_print(tt__text *json, const void *arg)
     tt__print(json, "  ]\n}\n");
 }
 
-/* Writes the adapters' tensors, A and B of each, to one file. info, names: scratch for 2 * n_lora entries. */
+/* Writes A and B of all adapters to one file. info, names: scratch memory for 2 * m->n_lora entries. */
 static tt_status tt__lora_write(const tt_lm *m, const char *path, tt_tensor_info *info, char (*names)[300])
 {
     static const char *const metadata[] = {"format", "pt", NULL};
@@ -258,8 +263,9 @@ tt_status tt_lm_lora_save(const tt_lm *m, const char *folder)
     return status;
 }
 
-/* Reads adapter_config.json and refuses settings that this library does not support. Sets *base to the name
-   of the base model, which lives as long as j; *base is unchanged if the file does not name it. */
+/* Reads adapter_config.json into *o, and fails if it has settings that this library does not support. Sets
+   *base to the name of the base model, which lives as long as j; *base is unchanged if the file does not name
+   it. */
 static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, const char **base)
 {
     static const char *const none[] = {"use_dora", "use_rslora", "lora_bias", "use_qalora"};
@@ -300,7 +306,7 @@ static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, con
     return status != TT_OK ? status : tt__json_read_string(j, 0, "base_model_name_or_path", false, base);
 }
 
-/* Reads one tensor of a module's adapter from a file into p. k: 0 for A, 1 for B. */
+/* Reads one tensor of a module's adapter from a file into parameter p. k: 0 for A, 1 for B. */
 static tt_status tt__lora_read(const tt_safetensors *s, const char *module, int k, tt_param *p,
                                const tt__packing *order, int rank)
 {
@@ -322,7 +328,7 @@ static tt_status tt__lora_read(const tt_safetensors *s, const char *module, int 
     return status;
 }
 
-/* Adds an adapter to each module whose A is in the file, and reads A and B. Refuses a file with a tensor that
+/* Adds an adapter to each module whose A is in the file, and reads A and B. Fails if a tensor of the file
    belongs to no module. */
 static tt_status tt__lora_read_all(tt_lm *m, const tt_safetensors *s)
 {

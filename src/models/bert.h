@@ -12,14 +12,15 @@
 #include "big_bird.h"
 
 /* ----------------------------------------------------------------------------------- BERT and its variants
-   Records the model on a tape, and loads and saves its folder. */
+   Records a BERT model on a tape, and loads and saves a model's folder. */
 
-/* Records the sum of the embeddings of token, position and type, before the norm: (rows, hidden). */
+/* Records the sum of the embeddings of tokens, positions and types, which the norm then reads. The result has
+   the shape (rows, hidden). */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
     const int flags = tt__bert_of(c)->flags, offset = tt__bert_offset(c);
-    /* The random numbers of the updates depend on the order of the next two calls. */
+    /* Keep the order of the next two calls: the random numbers of updates depend on it. */
     tt_value places = tt_embedding_offset(t, in->positions, m->position, offset);
     tt_value words = tt_embedding(t, in->ids, m->word);
     if (flags & TT__BERT_SPARSE && c->scale_embeddings)
@@ -29,8 +30,8 @@ static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in
     return m->type ? tt_add(t, x, tt_embedding(t, in->types, m->type)) : x;
 }
 
-/* Returns the options of a layer's attention. lists: NULL for full attention. For BigBird, room for its lists
-   of random blocks (heads, blocks, random_blocks) and scratch of `blocks` numbers after them. */
+/* Returns the options of a layer's attention. lists: NULL for full attention; for BigBird, memory for the
+   lists of random blocks, (heads, blocks, random_blocks), followed by scratch memory for `blocks` numbers. */
 static tt_attention_options tt__bert_attention(const tt_bert_config *c, int layer, int32_t *lists)
 {
     tt_attention_options o = tt_attention_options_default(c->heads);
@@ -62,7 +63,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt__tape_fail(t, TT_ERR_MEMORY, "no memory for the lists of blocks");
         return tt__handle(t, 0);
     }
-    /* All values but h have the shape (rows, hidden). */
+    /* All values below except h have the shape (rows, hidden). */
     tt_value x = tt__bert_embed(m, t, in);
     if (flags & TT__BERT_DROP_SUM) x = tt_dropout(t, x, c->dropout);
     x = tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps);

@@ -6,14 +6,15 @@
 
 /* --------------------------------------------------------------------------------------------------- BERT */
 
-/* Letters of shapes: H hidden, I intermediate, V vocab, P positions, T types, C classes. The next letters are
-   the hidden size or 0: Q if the model has a head before the classifier, B in BigBird, U if queries, keys and
-   values have biases. */
+/* Sets the sizes that the letters in the tables' shapes stand for: H hidden, I intermediate, V vocab, P
+   positions, T types, C classes. Three letters stand for the hidden size under a condition, otherwise for 0:
+   Q if the model has a head before the classifier, B in BigBird, U if queries, keys and values have
+   biases. */
 static void tt__bert_sizes(const void *config, tt__sizes size);
 static void tt__bert_check(tt__text *all, const void *config);
 static void tt__bert_print(tt__text *json, const void *self, const void *config);
 
-/* Naming 1 is DistilBERT's, naming 0 that of the other kinds. */
+/* Naming 1 of tensors is DistilBERT's; naming 0 is that of the other variants. */
 #define T(field, name, shape, init, head) TT__TENSOR(tt_bert, field, name, name, shape, init, head)
 #define W(...) TT__WEIGHT_BIAS(tt_bert, __VA_ARGS__)
 #define TT__BERT_EMBEDDINGS \
@@ -26,7 +27,7 @@ static const tt__tensor_row tt__bert_tensors[] = {
     W(head, ".pooler.dense", "pre_classifier", "QH", "Q", 'n', true),
     W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
 };
-static const tt__tensor_row tt__roberta_tensors[] = { /* of RoBERTa and BigBird */
+static const tt__tensor_row tt__roberta_tensors[] = { /* tensors of RoBERTa and BigBird */
     TT__BERT_EMBEDDINGS,
     T(pooler_w, ".pooler.weight", "BB", 'n', 2),
     T(pooler_b, ".pooler.bias", "B", '0', 2),
@@ -48,7 +49,8 @@ static const tt__tensor_row tt__bert_layer_tensors[] = {
     W(output_norm, "output.LayerNorm", "output_layer_norm", "H", "H", '1'),
 #undef W
 };
-/* BERT and DistilBERT use the first 12 rows, RoBERTa the first 13, BigBird all rows. */
+/* The fields of config.json: BERT and DistilBERT use the first 12 rows, RoBERTa the first 13, BigBird all
+   rows. */
 static const tt__config_row tt__bert_rows[] = {
 #define C(...) TT__CONFIG(tt_bert, __VA_ARGS__)
     C(vocab_size, 'N', 'V', "vocab_size", "vocab_size"),
@@ -71,17 +73,17 @@ static const tt__config_row tt__bert_rows[] = {
 #undef C
 };
 
-/* Flags of a kind of BERT. */
+/* Flags for each BERT variant. */
 enum {
-    TT__BERT_HEAD = 1,       /* a linear layer precedes the classifier; without the flag `pooler` decides */
+    TT__BERT_HEAD = 1,       /* a linear layer precedes the classifier; else the option `pooler` decides */
     TT__BERT_OFFSET = 2,     /* positions start at pad_token + 1, and the model has one token type */
-    TT__BERT_SPARSE = 4,     /* block_sparse, qkv_bias and scale_embeddings are read */
+    TT__BERT_SPARSE = 4,     /* the options block_sparse, qkv_bias and scale_embeddings apply */
     TT__BERT_DROP_SUM = 8,   /* dropout of the embeddings comes before their norm, not after it */
     TT__BERT_DROP_OUT = 16,  /* the attention's output has dropout */
     TT__BERT_DROP_HEAD = 32, /* the input of the layer before the classifier has dropout */
     TT__BERT_DROP_AS = 64    /* classifier_dropout defaults to `dropout` if config.json lacks it */
 };
-/* A kind of BERT: its architecture (names and tables), flags, and the defaults of its base model. */
+/* A BERT variant: its architecture (names and tables), its flags, and the defaults of its base model. */
 typedef struct tt__bert_kind {
     tt__architecture a;
     int flags;

@@ -2,7 +2,8 @@
 #include "../base/base.h"
 #include "bert_layout.h"
 
-/* ---- BigBird's random blocks: the blocks that transformers' BigBirdBlockSparseAttention draws by numpy */
+/* ---- BigBird's random blocks: draws the same blocks as BigBirdBlockSparseAttention of transformers, which
+   uses numpy's random numbers */
 
 /* State of MT19937 (Matsumoto and Nishimura, "Mersenne twister", 1998), seeded as by numpy.random.seed. */
 typedef struct tt__twister { uint32_t word[624]; int at; } tt__twister;
@@ -45,12 +46,12 @@ static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
     }
 }
 
-/* Writes the candidates for the random blocks of block i of n to x, and returns their number. These are the
-   blocks of the first 1024 tokens that are not near block i: the paper's plan, which transformers follows for
-   1024, 3072 and 4096 positions. */
+/* Writes the candidates for the random blocks of block i (of n blocks) to x, and returns their number.
+   Candidates are the blocks of the first 1024 tokens that are not near block i. This is the paper's plan,
+   which transformers follows for 1024, 3072 and 4096 positions. */
 static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
 {
-    int last = n - 1, count = 0, start = i - 2, end = i; /* blocks start + 1 to end + 1 are no candidates */
+    int last = n - 1, count = 0, start = i - 2, end = i; /* excludes blocks start + 1 to end + 1 */
     if (1024 > 2 * size) last = 1024 / size - 1;
     if (i == 1) start = 0, end = 1;
     else if (i == 2) start = 0, end = 2;
@@ -62,22 +63,23 @@ static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
     return count;
 }
 
-/* Returns whether block j may be a random block of block i, for numbers of positions without a plan of the
-   paper. transformers then shuffles the first `most` = 2 listed + 5 blocks. Block i does not list itself, its
-   neighbours, or the first and the last of these blocks; blocks 1 and most - 2 do not list each other. */
+/* Returns whether block j may be a random block of block i, if the paper has no plan for the number of
+   positions. transformers then shuffles the first `most` = 2 * listed + 5 blocks. The random blocks of block
+   i exclude i itself, its neighbours, and the first and the last of these `most` blocks; those of block 1
+   also exclude block most - 2, and the reverse. */
 static bool tt__big_bird_may(int i, int j, int most)
 {
     const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == most - 1;
     return !near && !global && !(i == 1 && j == most - 2) && !(i == most - 2 && j == 1);
 }
 
-/* Fills lists (heads, n, listed) with the random blocks of each block. The sequence has n blocks of `size`
-   rows. x: scratch for n numbers. */
+/* Fills lists (heads, n, listed) with the numbers of the `listed` random blocks of each block, for each head.
+   The sequence has n blocks of `size` rows. x: scratch memory for n numbers. */
 static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int size, uint32_t seed,
                                int32_t *x)
 {
-    const int64_t rows = (int64_t)n * size; /* positions, rounded up to whole blocks */
-    const int most = 2 * listed + 5;        /* blocks; tt__bert_check bounds their rows */
+    const int64_t rows = (int64_t)n * size; /* number of positions, rounded up to whole blocks */
+    const int most = 2 * listed + 5;        /* number of blocks, whose rows tt__bert_check bounds */
     const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
     tt__twister m;
     tt__twister_seed(&m, seed);

@@ -9,7 +9,7 @@
    Opens a folder: its config.json, and its tensors in model.safetensors or in the several files that
    model.safetensors.index.json names. */
 
-/* Opens and parses the config.json of a folder. The caller closes c with tt__checkpoint_close, also after an
+/* Opens and parses the config.json of a folder. The caller closes c with tt__checkpoint_close, even after an
    error. */
 static tt_status tt__checkpoint_open(tt_context *ctx, const char *folder, tt__checkpoint *c)
 {
@@ -35,8 +35,8 @@ static void tt__checkpoint_close(tt_context *ctx, tt__checkpoint *c)
     tt__shards_close(ctx, c);
 }
 
-/* Opens the files that "weight_map" of model.safetensors.index.json names, each once. Refuses files of
-   different saves. */
+/* Opens each file that "weight_map" of model.safetensors.index.json names, once. Fails if the files belong to
+   different saves of a model. */
 static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
@@ -90,7 +90,8 @@ static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__checkpoin
     return TT_OK;
 }
 
-/* Opens the tensors of a folder: model.safetensors, or without it the files of the index. */
+/* Opens the files of a folder's tensors: model.safetensors or, if it does not exist, the files that the index
+   names. */
 static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];

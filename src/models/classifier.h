@@ -19,7 +19,8 @@ tt_metric tt_perplexity(void)
     return m;
 }
 
-/* Declares the inputs of a classifier. image_bytes: bytes of an image; 0 for text. */
+/* Declares the inputs of a classifier on a tape. image_bytes: number of bytes of an image; 0: the inputs are
+   text. */
 static tt_inputs tt__sequence_inputs(tt_tape *t, int max_seqs, int64_t max_rows, int64_t image_bytes)
 {
     tt_inputs in;

@@ -52,9 +52,10 @@ static void tt__print_labels(tt__text *json, const char (*names)[64], int classe
     tt__print(json, "}\n}\n");
 }
 
-enum { TT__MOST_CLASSES = 100000, TT__MOST_LAYERS = 1000000 }; /* so that an int can count all tensors */
+enum { TT__MOST_CLASSES = 100000, TT__MOST_LAYERS = 1000000 }; /* limits: an int counts all tensors */
 
-/* Reads the number of classes from id2label or else num_labels. Without either key *classes is unchanged. */
+/* Reads the number of classes from "id2label" or, without it, from "num_labels". Without both, *classes is
+   unchanged. */
 static tt_status tt__read_classes(const tt__json *j, int *classes)
 {
     int labels = tt__json_get(j, 0, "id2label");
@@ -69,8 +70,8 @@ static tt_status tt__read_classes(const tt__json *j, int *classes)
     return status;
 }
 
-/* Reads names (classes, 64) from id2label, if the file has that key. A longer name is cut to at most 63 bytes
-   between two characters. */
+/* Reads the names of classes, (classes, 64), from "id2label", if the file has that key. Names of more than 63
+   bytes are cut between two characters. */
 static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int classes)
 {
     int labels = tt__json_get(j, 0, "id2label");
@@ -90,8 +91,8 @@ static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int class
 /* Returns whether a row of a config describes an int. */
 static bool tt__is_int(const tt__config_row *r) { return r->kind == 'N' || r->kind == 'n' || r->kind == '0'; }
 
-/* Reads the fields of a config that the architecture's rows describe, and the number of classes. The name of
-   the activation lives as long as j. */
+/* Reads the fields of a config that the architecture's rows describe, and the number of classes. config's
+   name of the activation points into j. */
 static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, void *config)
 {
     const char *act = NULL;

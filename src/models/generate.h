@@ -9,17 +9,18 @@
 #include "lm_tape.h"
 
 /* --------------------------------------------------------------------------------------------- generation
-   A slot holds one sequence. Its tokens are in tt__continued, their keys and values in the program's caches.
-   A run reads one token of each slot, or several while the slot's prompt is not yet read, and computes the
-   logits after the last token of each slot. When its sequence ends, a slot takes the next prompt. */
+   A slot holds one sequence: its tokens are in a tt__continued, their keys and values in the program's
+   caches. A run of the program reads one token of each slot, or several tokens as long as the slot's prompt
+   is not read to its end, and computes the logits after the last token of each slot. When the sequence of a
+   slot ends, the slot gets the next prompt. */
 
 typedef struct tt__continued {
     int seq;        /* number of the sequence; -1: the slot is free */
-    int length;     /* tokens of the prompt and of the answer so far */
-    int fed;        /* tokens that the program has read in earlier runs */
-    int take;       /* tokens that the program reads in this run */
-    int32_t *token; /* (context): the tokens */
-    uint8_t *seen;  /* a bit for each token of the vocabulary: the sequence has that token */
+    int length;     /* number of tokens of the prompt and of the answer so far */
+    int fed;        /* number of tokens that the program has read in earlier runs */
+    int take;       /* number of tokens that the program reads in this run */
+    int32_t *token; /* the tokens; memory for as many as the context has */
+    uint8_t *seen;  /* a bit for each token of the vocabulary: whether the sequence has the token */
 } tt__continued;
 
 struct tt_generator {
@@ -28,11 +29,12 @@ struct tt_generator {
     int max_seqs, context, max_tokens, vocab;
     tt_program *program;
     tt_value ids, positions, at, start, last, logits;
-    tt__continued *slot;                     /* (max_seqs) */
-    int32_t *row_id, *row_position, *row_at; /* (max_tokens): inputs ids, positions and at */
-    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1): inputs start and last; slots of logits rows */
+    /* Shapes of the arrays are in parentheses. */
+    tt__continued *slot;                     /* (max_seqs): the slots */
+    int32_t *row_id, *row_position, *row_at; /* (max_tokens): data of inputs ids, positions and at */
+    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1): inputs start, last; slot of each logits row */
     float *scores;                           /* (max_seqs, vocab): logits */
-    int32_t *order;                          /* (vocab): scratch, a heap of tokens */
+    int32_t *order;                          /* (vocab): scratch memory for a heap of tokens */
 };
 
 tt_generator_options tt_generator_options_default(void)
@@ -166,13 +168,14 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
 
 const tt_program *tt_generator_program(const tt_generator *g) { return g->program; }
 
-/* Returns whether token a ranks before token b: by likelihood, and of equally likely tokens the lower id. */
+/* Returns whether token a ranks before token b: a is likelier, or equally likely with a lower id. */
 static bool tt__likelier(const float *x, int32_t a, int32_t b)
 {
     return x[a] > x[b] || (x[a] == x[b] && a < b);
 }
 
-/* Sifts the token at index `at` down in a heap of n tokens whose first token is the likeliest. */
+/* Moves the token at index `at` down to its place in a heap of n tokens, whose first token is the
+   likeliest. */
 static void tt__sift(int32_t *heap, int n, int at, const float *x)
 {
     for (int child; (child = 2 * at + 1) < n; at = child) {
@@ -191,8 +194,8 @@ static double tt__token_number(uint64_t seed, int seq, int position)
     return ((double)(key >> 11) + 0.5) * 0x1p-53;
 }
 
-/* Draws a token by its score. x (vocab): scores, which may be overwritten. u: random number in (0, 1).
-   order (vocab): scratch. */
+/* Draws a token at random according to the scores and the sampling options. x (vocab): scores, which may be
+   overwritten. u: random number in (0, 1). order (vocab): scratch memory. */
 static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double u, int32_t *order)
 {
     int32_t best = 0;
@@ -204,7 +207,7 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
     for (int v = 0; v < vocab; v++) {
         const float weight = expf((x[v] - most) * slope);
         if (all || s->top_k == 0) sum += weight;
-        if (all) x[v] = weight; /* else the heap needs the scores: unequal scores may have equal weights */
+        if (all) x[v] = weight; /* else the heap compares scores: unequal ones may have equal weights */
     }
     if (all) {
         double left = u * sum;
@@ -214,9 +217,9 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
             last = v;
             if ((left -= x[v]) < 0) return v;
         }
-        return last; /* reached only by rounding of `left` */
+        return last; /* only reached if `left` was rounded up */
     }
-    /* Tokens leave the heap by falling likelihood and fill `order` from its end, the likeliest last. */
+    /* Tokens leave the heap from the likeliest on, and fill `order` from its end: the likeliest is last. */
     const int most_kept = s->top_k ? (int)tt__min(s->top_k, vocab) : vocab;
     int kept = 0;
     double held = 0;
@@ -279,9 +282,9 @@ static void tt__continue_with(tt__continued *slot, int32_t id)
     slot->seen[id >> 3] |= (uint8_t)(1 << (id & 7));
 }
 
-/* Runs the program on one token of each slot in use, and on more tokens of unread prompts, max_tokens in all
-   at most. Sets *picked to the number of slots whose tokens have now all been read; row k of the scores
-   belongs to slot picked_slot[k]. */
+/* Runs the program on one token of each slot in use and on further tokens of unread prompts, at most
+   max_tokens tokens in total. Sets *picked to the number of slots all of whose tokens have now been read; row
+   k of the scores belongs to slot picked_slot[k]. */
 static tt_status tt__generator_run(tt_generator *g, int *picked)
 {
     int rows = 0, left = g->max_tokens;
@@ -305,7 +308,7 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     const struct { tt_value v; const int32_t *data; int64_t rows; } inputs[] = {
         {g->ids, g->row_id, rows}, {g->positions, g->row_position, rows}, {g->at, g->row_at, rows},
         {g->start, g->starts, g->max_seqs + 1}, {g->last, g->picked, *picked}};
-    const bool none = *picked == 0; /* the program still needs a row to compute logits of: row 0 */
+    const bool none = *picked == 0; /* the program must compute some row's logits: row 0 */
     tt_status status = TT_OK;
     if (none) g->picked[0] = 0;
     for (int k = 0; k < TT__COUNT(inputs) && status == TT_OK; k++)
@@ -319,13 +322,14 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     return status;
 }
 
-/* Draws the token after the slot's tokens and sets *id. x (vocab): the scores, which are overwritten. */
+/* Draws the token that follows the slot's tokens, and sets *id to it. x (vocab): the scores, which are
+   overwritten. */
 static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, const tt_sampling *s, float *x,
                                 int32_t *id)
 {
     for (int v = 0; v < g->vocab; v++) {
         if (!(x[v] > -INFINITY && x[v] < INFINITY)) {
-            for (int k = 0; k < g->program->stages; k++) /* the next run clears the caches of NaN, infinity */
+            for (int k = 0; k < g->program->stages; k++) /* so that the next run clears the caches */
                 g->program->stage[k]->zeroed = false;
             return tt__fail(g->ctx, TT_ERR_NUMERIC, "tt_generate: sequence %d: after token %d the score of "
                             "token %d is not finite", slot->seq, slot->length, v);
@@ -376,11 +380,12 @@ tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start,
     return status;
 }
 
-/* Passes the answer's text to `put` as its tokens are decoded, without the prompt's text. */
+/* The state of passing an answer's text to the callback `put` while tokens are decoded. The prompt's text is
+   not passed. */
 typedef struct tt__answer {
     tt_decode_stream *stream; /* NULL: tokens are bytes */
     char *text;               /* the prompt's text */
-    const char *known;        /* the rest of the prompt's text that the stream has not yet returned */
+    const char *known;        /* the end of the prompt's text: what the stream has not returned yet */
     bool (*put)(void *user, const char *text, size_t bytes);
     void *user;
     bool no_memory;
@@ -392,8 +397,8 @@ static bool tt__answer_text(tt__answer *w, const char *text, size_t bytes)
     w->no_memory = w->no_memory || !text;
     if (!text) return false;
     while (known < bytes && w->known[known] && text[known] == w->known[known]) known++;
-    const bool other = known < bytes && w->known[known]; /* the bytes at the prompt's end may form another
-                                                            character with later bytes; put from there on */
+    const bool other = known < bytes && w->known[known]; /* the prompt's last bytes and the answer's first
+                                                            form one character, which is passed whole */
     while (other && known && (text[known] & 0xc0) == 0x80) known--;
     w->known = other ? "" : w->known + known;
     return known == bytes || w->put(w->user, text + known, bytes - known);
@@ -410,8 +415,9 @@ static bool tt__answer_token(void *user, int seq, int32_t id)
     return tt__answer_text(w, text, bytes);
 }
 
-/* Writes the tokens of a text to ids, at most `room`, and returns the number of tokens that the text has, or
-   -1 if memory runs out. end: the token that stands in for a text without tokens; below 0: token 0. */
+/* Writes at most `room` tokens of a prompt's text to ids. Returns the number of tokens of the whole text; -1
+   if memory runs out. end: the token to use if the text has no tokens; if `end` is negative, token 0 is
+   used. */
 static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *text, int32_t end, int32_t *ids,
                           int64_t room)
 {
@@ -430,11 +436,11 @@ static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *te
     return n;
 }
 
-/* Prepares w for an answer to a prompt of n tokens. Returns false if memory runs out. */
+/* Prepares w to pass on the answer to a prompt of n tokens. Returns false if memory runs out. */
 static bool tt__answer_begin(tt__answer *w, tt_context *ctx, const tt_tokenizer *k, const int32_t *ids,
                              int64_t n)
 {
-    size_t done; /* bytes of the prompt's text that the stream returns at once */
+    size_t done; /* number of bytes of the prompt that the stream returns now */
     const int64_t length = tt_tokenizer_decode(k, ids, n, true, NULL, 0);
     w->text = length < 0 ? NULL : (char *)tt__alloc(ctx, (size_t)length + 1);
     w->stream = w->text ? tt_decode_stream_new(k, true) : NULL;

@@ -7,8 +7,8 @@
 
 /* ===========================================================================================================
    MODELS                                                                                          src/models/
-   BERT, ViT and decoders. A model is a struct of named parameters and functions that record ops. This code
-   uses the public API, and files/ to read and write checkpoints.
+   BERT, ViT and decoders (language models). A model is a struct of named parameters, with functions that
+   record ops. This code uses the public API, and files/ to read and write checkpoints.
    ======================================================================================================== */
 
 /* ----------------------------------------------------------------------------------- tables of architectures
@@ -18,19 +18,20 @@
    decoder has a table of its own, with one naming. */
 
 typedef struct tt__tensor_row {
-    size_t offset;       /* of the tt_param * in the struct of the model or of a layer */
-    const char *name[2]; /* in each naming; a leading '.' stands for the prefix. NULL: not in that naming */
+    size_t offset;       /* offset of the tt_param * in the struct of the model or of a layer */
+    const char *name[2]; /* name in each naming; a leading '.' stands for the prefix. NULL: has no name */
     const char *shape;   /* a letter for each dimension, see tt__sizes; '1' is 1. A tensor with a dimension of
                             size 0 is absent from the model. The parameter drops leading ones */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
     char part;           /* 1 to 3: which third of a packed tensor this is in naming 1; 0: not packed */
-    char head;           /* true: random initial values if a file lacks it; 2: and no logits depend on it */
-    char order;          /* 't': transposed in files; 'g': rows by groups of heads, see tt__packing */
+    char head;           /* not 0: random initial values if a file lacks it; 2: also, no logits depend on
+                            it */
+    char order;          /* order in files: see tt__packing.kind */
 } tt__tensor_row;
 
 typedef struct tt__config_row {
     const char *field, *key[2]; /* name in the config's struct; key in config.json in each naming, or NULL */
-    size_t offset;              /* in the config's struct */
+    size_t offset;              /* offset of the field in the config's struct */
     char kind;   /* an int: 'N' at least 1 and required in config.json, 'n' at least 1, '0' at least 0; a
                     float: 'p' in [0, 1), 'f' at least 0; 'b' a bool */
     char letter; /* letter of this number in shapes; 0: none */
@@ -39,24 +40,24 @@ typedef struct tt__config_row {
 typedef int64_t tt__sizes['Z' - 'A' + 1]; /* size of each letter of shapes */
 
 typedef struct tt__architecture {
-    const char *name;            /* in messages */
-    int spelling;                /* naming of config.json and of the parameters of a new model */
-    const char *class_name, *type;       /* of config.json: "architectures", "model_type" */
+    const char *name;            /* name of the architecture in messages */
+    int spelling;                /* number of the naming for config.json and for a new model's parameters */
+    const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
     const char *activation_key, *more;   /* key of the activation; constant members of config.json */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
     const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number */
-    const tt__tensor_row *model, *layer; /* (n_model), (n_layer) */
-    const tt__config_row *config;        /* (n_config) */
+    const tt__tensor_row *model, *layer; /* n_model rows for the model, n_layer rows for each layer */
+    const tt__config_row *config;        /* n_config rows */
     int n_model, n_layer, n_config;
     size_t bytes, config_bytes, layer_bytes;                  /* sizes of the structs */
-    size_t config_at, activation_at, names_at, new_head_at, layers_at; /* in the model's struct; 0: none */
-    size_t hidden, layers, heads, classes, activation, range; /* offsets in the config's struct; 0: none */
+    size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets in the model; 0: none */
+    size_t hidden, layers, heads, classes, activation, range; /* offsets in the config; 0: no field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
     void (*check)(tt__text *all, const void *config);         /* adds further mistakes to `all`; or NULL */
     /* Reads a tensor whose shape differs from the parameter's, if the model can adapt it, and sets *done.
        NULL: the architecture adapts no tensor. */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
-    size_t image_size;          /* offset in the config's struct; 0: none */
+    size_t image_size;          /* offset of the field in the config's struct; 0: no such field */
     void (*print)(tt__text *json, const void *self, const void *config); /* prints further members; or NULL */
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
 } tt__architecture;
@@ -68,8 +69,8 @@ typedef struct tt__architecture {
     offsetof(X##_config, hidden_size), offsetof(X##_config, layers), offsetof(X##_config, heads), \
     offsetof(X##_config, classes), \
     offsetof(X##_config, activation), offsetof(X##_config, initializer_range)
-/* Table rows: of a tensor, of a weight and a bias (of a linear layer or a norm), and of a config. a, b: the
-   name or key in naming 0 and in naming 1. */
+/* Macros for table rows: for a tensor; for the weight and the bias of a linear layer or a norm; for a field
+   of a config. a, b: the name or key in naming 0 and in naming 1. */
 #define TT__TENSOR(X, field, a, b, shape, init, head) {offsetof(X, field), {a, b}, shape, init, 0, head, 0}
 #define TT__WEIGHT_BIAS(X, field, a, b, shape, rows, init, head) \
     TT__TENSOR(X, field##_w, a ".weight", b ".weight", shape, init, head), \
@@ -93,13 +94,13 @@ static void *tt__pointer_at(const void *self, size_t offset)
     return p;
 }
 
-/* A checkpoint being read: its config.json and its open files of tensors. */
+/* A checkpoint that is being read: its config.json and its open files of tensors. */
 typedef struct tt__checkpoint {
     char path[TT__PATH];   /* path of config.json, for messages */
     tt__file_bytes text;   /* text of config.json */
     tt__json config;       /* config.json; empty: the checkpoint has none */
-    tt_safetensors **file; /* (files) */
-    int files, spelling;   /* spelling: naming of the tensors */
+    tt_safetensors **file; /* `files` open files */
+    int files, spelling;   /* spelling: number of the naming of the tensors */
 } tt__checkpoint;
 
 /* The parameters of a model that exists or is to be made. */
@@ -107,12 +108,13 @@ typedef struct tt__layout {
     tt_context *ctx;
     const tt__architecture *a;
     char *self, *layer_self; /* structs of the model and of its first layer; NULL: not made yet */
-    int layers, spelling;    /* spelling: naming of the tensors */
-    const tt__checkpoint *from; /* NULL: no checkpoint is read */
+    int layers, spelling;    /* spelling: number of the naming of the tensors */
+    const tt__checkpoint *from; /* the checkpoint to read; NULL: none */
     tt__sizes size;
 } tt__layout;
 
-/* Returns the layout of a model in the naming of the checkpoint, or without one of the architecture. */
+/* Returns the layout of a model, in the naming of checkpoint `from` or, if that is NULL, of the
+   architecture. */
 static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, const void *self,
                                 const void *config, const tt__checkpoint *from)
 {
@@ -134,8 +136,8 @@ static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, cons
     return l;
 }
 
-/* Returns the row of parameter k and sets its name; returns NULL if k is past the last parameter. The model's
-   own parameters come first, then those of each layer. */
+/* Returns the table row of parameter k, and sets `name` to the parameter's name. Returns NULL if k is past
+   the last parameter. The model's own parameters come first, then those of each layer. */
 static const tt__tensor_row *tt__layout_row(const tt__layout *l, int k, char name[256])
 {
     const tt__architecture *a = l->a;
@@ -149,7 +151,8 @@ static const tt__tensor_row *tt__layout_row(const tt__layout *l, int k, char nam
     return row;
 }
 
-/* Returns the address of parameter k's pointer in the structs of the model. row: tt__layout_row of k. */
+/* Returns the address, in the structs of the model, of the pointer to parameter k. row: the result of
+   tt__layout_row for k. */
 static tt_param **tt__layout_slot(const tt__layout *l, const tt__tensor_row *row, int k)
 {
     const int in_layers = k - l->a->n_model;
@@ -163,8 +166,8 @@ static int tt__layout_part(const tt__layout *l, const tt__tensor_row *row)
     return l->spelling == 1 ? row->part : 0;
 }
 
-/* Sets the dimensions of a parameter, leading ones included. Returns their number, or 0 if the model has no
-   such parameter. */
+/* Sets dims to the dimensions of a parameter, including leading dimensions of 1. Returns their number; 0 if
+   the model has no such parameter. */
 static int tt__row_dims(const tt__layout *l, const tt__tensor_row *row, int64_t dims[4])
 {
     int n = 0;
@@ -186,8 +189,8 @@ typedef struct tt__packing {
     int64_t rows, width, groups, size;
 } tt__packing;
 
-/* Returns the row in the file of row r of the parameter, for the order 'g'. With `back`, r is a row of the
-   file, and the result is the row of the parameter. */
+/* Converts row r of a parameter to the row of the file's tensor, for order 'g'. With `back`, converts row r
+   of the file's tensor to the row of the parameter. */
 static int64_t tt__packing_row(const tt__packing *o, int64_t r, bool back)
 {
     const int64_t heads = o->rows / o->size, queries = heads / o->groups - 2, head = r / o->size;
@@ -212,8 +215,8 @@ static tt__packing tt__row_order(const tt__layout *l, const tt__tensor_row *row,
     return o;
 }
 
-/* Sets the dimensions of a parameter's tensor in files. Returns their number, or 0 if the model has no such
-   parameter. */
+/* Sets dims to the dimensions that a parameter's tensor has in files. Returns their number; 0 if the model
+   has no such parameter. */
 static int tt__file_dims(const tt__layout *l, const tt__tensor_row *row, int64_t dims[4])
 {
     const int n = tt__row_dims(l, row, dims);
@@ -224,7 +227,7 @@ static int tt__file_dims(const tt__layout *l, const tt__tensor_row *row, int64_t
     return n;
 }
 
-/* Creates the parameters. scale: standard deviation of random initial values. */
+/* Creates the parameters of a model. scale: standard deviation of random initial values. */
 static tt_status tt__layout_new(const tt__layout *l, float scale)
 {
     const tt__tensor_row *row;

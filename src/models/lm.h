@@ -35,8 +35,8 @@ void tt_lm_free(tt_lm *m)
     tt__model_free(&tt__lm_kinds[0].a, m); /* all kinds have the same structs */
 }
 
-/* Refuses a file that has a last product's weight different from the embedding although config.json ties the
-   two: transformers would use that weight. */
+/* Fails if config.json ties the weight of the last matrix product to the embedding, but the file has a
+   different weight for that product: transformers would use the file's weight. */
 static tt_status tt__lm_check_tied(const tt_lm *m, const tt__checkpoint *s)
 {
     static const char *const names[] = {"lm_head.weight", "embed_out.weight"};
@@ -85,8 +85,8 @@ static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, i
     return TT_OK;
 }
 
-/* Reads generation_config.json, if the folder has one, and the ids that end an answer from that file or else
-   from config.json. */
+/* Reads generation_config.json, if the folder has one. Reads the ids that end an answer from that file or,
+   without it, from config.json. */
 static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const char *folder)
 {
     char path[TT__PATH];

@@ -7,8 +7,8 @@
 
 /* ------------------------------------------------------------------------ config.json of a language model */
 
-/* Writes the value of a member of a JSON object on one line. from: the value's first character in text that
-   has been parsed. */
+/* Prints the value of a member of a JSON object on one line. from: the value's first character, in a text
+   that was parsed without an error. */
 static void tt__print_member(tt__text *to, const char *from)
 {
     bool quoted = false;
@@ -21,7 +21,7 @@ static void tt__print_member(tt__text *to, const char *from)
     }
 }
 
-/* The source of a member of config.json when a model is saved. */
+/* Where the value of a member of config.json comes from when a model is saved. */
 typedef enum tt__lm_writer {
     TT__LM_KEPT,  /* copied from the config.json that was loaded */
     TT__LM_SHAPE, /* copied while tt__lm_has_shape holds; otherwise tt__lm_print writes the new value */
@@ -43,7 +43,8 @@ static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key
     return strcmp(key, a->activation_key) == 0 ? TT__LM_OWN : TT__LM_KEPT;
 }
 
-/* Refuses a file in which the boolean `key` has another value than `only`. The key may be absent or null. */
+/* Fails if the boolean member `key` of a file has another value than `only`. The member may be absent or
+   null. */
 static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
 {
     bool value = only;
@@ -53,9 +54,10 @@ static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
                     value ? "true" : "false", only ? "true" : "false");
 }
 
-/* Reads the number of columns of each head that rotary positions turn. A kind with a share_key (GPT-NeoX) may
-   turn a share of the columns; the object `at` gives the share, or else the share_key. Other kinds turn all
-   columns: transformers ignores a share if the positions are not scaled, and fails if they are. */
+/* Reads how many columns of each head the rotary positions turn. A decoder with a share_key (GPT-NeoX) may
+   turn a share of the columns, which JSON object `at` or else the member share_key gives. Other decoders turn
+   all columns: for them, transformers ignores a share if the positions are not scaled, and fails if they
+   are. */
 static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_lm_config *c)
 {
     const tt__lm_kind *kind = tt__lm_kind_of(c->kind);
@@ -111,7 +113,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     const struct { const char *key; int at; float least, below, *to; } numbers[] = {
         {"factor", at, 1, INFINITY, &r->factor},
         {"original_max_position_embeddings", at, 1, 1e9f, &original},
-        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* takes precedence in transformers 5 */
+        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* transformers 5 prefers it */
         {all[kind].low, at, 0, INFINITY, &r->low}, {all[kind].high, at, 0, INFINITY, &r->high},
         {"attention_factor", at, 0, INFINITY, &r->magnitude}};
     const int n = kind == TT_ROTARY_PLAIN ? 0 : kind == TT_ROTARY_YARN ? 6 : all[kind].low ? 5 : 1;
@@ -132,11 +134,11 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     return status;
 }
 
-/* Reads the parts of Falcon's config that no table row covers: the older names n_layer and n_head, which the
-   names of the table override, and the numbers of key heads and norms. */
+/* Reads the members of Falcon's config that no table row describes: the older names n_layer and n_head, which
+   the names in the table override, and the numbers of key heads and norms. */
 static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
 {
-    bool wide = false, one = true; /* new_decoder_architecture; multi_query */
+    bool wide = false, one = true; /* members new_decoder_architecture and multi_query */
     static const char *const names[2][2] = {{"n_layer", "num_hidden_layers"},
                                             {"n_head", "num_attention_heads"}};
     int64_t n[] = {c->layers, c->heads}, norms = 0;
@@ -158,7 +160,7 @@ static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
     return status;
 }
 
-/* Reads the sliding window of Mistral (all layers) or Qwen2 (from some layer on). */
+/* Reads the size of the sliding window, which Mistral has in all layers and Qwen2 from some layer on. */
 static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
 {
     const bool layers = tt__lm_flags(c) & TT__LM_WINDOW_FROM;
@@ -233,7 +235,7 @@ static void tt__lm_check(tt__text *all, const void *config)
     if (c->head_size > 1 << 16)
         tt__print(all, "; head_size %d, at most %d are supported", c->head_size, 1 << 16);
     const bool turns = !(k->flags & TT__LM_POSITIONS) && !c->alibi, odd = c->rotary.size % 2 != 0;
-    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* transformers fails here, too */
+    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* as in transformers */
         tt__print(all, "; rotary positions of %d columns, which must be even with yarn", c->rotary.size);
     else if (turns && (c->rotary.size < 0 || c->rotary.size + odd > c->head_size))
         tt__print(all, "; rotary positions of %d columns of a head of %d", c->rotary.size, c->head_size);
@@ -248,9 +250,9 @@ static void tt__lm_check(tt__text *all, const void *config)
         tt__print(all, "; %s with %d key heads is parallel", c->kind, c->key_heads);
 }
 
-/* Prints the share of a head's columns that turn. A reader multiplies the share by head_size in double
-   precision and cuts the product to an integer, so the share gets as many digits as this needs. 58 of 200
-   columns show why: 58 / 200 is 0.29, but 0.29 * 200 is 57.99999999999999. */
+/* Prints the share of a head's columns that rotary positions turn. A reader multiplies the share by head_size
+   in double precision and truncates the product to an integer, so the share gets as many digits as that
+   needs. For example, 58 / 200 is 0.29, but 0.29 * 200 is 57.99999999999999. */
 static const char *tt__lm_share(const tt_lm_config *c, char to[32])
 {
     const int size = c->rotary.size ? c->rotary.size : c->head_size;
@@ -262,7 +264,8 @@ static const char *tt__lm_share(const tt_lm_config *c, char to[32])
     return to;
 }
 
-/* Tests whether the model still has the windows, rotary positions and heads of the config that was loaded. */
+/* Returns whether config c has the same kind, windows, rotary positions and heads as *read, the config that
+   was loaded. */
 static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
 {
     return strcmp(c->kind, read->kind) == 0 && c->layers == read->layers && c->heads == read->heads &&
@@ -274,9 +277,9 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
 
 static bool tt__lm_said(const tt__json *j, const char *key) { return j && tt__json_get(j, 0, key) >= 0; }
 
-/* Prints the members of config.json for rotary positions, but not the members that `said` (or NULL) has.
-   transformers 5 reads rope_parameters; older versions read the other keys, and take a missing base as
-   10,000. */
+/* Prints the members of config.json for rotary positions, except those that `said` (which may be NULL) has.
+   transformers 5 reads rope_parameters; older versions read the other keys, and use base 10,000 if it is
+   missing. */
 static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt__json *said)
 {
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};
@@ -287,7 +290,7 @@ static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt_
     tt__lm_share(c, share);
     if (kind->share_key && !tt__lm_said(said, kind->share_key))
         tt__print(json, "  \"%s\": %s,\n", kind->share_key, share);
-    const char *const bases[] = {kind->base_key, "rope_theta"}; /* may be the same key */
+    const char *const bases[] = {kind->base_key, "rope_theta"}; /* the two may be equal */
     for (int k = strcmp(bases[0], bases[1]) == 0; k < 2; k++)
         if (!tt__lm_said(said, bases[k]))
             tt__print(json, "  \"%s\": %s,\n", bases[k], tt__shortest(r->base, a));

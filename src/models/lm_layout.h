@@ -3,14 +3,14 @@
 #include "layout.h"
 
 /* ----------------------------------------------------------------------------------------------- decoders
-   A table for each architecture gives the names in files of the tensors of tt_lm and of the numbers of
-   tt_lm_config. The tensors that a model has decide how its layers compute. */
+   A table for each architecture gives the names that the tensors of tt_lm and the numbers of tt_lm_config
+   have in files. Which tensors a model has decides how its layers compute. */
 
-/* Flags of a kind of decoder. */
+/* Flags for each kind of decoder. */
 enum {
     TT__LM_POSITIONS = 1,     /* positions are learned, not rotary */
     TT__LM_EQUAL_HEADS = 2,   /* key_heads must equal heads */
-    TT__LM_LLAMA = 4,         /* heads may have any size; config.json gets a sliding_window, possibly null */
+    TT__LM_LLAMA = 4,         /* heads may have any size; saved files have a sliding_window, maybe null */
     TT__LM_MLP_4 = 8,         /* intermediate_size defaults to 4 * hidden_size if config.json lacks it */
     TT__LM_QKV_BIAS = 16,     /* queries, keys and values always have biases, attention's output never */
     TT__LM_ONE_BIAS = 32,     /* the MLP has biases if the attention has biases */
@@ -31,7 +31,7 @@ tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, i
     c.heads = heads;
     c.key_heads = heads % sharing ? heads : heads / sharing;
     c.intermediate_size = gate ? 8 * hidden_size / 3 : 4 * hidden_size;
-    c.rotary.size = turns_whole ? 0 : head / 8 * 2; /* a quarter, in pairs */
+    c.rotary.size = turns_whole ? 0 : head / 8 * 2; /* a quarter of the columns, an even number */
     c.window = 0;
     c.tied = true;
     c.embedding_dropout = c.dropout = c.attention_dropout = 0;
@@ -41,10 +41,11 @@ tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, i
 static void tt__lm_check(tt__text *all, const void *config);
 static void tt__lm_print(tt__text *json, const void *self, const void *config);
 
-/* Letters of shapes: H hidden, I intermediate, V vocab, P positions, X vocab of an untied head, D head size,
-   G key heads; A columns of all queries, K of all keys, S of all queries, keys and values. Sizes of biases,
-   0 without them: Q of queries, L of keys or values, T of queries, keys and values together, B of the
-   attention's output, M and N of the MLP. Sizes of Falcon's norms, 0 without them: E, F, O. */
+/* Sets the sizes that the letters in the tables' shapes stand for. H: hidden; I: intermediate; V: vocab; P:
+   positions; X: vocab of an untied head; D: head size; G: number of key heads; A: columns of all queries; K:
+   of all keys; S: of all queries, keys and values. Sizes of biases, 0 without them: Q: of queries; L: of keys
+   or values; T: of queries, keys and values together; B: of the attention's output; M, N: of the MLP. E, F,
+   O: sizes of Falcon's norms, 0 without them. */
 static void tt__lm_sizes(const void *config, tt__sizes size)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
@@ -62,13 +63,14 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
     S('B') = c->attention_bias ? S('H') : 0;
     S('M') = c->mlp_bias ? c->intermediate_size : 0;
     S('N') = c->mlp_bias ? S('H') : 0;
-    S('E') = c->parallel && c->two_norms ? S('H') : 0; /* ln_attn, ln_mlp */
-    S('F') = S('E') ? 0 : S('H');                      /* input_layernorm */
-    S('O') = c->parallel ? 0 : S('H');                 /* post_attention_layernorm */
+    S('E') = c->parallel && c->two_norms ? S('H') : 0; /* norms ln_attn and ln_mlp */
+    S('F') = S('E') ? 0 : S('H');                      /* norm input_layernorm */
+    S('O') = c->parallel ? 0 : S('H');                 /* norm post_attention_layernorm */
 #undef S
 }
 
-/* Table rows with one naming: of a tensor, of a linear layer's weight and bias, of a norm's. */
+/* Macros for table rows with a single naming: for a tensor; for the weight and the bias of a linear layer;
+   for those of a norm. */
 #define TT__LM(X, field, name, shape, init, order) \
     {offsetof(X, field), {name, NULL}, shape, init, 0, false, order}
 #define TT__LM_LINEAR(field, name, shape, rows, weight_order, bias_order) \
@@ -125,7 +127,7 @@ static const tt__tensor_row tt__falcon_tensors[] = {
     TT__LM_NORM(tt_lm, norm, ".ln_f", "H"),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
 };
-static const tt__tensor_row tt__falcon_layer[] = { /* of rows with the same field, at most one has a size */
+static const tt__tensor_row tt__falcon_layer[] = { /* at most one row of each field has a size above 0 */
     TT__LM_NORM(tt_lm_layer, attention_norm, "ln_attn", "E"),
     TT__LM_NORM(tt_lm_layer, attention_norm, "input_layernorm", "F"),
     TT__LM_LINEAR(qkv, "self_attention.query_key_value", "SH", "T", 'g', 'g'),
@@ -260,8 +262,8 @@ static const char *tt__lm_names(char to[256])
     return to;
 }
 
-/* Sets the fields that the caller may leave at 0. Returns the architecture, or NULL with an error if the kind
-   is unknown. */
+/* Sets the fields of a config that the caller may leave at 0. Returns the config's architecture, or NULL
+   after tt__fail if the kind is unknown. */
 static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
 {
     const tt__lm_kind *k = tt__lm_kind_of(c->kind);

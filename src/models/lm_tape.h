@@ -17,13 +17,14 @@ tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o)
     return in;
 }
 
-/* The caches of a program that generates: keys and values of `rows` tokens, in slots of equal length, one
-   slot per sequence. `at`, i32 (tokens, 1), gives the cache row of each token of a run. `start`,
-   i32 (slots + 1, 1), gives the first row of each slot. A token sees the rows of its slot up to its own, so
-   rows that are unwritten or left from an earlier sequence have no effect. */
+/* The caches of a program that generates: they hold the keys and values of `rows` tokens, in slots of equal
+   length, one slot per sequence. `at`, i32 (tokens, 1), gives the cache row of each token of a run. `start`,
+   i32 (slots + 1, 1), gives the first row of each slot. A token attends to the rows of its slot up to its own
+   row, so rows that are not written yet or remain from an earlier sequence have no effect. */
 typedef struct tt__lm_cache { tt_value at, start; int64_t rows; } tt__lm_cache;
 
-/* Records the attention of layer k. h: the normed input (rows, hidden) -> (rows, heads * head_size) */
+/* Records the attention of layer k. h: the normalised input, (rows, hidden). The result has the shape
+   (rows, heads * head_size). */
 static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, const tt__lm_cache *cache,
                               int k, tt_value h)
 {
@@ -108,7 +109,7 @@ tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in)
     return tt__lm_hidden(m, t, in, NULL);
 }
 
-/* Records the logits. hidden (rows, hidden) -> (rows, vocab) */
+/* Records the logits, (rows, vocab), from the output of the last layer, hidden (rows, hidden). */
 static tt_value tt__lm_head(const tt_lm *m, tt_tape *t, tt_value hidden)
 {
     tt_value logits = tt_linear(t, hidden, m->head ? m->head : m->word, NULL);

@@ -7,12 +7,12 @@
 
 /* ---- loading from checkpoint files: the parameters that will be read from a file share the open file */
 
-enum { TT__BAND = 256 }; /* rows of a transposed parameter that are read at once */
+enum { TT__BAND = 256 }; /* number of rows of a transposed parameter that are read at once */
 
 /* The source of a parameter: a tensor of a file, or a part of one. */
 typedef struct tt__checkpoint_tensor {
     tt_safetensors *file;
-    int index;         /* of the tensor in the file */
+    int index;         /* index of the tensor in the file */
     int64_t first;     /* element of the tensor at which the parameter begins */
     tt__packing order;
     float *band;       /* order 't': the rows that were read last, (band_rows, width); NULL: none */
@@ -74,8 +74,8 @@ static void tt__checkpoint_drop(tt_context *ctx, void *source)
     tt__free(ctx, t);
 }
 
-/* Refuses tensor `index` of s if its shape is not `dims`; with `part`, the tensor must have three times as
-   many rows. */
+/* Fails if the shape of tensor `index` of file s is not `dims`; if `part` is not 0, the tensor must have
+   three times as many rows as `dims` says. */
 static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, const int64_t *dims, int part,
                                  const char *param)
 {
@@ -94,8 +94,9 @@ static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, c
                     info->name, text, param);
 }
 
-/* Makes tensor `index` of s, whose shape must be `dims`, the source of p. part: 1 to 3, the third of it that
-   is p; 0: the whole tensor. order NULL: the file has p's order. */
+/* Makes tensor `index` of file s, whose shape must be `dims`, the source of parameter p. part: 1 to 3: p is
+   that third of the tensor; 0: p is the whole tensor. order: the order of the file's elements; NULL: p's
+   order. */
 static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, int ndim, const int64_t *dims,
                                      int part, const tt__packing *order)
 {
@@ -140,7 +141,8 @@ static int tt__find_tensor(const tt_safetensors *s, const char *name, const char
     return index;
 }
 
-/* Returns the file that has a tensor and sets the tensor's index, or returns NULL if no file has it. */
+/* Returns the file of the checkpoint that has the tensor `name`, and sets *index to the tensor's index there.
+   Returns NULL if no file has it. */
 static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, int *index)
 {
     for (int k = 0; k < l->from->files; k++) {
@@ -157,7 +159,8 @@ static bool tt__starts_anew(const tt__tensor_row *row, const tt_tensor_info *inf
     return row->head && row->shape[0] == 'C' && info->dims[0] != dims[0];
 }
 
-/* Reports that tensor k, `name`, is missing, or if its whole layer is missing, the number of layers found. */
+/* Fails because tensor k, `name`, is missing. If all tensors of its layer are missing, the message instead
+   says how many layers the checkpoint has. */
 static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
 {
     const tt__architecture *a = l->a;
@@ -176,8 +179,8 @@ static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
                     "%d", l->from->file[0]->path, name, layer, l->layers);
 }
 
-/* Checks that the checkpoint has each tensor of the layout with the right shape. This happens before memory
-   of these sizes is allocated. */
+/* Fails unless the checkpoint has each tensor of the layout with the right shape. Called before memory of
+   these sizes is allocated. */
 static tt_status tt__layout_check(const tt__layout *l)
 {
     const tt__tensor_row *row;
@@ -196,7 +199,8 @@ static tt_status tt__layout_check(const tt__layout *l)
     return TT_OK;
 }
 
-/* Returns whether a tensor of a file is no parameter, but a buffer or a copy that the model does not need. */
+/* Returns whether a tensor of a file is not a parameter, but a buffer or a copy that the model does not
+   need. */
 static bool tt__is_buffer(const tt__layout *l, const char *name)
 {
     for (const char *const *pattern = l->a->buffers; pattern && *pattern; pattern++)
@@ -206,14 +210,14 @@ static bool tt__is_buffer(const tt__layout *l, const char *name)
     return tt__match("*embeddings.position_ids", name);
 }
 
-/* Makes the checkpoint, already checked, the source of the parameters. A head that the checkpoint lacks keeps
-   its random initial values, with a warning. */
+/* Makes the checkpoint, which was checked, the source of the model's parameters. Warns if the checkpoint
+   lacks a head, which then keeps its random initial values. */
 static tt_status tt__layout_attach(const tt__layout *l)
 {
     char text[2][1024];
-    /* names of tensors that the files lack, and of tensors with another number of classes */
+    /* Two lists of names: tensors that the files lack; tensors with another number of classes. */
     tt__text anew[2] = {{text[0], sizeof text[0], 0}, {text[1], sizeof text[1], 0}};
-    int64_t classes = 0; /* of the file's classifier, if they differ */
+    int64_t classes = 0; /* number of the file's classes, if it differs */
     bool new_head = false;
     const tt__tensor_row *row;
     tt_safetensors *const *files = l->from->file;

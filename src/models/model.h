@@ -55,8 +55,8 @@ static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void 
     return status == TT_OK ? tt__model_make(ctx, a, self, config) : status;
 }
 
-/* Creates a model from a checkpoint's config and tensors, which are checked first. classes, image_size: as
-   the caller asks for; 0: as in the config. */
+/* Creates a model from a checkpoint's config and tensors, which it checks first. classes, image_size: the
+   caller's values; 0: the values of the config. */
 static tt_status tt__model_load(const tt__architecture *a, void *self, void *config,
                                 const tt__checkpoint *from, int classes, int image_size)
 {
@@ -68,7 +68,7 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
     if (status != TT_OK) return status;
     tt__layout l = tt__layout_of(ctx, a, NULL, config, from);
     status = tt__layout_check(&l);
-    if (status == TT_OK && image_size) { /* after the check: only the config's size must fit the tensors */
+    if (status == TT_OK && image_size) { /* set after the check: tensors fit the file's own size */
         *(int *)(void *)((char *)config + a->image_size) = image_size;
         status = tt__config_check(ctx, a, config);
     }
@@ -117,9 +117,9 @@ static void tt__print_config(tt__text *json, const void *arg)
                      tt__int_field(s->config, a->classes), s->last);
 }
 
-/* Writes model.safetensors and config.json into a folder. spelling: naming of the tensors. most: max bytes of
-   a file; 0: no limit. config: the model's, checked before anything is written as its owner may have changed
-   it. */
+/* Writes model.safetensors and config.json into a folder. spelling: number of the tensors' naming. most: max
+   bytes of a file; 0: no limit. config: the model's config, which the caller may have changed; it is checked
+   before anything is written. */
 static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, const void *self,
                                 const void *config, int spelling, size_t most, const char *folder)
 {
@@ -137,7 +137,7 @@ static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, cons
     return status;
 }
 
-/* Prints names in quotes, the first 8 and then the number of the others. */
+/* Prints the first 8 of n names in quotes, then the number of the other names. */
 static void tt__list_names(tt__text *to, const char *const *names, int n)
 {
     const int most = 8;
@@ -145,8 +145,8 @@ static void tt__list_names(tt__text *to, const char *const *names, int n)
     if (n > most) tt__print(to, " and %d others", n - most);
 }
 
-/* Implements tt_bert_name_classes. names: the model's, (classes, 64). kept: the model's classifier comes from
-   a checkpoint. */
+/* Does the work of tt_bert_name_classes and tt_vit_name_classes. names: the model's class names, (classes,
+   64). kept: the model's classifier comes from a checkpoint. */
 static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classes, bool kept, tt_dataset *d)
 {
     if (d->n_classes != classes)

@@ -15,11 +15,11 @@
 typedef struct tt__saved_param {
     const tt_param *p;
     tt__packing order;
-    int tensor; /* number of the tensor that the parameter is, or is a part of */
+    int tensor; /* number of the file's tensor that has the parameter */
 } tt__saved_param;
 
-/* Writes n elements of p from `first` on to w in dtype `as`. piece, converted: scratch for TT__PIECE floats
-   each. */
+/* Writes elements [first, first + n) of parameter p to w in dtype `as`. piece, converted: scratch memory for
+   TT__PIECE floats each. */
 static tt_status tt__save_elements(tt_safetensors_writer *w, const tt_param *p, int64_t first, int64_t n,
                                    tt_dtype as, float *piece, void *converted)
 {
@@ -34,7 +34,7 @@ static tt_status tt__save_elements(tt_safetensors_writer *w, const tt_param *p, 
     return status;
 }
 
-/* Writes p transposed. This needs memory for all of p in fp32. */
+/* Writes the transpose of a parameter. Needs memory for the whole parameter in fp32. */
 static tt_status tt__save_transposed(tt_safetensors_writer *w, const tt__saved_param *x, tt_dtype as,
                                      float *piece, void *converted)
 {
@@ -55,7 +55,7 @@ static tt_status tt__save_transposed(tt_safetensors_writer *w, const tt__saved_p
     return status;
 }
 
-/* Writes p in the order of the file. */
+/* Writes a parameter's elements in the order that files have (tt__packing). */
 static tt_status tt__save_param(tt_safetensors_writer *w, const tt__saved_param *x, tt_dtype as, float *piece,
                                 void *converted)
 {
@@ -71,12 +71,12 @@ static tt_status tt__save_param(tt_safetensors_writer *w, const tt__saved_param 
 
 /* The tensors of a model to save, in one file or in several. Each file holds consecutive tensors. */
 typedef struct tt__saved_files {
-    tt_tensor_info *info; /* (tensors) */
-    char (*names)[256];   /* (tensors) */
-    int *file;    /* (tensors): number of the tensor's file */
-    int tensors, files;
-    size_t bytes; /* of all tensors */
-    char id[17];  /* tells the files of one save from those of another; empty for a single file */
+    tt_tensor_info *info; /* description of each tensor */
+    char (*names)[256];   /* name of each tensor */
+    int *file;    /* for each tensor: number of its file */
+    int tensors, files; /* numbers of tensors and of files */
+    size_t bytes; /* bytes of all tensors */
+    char id[17];  /* distinguishes the files of one save from those of another; "" for a single file */
 } tt__saved_files;
 
 static const char tt__save_key[] = "tinytrain.save"; /* key of the id in the metadata of each file */
@@ -100,7 +100,8 @@ static void tt__print_index(tt__text *json, const void *arg)
     tt__print(json, "  }\n}\n");
 }
 
-/* Assigns the tensors to files of at most `most` bytes; a larger tensor gets its own file. 0: one file. */
+/* Assigns the tensors to files of at most `most` bytes (0: one file for all). A larger tensor gets its own
+   file. */
 static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t most)
 {
     size_t held = 0;
@@ -161,7 +162,7 @@ static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__sa
     return tt__agree(ctx, "the end of saving a model", status, NULL, 0);
 }
 
-/* A search for a file of an earlier save, whose name gives another number of files than `files`. */
+/* The state of a search for a file of an earlier save: its name has another number of files than `files`. */
 typedef struct tt__stale_files { int files; char name[64]; } tt__stale_files;
 
 static bool tt__find_stale(void *arg, const char *name)
@@ -175,7 +176,8 @@ static bool tt__find_stale(void *arg, const char *name)
     return false;
 }
 
-/* Removes the files of earlier saves of several files from a folder. files: number of files of this save. */
+/* Removes from a folder the files of earlier saves that consist of several files. files: number of files of
+   this save. */
 static tt_status tt__remove_stale(tt_context *ctx, const char *folder, int files)
 {
     char path[TT__PATH];

@@ -54,8 +54,8 @@ static int tt__vit_tokens(const tt_vit_config *c)
     return grid * grid + 1;
 }
 
-/* Letters of shapes: H hidden, I intermediate, D channels, P patch, N tokens, C classes; B: size of the
-   biases of q, k and v, the hidden size or 0. */
+/* Sets the sizes that the letters in the tables' shapes stand for: H hidden, I intermediate, D channels, P
+   patch, N tokens, C classes; B: size of the biases of queries, keys and values (the hidden size or 0). */
 static void tt__vit_sizes(const void *config, tt__sizes size)
 {
     const tt_vit_config *c = (const tt_vit_config *)config;
@@ -92,9 +92,9 @@ static void tt__cubic_weights(float x, float w[4])
     }
 }
 
-/* Interpolates the position embeddings of a grid of from x from patches to a grid of to x to: bicubic, pixel
-   centres aligned, edges repeated, as transformers does. The class token's embedding is copied.
-   old (1 + from^2, n) -> now (1 + to^2, n) */
+/* Interpolates the position embeddings of a grid of from * from patches to a grid of to * to patches, as
+   transformers does: bicubic, with pixel centres aligned and edges repeated. Copies the class token's
+   embedding. Shapes: old (1 + from^2, n), now (1 + to^2, n). */
 static void tt__interpolate_positions(const float *old, int from, float *now, int to, int64_t n)
 {
     memcpy(now, old, sizeof *now * (size_t)n);
@@ -196,7 +196,8 @@ static const tt__config_row tt__vit_rows[] = {
 #undef C
 };
 
-/* Naming 1 of the tensors is torchvision's; config.json always has transformers' naming. */
+/* The architecture of ViT. Naming 1 of the tensors is torchvision's; config.json always has transformers'
+   naming. */
 static const tt__architecture tt__vit = {
     "ViT", 0, "ViTForImageClassification", "vit", "hidden_act", "", {"vit.", ""},
     {"encoder.layer.%d.", "encoder.layers.encoder_layer_%d."}, tt__vit_tensors, tt__vit_layer_tensors,
@@ -363,8 +364,8 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
                     s->file[0]->path, position[spelling], patch[spelling]);
 }
 
-/* Reads a size from preprocessor_config.json: a number, an object with equal "height" and "width", or, if
-   `shortest` is not NULL, with "shortest_edge". Without the key *size is unchanged. */
+/* Reads a size from preprocessor_config.json: a number, an object with equal "height" and "width" or, if
+   `shortest` is not NULL, an object with "shortest_edge". If the file lacks the key, *size is unchanged. */
 static tt_status tt__vit_read_size(const tt__json *j, const char *key, int *size, bool *shortest)
 {
     static const char *const keys[] = {"height", "width", "shortest_edge", "longest_edge", "max_height",
@@ -389,8 +390,8 @@ static tt_status tt__vit_read_size(const tt__json *j, const char *key, int *size
     return TT_OK;
 }
 
-/* Reads how images get the model's size from preprocessor_config.json; missing keys have transformers'
-   defaults. image_size: the caller's, or 0. */
+/* Reads from preprocessor_config.json how images are resized and cropped to the model's size; missing keys
+   have transformers' defaults. image_size: the size that the caller wants, or 0. */
 static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit_config *c)
 {
     const char *type = NULL;
@@ -434,7 +435,7 @@ static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit
     return TT_OK;
 }
 
-/* Reads preprocessor_config.json. image_size: the caller's, or 0. */
+/* Reads preprocessor_config.json. image_size: the size that the caller wants, or 0. */
 static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt_vit_config *c)
 {
     if (c->channels < 1 || c->channels > 4) return TT_OK; /* mean has room for 4; tt__vit_check refuses it */

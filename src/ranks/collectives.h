@@ -7,34 +7,34 @@
 #include "groups.h"
 
 /* -------------------------------------------------------------------------------------------- collectives
-   The members of a process have consecutive numbers, and each process has equally many. `grain` of them, a
-   power of two, form a node: a whole subtree of the tree of sums, whose sum is one of the numbers that
-   messages carry. If the members of a process are a power of two, they form one node, and no byte is sent
-   that need not be. */
+   Members of a collective are the ranks that take part. The members of one process have consecutive member
+   numbers, and each process has equally many. `grain` consecutive members, a power of two, form a node: a
+   whole subtree of the tree of sums. Messages carry the sums of nodes. If a process has a power of two of
+   members, they form one node, and the process sends the minimum of bytes. */
 
-/* Collectives of one op that a rank runs together, and the ranks that take part. */
+/* One or more collectives of the same op that a rank runs together, and the ranks that take part. */
 typedef struct tt__collective {
     tt__crew *crew;
     tt__launch *l;          /* array of n launches */
     int n;
-    tt__members all, near;  /* all members; those of this process, or both of a pair */
-    int rank, me, low;      /* this rank; its member number; that of this process's first member */
-    int processes, own;     /* number of processes with members; which of these this one is */
-    int grain, nodes;       /* members of a node; nodes of a process */
+    tt__members all, near;  /* all members; the members of this process, or both members of a pair */
+    int rank, me, low;      /* this rank; its member number; member number of this process's first member */
+    int processes, own;     /* number of processes with members; number of this process among these */
+    int grain, nodes;       /* number of members of a node; number of nodes of a process */
     int leader, tag;        /* the rank that sends and receives for this process; the tag of its messages */
-    bool apart;             /* kernels of some of `near` cannot load from the memory of others */
+    bool apart;             /* kernels of some rank in `near` cannot load from another's memory */
     bool direct;            /* messages begin and end in ranks' memory, not in the host's staging memory */
 } tt__collective;
 
 static bool tt__is_collective(const tt__instr *i) { return tt__rules_of(i)->phases != 0; }
 
-/* Returns whether a collective is between two of its members. */
+/* Returns whether collective i exchanges data only between two of its members. */
 static bool tt__is_pair(const tt__instr *i)
 {
     return i->move.from != i->move.to && i->move.over != TT__OVER_TIED;
 }
 
-/* Returns whether a member cannot load from another member's memory. */
+/* Returns whether the kernels of any member cannot load from the memory of another member. */
 static bool tt__is_apart(const tt__crew *c, tt__members m)
 {
     for (int a = 0; a < m.count; a++)
@@ -68,8 +68,9 @@ static tt__collective tt__collective_of(tt__crew *crew, int rank, tt__members al
     return c;
 }
 
-/* Makes a barrier of streams: the stream of this rank's device waits for all work that the members have
-   issued on theirs. On the host's device, where launches are done when they return, only the ranks wait. */
+/* Makes a barrier of streams: stream `stream` of this rank's device waits for all work that the other members
+   have issued on the same stream of their devices. On the CPU, where a launch is done when it returns, only
+   the ranks' threads wait. */
 static tt_status tt__sync(tt__crew *c, int rank, tt__members members, int stream)
 {
     const tt__backend *b = c->kind->backend;
@@ -84,7 +85,7 @@ static tt_status tt__sync(tt__crew *c, int rank, tt__members members, int stream
         if (other != rank) status = b->after(d, stream, c->event[other]);
     }
     if (status != TT_OK) return tt__device_status(c->ctx, c, rank, status);
-    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* events may be marked again now */
+    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* then events may be reused */
 }
 
 static tt_status tt__meet_near(const tt__collective *c)
@@ -92,8 +93,8 @@ static tt_status tt__meet_near(const tt__collective *c)
     return tt__sync(c->crew, c->rank, c->near, c->l->instr->stream);
 }
 
-/* Waits until a stream of the rank's device has done all its work: messages, and updates in the host's
-   memory, read the results. */
+/* Waits until a stream of the rank's device has done all its work. Needed before messages, or updates in the
+   host's memory, read the results. */
 static tt_status tt__await_stream(tt__crew *c, int rank, int stream)
 {
     const tt__backend *b = c->kind->backend;
@@ -111,8 +112,8 @@ static tt_status tt__launch_phase(const tt__collective *c, tt__launch *l, int n)
     return status == TT_OK ? tt__meet_near(c) : status;
 }
 
-/* Launches one phase of one collective where some members cannot load from others' memory. Sends the data of
-   these through the host's memory, a part at a time. */
+/* Launches one phase of one collective on a rank, if some members cannot load from others' memory. The data
+   of these members goes through the host's memory, a part at a time. */
 static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
 {
     tt__crew *crew = c->crew;
@@ -139,13 +140,13 @@ static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
 /* Returns the tag of messages from one rank to another. */
 static int tt__pair_tag(int from, int to) { return TT__DATA_TAG + (4 + from) * (int)TT__RANKS + to; }
 
-/* Messages of an instruction in flight. */
+/* The messages in flight that belong to one instruction. */
 typedef struct tt__mail {
     const tt__crew *crew;
     const tt_tape *tape;
     const tt__instr *i;
     int tag, count;
-    tt__request *r;         /* `count` of them, one per message */
+    tt__request *r;         /* `count` requests, one per message */
 } tt__mail;
 
 static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
@@ -154,7 +155,7 @@ static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
     return m;
 }
 
-/* Writes the place of an error, as in "reduce 'd(w)'". */
+/* Writes the place of an error for its message: op and value, such as "reduce 'd(w)'". */
 static void tt__net_where(const tt__mail *m, char to[128])
 {
     const tt__value *x = &m->tape->values[m->i->in[0] ? m->i->in[0] : m->i->out[0]];
@@ -166,13 +167,13 @@ static tt_status tt__net_late(const tt__mail *m, int late, const char *why)
 {
     char where[128];
     tt__net *net = m->crew->ctx->net;
-    const bool own = late < 0 && !why && !tt__net_has_failed(net); /* a rank here has failed */
+    const bool own = late < 0 && !why && !tt__net_has_failed(net); /* a rank of this process failed */
     if (own) return TT_ERR_DEVICE;
     tt__net_where(m, where);
     return tt__net_waited(net, where, late, why);
 }
 
-/* Waits for all messages of m, and leaves m empty. */
+/* Waits until all messages of *m have been sent or received, and leaves *m empty. */
 static tt_status tt__net_all_there(tt__mail *m)
 {
     tt__net *net = m->crew->ctx->net;
@@ -194,7 +195,7 @@ static tt_status tt__net_all_there(tt__mail *m)
     return come ? TT_OK : tt__net_late(m, late, why);
 }
 
-/* Waits for the first n messages of m; the others stay in flight. */
+/* Waits until the first n messages of *m have been sent or received; the others stay in flight. */
 static tt_status tt__net_first_there(tt__mail *m, int n)
 {
     tt__mail first = *m;
@@ -205,7 +206,8 @@ static tt_status tt__net_first_there(tt__mail *m, int n)
     return status;
 }
 
-/* Sends or receives bytes as messages of at most `most` bytes, one request each. */
+/* Begins to send or, if `comes`, to receive bytes, as messages of at most `most` bytes, with one request for
+   each message. */
 static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes, size_t most, bool comes)
 {
     tt__net *n = m->crew->ctx->net;
@@ -223,7 +225,7 @@ static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes
     return why ? tt__net_late(m, -1, why) : TT_OK;
 }
 
-/* Sends or receives bytes as short messages (see TT__NET_REQUESTS). */
+/* Begins to send bytes, as messages of at most TT__NET_MESSAGE bytes. */
 static tt_status tt__net_send(tt__mail *m, int process, void *data, size_t bytes)
 {
     return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, false);
@@ -234,7 +236,7 @@ static tt_status tt__net_receive(tt__mail *m, int process, void *data, size_t by
     return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, true);
 }
 
-/* Counts bytes that any method would have to send. */
+/* Adds to the count of the bytes that a process must send with any method. */
 static void tt__net_must_send(tt__net *n, double bytes)
 {
     pthread_mutex_lock(&n->mutex);

@@ -4,25 +4,25 @@
 
 /* ----------------------------------------------------------------------------------------- device groups */
 
-/* The ranks that programs run on together, each with a device of one kind. This process has `local` of them,
-   from number `first` on, each with a thread. It cannot see the memory of the others. */
+/* A crew: the ranks that run a program together, each with its own device, all of one kind. This process has
+   the ranks [first, first + local), each with a thread. It cannot access the memory of the other ranks. */
 typedef struct tt__crew {
     tt_context *ctx;
     const tt__device_kind *kind;
-    int ranks, index[TT__RANKS];   /* by rank: its device's number among those of the kind */
+    int ranks, index[TT__RANKS];   /* number of ranks; for each rank: number of its device */
     int first, local;
-    int moved;                     /* how much index[] exceeds the numbers in the name */
-    char name[96];                 /* "cuda:0,2", "cpu*2 in 4 processes"; cut if too long */
+    int moved;                     /* index[] exceeds the numbers in the name by so much */
+    char name[96];                 /* as in "cuda:0,2" or "cpu*2 in 4 processes"; cut if too long */
     tt__device *device[TT__RANKS]; /* NULL until opened, and for ranks of other processes */
-    tt__device *host[TT__RANKS];   /* the CPU beside a device of another kind; NULL until updates need it */
-    tt__pool *threads;             /* threads of the ranks, if several, once open */
-    tt__world *world;              /* barriers and counts of these threads */
-    /* Staging memory on the host: TT__STAGE bytes, or twice as many with several processes. NULL where all
-       memory is the host's and of this process. */
+    tt__device *host[TT__RANKS];   /* CPU device for updates in the host's memory; NULL until needed */
+    tt__pool *threads;             /* a thread for each rank; NULL until opened, or for a single rank */
+    tt__world *world;              /* barriers and counters of these threads */
+    /* Each rank's staging memory on the host: TT__STAGE bytes, or twice that with several processes. NULL if
+       the devices use the host's memory and there is only this process. */
     void *stage[TT__RANKS];
-    void *event[TT__RANKS];        /* for waits between devices' streams; NULL until used */
+    void *event[TT__RANKS];        /* by which streams of other devices wait; NULL until used */
     bool apart[TT__RANKS][TT__RANKS]; /* [a][b]: kernels of rank a cannot load from the memory of rank b */
-    bool tried;                    /* `apart` is known */
+    bool tried;                    /* `apart` has been found out */
     struct tt__crew *next;
 } tt__crew;
 
@@ -31,23 +31,26 @@ static bool tt__is_local(const tt__crew *c, int rank)
     return rank >= c->first && rank < c->first + c->local;
 }
 
-/* Returns the process of a rank. */
+/* Returns the number of the process that has a rank. */
 static int tt__process_of(const tt__crew *c, int rank) { return rank / c->local; }
 
-/* Bytes that ranks copy to the host's memory at once, if they cannot load from each other's memory. */
+/* Bytes of staging memory: max number of bytes that a rank copies to the host's memory at once, if ranks
+   cannot load from each other's memory. */
 #ifndef TT__STAGE /* tests make it smaller */
 #define TT__STAGE ((size_t)4 << 20)
 #endif
-/* Max batches of messages in flight between processes. Each batch has its part of the TT__STAGE bytes. */
+/* Max number of batches of messages in flight between processes. Each batch has an equal part of the
+   TT__STAGE bytes of staging memory. */
 enum { TT__NET_FLIGHTS = 8 };
 
-/* Bytes of a message, with room for MPI's header. MPI asks the receiver before it sends a longer message
-   (Open MPI over TCP: above 65536 bytes), and the answer queues behind what the receiver sends. The two
-   directions of a link would then take turns. */
+/* Max bytes of a message. With MPI's header, it stays below the size from which MPI first asks the receiver
+   (Open MPI over TCP: 65536 bytes). The receiver's answer would queue behind the data that the receiver is
+   sending, so that the two directions of a link would run in turn, not at once. */
 #ifndef TT__NET_MESSAGE /* tests make it smaller */
 #define TT__NET_MESSAGE ((size_t)61440)
 #endif
-/* Max number of requests for `bytes` bytes to and from all processes. */
+/* Max number of requests (one per message) to send `bytes` bytes to, and receive as many from, all
+   processes. */
 #define TT__NET_REQUESTS(bytes) (2 * (TT__RANKS + (bytes) / TT__NET_MESSAGE))
 
 /* Writes the name of a device: "cuda" for the first of a kind, "cuda:1" for the second, and so on. */
@@ -58,10 +61,11 @@ static const char *tt__device_name(const tt__device_kind *kind, int index, char 
     return to;
 }
 
-/* Returns the status that a function of a device returned. If that is an error, sets the device's message. */
+/* Returns `status`, which a function of a rank's device has returned. If it is an error, sets the context's
+   error to the device's message. */
 static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank, tt_status status)
 {
-    if (status == TT_OK || c->kind->host) return status; /* the CPU's functions have called tt__fail */
+    if (status == TT_OK || c->kind->host) return status; /* the CPU device has called tt__fail */
     char name[32];
     return tt__fail(ctx, status, "device '%s': %s", tt__device_name(c->kind, c->index[rank], name),
                     c->kind->backend->error(c->device[rank]));

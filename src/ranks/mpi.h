@@ -4,11 +4,11 @@
 #include "processes.h"
 
 /* ------------------------------------------------------------------------------------------------------- MPI
-   Messages between processes through MPI. A build without TINYTRAIN_MPI refuses what a launcher has started.
-   */
+   Sends messages between processes through MPI. A build without TINYTRAIN_MPI fails if a launcher has started
+   several processes. */
 
 #ifdef TINYTRAIN_MPI
-/* tt_files.remove of all processes but the first: removes nothing. */
+/* Removes nothing: the tt_files.remove of all processes except process 0. */
 static bool tt__removes_nothing(void *user, const char *path) { (void)user; (void)path; return true; }
 
 typedef char tt__request_holds_mpi[sizeof(MPI_Request) <= sizeof(uint64_t) ? 1 : -1];
@@ -17,7 +17,7 @@ static const char *tt__mpi_error(tt__net *n, int code)
 {
     int length = 0;
     if (code == MPI_SUCCESS) return NULL;
-    if (n->error[0]) return n->error; /* keeps the first error: others may be reading it */
+    if (n->error[0]) return n->error; /* keeps the first error: other threads may be reading it */
     if (MPI_Error_string(code, n->error, &length) != MPI_SUCCESS) snprintf(n->error, 32, "error %d", code);
     return n->error;
 }
@@ -26,7 +26,7 @@ static MPI_Comm tt__mpi_channel(const tt__net *n, int tag) { return tag < TT__DA
 
 static const char *tt__mpi_send(tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r)
 {
-    MPI_Request q = MPI_REQUEST_NULL; /* stays so after an error */
+    MPI_Request q = MPI_REQUEST_NULL; /* remains after an error */
     const int code = MPI_Isend(data, (int)bytes, MPI_BYTE, to, tag, tt__mpi_channel(n, tag), &q);
     r->process = to;
     r->handle = 0;
@@ -36,7 +36,7 @@ static const char *tt__mpi_send(tt__net *n, int to, int tag, const void *data, s
 
 static const char *tt__mpi_receive(tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r)
 {
-    MPI_Request q = MPI_REQUEST_NULL; /* stays so after an error */
+    MPI_Request q = MPI_REQUEST_NULL; /* remains after an error */
     const int code = MPI_Irecv(data, (int)bytes, MPI_BYTE, from, tag, tt__mpi_channel(n, tag), &q);
     r->process = from;
     r->handle = 0;
@@ -67,20 +67,20 @@ static const char *tt__mpi_take_end(tt__net *n, int *from, void *data, size_t by
     return tt__mpi_error(n, code);
 }
 
-/* MPI in this process, outside all contexts. MPI starts once and ends with the process. This is a global
-   because MPI itself is one: contexts come and go, and the function that ends MPI at exit gets no argument.
-   MPI_Init_thread waits for all other processes, forever if one is stopped, and cannot be interrupted.
-   Therefore a separate thread starts MPI, and tt__mpi_open waits for that thread only until the timeout. The
-   same thread ends MPI: the standard requires the thread that started it. */
+/* The state of MPI in this process, shared by all contexts. MPI can start only once in a process and ends
+   with it. The state is a global variable because MPI is global too: contexts open and close, and the
+   function that ends MPI at exit gets no argument. MPI_Init_thread waits for all other processes, forever if
+   one is stopped, and cannot be interrupted. Therefore a separate thread starts MPI, and tt__mpi_open waits
+   for that thread only until the timeout. The same thread ends MPI, as the standard requires. */
 typedef enum tt__mpi_state { TT__MPI_NONE, TT__MPI_STARTS, TT__MPI_RUNS, TT__MPI_ENDS } tt__mpi_state;
 
 static struct {
     pthread_mutex_t mutex;
-    pthread_cond_t wake;    /* `state` has changed */
+    pthread_cond_t wake;    /* signalled when `state` changes */
     tt__mpi_state state;
     int code, level;        /* results of MPI_Init_thread */
-    /* Number of contexts that are open, or that were closed when other processes may have been gone.
-       MPI_Finalize would wait for those processes in vain. */
+    /* Number of contexts that use MPI. A context that closes when other processes may have ended still
+       counts: MPI_Finalize would wait for those processes forever, so it is not called. */
     int in_use;
     pthread_t thread;
 } tt__mpi = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, TT__MPI_NONE, 0, 0, 0, 0};
@@ -101,7 +101,7 @@ static void *tt__mpi_thread(void *unused)
     return unused;
 }
 
-static void tt__mpi_finalise(void) /* at the process's exit */
+static void tt__mpi_finalise(void) /* runs when the process exits */
 {
     pthread_mutex_lock(&tt__mpi.mutex);
     const bool ends = tt__mpi.state == TT__MPI_RUNS && tt__mpi.code == MPI_SUCCESS && !tt__mpi.in_use;
@@ -123,7 +123,7 @@ static void tt__mpi_close(tt__net *n)
 static const tt__wire tt__mpi_wire = {tt__mpi_send, tt__mpi_receive, tt__mpi_test, tt__mpi_take_end,
                                       tt__mpi_close};
 
-/* Fails because other processes have not come to tt_open; MPI does not say which. */
+/* Fails because other processes have not called tt_open in time; MPI does not say which processes. */
 static tt_status tt__mpi_late(tt_context *ctx, const char *what)
 {
     static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK",
@@ -137,7 +137,7 @@ static tt_status tt__mpi_late(tt_context *ctx, const char *what)
                     rank ? rank : "of unknown number", host, ctx->options.timeout, what);
 }
 
-/* Starts MPI, unless it has begun to start, and waits until it runs. */
+/* Starts MPI, unless this process is starting it already, and waits until MPI runs. */
 static tt_status tt__mpi_start(tt_context *ctx)
 {
     const double begin = tt__seconds();
@@ -159,7 +159,7 @@ static tt_status tt__mpi_start(tt_context *ctx)
     return TT_OK;
 }
 
-/* Copies MPI_COMM_WORLD, after all processes have come. */
+/* Duplicates MPI_COMM_WORLD into *to, after all processes have reached this call. */
 static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
 {
     const double begin = tt__seconds();
@@ -177,8 +177,8 @@ static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
     return TT_OK;
 }
 
-/* Returns whether MPI reads and writes the memory of GPUs, by TINYTRAIN_MPI_CUDA or else by MPI's own
-   answer. */
+/* Returns whether MPI can read and write the memory of GPUs: the value of TINYTRAIN_MPI_CUDA or, if that is
+   not set, what MPI itself reports. */
 static bool tt__mpi_is_cuda_aware(void)
 {
     const char *said = getenv("TINYTRAIN_MPI_CUDA");
@@ -228,10 +228,11 @@ static tt_status tt__mpi_open(tt__net *n)
     return TT_OK;
 }
 
-/* Facts that processes tell each other at the start. All but `host` and `cuda_aware` must be equal. */
+/* Facts that each process tells the others at the start. All except `host` and `cuda_aware` must be equal in
+   all processes. */
 typedef struct tt__hello {
     char host[64], version[32], isa[16], bf16[16], seed[24];
-    int cuda_aware;         /* if not all are, messages go through the host's memory */
+    int cuda_aware;         /* MPI can access GPU memory; unless it can in all processes, it is not used so */
 } tt__hello;
 
 static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf16)
@@ -267,8 +268,8 @@ static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf1
 }
 #endif
 
-/* Finds the processes that were started together with this one. If there are several, sets ctx->net, and
-   process 0 alone writes files. */
+/* Finds the processes that a launcher started together with this one. If there are several, sets ctx->net and
+   makes process 0 the only one that writes files. */
 static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16)
 {
     const char *by = tt__trains_alone() ? NULL : tt__launched_by();
@@ -292,13 +293,13 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
     if (status == TT_OK && !n->note) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__net_hello(ctx, isa, bf16);
     if (status == TT_OK && n->me > 0) {
-        ctx->writes_nothing = true; /* it still makes folders: it may read one before process 0 has made it */
+        ctx->writes_nothing = true; /* but it makes folders, which it may read before process 0 does */
         ctx->options.files.remove = tt__removes_nothing;
         ctx->options.files.lock = NULL;
         ctx->options.files.space = NULL;
     }
     if (status == TT_OK && n->processes > 1) return TT_OK;
-    if (status != TT_OK) n->failed = 1; /* tt__net_close then waits for no message */
+    if (status != TT_OK) n->failed = 1; /* so that tt__net_close does not wait */
     tt__net_close(ctx);
     return status;
 #endif

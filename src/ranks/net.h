@@ -10,14 +10,14 @@
 
 /* ---- collectives of several processes */
 
-/* Returns the number of the k-th process that has members. */
+/* Returns the process number of the k-th process that has members of the collective. */
 static int tt__net_process(const tt__collective *c, int k)
 {
     return tt__process_of(c->crew, c->all.first + k * c->near.count * c->all.stride);
 }
 
-/* Return how many members of the k-th process have a contribution to a reduction, and how many nodes these
-   form. */
+/* The first function returns how many members of the k-th process contribute to a reduction, the second how
+   many nodes these members form. present: number of all members that contribute. */
 static int tt__net_present(const tt__collective *c, int k, int present)
 {
     return (int)tt__max(0, tt__min(c->near.count, present - k * c->near.count));
@@ -28,11 +28,13 @@ static int tt__net_nodes(const tt__collective *c, int k, int present)
     return (tt__net_present(c, k, present) + c->grain - 1) / c->grain;
 }
 
-/* Elements [from, from + most) of each member's shard, in collective number k of those that run together. */
+/* A part of a collective: elements [from, from + most) of each member's shard, in collective number k of the
+   collectives that run together. */
 typedef struct tt__net_job { int k; int64_t from, most; } tt__net_job;
 enum { TT__NET_JOBS = 128 };
 
-/* Returns the tensor that is divided into the members' shards: the one that is summed, or gathered. */
+/* Returns the tensor that is divided into the members' shards: the tensor to sum or, in other phases, the
+   tensor that is gathered. */
 static const tt__mat *tt__net_whole(const tt__launch *l)
 {
     return l->phase == TT__REDUCE_PHASE ? &l->in[0] : &l->out[0];
@@ -40,10 +42,11 @@ static const tt__mat *tt__net_whole(const tt__launch *l)
 
 static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
 
-/* Returns how many elements of a member's shard belong to a job, and sets *first to the first of them. */
+/* Returns how many elements of a member's shard belong to a job, and sets *first to the index of the first in
+   the whole tensor. */
 static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
 {
-    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* member 0 has everything */
+    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* the shard of member 0 is all */
     int64_t n = member ? 0 : tt__elements(&l->in[0]);
     *first = 0;
     if (!to_first) n = tt__piece_of(l, tt__net_whole(l), l->instr->move.root, member, first);
@@ -64,7 +67,7 @@ static size_t tt__net_size(const tt__launch *l, int64_t n)
     return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
 }
 
-/* Launches another op in place of a collective, on the collective's stream. */
+/* Launches op `op` with the operands of collective *l, on the collective's stream. */
 static tt_status tt__net_launch(const tt__crew *c, int rank, tt__launch *l, int op)
 {
     tt__instr other = *l->instr;
@@ -73,8 +76,8 @@ static tt_status tt__net_launch(const tt__crew *c, int rank, tt__launch *l, int 
     return tt__device_status(c->ctx, c, rank, c->kind->backend->launch(l, 1));
 }
 
-/* Sums n elements of `count` leaves to y, or adds the sum to y. Kernels of devices can read and write the
-   staging memory of all ranks. */
+/* Sums `count` leaves of n elements each and writes the sum to y or, if `add`, adds it to y. Leaves and y may
+   be in the staging memory of any rank, which kernels can read and write. */
 static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const tt__mat *leaves, int count,
                              char *y, int64_t n, bool add)
 {
@@ -88,7 +91,7 @@ static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const
     return tt__net_launch(c->crew, c->rank, &s, TT__OP_SUM_SLOTS);
 }
 
-/* Copies between a rank's device and the host, on the stream of the collective. */
+/* Copies bytes between a rank's device and the host, on the collective's stream. */
 static tt_status tt__net_copy(const tt__crew *c, int rank, const tt__launch *l, void *to, const void *from,
                               int64_t bytes)
 {
@@ -99,7 +102,7 @@ static tt_status tt__net_copy(const tt__crew *c, int rank, const tt__launch *l, 
     return bytes && to != from ? tt__net_launch(c, rank, &s, TT__OP_COPY) : TT_OK;
 }
 
-/* Returns the bytes that a process must at least send in a phase of a collective. */
+/* Returns the minimum number of bytes that a process must send, by any method, in a phase of a collective. */
 static double tt__net_least(const tt__collective *c, const tt__launch *l)
 {
     const tt__mat *x = tt__net_whole(l);
@@ -110,8 +113,9 @@ static double tt__net_least(const tt__collective *c, const tt__launch *l)
     return sends ? bytes * (l->phase == TT__REDUCE_PHASE ? 1 : c->processes - 1) : 0;
 }
 
-/* Returns the bytes that tt__net_reduce, tt__net_gather, tt__net_broadcast or tt__net_pair sends for a rank's
-   process in a phase, and sets *least to the minimum. Both are 0 for a rank that is not the leader. */
+/* Returns the number of bytes that tt__net_reduce, tt__net_gather, tt__net_broadcast or tt__net_pair sends
+   for a rank's process in a phase. Sets *least to the minimum that any method must send. Both numbers are 0
+   for a rank that is not the leader of its process. */
 static double tt__net_sends(const tt__collective *c, double *least)
 {
     const tt__net_job all = {0, 0, INT64_MAX};
@@ -140,13 +144,14 @@ static double tt__net_sends(const tt__collective *c, double *least)
     return bytes;
 }
 
-/* Returns how many batches are in flight at a time: fewer, but larger, if each goes to many processes. */
+/* Returns how many batches of messages are in flight at a time: if there are many processes, fewer but larger
+   batches. */
 static int tt__net_flights(const tt__collective *c)
 {
     return c->processes > TT__NET_FLIGHTS ? TT__NET_FLIGHTS / 2 : TT__NET_FLIGHTS;
 }
 
-/* Returns the bytes that a batch has in the memory that it is sent from. */
+/* Returns the bytes of staging memory from which one batch is sent. */
 static size_t tt__net_part(const tt__collective *c)
 {
     return TT__STAGE / (size_t)tt__net_flights(c) & ~(size_t)(TT__ALIGN - 1);
@@ -157,7 +162,7 @@ static size_t tt__net_part(const tt__collective *c)
 static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_job *job)
 {
     const size_t parts = (size_t)c->all.count * (size_t)c->nodes;
-    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* of one node's shard */
+    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* bytes left for each node and shard */
     int count = 0;
     while (*k < c->n && count < TT__NET_JOBS && room) {
         const tt__launch *l = &c->l[*k];
@@ -174,13 +179,13 @@ static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_
     return count;
 }
 
-/* A batch of messages in flight, for some jobs. The elements that this process sends to process q begin at
-   to[q] of the memory that is sent; those that it receives from q begin at from[q] of the memory that is
-   received. Both are ordered by job, then by shard, then by node. */
+/* A batch of messages in flight, for one or more jobs. In the batch's send memory, the elements for process q
+   begin at byte to[q]; in its receive memory, the elements from process q begin at byte from[q]. Both are
+   ordered by job, then by shard, then by node. */
 typedef struct tt__net_batch {
     tt__net_job job[TT__NET_JOBS];
     int jobs;
-    size_t begin; /* start of the batch in both of these memories */
+    size_t begin; /* byte where the batch begins in the halves of staging memory to send and to receive */
     size_t to[TT__RANKS + 1], from[TT__RANKS + 1];
     tt__request r[TT__NET_REQUESTS(2 * TT__STAGE / TT__NET_FLIGHTS)];
     tt__mail mail;
@@ -202,12 +207,12 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
             }
         }
         b->to[q + 1] = b->to[q] + to;
-        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* its own nodes stay in the sent memory */
+        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* own nodes stay in the send memory */
     }
 }
 
 /* Copies a rank's elements of all shards, one after another, to the second half of the rank's staging memory.
-   Needed if kernels of a process cannot load from each other's memory. */
+   Needed if kernels of this process's ranks cannot load from each other's memory. */
 static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b)
 {
     char *to = (char *)c->crew->stage[c->rank] + TT__STAGE + b->begin;
@@ -225,8 +230,9 @@ static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b
     return status;
 }
 
-/* Sums the nodes of this process, for all members' shards, into the memory that is sent. The ranks take
-   turns. If `apart`, they read the operands that tt__net_lay_out has copied. */
+/* Computes the sums of this process's nodes, for the shards of all members, in the send memory `to`. Each
+   rank of the process computes some of these sums. If c->apart, they read the copies that tt__net_lay_out
+   made. */
 static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, char *to)
 {
     tt__mat leaf[TT__RANKS];
@@ -258,11 +264,11 @@ static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, c
     return status;
 }
 
-/* Sums the nodes of all processes to this rank's shard. */
+/* Adds up the sums of the nodes of all processes for this rank's shard. */
 static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b, const char *sent,
                                 const char *received)
 {
-    const char *at[TT__RANKS]; /* the next node of each process */
+    const char *at[TT__RANKS]; /* for each process: its next node */
     tt__mat leaf[TT__RANKS];
     tt_status status = TT_OK;
     for (int q = 0; q < c->processes; q++) at[q] = q == c->own ? sent + b->to[q] : received + b->from[q];
@@ -285,7 +291,7 @@ static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b,
     return status;
 }
 
-/* Waits for a batch and sums it. */
+/* Waits for the messages of a batch, then sums this rank's shard. */
 static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
 {
     const char *stage = (const char *)c->crew->stage[c->leader] + b->begin;
@@ -298,8 +304,9 @@ static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
     return status;
 }
 
-/* Reduces n tensors; each member gets its shard of the sums. Other batches are in flight while one is summed,
-   and while one direction of a link is ahead of the other. */
+/* Sums the n tensors of the collectives over all members; each member gets its shard of the sums. Several
+   batches of messages are in flight: links stay busy while a batch is summed, and one direction of a link
+   need not wait for the other. */
 static tt_status tt__net_reduce(const tt__collective *c)
 {
     const tt__instr *i = c->l->instr;
@@ -339,9 +346,9 @@ static tt_status tt__net_reduce(const tt__collective *c)
     return status;
 }
 
-/* Returns where the elements of a job in member m's shard begin. If not `direct`: in the leader's staging
-   memory, with `room` bytes for each shard. Otherwise in the memory of the rank that has the shard or, for
-   shards of other processes, in the leader's result. */
+/* Returns the address where the elements of a job in member m's shard begin. If c->direct, this is in the
+   memory of the rank that has the shard or, for shards of other processes, in the leader's result. Otherwise
+   it is in the leader's staging memory, where each shard has `room` bytes. */
 static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int m, size_t room)
 {
     const tt__launch *l = &c->l[job->k];
@@ -353,8 +360,8 @@ static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int 
     return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
 }
 
-/* Copies this rank's shard to staging memory or, if `come`, all shards that the rank lacks from there. Then
-   waits at a barrier for the other ranks, which do the same. */
+/* Copies this rank's shard to the leader's staging memory or, if `come`, copies from there all shards that
+   the rank lacks. Then waits at a barrier for the process's other ranks, which do the same. */
 static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, size_t room, bool come)
 {
     const tt__launch *l = &c->l[job->k];
@@ -371,7 +378,8 @@ static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, 
     return status == TT_OK ? tt__meet_near(c) : status;
 }
 
-/* Exchanges shards with other processes. The leaders send the messages, a bounded number at a time. */
+/* Exchanges shards with other processes. The leader of each process sends and receives the messages; the
+   number of messages in flight is bounded. */
 static tt_status tt__net_gather(const tt__collective *c)
 {
     enum { REQUESTS = 4 * TT__RANKS };
@@ -409,7 +417,7 @@ static tt_status tt__net_gather(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&mail) : status;
 }
 
-/* Sends the operand of member 0 from process to process, in a chain. */
+/* Sends the operand of member 0 through a chain of processes: each passes it on to the next. */
 static tt_status tt__net_broadcast(const tt__collective *c)
 {
     const bool leads = c->rank == c->leader, waits = leads && !c->direct, last = c->own + 1 == c->processes;
@@ -443,7 +451,8 @@ static tt_status tt__net_broadcast(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&out) : status;
 }
 
-/* Copies to this rank what the leader has received and what other ranks of this process have. */
+/* Copies to this rank the shards that its process's leader has received and those that other ranks of the
+   process have. */
 static tt_status tt__net_spread(const tt__collective *c)
 {
     const bool all = tt__net_is(c->l, TT__OF_FIRST);
@@ -463,7 +472,7 @@ static tt_status tt__net_spread(const tt__collective *c)
     return tt__launch_phase(c, c->l, c->n);
 }
 
-/* Sends n operands from a member to a member of another process, or receives them. */
+/* Sends the operands of n collectives to the other member of a pair, in another process, or receives them. */
 static tt_status tt__net_pair(const tt__collective *c)
 {
     const tt__instr *i = c->l->instr;
@@ -496,7 +505,7 @@ static tt_status tt__net_pair(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&mail) : status;
 }
 
-/* Runs one phase of collectives with members in several processes. */
+/* Runs one phase of collectives whose members belong to several processes. */
 static tt_status tt__net_phase(const tt__collective *c)
 {
     tt_status status = TT_OK;
@@ -508,8 +517,8 @@ static tt_status tt__net_phase(const tt__collective *c)
     return status == TT_OK && c->direct ? tt__net_spread(c) : status;
 }
 
-/* Runs all phases of n collectives on a rank, with barriers of the members before and after each. met: the
-   members have passed a barrier right before. */
+/* Runs all phases of c->n collectives on a rank. Before and after each phase, the members wait at a barrier.
+   met: the members have just passed a barrier, so the first one is left out. */
 static tt_status tt__run_collective(const tt__collective *c, bool met)
 {
     const int phases = tt__rules_of(c->l->instr)->phases;

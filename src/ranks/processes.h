@@ -2,82 +2,82 @@
 #include "../base/base.h"
 
 /* ------------------------------------------------------------------------------------- several processes
-   Processes that a launcher such as `mpirun` started together run one program. Each calls the same functions
-   with the same arguments and has the same number of ranks. Ranks are numbered through all processes.
+   Processes that a launcher such as `mpirun` started together run one program. Each process calls the same
+   functions with the same arguments and has the same number of ranks. Ranks are numbered through all
+   processes. Messages go from one process to another (tt__wire). MPI's own sums are not used, as MPI chooses
+   their order. To sum a tensor over ranks, a process first sums the numbers of its own ranks, as far as these
+   ranks form subtrees of the tree of sums (tt__collective). Each process is responsible for one part of the
+   tensor: it receives the other processes' sums of this part, adds them up, and sends the result to all
+   others. For a tensor of n bytes on P processes, a process sends (P - 1) * n / P bytes before the sum and as
+   many after it, which is the minimum, and no message waits for another. Halving and doubling would send as
+   many bytes, but in log2(P) rounds in which messages wait for each other. Processes agree (tt__agree) where
+   all must make the same decision: each sends the others a note with its status and the facts that the others
+   need. An error of one process is then an error of all, and all may continue. If a rank fails elsewhere, its
+   process tells the others, which may be waiting for that rank; this ends the common work for good. The
+   common work also ends if a process closes its context or lets others wait longer than the timeout. */
 
-   Messages go from one process to another (tt__wire). MPI's own sums are not used, as their order is MPI's. A
-   process first sums what its own ranks have, as far as that is a subtree of the tree of sums
-   (tt__collective). Then it sends each other process the part that the other sums, once, and sends the part
-   that it has summed to all, once. For n bytes on P processes that is (P - 1) n / P bytes each way, which is
-   the minimum, and no message waits for another. Halving and doubling would move as many bytes, in log2(P)
-   turns in which messages wait for each other.
-
-   Processes agree (tt__agree) where all must make the same decision: each sends the others a note with its
-   status and what the others must know. An error of one process is then an error of all, and all may
-   continue. If a rank fails elsewhere, its process tells the others, which wait for it somewhere; that ends
-   the common work for good. So does a process that closes its context, or that lets others wait longer than
-   the timeout. */
-
-/* Tags of messages. Groups of collectives have tags from TT__DATA_TAG on. */
+/* Tags of messages: end messages (tt__end), notes, fetched data. Messages of collectives have tags from
+   TT__DATA_TAG on. */
 enum { TT__END_TAG = 1, TT__NOTE_TAG, TT__FETCH_TAG, TT__DATA_TAG = 16 };
 
 /* A message in flight. */
 typedef struct tt__request {
-    uint64_t handle;        /* the wire's */
-    int process;            /* that it goes to, or comes from */
-    bool done, comes;       /* comes: this process receives it, from an instruction of the other one */
+    uint64_t handle;        /* the transport's handle of the message */
+    int process;            /* the process to which the message goes, or from which it comes */
+    bool done, comes;       /* comes: this process receives the message of an instruction */
 } tt__request;
 
-/* A transport: carries messages between processes. Messages of one tag from one process to another arrive in
-   the order in which they were sent. Functions return NULL, or an error message. Only one thread calls them
-   at a time. */
+/* A transport, which carries messages between processes. Messages with the same tag from one process to
+   another arrive in the order in which they were sent. The functions return NULL, or an error message. Only
+   one thread at a time calls them. */
 typedef struct tt__wire {
     const char *(*send)(struct tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r);
     const char *(*receive)(struct tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r);
     const char *(*test)(struct tt__net *n, tt__request *r); /* sets r->done */
-    /* Receives a message of TT__END_TAG, if one has arrived; else sets *from to -1. */
+    /* Receives a message with tag TT__END_TAG, if one has arrived; else sets *from to -1. */
     const char *(*take_end)(struct tt__net *n, int *from, void *data, size_t bytes);
     void (*close)(struct tt__net *n);
 } tt__wire;
 
-/* A process's message to the others when it stops: a rank has failed, or its context is closed. */
+/* The message that a process sends to the others when it stops, because a rank has failed or the process
+   closes its context. */
 typedef struct tt__end {
     int status, failed;
     char why[1000];
 } tt__end;
 
-enum { TT__NOTE = 2048 };   /* max bytes that a process tells the others when all agree */
+enum { TT__NOTE = 2048 };   /* max bytes of data that a process sends the others in tt__agree */
 typedef struct tt__note {
-    char where[40];         /* the point that the process is at */
+    char where[40];         /* the point of the program that the process has reached */
     int status, bytes;
-    unsigned char data[TT__NOTE + 1000]; /* `bytes` of them, then the text of an error */
+    unsigned char data[TT__NOTE + 1000]; /* `bytes` bytes of data, then the text of an error */
 } tt__note;
 
-/* The processes that run together, as one of them sees them. */
+/* The processes that run together, from the view of this process. */
 typedef struct tt__net {
     tt_context *ctx;
     const tt__wire *wire;
     int processes, me;
     char host[TT__RANKS][64];
-    pthread_mutex_t mutex;  /* guards the wire and the fields marked "guarded" */
-    int failed;             /* atomic: the processes no longer work together, ... */
+    pthread_mutex_t mutex;  /* guards the transport and the fields marked "guarded" */
+    int failed;             /* atomic: the processes no longer work together */
     tt_status status;
-    char why[1100];         /* ... for this reason */
-    tt__end end, ended[TT__RANKS]; /* its own; guarded: those received, by process */
-    bool has_ended[TT__RANKS];     /* guarded */
-    char heard[TT__RANKS][128];    /* guarded; by process: the instruction of its last message */
-    int ranks;              /* of each process, in the program that ran last; 0: no program has memory yet */
-    tt__note *note;         /* by process: its note when all agreed last */
-    bool cuda_aware;        /* in all processes messages can begin and end in the memory of GPUs */
+    char why[1100];         /* why the processes no longer work together */
+    tt__end end, ended[TT__RANKS]; /* this process's end message; guarded: those received, by process */
+    bool has_ended[TT__RANKS];     /* guarded; for each process: its end message has arrived */
+    char heard[TT__RANKS][128];    /* guarded; for each process: the instruction of its last message */
+    int ranks;              /* number of ranks of each process in the last program; 0: none has memory yet */
+    tt__note *note;         /* for each process: its note in the last tt__agree */
+    bool cuda_aware;        /* the MPI of every process can send from and receive into GPU memory */
     double sent, least;     /* guarded: bytes that collectives have sent so far; the minimum that any method
                                must send */
 #ifdef TINYTRAIN_MPI
-    MPI_Comm talk, data;    /* for notes and ends; for collectives */
+    MPI_Comm talk, data;    /* for notes and end messages; for collectives */
     char error[MPI_MAX_ERROR_STRING + 1];
 #endif
 } tt__net;
 
-/* Writes the name of a process, as in "process 1 (host b)". */
+/* Writes the name of a process to `to`, such as "process 1 (host b)". */
 static const char *tt__process_name(const tt__net *n, int process, char to[96])
 {
     snprintf(to, 96, "process %d (%s)", process, n->host[process]);
@@ -102,8 +102,8 @@ static tt_status tt__net_status(tt_context *ctx)
     return tt__fail(ctx, n->status, "%s", n->why);
 }
 
-/* Receives an end message, if one has arrived, and notes that its process has stopped. The caller holds the
-   mutex. Returns NULL or the wire's error. */
+/* Receives an end message, if one has arrived, and notes that the process that sent it has stopped. The
+   caller holds the mutex. Returns NULL or the transport's error. */
 static const char *tt__net_ends(tt__net *n)
 {
     tt__end end;
@@ -114,13 +114,14 @@ static const char *tt__net_ends(tt__net *n)
     n->ended[from] = end;
     n->has_ended[from] = true;
     snprintf(why, sizeof why, "%s", end.why);
-    if (end.failed && strncmp(why, "process ", 8) != 0) /* it names no process yet */
+    if (end.failed && strncmp(why, "process ", 8) != 0) /* the text names no process */
         snprintf(why, sizeof why, "%s: %s", tt__process_name(n, from, name), end.why);
     if (end.failed) tt__net_stop(n, (tt_status)end.status, why);
     return NULL;
 }
 
-/* Waits between two checks for messages. Other processes may need this CPU in order to send. */
+/* Pauses between two checks for messages, as other processes may need this CPU in order to send. waited:
+   seconds waited so far. */
 static void tt__net_rest(double waited)
 {
     const struct timespec pause = {0, 20000};
@@ -128,9 +129,9 @@ static void tt__net_rest(double waited)
     else nanosleep(&pause, NULL);
 }
 
-/* Waits until all of these messages have been sent or received. Returns false if a process has failed, if the
-   wait took too long (*late: the process waited for; else -1), if the wire failed (*why: its error; else
-   NULL), or if *stop, unless NULL, became nonzero. */
+/* Waits until all `count` messages have been sent or received. Returns false if a process has failed, if the
+   wait took too long (sets *late to the process for which it waited; else to -1), if the transport failed
+   (sets *why to the transport's error; else to NULL), or if *stop became nonzero (stop may be NULL). */
 static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count, int *late, const char **why)
 {
     const double timeout = n->ctx->options.timeout, grace = fmin(2, timeout);
@@ -141,7 +142,7 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
     for (int k = 0; k < count; k++) r[k].done = false;
     while (left > 0) {
         const int before = left;
-        /* slow: a process that is waited for; closed: one that has closed its context. */
+        /* slow: a process whose message is missing; closed: such a process that has closed its context. */
         int slow = -1, closed = -1;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count && !*why; k++) {
@@ -169,8 +170,8 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
     return true;
 }
 
-/* Writes the name of a process with its ranks: "rank 1, process 1 (host b)," or, if it has several, "one of
-   the ranks 2 to 3, process 1 (host b),". */
+/* Writes the name of a process with its ranks: "rank 1, process 1 (host b)," or, for a process with several
+   ranks, "one of the ranks 2 to 3, process 1 (host b),". */
 static const char *tt__ranks_name(const tt__net *n, int process, char to[160])
 {
     char name[96];
@@ -202,7 +203,8 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
                     heard[0] ? "; its last message came in " : "", heard);
 }
 
-/* Sends this process's `end` to all others, for at most `seconds`. False: not all got it. */
+/* Sends this process's end message to all others, and waits at most `seconds`. Returns false if some process
+   did not get the message. */
 static bool tt__net_send_end(tt__net *n, double seconds)
 {
     tt__request r[TT__RANKS];
@@ -219,7 +221,7 @@ static bool tt__net_send_end(tt__net *n, double seconds)
         left = 0;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count; k++) {
-            if (!r[k].done && n->wire->test(n, &r[k])) r[k].done = true; /* that process cannot be told */
+            if (!r[k].done && n->wire->test(n, &r[k])) r[k].done = true; /* that process is out of reach */
             left += !r[k].done;
         }
         pthread_mutex_unlock(&n->mutex);
@@ -228,8 +230,8 @@ static bool tt__net_send_end(tt__net *n, double seconds)
     return !left;
 }
 
-/* Ends the common work of all processes because of the context's error, to which it adds the process's
-   name. */
+/* Ends the common work of all processes because this process has an error. Adds the process's name to the
+   context's error. */
 static tt_status tt__net_fail(tt_context *ctx, tt_status status)
 {
     tt__net *n = ctx->net;
@@ -244,13 +246,14 @@ static tt_status tt__net_fail(tt_context *ctx, tt_status status)
     snprintf(n->end.why, sizeof n->end.why, "%.999s", why);
     tt__net_stop(n, status, why);
     pthread_mutex_unlock(&n->mutex);
-    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* other messages stay as they are */
+    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* other messages stay in flight */
     return tt__net_status(ctx);
 }
 
-/* Brings all processes to the same decision: waits until each has called it, and exchanges their statuses and
-   `bytes` bytes of each, which tt__noted then returns. All processes return the first error that any of them
-   brought. `where` names the purpose in errors. */
+/* Brings all processes to the same decision: waits until each process has called this function, and exchanges
+   their statuses and `bytes` bytes of data (`brought`) of each process, which tt__noted then returns. If some
+   processes bring an error as `status`, all processes return the first such error. `where` names the purpose
+   in error messages. */
 static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status, const void *brought,
                            size_t bytes)
 {
@@ -288,7 +291,7 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
     if (failed) {
         tt__process_name(n, (int)(failed - n->note), name);
         snprintf(text, sizeof text, "%s", (const char *)failed->data + failed->bytes);
-        const bool named = strncmp(text, "process ", 8) == 0; /* from an earlier agreement */
+        const bool named = strncmp(text, "process ", 8) == 0; /* by an earlier tt__agree */
         status = tt__fail(ctx, (tt_status)failed->status, "%s%s%.900s", named ? "" : name, named ? "" : ": ",
                           text);
     } else if (elsewhere) {
@@ -299,13 +302,14 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
     return elsewhere ? tt__net_fail(ctx, status) : status;
 }
 
-/* Returns the bytes that a process brought when all agreed last. Without other processes, returns `own`. */
+/* Returns the data that a process brought to the last tt__agree. Without other processes, returns `own`. */
 static const void *tt__noted(const tt_context *ctx, int process, const void *own)
 {
     return ctx->net ? (const void *)ctx->net->note[process].data : own;
 }
 
-/* Sends bytes of process `owner` to process `taker`, or to all if taker is -1. All processes call it. */
+/* Sends `data` of process `owner` to process `taker`, or to all processes if `taker` is -1. All processes
+   must call this function. */
 static tt_status tt__net_fetch(tt_context *ctx, int owner, int taker, const char *where, void *data,
                                size_t bytes)
 {
@@ -325,7 +329,7 @@ static tt_status tt__net_fetch(tt_context *ctx, int owner, int taker, const char
     return tt__net_fail(ctx, tt__net_waited(n, where, late, why));
 }
 
-/* Ends the common work: all processes call it when they close their contexts. */
+/* Ends the common work of the processes. Each process calls this function when it closes its context. */
 static void tt__net_close(tt_context *ctx)
 {
     tt__net *n = ctx->net;
@@ -334,7 +338,7 @@ static void tt__net_close(tt_context *ctx)
     bool all = !tt__net_has_failed(n);
     if (all) {
         const double begin = tt__seconds();
-        int late = 0; /* the first process that has not come */
+        int late = 0; /* the first process that is missing */
         n->end.status = (int)ctx->status;
         if (ctx->status != TT_OK) snprintf(n->end.why, sizeof n->end.why, "%.999s", ctx->error);
         all = tt__net_send_end(n, ctx->options.timeout);
@@ -359,7 +363,8 @@ static void tt__net_close(tt_context *ctx)
     tt__free(ctx, n);
 }
 
-/* Returns the variable by which a launcher says that it started several processes; NULL: none does. */
+/* Returns the environment variable by which a launcher tells that it started several processes; NULL: no
+   launcher did. */
 static const char *tt__launched_by(void)
 {
     static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
@@ -373,7 +378,7 @@ static const char *tt__launched_by(void)
     return rank && several ? "PMIX_RANK" : NULL;
 }
 
-/* Returns whether each process is to train alone, although a launcher has started several. */
+/* Returns whether each process shall train alone, although a launcher has started several processes. */
 static bool tt__trains_alone(void)
 {
     const char *alone = getenv("TINYTRAIN_ALONE");

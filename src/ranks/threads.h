@@ -3,20 +3,21 @@
 
 /* ===========================================================================================================
    RANKS                                                                                            src/ranks/
-   The ranks of a process, one thread each: barriers, and how they fail together. Processes and their
-   messages, device groups, collectives. Uses all above.
+   The ranks of a process, one thread each, with their barriers and their common failure; processes and their
+   messages; device groups; collectives. Uses all sections above.
 
-   The tree of sums. A step adds up gradients and the counts of losses over its micro-batches. These sums have
+   The tree of sums. A step sums gradients and the counts of losses over its micro-batches. These sums have
    the same bits for any number of data ranks. tt_parallel.groups is the number of leaves of a sum;
    micro-batch m of a step belongs to leaf m % groups. Leaves are summed in pairs, (0 + 1) + (2 + 3) and so
-   on, each sum rounded to the dtype of the summed values; leaves without a micro-batch are left out. Data
-   rank r of n runs micro-batches r, r + n, r + 2 n and so on, so it has leaves r, r + n, ...: its slots. Slot
-   k of all ranks together is a subtree, which a collective sums; TT__OP_SUM_SLOTS then sums the slots.
+   on, and each sum is rounded to the dtype of the values; leaves without a micro-batch are left out. Data
+   rank r of n data ranks runs the micro-batches r, r + n, r + 2 * n and so on, so it has the leaves r, r + n
+   and so on, which are its slots. Slot k of all ranks together is a subtree, which a collective sums;
+   TT__OP_SUM_SLOTS then sums the slots.
 
-   Sums of a step (zero 0 and 1): the matrix products that compute a gradient add it to its leaf in place, and
-   the tree is summed once, at the end of the step. Sums of micro-batches (zero 2 and 3, and
-   tt_parallel.reduce_micros): a leaf is one micro-batch, the tree is summed after each lap of `groups`
-   micro-batches, and laps are added one after another.
+   Sums of a step (tt_parallel.zero 0 and 1): the matrix product that computes a gradient adds it to its leaf
+   in place, and the tree is summed once, at the end of the step. Sums of micro-batches (tt_parallel.zero 2
+   and 3, and tt_parallel.reduce_micros): a leaf is one micro-batch, the tree is summed after each lap of
+   `groups` micro-batches, and the sums of laps are added one after another.
    ======================================================================================================== */
 
 /* The ranks of a process that run together, one thread each: their barriers, and their common failure. */
@@ -26,19 +27,21 @@ typedef struct tt__world {
     double timeout;          /* seconds */
     pthread_mutex_t mutex;
     pthread_cond_t wake;
-    int sleepers;            /* threads that wait for `wake` */
-    int spins;               /* checks for another rank before a rank sleeps */
+    int sleepers;            /* number of threads that wait for `wake` */
+    int spins;               /* how many times a waiting rank checks a count before it sleeps */
     int failed;              /* atomic: a rank has failed; no rank waits any more */
-    int outside;             /* atomic: ranks that wait for messages of other processes, at most as long as
-                                these may take. A rank that waits for such a rank has to wait as long */
-    const char *op[TT__RANKS], *on[TT__RANKS]; /* atomic, by rank: its current op and value; or NULL */
-    uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: how often a has come to a barrier with b */
-    /* Atomic, for a pipeline's micro-batches, by rank: how many values it has sent to the next stage (0) and
-       gradients to the one before (1); how many of each it has taken from the other side. */
+    int outside;             /* atomic: number of ranks that wait for messages of other processes. A rank
+                                that waits for such a rank does not time out before it */
+    const char *op[TT__RANKS], *on[TT__RANKS]; /* atomic; for each rank: its current op and value; or NULL */
+    uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: how many times rank a reached a barrier with b */
+    /* Atomic, for the micro-batches of a pipeline; for each rank: how many values it has sent to the next
+       stage ([0]) and how many gradients to the previous stage ([1]); how many values it has taken from the
+       previous stage ([0]) and how many gradients from the next ([1]). */
     uint64_t sent[TT__RANKS][2], taken[TT__RANKS][2];
 } tt__world;
 
-/* Ranks first, first + stride, ...: `count` of them. */
+/* The members of a collective or a barrier: `count` ranks first, first + stride, first + 2 * stride and so
+   on. */
 typedef struct tt__members { int first, stride, count; } tt__members;
 
 static tt__world *tt__world_new(tt_context *ctx, int ranks, double timeout)
@@ -48,7 +51,7 @@ static tt__world *tt__world_new(tt_context *ctx, int ranks, double timeout)
     w->ctx = ctx;
     w->ranks = ranks;
     w->timeout = timeout;
-    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* the other ranks need the CPU */
+    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* spinning would take CPUs from ranks */
     pthread_mutex_init(&w->mutex, NULL);
     pthread_cond_init(&w->wake, NULL);
     return w;
@@ -69,14 +72,14 @@ static void tt__world_wake(tt__world *w)
     pthread_mutex_unlock(&w->mutex);
 }
 
-/* Ends all waiting. The rank has called tt__fail before. */
+/* Ends the waiting of all ranks. The rank that calls this function has called tt__fail. */
 static void tt__world_fail(tt__world *w)
 {
     __atomic_store_n(&w->failed, 1, __ATOMIC_SEQ_CST);
     tt__world_wake(w);
 }
 
-/* Resets all barriers and counts after a failure. No rank may be running. */
+/* Resets all barriers and counts, as a failure may have left them unequal. No rank may be running. */
 static void tt__world_reset(tt__world *w)
 {
     memset(w->met, 0, sizeof w->met);
@@ -87,7 +90,8 @@ static void tt__world_reset(tt__world *w)
     w->failed = 0;
 }
 
-/* Notes what a rank does, for the error of a rank that waits for it too long. */
+/* Notes the op and the value on which a rank works. A rank that waits for this rank too long names them in
+   its error. */
 static void tt__world_note(tt__world *w, int rank, const char *op, const char *on)
 {
     __atomic_store_n(&w->op[rank], op, __ATOMIC_RELAXED);
@@ -99,8 +103,8 @@ static bool tt__has_come(const uint64_t *count, uint64_t times)
     return __atomic_load_n(count, __ATOMIC_SEQ_CST) >= times;
 }
 
-/* Waits until another thread signals `wake`, at most `seconds`. Callers pass few seconds: the clock that
-   counts them may be set meanwhile. */
+/* Waits until another thread signals `wake`, but at most `seconds`. Callers pass few seconds, as somebody may
+   set the clock during the wait. */
 static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double seconds)
 {
     struct timespec until;
@@ -111,8 +115,8 @@ static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double second
     pthread_cond_timedwait(wake, mutex, &until);
 }
 
-/* Sleeps until a rank's count is `times` or a rank has failed. Returns false after the timeout, which starts
-   again while a rank waits for other processes. */
+/* Sleeps until *count is at least `times` or a rank has failed. Returns false after the timeout, which starts
+   anew as long as a rank waits for other processes. */
 static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
 {
     double begin = tt__seconds();
@@ -130,7 +134,8 @@ static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
     return done;
 }
 
-/* Waits until a count of `rank` is `times`. Returns false after the timeout, or if a rank has failed. */
+/* Makes rank `me` wait until *count, a count of rank `rank`, is at least `times`. Returns false after the
+   timeout, or if a rank has failed. */
 static bool tt__wait_for(tt__world *w, int me, int rank, const uint64_t *count, uint64_t times)
 {
     for (int i = 0; i < w->spins && !tt__has_come(count, times); i++) tt__pause();
@@ -157,8 +162,8 @@ static void tt__count_on(tt__world *w, uint64_t *count)
     if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__world_wake(w);
 }
 
-/* Waits at a barrier until each member has come as often as rank `me`, a member too, has come to it.
-   Afterwards all members see what any of them wrote before. Returns false after the timeout, or if a rank has
+/* Makes rank `me`, a member, wait at a barrier until all members have reached it. After the barrier, all
+   members see the memory that any member wrote before it. Returns false after the timeout, or if a rank has
    failed. */
 static bool tt__meet(tt__world *w, int me, tt__members members)
 {

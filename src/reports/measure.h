@@ -16,13 +16,13 @@
    ======================================================================================================== */
 
 /* -------------------------------------------------------------------------------------------------- costs
-   tt_measure_costs trains a transformer block in its own context and times each launch: first with so few
-   rows and columns that the overhead of launches dominates, then with more, until steps are long. A block
-   with one row measures the update, which dominates there. */
+   tt_measure_costs trains a transformer block in a context of its own and times each launch. It begins with
+   so few rows and columns that the overhead of launches dominates, and adds rows and columns until steps are
+   long. A block with one row measures the update, which dominates the time of such a block. */
 
-/* STEP_LONG, COPY_LONG: seconds of a step and of a copy that are long enough. STEPS_LONG: seconds of all
-   steps of a program. WIDTH: rows and columns of a block, for the update columns alone. COPY: bytes of a
-   copy. */
+/* STEP_LONG, COPY_LONG: seconds from which a step and a copy are long enough to measure. STEPS_LONG: seconds
+   of all steps of one program. WIDTH: numbers of rows and columns of a block; in UPDATE_WIDTH, of columns
+   alone. COPY: bytes of a copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
@@ -92,7 +92,7 @@ static void tt__sample_free(tt_context *ctx, tt__sample *s)
     tt__free(ctx, s->numbers);
 }
 
-/* Runs a step. *seconds: the time of tt_step alone. */
+/* Sets the inputs and runs a step. *seconds: the time that tt_step alone took. */
 static tt_status tt__sample_step(tt__sample *s, double *seconds)
 {
     tt_status status = TT_OK;
@@ -107,14 +107,15 @@ static tt_status tt__sample_step(tt__sample *s, double *seconds)
     return status;
 }
 
-/* The seconds, the work and the number of the launches of a step, for each kind of cost. */
+/* The launches of a step, for each kind of cost: their seconds, their work (FLOPs or bytes), their number. */
 typedef struct tt__profile {
     double seconds[TT__COST_KINDS], work[TT__COST_KINDS];
     int launches[TT__COST_KINDS];
 } tt__profile;
 
-/* Runs some steps and takes the fastest time of each launch, as other work of the machine slows some steps
-   down but seldom all. *seconds: the sum of these times or, for very long steps, the last step's time. */
+/* Runs some steps and takes the shortest time of each launch, as other work on the machine slows down some
+   steps but seldom all. *seconds: the sum of these times or, if steps are very long, the time of the last
+   step. */
 static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
 {
     const tt_tape *t = s->p->built.t;
@@ -130,7 +131,7 @@ static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *
     }
     ctx->profile = NULL;
     memset(to, 0, sizeof *to);
-    for (int k = 0, first = 0; k < t->n_code; k++) { /* first: of instructions that run together */
+    for (int k = 0, first = 0; k < t->n_code; k++) { /* first: first instruction of a launch */
         const tt__cost cost = tt__cost_of(&t->code[k]);
         if (isfinite(each[first])) to->work[cost] += tt__work_of(t, &t->code[k]);
         if (k == first && isfinite(each[k])) {
@@ -141,12 +142,12 @@ static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *
     }
     *seconds = 0;
     for (int c = 0; c < TT__COST_KINDS; c++) *seconds += to->seconds[c];
-    if (now > 8 * TT__STEP_LONG) *seconds = now; /* the step is long enough: saves time */
+    if (now > 8 * TT__STEP_LONG) *seconds = now; /* a step so long needs no repetition */
     tt__free(ctx, each);
     return status;
 }
 
-/* Makes a sample and profiles its steps. */
+/* Makes a program with a block of `rows` rows and `width` columns, and profiles its steps. */
 static tt_status tt__profile_of(tt_context *ctx, const char *device, const char *precision, int rows,
                                 int width, tt__profile *to, double *seconds)
 {
@@ -159,8 +160,9 @@ static tt_status tt__profile_of(tt_context *ctx, const char *device, const char 
     return status;
 }
 
-/* Computes rates from the additional work and time of a profile compared with a smaller profile that has the
-   same number of launches (all 0: no smaller profile). For collectives, also the seconds to start. */
+/* Computes rates (work per second) from the differences in work and in time between profile *x and a smaller
+   profile with the same number of launches (all 0: no smaller profile). For collectives, also computes the
+   seconds to start one. */
 static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool single, tt_costs *to)
 {
     for (int c = 0; c < TT__COST_KINDS; c++) {
@@ -173,9 +175,10 @@ static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool si
     }
 }
 
-/* Computes the seconds to start an op: takes the fastest of some steps that are not timed launch by launch,
-   or `least` if that is less, and divides the seconds that the work by the rates does not explain by the
-   number of launches. least: seconds of a step that was timed launch by launch. */
+/* Computes the seconds to start an op. Takes the seconds of the fastest of some steps whose launches are not
+   timed, or `least` if that is less; subtracts the seconds that the rates predict for the step's work; and
+   divides the rest by the number of launches. least: seconds of a step whose launches were timed one by
+   one. */
 static tt_status tt__measure_launch(tt__sample *s, double least, tt_costs *costs)
 {
     double seconds;
@@ -194,7 +197,8 @@ static tt_status tt__measure_launch(tt__sample *s, double least, tt_costs *costs
     return status;
 }
 
-/* Measures the bytes per second of one instruction, a copy (COPY) or a product with 1 (SCALE). */
+/* Measures the bytes per second of one instruction: a copy (TT__OP_COPY), or a multiplication by 1
+   (TT__OP_SCALE). */
 static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, void *from, void *to,
                                   double *rate)
 {
@@ -217,14 +221,14 @@ static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, vo
             status = b->launch(&l, 1);
             if (status == TT_OK) status = b->wait(l.device);
             begin = tt__seconds() - begin;
-            seconds = k > 1 ? fmin(seconds, begin) : begin; /* the first run touches the memory */
+            seconds = k > 1 ? fmin(seconds, begin) : begin; /* ignores the first run, which touches memory */
         }
         *rate = (double)n / fmax(seconds, 1e-9);
     }
     return tt__device_status(ctx, c, 0, status);
 }
 
-/* Measures the bandwidths of the memory and the host links of rank 0. */
+/* Measures the bandwidths of the device memory of rank 0 and of its links to and from the host's memory. */
 static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs *costs)
 {
     const tt__backend *b = c->kind->backend;
@@ -236,15 +240,15 @@ static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs 
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_SCALE, x, y, &costs->memory);
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_COPY, x, host, &costs->to_host);
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_COPY, host, x, &costs->from_host);
-    costs->memory *= 2; /* bytes are both read and written */
+    costs->memory *= 2; /* each byte is read and written */
     if (host) b->release_host(d, host);
     if (y) b->release(d, y);
     if (x) b->release(d, x);
     return status;
 }
 
-/* Returns the number of rows and columns that makes a step long enough, given that a step with `width` took
-   `seconds`; `width` if that was long enough. */
+/* Returns the width (number of rows and of columns) for which a step should be long enough to measure, given
+   that a step with `width` took `seconds`. Returns `width` itself if that step was long enough. */
 static int tt__next_width(int width, double seconds)
 {
     const double times = fmin(4, cbrt(TT__STEP_LONG / fmax(seconds, 1e-9)));
@@ -252,7 +256,7 @@ static int tt__next_width(int width, double seconds)
     return times < 1.2 || next <= width ? width : next < TT__MOST_WIDTH ? next : TT__MOST_WIDTH;
 }
 
-/* Measures the rates of fp32 (single) or bf16. *least: the seconds of the smallest step. */
+/* Measures the rates of instructions in fp32 (`single`) or bf16. *least: the seconds of the smallest step. */
 static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool single, double *least,
                                        tt_costs *costs)
 {
@@ -262,7 +266,7 @@ static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool
         double seconds = 0;
         const char *precision = single ? "32-true" : "bf16-true";
         const tt_status status = tt__profile_of(ctx, device, precision, width, width, &now, &seconds);
-        if (status == TT_ERR_MEMORY && before) return TT_OK; /* keeps the rates of smaller steps */
+        if (status == TT_ERR_MEMORY && before) return TT_OK; /* keeps the rates found so far */
         if (status != TT_OK) return status;
         tt__rates_of(&now, &small, single, costs);
         if (!before) small = now, *least = seconds;
@@ -282,10 +286,10 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     o.isa = tt_isa(ctx);
     o.bf16 = tt__bf16_name[ctx->cpu.bf16];
     o.verify = false;
-    o.logger.log = NULL; /* the caller's context has already logged the same */
+    o.logger.log = NULL; /* the caller's context has logged this already */
     tt_context *own = tt_open(&o);
     if (!own) return tt__fail(ctx, TT_ERR_MEMORY, "tt_measure_costs: no memory or threads for a context");
-    tt__sample s; /* like users' programs: with streams and graphs of launches */
+    tt__sample s; /* runs like users' programs, with streams and graphs of launches */
     tt__profile update;
     double least, ignored;
     status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH, TT__LEAST_WIDTH);

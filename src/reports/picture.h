@@ -9,7 +9,8 @@
 /* ----------------------------------------------------------------------------------------- picture of a plan
    tt_plan_svg draws the bytes in use at each instruction, by category. */
 
-/* Returns the step between marks of an axis, 1, 2 or 5 times a power of ten, so that at most `marks` fit. */
+/* Returns the distance between the marks of an axis of the plot: 1, 2 or 5 times a power of ten, so that an
+   axis of `length` has at most `marks` marks. */
 static double tt__axis_step(double length, int marks)
 {
     static const int times[] = {1, 2, 5};
@@ -27,8 +28,9 @@ static void tt__print_xml(tt__text *text, const char *name)
     }
 }
 
-/* Returns live[k * N + c], the bytes in use in column k by categories tt__layer[0..c]. A column shows one of
-   n instructions or, if several share the column, the one with the most bytes. NULL when out of memory. */
+/* The categories of memory, from the lowest layer of the plot up. tt__live_layers returns an array live[k * N
+   + c]: the bytes in use in column k by the categories tt__layer[0] to tt__layer[c]. A column shows one of n
+   instructions; if several share a column, the one with the most bytes. NULL: out of memory. */
 static const tt_category tt__layer[] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER, TT_MEM_GRADIENTS, TT_MEM_INPUTS,
                                         TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
 static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
@@ -59,7 +61,8 @@ static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
 enum { TT__LEFT = 64, TT__TOP = 66, TT__WIDTH = 600, TT__HEIGHT = 290, TT__RIGHT = TT__LEFT + TT__WIDTH,
        TT__BOTTOM = TT__TOP + TT__HEIGHT };
 
-/* Prints a line of text. anchor: the point of the text that is at x, "start", "middle" or "end". */
+/* Prints a line of text of the picture. anchor: the point of the text ("start", "middle" or "end") that is at
+   x. */
 TT_PRINTF(5, 6)
 static void tt__label(tt__text *text, int x, int y, const char *anchor, const char *format, ...)
 {
@@ -71,9 +74,9 @@ static void tt__label(tt__text *text, int x, int y, const char *anchor, const ch
     tt__print(text, "<text x='%d' y='%d' text-anchor='%s'>%s</text>\n", x, y, anchor, label);
 }
 
-/* Draws the layers of memory, each down to the axis, from the highest layer on, so that lower layers cover
-   higher ones. Coordinates are tenths of a pixel from the lower left corner, upwards. scale: tenths of a
-   pixel per byte. drawn: for each layer, whether it is present. */
+/* Draws the layers of memory. Begins with the highest layer and draws each down to the axis, so that lower
+   layers cover higher ones. Coordinates are tenths of a pixel, to the right and up from the lower left
+   corner. scale: tenths of a pixel per byte. drawn: set to whether each layer has any bytes. */
 static void tt__draw_layers(tt__text *text, const int64_t *live, int columns, double scale,
                             const char *const *colour, bool *drawn)
 {
@@ -97,7 +100,7 @@ static void tt__draw_layers(tt__text *text, const int64_t *live, int columns, do
     }
 }
 
-/* Draws a band below the axis that names the instructions of forward, backward and update. */
+/* Draws a band below the axis that shows which instructions are forward, backward and update. */
 static void tt__draw_parts(tt__text *text, const tt__instr *i, int instructions)
 {
     static const char *const names[] = {"forward", "backward", "update"};
@@ -119,7 +122,7 @@ static bool tt__is_marked(const tt_tape *t, const tt__instr *i, int kind)
     return kind ? tt__stream_beside(t, i) != TT__COMPUTE_STREAM : i->again;
 }
 
-/* Draws lines at the instructions marked by tt__is_marked(kind). Returns whether any exists. */
+/* Draws a line at each instruction for which tt__is_marked(kind) holds. Returns whether it drew any. */
 static bool tt__draw_marks(tt__text *text, const tt_tape *t, int kind, const char *colour)
 {
     bool any = false;

@@ -19,7 +19,8 @@
 #include "../run/processes.h"
 
 /* ------------------------------------------------------------------------------------------------------ plan
-   Returns a memory plan as numbers: tt_plan, and the storages that are live at the peak. */
+   Returns a memory plan as numbers: a tt_plan, and the storages that are live at the peak (the instruction
+   where most bytes are live). */
 
 const char *tt_category_name(tt_category c)
 {
@@ -41,8 +42,9 @@ static tt_category tt__category(const tt_tape *t, int32_t base)
     }
 }
 
-/* tt__storage_of describes storage k of the program's arena, 0 <= k < tt__storages(p): the resident workspace
-   (k = 0), then persistent values, then boxes. Returns false if no storage has that number. */
+/* Returns the number of storages of the program's arena, some of which may be absent. Storage 0 is the
+   resident workspace, then come persistent values, then boxes of transient storages. tt__storage_of describes
+   storage k, and returns false if it is absent. */
 static int tt__storages(const tt_program *p) { return p->built.t->n_values + p->built.n_boxes; }
 
 static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
@@ -67,21 +69,22 @@ static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
     return k ? x->persistent && x->base == k && x->space == TT__DEVICE && !elsewhere : to->bytes > 0;
 }
 
-/* Describes storage k of the program's arena. Returns false if that is absent or not live at the peak. */
+/* Describes storage k of the program's arena in *to. Returns false if it is absent or not live at the
+   peak. */
 static bool tt__storage_at_peak(const tt_program *p, int k, tt_plan_value *to)
 {
     return tt__storage_of(p, k, to) && to->first <= p->built.peak_at && to->last >= p->built.peak_at;
 }
 
 /* Returns the bytes that a rank loads from other ranks in a step with one full micro-batch on each data rank.
-   *least: as tt_plan.moved_least_bytes. */
+   Sets *least to the minimum that any method must load (tt_plan.moved_least_bytes). */
 static double tt__moved_by(const tt_program *p, int rank, double *least)
 {
     const tt_tape *t = p->built.t;
     double bytes = *least = 0;
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
-        if (!tt__rules_of(i)->loads || i->slot > 1) continue; /* that step uses only the first slot */
+        if (!tt__rules_of(i)->loads || i->slot > 1) continue; /* one micro-batch uses only slot 1 */
         const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
         const int64_t elements = tt__max(x->shape.rows * x->shape.cols, y->shape.rows * y->shape.cols);
         const double item = (double)tt_dtype_bytes((i->in[0] ? x : y)->shape.dtype);
@@ -89,13 +92,13 @@ static double tt__moved_by(const tt_program *p, int rank, double *least)
         const tt__members all = tt__members_of(p, rank, &i->move, &me);
         const tt__loads loads = tt__rules_of(i)->loads(&i->move, elements, me, all.count);
         bytes += item * (double)loads.done;
-        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* or counts of losses */
+        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* F64: counts of losses */
         if (x->param >= 0 || (i->segment <= TT__EACH_BACKWARD && !squares)) *least += item * loads.least;
     }
     return bytes;
 }
 
-/* Counts the bytes that a rank copies between device and host (tt_plan.transfer_bytes). */
+/* Counts the bytes that a rank copies between device and host in a step (plan->transfer_bytes). */
 static void tt__count_transfers(const tt_program *p, tt_plan *plan)
 {
     const tt_tape *t = p->built.t;
@@ -109,7 +112,7 @@ static void tt__count_transfers(const tt_program *p, tt_plan *plan)
     }
 }
 
-/* Returns the largest stage of a program, whose ranks need the most bytes. */
+/* Returns the stage of a program whose ranks need the most bytes. */
 static const tt_program *tt__largest_stage(const tt_program *p)
 {
     const tt_program *largest = p;
@@ -121,14 +124,15 @@ static const tt_program *tt__largest_stage(const tt_program *p)
     return largest;
 }
 
-/* Returns the bytes of the host's memory for the inputs of a pipeline's micro-batches on one data rank. */
+/* Returns the bytes of host memory in which a pipeline keeps the inputs of the micro-batches of one data
+   rank. */
 static size_t tt__fed_bytes(const tt_program *p)
 {
     const int micros = p->settings.options.accumulate ? p->settings.options.parallel.micros : 1;
     return p->fed_at ? p->fed_at[p->n_recorded] * (size_t)tt__max(1, micros) : 0;
 }
 
-/* Returns the plan of a stage. */
+/* Returns the memory plan of one stage. */
 static tt_plan tt__plan_of(const tt_program *p)
 {
     tt_plan plan;
@@ -215,7 +219,7 @@ tt_plan tt_program_plan(const tt_program *p)
     return plan;
 }
 
-/* Orders storages by bytes, largest first. arg: the array of bytes. */
+/* Returns whether storage a has more bytes than storage b. arg: the array of the storages' bytes. */
 static bool tt__larger_storage(const void *arg, uint32_t a, uint32_t b)
 {
     const size_t *bytes = (const size_t *)arg;
@@ -229,7 +233,7 @@ int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity
     const size_t bytes_each = sizeof(size_t) + sizeof(uint32_t) + sizeof(int32_t);
     size_t *bytes = (size_t *)tt__calloc(p->ctx, bytes_each * (size_t)storages);
     uint32_t *order = (uint32_t *)(bytes + storages);
-    int32_t *holds = (int32_t *)(order + storages); /* for boxes: the last value that took over the place */
+    int32_t *holds = (int32_t *)(order + storages); /* for each box: the last of the values that share it */
     int n = 0;
     for (int k = 0; k < storages && bytes; k++) {
         const tt__box *box = k < values ? NULL : &p->built.box[k - values];

@@ -14,11 +14,12 @@ static bool tt__is_alphanumeric(char c)
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-/* Copies a name with '*' for each number that is a word of its own: "layer.*.norm1" for "layer.3.norm1". */
+/* Copies a name, and replaces each number that is a whole word by '*': "layer.3.norm1" becomes
+   "layer.*.norm1". */
 static void tt__without_numbers(const char *name, char *to, size_t capacity)
 {
     size_t n = 0;
-    bool inside = false; /* within a word */
+    bool inside = false; /* `name` is within a word */
     while (*name && n + 1 < capacity) {
         size_t digits = inside ? 0 : strspn(name, "0123456789");
         bool number = digits && !tt__is_alphanumeric(name[digits]);
@@ -29,11 +30,11 @@ static void tt__without_numbers(const char *name, char *to, size_t capacity)
     to[n] = 0;
 }
 
-/* Values of the same size and category whose names differ only in numbers. */
+/* A group of values of the same size and category whose names differ only in numbers. first: one of them. */
 typedef struct tt__plan_group { char name[72]; const tt_plan_value *first; int count; } tt__plan_group;
 
-/* Prints the largest values at the peak, until they make up four fifths of it, in 8 to 20 lines. A group,
-   such as a value of 24 layers, takes one line. */
+/* Prints the largest values at the peak in 8 to 20 lines, until they make up four fifths of the peak's bytes.
+   A group of similar values, such as one of each of 24 layers, takes one line. */
 static void tt__print_largest(const tt_program *p, tt__text *text)
 {
     const int n = tt_plan_values(p, NULL, 0);
@@ -45,7 +46,7 @@ static void tt__print_largest(const tt_program *p, tt__text *text)
     tt__plan_group *group = (tt__plan_group *)tt__calloc(p->ctx, sizeof *group * (size_t)(n + 1));
     uint32_t *slot = (uint32_t *)tt__calloc(p->ctx, sizeof *slot * ((size_t)mask + 1)); /* a hash table */
     const bool ok = all && group && slot && tt_plan_values(p, all, n) == n;
-    if (!ok) others = 0; /* prints the rest of the report without this list */
+    if (!ok) others = 0; /* out of memory: leaves out the list */
     for (int i = 0; i < others; i++) {
         const tt_plan_value *v = &all[i];
         tt__plan_group *g = &group[groups];
@@ -84,7 +85,8 @@ static void tt__print_largest(const tt_program *p, tt__text *text)
     tt__free(p->ctx, all);
 }
 
-/* Prints the devices of a plan: "cuda", or "cuda*8 (data 4, tensor 2, zero 3)". */
+/* Prints the devices of a program and how they share the work, such as "cuda*8 (data 4, tensor 2, zero
+   3)". */
 static void tt__print_ranks(const tt_program *p, tt__text *text)
 {
     const tt_parallel *how = &p->settings.options.parallel;
@@ -101,7 +103,7 @@ static void tt__print_ranks(const tt_program *p, tt__text *text)
     tt__print(text, ")");
 }
 
-/* Prints the choices made to fit memory_budget. */
+/* Prints the choices that the compiler made to fit the program into memory_budget. */
 static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text *text)
 {
     const tt_tape *t = p->built.t;
@@ -143,8 +145,8 @@ static void tt__print_stages(const tt_program *p, tt__text *text)
     }
 }
 
-/* Prints the seconds of a step by the rates of the device, if the options give rates or, on a device other
-   than the CPU, if data moves between memories or ranks. */
+/* Prints the seconds that a step should take at the device's rates. Prints them only if the options give
+   rates or, on a device other than the CPU, if data moves between memories or ranks. */
 static void tt__print_seconds(const tt_program *p, const tt_plan *plan, tt__text *text)
 {
     const tt__settings *s = &p->settings;

@@ -16,10 +16,10 @@
 #include "ranks.h"
 
 /* ---------------------------------------------------------------------------------------------------- inputs
-   Copies of inputs to a program (tt_set) and of values from a program (tt_get); the place of an instruction's
-   operands on a rank. */
+   Copies inputs to a program (tt_set) and values from a program (tt_get), and finds the memory of an
+   instruction's operands on a rank. */
 
-/* Returns how many elements of the storage precede the rows that a view has as a rank's own. */
+/* Returns how many elements of the storage precede a rank's own rows in view `id`. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__value *v = &p->built.t->values[id];
@@ -28,7 +28,8 @@ static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, 
     return first * v->ld;
 }
 
-/* Moves m, which points to the start of a storage, to the slot, shard or own rows that the value is. */
+/* Makes m, which points to the start of a storage, point to the part that value `id` is: a slot, a shard or a
+   rank's own rows. */
 static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, int32_t id, tt__mat *m)
 {
     const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
@@ -42,13 +43,13 @@ static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, 
     if (v->part.unit) {
         m->cols = m->ld = tt__piece(v->part.of, v->part.unit, v->part.root, tt__data_rank(p, rank),
                                     p->arena->data, &first);
-        if (!base->part.unit) data += (size_t)first * item; /* else the storage holds only the shard */
+        if (!base->part.unit) data += (size_t)first * item; /* else the storage is the shard */
     }
     m->data = data;
 }
 
-/* Returns the matrix that operand `id` of an instruction is on a rank in a run. Its data is NULL if the rank
-   is in another process. */
+/* Returns the matrix of operand `id` of an instruction, as a rank has it in run *now. Its `data` is NULL if
+   the rank belongs to another process. */
 static tt__mat tt__resolve_in(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     tt__mat m = tt__at_capacity(p->built.t, id);
@@ -67,7 +68,8 @@ static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
     return tt__resolve_in(p, &p->rank[rank].now, rank, id);
 }
 
-/* Writes a value to a rank before anything that runs from now on. The caller may change `data` afterwards. */
+/* Writes a value to a rank's memory: all work that is launched later sees it. The caller may change `data`
+   once the function has returned. */
 static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void *data, size_t bytes)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -89,7 +91,8 @@ static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void
     return tt__device_status(p->ctx, p->settings.crew, rank, status);
 }
 
-/* Copies inputs that have arrived on a rank to the place where its run reads them. */
+/* Copies the inputs that were written to arrivals (tt__value.arrival) on a rank to the inputs' own storages,
+   where the run reads them. */
 static tt_status tt__take_arrivals(tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -118,8 +121,9 @@ static void tt__mark_input(tt__rank *r, int32_t v, tt__input_state state)
     r->input[v] = (unsigned char)state;
 }
 
-/* Notes that bytes [from, from + bytes) of a rank's transient memory are written: marks the inputs stored
-   there as overwritten, in all programs of the arena but `reader` (NULL: in all). */
+/* Notes that bytes [from, from + bytes) of a rank's transient memory will be overwritten: marks the inputs
+   stored there as overwritten in all programs of the arena, except in program `reader` (which may be
+   NULL). */
 static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank, size_t from, size_t bytes)
 {
     for (tt_program *q = a->programs; q; q = q->next) {
@@ -133,8 +137,8 @@ static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank
     }
 }
 
-/* Sets the number of rows of an input's axis. Other inputs that are set on the axis must agree; if v itself
-   was set before, the other inputs become unset instead. */
+/* Sets the number of rows of the axis of input v. Fails if another input with this axis is already set with
+   another number; but if v itself was set before, unsets these other inputs instead. */
 static tt_status tt__set_rows(tt_program *p, tt__rank *r, int32_t v, int64_t rows)
 {
     const tt__value *values = p->built.t->values, *x = &values[v];
@@ -152,7 +156,7 @@ static tt_status tt__set_rows(tt_program *p, tt__rank *r, int32_t v, int64_t row
     return TT_OK;
 }
 
-/* Sets a checked input on one rank. */
+/* Sets input v, whose arguments were checked, on one rank. */
 static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *data, int64_t rows)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -161,7 +165,7 @@ static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *d
     if (status != TT_OK) return status;
     tt__mark_input(r, v, TT__SET);
     if (x->place == TT__NO_PLACE) return TT_OK; /* no instruction reads it */
-    p->arena->results_of = NULL; /* an output may have been stored here */
+    p->arena->results_of = NULL; /* an output may be overwritten */
     tt__overwrite(p->arena, p, rank, x->place, tt__storage_bytes(x));
     if (!tt__is_here(p, rank)) return TT_OK;
     const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
@@ -183,8 +187,9 @@ static tt__fed *tt__fed_of(tt_program *p, int data_rank)
     return f->inputs && f->rows ? f : NULL;
 }
 
-/* Sets a checked input of a pipeline's next micro-batch. Copies the data, as a pipeline runs micro-batches
-   later: at the end of the step or of tt_run. Ranks of the first stage keep the states of inputs. */
+/* Sets input v, whose arguments were checked, for the next micro-batch of a pipeline. Copies the data, as a
+   pipeline runs its micro-batches later: at the end of the step or of tt_run. The first stage's ranks hold
+   the states of inputs. */
 static tt_status tt__feed_input(tt_program *p, int data_rank, int32_t v, const void *data, int64_t rows)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -229,7 +234,7 @@ static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *dat
     return status;
 }
 
-/* Fails if a function for programs with one data rank is called with several. */
+/* Fails if the program has several data ranks, as `function` is only for programs with one. */
 static tt_status tt__one_data_rank(const tt_program *p, const char *function)
 {
     if (p->arena->data == 1) return TT_OK;
@@ -237,7 +242,8 @@ static tt_status tt__one_data_rank(const tt_program *p, const char *function)
                     "use %s_rank", function, p->arena->data, function);
 }
 
-/* Keeps the error of a refused tt_set. The next run reports that error, in case nobody reads the status. */
+/* Keeps the error of a tt_set that failed. The next run reports that error, in case the caller has not
+   checked the status. */
 static tt_status tt__note_refused(tt_program *p, tt_status status)
 {
     if (status != TT_OK && !p->refused[0]) memcpy(p->refused, p->ctx->error, sizeof p->refused);
@@ -257,7 +263,8 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
 
 static bool tt__is_in_parts(const tt__value *v) { return v->part.unit || v->part.split != TT__WHOLE; }
 
-/* Copies a parameter, or a view of a parameter, from the shards on all ranks to `to`, as tt_get does. */
+/* Copies a parameter, or a view of one, to `to`: collects the shards of all ranks. Does the work of
+   tt_get. */
 static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, size_t capacity)
 {
     const tt__value *x = &p->built.t->values[id];
@@ -273,7 +280,7 @@ static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, s
     return status;
 }
 
-/* Returns the last stage that has value v. */
+/* Returns the last stage of the pipeline that has value v. */
 static tt_program *tt__stage_with(tt_program *p, int32_t v)
 {
     for (int s = p->stages - 1; s > 0 && v > 0 && v < p->n_recorded; s--) {
@@ -339,8 +346,8 @@ static void tt__forget_inputs(tt_program *p)
     }
 }
 
-/* Returns whether an input that instructions read has been set on a rank since the last run; its data may
-   have been overwritten. */
+/* Returns whether any input that instructions read was set on a rank since the last run, even if the input's
+   data were overwritten. */
 static bool tt__has_inputs(const tt_program *p, int rank)
 {
     for (int32_t v = 1; v < p->n_recorded; v++)
@@ -348,7 +355,7 @@ static bool tt__has_inputs(const tt_program *p, int rank)
     return false;
 }
 
-/* Fails unless all inputs that a tape reads are set on a rank. */
+/* Fails unless all inputs that instructions of tape t read are set on a rank. */
 static tt_status tt__rank_inputs(const tt_program *p, const tt_tape *t, int rank)
 {
     const tt__rank *r = &p->rank[rank];
@@ -372,7 +379,8 @@ static tt_status tt__rank_inputs(const tt_program *p, const tt_tape *t, int rank
     return TT_OK;
 }
 
-/* Counts the data ranks that have a micro-batch, always the first ones. Fails unless their inputs are set. */
+/* Counts the data ranks that have a micro-batch (p->present), which are always the first ones. Fails unless
+   all their inputs are set. */
 static tt_status tt__inputs_ready(tt_program *p)
 {
     const int data = p->arena->data, before = p->present;
@@ -387,11 +395,11 @@ static tt_status tt__inputs_ready(tt_program *p)
                           "earlier round of this step: only the last round may leave data ranks out", before);
     p->refused[0] = 0;
     if (status != TT_OK) p->present = before;
-    if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have other numbers of rows */
+    if (status != TT_OK) tt__forget_inputs(p); /* the next micro-batch may have other rows */
     return status;
 }
 
-/* Fills with NaN the storages that an instruction is the last to use on a rank. */
+/* For tests: fills the storages whose last use is this instruction with NaN on a rank. */
 static void tt__poison(tt_program *p, int rank, int instruction)
 {
     const tt__arena *a = p->arena;
@@ -401,22 +409,24 @@ static void tt__poison(tt_program *p, int rank, int instruction)
         if (p->built.t->values[box->value].stays) continue; /* other micro-batches need the value */
         char *host = p->rank[rank].host + p->built.host_persistent + box->place;
         if (box->space == TT__HOST && a->kind->host) memset(host, 0xff, box->bytes);
-        /* Memory beside a device is left out: the host would have to wait, which would order streams. */
+        /* Host memory of a device's program is left out: the host would have to wait for the device, and the
+           wait would hide wrong orders of streams. */
         if (box->space == TT__HOST) continue;
         char *memory = a->memory[rank] + a->persistent + box->place;
         a->kind->backend->fill(a->crew->device[rank], memory, 0xff, box->bytes);
     }
 }
 
-/* Returns operand `id` with data that the host can read, if the operand is an input or a view of one. Returns
-   any other operand as the rank has it, which the host can read only if the device's memory is the host's. */
+/* Returns the matrix of operand `id`. If the operand is an input or a view of one, the matrix is in memory
+   that the host can read. Any other operand is in the rank's memory, which the host can read only if the
+   device is the CPU. */
 static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
 {
     const tt__value *x = &p->built.t->values[id];
     const tt__staged *staged = &p->rank[rank].staged[x->base];
     tt__mat m = tt__resolve(p, rank, id);
     const tt__now *now = &p->rank[rank].now;
-    const bool waits = tt__stages(p) > 1; /* the data waits in tt__fed */
+    const bool waits = tt__stages(p) > 1; /* the data is in tt__fed */
     if (x->storage != TT__INPUT || (!waits && !staged->buffer[0])) return m;
     const int64_t own = tt__is_own_rows(p->built.t, id) ? tt__own_first(p, now, rank, id) : 0;
     const char *from = waits ? tt__fed_at(p, now->round, rank)->inputs + p->head->fed_at[x->base]
@@ -425,8 +435,8 @@ static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
     return m;
 }
 
-/* Fills in which rows and columns a tensor rank has of the split operands and results of an instruction.
-   Removes the operands that tensor rank 0 alone adds. */
+/* Sets the launch fields that tell which rows and columns of the divided operands and results a tensor rank
+   has. On other tensor ranks than 0, removes the operands that tensor rank 0 alone adds. */
 static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
 {
     const tt__instr *i = l->instr;
@@ -439,7 +449,7 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
         if (p->built.t->values[id].part.split != TT__WHOLE) split = id;
     }
     const tt__value *v = &p->built.t->values[split];
-    const bool own = v->part.split == TT__ROWS && v->shape.axis; /* rows of an axis */
+    const bool own = v->part.split == TT__ROWS && v->shape.axis; /* the rows are an axis */
     if (split) l->whole_rows = v->shape.rows * (v->part.split == TT__ROWS ? tensor : 1);
     if (own) l->whole_rows = tt__run_rows(p, now, rank)[p->built.t->axes[v->shape.axis].of];
     if (v->part.split == TT__COLS) l->first_col = me * v->shape.cols;
@@ -448,8 +458,8 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
     for (int j = 0; j < TT__MAX_IN && me > 0; j++) if (i->once >> j & 1) l->in[j].data = NULL;
 }
 
-/* Checks, before anything runs, that the indices and starts of sequences on a rank are valid for the ops that
-   read them. Counts the FLOPs of the micro-batch. arg: the program. */
+/* Checks, before anything runs, that the inputs of a rank have valid indices and starts of sequences for the
+   ops that read them. Also counts the FLOPs of the rank's micro-batch. arg: the program. */
 static tt_status tt__check_inputs(void *arg, int rank)
 {
     tt_program *head = (tt_program *)arg, *p = tt__stage_of(head, rank);
@@ -473,16 +483,17 @@ static tt_status tt__check_inputs(void *arg, int rank)
     return status;
 }
 
-/* Returns whether gradients hold contributions of earlier micro-batches, to which this run adds. */
+/* Returns whether the gradients already hold contributions of earlier micro-batches, so that a run of this
+   segment must add to them. */
 static bool tt__adds_later(const tt_program *p, tt__segment segment)
 {
     const int64_t done = segment == TT__EACH_LAP ? p->round - 1 : p->round;
     return segment != TT__EACH_STEP && done >= tt__slots(p);
 }
 
-/* Returns the recording of runs like this one, if such a run has occurred before. Otherwise returns NULL and,
-   if the entry whose turn it is has no credit left, gives that entry to this run. Credit keeps the recordings
-   of runs that recur, however many other runs occur. */
+/* Returns the entry for runs like this one (same stretch, rows and slot), if such a run has occurred before.
+   Otherwise returns NULL. It then looks at the next entry in turn: if that has no credit left, the entry is
+   given to this run. Credit protects the recordings of frequent runs, however many other runs occur. */
 static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segment, int first)
 {
     tt__rank *r = &p->rank[rank];

@@ -19,15 +19,17 @@
 #include "stages.h"
 
 /* -------------------------------------------------------------------------------------------------- launches
-   One segment of a program on one rank: launches in order, streams, events, recorded graphs. */
+   Runs one segment of a program on one rank: launches instructions in order, on streams with events between
+   them, or as a recorded graph. */
 
-/* Progress of a rank in a segment. */
+/* The progress of a rank through a segment. */
 typedef struct tt__progress {
     tt__launch like;        /* fields that all launches have in common */
-    bool absent;            /* the rank has no micro-batch and runs only what all ranks run together */
-    bool later;             /* equals tt__now.later */
-    /* The ranks along axis `met` have passed a barrier on stream `met_stream` and launched nothing since. All
-       these ranks, also those without a micro-batch, have equal values here. */
+    bool absent;            /* the rank has no micro-batch: it only runs what all ranks run together */
+    bool later;             /* a copy of tt__now.later */
+    /* The ranks over which `met` extends (data ranks, tensor ranks, ...) have passed a barrier on stream
+       `met_stream` and have launched nothing since. All these ranks, even those without a micro-batch, have
+       equal values of the two fields. */
     tt__over met;
     int met_stream;
 } tt__progress;
@@ -37,7 +39,8 @@ static bool tt__is_left_out(const tt__progress *at, const tt__instr *i)
     return (at->absent && !i->always) || (i->later && !at->later);
 }
 
-/* Notes the time of the launch of instruction k on rank 0, once done, if it is the minimum so far. */
+/* Waits until instruction k, launched at time `begin`, is done on rank 0, and notes the seconds it took, if
+   they are the minimum so far. */
 static tt_status tt__note_time(const tt_program *p, int k, double begin)
 {
     const tt__crew *c = p->settings.crew;
@@ -47,8 +50,9 @@ static tt_status tt__note_time(const tt_program *p, int k, double begin)
     return status;
 }
 
-/* Returns whether instruction k and the next, which is of another op and reads k's result, are launched in
-   one call. The device runs both in one kernel where it can. False: something is to be done in between. */
+/* Returns whether instruction k is launched in one call with the next instruction, which has another op and
+   reads k's result. The device then runs both in one kernel if it can. Returns false if work is needed
+   between them. */
 static bool tt__leads_to_next(const tt_program *p, int k)
 {
     const tt__instr *i = &p->built.t->code[k], *next = i + 1;
@@ -59,7 +63,7 @@ static bool tt__leads_to_next(const tt_program *p, int k)
     return i->always == next->always && next->in[0] == i->out[0] && tt__has_kernel_of_both(i, next);
 }
 
-/* Launches in one call the instructions that run together, from number k on. */
+/* Launches instruction k and those that run together with it in one call. */
 static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, int k)
 {
     tt_status status = TT_OK;
@@ -71,7 +75,7 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
     const bool met = at->met == i->move.over && at->met_stream == i->stream && !pair;
     const bool timed = p->ctx->profile && rank == 0;
     const double begin = timed ? tt__seconds() : 0;
-    int some = 0; /* launches that have something to do */
+    int some = 0; /* number of launches that have work to do */
     if (p->settings.crew->world)
         tt__world_note(p->settings.crew->world, rank, tt__instr_name(i),
                        p->built.t->values[i->out[0] ? i->out[0] : i->in[0]].name);
@@ -97,7 +101,8 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
     return timed && status == TT_OK ? tt__note_time(p, k, begin) : status;
 }
 
-/* Returns whether work on other streams runs only at its WAIT, as late as possible. */
+/* Returns whether work of other streams runs as late as possible, at its WAIT instruction: a mode for tests
+   on the CPU. */
 static bool tt__runs_late(const tt_program *p) { return p->ctx->late && p->settings.kind->host; }
 
 /* Starts instruction k on its own stream, after all work issued on the computation stream so far. */
@@ -109,7 +114,7 @@ static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
     tt__rank *r = &p->rank[rank];
     const int stream = p->built.t->code[k].stream;
     tt__started *x = r->started;
-    if (tt__is_left_out(at, &p->built.t->code[k])) { /* keeps `met` as on ranks that start k */
+    if (tt__is_left_out(at, &p->built.t->code[k])) { /* `met` must equal that of other ranks */
         if (!tt__runs_late(p)) at->met = TT__ALONE;
         return TT_OK;
     }
@@ -123,7 +128,8 @@ static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
     return tt__device_status(p->ctx, c, rank, b->mark(d, stream, &x->done));
 }
 
-/* Makes the computation stream wait for the work that WAIT number k waits for. */
+/* Runs WAIT instruction k: makes the computation stream wait for the work, on another stream, that k
+   names. */
 static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
 {
     const tt__crew *c = p->settings.crew;
@@ -159,10 +165,10 @@ static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *l
     const bool absent = s->segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= now->present;
     tt__progress at = {*like, absent, now->later, TT__ALONE, TT__COMPUTE_STREAM};
     tt__windows windows = {s->first, s->end, {0}, 0, 0};
-    for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* left by a failure */
+    for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* after a failure */
     for (int k = s->first, n; k < s->end && status == TT_OK; k += n) {
         const tt__instr *i = &p->built.t->code[k];
-        if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may cut with_next */
+        if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may clear with_next */
         tt__go_on_passing(p, rank);
         for (n = 1; i[n - 1].with_next || (n == 1 && tt__leads_to_next(p, k)); n++) {}
         if (tt__is(i, TT__WAITS)) status = tt__finish(p, rank, &at, k);
@@ -173,7 +179,8 @@ static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *l
     return status;
 }
 
-/* Records the launches of a stretch. After an error x has no recording, and `why` is the first error. */
+/* Records the launches of a stretch into *x. After an error, x->made is NULL and `why` has the first
+   error. */
 static void tt__record_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s, tt__recording *x,
                                char why[512])
 {
@@ -182,20 +189,20 @@ static void tt__record_stretch(tt_program *p, int rank, tt__launch *l, const tt_
     tt_status status = b->capture(d);
     const bool began = status == TT_OK;
     if (began) status = tt__launch_stretch(p, rank, l, s);
-    if (status != TT_OK) snprintf(why, 512, "%s", b->error(d)); /* captured() may replace it */
-    if (began) x->made = b->captured(d);                        /* also after an error: it ends the capture */
+    if (status != TT_OK) snprintf(why, 512, "%s", b->error(d)); /* before captured() replaces the error */
+    if (began) x->made = b->captured(d);                        /* even after an error: ends the capture */
     if (status == TT_OK && !x->made) snprintf(why, 512, "%s", b->error(d));
     if (status == TT_OK || !x->made) return;
     b->forget(d, x->made);
     x->made = NULL;
 }
 
-/* Notes on all ranks which bytes a segment is about to write. */
+/* Marks, on all ranks, the inputs whose bytes a segment is about to overwrite. */
 static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
 {
     const tt_tape *t = p->built.t;
     const tt_program *reader = segment == TT__EACH_MICRO ? p : NULL; /* the update reads no inputs */
-    if (p->stages > 1) return; /* a pipeline's inputs wait on the host */
+    if (p->stages > 1) return; /* a pipeline has copies of its inputs */
     const int first = tt__segment_first(t, segment), end = tt__segment_first(t, segment + 1u);
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *box = &p->built.box[k];
@@ -205,8 +212,8 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
     }
 }
 
-/* Returns whether the launches of a segment must be made one by one, because ranks wait for each other in a
-   collective, or the host runs an instruction, in between. */
+/* Returns whether the launches of a segment must be made one by one, as the host has work between them: in a
+   collective, ranks wait for each other, or the CPU runs an instruction. */
 static bool tt__needs_host(const tt_program *p, tt__segment segment)
 {
     const int end = tt__segment_first(p->built.t, segment + 1u);
@@ -217,7 +224,7 @@ static bool tt__needs_host(const tt_program *p, tt__segment segment)
     return false;
 }
 
-/* Writes the step's settings and, if `scale`, the loss scale to a rank. */
+/* Writes the step's settings and, if `scale`, the loss scale to a rank's memory. */
 static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
 {
     const tt_tape *t = p->built.t;
@@ -231,7 +238,7 @@ static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
     return status;
 }
 
-/* Returns a launch with the fields that all launches of a rank have in common. */
+/* Returns a launch in which only the fields that all launches of a rank have in common are set. */
 static tt__launch tt__launch_on(const tt_program *p, int rank)
 {
     tt__launch l;
@@ -244,9 +251,9 @@ static tt__launch tt__launch_on(const tt_program *p, int rank)
     return l;
 }
 
-/* Runs a stretch on a rank. A device that can record launches does so at the second such run and replays the
-   recording from then on. A device that fails to record what it can launch one by one is not asked to record
-   again. */
+/* Runs a stretch on a rank. A device that can record launches records the second run of the same kind and
+   replays the recording in later runs. A device that fails to record launches that it can run one by one
+   records no more. */
 static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s)
 {
     const tt__crew *c = p->settings.crew;
@@ -269,11 +276,11 @@ static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const t
     return status;
 }
 
-/* Returns where the first part of stretch s ends: one more than the number of the last instruction that
-   writes the step's results, if updates follow that instruction. The host then reads the results while
-   parameters are updated, and launches the next step before the updates are done. Returns the end of s if
-   results are not read later, if work is in flight on another stream there, or if the instruction is launched
-   together with the next. */
+/* Divides stretch s in two, and returns the end of the first part: directly after the last instruction that
+   writes the step's results. So the host can read the results while the second part updates parameters, and
+   can launch the next step before the updates are done. Returns s->end, which does not divide s, if results
+   are not read later, if work is in flight on another stream at the end of the first part, or if the
+   instruction there is launched together with the next one. */
 static int tt__results_end(const tt_program *p, const tt__stretch *s)
 {
     const tt_tape *t = p->built.t;
@@ -290,7 +297,7 @@ static int tt__results_end(const tt_program *p, const tt__stretch *s)
     return started || together || end == s->first ? s->end : end;
 }
 
-/* Starts the copy of a step's results to the host, beside what is computed next. */
+/* Starts to copy a step's results to the host, on a stream beside the next computations. */
 static tt_status tt__send_results(tt_program *p, int rank)
 {
     const tt__crew *c = p->settings.crew;
@@ -305,7 +312,7 @@ static tt_status tt__send_results(tt_program *p, int rank)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* A segment that all ranks run. sends: the first rank copies its results to the host. */
+/* A segment that all ranks run. sends: the first rank copies the segment's results to the host. */
 typedef struct tt__segment_job { tt_program *p; tt__segment segment; bool sends; } tt__segment_job;
 
 /* Runs a segment on a rank. arg: the tt__segment_job. */
@@ -330,14 +337,14 @@ static tt_status tt__run_rank(void *arg, int rank)
     s.first = s.end;
     s.end = all.end;
     if (status == TT_OK && s.first < s.end) status = tt__run_stretch(p, rank, &l, &s);
-    if (status == TT_OK && sends) /* the next work may overwrite the results */
+    if (status == TT_OK && sends) /* later work may overwrite the results */
         status = tt__device_status(p->ctx, c, rank,
                                    c->kind->backend->after(l.device, TT__COMPUTE_STREAM, r->has_found));
     tt__float_restore(mode);
     return status;
 }
 
-/* Logs which devices cannot record launches. */
+/* Logs a warning for each device that failed to record launches. */
 static void tt__tell_graphs(tt_program *p)
 {
     char device[32];
@@ -351,7 +358,8 @@ static void tt__tell_graphs(tt_program *p)
     }
 }
 
-/* Makes all processes agree that the inputs of a micro-batch are valid, and adds up its FLOPs. */
+/* Makes all processes agree on whether the inputs of a micro-batch are valid, and adds up the FLOPs of all
+   ranks. */
 static tt_status tt__agree_flops(tt_program *p, tt_status status)
 {
     const tt__crew *c = p->settings.crew;

@@ -16,14 +16,14 @@
 #include "ranks.h"
 
 /* ------------------------------------------------------------------------------------------ managed memory
-   An arena that is larger than its device's free memory moves in and out in blocks. A step uses most of the
-   arena in turn, so the blocks that were used least recently are the next to be used. Therefore some blocks
-   are kept on the device, and the others take turns in the `room` that is left. Instructions are cut into
-   windows that need at most a quarter of `room`, so that the window that runs and the two that are fetched
-   ahead of it fit. */
+   An arena that is larger than its device's free memory moves to and from the device in blocks. A step uses
+   most of the arena once, in order, so the blocks that were used least recently are needed next, and a cache
+   of all blocks would be useless. Therefore some blocks are kept on the device, and the other blocks share
+   the remaining bytes, `room`. Instructions are divided into windows whose blocks need at most a quarter of
+   `room`, so that the window that runs and the next two, which are prefetched, fit. */
 
-/* Returns how many bytes a storage takes in its program's arena, and sets *first to the first of them.
-   Returns 0 if the storage is elsewhere. */
+/* Returns how many bytes a storage has in its program's arena, and sets *first to the offset of the first.
+   Returns 0 if the storage is not in the arena. */
 static size_t tt__arena_extent(const tt_program *p, const tt__value *x, size_t *first)
 {
     if (x->space != TT__DEVICE) return 0;
@@ -33,14 +33,14 @@ static size_t tt__arena_extent(const tt_program *p, const tt__value *x, size_t *
     return tt__storage_bytes(x);
 }
 
-/* Returns operand j of an instruction, inputs first. 0: the operand is absent. */
+/* Returns the value that is operand j of an instruction; results come after the inputs. 0: no value. */
 static int32_t tt__operand(const tt__instr *i, int j)
 {
     return j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
 }
 
-/* Adds the blocks of an arena's bytes to the window that began after stamp `before`. Returns the bytes of the
-   blocks that are new to the window and not kept on the device. */
+/* Adds the blocks that contain bytes [first, first + bytes) of an arena to the window that began after stamp
+   `before`. Returns the bytes of those blocks that are new to the window and not kept on the device. */
 static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_t before)
 {
     size_t added = 0;
@@ -69,21 +69,22 @@ static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t 
     return added;
 }
 
-/* The windows of a segment. */
+/* The windows (consecutive instructions) into which a segment is divided. */
 typedef struct tt__windows {
-    int next, end;      /* instructions in no window yet */
-    int until[TT__WINDOWS]; /* ends of the last windows */
-    int made, entered;  /* numbers of windows so far */
+    int next, end;      /* instructions [next, end) belong to no window yet */
+    int until[TT__WINDOWS]; /* for each of the last windows: the end of its instructions */
+    int made, entered;  /* number of windows that were made so far; number that began to run */
 } tt__windows;
 
-/* Prefetches the blocks with stamps in (before, last], unless they are still on the device: a block is if the
-   windows since its last use have used at most `room` bytes. Sets *any if it prefetches. */
+/* Prefetches the blocks whose stamp is in (before, last], except those that are still on the device. A block
+   is still there if the windows since its last use have used at most `room` bytes. Sets *any to true if it
+   prefetches a block. */
 static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last, uint64_t clock, bool *any)
 {
     tt__arena *a = p->arena;
     tt__paging *g = a->paging;
     tt_status status = TT_OK;
-    size_t run = 0; /* blocks right before b to prefetch */
+    size_t run = 0; /* number of blocks directly before b to prefetch */
     for (size_t b = 0; b <= g->blocks && status == TT_OK; b++) {
         const bool needed = b < g->blocks && g->stamp[b] > before && g->stamp[b] <= last;
         const bool absent = needed && (!g->used[b] || g->clock - g->used[b] > g->room);
@@ -100,9 +101,9 @@ static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last,
     return status;
 }
 
-/* Ends the next window of a segment before the window needs more than its share of the room. Instructions
-   that run together stay in one window; a group that needs too much for one window is divided. Returns the
-   last stamp of the window. */
+/* Finds the end of the next window of a segment: the window takes as many instructions as need at most its
+   share of the room. Instructions that run together stay in one window, unless they alone need more. Returns
+   the last stamp of the window. */
 static uint64_t tt__end_window(tt_program *p, tt__windows *w)
 {
     tt__paging *g = p->arena->paging;
@@ -111,7 +112,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     const size_t most = g->room / (TT__WINDOWS + 1);
     const int first = w->next;
     int group = first; /* first instruction of the group that runs together with k */
-    size_t bytes = 0, of_group = 0; /* bytes that the window needs; bytes that the group adds */
+    size_t bytes = 0, of_group = 0; /* bytes that the window needs; bytes of these that the group added */
     for (int k = first; k < w->end; k++) {
         if (k > first && !code[k - 1].with_next) {
             group = k;
@@ -134,7 +135,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     return g->stamps;
 }
 
-/* Makes the next window of a segment, if one is left, and prefetches its blocks. */
+/* Makes the next window of a segment, if instructions are left, and prefetches the window's blocks. */
 static tt_status tt__bring_window(tt_program *p, tt__windows *w)
 {
     tt__arena *a = p->arena;
@@ -152,8 +153,9 @@ static tt_status tt__bring_window(tt_program *p, tt__windows *w)
     return status;
 }
 
-/* Runs before the launch of instruction k of a segment. If k is the first of a window, starts the prefetch of
-   the window two ahead, after all work before k, and makes k wait for the blocks of its own window. */
+/* Prepares the launch of instruction k of a segment. If k is the first instruction of a window, starts to
+   prefetch the blocks of the window two ahead, once all work before k is done, and makes k wait for the
+   blocks of its own window. */
 static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
 {
     tt__arena *a = p->arena;
@@ -163,7 +165,7 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     tt_status status = TT_OK;
     if (!g || (w->entered && k < w->until[(w->entered - 1) % TT__WINDOWS])) return TT_OK;
     while (!w->entered && w->made < TT__WINDOWS - 1 && w->next < w->end && status == TT_OK)
-        status = tt__bring_window(p, w); /* the last segment is in its last window */
+        status = tt__bring_window(p, w); /* the first windows of the segment */
     if (status == TT_OK) status = b->mark(d, TT__COMPUTE_STREAM, &g->began);
     if (status == TT_OK) status = b->after(d, TT__IN_STREAM, g->began);
     if (status == TT_OK) status = tt__bring_window(p, w);
@@ -172,7 +174,8 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     return tt__device_status(p->ctx, a->crew, 0, status);
 }
 
-/* Marks the blocks of these bytes as kept, unless more than `most` bytes of blocks would then be kept. */
+/* Marks the blocks that contain bytes [first, first + bytes) as kept on the device, as long as all kept
+   blocks together have at most `most` bytes. *kept: bytes of the kept blocks so far. */
 static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t most, size_t *kept)
 {
     const size_t from = first / TT__BLOCK, end = bytes ? (first + bytes - 1) / TT__BLOCK + 1 : from;
@@ -183,8 +186,9 @@ static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t mos
     *kept += added;
 }
 
-/* Chooses what stays on the device: the resident workspace, then persistent storages in the order in which
-   the programs of the arena use them, the oldest program first. Returns the bytes of these blocks. */
+/* Chooses the blocks that always stay on the device: those of the resident workspace, then those of
+   persistent storages, in the order in which the arena's programs use them, the oldest program first. Returns
+   the bytes of the chosen blocks. */
 static size_t tt__choose_kept(const tt__arena *a, size_t available)
 {
     int programs = 0;
@@ -207,7 +211,8 @@ static size_t tt__choose_kept(const tt__arena *a, size_t available)
     return kept;
 }
 
-/* Tells the device which blocks of an arena in managed memory to keep. available: the device's free bytes. */
+/* Decides which blocks of an arena in managed memory stay on the device, and tells the device. available: the
+   device's free bytes. */
 static tt_status tt__plan_paging(tt_context *ctx, tt__arena *a, size_t available)
 {
     const tt__backend *b = a->kind->backend;
@@ -232,7 +237,7 @@ static tt_status tt__plan_paging(tt_context *ctx, tt__arena *a, size_t available
     return tt__device_status(ctx, a->crew, 0, status);
 }
 
-/* Allocates a rank's memory on the device. */
+/* Allocates an arena's memory on the device of one rank. */
 static tt_status tt__allocate_device(tt_context *ctx, tt__arena *a, int rank)
 {
     const tt__backend *b = a->kind->backend;
@@ -251,7 +256,8 @@ static tt_status tt__allocate_device(tt_context *ctx, tt__arena *a, int rank)
     return tt__plan_paging(ctx, a, available);
 }
 
-/* Allocates a rank's memory and fills its shards of parameters. `piece`: a buffer of TT__BOUNCE bytes. */
+/* Allocates an arena's memory on one rank and fills the rank's shards of parameters. piece: a buffer of
+   TT__BOUNCE bytes. */
 static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, float *piece)
 {
     const tt__backend *b = a->kind->backend;
@@ -270,7 +276,7 @@ static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, fl
     return status;
 }
 
-/* Allocates the arena's memory on all ranks and fills the parameters. */
+/* Allocates an arena's memory on all ranks of this process and fills the parameters. */
 static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 {
     tt_status status = tt__crew_open(ctx, a->crew);
@@ -285,7 +291,7 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
         tt_param *p = ctx->params[k];
         const tt__arena *other = p->holder == a ? p->again : p->again == a ? p->holder : NULL;
         if (p->holder != a && p->again != a) continue;
-        /* The other arena, perhaps in a process that cannot read this one, is still to be filled. */
+        /* Keeps the source for the other arena, which may be in a process that cannot read this arena. */
         p->source_stays = other && !other->allocated;
         if (!p->source_stays) tt__param_drop_source(p);
     }
@@ -297,20 +303,20 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 static bool tt__is_staged(const tt_program *p, int32_t v)
 {
     const tt__value *x = &p->built.t->values[v];
-    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent inputs are arrivals */
+    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent ones are arrivals */
     if (p->settings.kind->host || (!input && x->storage != TT__STEP)) return false;
     return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }
 
-/* Returns the bytes that one micro-batch has of a storage. */
+/* Returns the bytes of a storage that belong to one micro-batch. */
 static size_t tt__micro_bytes(const tt__value *x)
 {
     return tt__storage_bytes(x) / (size_t)tt__max(1, x->copies);
 }
 
-/* Returns the bytes of host memory for the messages by which instruction i passes a value to or from a stage
-   in another process. A value in a device's memory goes through the host's. A sender needs room for all
-   micro-batches in flight. 0: i passes no such value. */
+/* Returns the bytes of host memory that instruction i needs to send a value to, or receive it from, a stage
+   in another process: values in a device's memory go through the host's memory. A sender needs room for all
+   micro-batches in flight. Returns 0 if i is no such instruction or the device is the CPU. */
 static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
 {
     const tt__crew *c = p->settings.crew;
@@ -323,8 +329,8 @@ static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
     return i->out[0] ? bytes : bytes * (size_t)p->settings.in_flight;
 }
 
-/* Returns whether the results of a step may be read as late as in the next step. With loss scaling they may
-   not: the next step needs the new scale. */
+/* Returns whether the host may read the results of a step as late as in the next step. With loss scaling it
+   may not, as the next step needs the new scale. */
 static bool tt__reads_later(const tt_program *p)
 {
     const tt__settings *s = &p->settings;
@@ -332,8 +338,9 @@ static bool tt__reads_later(const tt_program *p)
     return !s->kind->host && s->options.train && !s->scales && whole && !p->ctx->profiles;
 }
 
-/* Returns the bytes of a rank's staging buffers: two for each value that the host writes, one to fill while
-   the other is copied; one for results that are read later; and those of a stage's messages. */
+/* Returns the bytes of a rank's staging buffers: two buffers for each value that the host writes (the host
+   fills one while the device copies the other), one for results that are read later, and those for a stage's
+   messages. */
 static size_t tt__staging_bytes(const tt_program *p)
 {
     size_t bytes = 0;
@@ -378,7 +385,8 @@ static tt_status tt__allocate_rank(tt_program *p, int rank)
     return TT_OK;
 }
 
-/* Fails if a rank of a pipeline cannot load from the memory of a neighbouring stage. */
+/* Fails if the device of a rank of a pipeline cannot load from the memory of a neighbouring stage's
+   device. */
 static tt_status tt__check_neighbours(const tt_program *p)
 {
     const tt__crew *c = p->settings.crew;
@@ -393,9 +401,9 @@ static tt_status tt__check_neighbours(const tt_program *p)
     return TT_OK;
 }
 
-/* Fails if a program, together with the other processes on this machine, needs more memory than the machine
-   can give. Otherwise the system would kill this process, or others, once the memory is used. Does not check
-   memory of a caller's allocator. */
+/* Fails if this process's program, with those of the other processes on this machine, needs more memory than
+   the machine has available. Without this check the system would kill a process once the memory is in use.
+   Does not check memory from a caller's allocator. */
 static tt_status tt__memory_suffices(const tt_program *p)
 {
 #if defined(__linux__)
@@ -436,7 +444,7 @@ tt_status tt_allocate(tt_program *p)
                         "compile for \"cpu\"", p->settings.kind->name);
     const tt__crew *c = p->settings.crew;
     tt_status status = tt__params_ready(p);
-    if (!p->arena->allocated && p->head == p) { /* all check before one allocates */
+    if (!p->arena->allocated && p->head == p) { /* all processes check before one allocates */
         if (status == TT_OK) status = tt__memory_suffices(p);
         status = tt__agree(p->ctx, "the memory of a plan", status, NULL, 0);
     }

@@ -13,11 +13,11 @@
 #include "tune.h"
 #include "results.h"
 
-/* ---- a pipeline: micro-batches wait, and run together at the step's end */
+/* ---- a pipeline: keeps its micro-batches, and runs them all at the step's end */
 
-/* Returns the number of the micro-batch of action k of a stage, and sets *backward if the action is the
-   micro-batch's backward. A stage has two actions for each of `micros` micro-batches. `ahead`: forwards
-   before forwards and backwards begin to alternate. */
+/* Returns the number of the micro-batch that a stage runs as its action number k, and sets *backward to
+   whether the action is a backward. A stage has two actions, forward and backward, for each of `micros`
+   micro-batches. ahead: number of forwards before forwards and backwards begin to alternate. */
 static int64_t tt__pipeline_action(int64_t k, int64_t micros, int64_t ahead, bool *backward)
 {
     const int64_t first = tt__min(ahead, micros), both = 2 * (micros - first);
@@ -26,7 +26,7 @@ static int64_t tt__pipeline_action(int64_t k, int64_t micros, int64_t ahead, boo
     return k >= first + both ? k - micros : *backward ? (k - first) / 2 : first + (k - first) / 2;
 }
 
-/* Takes a micro-batch of a pipeline: checks and keeps its inputs. tt__run_pipeline runs it later. */
+/* Accepts the next micro-batch of a pipeline: checks and keeps its inputs. tt__run_pipeline runs it later. */
 static tt_status tt__feed(tt_program *p)
 {
     const int most = p->settings.options.parallel.micros;
@@ -38,7 +38,7 @@ static tt_status tt__feed(tt_program *p)
     }
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
-    for (int d = 0; d < p->present; d++) { /* passes divide these axes into others */
+    for (int d = 0; d < p->present; d++) { /* keeps the rows of the recorded axes */
         const int64_t *rows = p->rank[tt__first_of(p, d)].axis_rows;
         memcpy(p->fed[p->round * p->arena->data + d].rows, rows, sizeof *rows * (size_t)p->n_axes);
     }
@@ -50,7 +50,7 @@ static tt_status tt__feed(tt_program *p)
     return status;
 }
 
-/* Writes the inputs of a micro-batch to a rank. */
+/* Writes the kept inputs of the current micro-batch to a rank's memory. */
 static tt_status tt__write_fed(tt_program *p, int rank)
 {
     const tt__now *now = &p->rank[rank].now;
@@ -78,7 +78,7 @@ static tt_status tt__run_stage(void *arg, int rank)
     tt__launch l = tt__launch_on(p, rank);
     tt_status status = TT_OK;
     tt__float_mode mode = tt__float_default();
-    l.tuned = false; /* products are timed only at the first segment after micro-batches */
+    l.tuned = false; /* matrix products are timed after these micro-batches */
     for (int64_t k = 0; k < (train ? 2 : 1) * micros && status == TT_OK; k++) {
         bool backward = false;
         now->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
@@ -110,9 +110,9 @@ static tt_status tt__run_pipeline(tt_program *p)
     return TT_OK;
 }
 
-/* Runs the forward, and the backward of a program that trains, of a micro-batch on each of the first data
-   ranks. wanted: waits for results that the device has yet to compute. Otherwise a loss that is not finite
-   shows only when the step ends. */
+/* Runs one micro-batch on each data rank that has one: the forward and, if the program trains, the backward.
+   wanted: waits until the device has computed the results, and checks the loss. Otherwise a loss that is not
+   finite is noticed only at the end of the step. */
 static tt_status tt__micro(tt_program *p, bool wanted)
 {
     const bool train = p->settings.options.train;
@@ -127,11 +127,11 @@ static tt_status tt__micro(tt_program *p, bool wanted)
     if (status == TT_OK && (wanted || p->settings.kind->host)) {
         status = train ? tt__read_counts(p, &bad) : tt__read_results(p);
     }
-    const int64_t number = p->round * p->arena->data + bad; /* of the micro-batch in the step */
+    const int64_t number = p->round * p->arena->data + bad; /* the micro-batch's number */
     return status == TT_OK && train ? tt__check_loss(p, number) : status;
 }
 
-/* Sums the slots of a lap, in programs that sum after each lap. */
+/* Runs the segment that sums the slots at the end of a lap, if the program has one. */
 static tt_status tt__run_lap(tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -139,7 +139,7 @@ static tt_status tt__run_lap(tt_program *p)
     return any ? tt__run_segment(p, TT__EACH_LAP, false) : TT_OK;
 }
 
-/* Ends a round. If the round ends a lap, sums the tree of the lap. */
+/* Ends a round: one micro-batch on each data rank. If the round ends a lap, sums the lap's tree of sums. */
 static tt_status tt__end_round(tt_program *p)
 {
     p->round++;

@@ -11,11 +11,11 @@
 
 /* ===========================================================================================================
    RUN                                                                                                src/run/
-   Allocates a program's memory, takes inputs, runs micro-batches and updates, and gives results. Uses all
-   above.
+   Allocates a program's memory, accepts inputs, runs micro-batches and updates, and returns results. Uses all
+   sections above.
    ======================================================================================================== */
 
-/* Returns the first rank of a data rank, in the program's stage. */
+/* Returns the first of the ranks that form a data rank in the program's stage. */
 static int tt__first_of(const tt_program *p, int data_rank)
 {
     return tt__first_rank(p->arena) + data_rank * p->arena->tensor;
@@ -26,7 +26,8 @@ static int tt__data_rank(const tt_program *p, int rank)
     return rank / p->arena->tensor % p->arena->data;
 }
 
-/* Return the stage of a rank, and the last stage, which has the loss. */
+/* tt__stage_of returns the stage that runs on a rank; tt__last_stage returns the last stage, which has the
+   loss. */
 static tt_program *tt__stage_of(const tt_program *p, int rank)
 {
     return p->head->stage[rank / tt__stage_ranks(p->arena)];
@@ -34,7 +35,8 @@ static tt_program *tt__stage_of(const tt_program *p, int rank)
 
 static tt_program *tt__last_stage(const tt_program *p) { return p->stage[p->stages - 1]; }
 
-/* Return whether this process has a rank, and whether it has any rank of a data rank. */
+/* tt__is_here returns whether a rank belongs to this process; tt__has_data_rank, whether any of the ranks
+   that form a data rank does. */
 static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.crew, rank); }
 
 static bool tt__has_data_rank(const tt_program *p, int data_rank)
@@ -48,8 +50,8 @@ static bool tt__has_data_rank(const tt_program *p, int data_rank)
     return has;
 }
 
-/* Returns the ranks that take part in a collective of this rank, and sets *me to this rank's member
-   number. */
+/* Returns the ranks that take part with `rank` in a collective over move->over, and sets *me to the member
+   number of `rank`. */
 static tt__members tt__members_of(const tt_program *p, int rank, const tt__move *move, int *me)
 {
     const int tensor = p->arena->tensor, each = tt__stage_ranks(p->arena), place = rank % each;
@@ -63,8 +65,9 @@ static tt__members tt__members_of(const tt_program *p, int rank, const tt__move 
     return m;
 }
 
-/* Returns the rank at the same place of the neighbouring stage with which instruction i exchanges a value.
-   Sets *way: 0 if the value moves to the next stage, 1 to the one before. */
+/* Returns the rank of the neighbouring stage with which instruction i exchanges a value; it has the same
+   position in its stage as `rank`. Sets *way to 0 if the value moves to the next stage, to 1 if to the
+   previous. */
 static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int *way)
 {
     int me;
@@ -73,8 +76,8 @@ static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int 
     return all.first + all.stride * (i->out[0] ? i->move.from : i->move.to);
 }
 
-/* Return how many slots, leaves of the tree of sums, a data rank has (see ranks/threads.h); a round's
-   slot. */
+/* tt__slots returns how many slots (leaves of the tree of sums, see ranks/threads.h) a data rank has;
+   tt__slot returns the slot to which a round adds. */
 static int tt__slots(const tt_program *p)
 {
     return p->settings.options.parallel.groups / p->settings.options.parallel.data;
@@ -82,7 +85,7 @@ static int tt__slots(const tt_program *p)
 
 static int tt__slot(const tt_program *p, int64_t round) { return (int)(round % tt__slots(p)); }
 
-/* Returns how many slots, counted from the first, have contents when a segment sums them. */
+/* Returns how many slots have contents when `segment` sums them; these are always the first slots. */
 static int tt__slots_used(const tt_program *p, int64_t round, tt__segment segment)
 {
     const int64_t slots = tt__slots(p);
@@ -101,7 +104,8 @@ static tt__now tt__now_of(const tt_program *head)
     return now;
 }
 
-/* Returns the rows of each axis in a run on a rank; in a pipeline, the rows of micro-batch now->round. */
+/* Returns the number of rows of each axis in a run on a rank; in a pipeline, the numbers of micro-batch
+   now->round. */
 static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int rank)
 {
     if (now->rows) return now->rows;
@@ -109,7 +113,7 @@ static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int 
     return tt__fed_at(p, now->round, rank)->rows;
 }
 
-/* Returns how many rows of an axis a rank has in a run, and sets *first to the number of the first. */
+/* Returns how many rows of an axis a rank has in a run, and sets *first to the number of its first row. */
 static int64_t tt__axis_rows(const tt_program *p, const tt__now *now, int rank, int32_t axis, int64_t *first)
 {
     const tt__axis *a = &p->built.t->axes[axis];
@@ -126,8 +130,8 @@ static int64_t tt__actual_rows(const tt_program *p, const tt__now *now, int rank
     return s->axis ? tt__axis_rows(p, now, rank, s->axis, &first) + s->extra : s->rows;
 }
 
-/* Fails unless the parameters that other programs hold have memory there, with the device, layout and dtype
-   that this program was compiled for. */
+/* Fails if the program uses parameters of another program's arena and that arena has no memory yet, or stores
+   the parameters with another device, layout or dtype than this program was compiled for. */
 static tt_status tt__params_ready(const tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -148,14 +152,16 @@ static tt_status tt__params_ready(const tt_program *p)
     return status;
 }
 
-/* Returns the byte of a rank's device memory where the region of storages like x begins. */
+/* Returns the offset in bytes, in a rank's device memory, of the region (persistent, transient, ...) that has
+   storage x. */
 static size_t tt__region(const tt_program *p, const tt__value *x)
 {
     if (!x->persistent) return p->arena->persistent;
     return x->part.root ? p->arena->persistent + p->arena->transient : 0;
 }
 
-/* Return the bytes of a rank's values in host memory; the byte where the region of storages like x begins. */
+/* tt__host_size returns the bytes of a rank's values in host memory; the next function returns the offset in
+   bytes, in that memory, of the region that has storage x. */
 static size_t tt__host_size(const tt_program *p, int rank)
 {
     const tt__built *b = &p->built;
@@ -178,8 +184,8 @@ static char *tt__storage_memory(const tt_program *p, int rank, const tt__value *
     return p->arena->memory[rank] + tt__region(p, x) + x->place;
 }
 
-/* Fills optimizer states and accumulated gradients with 0, once, right before their first use. Until then
-   only parameters take physical memory, where untouched pages take none. */
+/* Fills optimizer states and accumulated gradients with 0, once, right before their first use. On systems
+   where untouched pages take no physical memory, only parameters take any until then. */
 static tt_status tt__zero_states(tt_program *p)
 {
     const tt__arena *a = p->arena;

@@ -15,9 +15,10 @@
 #include "tune.h"
 
 /* --------------------------------------------------------------------------------------------------- results
-   Runs a segment on all ranks; collects results; reports numbers that are not finite. */
+   Runs a segment on all ranks, collects its results, and reports numbers that are not finite. */
 
-/* Runs a segment on all ranks. sends: its results are copied to the host and read later. */
+/* Runs a segment on all ranks. sends: starts to copy the segment's results to the host, which reads them
+   later. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
 {
     tt__segment_job job = {p, segment, sends};
@@ -29,7 +30,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
     if (status == TT_OK) status = tt__zero_states(p);
     if (micro) status = tt__agree_flops(p, status);
     for (tt_program *q = p->arena->programs; q && status == TT_OK; q = q->next)
-        if (q != p || micro) status = tt__read_unread(q); /* before its memory changes */
+        if (q != p || micro) status = tt__read_unread(q); /* before q's memory changes */
     if (status == TT_OK) status = tt__tune_products(p);
     if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status != TT_OK) return status;
@@ -55,7 +56,7 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     if (!t->results) return tt__device_status(p->ctx, c, rank, a->kind->backend->wait(c->device[rank]));
     const tt__memory from = {a, rank, t->values[t->results].space, TT_U8,
                               tt__resolve(p, rank, t->results).data};
-    /* The device can copy to `bounce` while other devices work. */
+    /* Pinned memory such as `bounce` lets this device copy while other devices work. */
     void *to = from.space == TT__DEVICE && !a->kind->host ? (void *)a->bounce[rank] : &r->results;
     status = tt__read_memory(&from, to, TT_U8, sizeof r->results);
     if (status == TT_OK && to != &r->results) memcpy(&r->results, to, sizeof r->results);
@@ -63,17 +64,18 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     return status;
 }
 
-/* Results of a data rank that its process tells the others. */
+/* The results of a data rank, which its process sends to the other processes. */
 typedef struct tt__found { tt__totals totals; double flops; } tt__found;
 typedef char tt__found_fits_a_note[sizeof(tt__found) * TT__RANKS <= TT__NOTE ? 1 : -1];
 
-/* Exchanges the results of a run between processes: sets them on the first rank of each data rank. */
+/* Exchanges the results of a run between processes. Sets p->rank[].results of the first rank of each data
+   rank. */
 static tt_status tt__exchange_results(tt_program *p)
 {
     const tt__crew *c = p->settings.crew;
     const int data = p->arena->data;
     tt_program *last = tt__last_stage(p);
-    tt__found found[TT__RANKS]; /* by data rank; 0 for those of other processes */
+    tt__found found[TT__RANKS]; /* for each data rank; 0 if it is in another process */
     tt_status status = TT_OK;
     memset(found, 0, sizeof found);
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
@@ -96,13 +98,14 @@ static tt_status tt__exchange_results(tt_program *p)
     return status;
 }
 
-/* Reads what an update has found on a rank, which may be in another process. All processes call it. */
+/* Reads the results of an update on a rank, which may belong to another process. All processes must call this
+   function. */
 static tt_status tt__read_first(tt_program *p, int rank)
 {
     const tt__crew *c = p->settings.crew;
     const int own = tt__is_here(p, rank) ? rank : c->first;
     tt__results *results = &p->rank[rank].results;
-    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* also waits for this process's rank */
+    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* waits for this process's rank too */
     if (status != TT_OK) return tt__net_fail(p->ctx, status);
     const int process = tt__process_of(c, rank);
     return tt__net_fetch(p->ctx, process, -1, "what a step has found", results, sizeof *results);
@@ -115,8 +118,8 @@ static void tt__add_totals(tt__totals *to, const tt__totals *x)
     to->correct += x->correct;
 }
 
-/* Reads the results of all ranks together. After an update each rank has them; in a program with train =
-   false, adds up the results of the data ranks that ran. */
+/* Reads the results over all ranks. After an update, each rank has them. In a program with train = false,
+   adds up the results of the data ranks that ran a micro-batch. */
 static tt_status tt__read_results(tt_program *p)
 {
     const bool trains = p->settings.options.train, net = p->settings.crew->local < p->settings.crew->ranks;
@@ -137,9 +140,9 @@ static tt_status tt__read_results(tt_program *p)
     return status;
 }
 
-/* Reads what losses have counted in the micro-batches of the step so far. If the tree of sums is not summed
-   yet (tape->counted), adds up its leaves. Sets *bad to the first data rank whose loss is not finite (0:
-   maybe none). */
+/* Reads the totals (loss, targets, correct) of the step's micro-batches so far. If the tree of sums is not
+   summed yet (tape->counted tells), adds up its leaves. Sets *bad to the first data rank whose loss is not
+   finite, or to 0 if no other is known. */
 static tt_status tt__read_counts(tt_program *head, int *bad)
 {
     tt_program *p = tt__last_stage(head);
@@ -147,7 +150,7 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
     const tt__value *x = &t->values[t->counted];
     const tt__crew *c = p->settings.crew;
     const int data = p->arena->data, leaves = tt__slots(p) * data;
-    tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* of all leaves; of the leaves of this process */
+    tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* totals of all leaves; of each leaf of this process */
     tt_status status = t->counted ? TT_OK : tt__read_results(head);
     *bad = 0;
     if (!t->counted) return status;
@@ -160,7 +163,7 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
         status = tt__read_memory(&totals, &some[k], TT_U8, sizeof *some);
     }
     status = tt__agree(p->ctx, "what losses have counted", status, some, sizeof *some * (size_t)leaves);
-    for (int k = 0; k < leaves && status == TT_OK; k++) { /* in this order for any number of ranks */
+    for (int k = 0; k < leaves && status == TT_OK; k++) { /* the order is equal for any number of ranks */
         const int d = k % data;
         const int process = tt__process_of(c, tt__first_of(p, d));
         const tt__totals *own = (const tt__totals *)tt__noted(p->ctx, process, some) + k;
@@ -196,8 +199,8 @@ static void tt__begin_step(tt_program *p)
     p->outcome = TT__UPDATED;
 }
 
-/* Returns the largest magnitude of a value on a rank; infinity if a number is not finite. Returns 0 if the
-   device cannot be read: the device's own error matters more then. */
+/* Returns the largest magnitude of the numbers of value v on a rank; infinity if a number is not finite.
+   Returns 0 if the device cannot be read, as the device's own error is reported elsewhere. */
 static float tt__largest_of(tt_program *p, int rank, int32_t v)
 {
     const tt__mat m = tt__resolve(p, rank, v);
@@ -216,9 +219,10 @@ static float tt__largest_of(tt_program *p, int rank, int32_t v)
     return largest;
 }
 
-/* Finds the parameter of this process that explains results that are not finite: the first that is not
-   finite, else the one with the largest numbers, if they are larger than training ever gives. Writes its name
-   and the reason to `to`. Returns false, with an empty text, if it finds none. */
+/* Finds a parameter, on this process's ranks, that explains why results are not finite: the first parameter
+   with a number that is not finite; else the parameter with the largest numbers, if these are larger than
+   training ever makes them. Writes its name and the reason to `to`. If it finds none, returns false and
+   writes "". */
 static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
 {
     const float huge = 1e10f;
@@ -243,8 +247,8 @@ static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
     return name != NULL;
 }
 
-/* Fails if the loss is not finite, and names a parameter that is the cause. micro: the number of the
-   micro-batch in the step; -1: any of them. */
+/* Fails if the loss is not finite, and names a parameter that may be the cause. micro: the number of the
+   micro-batch in the step; -1: unknown. */
 static tt_status tt__check_loss(tt_program *p, int64_t micro)
 {
     char which[64] = "", cause[300];
@@ -257,7 +261,7 @@ static tt_status tt__check_loss(tt_program *p, int64_t micro)
                     bad ? cause : "check the inputs, or lower the learning rate");
 }
 
-/* Notes what the step must know of a round that is ready to run. */
+/* Updates the step's counts for a round that is ready to run. */
 static void tt__begin_micro(tt_program *p)
 {
     const tt_program *last = tt__last_stage(p);

@@ -12,10 +12,10 @@
 #include "ranks.h"
 #include "memory.h"
 
-/* ---- values that pass from stage to stage */
+/* ---- values that pass from one stage of a pipeline to the next */
 
-/* Sends a value to, or receives one from, a stage in another process. A SEND does not wait for its messages;
-   a RECV does. Messages of a device go through the host's memory. */
+/* Sends a value to a stage in another process, or receives one. A SEND does not wait until its messages are
+   sent; a RECV waits for its messages. Data of a device goes through the host's memory. */
 static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l, int other, int way)
 {
     const bool receives = l->instr->out[0] != 0;
@@ -61,7 +61,7 @@ static void tt__go_on_passing(const tt_program *p, int rank)
     }
 }
 
-/* Waits until the messages of micro-batch number `round` in direction `way` have been sent. */
+/* Waits until this rank has sent the messages of micro-batch number `round` in direction `way`. */
 static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t round)
 {
     tt__passed *x = &p->rank[rank].passed[round % p->settings.in_flight];
@@ -71,8 +71,8 @@ static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t roun
     return tt__net_all_there(&mail);
 }
 
-/* Runs a SEND or RECV between stages. A SEND tells the other stage that its operand is ready; nobody waits
-   for its end. A RECV waits for the SEND, and copies the operand. */
+/* Runs a SEND or RECV instruction between stages. A SEND tells the other stage that the SEND's operand is
+   ready, and does not wait. A RECV waits for the SEND and copies its operand. */
 static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
 {
     const tt__crew *c = p->settings.crew;
@@ -127,11 +127,11 @@ static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* Returns whether m is a shard, or a rank's own rows, without elements. */
+/* Returns whether m exists but has no elements, as a shard or a rank's own rows may. */
 static bool tt__is_empty(const tt__mat *m) { return m->data && m->rows * m->cols == 0; }
 
-/* Runs an instruction whose operands are empty: fills results, which are sums over rows, with 0, unless the
-   instruction adds to them. */
+/* Runs an instruction whose operands have no elements. Its results, if not empty, are sums over no rows:
+   fills them with 0, unless the instruction adds to them. */
 static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
 {
     tt_status status = TT_OK;
@@ -144,8 +144,8 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
     return tt__device_status(p->ctx, p->settings.crew, rank, status);
 }
 
-/* Runs n instructions that run together: on the device or, if they are on_host, on the CPU in the host's
-   memory, once the device has computed what they read there. */
+/* Launches n instructions together that are no collectives: on the device or, if tt__instr.on_host, on the
+   CPU, once the device has computed their operands in the host's memory. */
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
     const bool on_host = l->instr->on_host;

@@ -17,9 +17,9 @@
 #include "pipeline.h"
 
 /* ----------------------------------------------------------------------------------------------------- steps
-   tt_step and its parts; the results of a step and when they are read; gradients. */
+   Defines tt_step and its parts, reads the results of a step, at once or later, and reads gradients. */
 
-/* Gives the results of the last run on one data rank, in a program that does not train. */
+/* Sets *stats to the results of the last run on one data rank, in a program that does not train. */
 static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)
 {
     const tt_program *p = tt__last_stage(head);
@@ -42,7 +42,7 @@ static tt_status tt__check_lr(tt_program *p, float lr)
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
 }
 
-/* Fails, and names the gradient that makes the norm not finite. */
+/* Fails because the gradients' norm is not finite, and names a gradient that makes it so. */
 static tt_status tt__norm_failed(tt_program *head)
 {
     const int first = head->settings.crew->first;
@@ -65,7 +65,7 @@ static tt_status tt__norm_failed(tt_program *head)
     tt__free(p->ctx, list);
     if (status != TT_OK) return status;
     head->outcome = t->early && bad ? TT__HALF_UPDATED : TT__NOT_FINITE;
-    if (t->early && bad) /* the gradient's memory is reused by now */
+    if (t->early && bad) /* the memory of gradients was reused */
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite, or the sum "
                         "of its squares overflows; it was not updated, but with update 'backward' others may "
                         "have been: load the last state", step, p->ctx->params[t->values[bad].param]->name);
@@ -85,8 +85,8 @@ static tt_status tt__norm_failed(tt_program *head)
                     "updated%s%s", step, lowest, because, cause);
 }
 
-/* Judges the results of a step: fails unless they are finite, else counts the step. one: the step had one
-   micro-batch. skipped: tt__scale.skipped before the step. */
+/* Fails if the results of a step are not finite; otherwise counts the step. one: the step had one
+   micro-batch. skipped: the value of tt__scale.skipped before the step. */
 static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
 {
     p->outcome = TT__NO_TARGET;
@@ -97,15 +97,15 @@ static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
     tt_status status = tt__check_loss(p, one ? 0 : -1);
     if (status != TT_OK) return status;
     const bool finite = isfinite(p->results.clipped.norm), lowered = p->results.scale.skipped != skipped;
-    if (!finite && !lowered) return tt__norm_failed(p); /* else the loss scale was lowered */
+    if (!finite && !lowered) return tt__norm_failed(p); /* lowered: the step is only skipped */
     if (finite) p->run.step++;
     tt__give_stats(p, &p->done, finite ? p->results.clipped.norm : 0);
     p->reads++;
     return TT_OK;
 }
 
-/* Reads the results of the last step, if they are unread. Keeps the results of the current step, which has
-   launched nothing yet. */
+/* Reads the results of the last step, if they were not read yet, and counts that step. Does not change the
+   state of the current step, which has launched nothing yet. */
 static tt_status tt__read_unread(tt_program *p)
 {
     const int rank = tt__first_of(p, 0);
@@ -115,7 +115,7 @@ static tt_status tt__read_unread(tt_program *p)
     const double flops = p->flops;
     if (!p->unread.any) return TT_OK;
     p->unread.any = false;
-    p->run.step--; /* until its results are known to be good */
+    p->run.step--; /* counted again once its results are good */
     tt_status status = c->kind->backend->after(c->device[rank], TT__HOST_STREAM, r->has_found);
     status = tt__device_status(p->ctx, c, rank, status);
     if (status != TT_OK) return status;
@@ -129,7 +129,7 @@ static tt_status tt__read_unread(tt_program *p)
     return status;
 }
 
-/* Counts a step whose results are read later. */
+/* Counts a step whose results will be read later. one: the step had one micro-batch. */
 static void tt__leave_unread(tt_program *p, bool one)
 {
     p->unread.any = true;
@@ -138,7 +138,7 @@ static void tt__leave_unread(tt_program *p, bool one)
     p->run.step++;
 }
 
-/* Counts a step that failed, and updated nothing, as skipped. */
+/* Counts a failed step, which has updated nothing, as a skipped step. */
 static void tt__skip_step(tt_program *p)
 {
     p->results.scale.skipped++;
@@ -152,14 +152,15 @@ tt_status tt_wait(tt_program *p, tt_stats *stats)
     const tt__crew *c = p->settings.crew;
     const int rank = tt__first_of(p, 0);
     tt_status status = tt__read_unread(p);
-    if (any && status == TT_OK) /* its results come before its parameters are updated */
+    if (any && status == TT_OK) /* waits for updates, which follow the results */
         status = tt__device_status(p->ctx, c, rank, c->kind->backend->wait(c->device[rank]));
     if (stats) *stats = p->done;
     return status;
 }
 
-/* Ends a step: runs a pipeline's micro-batches or sums an unfinished lap, then updates. The update changes
-   nothing if a loss or gradient is not finite. Without `stats`, results may be read later. */
+/* Ends a step: runs the kept micro-batches of a pipeline or, without a pipeline, sums an unfinished lap; then
+   updates the parameters. The update changes nothing if a loss or gradient is not finite. If `stats` is NULL,
+   the results may be read later. */
 static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 {
     const double skipped = p->results.scale.skipped;
@@ -183,7 +184,7 @@ tt_status tt_step(tt_program *p, float lr, tt_stats *stats)
     tt_status status = tt__check_lr(p, lr);
     if (status != TT_OK) return status;
     tt__begin_step(p);
-    p->run.lr = lr; /* the micro-batch may update */
+    p->run.lr = lr; /* update "backward": tt__micro updates */
     status = tt__micro(p, false);
     if (status == TT_OK) status = tt__end_round(p);
     if (status == TT_OK) status = tt__finish_step(p, lr, stats);
@@ -202,7 +203,7 @@ tt_status tt_micro_step(tt_program *p, tt_stats *stats)
                         "the step without updating");
     tt_status status = tt__micro(p, stats != NULL);
     if (status == TT_OK) status = tt__end_round(p);
-    if (status != TT_OK && p->round > 0) p->micro_failed = true; /* gradients may hold a part of it */
+    if (status != TT_OK && p->round > 0) p->micro_failed = true; /* gradients may have a part */
     if (status != TT_OK) return status;
     tt__give_stats(p, stats, 0);
     return TT_OK;
@@ -226,7 +227,7 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats)
 
 enum { TT__LEAF_PIECE = 256 };
 
-/* Adds b to a, n numbers, each sum rounded to `dtype`. */
+/* Adds the n numbers of b to those of a, and rounds each sum to `dtype`. */
 static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
 {
     uint16_t half[TT__LEAF_PIECE];
@@ -236,7 +237,7 @@ static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
     tt__convert(a, TT_F32, half, dtype, (size_t)n);
 }
 
-/* Reads elements [at, at + n) of a slot of gradient v and converts them to float. */
+/* Reads elements [at, at + n) of slot number `slot` of gradient v on a rank, and converts them to float. */
 static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int64_t at, float *to, int64_t n)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -246,16 +247,17 @@ static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int
     return tt__fetch_memory(&memory, to, TT_F32, (size_t)n);
 }
 
-/* The gradient of a parameter so far, in one or two storages of the same layout. Sums of a step: `leaves`
-   holds the slots of each data rank. Sums of micro-batches, which are summed over ranks already: `total` and,
-   where ranks have several slots, `leaves` with the slots that the current lap has filled. */
+/* The storages that hold a parameter's gradient in the middle of a step. In sums of a step (ranks/threads.h),
+   `leaves` holds the slots of each data rank. In sums of micro-batches, `total` holds the sum over ranks of
+   the finished laps and, if ranks have several slots, `leaves` the slots that the current lap has filled.
+   Both storages have the same layout. */
 typedef struct tt__so_far {
-    int32_t leaves, total; /* values; 0: no such storage */
-    int slots;
-    tt__part part;         /* the shard that a rank has of each */
+    int32_t leaves, total; /* values of the tape; 0: no such storage */
+    int slots;             /* number of slots in use */
+    tt__part part;         /* the shard that a rank has of both storages */
 } tt__so_far;
 
-/* Adds up the gradient so far, in the order of the tree of sums. */
+/* Adds up the gradient of the step so far, in the order of the tree of sums, and writes it to `to`. */
 static tt_status tt__sum_so_far(tt_program *p, const tt__so_far *g, const tt__stored *stored, float *to)
 {
     const int data = p->built.t->sums_micros ? 1 : p->arena->data;
@@ -283,7 +285,8 @@ static tt_status tt__sum_so_far(tt_program *p, const tt__so_far *g, const tt__st
     return status;
 }
 
-/* Finds the storages of a parameter's gradient so far. Returns false if the parameter has no gradient. */
+/* Finds the storages that hold a parameter's gradient of the step so far. Returns false if the parameter has
+   no gradient. */
 static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so_far *g)
 {
     const tt_tape *t = p->built.t;

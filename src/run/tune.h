@@ -15,7 +15,8 @@
 
 /* ---- timing of matrix products (tt_compile_options.tune) */
 
-/* Returns the choices of products of a rank's device as text, which the caller frees. NULL: out of memory. */
+/* Returns the choices of a rank's device (how it computes each matrix product) as text, which the caller
+   frees. NULL: out of memory. */
 static char *tt__tuned_text(const tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -26,7 +27,8 @@ static char *tt__tuned_text(const tt_program *p, int rank)
     return text;
 }
 
-/* Makes a rank's device take the choices of products from a text. `from` names the text in errors. */
+/* Makes a rank's device use the choices in `text` (how to compute each matrix product). from: the name of the
+   text in error messages. */
 static tt_status tt__learn(const tt_program *p, int rank, const char *text, const char *from)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -37,7 +39,8 @@ static tt_status tt__learn(const tt_program *p, int rank, const char *text, cons
     return tt__fail(p->ctx, status, "%s, line %d: %s", from, line, b->error(d));
 }
 
-/* Makes all ranks' devices take the choices from a text. Devices of other kinds keep none. */
+/* Makes the devices of all ranks use the choices in `text`. Does nothing for kinds of devices that have no
+   choices. */
 static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const char *from)
 {
     const tt__crew *c = p->settings.crew;
@@ -49,8 +52,9 @@ static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const
     return status;
 }
 
-/* Tells a rank's device which products the program makes at full capacity and, if `times`, times those that
-   the device does not know. Adds to *untimed the number of products for which memory was lacking. */
+/* Tells a rank's device which matrix products the program computes at full capacity. If `times`, also times
+   the products for which the device has no choice yet. Adds to *untimed the number of products that it could
+   not time for lack of memory. */
 static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untimed)
 {
     tt_program *p = tt__stage_of(of, rank);
@@ -59,8 +63,8 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     const tt__backend *b = p->settings.kind->backend;
     const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
     const tt__now before = r->now;
-    const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* rounds before add_later adds */
-    int64_t *round = &r->now.round; /* each slot's gradients, then their sums */
+    const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* number of rounds of the first lap */
+    int64_t *round = &r->now.round; /* goes through the slots, then to a round that adds to them */
     int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
     tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
     const tt__launch like = tt__launch_on(p, rank);
@@ -92,7 +96,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     return status;
 }
 
-/* Calls tt__tune_rank for all programs of the arena that are to be tuned. */
+/* Calls tt__tune_rank for all programs of the arena whose option `tune` is not "off". */
 static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untimed)
 {
     tt_status status = TT_OK;
@@ -101,8 +105,9 @@ static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untime
     return status;
 }
 
-/* Times products on one process after another, in each on one rank after another; each rank times what no
-   rank before has timed. *text: the known choices before, replaced by those known at the end. */
+/* Times matrix products on one rank after another, in one process after another. Each rank times only
+   products that no earlier rank has timed. *text: on entry the known choices; on return those known at the
+   end. */
 static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
 {
     tt_context *ctx = p->ctx;
@@ -133,7 +138,8 @@ static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
     return status;
 }
 
-/* Reads a file of choices, if it exists. *text: its contents, which the caller frees. */
+/* Reads a file of choices (how to compute matrix products), if it exists. *text: the contents, which the
+   caller frees; NULL if the file does not exist. */
 static tt_status tt__read_tuned(tt_context *ctx, const char *path, char **text)
 {
     char folder[1024];
@@ -161,8 +167,8 @@ static tt_status tt__write_tuned(tt_context *ctx, const char *path, const char *
     return status;
 }
 
-/* Finds, before the first run of an arena, the fastest way to make each product of its programs. Writes
-   nothing that a program reads. */
+/* Finds, before the first run of an arena, the fastest way to compute each matrix product of its programs.
+   Writes to no memory that a program reads. */
 static tt_status tt__tune_products(tt_program *p)
 {
     tt_context *ctx = p->ctx;
@@ -215,8 +221,8 @@ static void tt__forget_recordings(tt_program *p)
 }
 
 static tt_status tt__read_unread(tt_program *p);
-/* Runs a function on all ranks. After an error waits for all devices, so that none still reads another's
-   memory or has unfinished work that nobody waits for. */
+/* Runs a function on all ranks. After an error, waits for the devices of all ranks, so that no device still
+   reads another's memory or has unfinished work. */
 static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int rank), void *arg)
 {
     tt__crew *c = p->settings.crew;

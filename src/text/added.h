@@ -11,8 +11,8 @@
 
 /* -------------------------------------------------------------------------------- tokenizer: added tokens */
 
-/* Reads an added token: an object with "content" and perhaps "id". `id` is used if the object has no "id". Of
-   two tokens with the same text the later one counts. */
+/* Reads an added token from the JSON object at `node`, which has "content" and perhaps "id"; without "id",
+   the token gets `id`. If two added tokens have the same text, the later one replaces the earlier. */
 static tt_status tt__read_added(tt_tokenizer *k, const tt__json *j, int node, int id)
 {
     tt__added a;
@@ -47,7 +47,7 @@ static tt_status tt__read_added_list(tt_tokenizer *k, const tt__json *j, int lis
     return status;
 }
 
-/* Gives an added token the text that is searched for in normalized texts: its own text, normalized. */
+/* Normalizes the text of an added token that is searched for in normalized texts. */
 static tt_status tt__normalize_added(tt_tokenizer *k, tt__added *a, const char *path)
 {
     tt__encoder e;
@@ -64,7 +64,7 @@ static tt_status tt__normalize_added(tt_tokenizer *k, tt__added *a, const char *
     return TT_OK;
 }
 
-/* Gives the added tokens their ids and fills the tables that find them. */
+/* Gives the added tokens their ids, and fills the tables in which added tokens are looked up. */
 static tt_status tt__place_added(tt_tokenizer *k, const char *path)
 {
     tt__vocab *v = &k->vocab;
@@ -73,7 +73,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
         tt__added *a = &k->added[i];
         const int there = tt__any_token(k, a->text, a->bytes);
         if (a->id < 0) a->id = there;
-        if (a->id < 0) continue; /* a default that the vocabulary lacks */
+        if (a->id < 0) continue; /* a default token that the vocabulary lacks */
         if (there >= 0 ? there != a->id : v->text[a->id].bytes != TT__NO_TOKEN)
             return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the added token '%.200s' has the id %d, which %s",
                             path, a->text, a->id, there >= 0
@@ -92,7 +92,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
         if (a->id < 0 || k->added_of[a->id] != i) continue;
         a->skipped = a->special;
         if (a->normalized && k->normalize.n) status = tt__normalize_added(k, a, path);
-        if (status != TT_OK || !a->bytes) continue; /* a normalizer removes all of its text */
+        if (status != TT_OK || !a->bytes) continue; /* the normalizers have removed all of its text */
         tt__added_tree *t = &k->trees[a->normalized];
         const uint8_t byte = (uint8_t)a->text[0];
         t->first = t->prefixes.count && t->first != byte ? -1 : byte;

@@ -7,13 +7,14 @@
 
 /* -------------------------------------------------------------------------- tokenizer: byte-pair encoding */
 
-/* Byte-pair encoding (Sennrich et al. 2016): merges the symbols of a word, earliest merges first. Most words
-   are one token. Whether the merges turn a token's text into that token is tested when the word first occurs,
-   and noted in `whole`. */
-/* Max bytes of a word whose next merge is found by a scan of all pairs. */
+/* Byte-pair encoding (Sennrich et al. 2016) merges pairs of symbols of a word, in the order of the list of
+   merges. Most words are the text of one token. When such a word first occurs, all its merges are made;
+   whether they result in that one token is noted in tt__model.whole, so that later occurrences need no
+   merges. */
+/* Max bytes of a word whose next merge is found by a scan of all its pairs of symbols. */
 enum { TT__BPE_SHORT = 64 };
 
-/* Returns the merge of two symbols. If they have none, its `pair` is UINT64_MAX. */
+/* Returns the merge of symbols `left` and `right`. If no merge exists, the result's `pair` is UINT64_MAX. */
 static const tt__bpe_rule *tt__bpe_merge(const tt_tokenizer *k, int32_t left, int32_t right)
 {
     const tt__model *m = &k->model;
@@ -23,8 +24,9 @@ static const tt__bpe_rule *tt__bpe_merge(const tt_tokenizer *k, int32_t left, in
     return &m->merges[at];
 }
 
-/* Writes the symbols of one character: its token, else the tokens of its bytes, else the unknown token. That
-   one is only noted in *unknown, as more unknown characters may join it. Returns how many are written. */
+/* Writes the symbols of one character, and returns how many it wrote. The symbols are the character's token
+   or, without one, the tokens of its bytes. Without these too, the character is unknown: sets *unknown and
+   writes nothing, as following unknown characters may share one unknown token. */
 static size_t tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, int32_t *to, bool *unknown)
 {
     char text[4];
@@ -48,7 +50,7 @@ static size_t tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, int32_t *to, boo
     return n;
 }
 
-/* Writes the symbols of a word, at most 2 for each byte and one more. Returns how many. */
+/* Writes the symbols of a word, at most 2 * bytes + 1. Returns their number. */
 static size_t tt__bpe_symbols(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *to)
 {
     const bool mapped = k->mapped_at < k->split.n;
@@ -63,13 +65,13 @@ static size_t tt__bpe_symbols(const tt_tokenizer *k, const char *text, size_t by
     return n;
 }
 
-/* Merges the symbols of a short word in place. Returns how many are left. */
+/* Merges the symbols of a short word in place. Returns how many symbols are left. */
 static size_t tt__bpe_merge_short(const tt_tokenizer *k, int32_t *symbols, size_t n)
 {
     const tt__bpe_rule *merges[2 * TT__BPE_SHORT + 1];
     for (size_t i = 0; i + 1 < n; i++) merges[i] = tt__bpe_merge(k, symbols[i], symbols[i + 1]);
     while (n > 1) {
-        uint32_t best = UINT32_MAX; /* rank of pairs without a merge */
+        uint32_t best = UINT32_MAX; /* the rank of a pair that has no merge */
         size_t at = 0;
         for (size_t i = 0; i + 1 < n; i++)
             if (merges[i]->rank < best) best = merges[i]->rank, at = i;
@@ -86,8 +88,8 @@ static size_t tt__bpe_merge_short(const tt_tokenizer *k, int32_t *symbols, size_
     return n;
 }
 
-typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: merged into another */
-typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;  /* in a heap */
+typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: symbol is gone */
+typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;  /* an entry of a heap */
 
 static bool tt__bpe_earlier(const tt__bpe_pair *a, const tt__bpe_pair *b)
 {
@@ -121,14 +123,15 @@ static tt__bpe_pair tt__bpe_pop(tt__bpe_pair *heap, size_t *n)
     return top;
 }
 
-/* Merges the symbols of a word of any length in place, in time n log n. Returns how many are left. */
+/* Merges the n symbols of a word of any length in place, in time O(n log n). Returns how many symbols are
+   left. */
 static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
 {
     const tt_tokenizer *k = e->k;
     size_t pairs = 0, left = 0;
     if (n > INT32_MAX / 2) { e->failed = true; return 0; }
     tt__bpe_link *links = (tt__bpe_link *)tt__encoder_room(e, TT__POINTS, n, sizeof *links);
-    /* Each symbol begins a pair, and each merge makes two pairs. */
+    /* The heap gets at most 3 n pairs: one for each symbol, and two new ones for each merge. */
     tt__bpe_pair *heap = (tt__bpe_pair *)tt__encoder_room(e, TT__HEAP, 3 * n, sizeof *heap);
     if (e->failed) return 0;
     for (size_t i = 0; i < n; i++) {
@@ -142,7 +145,7 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
         if (first->id < 0 || first->after < 0) continue;
         tt__bpe_link *second = &links[first->after];
         const tt__bpe_rule *m = tt__bpe_merge(k, first->id, second->id);
-        if (m->pair == UINT64_MAX || m->id != top.id) continue; /* one symbol of the pair has changed */
+        if (m->pair == UINT64_MAX || m->id != top.id) continue; /* an earlier merge changed the pair */
         first->id = top.id;
         first->after = second->after;
         second->id = -1;
@@ -155,7 +158,7 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
     return left;
 }
 
-/* Adds the ids of a word that has no start of a run of U+2581 inside. */
+/* Adds the ids of a word or of a part of it. No run of U+2581 begins inside the part. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;

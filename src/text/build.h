@@ -13,7 +13,7 @@
 
 /* ------------------------------------------------------------------------------------ tokenizer: building */
 
-/* Applies "add_prefix_space" of tokenizer_config.json and, for LlamaTokenizer, its "legacy". */
+/* Applies "add_prefix_space" of tokenizer_config.json and, for LlamaTokenizer, "legacy" of the same file. */
 static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const tt__json *config)
 {
     const bool llama = first == TT__FIRST_LLAMA;
@@ -27,10 +27,10 @@ static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const 
         tt__step *s = &k->split.all[i];
         if (s->kind == TT__STEP_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
         if (!llama) continue;
-        s->prefix_always = prefix && legacy; /* every part between added tokens, or only the first */
+        s->prefix_always = prefix && legacy; /* always: before every part between added tokens */
         s->prefix_first = prefix && !legacy;
     }
-    if (llama && !prefix) k->finish.decode.n--; /* the step that strips the prefix */
+    if (llama && !prefix) k->finish.decode.n--; /* removes the step that strips the prefix */
     return status;
 }
 
@@ -52,7 +52,8 @@ static tt_status tt__read_added_decoder(tt_tokenizer *k, const tt__json *config)
     return status;
 }
 
-/* Tokens of BERT. A text that spells one out has that token there. A vocab.txt must have the first three. */
+/* BERT's special tokens. Where a text contains the spelling of one, that place becomes the token. A vocab.txt
+   must have the first three. */
 static const struct { const char *text; tt_special_token role; } tt__bert_tokens[] = {
     {"[UNK]", TT_TOKEN_UNK}, {"[CLS]", TT_TOKEN_CLS}, {"[SEP]", TT_TOKEN_SEP}, {"[PAD]", TT_TOKEN_PAD},
     {"[MASK]", TT_TOKEN_MASK}};
@@ -75,7 +76,7 @@ static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
                         tt__json_kind_name(j, 0));
     const int model = tt__json_get(j, 0, "model");
     tt_status status = tt__read_model(k, j, model, &unk);
-    if (r.way && k->model.kind != TT__MODEL_BPE) r.way = NULL, r.first = TT__FIRST_FILE; /* only BPE has it */
+    if (r.way && k->model.kind != TT__MODEL_BPE) r.way = NULL, r.first = TT__FIRST_FILE; /* only for BPE */
     if (r.way && status == TT_OK) status = tt__read_model(k, r.way, tt__json_get(r.way, 0, "model"), &unk);
     const tt__json *way = r.way ? r.way : j;
     const struct { const tt__json *from; const char *key; tt__reader read; } parts[] = {

@@ -3,11 +3,13 @@
 
 /* ===========================================================================================================
    UNICODE                                                                              src/text/code_points.h
-   Properties of code points that tokenizers use. Each table is a string of numbers, most of them distances
-   from the row before. tests/golden/make_unicode.py prints the tables and explains each. Uses src/base/.
+   Properties of code points that tokenizers use. Each table is a string that encodes numbers, most of which
+   are differences from the previous row. tests/golden/make_unicode.py prints the tables and explains each of
+   them. Uses src/base/.
    ======================================================================================================== */
 
-/* Written by tests/golden/make_unicode.py from the package tokenizers 0.23.3 of Python. */
+/* These tables were printed by tests/golden/make_unicode.py from version 0.23.3 of the Python package
+   tokenizers. */
 enum {
     TT__LETTER_ROWS = 1544, TT__BERT_ROWS = 291, TT__CJK_POINTS = 1056, TT__MARK_ROWS = 334, TT__PAIRS = 1058,
     TT__COMPOSED_PAIRS = 940
@@ -295,7 +297,8 @@ static const char *const tt__compat_text[] = {
     "#eq&#lh+#bi>#ftV#nu:#aj2#gs+#cpK#f9#fb&#3#ry7#nj$#dn.#as1#dhJ#laX#lg[#fqR#h3#j|(#goV#bcO#&#c~X#izG#{V#p"
     "|@a1{sSot+ot(%$hoJhoG%$ht#hs^%$ljVljS%$rkJrkG%$nhRnhO%$tcVtcS%$izVizS%$odBod>b)mo-#ciA"};
 
-/* Bits of a code point: classes that the regular expressions and splitters of `tokenizers` tell apart. */
+/* Bits of a code point: the classes of characters that the regular expressions and splitters of the package
+   `tokenizers` distinguish. */
 enum {
     TT__IS_LETTER = 1, TT__IS_NUMBER = 2, TT__IS_SPACE = 4, TT__IS_PUNCTUATION = 8, TT__IS_WORD = 16,
     TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64, /* NFC may change it or the character before it */
@@ -305,23 +308,24 @@ enum {
 /* Actions of BERT's normalizer on a code point. */
 enum { TT__BERT_DROP = 1 /* controls, private use and U+FFFD */, TT__BERT_ACCENT };
 
-/* Classes of code points that break texts into graphemes (Unicode Standard, annex 29). Two regional
-   indicators count as apart here, which makes no difference to the callers. */
+/* Classes of code points that decide where graphemes end (Unicode Standard, annex 29). Unlike in the
+   Standard, a pair of regional indicators is two graphemes, which makes no difference to the callers. */
 enum {
     TT__GRAPHEME_OTHER, TT__GRAPHEME_CONTROL, TT__GRAPHEME_EXTEND,
-    TT__GRAPHEME_EXTEND_ALONE, /* may not stand between two consonants that stay together */
+    TT__GRAPHEME_EXTEND_ALONE, /* an extender that separates two consonants */
     TT__GRAPHEME_LINKER, TT__GRAPHEME_JOINER, TT__GRAPHEME_SPACING, TT__GRAPHEME_PREPEND,
     TT__GRAPHEME_PICTURE, TT__GRAPHEME_CONSONANT,
-    TT__GRAPHEME_L, TT__GRAPHEME_V, TT__GRAPHEME_T, TT__GRAPHEME_LV, TT__GRAPHEME_LVT /* of Hangul */
+    TT__GRAPHEME_L, TT__GRAPHEME_V, TT__GRAPHEME_T, TT__GRAPHEME_LV, TT__GRAPHEME_LVT /* Hangul */
 };
 
-/* The unpacked tables. */
+/* The unpacked tables. c << 11 | x: a code point in the upper 21 bits of a number and a small number x in the
+   lower 11. */
 typedef struct tt__unicode {
     uint8_t bits[0x110000];               /* TT__IS_... */
     uint8_t bert[0x110000];               /* TT__BERT_..., or 0 */
-    uint32_t marks[TT__MARK_ROWS][2];     /* first << 11 | last - first; rank among combining classes */
+    uint32_t marks[TT__MARK_ROWS][2];     /* first << 11 | last - first; rank of their combining class */
     uint32_t pairs[TT__PAIRS][3];         /* composed << 11 | whether NFC composes it; first; second or 0 */
-    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, by first and second */
+    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, sorted by their points */
     uint32_t cjk[TT__CJK_POINTS];         /* decompositions of U+F900..U+FAFF and U+2F800..U+2FA1F */
     uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* first << 11; last << 4 | class */
     uint32_t lower[TT__LOWER_RUNS][2];        /* first << 11 | last - first (8 bits) << 3 | stride * 3 - 3 +

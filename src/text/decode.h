@@ -6,7 +6,7 @@
 
 /* --------------------------------------------------------------------------- tokenizer: from ids to texts */
 
-/* Parts of a text, one after another in one buffer. */
+/* The parts of a text, stored one after another in one buffer. */
 typedef struct tt__parts {
     tt_context *ctx;
     char *text;
@@ -40,7 +40,7 @@ static void tt__parts_free(tt__parts *p)
     tt__free(p->ctx, p->ends);
 }
 
-/* Adds a text, with U+FFFD in place of bytes that are not UTF-8. */
+/* Adds a text to the current part, with U+FFFD in place of each byte that is not UTF-8. */
 static void tt__parts_valid(tt__parts *p, const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {
@@ -55,14 +55,15 @@ static int tt__hex_digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
-static int tt__byte_token(const char *text, size_t bytes) /* the byte of "<0x0A>" and the like; else -1 */
+static int tt__byte_token(const char *text, size_t bytes) /* the byte that "<0x0A>" names; else -1 */
 {
     if (bytes != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
     int high = tt__hex_digit(text[3]), low = tt__hex_digit(text[4]);
     return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
-/* Adds single bytes as one part, their text, if they are UTF-8. Otherwise adds one U+FFFD for each byte. */
+/* Adds the *n bytes of a run of single-byte tokens, and sets *n to 0. If the bytes are UTF-8, their text
+   becomes one part; otherwise each byte becomes a part, U+FFFD. */
 static void tt__parts_bytes(tt__parts *to, char *bytes, size_t *n)
 {
     if (!*n) return;
@@ -78,7 +79,8 @@ static void tt__parts_bytes(tt__parts *to, char *bytes, size_t *n)
     *n = 0;
 }
 
-/* Replaces every `from` by `to`, which is no longer, in place. Returns the new number of bytes. */
+/* Replaces every occurrence of `from` in a text by `to`, in place. `to` must not be longer than `from`.
+   Returns the new number of bytes of the text. */
 static size_t tt__shorten(char *text, size_t bytes, const char *from, const char *to)
 {
     const size_t from_bytes = strlen(from), to_bytes = strlen(to);
@@ -93,8 +95,8 @@ static size_t tt__shorten(char *text, size_t bytes, const char *from, const char
     return n;
 }
 
-/* Adds a WordPiece token. A token that continues a word is joined to the token before. Other tokens get a
-   space before them. Cleanup removes some of these spaces. */
+/* Adds the text of a WordPiece token. A token that continues a word follows the token before directly. Other
+   tokens get a space before them; cleanup removes some of these spaces. */
 static void tt__decode_piece(const tt__step *s, const char *text, size_t bytes, bool first, tt__parts *to)
 {
     static const char *const cleaned[][2] = {
@@ -133,8 +135,8 @@ static void tt__decode_part(const tt__step *s, const char *text, size_t bytes, b
     tt__parts_end(to);
 }
 
-/* Adds a token of byte-level encoding, each character turned into the byte that it stands for. A token with
-   other characters is added unchanged. */
+/* Adds the text of a token of byte-level encoding: the bytes that its characters stand for. If a character
+   stands for no byte, adds the token's text unchanged. */
 static void tt__decode_bytes(const char *text, size_t bytes, tt__parts *to)
 {
     const size_t used = to->used;
@@ -183,7 +185,7 @@ static void tt__decode_step(const tt__step *s, const tt__parts *from, tt__parts 
     tt__free(to->ctx, run);
 }
 
-/* Returns the text of an id as decoders receive it. NULL: the id has no text. */
+/* Returns the text of an id, as it goes into the decoder steps. NULL: the id has no text. */
 static const char *tt__id_text(const tt_tokenizer *k, int32_t id, bool skip_special, size_t *bytes)
 {
     if (id < 0 || id >= k->size) return NULL;
@@ -227,23 +229,24 @@ int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n
     return bytes;
 }
 
-/* A decoder of ids that arrive one after another. What a text begins with depends on the ids before it: a
-   first word has no space before it, and a character may have begun. New ids are therefore decoded together
-   with a context: some ids that are decoded already. */
+/* A decoder of ids that arrive one after another. The text of an id depends on the ids before: the first word
+   has no space before it, and an earlier id may have begun a character. New ids are therefore decoded
+   together with a context: some earlier ids, whose text has been returned already. */
 struct tt_decode_stream {
     const tt_tokenizer *k;
     bool skip_special;
     bool bytes;         /* a token may end inside a character */
-    bool runs;          /* there may be runs of single-byte tokens */
-    bool whole;         /* decoders need the whole text: nothing is final before its end */
+    bool runs;          /* runs of single-byte tokens are possible */
+    bool whole;         /* decoders need the whole text: no text is final before the end */
     int32_t *ids;       /* the context, then ids whose text is not final yet */
     int n, capacity;
-    int context;        /* number of ids of the context */
+    int context;        /* number of `ids` that are the context */
     size_t given;       /* bytes of the text of `ids` returned so far */
-    tt__parts text;     /* the caller may still be reading it */
+    tt__parts text;     /* the text returned last, which the caller may still be reading */
 };
 
-/* Max ids to keep, and the number of last ids to which a longer list is cut. */
+/* STREAM_IDS: max number of ids that a stream keeps. STREAM_CONTEXT: number of last ids that remain when a
+   longer list is cut. */
 enum { TT__STREAM_IDS = 64, TT__STREAM_CONTEXT = 8 };
 
 tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
@@ -252,7 +255,7 @@ tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
     if (!s) return NULL;
     s->k = k;
     s->skip_special = skip_special;
-    bool fused = false; /* does a step join all parts into one? */
+    bool fused = false; /* whether a step joins all parts into one */
     for (int i = 0; i < k->finish.decode.n; i++) {
         const tt__step *d = &k->finish.decode.all[i];
         size_t at = 0;
@@ -274,8 +277,8 @@ void tt_decode_stream_free(tt_decode_stream *s)
     tt__free(s->k->ctx, s);
 }
 
-/* Removes ids whose text has been returned, all but a context that has a text. clean: all has been
-   returned. */
+/* Removes ids whose text has been returned, except those that are the context of the next ids. The context
+   must have a text. clean: the text of all ids has been returned. */
 static bool tt__stream_cut(tt_decode_stream *s, bool clean)
 {
     const int from = clean ? s->context

@@ -18,7 +18,8 @@ static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes
     return at < bytes && (k->unicode->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
 }
 
-/* Cuts a text at added tokens and encodes the rest. tree: 0 before normalization, 1 after it. */
+/* Finds the added tokens in a text, adds their ids, and encodes the parts between them. tree: 0: the text is
+   not normalized yet; 1: it is. first: the text is the first part of the whole text. */
 static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t bytes, bool first);
 
 static void tt__cut_between(tt__encoder *e, int tree, const char *text, size_t bytes, bool first)
@@ -37,7 +38,7 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
     const tt_tokenizer *k = e->k;
     const tt__added_tree *t = &k->trees[tree];
     const uint8_t *bits = k->unicode->bits;
-    size_t from = 0, white_to = 0; /* text before white_to and after a token is white space */
+    size_t from = 0, white_to = 0; /* white space after the last token ends here */
     for (size_t at = 0; t->prefixes.count && at < bytes && !tt__encoder_done(e);) {
         const char *next = t->first < 0 ? text + at : (const char *)memchr(text + at, t->first, bytes - at);
         if (!next) break;
@@ -65,8 +66,9 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
     if (from < bytes && !tt__encoder_done(e)) tt__cut_between(e, tree, text + from, bytes - from, starts);
 }
 
-/* Encodes a text, without the ids around it. Keeps the first `room` ids. Returns the number of ids; those
-   beyond `room` are all counted only if `whole`. -1: out of memory. */
+/* Encodes a text, without the ids that the post-processor adds. Stores the first `room` ids. Returns the
+   number of ids; unless `whole`, encoding may end after `room` ids, and the count with it. -1: out of
+   memory. */
 static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int64_t room,
                           bool whole)
 {
@@ -80,7 +82,7 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
     e.whole = whole;
     e.ascii = tt__is_ascii(text, bytes);
     const size_t valid = e.ascii ? bytes : tt__utf8_invalid(text, bytes);
-    if (valid < bytes) { /* U+FFFD for invalid bytes */
+    if (valid < bytes) { /* replaces invalid bytes by U+FFFD */
         tt__rewrite w = tt__rewrite_begin(&e, TT__CLEAN_TEXT, text, bytes, false);
         tt__rewrite_put(&w, text, valid, 0);
         for (size_t at = valid; at < bytes;) {
@@ -94,8 +96,8 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
     return e.failed ? -1 : e.count;
 }
 
-/* Does the work of tt_tokenize. Returns the number of ids of the text; those beyond max_tokens are all
-   counted only if `whole`, which reads to the end of the text. -1: out of memory. */
+/* Does the work of tt_tokenize. Returns the number of ids of the text. Unless `whole`, encoding may end after
+   max_tokens ids, and the count with it. -1: out of memory. */
 static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens,
                         bool whole)
 {

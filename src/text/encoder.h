@@ -8,8 +8,8 @@
 
 typedef struct tt__buffer { void *memory; size_t bytes; } tt__buffer;
 
-/* Returns memory for n items, with any contents. NULL: out of memory, without an error: loader threads call
-   it. */
+/* Returns a buffer's memory with room for n items of `item` bytes, with any contents. NULL: out of memory;
+   sets no error in the context, as loader threads call this function. */
 static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t item)
 {
     size_t bytes;
@@ -22,7 +22,7 @@ static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t ite
     return b->memory;
 }
 
-enum { /* buffers of an encoder; normalizers use two in turn, and each splitter has its own */
+enum { /* buffers of an encoder: normalizers use two NORMAL_TEXT in turn, splitter k has SPLIT_TEXT + k */
     TT__CLEAN_TEXT, TT__NORMAL_TEXT, TT__SPLIT_TEXT = TT__NORMAL_TEXT + 2,
     TT__POINTS = TT__SPLIT_TEXT + TT__STEP_LIMIT, TT__SYMBOLS, TT__HEAP, TT__BUFFERS
 };
@@ -32,17 +32,17 @@ struct tt__encoder {
     const tt_tokenizer *k;
     void (*word)(tt__encoder *e, const char *text, size_t bytes); /* adds the ids of a word */
     int32_t *ids;
-    int64_t count, room;   /* ids so far; how many are kept */
-    bool whole;            /* counts all ids; else not all of those beyond room */
+    int64_t count, room;   /* number of ids so far; max number of ids to store */
+    bool whole;            /* count the ids of the whole text; else stop after `room` ids */
     bool failed;           /* out of memory */
     bool ascii;            /* the whole text is ASCII */
-    const char *origin;    /* the current text, normalized, and its bytes */
+    const char *origin;    /* the current text after normalization, and its bytes */
     size_t origin_bytes;
-    size_t front;          /* number of bytes at the start of `origin` that stand for the text's first
-                              character before normalization. A splitter's part that begins with one of them
-                              is the first part of the text */
+    size_t front;          /* number of bytes at the start of `origin` that came from the first character of
+                              the text before normalization. A part that begins with one of these bytes is
+                              the first part of the text */
     tt__buffer buffers[TT__BUFFERS];
-    char few[TT__SPLIT_TEXT][TT__FEW]; /* the first buffers, for short texts */
+    char few[TT__SPLIT_TEXT][TT__FEW]; /* initial memory of the first buffers, enough for short texts */
 };
 
 static void tt__encoder_init(tt__encoder *e, const tt_tokenizer *k)
@@ -72,21 +72,22 @@ static void *tt__encoder_room(tt__encoder *e, int buffer, size_t n, size_t item)
     return memory;
 }
 
-/* Returns the tt__token_head of a part of the encoder's text. */
+/* Returns the first 8 bytes of a part of the encoder's text, as tt__token_head does. */
 static inline uint64_t tt__part_head(const tt__encoder *e, const char *text, size_t bytes)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
     return tt__token_head(text, bytes, at < e->origin_bytes ? e->origin_bytes - at : bytes);
 }
 
-/* Returns the token whose word is `text`. -1: none. */
+/* Returns the id of the token that stands for the word `text`. -1: no token does. */
 static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__ids_by_text *t = &e->k->vocab.by_word;
     return bytes > t->longest ? -1 : tt__token_slot(t, text, bytes, tt__part_head(e, text, bytes))->id;
 }
 
-/* Returns the next character and moves *at past it. mapped: each byte stands for one character. */
+/* Returns the character at *at and moves *at past it. mapped: each byte stands for one character (see
+   tt__byte_char); otherwise the text is UTF-8. */
 static uint32_t tt__next_char(bool mapped, const char *text, size_t bytes, size_t *at)
 {
     return mapped ? tt__byte_char((uint8_t)text[(*at)++]) : tt__utf8_next(text, bytes, at);

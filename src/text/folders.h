@@ -12,8 +12,8 @@
 
 /* ------------------------------------------------------------------------------------- tokenizer: folders */
 
-/* Opens a JSON file of a folder, if it exists; else j->count is 0. Writes the file's path to `path`, which j
-   points to. The caller frees j in any case. */
+/* Opens and parses a JSON file of a folder; if the file does not exist, sets j->count to 0. Writes the file's
+   path to `path`, which must live as long as j. The caller frees j even after an error. */
 static tt_status tt__json_open_if_there(tt__json *j, tt_context *ctx, char path[TT__PATH], const char *folder,
                                         const char *file)
 {
@@ -24,8 +24,8 @@ static tt_status tt__json_open_if_there(tt__json *j, tt_context *ctx, char path[
     return status == TT_OK && there ? tt__json_open(j, ctx, path) : status;
 }
 
-/* Reads a file of the folder, if it exists, and keeps it for tt_tokenizer_save. NULL: the file does not
-   exist, or an error. */
+/* Reads a file of the folder, if it exists, and keeps its bytes for tt_tokenizer_save. Returns NULL if the
+   file does not exist or after an error. */
 static const tt__file_bytes *tt__keep_file(tt_tokenizer *k, const char *folder, const char *name,
                                            char path[TT__PATH], tt_status *status)
 {
@@ -41,8 +41,8 @@ static const tt__file_bytes *tt__keep_file(tt_tokenizer *k, const char *folder, 
     return &kept->file;
 }
 
-/* Reads a JSON file of the folder, if it exists, keeps it for tt_tokenizer_save, and parses it into j. NULL:
-   the file does not exist, or an error. */
+/* Reads a JSON file of the folder, if it exists, keeps its bytes for tt_tokenizer_save, and parses it into j.
+   Returns NULL if the file does not exist or after an error. */
 static const tt__file_bytes *tt__keep_json(tt_tokenizer *k, const char *folder, const char *name,
                                            char path[TT__PATH], tt__json *j, tt_status *status)
 {
@@ -54,7 +54,8 @@ static const tt__file_bytes *tt__keep_json(tt_tokenizer *k, const char *folder, 
 static const char *const tt__role_names[TT_TOKEN_COUNT] = {"unk_token", "bos_token", "eos_token", "pad_token",
                                                            "cls_token", "sep_token", "mask_token"};
 
-/* Sets the tokens of roles that a JSON object names: as a text, or as an object with "content". */
+/* Sets the token of each role (such as "bos_token") that JSON object j names. A token is given as a text or
+   as an object with "content". */
 static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
 {
     for (int role = 0; role < TT_TOKEN_COUNT; role++) {
@@ -67,8 +68,8 @@ static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
     }
 }
 
-/* Sets the tokens of roles that config.json gives as bos_token_id and so on: a number, or the first of a
-   list. */
+/* Sets the token of each role that config.json gives as an id ("bos_token_id" and so on). The id is a number
+   or the first number of a list. */
 static void tt__read_role_ids(tt_tokenizer *k, const tt__json *j)
 {
     for (int role = 0; role < TT_TOKEN_COUNT; role++) {
@@ -92,9 +93,10 @@ static bool tt__is_ordinary(const tt_tokenizer *k, int32_t id)
     return !(first == '<' && last == '>') && !(first == '[' && last == ']');
 }
 
-/* Classes that follow "add_prefix_space" of tokenizer_config.json. json: the rest of a tokenizer that
-   consists of vocab.json and merges.txt; NULL: such a tokenizer is not read. Tokens that the vocabulary lacks
-   are left out. "added_tokens_decoder" of tokenizer_config.json may add more. */
+/* The tokenizer classes of transformers that obey "add_prefix_space" of tokenizer_config.json. json: what a
+   tokenizer.json would have besides the vocabulary, for folders that only have vocab.json and merges.txt;
+   NULL: such folders are not read. Added tokens that the vocabulary lacks are left out.
+   "added_tokens_decoder" of tokenizer_config.json may add more tokens. */
 static const struct { const char *name, *model_type, *json; } tt__classes[] = {
     {"GPT2Tokenizer", "gpt2",
      "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],"
@@ -116,7 +118,8 @@ static const struct { const char *name, *model_type, *json; } tt__classes[] = {
     {"GPTNeoXTokenizer", "gpt_neox", NULL},
 };
 
-/* The pipeline that LlamaTokenizer of transformers 5 uses in place of the one in tokenizer.json. */
+/* The pipeline (normalizer, splitter, decoder) that LlamaTokenizer of transformers 5 uses instead of the
+   pipeline in tokenizer.json. */
 static const char tt__llama_way[] =
     "{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\\u2581\",\"split\":false},"
     "\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
@@ -125,20 +128,23 @@ static const char tt__llama_way[] =
     "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
     "\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true}}";
 
-/* Returns the text of a member of a file that may be missing (then it is empty). NULL: no such text. */
+/* Returns the text of member `key` of JSON file j, which is empty if the file is missing. NULL: no such
+   text. */
 static const char *tt__folder_text(const tt__json *j, const char *key)
 {
     return j->count && j->nodes[0].kind == TT__JSON_OBJECT ? tt__json_text(j, tt__json_get(j, 0, key)) : NULL;
 }
 
-/* Returns whether a name is that of a class, or of the class's twin in transformers 4. */
+/* Returns whether `name` is the class `which`, or `which` with "Fast" appended, its name in transformers
+   4. */
 static bool tt__class_is(const char *name, const char *which)
 {
     const size_t n = strlen(which);
     return name && strncmp(name, which, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0);
 }
 
-/* Returns the row of tt__classes that a name or, without a name, a model type asks for. -1: none. */
+/* Returns the row of tt__classes with this class name or, if `name` is NULL, with this model type. -1:
+   none. */
 static int tt__class_of(const char *name, const char *type)
 {
     for (int i = 0; i < TT__COUNT(tt__classes); i++)
@@ -160,8 +166,8 @@ static tt__first_word tt__first_word_of(const tt__json *config, const tt__json *
     return tt__class_of(name, type) >= 0 ? TT__FIRST_BYTES : TT__FIRST_FILE;
 }
 
-/* Returns the json of tt__classes for a folder's tokenizer_config.json or config.json; either may be empty.
-   NULL and an error: no row fits. */
+/* Returns the field `json` of the row of tt__classes that the folder's tokenizer_config.json or config.json
+   names; either file may be empty. Returns NULL after tt__fail if no row fits. */
 static const char *tt__class_json(tt_context *ctx, const char *folder, const tt__json *config,
                                   const tt__json *model)
 {
@@ -200,7 +206,7 @@ typedef struct tt__tokenizer_folder {
     char model_path[TT__PATH], merges_path[TT__PATH];
 } tt__tokenizer_folder;
 
-/* Builds the tokenizer of a tokenizer.json. */
+/* Builds the tokenizer that a tokenizer.json describes. */
 static tt_status tt__load_json(tt_tokenizer *k, tt__tokenizer_folder *f, const tt__file_bytes *file)
 {
     const tt__first_word first = tt__first_word_of(&f->config, &f->model, file);
@@ -212,7 +218,7 @@ static tt_status tt__load_json(tt_tokenizer *k, tt__tokenizer_folder *f, const t
     return status == TT_OK ? tt__build_tokenizer(k, &r) : status;
 }
 
-/* Builds the tokenizer of a vocab.json and a merges.txt. */
+/* Builds the tokenizer of a folder that has vocab.json and merges.txt. */
 static tt_status tt__load_merges(tt_tokenizer *k, tt__tokenizer_folder *f)
 {
     tt_status status = TT_OK;
@@ -237,7 +243,7 @@ static void tt__load_roles(tt_tokenizer *k, const tt__tokenizer_folder *f)
     if (f->config.count) tt__read_roles(k, &f->config);
     if (f->map.count) tt__read_roles(k, &f->map);
     if (k->model.kind == TT__MODEL_WORDPIECE) tt__roles_of_bert(k);
-    const bool told = *eos >= 0; /* by a file of the tokenizer itself */
+    const bool told = *eos >= 0; /* a tokenizer file names the end token */
     if (f->model.count) tt__read_role_ids(k, &f->model);
     const int32_t own = tt_tokenizer_find(k, "<|endoftext|>"), end = *eos;
     const bool ordinary = !told && tt__is_ordinary(k, end);
@@ -292,7 +298,7 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
         f->folder = folder;
         status = tt__load_folder(k, f);
         for (int i = 0; i < TT__COUNT(all); i++) {
-            all[i]->ctx = ctx; /* free needs it, even if not opened */
+            all[i]->ctx = ctx; /* tt__json_free reads it even if the file was not opened */
             tt__json_free(all[i]);
         }
     }

@@ -4,7 +4,7 @@
 #include "../files/utf8.h"
 #include "types.h"
 
-/* ---- bytes as characters (GPT-2): printable ones of Latin-1 as themselves, others as U+0100 to U+0143 */
+/* ---- bytes as characters (GPT-2): bytes that print in Latin-1 stay; others become U+0100 to U+0143 */
 
 static bool tt__byte_prints(uint32_t b)
 {
@@ -16,7 +16,7 @@ static uint32_t tt__byte_char(uint32_t b)
     return tt__byte_prints(b) ? b : 0x100 + (b <= 0x20 ? b : b <= 0xA0 ? b - 0x7F + 33 : 67);
 }
 
-static int tt__char_byte(uint32_t c) /* -1: c stands for no byte */
+static int tt__char_byte(uint32_t c) /* returns -1 if c stands for no byte */
 {
     if (c < 0x100) return tt__byte_prints(c) ? (int)c : -1;
     if (c > 0x143) return -1;
@@ -26,23 +26,23 @@ static int tt__char_byte(uint32_t c) /* -1: c stands for no byte */
 
 /* ---- texts */
 
-/* Returns how many ASCII letters the next 8 bytes begin with. */
+/* Returns how many of the next 8 bytes, from the first on, are ASCII letters. */
 static inline size_t tt__ascii_letters(const char *text)
 {
     const uint64_t ones = 0x0101010101010101u;
     uint64_t all;
     memcpy(&all, text, 8);
-    const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones; /* from here on, bits 7 of bytes count */
+    const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones; /* from here on, bit 7 of each byte counts */
     const uint64_t below = ~(lower + (0x80 - 'a') * ones), above = lower + (0x7F - 'z') * ones;
     const uint64_t others = (below | above | all) & 0x80 * ones;
     return others ? (size_t)__builtin_ctzll(others) >> 3 : 8;
 }
 
-/* Returns the end of the run of characters from `at` on whose bits & mask equal `value`. */
+/* Returns the end of the run of characters from `at` on that satisfy (bits[c] & mask) == value. */
 static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes,
                                   size_t at)
 {
-    const bool letters = (bits[0x61] & mask) == value; /* the answer for 'a' holds for all ASCII letters */
+    const bool letters = (bits[0x61] & mask) == value; /* if 'a' passes, all ASCII letters do */
     for (size_t n = 8; letters && n == 8 && bytes - at >= 8; at += n) n = tt__ascii_letters(text + at);
     for (size_t next;; at = next) {
         while (at < bytes && (uint8_t)text[at] < 0x80 && (bits[(uint8_t)text[at]] & mask) == value) at++;
@@ -52,7 +52,7 @@ static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, cons
     }
 }
 
-/* Returns where the white space at the end of a text begins, not before `from`. */
+/* Returns where the white space at the end of text[from .. end) begins; `end` if there is none. */
 static size_t tt__white_begin(const uint8_t *bits, const char *text, size_t from, size_t end)
 {
     while (end > from) {
@@ -77,7 +77,8 @@ static bool tt__is_ascii(const char *text, size_t bytes)
 
 /* ---- lookups */
 
-/* Returns the first 8 bytes of a text, padded with zeros. `readable`: bytes that may be read there. */
+/* Returns the first 8 bytes of a text as a number; a shorter text is padded with zeros. readable: number of
+   bytes at `text` that may be read. */
 static inline uint64_t tt__token_head(const char *text, size_t bytes, size_t readable)
 {
     uint64_t head = 0;
@@ -95,7 +96,7 @@ static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *t
 {
     uint64_t hash = (0x9E3779B97F4A7C15u ^ bytes ^ head) * 0xFF51AFD7ED558CCDu, word;
     for (size_t i = 8; i < bytes; i += 8) {
-        memcpy(&word, text + (i < bytes - 8 ? i : bytes - 8), 8); /* the last two words may overlap */
+        memcpy(&word, text + (i < bytes - 8 ? i : bytes - 8), 8); /* the last two reads may overlap */
         hash = (hash ^ hash >> 32 ^ word) * 0xFF51AFD7ED558CCDu;
     }
     for (uint32_t at = (uint32_t)(hash >> 32 ^ hash) & t->mask;; at = (at + 1) & t->mask) {
@@ -107,12 +108,12 @@ static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *t
     }
 }
 
-static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t bytes) /* -1: none */
+static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t bytes) /* -1: no such token */
 {
     return tt__token_slot(t, text, bytes, tt__token_head(text, bytes, bytes))->id;
 }
 
-/* Returns the id of a text among all tokens: those of the vocabulary and added ones. -1: none. */
+/* Returns the id of the token with this text, from the vocabulary or added. -1: no token has it. */
 static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
 {
     const int id = tt__token_find(&k->vocab.by_text, text, bytes);
@@ -126,7 +127,7 @@ static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key) /* key: paren
     return at;
 }
 
-static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /* -1: no token continues so */
+static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /* -1: no such token */
 {
     const uint64_t edge = t->edges[tt__prefix_slot(t, (uint64_t)node << 8 | (uint8_t)byte)];
     return edge == UINT64_MAX ? -1 : (int32_t)(edge & 0xFFFFFFF);

@@ -9,24 +9,25 @@
 
 /* --------------------------------------------------------------------------------- tokenizer: normalizers */
 
-/* A new text that a normalizer makes of an old one. It also tracks which bytes of the new text stand for the
-   front of the old text (see tt__encoder), as NormalizedString of `tokenizers` aligns them. A piece that is
-   put with a change of 0 stands for the next character of the old text, with a change of -n also for the n
-   characters after that, and with a change of 1 for the same as the piece put before. */
+/* The state of a normalizer that writes a new text piece by piece from an old text. It also finds which bytes
+   of the new text come from the front of the old text (tt__encoder.front), as NormalizedString of the package
+   `tokenizers` aligns the two. A piece written with change 0 replaces the next character of the old text,
+   with change -n also the n characters after it; a piece with change 1 belongs to the same characters as the
+   piece before. */
 typedef struct tt__rewrite {
     tt__encoder *e;
     tt__buffer *to;
     char *out;             /* the new text so far, n bytes */
     size_t n, room;
-    bool aligns;           /* does the front matter? Otherwise the fields below are unused. */
+    bool aligns;           /* the front matters; otherwise the fields below are unused */
     const char *text;      /* the old text */
     size_t bytes, front;
-    size_t at, to_front;   /* bytes of the old text passed so far; bytes of the new front so far */
-    size_t size;           /* of the piece put last, whose change may still decrease; 0: none */
-    int64_t change;
+    size_t at, to_front;   /* bytes of the old text read so far; bytes of the new front so far */
+    size_t size;           /* bytes of the last piece, whose change may still decrease; 0: no piece */
+    int64_t change;        /* change of the last piece */
 } tt__rewrite;
 
-/* Makes room for `more` bytes. Returns false if memory is out, now or earlier. */
+/* Makes room for `more` bytes of the new text. Returns false if memory ran out, now or earlier. */
 static bool tt__rewrite_room(tt__rewrite *w, size_t more)
 {
     tt_context *ctx = w->e->k->ctx;
@@ -54,8 +55,8 @@ static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *tex
     return w;
 }
 
-/* Ends the piece put last: adds it to the new front if it stands for the old one, and passes its old
-   characters. */
+/* Ends the last piece: moves past the old characters that it replaces, and counts its bytes in the new front
+   if these characters belong to the old front. */
 static void tt__rewrite_pass(tt__rewrite *w)
 {
     const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
@@ -82,14 +83,14 @@ static void tt__rewrite_point(tt__rewrite *w, uint32_t c, int64_t change)
     tt__rewrite_put(w, text, (size_t)tt__utf8_put(c, text), change);
 }
 
-/* Leaves out bytes of the old text. */
+/* Skips bytes of the old text, so that they have no counterpart in the new text. */
 static void tt__rewrite_skip(tt__rewrite *w, size_t bytes)
 {
     tt__rewrite_pass(w);
     w->at += bytes;
 }
 
-/* Puts `to`, which stands for `part` of the old text. NULL: puts `part` itself. */
+/* Writes `to` in place of `part` of the old text. to = NULL: writes `part` unchanged. */
 static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, const char *to, size_t to_bytes)
 {
     int64_t old = 0, made = 0;
@@ -103,7 +104,7 @@ static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, con
         tt__utf8_next(to, to_bytes, &at);
         tt__rewrite_put(w, to + from, at - from, made++ >= old);
     }
-    if (made < old) w->change -= old - made; /* has no effect where removed text comes first */
+    if (made < old) w->change -= old - made; /* no effect if the new text is still empty */
 }
 
 /* Ends the new text and returns it. */
@@ -119,7 +120,8 @@ static const char *tt__rewrite_end(tt__rewrite *w, size_t *bytes)
 
 typedef struct tt__changed { uint32_t point; int32_t change; } tt__changed;
 
-/* Sorts each run of marks by combining class. `spare` has room for n characters. */
+/* Sorts the marks of each run of combining marks by their combining class. `spare` has room for n
+   characters. */
 static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__changed *spare)
 {
     for (size_t i = 0, end; i < n; i = end + 1) {
@@ -131,7 +133,7 @@ static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__c
             lowest = rank < lowest ? rank : lowest;
             before = rank;
         }
-        while (!sorted && to < end) { /* one sweep per class, at most 63 */
+        while (!sorted && to < end) { /* one sweep for each combining class, at most 63 */
             uint32_t next = UINT32_MAX;
             for (size_t k = i; k < end; k++) {
                 rank = tt__mark_rank(u, c[k].point);
@@ -144,7 +146,7 @@ static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__c
     }
 }
 
-/* Composes characters that are decomposed and sorted. Returns how many remain. */
+/* Composes characters whose marks were decomposed and sorted. Returns how many characters remain. */
 static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count)
 {
     size_t kept = 0, starter = SIZE_MAX;
@@ -165,8 +167,8 @@ static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count
     return kept;
 }
 
-/* Puts a part of the old text decomposed, and for NFC composed. No mark moves, and nothing composes, across
-   the ends of the part. */
+/* Decomposes a part of the old text, for NFC composes the result, and writes it to the new text. At both ends
+   of the part there must be a boundary: no mark moves across it and no characters compose across it. */
 static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const char *text, size_t bytes)
 {
     const tt__unicode *u = w->e->k->unicode;
@@ -189,7 +191,8 @@ static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const cha
     for (size_t i = 0; i < count; i++) tt__rewrite_point(w, c[i].point, c[i].change);
 }
 
-/* Returns whether a character is a boundary: no mark moves, and nothing composes, across its start. */
+/* Returns whether the start of character c is a boundary: no mark moves across it, and no characters compose
+   across it. */
 static bool tt__stands(const tt__unicode *u, tt__step_kind kind, uint32_t c)
 {
     uint32_t to[TT__DECOMPOSED];
@@ -218,8 +221,8 @@ static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const ch
 /* Returns the end of the grapheme that begins at `at`. */
 static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
-    bool picture = false, joined = false;     /* after a picture and its extenders; after a joiner there */
-    bool consonant = false, linked = false;   /* after a consonant and its extenders; with a linker in them */
+    bool picture = false, joined = false;     /* just read: a picture with its extenders; and then a joiner */
+    bool consonant = false, linked = false;   /* just read: a consonant with extenders; one is a linker */
     int before = TT__GRAPHEME_OTHER;
     for (size_t end = at, next = at; end < bytes; end = next) {
         const uint32_t c = tt__utf8_next(text, bytes, &next);
@@ -252,10 +255,11 @@ static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t by
     return bytes;
 }
 
-/* Returns the text that a Precompiled map has for the shortest prefix of `text` that it knows. NULL: it knows
-   none. The map is a double-array trie (Aoe 1989; Yata's darts-clone). A byte leads from a node to the unit
-   at position xor byte, whose lowest bits repeat the byte. Bit 8 of a unit: the map knows the prefix up to
-   here, and the node's first unit has the place of its text. */
+/* Finds the shortest prefix of `text` that a Precompiled map has, and returns the text that replaces it.
+   NULL: the map has no prefix of `text`. The map is a double-array trie (Aoe 1989; Yata's darts-clone), an
+   array of 32-bit units. A byte b leads from a node at position p to the unit at p xor b, whose lowest 8 bits
+   must equal b. If bit 8 of that unit is set, the map has the prefix that ends with b, and the unit at the
+   new node's position has the offset of the replacing text. */
 static const char *tt__precompiled_find(const tt__step *s, const char *text, size_t bytes, size_t *to_bytes)
 {
     const size_t count = s->from_bytes / 4;
@@ -269,7 +273,7 @@ static const char *tt__precompiled_find(const tt__step *s, const char *text, siz
             memcpy(&unit, s->from + 4 * at, 4);
             const size_t place = unit & INT32_MAX;
             if (place > s->to_bytes || ((uint8_t)s->to[place] & 0xC0) == 0x80) return NULL;
-            *to_bytes = strlen(s->to + place); /* the last text, too, ends with a NUL */
+            *to_bytes = strlen(s->to + place); /* every text ends with a NUL */
             return s->to + place;
         }
         if (i == bytes || !text[i]) return NULL;
@@ -281,8 +285,8 @@ static const char *tt__precompiled_find(const tt__step *s, const char *text, siz
     return NULL;
 }
 
-/* Applies a Precompiled map as `tokenizers` does. A grapheme of less than 6 bytes is replaced by the map's
-   text for the grapheme's start. In other graphemes, and if the map has no such text, each character is
+/* Applies a Precompiled map as the package `tokenizers` does. If the map has a prefix of a grapheme of less
+   than 6 bytes, that prefix's text replaces the whole grapheme. In all other graphemes, each character is
    replaced separately. */
 static void tt__rewrite_precompiled(tt__rewrite *w, const tt__step *s, const char *text, size_t bytes)
 {
@@ -308,8 +312,8 @@ static void tt__rewrite_precompiled(tt__rewrite *w, const tt__step *s, const cha
 
 /* ---- normalizers of single characters, and of strings */
 
-/* Maps a character by StripAccents, Lowercase or a step of BERT's normalizer. Returns the number of code
-   points. */
+/* Applies normalizer StripAccents, Lowercase or a step of BERT's normalizer to one character. Writes the
+   resulting code points to `to` and returns their number. */
 static size_t tt__mapped(const tt__unicode *u, tt__step_kind kind, uint32_t c, uint32_t to[3])
 {
     to[0] = c;
@@ -327,7 +331,8 @@ static size_t tt__mapped(const tt__unicode *u, tt__step_kind kind, uint32_t c, u
     }
 }
 
-/* Maps an ASCII character, the most frequent kind. A result above 0x7F: the character is dropped. */
+/* Applies a normalizer to one ASCII character, the most frequent kind. A result above 0x7F means that the
+   normalizer drops the character. */
 static uint8_t tt__mapped_ascii(tt__step_kind kind, uint8_t c)
 {
     if (kind == TT__STEP_LOWER) return (uint8_t)(c >= 'A' && c <= 'Z' ? c + 32 : c);
@@ -356,11 +361,11 @@ static void tt__rewrite_mapped(tt__rewrite *w, tt__step_kind kind, const char *t
     }
 }
 
-/* Replaces every `from` of a step, or every run of two or more spaces. The replacement stands for the last
-   character that it replaces. */
+/* Replaces every occurrence of s->from, or every run of two or more spaces, by s->to. For alignment with the
+   old text, s->to belongs to the last character that it replaces. */
 static void tt__rewrite_replaced(tt__rewrite *w, const tt__step *s, const char *text, size_t bytes)
 {
-    size_t from = 0; /* bytes before it are in the new text */
+    size_t from = 0; /* the new text has the bytes before `from` */
     for (size_t at = 0, n; at < bytes; at += n ? n : 1) {
         n = 0;
         if (text[at] != s->from[0]) continue;
@@ -395,7 +400,8 @@ static bool tt__is_normal(const tt__unicode *u, tt__step_kind kind, const char *
     return tt__bits_end(u->bits, TT__IS_UNSTABLE, 0, text, bytes, 0) == bytes;
 }
 
-/* Computes what all normalizers together do to ASCII, the most frequent text. */
+/* Computes k->ascii: the result of all normalizers together for each ASCII character, as most texts are
+   ASCII. */
 static void tt__normalize_ascii_by(tt_tokenizer *k)
 {
     bool maps = false, others = false;
@@ -414,7 +420,7 @@ static void tt__normalize_ascii_by(tt_tokenizer *k)
 static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes)
 {
     const tt_tokenizer *k = e->k;
-    bool aligns = false; /* does any splitter need to know the text's front? */
+    bool aligns = false; /* whether a splitter needs e->front */
     for (int i = 0; i < k->split.n; i++) aligns |= k->split.all[i].prefix_first;
     e->front = 0;
     if (*bytes) tt__utf8_next(text, *bytes, &e->front);
@@ -431,7 +437,7 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
         const tt__step *s = &k->normalize.all[i];
         if (s->kind == TT__STEP_TRIM) text = tt__trim(e, s, text, bytes);
         if (s->kind == TT__STEP_TRIM || tt__is_normal(k->unicode, s->kind, text, *bytes)) continue;
-        /* Two buffers take turns, as the text may be in the other one. */
+        /* Writes to the two buffers in turn, as the old text may be in the other one. */
         tt__rewrite w = tt__rewrite_begin(e, TT__NORMAL_TEXT + turn, text, *bytes, aligns);
         size_t first = 0;
         switch (s->kind) {

@@ -7,7 +7,8 @@
 
 /* ------------------------------------------------------------------------------ tokenizer: tokenizer.json */
 
-/* Returns a JSON string, which may hold a NUL. NULL: the node is not a string. */
+/* Returns the characters of a JSON string, which may contain a NUL, and their number in *bytes. NULL: the
+   node is not a string. */
 static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
 {
     if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
@@ -15,7 +16,7 @@ static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
     return j->pool + j->nodes[node].integer;
 }
 
-/* Copies a text into memory that lives as long as k. */
+/* Copies a text into memory that lives as long as tokenizer k. */
 static tt_status tt__keep_text(tt_tokenizer *k, const tt__json *j, const char *from, size_t bytes,
                                const char **text)
 {
@@ -23,7 +24,8 @@ static tt_status tt__keep_text(tt_tokenizer *k, const tt__json *j, const char *f
     return *text ? TT_OK : tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
 }
 
-/* Reads the string `key` of an object, of at least one character, and keeps it as long as k. */
+/* Reads member `key` of a JSON object, a string of at least one character, and copies it into memory that
+   lives as long as tokenizer k. */
 static tt_status tt__read_text(tt_tokenizer *k, const tt__json *j, int object, const char *key,
                                const char **text, size_t *bytes)
 {
@@ -44,7 +46,8 @@ static tt_status tt__unsupported(const tt__json *j, int node, const char *what, 
 
 typedef struct tt__step_name { const char *type; tt__step_kind kind; } tt__step_name;
 
-/* Adds the step that a type names. NULL and an error: the type is not in `names`, or steps are too many. */
+/* Adds to `steps` the step whose type has the name `type`. Returns NULL after an error: `names` lacks the
+   type, or there are too many steps. */
 static tt__step *tt__read_step(const tt__json *j, int node, const char *what, const char *type,
                                const tt__step_name *names, int n, const char *known, tt__step_list *steps)
 {
@@ -62,7 +65,7 @@ static tt__step *tt__read_step(const tt__json *j, int node, const char *what, co
 
 typedef tt_status (*tt__reader)(tt_tokenizer *k, const tt__json *j, int node);
 
-/* Reads the members of a Sequence, in order, from its array `key`. */
+/* Reads the components of a Sequence, in order, from its array `key`, each with function `read`. */
 static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node, const char *key,
                                   tt__reader read)
 {
@@ -75,8 +78,8 @@ static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node,
     return status;
 }
 
-/* Returns the "type" of a component. NULL: the component is null; or it is a Sequence, whose members in the
-   array `key` are now read; or *status is an error. */
+/* Returns the "type" of a component. Returns NULL if the component is null, if *status is an error, or if the
+   component is a Sequence: then it has read the components in the Sequence's array `key`. */
 static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, const char *what,
                                  const char *key, tt__reader read, tt_status *status)
 {
@@ -91,7 +94,8 @@ static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, c
     return NULL;
 }
 
-/* Reads {"pattern": {"String": from}, "content": to}, or a known regular expression instead. */
+/* Reads a Replace normalizer, {"pattern": {"String": from}, "content": to}. A known regular expression may
+   take the place of {"String": from}. */
 static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, tt__step *s)
 {
     static const char expected[] = "{\"String\": ...}, or the \"Regex\" \" {2,}\" or \"\\n\"";
@@ -125,8 +129,8 @@ static int tt__base64_digit(char c)
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-/* Reads {"precompiled_charsmap": ...}: in base 64, the bytes of a trie, the trie, and texts that each end
-   with a NUL. */
+/* Reads {"precompiled_charsmap": ...}. The string encodes in base 64: the trie's number of bytes, the trie,
+   and the replacing texts, each of which ends with a NUL. */
 static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int node, tt__step *s)
 {
     static const char key[] = "precompiled_charsmap";
@@ -163,7 +167,8 @@ static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int no
     return TT_OK;
 }
 
-/* Reads "clean_text", "handle_chinese_chars", "lowercase" and "strip_accents" (null: like "lowercase"). */
+/* Reads the options of BERT's normalizer: "clean_text", "handle_chinese_chars", "lowercase" and
+   "strip_accents" (null: the value of "lowercase"). */
 static tt_status tt__read_bert(tt_tokenizer *k, const tt__json *j, int node)
 {
     bool clean = true, cjk = true, lower = true, accents = true;
@@ -251,7 +256,8 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
     return TT_OK;
 }
 
-/* Reads "replacement" and "prepend_scheme" of a Metaspace, or "add_prefix_space" of older files. */
+/* Reads "replacement" and "prepend_scheme" of a Metaspace splitter; older files have "add_prefix_space"
+   instead of "prepend_scheme". */
 static tt_status tt__read_metaspace(tt_tokenizer *k, const tt__json *j, int node, const char **mark,
                                     size_t *bytes, const char **scheme)
 {

@@ -11,9 +11,10 @@
 
 /* ----------------------------------------------------------------------- tokenizer: reading of the models */
 
-/* Returns a number as the JSON reader of `tokenizers` computes it: as many digits as 64 bits hold, as an
-   integer, times a power of ten. This is not always the nearest double, and the last bit may decide which of
-   two spellings of a word is better. `at` points to a number of valid JSON. */
+/* Returns the value of the JSON number at `at` as the JSON reader of the package `tokenizers` computes it:
+   takes as many digits as fit into 64 bits as an integer, and multiplies it by a power of ten. The result is
+   not always the nearest double. Its last bit may decide which of two ways to spell a word with tokens is
+   better. */
 static double tt__unigram_score(const char *at)
 {
     const bool negative = *at == '-';
@@ -45,7 +46,7 @@ static double tt__unigram_score(const char *at)
     return negative ? -score : score;
 }
 
-/* Reads the scores of Unigram's vocabulary. `text`: the text that j was parsed from. */
+/* Reads the scores of Unigram's vocabulary. text: the text from which j was parsed. */
 static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char *text, int model)
 {
     const int node = tt__json_get(j, model, "vocab");
@@ -69,7 +70,7 @@ static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char 
     return TT_OK;
 }
 
-typedef struct tt__bpe_merging { /* where a merge is read, for errors; memory for its result */
+typedef struct tt__bpe_merging { /* place of the current merge, for errors; memory for its result */
     const char *path;
     size_t offset, count;
     char *joined;
@@ -97,7 +98,7 @@ static tt_status tt__bpe_merges_begin(tt_tokenizer *k, size_t count, tt__bpe_mer
     return TT_OK;
 }
 
-/* Adds the next merge, of two tokens into a token of the vocabulary. */
+/* Adds the next merge: tokens `left` and `right` become the token whose text is theirs joined. */
 static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const char *left, size_t left_bytes,
                                    const char *right, size_t right_bytes)
 {
@@ -117,7 +118,7 @@ static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const ch
     to->pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
     to->rank = (uint32_t)m->count++;
     to->id = id;
-    /* Words cannot be cut at runs of U+2581 if a merge's result has the start of a run inside. */
+    /* If a run of U+2581 begins inside a merge's result, words cannot be cut where such runs begin. */
     for (size_t i = 1; k->model.cuts && i + 3 <= left_bytes + right_bytes; i++)
         if (memcmp(m->joined + i, "\xE2\x96\x81", 3) == 0 &&
             (i < 3 || memcmp(m->joined + i - 3, "\xE2\x96\x81", 3) != 0)) k->model.cuts = false;
@@ -143,7 +144,7 @@ static tt_status tt__read_merges(tt_tokenizer *k, const tt__json *j, int model)
                 right = space + 1;
                 right_bytes = left_bytes - (size_t)(right - left);
                 left_bytes = (size_t)(space - left);
-                *space = 0; /* ends `left` in errors */
+                *space = 0; /* ends the string `left`, for error messages */
             }
             if (space && memchr(right, ' ', right_bytes)) right = NULL;
         } else if (at->kind == TT__JSON_ARRAY && at->count == 2) {
@@ -188,7 +189,7 @@ static tt_status tt__read_merges_txt(tt_tokenizer *k, const char *path, const tt
     return status;
 }
 
-/* Reads the options of a model that affect ids, all but vocabulary and merges. */
+/* Reads the options of a model that affect ids, except its vocabulary and merges. */
 static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, const char **unk)
 {
     tt__model *m = &k->model;

@@ -11,7 +11,8 @@
 
 static bool tt__is_line_end(char c) { return c == '\n' || c == '\r'; }
 
-/* Returns the bytes of a contraction after its apostrophe. 0: there is none. U+017F is a kind of "s". */
+/* Returns the number of bytes of an English contraction ('s, 'll, ...) at `text`, directly after the
+   apostrophe; 0: none. any_case: also accepts capitals and U+017F, which is a form of "s". */
 static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
 {
     const char other = any_case ? 0x20 : 0;
@@ -22,7 +23,8 @@ static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
     return any_case && bytes > 1 && memcmp(text, "\xC5\xBF", 2) == 0 ? 2 : 0;
 }
 
-/* Returns the end of the match of a pattern that begins at `at`. Every character is in a match. */
+/* Returns the end of the match of pattern *p that begins at `at`. Every character belongs to a match, so
+   there is always one. */
 static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const char *text, size_t bytes,
                               size_t at)
 {
@@ -57,14 +59,14 @@ static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const c
     return tt__utf8_last(text, end);
 }
 
-static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* are the next three digits? */
+static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* are three digits next? */
 {
     size_t n = 0;
     while (n < 3 && at + n < bytes && text[at + n] >= '0' && text[at + n] <= '9') n++;
     return n == 3;
 }
 
-/* Returns the end of the piece that a splitter makes from `at` on. */
+/* Returns the end of the piece that splitter number `step` cuts off at `at`. */
 static size_t tt__piece_end(const tt_tokenizer *k, int step, const char *text, size_t bytes, size_t at)
 {
     static const tt__pattern gpt2 = {false, false, false, 0};
@@ -93,18 +95,18 @@ static size_t tt__piece_end(const tt_tokenizer *k, int step, const char *text, s
     }
 }
 
-/* Returns whether the part that begins at text + from is the first part of the whole text. first: a part that
-   begins with `text` may be. */
+/* Returns whether the part that begins at text + from is the first part of the whole text. first: false if
+   even a part that begins at `text` is not. */
 static bool tt__is_first(const tt__encoder *e, bool first, const char *text, size_t from)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
-    return first && (at < e->origin_bytes ? at + from < e->front : !from); /* or in a splitter's copy */
+    return first && (at < e->origin_bytes ? at + from < e->front : !from); /* else: a splitter's copy */
 }
 
 static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first);
 
-/* Cuts a text at white space and, in BERT's splitter, also before and after punctuation. Splitters from
-   `step` on cut the resulting words. */
+/* Cuts a text at white space and, in BERT's splitter, also before and after punctuation. Passes the resulting
+   words to the splitters from number `step` on. */
 static void tt__split_white(tt__encoder *e, int step, const char *text, size_t bytes, bool first)
 {
     const tt_tokenizer *k = e->k;

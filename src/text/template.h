@@ -7,7 +7,7 @@
 
 /* ---- ids around a text */
 
-/* Inserts an id among the ids around a text, at place `at`. */
+/* Inserts an id at index `at` of a list of ids that are put before or after each text. */
 static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int node, tt__around *to, int at,
                                 int id)
 {
@@ -21,8 +21,8 @@ static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int no
     return TT_OK;
 }
 
-/* Reads a template: {"single": [{"SpecialToken": {"id": name}}, {"Sequence": {"id": "A"}}, ...],
-   "special_tokens": {name: {"ids": [...]}}}. */
+/* Reads the template of a post-processor: {"single": [{"SpecialToken": {"id": name}}, {"Sequence": {"id":
+   "A"}}, ...], "special_tokens": {name: {"ids": [...]}}}. */
 static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
 {
     tt_status status;
@@ -55,8 +55,8 @@ static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
     return status;
 }
 
-/* Reads "cls" or "sep", [text, id], and puts that token before or after a text. If the id is null, the text
-   is looked up. */
+/* Reads member "cls" or "sep", which is [text, id], and notes the token to put before or after each text. If
+   the id is null, looks up the token's text. */
 static tt_status tt__read_roberta(tt_tokenizer *k, const tt__json *j, int node, const char *key)
 {
     int pair = tt__json_get(j, node, key), id = -1;
@@ -80,7 +80,7 @@ static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node
     tt_status status = TT_OK;
     const char *type = node < 0 ? NULL : tt__read_type(k, j, node, "post_processor", "processors",
                                                        tt__read_processor, &status);
-    if (!type || strcmp(type, "ByteLevel") == 0) return status; /* ByteLevel only changes offsets */
+    if (!type || strcmp(type, "ByteLevel") == 0) return status; /* adds no ids */
     if (strcmp(type, "TemplateProcessing") == 0) return tt__read_template(k, j, node);
     if (strcmp(type, "RobertaProcessing") != 0 && strcmp(type, "BertProcessing") != 0)
         return tt__unsupported(j, node, "post_processor", type, "Sequence, ByteLevel, TemplateProcessing, "

@@ -11,20 +11,21 @@
 
 /* --------------------------------------------------------------------------------------- tokenizer: parts */
 
-/* These tokenizers do what the Rust package `tokenizers` does; tests/golden/compare_tokens.py and
-   compare_bpe.py compare the two. Steps: cut the text at added tokens that it spells out; normalize the rest;
-   cut that at the added tokens that it then spells out; cut it into words with splitters; turn each word into
-   tokens with a model (WordPiece, byte-pair encoding or Unigram); put the post-processor's ids around all. */
-#define TT__IDS_LIMIT (1 << 22)     /* larger ids are refused: memory is allocated by id */
-#define TT__ADDED_BYTES 4096        /* longer added tokens are refused: each byte is a candidate */
+/* These tokenizers give the same ids as the Rust package `tokenizers`; tests/golden/compare_tokens.py and
+   compare_bpe.py compare the two. Steps: find added tokens in the text; normalize the parts between them;
+   find added tokens in the normalized parts; cut the rest into words with splitters; turn each word into
+   tokens with a model (WordPiece, byte-pair encoding or Unigram); put the post-processor's ids before and
+   after. */
+#define TT__IDS_LIMIT (1 << 22)     /* larger ids are refused, as tables have an entry for each id */
+#define TT__ADDED_BYTES 4096        /* longer added tokens are refused: the search at one place reads them */
 
-#define TT__VOCAB_BYTES ((size_t)1 << 28) /* larger vocab.txt files are refused; offsets have 32 bits */
+#define TT__VOCAB_BYTES ((size_t)1 << 28) /* larger vocab.txt files are refused: offsets have 32 bits */
 #define TT__NO_TOKEN UINT32_MAX
 
 enum {
-    TT__STEP_LIMIT = 16, /* max normalizers, splitters or decoders in a row */
-    TT__AROUND = 16,     /* max ids before a text, and after a text */
-    TT__FEW = 4096       /* bytes of a short text, which needs no heap memory */
+    TT__STEP_LIMIT = 16, /* max number of normalizers, of splitters and of decoders of a tokenizer */
+    TT__AROUND = 16,     /* max number of ids before a text, and of ids after a text */
+    TT__FEW = 4096       /* max bytes of a short text, which needs no heap memory */
 };
 
 typedef enum tt__step_kind {
@@ -39,84 +40,89 @@ typedef enum tt__step_kind {
     TT__STEP_BYTE_FALLBACK, TT__STEP_FUSE, TT__STEP_STRIP, TT__STEP_WORDPIECE
 } tt__step_kind;
 
-/* Regular expressions in the style of GPT-2:
+/* The options of a regular expression in the style of GPT-2:
    contractions | prefix? letters+ | digits | ' '? others+ | line ends | white space but its last character |
    white space */
 typedef struct tt__pattern {
-    bool any_case;   /* case of contractions ('s 't 're 've 'm 'll 'd) is ignored */
-    bool any_prefix; /* prefix of letters: any character but line ends and digits; else a space */
-    bool line_ends;  /* others take the line ends after them; white space ends at its last line end */
-    int digits;      /* max digits in a match; 0: any number, with a space before them */
+    bool any_case;   /* contractions ('s 't 're 've 'm 'll 'd) may have capitals */
+    bool any_prefix; /* the prefix of letters is any character but line ends and digits; else a space */
+    bool line_ends;  /* a run of others includes line ends after it; white space ends at its last line end */
+    int digits;      /* max number of digits in a match; 0: any number, with an optional space before */
 } tt__pattern;
 
 typedef struct tt__step {
     tt__step_kind kind;
     tt__pattern pattern;
-    bool each;                     /* DIGITS, PUNCTUATION: each character is a word; else each run is.
+    /* Options of the kinds named in capitals. */
+    bool each;                     /* DIGITS, PUNCTUATION: each character is a word; else each run is a word.
                                       WORDPIECE: cleanup removes spaces before some punctuation and
                                       contractions */
-    bool splits;                   /* BYTES: with GPT-2's pattern; METASPACE: before each replacement */
-    bool prefix_space;             /* BYTES */
-    bool prefix_always, prefix_first; /* METASPACE */
-    bool left, right;              /* TRIM: ends at which white space is removed */
-    const char *from, *to;         /* REPLACE, PREPEND (to), METASPACE (to), STRIP (from), SPACES (to:
-                                      replaces two or more spaces); PRECOMPILED: units, and texts that end
-                                      with a NUL */
+    bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each
+                                      mark */
+    bool prefix_space;             /* BYTES: puts a space before the text */
+    bool prefix_always, prefix_first; /* METASPACE: puts a mark before every part; before the first */
+    bool left, right;              /* TRIM: whether to remove white space at the text's start; at its end */
+    const char *from, *to;         /* REPLACE: both; PREPEND, METASPACE, SPACES (replaces two or more
+                                      spaces): to; STRIP: from. PRECOMPILED: from: the trie's units; to: texts
+                                      that end with a NUL */
     size_t from_bytes, to_bytes;
-    int64_t start, stop;           /* STRIP: max characters */
+    int64_t start, stop;           /* STRIP: max number of characters to remove at the start; at the end */
 } tt__step;
 
 typedef struct tt__step_list { tt__step all[TT__STEP_LIMIT]; int n; } tt__step_list;
 
-typedef struct tt__slice { uint32_t start, bytes; } tt__slice; /* bytes TT__NO_TOKEN: none */
-/* head: the first 8 bytes of a text, padded with zeros; bytes: its length; id -1: free slot. */
+typedef struct tt__slice { uint32_t start, bytes; } tt__slice; /* bytes TT__NO_TOKEN: no text */
+/* A slot of a hash table of texts. head: the first 8 bytes of a text, padded with zeros; bytes: the text's
+   length; id: -1 in a free slot. */
 typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__bucket;
 
 /* Hash table from texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
-    /* Base of the texts. Their first `skipped` bytes are left out. */
+    /* base: the texts; a slice gives the offset of one. The first `skipped` bytes of each slice are left
+       out. */
     const char *base;
     uint32_t skipped;
-    const tt__slice *slices; /* by id */
+    const tt__slice *slices; /* the slice of each id */
     tt__bucket *slots;
     uint32_t mask;
     uint32_t longest;        /* max bytes of a text */
 } tt__ids_by_text;
 
-/* Tree of the bytes of tokens. Node 0 is the root. Edges are in a hash table with open addressing, at most
-   half full. An edge is its parent (28 bits), byte (8) and child (28); UINT64_MAX: free. */
+/* Prefix tree of the bytes of tokens. Node 0 is the root. Edges are in a hash table with open addressing, at
+   most half full. An edge is a 64-bit number: parent node (28 bits), byte (8 bits), child node (28 bits);
+   UINT64_MAX: a free slot. */
 typedef struct tt__prefixes {
     uint64_t *edges;
     size_t slots;
-    int shift;         /* from a hash to a slot */
-    int32_t *ids;      /* (count) the token that ends at a node; -1: none */
+    int shift;         /* slot = hash >> shift */
+    int32_t *ids;      /* for each of `count` nodes: the token that ends there; -1: none */
     int count, capacity;
 } tt__prefixes;
 
 typedef struct tt__added_tree {
-    tt__prefixes prefixes; /* its ids are places in `added` */
-    bool begins[256];      /* does a token begin with the byte? */
-    int first;             /* the byte that all tokens begin with; -1: they differ */
+    tt__prefixes prefixes; /* its ids are indices into tt_tokenizer.added */
+    bool begins[256];      /* for each byte: whether a token begins with it */
+    int first;             /* the first byte of all tokens; -1: first bytes differ */
 } tt__added_tree;
 
 typedef struct tt__added {
-    const char *text;  /* text to search for and to decode; normalized if `normalized` */
+    const char *text;  /* text to search for and text when decoded; in normalized form if `normalized` */
     size_t bytes;
     int32_t id;
     bool single_word, lstrip, rstrip, normalized, special;
-    bool skipped;      /* special, with the text of the file: left out of decoded texts */
+    bool skipped;      /* decoding may skip it: special, and its text was not changed by normalization */
 } tt__added;
 
-/* A merge of byte-pair encoding. pair UINT64_MAX: free slot. */
+/* A merge of byte-pair encoding, in a hash table. pair: the two symbols to merge; UINT64_MAX: a free slot. */
 typedef struct tt__bpe_rule { uint64_t pair; uint32_t rank; int32_t id; } tt__bpe_rule;
 
 typedef struct tt__kept_file { const char *name; tt__file_bytes file; } tt__kept_file;
 
 typedef struct tt__vocab {
-    char *texts, *words;          /* of all tokens; the words that they stand for (may be the same) */
-    tt__slice *text, *word;       /* (size) */
+    char *texts, *words;          /* texts of all tokens; words that tokens stand for (may be `texts`) */
+    tt__slice *text, *word;       /* for each id: its slice of `texts`; its slice of `words` */
     size_t used;                  /* bytes of `texts` in use */
-    int own;                      /* the vocabulary's max id plus 1; ids from there on are added tokens */
+    int own;                      /* the vocabulary's max id plus 1; larger ids are added tokens */
     tt__ids_by_text by_text, by_word, by_added;
 } tt__vocab;
 
@@ -124,31 +130,33 @@ typedef enum tt__model_kind { TT__MODEL_BPE, TT__MODEL_UNIGRAM, TT__MODEL_WORDPI
 
 typedef struct tt__model {
     tt__model_kind kind;
-    int unk;                      /* unknown token; -1: text without a token is left out */
-    bool byte_fallback;           /* byte-pair encoding, Unigram */
+    int unk;                      /* id of the unknown token; -1: text without a token is left out */
+    bool byte_fallback;           /* byte-pair encoding, Unigram: `fallback` serves unknown characters */
     int32_t fallback[256];        /* tokens "<0x00>" to "<0xFF>"; -1: none */
     int64_t word_chars;           /* WordPiece: longer words are unknown */
     const char *piece;            /* WordPiece: prefix of tokens that continue a word */
-    tt__ids_by_text rest;         /* WordPiece: those tokens, by their text without the prefix */
-    tt__prefixes prefixes;        /* Unigram */
-    double *scores;               /* (vocab.own) Unigram */
-    double unk_score;
-    bool fuse_unk, ignore_merges; /* byte-pair encoding, as all fields below */
-    int32_t bytes[256];           /* BYTES: the token of a byte; -1: none */
-    uint8_t *whole;               /* (size) do merges make the token of its text? 0: unknown, 1: yes, 2: no */
+    tt__ids_by_text rest;         /* WordPiece: tokens that continue a word, by text without the prefix */
+    tt__prefixes prefixes;        /* Unigram: all tokens */
+    double *scores;               /* Unigram: score of each of vocab.own tokens */
+    double unk_score;             /* Unigram: score of the unknown token */
+    /* All fields below are for byte-pair encoding. */
+    bool fuse_unk, ignore_merges; /* options "fuse_unk" and "ignore_merges" of the file */
+    int32_t bytes[256];           /* for splitter BYTES: the token of each byte; -1: none */
+    uint8_t *whole;               /* for each id: do merges turn its text into it? 0: unknown, 1: yes, 2:
+                                     no */
     tt__bpe_rule *merges;
     int merge_shift;
     uint64_t merge_mask;
-    bool cuts;                    /* no merge crosses the start of a run of U+2581: words end there */
+    bool cuts;                    /* no merge crosses the start of a run of U+2581: words are cut there */
 } tt__model;
 
 typedef struct tt__around { int32_t ids[TT__AROUND]; int n; } tt__around;
 
 typedef struct tt__finisher {
-    tt__around before, behind;     /* ids before and after those of a text */
-    int32_t roles[TT_TOKEN_COUNT]; /* by tt_special_token; -1: none */
+    tt__around before, behind;     /* ids to put before a text's ids; ids to put after them */
+    int32_t roles[TT_TOKEN_COUNT]; /* the id for each tt_special_token; -1: none */
     tt__step_list decode;
-    bool decodes;                  /* has a decoder; otherwise spaces join tokens */
+    bool decodes;                  /* the file has a decoder; otherwise spaces join tokens */
 } tt__finisher;
 
 struct tt_tokenizer {
@@ -156,19 +164,19 @@ struct tt_tokenizer {
     tt__unicode *unicode;
     tt__chunk *chunks;            /* texts of steps and added tokens */
     tt__step_list normalize, split;
-    bool maps_ascii;              /* normalizers map ASCII only by `ascii`; a value above 0x7F: dropped */
-    uint8_t ascii[128];
-    int mapped_at;                /* splitters after this one see bytes as characters; split.n: none do */
+    bool maps_ascii;              /* `ascii` is all that the normalizers do to an ASCII text */
+    uint8_t ascii[128];           /* the normalized character of each character; above 0x7F: dropped */
+    int mapped_at;                /* splitters with larger numbers see bytes as characters; split.n: none */
     tt__vocab vocab;
     tt__model model;
     tt__finisher finish;
     int size;                     /* max id plus 1 */
     tt__added *added;
     int n_added, cap_added;
-    int32_t *added_of;            /* (size) place of an id in `added`; -1: not added */
+    int32_t *added_of;            /* for each id: its index in `added`; -1: not an added token */
     tt__added_tree trees[2];      /* added tokens to find before and after normalization */
-    bool lowercase;               /* of a vocab.txt, which is not kept */
-    tt__kept_file kept[6];        /* files that tt_tokenizer_save writes */
+    bool lowercase;               /* option of a tokenizer from a vocab.txt, which is not in `kept` */
+    tt__kept_file kept[6];        /* copies of files, which tt_tokenizer_save writes */
     int n_kept;
 };
 

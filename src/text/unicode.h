@@ -5,7 +5,8 @@
 /* ----------------------------------------------------------------------------------------- tables of Unicode
    Case, composition and classes of characters, unpacked from code_points.h. */
 
-/* Reads a number. Its last digit is one of 60 characters, the digits before are of the other 30. */
+/* Reads a number at *at and moves *at past it. The last digit of a number is one of 60 characters; the
+   earlier digits, in base 30, use 30 other characters. */
 static uint32_t tt__unicode_number(const char **at)
 {
     for (uint32_t n = 0;;) {
@@ -16,15 +17,16 @@ static uint32_t tt__unicode_number(const char **at)
     }
 }
 
-/* Reads a number that may be negative and adds it to `before`. */
+/* Reads a number that may be negative, and returns its sum with `before`. */
 static uint32_t tt__unicode_from(uint32_t before, const char **at)
 {
     uint32_t n = tt__unicode_number(at);
     return before + ((n >> 1) ^ (0u - (n & 1)));
 }
 
-/* Sets `to` from rows of runs. A row is two numbers: the distance from the end of the row before, and (last -
-   first) << shift | bits. texts: one string, or several. */
+/* Sets the bits of each code point in `to` from `rows` runs of code points. A row is two numbers: the
+   distance of the run's first code point from the end of the previous run, and (last - first) << shift |
+   bits. texts: one string, or several. */
 static void tt__unicode_bits(uint8_t *to, int rows, int shift, const char *const *texts)
 {
     const char *at = *texts;
@@ -115,7 +117,7 @@ static tt__unicode *tt__unicode_new(tt_context *ctx) /* the caller frees it */
     return u;
 }
 
-/* Returns how many rows of a sorted table begin with a code point of at most c. A row has `columns`
+/* Returns how many rows of a sorted table begin with a code point that is at most c. A row has `columns`
    numbers. */
 static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
 {
@@ -128,8 +130,9 @@ static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
     return low;
 }
 
-/* Returns whether BERT's tokenizer splits a code point off as a single character. U+2B820..U+2B91F is missing
-   because of a typing error in the Rust package `tokenizers`, which is the reference. */
+/* Returns whether BERT's tokenizer makes code point c a word of its own, as a Chinese character. The range
+   U+2B820..U+2B91F is missing because of a typing error in the Rust package `tokenizers`, which is the
+   reference. */
 static bool tt__is_cjk(uint32_t c)
 {
     return (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0x3400 && c <= 0x4DBF) || (c >= 0xF900 && c <= 0xFAFF) ||
@@ -148,7 +151,8 @@ static int tt__grapheme_class(const tt__unicode *u, uint32_t c)
     return (int)(u->graphemes[row][1] & 15);
 }
 
-/* Returns the rank of a mark's combining class; higher classes have higher ranks. 0: c is a starter. */
+/* Returns the rank of the combining class of code point c; higher classes have higher ranks. 0: c is a
+   starter, not a mark. */
 static uint32_t tt__mark_rank(const tt__unicode *u, uint32_t c)
 {
     int row = c < 0x300 ? -1 : tt__rows_to(&u->marks[0][0], TT__MARK_ROWS, 2, c) - 1;
@@ -160,7 +164,7 @@ static size_t tt__lower_case(const tt__unicode *u, uint32_t c, uint32_t out[2])
 {
     out[0] = c;
     if (c == 0x130) return out[0] = 'i', out[1] = 0x307, 2;
-    /* The run that has c is one of the last that begin before c. */
+    /* The run that contains c is one of the last runs that begin at or before c. */
     const int row = tt__rows_to(&u->lower[0][0], TT__LOWER_RUNS, 2, c) - 1;
     for (int k = row; k >= 0 && k >= row - TT__LOWER_LOOK_BACK; k--) {
         const uint32_t run = u->lower[k][0], offset = c - (run >> 11);
@@ -177,7 +181,7 @@ enum { TT__DECOMPOSED = 18 };
 static size_t tt__decompose(const tt__unicode *u, uint32_t c, bool compat, uint32_t out[TT__DECOMPOSED])
 {
     size_t n = 0;
-    uint32_t last[4]; /* parts taken off the end, last part first */
+    uint32_t last[4]; /* second parts of pairs, last one first */
     int taken = 0;
     const int at = compat && c >= 0xA0 ? tt__rows_to(&u->compat[0][0], TT__COMPAT_ROWS, 2, c) - 1 : -1;
     if (at >= 0 && u->compat[at][0] >> 11 == c) {

@@ -7,23 +7,24 @@
 
 /* ------------------------------------------------------------------------------------- tokenizer: Unigram */
 
-/* Best spelling of a word up to a byte, and from that byte on. */
+/* An entry for one byte of a word: the best sequence of tokens that spells the word up to this byte, and the
+   token of the word's best spelling that begins here. */
 typedef struct tt__spelling {
     double score;
-    int32_t from, id;      /* last token: its start (-1: no spelling yet) and id */
-    int32_t to, next;      /* next token of the word's best spelling: its end and id */
+    int32_t from, id;      /* start (-1: no spelling yet) and id of the last token before this byte */
+    int32_t to, next;      /* end and id of the token that begins at this byte */
 } tt__spelling;
 
 static void tt__spelling_try(tt__spelling *s, double score, size_t from, int32_t id)
 {
-    if (s->from >= 0 && !(score > s->score)) return; /* of two equal scores the first counts */
+    if (s->from >= 0 && !(score > s->score)) return; /* the first of equal scores wins */
     s->score = score;
     s->from = (int32_t)from;
     s->id = id;
 }
 
-/* Adds the ids of characters that no token spells: one token for all of them if there is one, else the tokens
-   of their bytes, else one unknown token. */
+/* Adds the ids of a run of unknown characters: the token whose text is the whole run or, without one, the
+   tokens of the run's bytes or, without these, one unknown token. */
 static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;

@@ -26,7 +26,7 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
     if (!k) return NULL;
     memset(&file, 0, sizeof file);
     memset(&j, 0, sizeof j);
-    j.ctx = ctx; /* tt__json_free needs it in any case */
+    j.ctx = ctx; /* tt__json_free reads it even after an error */
     snprintf(text, sizeof text, format, lowercase ? "true" : "false");
     tt_status status = tt__file_open(ctx, vocab_path, &file);
     if (status == TT_OK && file.size > TT__VOCAB_BYTES)
@@ -63,7 +63,7 @@ static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
                         tt__json_kind_name(j, 0));
     for (int k = 0; k < TT__COUNT(members) && status == TT_OK; k++) {
         status = tt__json_read_bool(j, 0, members[k].key, members[k].to);
-        if (k == 0) accents = *lowercase; /* strip_accents null: like do_lower_case */
+        if (k == 0) accents = *lowercase; /* strip_accents: null means the value of do_lower_case */
     }
     const char *unsupported = accents != *lowercase ? "\"strip_accents\" is not as do_lower_case"
                             : !cjk                  ? "\"tokenize_chinese_chars\" is false"

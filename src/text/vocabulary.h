@@ -8,11 +8,12 @@
 
 /* ---------------------------------------------------------------------------------- tokenizer: vocabulary */
 
-/* How AutoTokenizer of transformers 5 marks the first word: as tokenizer.json says (FILE), as
-   "add_prefix_space" of tokenizer_config.json says (BYTES), or by tt__llama_way (LLAMA). */
+/* The ways in which AutoTokenizer of transformers 5 decides whether a text's first word gets a space before
+   it: as tokenizer.json says (FILE), as "add_prefix_space" of tokenizer_config.json says (BYTES), or by the
+   pipeline tt__llama_way (LLAMA). */
 typedef enum tt__first_word { TT__FIRST_FILE, TT__FIRST_BYTES, TT__FIRST_LLAMA } tt__first_word;
 
-/* Allocates a hash table for `size` ids. */
+/* Allocates a hash table from texts to ids, with room for `size` ids. */
 static bool tt__token_table(tt_context *ctx, tt__ids_by_text *t, const char *base, const tt__slice *slices,
                           size_t size)
 {
@@ -35,10 +36,10 @@ static void tt__token_put(tt__ids_by_text *t, int id)
     t->longest = bytes > t->longest ? bytes : t->longest;
 }
 
-typedef struct tt__recipe { /* sources of a tokenizer */
+typedef struct tt__recipe { /* the files from which a tokenizer is built */
     const tt__json *j;            /* tokenizer.json, or a substitute without a vocabulary */
-    const char *text;             /* the text that j was parsed from */
-    const tt__json *way;          /* source of the pipeline; NULL: j */
+    const char *text;             /* the text from which j was parsed */
+    const tt__json *way;          /* source of normalizer, splitter and decoder; NULL: j */
     tt__first_word first;
     const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in j or in lines */
     const tt__file_bytes *lines;  /* vocab.txt, or NULL */
@@ -50,8 +51,8 @@ typedef struct tt__recipe { /* sources of a tokenizer */
 typedef struct tt__vocab_reader {
     const tt__recipe *r;
     const tt__json *j;
-    int node, child, place;       /* node of the vocabulary; node and number of the next token */
-    size_t at, offset;            /* place of the next line; offset of the last JSON token */
+    int node, child, place;       /* node of the vocabulary; node of the next token; its number */
+    size_t at, offset;            /* offset of the next line; offset of the last JSON token */
 } tt__vocab_reader;
 
 /* Reads the next line of vocab.txt. */
@@ -65,13 +66,13 @@ static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char 
     if ((!tt__is_ascii(text, end) && tt__utf8_invalid(text, end) < end) || memchr(text, 0, end))
         return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary has "
                         "one token a line", v->r->path, v->place + 1);
-    *token = text; /* like `tokenizers`, drops white space at a line's end, as in "\r\r\n" */
+    *token = text; /* `tokenizers` too drops white space at a line's end, as in "\r\r\n" */
     *bytes = tt__white_begin(k->unicode->bits, text, 0, end);
     return TT_OK;
 }
 
-/* Reads the next token of a vocabulary: a member of {token: id, ...}, or a line or [token, score], whose
-   number is the id. *token is NULL after the last token. */
+/* Reads the next token of a vocabulary and its id: a member of {token: id, ...}, or a line or an element
+   [token, score], whose index is the id. Sets *token to NULL after the last token. */
 static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char **token, size_t *bytes,
                                 int *id)
 {
@@ -102,8 +103,8 @@ static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char
                     j->base + at->offset, *id, tt__json_kind_name(j, child), TT__IDS_LIMIT);
 }
 
-/* Writes the bytes that a token of byte-level encoding stands for. Returns how many. TT__NO_TOKEN: it stands
-   for no bytes. */
+/* Writes the bytes that a token of byte-level encoding stands for, and returns their number. TT__NO_TOKEN:
+   the token does not stand for bytes. */
 static uint32_t tt__token_bytes(const char *token, size_t n, char *to)
 {
     uint32_t made = 0;
@@ -168,7 +169,7 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
                             "id %d", j->path, reader.offset, id);
         memcpy(v->texts + v->used, key, n);
         v->texts[v->used + n] = 0;
-        v->text[id] = slice; /* of equal tokens the last counts */
+        v->text[id] = slice; /* the last of equal tokens counts */
         tt__token_put(&v->by_text, id);
         if (!mapped) continue;
         v->word[id].start = slice.start;
@@ -179,7 +180,7 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
     return status;
 }
 
-static bool tt__prefixes_grow(tt_context *ctx, tt__prefixes *t) /* makes room for twice as many edges */
+static bool tt__prefixes_grow(tt_context *ctx, tt__prefixes *t) /* doubles the slots for edges */
 {
     const size_t slots = t->slots ? 2 * t->slots : 1024;
     uint64_t *old = t->edges;
@@ -203,7 +204,7 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
     for (size_t i = 0; i <= bytes; i++) {
         const int32_t parent = node;
         if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
-            if (t->count == (1 << 28) - 1) /* else an edge could be UINT64_MAX: free */
+            if (t->count == (1 << 28) - 1) /* a larger node could give the edge UINT64_MAX */
                 return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a vocabulary of more than %d starts of tokens",
                                 t->count);
             if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
@@ -214,16 +215,16 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
             if (i) t->edges[tt__prefix_slot(t, key)] = key << 28 | (uint64_t)node;
         }
     }
-    if (bytes) t->ids[node] = id; /* of two equal tokens the last counts */
+    if (bytes) t->ids[node] = id; /* the last of equal tokens counts */
     return TT_OK;
 }
 
-/* Makes the table of WordPiece's tokens that continue a word. */
+/* Fills the hash table of the WordPiece tokens that continue a word. */
 static tt_status tt__rest_of_vocab(tt_tokenizer *k)
 {
     tt__ids_by_text *t = &k->model.rest;
     const uint32_t piece = (uint32_t)strlen(k->model.piece);
-    for (int turn = 0, count = 0; turn < 2; turn++) { /* the first turn counts them */
+    for (int turn = 0, count = 0; turn < 2; turn++) { /* turn 0 counts the tokens */
         if (turn && !tt__token_table(k->ctx, t, k->vocab.texts + piece, k->vocab.text, (size_t)count))
             return TT_ERR_MEMORY;
         t->skipped = piece;
@@ -238,7 +239,7 @@ static tt_status tt__rest_of_vocab(tt_tokenizer *k)
     return TT_OK;
 }
 
-/* Makes the tree of all tokens. */
+/* Makes the prefix tree of all tokens of the vocabulary. */
 static tt_status tt__prefixes_of_vocab(tt_tokenizer *k)
 {
     tt_status status = tt__prefixes_add(k->ctx, &k->model.prefixes, "", 0, -1); /* the root */

@@ -7,8 +7,8 @@
 
 /* ----------------------------------------------------------------------------------- tokenizer: WordPiece */
 
-/* Returns the longest token that a text of `bytes` bytes begins with, and sets *taken to its bytes. -1:
-   none. */
+/* Returns the id of the longest token with which a text of `bytes` bytes begins, and sets *taken to the
+   token's number of bytes. -1: none. */
 static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, const char *text, size_t bytes,
                               size_t *taken)
 {
@@ -21,9 +21,10 @@ static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, co
     return id;
 }
 
-/* Adds the tokens of a word by WordPiece (Devlin et al. 2019): the longest token that the word begins with,
-   then the longest that continues it, and so on. Adds one unknown token if a part of the word has none. It is
-   not inlined: in tt__wordpiece_word, most words would pay for its registers. */
+/* Adds the tokens of a word by WordPiece (Devlin et al. 2019): the longest token with which the word begins,
+   then the longest token with which the rest begins, and so on. If a rest has no token, adds only the unknown
+   token. The function is not inlined: otherwise tt__wordpiece_word would save its registers for every
+   word. */
 static __attribute__((noinline)) void tt__wordpiece_pieces(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;

@@ -11,7 +11,8 @@
 #include "trainer.h"
 
 /* ------------------------------------------------------------------------------------------------ evaluation
-   Evaluation, confusion matrix and prediction. The batches of a source run on all data ranks. */
+   Evaluates a model, counts a confusion matrix, and predicts. The batches of a source run on all data ranks.
+   */
 
 /* Runs the batches that are set on the first `batches` data ranks, and adds their results to the evaluation
    in the order of the batches, so that the sums do not depend on the number of ranks. */
@@ -39,8 +40,8 @@ tt_status tt_evaluate_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
     return status == TT_OK ? tt__evaluate_round(r, 1, stats) : status;
 }
 
-/* Refuses a source whose micro-batches may be larger than the trainer's. The check precedes the first
-   micro-batch, because a large micro-batch may come late. what: the purpose of the source, for messages. */
+/* Fails if a source's micro-batches may be larger than the trainer allows. Called before the first
+   micro-batch, as the first large one may come late. what: the purpose of the source, for messages. */
 static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const char *what)
 {
     const tt_train_options *o = &r->options;
@@ -56,9 +57,9 @@ static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const 
                     o->max_tokens);
 }
 
-/* Prints what must be the same in all processes about a source, one item a line: the settings of its batches,
-   its steps, and hashes of its classes and examples. Each line ends with `what`, the source's purpose. Prints
-   nothing for NULL. */
+/* Prints the facts about a source that must be equal in all processes, one per line: the settings of its
+   batches, its number of steps, and hashes of its classes and examples. Each line ends with `what`, the
+   purpose of the source. Prints nothing if s is NULL. */
 static void tt__source_lines(const tt_source *s, const char *what, tt__text *text)
 {
     char own[TT__NOTE / 4] = "";
@@ -75,8 +76,8 @@ static void tt__source_lines(const tt_source *s, const char *what, tt__text *tex
               (unsigned long long)(s->hash ? s->hash(s->self) : 0), what);
 }
 
-/* Returns the status of a function of the caller. If that function failed and left no message, sets one. The
-   message must have been cleared before the call. */
+/* Returns `status`, which a callback of the user has returned. If the callback failed and set no error
+   message, sets one. The message must have been cleared before the callback was called. */
 static tt_status tt__returned(tt_context *ctx, tt_status status, const char *what, int64_t epoch,
                               int64_t step)
 {
@@ -85,8 +86,8 @@ static tt_status tt__returned(tt_context *ctx, tt_status status, const char *wha
                     (long long)step + 1, what, tt_status_name(status));
 }
 
-/* Gets the next micro-batch, of step `step` if more are left. With b NULL, moves the source to that step
-   instead. */
+/* Gets the source's next micro-batch, which belongs to step `step`, into *b; sets *more to false if none is
+   left. If b is NULL, moves the source to step `step` instead. */
 static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t epoch, int64_t step,
                                  tt_batch *b, bool *more)
 {
@@ -100,7 +101,7 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
                     "= %lld", (long long)epoch + 1, (long long)step + 1, (long long)s->steps);
 }
 
-/* Tells a source which data ranks belong to this process. */
+/* Tells a source which data ranks belong to this process, so that it makes only their batches. */
 static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 {
     const tt_program *p = r->eval;
@@ -111,18 +112,19 @@ static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
     s->deal(s->self, r->data, first, end, by_step);
 }
 
-/* Returns the number of items of a batch in the model's unit: its rows, or without rows its sequences. */
+/* Returns the number of items of a batch, in the unit in which the model counts: rows or, if the batch has no
+   rows, sequences. */
 static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
 
 /* A confusion matrix, and the labels of the batches that are set on the data ranks. */
 typedef struct tt__confusion {
-    int64_t *counts;          /* (classes, classes) */
-    float *logits;            /* (max_seqs, classes) */
-    int32_t *labels;          /* (data ranks, max_seqs) */
-    int seqs[TT__RANKS];      /* labels of each data rank */
+    int64_t *counts;          /* the matrix, (classes, classes) */
+    float *logits;            /* logits of a batch, (max_seqs, classes) */
+    int32_t *labels;          /* labels of the batches, (data ranks, max_seqs) */
+    int seqs[TT__RANKS];      /* number of labels of each data rank */
 } tt__confusion;
 
-/* Keeps the labels of a batch that is to run on a data rank. */
+/* Keeps the labels of a batch that will run on a data rank, for tt__confusion_count. */
 static tt_status tt__confusion_set(tt_trainer *r, tt__confusion *c, int rank, const tt_batch *b)
 {
     const int32_t *labels = b->labels;
@@ -138,7 +140,7 @@ static tt_status tt__confusion_set(tt_trainer *r, tt__confusion *c, int rank, co
     return TT_OK;
 }
 
-/* Counts the predictions of a run's batches. */
+/* Adds the predictions for the batches of a run to the confusion matrix. */
 static tt_status tt__confusion_count(tt_trainer *r, tt__confusion *c, int batches)
 {
     const int classes = r->model.classes;
@@ -164,7 +166,7 @@ static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const vola
     tt_batch b;
     bool more = true;
     int64_t step = 0;
-    int set = 0; /* data ranks that have a batch of this round */
+    int set = 0; /* number of data ranks that have a batch of this round */
     memset(stats, 0, sizeof *stats);
     tt_status status = tt__none_staged(r);
     tt__deal(r, source, false);

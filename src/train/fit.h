@@ -16,9 +16,9 @@
 #include "picture.h"
 
 /* ------------------------------------------------------------------------------------------------------- fit
-   tt_fit: runs epochs and validations, skips steps that fail, and saves and resumes states. */
+   tt_fit runs epochs and validations, skips steps that fail, and saves and resumes states. */
 
-/* Tests whether the run has done a step, skipped steps included. */
+/* Returns whether the run has done a step; skipped steps count. */
 static bool tt__fit_has_steps(const tt__fit *f) { return f->p.epoch > 0 || f->p.step > 0; }
 
 static tt_status tt__fit_save_metrics(const tt__fit *f)
@@ -28,8 +28,8 @@ static tt_status tt__fit_save_metrics(const tt__fit *f)
     return status == TT_OK ? tt__write_text(f->r->ctx, path, f->csv) : status;
 }
 
-/* Tests whether the training loss has diverged: the mean of the last 4 steps is more than 10 times the loss
-   of the first step, plus 1. */
+/* Returns whether the training loss has diverged: the mean loss of the last 4 steps is more than 10 times the
+   loss of the first step, plus 1. */
 static bool tt__fit_has_diverged(const tt__fit *f)
 {
     enum { LAST = 4 };
@@ -43,8 +43,8 @@ static bool tt__fit_has_diverged(const tt__fit *f)
     return sum / n > first + 9 * fabs(first) + 1;
 }
 
-/* Tests whether the current state is worth returning to: the loss has not diverged, and the last validation
-   and the last step were finite. */
+/* Returns whether the current state is worth returning to: the loss has not diverged, and the results of the
+   last validation and of the last step were finite. */
 static bool tt__fit_is_sound(const tt__fit *f)
 {
     const tt__fit_point *last = f->points ? &f->point[f->points - 1] : NULL;
@@ -52,9 +52,9 @@ static bool tt__fit_is_sound(const tt__fit *f)
     return finite && !f->not_finite && !tt__fit_has_diverged(f);
 }
 
-/* Saves metrics, picture and state. The metrics are saved first, because a resumed run drops the lines beyond
-   its state. Once the loss has diverged, the state is saved to a second file, beside the last state from
-   before. If the loss recovers, only one state is left. */
+/* Saves metrics, picture and state. The metrics are saved first: a resumed run drops the lines of metrics
+   that are newer than its state. Once the loss has diverged, the state is saved to a second file, so that the
+   last state from before the divergence remains. If the loss recovers, only one state is left. */
 static tt_status tt__fit_save(tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -65,7 +65,7 @@ static tt_status tt__fit_save(tt__fit *f)
     status = tt__agree(ctx, "saving metrics", status, NULL, 0);
     if (status == TT_OK && tt__fit_has_steps(f)) {
         const bool sound = tt__fit_is_sound(f), beside = !sound && f->has_state && f->state_is_sound;
-        /* Removed first, so that the disk never holds three states: no resumed run would use the third. */
+        /* The old diverged state is removed first, so that the disk never holds three states. */
         if (beside && f->has_diverged) files->remove(files->user, f->diverged);
         status = tt_trainer_save(f->r, beside ? f->diverged : f->state, &f->p);
         if (!sound && !f->told_diverged)
@@ -89,8 +89,8 @@ static tt_status tt__fit_save(tt__fit *f)
     return status;
 }
 
-/* Ends a run whose steps give no finite results any more because the weights have blown up. The state from
-   before the loss diverged is kept, and the error message says what helps. */
+/* Ends a run whose steps give no finite results any more because the weights have diverged. Keeps the state
+   from before the loss diverged, and adds to the error message what may help. */
 static void tt__fit_give_up(tt__fit *f)
 {
     char error[sizeof f->r->ctx->error];
@@ -121,7 +121,7 @@ static void tt__fit_give_up(tt__fit *f)
 static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool best)
 {
     tt_fit_event e;
-    tt_stats epoch; /* of the epoch so far */
+    tt_stats epoch; /* statistics of the epoch so far */
     if (!f->o.report) return;
     memset(&e, 0, sizeof e);
     memset(&epoch, 0, sizeof epoch);
@@ -141,7 +141,7 @@ static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool be
     e.unit = f->unit;
     e.per_second = seconds > 0 ? f->items / seconds : 0;
     e.of_peak = seconds > 0 && f->peak > 0 ? f->flops / seconds / f->peak : 0;
-    if (e.of_peak > 1) e.of_peak = 0; /* the peak was measured too low, while the machine was busy */
+    if (e.of_peak > 1) e.of_peak = 0; /* the peak was measured on a busy machine: too low */
     double each = done > f->first_step ? seconds / (double)(done - f->first_step) : 0;
     e.seconds_left = each * (double)(f->o.epochs * f->steps - done);
     e.validation = validation;
@@ -159,7 +159,7 @@ static void tt__fit_tell_idle(tt__fit *f, int micros)
             micros > 1 ? "es" : "", f->r->data);
 }
 
-/* Counts the step that was trained last, if its results are known. */
+/* Adds the step that was trained last to the counts and the metrics, if its results are known. */
 static tt_status tt__fit_count_step(tt__fit *f)
 {
     const tt_program *p = f->r->train;
@@ -188,9 +188,9 @@ static tt_status tt__fit_stuck(const tt__fit *f)
                     f->in_row, f->in_row > 1 ? "s" : "", f->why);
 }
 
-/* Skips a step that failed and updated nothing because no target counts or because loss or gradient are not
-   finite. The step is counted like a step that loss scaling skips. Fails if too many steps in a row were
-   skipped, and passes on other errors. status: the step's error; lr: the step's learning rate. */
+/* Skips a step that has failed and updated nothing, because none of its targets counts or because the loss or
+   a gradient is not finite. Counts the step like a step that loss scaling skips. Fails if too many steps in a
+   row were skipped, and returns all other errors. status: the step's error; lr: the step's learning rate. */
 static tt_status tt__fit_skip(tt__fit *f, tt_status status, float lr)
 {
     enum { MOST_IN_A_ROW = 10 };
@@ -235,20 +235,20 @@ static tt_status tt__fit_last_step(tt__fit *f)
     return status;
 }
 
-/* Trains from step f->p.step to the end of the epoch, or until the run is stopped. A device that works beside
-   the host runs a step while the host makes the next batch, so a step is counted after the next has begun. */
+/* Trains from step f->p.step to the end of the epoch, or until the run is stopped. As a device may run a step
+   while the host makes the next batch, a step is counted only after the next step has begun. */
 static tt_status tt__fit_epoch(tt__fit *f)
 {
     tt_batch b;
     bool updated, more = true;
-    int micros = 0; /* micro-batches of the current step */
+    int micros = 0; /* number of micro-batches of the current step */
     double items = 0;
     tt_context *ctx = f->r->ctx;
     tt__deal(f->r, f->train, true);
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
     f->began = tt__seconds();
     f->last.any = false;
-    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* only whole steps */
+    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* whole steps */
         const float lr = tt_trainer_lr(f->r);
         const int64_t reads = f->r->train->reads;
         status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step + f->last.any, &b, &more);
@@ -258,7 +258,7 @@ static tt_status tt__fit_epoch(tt__fit *f)
         micros++;
         const tt_status counted = tt__fit_count_step(f);
         const bool failed = status == TT_ERR_NUMERIC;
-        if (failed) { /* the error is of this step or of the previous step */
+        if (failed) { /* this step or the previous one failed */
             status = tt__fit_skip(f, status, f->last.any ? f->last.lr : lr);
             items = micros = 0;
         }
@@ -297,11 +297,11 @@ static tt_status tt__fit_epoch(tt__fit *f)
         tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld of the source ends after %lld steps, and it has "
                 "tt_source.steps = %lld", epoch, steps, (long long)f->steps);
     }
-    if (status != TT_OK) tt__trainer_discard_step(f->r); /* so that the whole steps are saved */
+    if (status != TT_OK) tt__trainer_discard_step(f->r); /* the complete steps can then be saved */
     return status;
 }
 
-/* Tests whether a validation with this value and loss is better than the best so far. */
+/* Returns whether a validation with this value of the metric and this loss is better than the best so far. */
 static bool tt__fit_better(const tt__fit *f, double value, double loss)
 {
     const bool lower = !f->best_by_metric || f->metric.lower_is_better;
@@ -320,7 +320,7 @@ static tt_status tt__fit_validate(tt__fit *f)
     tt_status status = f->validation ? tt__evaluate(f->r, f->validation, stop, &s, &items, NULL) : TT_OK;
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     if (status != TT_OK || tt__fit_stopped(f)) return status;
-    /* If the last steps were not finite, either only those steps failed or the weights have blown up. */
+    /* If the last steps were not finite, either just these steps failed or the weights have diverged. */
     const bool blew_up = f->validation ? !isfinite(s.loss) : tt__fit_has_diverged(f) || f->in_row == f->steps;
     if (f->not_finite && blew_up) return tt__fit_stuck(f);
     f->not_finite = 0;
@@ -334,8 +334,8 @@ static tt_status tt__fit_validate(tt__fit *f)
                 any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before: none was kept");
     if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
     if (best && f->o.keep) {
-        /* Save a state first: a folder with a model but no state could not be resumed, and a caller who
-           protects models could not start over in it. */
+        /* Saves a state first: in a folder with a model but no state, a run could not be resumed, and a
+           caller who protects models from being overwritten could not start a new run either. */
         if (status == TT_OK && !f->has_state) status = tt__fit_save(f);
         if (status == TT_OK) {
             ctx->error[0] = 0;
@@ -343,7 +343,7 @@ static tt_status tt__fit_validate(tt__fit *f)
             status = tt__agree(ctx, "keep", status, NULL, 0);
         }
     }
-    if (status != TT_OK) return status; /* f->p.best is unchanged: a resumed run validates and keeps again */
+    if (status != TT_OK) return status; /* f->p.best is unchanged: a resumed run validates again */
     if (best && f->validation) {
         f->p.best = value;
         f->p.best_loss = loss;
@@ -357,8 +357,8 @@ static tt_status tt__fit_validate(tt__fit *f)
     return status;
 }
 
-/* Locks the folder and fails if another run uses it. Goes on without a lock on file systems that have none;
-   if the folder cannot be written to, saving metrics fails later. */
+/* Locks the folder, and fails if another run uses it. Continues without a lock on file systems that have no
+   locks, and if the folder cannot be written to: saving the metrics then fails later. */
 static tt_status tt__fit_lock(tt__fit *f)
 {
     char host[64] = "", when[32] = "", text[160];
@@ -383,7 +383,8 @@ static tt_status tt__fit_lock(tt__fit *f)
     return status;
 }
 
-/* Removes the lock file and then releases the lock. After the release another run may have a file there. */
+/* Removes the lock file, then releases the lock. In this order, as after the release the file may be that of
+   another run. */
 static void tt__fit_unlock(tt__fit *f)
 {
     const tt_files *files = &f->r->ctx->options.files;
@@ -392,8 +393,9 @@ static void tt__fit_unlock(tt__fit *f)
     files->close(files->user, f->lock);
 }
 
-/* Tests whether the diverged state is older than the other state. This happens if a run was killed before it
-   removed the diverged state, or if a build that knows of only one state continued the run. */
+/* Returns whether the state of a diverged loss is older than the other state. This happens if a run was
+   killed before it removed the diverged state, or if an older version of this library, which has one state,
+   continued the run. */
 static bool tt__fit_is_stale(const tt__fit *f)
 {
     int64_t steps, diverged;
@@ -401,13 +403,14 @@ static bool tt__fit_is_stale(const tt__fit *f)
            tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
 }
 
-/* Resumes from the newer state. Its classes must be those of f->p; for other data it warns. */
+/* Resumes from the newer state. Fails if the state's classes are not those of f->p, and warns if its data are
+   not. */
 static tt_status tt__fit_resume(tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
     const tt_progress now = f->p;
     const bool stale = tt__fit_is_stale(f);
-    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all processes looked */
+    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all have read them */
     if (stale && status == TT_OK) {
         ctx->options.files.remove(ctx->options.files.user, f->diverged);
         f->has_diverged = false;
@@ -454,8 +457,8 @@ size_t tt_trainer_state_bytes(const tt_trainer *r, size_t *parameters)
     return state;
 }
 
-/* Fails if the disk has no room for two states, because a state replaces the old one only when complete.
-   Warns if there is no room for the parameters that `keep` may also write there. */
+/* Fails if the disk has no room for two states, as a new state replaces the old one only when it is complete.
+   Warns if there is no room for the parameters that the callback `keep` may also write to the disk. */
 static tt_status tt__fit_disk(const tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -515,7 +518,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (f->o.resume && !f->o.folder)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: to resume, name the folder that holds the run");
     f->bytes = tt_program_plan(f->r->train).bytes;
-    status = tt_allocate(f->r->train); /* fails before anything is written if memory is short */
+    status = tt_allocate(f->r->train); /* if memory is short, fails before writing anything */
     if (status == TT_OK) status = tt__fit_line(f, heading, tt__fit_heading(f, heading));
     if (status != TT_OK || !f->o.folder) return status;
     status = tt__path_join(ctx, f->state, f->o.folder, "state.safetensors");
@@ -524,7 +527,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (status != TT_OK) return status;
     if (!f->o.resume) status = tt__make_folder(ctx, f->o.folder);
     if (status == TT_OK) status = tt__fit_lock(f);
-    status = tt__agree(ctx, "locking a folder", status, NULL, 0); /* only one process gets the lock */
+    status = tt__agree(ctx, "locking a folder", status, NULL, 0); /* only process 0 locks */
     if (status != TT_OK) return status;
     status = tt__folder_has(ctx, f->o.folder, "state.safetensors", &f->has_state);
     if (status == TT_OK)
@@ -585,13 +588,13 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     const bool can_save = !ctx->net || !tt__net_has_failed(ctx->net), blown_up = f->not_finite > 0;
     if (began && status == TT_ERR_NUMERIC && blown_up && can_save) tt__fit_give_up(f);
     else if (began && !done && can_save && tt__fit_has_steps(f) && !tt__trainer_within_step(r)) {
-        /* save the steps since the last save */
+        /* Saves the steps since the last save. */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt_status saved = tt__fit_save(f);
         if (status != TT_OK && saved != TT_OK)
             tt__log(ctx, TT_LOG_WARNING, "fit", "nor could the state be saved: %s", ctx->error);
-        status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* the first error */
+        status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* first error */
     }
     if (finished) *finished = done;
     tt__fit_unlock(f);

@@ -3,25 +3,27 @@
 #include "../reports/picture.h"
 #include "progress.h"
 
-/* ---- loss.svg: panels of loss, metric and learning rate over the steps ---- */
+/* ---- draws loss.svg: panels of the loss, the metric and the learning rate over the steps ---- */
 
 enum { TT__FIT_LEFT = 72, TT__FIT_WIDTH = 690 }; /* pixels: margin for labels on the left; width of a panel */
 
-/* A vertical axis of values or of their decimal logarithms, with ticks at (first + k) * step. */
+/* A vertical axis of values or of their decimal logarithms, with ticks at (first + k) * step for k = 0, 1,
+   ... */
 typedef struct tt__fit_axis {
     bool logarithmic;
     double from, to, step, first;
     int height; /* pixels */
 } tt__fit_axis;
 
-/* A line through the values of training or of validation, or (decay > 0) through their running mean. */
+/* A line of the picture through the values of training or of validation or, if decay > 0, through their
+   running mean. */
 typedef struct tt__fit_series {
     tt__fit_value value;
     bool validation;
     double decay, sum, weight;
 } tt__fit_series;
 
-/* Sets *value to the series' value at point k. Returns false if the series has none there. */
+/* Sets *value to the series' value at point k. Returns false if the series has no value there. */
 static bool tt__fit_at(const tt__fit *f, tt__fit_series *s, int k, double *value)
 {
     const tt__fit_point *p = &f->point[k];
@@ -32,8 +34,8 @@ static bool tt__fit_at(const tt__fit *f, tt__fit_series *s, int k, double *value
     return true;
 }
 
-/* Returns an axis for values from low to high. The axis starts at 0 unless low and high are close, and is
-   logarithmic (if allowed) when they are far apart. */
+/* Returns an axis for values from low to high. The axis starts at 0, unless low and high are close. If low
+   and high are far apart and may_be_logarithmic is true, the axis is logarithmic. */
 static tt__fit_axis tt__fit_axis_of(double low, double high, bool may_be_logarithmic, int height)
 {
     tt__fit_axis a = {may_be_logarithmic && low > 0 && high > 1000 * low, 0, 0, 0, 0, height};
@@ -53,8 +55,8 @@ static tt__fit_axis tt__fit_axis_of(double low, double high, bool may_be_logarit
     return a;
 }
 
-/* Returns the height of a value in tenths of a pixel above the start of the axis. A value off the axis gets a
-   height outside of the panel, where the picture is clipped, by at most the panel's height. */
+/* Returns the height of a value above the start of the axis, in tenths of a pixel. The height of a value that
+   is off the axis is outside the panel, where the picture is clipped, but at most a panel's height away. */
 static int tt__fit_y(const tt__fit_axis *a, double value)
 {
     double y = a->logarithmic ? (value > 0 ? log10(value) : a->from) : value;
@@ -67,8 +69,8 @@ static int tt__fit_x(int64_t step, int64_t last)
     return (int)((double)(10 * TT__FIT_WIDTH) * ((double)step / (double)last) + 0.5);
 }
 
-/* Draws a series as a line. In each pixel column only the lowest and the highest point are drawn, which keeps
-   the file small for any number of steps. A series of one point is a dot. */
+/* Draws a series as a line. Draws only the lowest and the highest point in each pixel column, which keeps the
+   file small for any number of steps. Draws a series of one point as a dot. */
 static void tt__fit_line_of(tt__text *svg, const tt__fit *f, tt__fit_series s, const tt__fit_axis *a,
                             int64_t last, const char *colour, int width)
 {
@@ -116,8 +118,9 @@ static void tt__fit_dots(tt__text *svg, const tt__fit *f, tt__fit_series s, cons
 
 enum { TT__FIT_EPOCHS = 16 };
 
-/* Chooses the ends of epochs that get a mark and a number: round epoch numbers, at least 25 pixels apart.
-   Sets their places x, in tenths of a pixel, and their numbers, and returns how many there are. */
+/* Chooses the epochs whose ends get a mark and a number: epochs with round numbers, at least 25 pixels apart.
+   Sets x[] to the places of the marks in tenths of a pixel and number[] to the epochs' numbers. Returns how
+   many marks it chose. */
 static int tt__fit_epochs(const tt__fit *f, int64_t last, int x[TT__FIT_EPOCHS],
                           int64_t number[TT__FIT_EPOCHS])
 {
@@ -161,7 +164,7 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
         }
     }
     if (value == TT__FIT_LOSS)
-        high = fmax(high, fmin(highest, 1.5 * high)); /* only steps far above the mean are cut off */
+        high = fmax(high, fmin(highest, 1.5 * high)); /* cuts off only steps far above the mean */
     if (!(low <= high)) low = 0, high = 1;
     const tt__fit_axis a = tt__fit_axis_of(low, high, value == TT__FIT_LOSS, height);
     tt__print(svg, "<text x='%d' y='%d' font-weight='bold'>%s%s</text>\n<g text-anchor='end' fill='#555'>",
@@ -174,7 +177,8 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
         tt__print(svg, "<text x='%d' y='%d'>%s</text>", TT__FIT_LEFT - 8, top + 4 + height - up,
                   tt__shortest((float)at, label));
     }
-    /* From here on, coordinates are tenths of a pixel, from the panel's lower left corner upwards. */
+    /* From here on, coordinates are tenths of a pixel, to the right and up from the panel's lower left
+       corner. */
     tt__print(svg,
               "</g>\n<clipPath id='p%d'><rect x='-30' y='-30' width='%d' height='%d'/></clipPath>\n"
               "<g transform='translate(%d %d) scale(.1 -.1)' fill='none' stroke-width='10' "
@@ -200,7 +204,7 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
 /* Draws loss.svg. The file has at most about 100 KB, for any number of steps. */
 static void tt__fit_draw(tt__text *svg, const void *arg)
 {
-    enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels from the upper edge; of the metric's panel */
+    enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels: tops of panels; height of METRIC's */
     enum { LEFT = TT__FIT_LEFT, RIGHT = LEFT + TT__FIT_WIDTH };
     const tt__fit *f = (const tt__fit *)arg;
     const int LR = METRIC + (f->metric.name ? PANEL : 0), BOTTOM = LR + 72, HEIGHT = BOTTOM + 56;

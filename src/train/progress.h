@@ -6,9 +6,9 @@
 #include "trainer.h"
 
 /* ---------------------------------------------------------------------------------------------------- fit
-   A run of tt_fit: its data, its progress line, and metrics.csv. */
+   The data of a run of tt_fit, its progress line, and its file metrics.csv. */
 
-/* A line of metrics.csv. A value that is no finite float is NaN here. */
+/* The values of a line of metrics.csv, tt__fit_point. A value that is not a finite float is stored as NaN. */
 typedef enum tt__fit_value { TT__FIT_LOSS, TT__FIT_METRIC, TT__FIT_LR, TT__FIT_VALUES } tt__fit_value;
 typedef struct tt__fit_point {
     int64_t step, epoch;
@@ -19,33 +19,34 @@ typedef struct tt__fit_point {
 typedef struct tt__fit {
     tt_trainer *r;
     const tt_source *train, *validation;
-    tt_metric metric;            /* of the model */
-    const char *unit;            /* of the model */
+    tt_metric metric;            /* the model's metric */
+    const char *unit;            /* name of the items that the model counts */
     bool best_by_metric;         /* the metric, not the loss, decides which validation is the best */
     tt_fit_options o;
     tt_progress p;
-    int64_t steps, first_step;   /* steps of an epoch; steps that were done before tt_fit began */
-    double started, saved;       /* clock in seconds; `started` moves on by the time that validation takes */
+    int64_t steps, first_step;   /* number of steps of an epoch; number of steps done before tt_fit began */
+    double started, saved;       /* clock at start and at the last save, seconds; validation moves
+                                    `started` */
     double began;                /* clock in seconds when the current step began */
     struct { bool any; float lr; double items; int64_t reads; } last; /* a step that is not counted yet */
-    double items, flops, peak;   /* items and FLOPs since tt_fit began; peak FLOPs a second of the machine */
-    size_t bytes;                /* of the arena */
+    double items, flops, peak;   /* items and FLOPs since tt_fit began; the machine's peak FLOPs per second */
+    size_t bytes;                /* bytes of the arena */
     char state[TT__PATH], diverged[TT__PATH]; /* paths of the states, see tt__fit_save */
     bool has_state;              /* the folder holds a state of this run */
     bool state_is_sound;         /* the loss had not diverged when that state was saved */
     bool has_diverged;           /* the folder also holds a later state, whose loss has diverged */
     void *lock;                  /* lock of the folder while tt_fit runs: the open file `lock_path` */
     char lock_path[TT__PATH];
-    int in_row, not_finite;      /* last steps in a row that were skipped; those that were not finite */
+    int in_row, not_finite;      /* number of last steps in a row that were skipped; that were not finite */
     char why[TT__ERROR];         /* reason of the last skipped step */
-    int64_t updated;             /* steps since tt_fit began that were not skipped */
+    int64_t updated;             /* number of steps since tt_fit began that were not skipped */
     bool told_skipped;           /* a skipped step was logged */
     bool told_diverged;          /* a diverged loss was logged */
     bool stopped;                /* with several processes: one of them asked for a stop */
     bool told_short, told_idle;  /* logged: an epoch with too few steps; data ranks without micro-batches */
     char *csv;                   /* text of metrics.csv so far */
     size_t csv_bytes, csv_room;
-    tt__fit_point *point;        /* (points): its lines */
+    tt__fit_point *point;        /* the `points` lines of metrics.csv */
     int points, cap_points;
 } tt__fit;
 
@@ -58,8 +59,8 @@ tt_fit_options tt_fit_options_default(void)
     return o;
 }
 
-/* Writes the progress line of a step: a bar of `bar` columns (0: no bar), the first `fields` of 4 fields, and
-   the time that is left. Returns the length of the whole line. */
+/* Prints the progress line of a step: a bar of `bar` columns (0: no bar), the first `fields` of 4 fields, and
+   the time that is left. Returns the length that the whole line has. */
 static size_t tt__fit_columns(const tt_fit_event *e, int bar, int fields, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
@@ -101,7 +102,8 @@ static bool tt__fit_stopped(const tt__fit *f)
     return f->r->ctx->net ? f->stopped : f->o.stop && *f->o.stop;
 }
 
-/* Makes all processes stop if one is asked to stop, and save if process 0 wants to save. */
+/* Makes all processes agree: all stop if one of them is asked to stop, and all save if process 0 wants to
+   save. */
 static tt_status tt__fit_agree(tt__fit *f, tt_status status, bool *save)
 {
     tt_context *ctx = f->r->ctx;
@@ -115,7 +117,7 @@ static tt_status tt__fit_agree(tt__fit *f, tt_status status, bool *save)
     return status;
 }
 
-/* Reads a line of metrics.csv of n characters. Returns false for other lines, such as the heading. */
+/* Parses a line of metrics.csv of n characters. Returns false if the line has no values, as the heading. */
 static bool tt__fit_read_line(const tt__fit *f, const char *line, size_t n, tt__fit_point *point)
 {
     char field[3 + TT__FIT_VALUES][40];
@@ -175,8 +177,8 @@ static const char *tt__fit_number(double x, char to[32])
     return isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
 }
 
-/* Adds the line of a step or a validation to the metrics. lr: of the step. items: number read in `seconds`.
-   For a failed step, unknown values in s are NaN. */
+/* Adds the line of a step or a validation to the metrics. lr: learning rate of the step. items: number of
+   items that were read in `seconds`. For a failed step, unknown values in *s are NaN. */
 static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation, float lr, double items,
                                  double seconds)
 {
@@ -195,8 +197,8 @@ static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation,
     return tt__fit_line(f, line, text.length);
 }
 
-/* Reads the metrics of the run to resume, as far as the state goes: all lines of completed epochs, and of the
-   current epoch the lines of the steps that the state includes. */
+/* Reads the metrics of the run to resume, without the lines that are newer than the state: keeps all lines of
+   completed epochs and, of the current epoch, those of the steps that the state includes. */
 static tt_status tt__fit_read_metrics(tt__fit *f)
 {
     char path[TT__PATH];

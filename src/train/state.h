@@ -17,16 +17,17 @@
 /* -------------------------------------------------------------------------------------------------- state
    Saves and loads the state of a run: parameters, optimizer states, and a trainer's progress. */
 
-/* A state being written or read. The header is its first tensor, a trainer's progress its last. */
+/* A state that is being written or read. The first tensor of its file is the header, the last is the
+   trainer's progress. */
 typedef struct tt__state {
     tt_program *p;
     const char *path;
-    tt__kept *kept;       /* (count + frozen) */
-    tt_tensor_info *info; /* (tensors): header, `count` values, fp8 history, hashes of frozen, progress */
+    tt__kept *kept;       /* `count` + `frozen` entries */
+    tt_tensor_info *info; /* tensors: header, `count` values, fp8 history, hashes of frozen ones, progress */
     int count, frozen, tensors;
     tt__state_header header;
     tt_safetensors *file; /* the file being read */
-    char *piece;          /* buffer of `room` bytes; larger with several processes: each fill is a message */
+    char *piece;          /* buffer of `room` bytes; with several processes, each filling is one message */
     size_t room;
     char *products;       /* when writing: the tuned ways to compute matrix products; NULL: not tuned */
 } tt__state;
@@ -42,8 +43,8 @@ static void tt__state_close(tt__state *s)
 
 static const char tt__products_key[] = "tinytrain.products"; /* key in the metadata of a state */
 
-/* Gives the devices the state's tuned ways to compute matrix products in place of their own. Warns if the run
-   cannot use these, because sums may then be rounded differently. */
+/* Makes the devices use the state's tuned ways to compute matrix products instead of their own. Warns if the
+   run cannot use the state's ways, as sums may then be rounded differently. */
 static tt_status tt__state_products(const tt__state *s)
 {
     tt_program *p = s->p;
@@ -58,7 +59,7 @@ static tt_status tt__state_products(const tt__state *s)
     if (status != TT_OK) return status;
     if (text && can && !foreign) {
         p->arena->learnt = true;
-        p->arena->tuned = false; /* the next run applies the ways to the products */
+        p->arena->tuned = false; /* so that the next run applies these ways */
         tt__forget_recordings(p);
         return TT_OK;
     }
@@ -79,7 +80,7 @@ static void tt__state_integers(tt_tensor_info *info, const char *name, size_t by
 }
 
 /* Lists the tensors of a program's state. more: bytes of the tensor "tinytrain.progress"; 0: no such tensor.
-   The caller closes s with tt__state_close, also after an error. */
+   The caller closes s with tt__state_close, even after an error. */
 static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, size_t more)
 {
     tt_context *ctx = p->ctx;
@@ -148,7 +149,8 @@ static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float 
     return status;
 }
 
-/* Writes the fp8 history to a file or, with w NULL, reads it. A file without one gives a history of zeros. */
+/* Writes the fp8 history to a file or, if w is NULL, reads it from the file. If the file has no fp8 history,
+   sets the history to zeros. */
 static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w)
 {
     const tt_tensor_info *info = &s->info[s->count + 1];
@@ -163,7 +165,7 @@ static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w
     return status;
 }
 
-/* Collects a tensor of the state from its ranks and writes it to a file or, with w NULL, adds it to *hash.
+/* Collects a tensor of the state from its ranks, and writes it to a file or, if w is NULL, adds it to *hash.
    Only process 0 gets the hash. */
 static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_writer *w, uint64_t *hash)
 {
@@ -187,7 +189,8 @@ static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_write
     return status;
 }
 
-/* Writes the hashes of frozen parameters to a file or, with w NULL, compares them with the file's hashes. */
+/* Writes the hashes of frozen parameters to a file or, if w is NULL, compares them with the hashes in the
+   file. */
 static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
 {
     tt_context *ctx = s->p->ctx;
@@ -213,8 +216,8 @@ static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
     return status;
 }
 
-/* Reads a rank's shard of a tensor of the state from the file. v: the tensor's value in p, the program of a
-   stage. */
+/* Reads a rank's shard of tensor k of the state from the file. p: the program of a stage; v: the value of p
+   that gets the shard. */
 static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, int32_t v, int rank)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -235,7 +238,7 @@ static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, 
     return status;
 }
 
-/* Writes the tensors of a state to a file or, with w NULL, reads them from the open file. */
+/* Writes the tensors of a state to a file or, if w is NULL, reads them from the open file. */
 static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
 {
     tt_status status = TT_OK;
@@ -258,7 +261,7 @@ static tt_status tt__not_between_steps(tt_context *ctx)
                     "batches of one");
 }
 
-/* Writes a program's state with `more` bytes of a trainer's progress. */
+/* Writes a program's state to a file, with `more` bytes of a trainer's progress. */
 static tt_status tt__state_save(tt_program *p, const char *path, const void *progress, size_t more)
 {
     tt__state s;
@@ -287,7 +290,7 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
     return status;
 }
 
-/* Reads the number of steps of a state. */
+/* Reads from a state's file how many steps its run has done. */
 static tt_status tt__state_steps(tt_context *ctx, const char *path, int64_t *steps)
 {
     tt__state_header h;
@@ -370,14 +373,15 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
     for (int k = 1; k < s->tensors && status == TT_OK; k++)
         if (has || !own || k != s->count + 1) status = tt__state_has(s, &s->info[k]);
     if (status != TT_OK) return status;
-    /* A program may load a trainer's state, without its progress, and a state with or without fp8 history. */
+    /* A program may load a trainer's state, whose progress it ignores, and a state with or without an fp8
+       history. */
     int found = tt_safetensors_count(file) - (!more && tt_safetensors_find(file, "tinytrain.progress") >= 0);
     if (found - has == s->tensors - own) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_STATE, "'%s' has %d tensors, this run has %d: other parameters are "
                     "trained", path, found, s->tensors);
 }
 
-/* Makes sure that all processes have opened a state, and that it is the same state. */
+/* Fails unless all processes have opened a state, and all the same state. */
 static tt_status tt__state_agree(tt__state *s, tt_status status)
 {
     tt_context *ctx = s->p->ctx;
@@ -464,7 +468,7 @@ static tt_status tt__state_read_progress(const tt__state *s, const tt_schedule *
     tt_status status = tt_safetensors_read(s->file, at, 0, sizeof h, &h);
     if (status != TT_OK) return status;
     const tt_progress *p = &h.progress;
-    if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* refuses NaN, too */
+    if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* false for NaN too */
         return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s' says that %g of %g targets were right, and a metric "
                         "of %g at best", s->path, p->correct, p->targets, p->best);
     const tt__state_progress now = tt__state_progress_of(p, schedule);

@@ -17,7 +17,7 @@
 /* ===========================================================================================================
    TRAIN                                                                                            src/train/
    Learning-rate schedules, training steps, evaluation, prediction, the state of a run in one file, and
-   tt_fit. This code uses all of the above.
+   tt_fit. This code uses all sections above.
    ======================================================================================================== */
 
 struct tt_trainer {
@@ -25,20 +25,20 @@ struct tt_trainer {
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
-    int data;         /* data ranks; micro-batches are distributed over them */
-    int staged;       /* data ranks, the first ones, that hold a micro-batch of the next round */
-    tt_stats so_far;  /* of the rounds of the step that have run, if a caller asked for stats */
+    int data;         /* number of data ranks, over which micro-batches are distributed */
+    int staged;       /* number of data ranks, the first ones, that have a micro-batch for the next round */
+    tt_stats so_far;  /* statistics of the step's rounds that have run, if the caller asked for them */
     bool step_failed; /* a micro-batch failed: the other micro-batches of its step are refused */
-    int64_t saved_steps; /* steps of the saved state; -1: none */
+    int64_t saved_steps; /* number of steps of the saved state; -1: no saved state */
     tt_value output;
     int64_t output_width;
-    tt_input_info *inputs; /* (n_inputs) */
+    tt_input_info *inputs; /* the `n_inputs` inputs of the model */
     int n_inputs;
-    int64_t *rows;    /* (n_inputs): rows of each input in the current batch; 0: not set yet */
-    bool *needed;     /* by value: the output depends on it; a prediction sets other inputs to zeros */
-    int32_t *positions, *seq_start; /* of max_seqs sequences of equal length, if model.same_length */
-    float *class_weights; /* (2, classes): the options' weights, and ones for evaluation; NULL: none */
-    void *zeros; /* for predictions; as large as the largest input that only the loss reads */
+    int64_t *rows;    /* for each input: its number of rows in the current batch; 0: not set yet */
+    bool *needed;     /* for each value: the output depends on it; a prediction sets other inputs to 0 */
+    int32_t *positions, *seq_start; /* data for max_seqs sequences of equal length, if model.same_length */
+    float *class_weights; /* (2, classes): weights of the options; ones, for evaluation. NULL: no weights */
+    void *zeros; /* zeros for predictions, as many bytes as the largest input that only the loss reads has */
 };
 
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
@@ -72,7 +72,7 @@ void tt_train_options_make_room(tt_train_options *o, const tt_source *train, con
     if (train && train->accumulates) o->compile.accumulate = true;
 }
 
-/* Tests whether a name may head a column of metrics.csv. */
+/* Returns whether a name may be the heading of a column of metrics.csv. */
 static bool tt__is_column(const char *name)
 {
     const char *letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
@@ -109,7 +109,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
         tt__print(&all, "; the model's unit '%.32s' is not of 1 to 31 letters, digits, _ and -", model->unit);
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
         tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
-    double sum = 0; /* of the weights of classes */
+    double sum = 0; /* sum of the class weights */
     for (int k = 0; k < model->classes && o->class_weights; k++) {
         const float w = o->class_weights[k];
         if (!(w >= 0 && isfinite(w))) tt__print(&all, "; the weight of class %d is %g", k, w);
@@ -123,7 +123,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
-/* Lists the inputs of the programs, which were recorded on t, and those that the output needs. */
+/* Lists the inputs of tape t, from which the programs were compiled, and finds those that the output
+   needs. */
 static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
 {
     const tt_program *p = r->train ? r->train : r->eval;
@@ -149,7 +150,7 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
     r->output_width = tt_value_width(t, r->output);
     if (o.train && !(r->train = tt_compile(t, loss, &o))) return r->ctx->status;
-    if (r->output.id) tt_output(t, r->output); /* only to evaluate: training needs no whole logits */
+    if (r->output.id) tt_output(t, r->output); /* for `eval` only: training needs no logits */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
@@ -163,8 +164,8 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
 
 enum { TT__STATE_NAME = 170 }; /* max bytes of a parameter's name in a state */
 
-/* A value that a state contains. state: 0 for a parameter, 1 and (Adam) 2 for the optimizer's states of it.
-   stage: the first stage that has the value. */
+/* A value that a saved state contains. state: 0: a parameter; 1 and, for Adam, 2: the optimizer's states of
+   the parameter. stage: the first pipeline stage that has the value. */
 typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
 
 /* Fails if the name of a parameter cannot be stored in a state. */
@@ -184,14 +185,14 @@ static tt_status tt__check_kept(const tt_param *param)
                     taken ? taken : "tinytrain");
 }
 
-/* Tests whether v is itself a persistent value of the given storage, not a view of one. */
+/* Returns whether value v is persistent, has the given storage, and is not a view. */
 static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
 {
     const tt__value *x = &t->values[v];
     return v && x->storage == storage && x->base == v && x->persistent;
 }
 
-/* Returns a stage's value for an entry of a state, or 0 if the stage has none. */
+/* Returns the value of a stage that entry *x of a state describes; 0 if the stage has no such value. */
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
     const tt_tape *t = p->stage[stage]->built.t;
@@ -202,7 +203,8 @@ static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
     return 0;
 }
 
-/* Adds the parameters that a program trains or, with `frozen`, its frozen parameters. */
+/* Adds the parameters that a program trains or, if `frozen`, its frozen parameters to the list of *n
+   entries. */
 static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kept, int *n)
 {
     tt_status status = TT_OK;
@@ -218,9 +220,9 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
     return status;
 }
 
-/* Returns the entries of a program's state: *count of them, the trained parameters and then the optimizer's
-   states, whose names begin with PyTorch's words; after them *frozen frozen parameters. Returns NULL after an
-   error. The caller frees the list. */
+/* Returns the list of the entries of a program's state. The first *count entries are the trained parameters
+   and then the optimizer's states, whose names begin with PyTorch's names for them. Then come *frozen frozen
+   parameters. Returns NULL after an error. The caller frees the list. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
     const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
@@ -245,8 +247,8 @@ static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
     return NULL;
 }
 
-/* Sets *hash to a hash of some values of each parameter whose initial values are read from a source such as a
-   file. The hash differs for other weights of the same model. */
+/* Sets *hash to a hash of some values of each parameter whose initial values come from a source such as a
+   file. So the hash tells whether processes have loaded the same weights. */
 static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
 {
     enum { PLACES = 16, EACH = 32 };
@@ -264,7 +266,7 @@ static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
     return status;
 }
 
-/* Computes positions and starts of sequences of equal length. */
+/* Computes r->positions and r->seq_start for sequences of equal length. */
 static tt_status tt__length_rows(tt_trainer *r)
 {
     const int64_t seqs = r->options.max_seqs, length = r->model.max_length;
@@ -308,12 +310,12 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     tt_tape_free(t);
     int count = 0, frozen;
     tt__kept *kept = status == TT_OK && r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
-    if (status == TT_OK && r->train && !kept) status = ctx->status; /* before hours of training, not after */
+    if (status == TT_OK && r->train && !kept) status = ctx->status; /* fails before training */
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
     static const char *const kinds[] = {"constant", "linear", "cosine"}; /* in tt_schedule_kind's order */
-    char lines[TT__NOTE] = {0}, lr[32], least[32]; /* lines: settings that are not in a program */
+    char lines[TT__NOTE] = {0}, lr[32], least[32]; /* lines: the trainer's own settings */
     snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, total_steps %lld\n",
              kinds[(unsigned)o.schedule.kind % TT__COUNT(kinds)], tt__shortest(o.schedule.lr, lr),
              tt__shortest(o.schedule.min_lr, least), (long long)o.schedule.warmup_steps,
@@ -350,14 +352,15 @@ void tt_trainer_free(tt_trainer *r)
 const tt_program *tt_trainer_program(const tt_trainer *r) { return r->train ? r->train : r->eval; }
 int64_t tt_trainer_steps(const tt_trainer *r) { return r->train ? tt_program_steps(r->train) : 0; }
 int64_t tt_trainer_saved_steps(const tt_trainer *r) { return r->saved_steps; }
-/* Arguments of tt__try_micro_batch. */
+/* The arguments of tt__try_micro_batch, a tt__try_size. */
 typedef struct tt__micro_batch_of {
     tt_context *ctx;
     const tt_model *model;
     tt_train_options options;
 } tt__micro_batch_of;
 
-/* Returns max_tokens for n sequences, in proportion to max_tokens and max_seqs of the options. */
+/* Returns the max number of tokens for n sequences, in the same proportion as the options' max_tokens to
+   their max_seqs. */
 static int64_t tt__tokens_of(const tt_train_options *o, int64_t n)
 {
     return o->max_seqs > 0 ? (n * o->max_tokens + o->max_seqs - 1) / o->max_seqs : o->max_tokens;
@@ -407,7 +410,7 @@ static int tt__input_named(const tt_trainer *r, const char *name)
     return -1;
 }
 
-/* Refuses a batch that is empty, has more sequences than max_seqs, or does not suit the model's inputs. */
+/* Fails if a batch is empty, has more sequences than max_seqs, or does not fit the model's inputs. */
 static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
 {
     const int pixels = tt__input_named(r, "pixels");
@@ -429,7 +432,8 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
     return TT_OK;
 }
 
-/* Sets the inputs on a data rank. For a prediction, inputs that only the loss reads become zeros. */
+/* Sets the inputs of a data rank to the arrays of a batch. For a prediction, sets the inputs that only the
+   loss reads to zeros. */
 static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     const bool same = r->model.same_length;
@@ -462,7 +466,7 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         if (r->rows[k] || !input->read) continue;
         if (!predicting || r->needed[input->value.id])
             return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL)", input->name);
-        int64_t as_others = 0; /* rows of other inputs on the same axis */
+        int64_t as_others = 0; /* number of rows of other inputs with this axis */
         for (int j = 0; j < r->n_inputs && input->axis; j++)
             if (r->inputs[j].axis == input->axis) as_others = tt__max(as_others, r->rows[j]);
         r->rows[k] = as_others ? as_others : input->rows;
@@ -471,12 +475,12 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
     return status;
 }
 
-/* Sets a batch on a data rank. After an error no rank has any inputs. */
+/* Checks a batch and sets the inputs of a data rank to it. After an error, no rank has any inputs. */
 static tt_status tt__set_batch(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     tt_status status = tt__check_batch(r, b);
     if (status == TT_OK) status = tt__set_arrays(r, p, rank, b, predicting);
-    if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have another number of rows */
+    if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have other rows */
     return status;
 }
 
@@ -485,7 +489,8 @@ static bool tt__trainer_within_step(const tt_trainer *r)
     return r->staged > 0 || tt__within_step(r->train);
 }
 
-/* Discards the micro-batches of the current step, also those that wait for their round. */
+/* Discards the micro-batches of the current step, including those that wait for the other data ranks'
+   micro-batches of their round. */
 static void tt__trainer_discard_step(tt_trainer *r)
 {
     tt__discard_step(r->train);
@@ -494,7 +499,8 @@ static void tt__trainer_discard_step(tt_trainer *r)
     memset(&r->so_far, 0, sizeof r->so_far);
 }
 
-/* Fails if micro-batches wait for their round, because evaluations and predictions use the same memory. */
+/* Fails if micro-batches of training wait for their round to run, as evaluations and predictions use the same
+   memory. */
 static tt_status tt__none_staged(const tt_trainer *r)
 {
     if (!r->staged) return TT_OK;
@@ -502,7 +508,8 @@ static tt_status tt__none_staged(const tt_trainer *r)
                     "waits for more: evaluate and predict between steps", r->staged, r->data);
 }
 
-/* Runs the staged micro-batches and, if they are the last of their step, updates the parameters. */
+/* Runs the micro-batches that are set on data ranks and, if they are the last of their step, updates the
+   parameters. */
 static tt_status tt__train_round(tt_trainer *r, bool last_of_step, tt_stats *stats)
 {
     const float lr = tt_trainer_lr(r);
