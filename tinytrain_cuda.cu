@@ -5121,23 +5121,22 @@ namespace {
 // ================================================================================================= attention
 // Attention within each sequence and head, without the matrix of scores in memory (Dao: "FlashAttention-2",
 // 2023). A thread block owns a tile of queries (or of keys) of one head and goes through the sequence's keys
-// (or queries). The backward is two kernels. One goes by tiles of queries and makes dq and the sums of
-// dout * out of each row and head; the other goes by tiles of keys and makes dk and dv. So scores are
-// computed twice, seven products in place of five, but no two blocks add to one number: no atomics, no dq in
-// fp32. Where a block holds all keys of a sequence, one kernel makes dq, dk and dv with five products;
-// bench/results/NOTES.md has the arithmetic. A kernel of their own makes the sums before that kernel, and
-// where no dq is wanted or the rows of out are not aligned.
-//
-// Tiles of ragged sequences: the tiles of SIZE rows of sequence s are numbered from start[s] / SIZE + s on.
-// This leaves room for all tiles, so rows / SIZE + seqs blocks are enough and the host need not know the
-// lengths; blocks whose number has no tile do nothing.
+// (or queries). The backward is two kernels. In one, a block owns a tile of queries and makes dq and the sums
+// of dout * out of each row and head; in the other, a block owns a tile of keys and makes dk and dv. The
+// scores are thus computed twice, with seven products instead of five, but no two blocks add to one number,
+// so that neither atomics nor a dq in fp32 are needed. Where a block holds all keys of a sequence, one kernel
+// makes dq, dk and dv with five products; bench/results/NOTES.md has the arithmetic. A separate kernel makes
+// the sums of dout * out before that kernel, and where no dq is wanted or the rows of out are not aligned.
+// The tiles of SIZE rows of sequence s are numbered from start[s] / SIZE + s on. These numbers leave room for
+// all tiles of sequences of any lengths, so rows / SIZE + seqs blocks are enough and the host need not know
+// the lengths. Blocks whose number has no tile do nothing.
 
 struct attention_args {
     tt__mat q, k, v, out, dout, dq, dk, dv;
     const int32_t *seq_start, *query_start; // (seqs + 1): first row, first query of each sequence
-    // Of each query: its row of the batch, and its row in q; NULL: the query's number.
+    // Each query's row of the batch, and each query's row in q; NULL: the row is the number of the query.
     const int32_t *query_row, *query_at;
-    // (rows of q, heads): log-sum-exp of the scores, and sum of dout * out.
+    // Log-sum-exp of the scores, and sum of dout * out; both have the shape (rows of q, heads).
     float *lse, *delta;
     const tt__run *run;
     int seqs, heads, head_size;
@@ -5147,28 +5146,28 @@ struct attention_args {
     bool causal, add_dq, add_dk, add_dv;
     int window;                             // rows seen back and, unless causal, ahead; 0: no window
     int least, most;                        // a row sees the keys for which row - key is in [least, most]
-    int alibi_heads;                        // heads of all ranks; 0: no ALiBi
+    int alibi_heads;                        // number of heads of all ranks; 0: no ALiBi
     float alibi;
     bool alibi_rounded;                     // see tt_attention_options
     int block, dense, listed, list_rows;    // see tt_attention_options; block 0: not block-sparse
     const uint16_t *lists;                  // tt__launch.lists in the device's memory
-    float scale, factor, keep_scale;        // factors: of scores; of scores for exp2; of kept weights
-    // Column sums of dq, dk and dv: a row for each of parts_q or parts_k thread blocks that own the same
-    // columns; NULL: not wanted.
+    float scale, factor, keep_scale;        // factors of scores, of scores for exp2, and of kept weights
+    // Partial column sums of dq (parts_q rows), dk and dv (parts_k rows), one row for each thread block that
+    // owns the column; NULL: the sums are not wanted.
     float *sums_q, *sums_k, *sums_v;
     int parts_q, parts_k;
-    // Parts of dq: (slots, rows of q, heads, head_size), see attention_backward_wide; NULL: a block has all
-    // keys of a sequence.
+    // Parts of dq, (slots, rows of q, heads, head_size), see attention_backward_wide. NULL: no parts are
+    // needed, because a block has all keys of a sequence.
     float *parts;
-    int pass;     // number of the launch whose blocks write parts
+    int pass;     // number of the launch among those that write parts
     int span_rows, span_cols;               // see attention_find_span
     bool drop;
     uint32_t either[4];                     // see tt__attention_either
     uint32_t random;
-    unsigned char *bits;                    // see attention_bits; NULL: each kernel draws by itself
-    bool sums_deltas;                       // the kernel of dq computes `delta`
+    unsigned char *bits;                    // see attention_bits; NULL: each kernel draws for itself
+    bool sums_deltas;                       // whether the kernel of dq computes `delta`
     int warps;                              // see attention_warps
-    int item_tiles, item_group, item_rounds; // see attention_item_of: a head's tiles, a group's heads, rounds
+    int item_tiles, item_group, item_rounds; // for attention_item_of: tiles of a head, heads of a group, rounds
 };
 
 #define TT__LOG2E 1.44269504088896341f
@@ -5180,8 +5179,8 @@ __device__ __forceinline__ uint64_t attention_key(const attention_args &p)
                                (uint64_t)run->micro << 32 | p.random) : 0;
 }
 
-// Returns which weights of a query (a row of the batch), for keys 16 group ... 16 group + 15 of its sequence,
-// dropout keeps, a bit each. See tt__attention_either.
+// Returns 16 bits that tell which weights of a query dropout keeps, for keys 16 * group ... 16 * group + 15
+// of its sequence. row: the query's row of the batch. See tt__attention_either.
 __device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint64_t key, int row, int group,
                                                    int head)
 {
@@ -5197,19 +5196,19 @@ __device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint
 // A tile of a sequence's queries or of its keys.
 struct attention_tile {
     int sequence;
-    int begin, length;  // the sequence's rows of the batch
-    int first, queries; // the sequence's queries
+    int begin, length;  // the sequence's first row of the batch, and its number of rows
+    int first, queries; // the sequence's first query, and its number of queries
     int at;             // first row or first query of the tile, counted in the sequence
 };
 
-// Returns tile `number` of the tiles of SIZE rows of the sequences that begin at start[]; at < 0: no tile has
-// that number.
+// Returns the tile of SIZE rows that has this number (see the beginning of the file); start[s] is the first
+// row or query of sequence s. If at < 0, no tile has the number.
 template <int SIZE>
 __device__ __forceinline__ attention_tile attention_find(const attention_args &p, const int32_t *start,
                                                          int number)
 {
     const int lane = threadIdx.x % 32;
-    int s = 0, n = p.seqs; // the sequence is one of s ... s + n - 1; each round asks 32 of them
+    int s = 0, n = p.seqs; // the sequence is in s ... s + n - 1; each round tests 32
     while (n > 1) {
         int step = (n + 31) / 32, probe = s + lane * step;
         bool before = lane * step < n && start[probe] / SIZE + probe <= number;
@@ -5228,11 +5227,11 @@ __device__ __forceinline__ attention_tile attention_find(const attention_args &p
     return t;
 }
 
-// Returns the bits that tell which weights dropout keeps, of 64 queries and 64 keys: tiles number `queries`
-// and `keys` of a sequence. The kernel of dq writes these bits for the kernel of dk and dv. (4, 64, 16) bits:
-// the bit of query i and key j, see attention_keep, has number (j / 16 * 64 + i) * 16 + j % 16. Pairs of
-// tiles are in the order of a matrix or, in causal attention, where no pair above the diagonal exists, of a
-// triangle. See tt__cuda_attention_bits. begin: the sequence's attention_bits_begin.
+// Returns the bits that tell which weights of 64 queries and 64 keys dropout keeps. queries, keys: the
+// numbers of the two tiles in a sequence. The kernel of dq writes these bits for the kernel of dk and dv.
+// They are (4, 64, 16) bits: the bit of query i and key j, see attention_keep, has number (j / 16 * 64 + i) *
+// 16 + j % 16. Pairs of tiles are stored as a matrix or, in causal attention, where no pair above the
+// diagonal exists, as a triangle. See tt__cuda_attention_bits. begin: the sequence's attention_bits_begin.
 __device__ __forceinline__ unsigned char *attention_bits(const attention_args &p, int64_t begin, int queries,
                                                          int keys, int head)
 {
@@ -5240,7 +5239,7 @@ __device__ __forceinline__ unsigned char *attention_bits(const attention_args &p
     return p.bits + ((begin + pair + keys) * p.heads + head) * TT__CUDA_ATTENTION_BITS;
 }
 
-// Returns how many pairs of tiles have their places before t's sequence.
+// Returns the number of pairs of tiles whose bits are stored before those of t's sequence.
 __device__ __forceinline__ int64_t attention_bits_begin(const attention_args &p, const attention_tile &t)
 {
     const int64_t across = (p.longest + 63) / 64, tiles = t.begin / 64 + t.sequence;
@@ -5289,8 +5288,8 @@ __device__ __forceinline__ int attention_blocks(const attention_args &p, int len
     return p.block && length > p.dense ? (length + p.block - 1) / p.block : 0;
 }
 
-// Returns how often block i of queries sees block j of keys, of n blocks of a sequence. `head` counts the
-// heads of all ranks.
+// Returns how many times block i of queries sees block j of keys in a sequence of n blocks. head: a number
+// among the heads of all ranks.
 __device__ __forceinline__ int attention_times(const attention_args &p, int head, int n, int i, int j)
 {
     const int last = n - 1;
@@ -5302,8 +5301,8 @@ __device__ __forceinline__ int attention_times(const attention_args &p, int head
     return times;
 }
 
-// The part of the lists of blocks that one launch of attention_write_lists passes as an argument. With a copy
-// instead, the host would have to wait before it may write the source again.
+// A part of the lists of blocks, which a launch of attention_write_lists passes as a kernel argument. If the
+// lists were copied instead, the host would have to wait before it could change them again.
 struct attention_lists { uint16_t block[1536]; };
 __global__ __launch_bounds__(256) void attention_write_lists(attention_lists lists, uint16_t *to, int n)
 {
@@ -5311,7 +5310,8 @@ __global__ __launch_bounds__(256) void attention_write_lists(attention_lists lis
     for (int i = (int)threadIdx.x; i < n; i += 256) to[i] = lists.block[i];
 }
 
-// Returns the ALiBi slope of head `head` of all ranks' heads, see tt__alibi_exponent; 0 without ALiBi.
+// Returns the ALiBi slope of a head, see tt__alibi_exponent; 0 without ALiBi. head: a number among the heads
+// of all ranks.
 __device__ __forceinline__ float attention_slope(const attention_args &p, int head)
 {
     const int n = p.alibi_heads ? 1 << (31 - __clz(p.alibi_heads)) : 1;
@@ -5321,7 +5321,7 @@ __device__ __forceinline__ float attention_slope(const attention_args &p, int he
     return p.alibi * (p.alibi_rounded ? to_float(round_to<bf16>(slope)) : slope);
 }
 
-// Returns what ALiBi subtracts from the score of a row and a key.
+// Returns the number that ALiBi subtracts from the score of a row and a key.
 __device__ __forceinline__ float attention_bias(const attention_args &p, float slope, int row, int key)
 {
     if (!p.alibi_rounded) return slope * fabsf((float)(row - key));
@@ -5337,14 +5337,15 @@ __device__ __forceinline__ int attention_row(const attention_args &p, int query)
     return p.query_row ? p.query_row[query] : query;
 }
 
-// Returns the place of a query and head in lse and delta.
+// Returns the index of a query and head in lse and delta.
 __device__ __forceinline__ int64_t attention_sums_at(const attention_args &p, int query, int head)
 {
     return (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + head;
 }
 
-// Sorts the queries, whose rows index (n) has, by sequence, and within a sequence in the order of index.
-// Makes n^2 comparisons, for tens of thousands of queries less work than one tile of scores of each query.
+// Sorts n queries by sequence, and within a sequence in the order of `index`; index[j] is the row of query j.
+// Makes n^2 comparisons, which even for tens of thousands of queries are less work than one tile of scores
+// for each query.
 __global__ __launch_bounds__(256) void attention_order(const int32_t *index, int n, const int32_t *seq_start,
                                                        int seqs, int32_t *query_start, int32_t *query_row,
                                                        int32_t *query_at)
@@ -5377,8 +5378,8 @@ __global__ __launch_bounds__(256) void attention_order(const int32_t *index, int
     } else if (j <= n + seqs) query_start[j - n] = rank;
 }
 
-// Computes the sums of dout * out of each row and head, by vectors of 16 bytes. PARTS threads of a warp share
-// a row and head, and make the sums of NUMBERS rows and heads, whose loads are in flight together.
+// Computes the sums of dout * out of each row and head, with loads of 16 bytes. PARTS threads of a warp
+// compute a sum together. They make NUMBERS sums, whose loads are in flight together.
 enum { TT__DELTA_NUMBERS = 4 };
 template <class T, int PARTS> __global__ __launch_bounds__(256) void attention_delta(attention_args p)
 {
@@ -5406,7 +5407,7 @@ template <class T, int PARTS> __global__ __launch_bounds__(256) void attention_d
     }
 }
 
-// Computes the sums of dout * out of each row and head for any dtypes and addresses, a warp for each.
+// Computes the sums of dout * out of each row and head for any dtypes and addresses; a warp computes one sum.
 __global__ __launch_bounds__(256) void attention_delta_any(attention_args p)
 {
     tt__begin_kernel();
@@ -5426,19 +5427,19 @@ __global__ __launch_bounds__(256) void attention_delta_any(attention_args p)
 /* ==== src/ops/attention/cuda_f32.cuh */
 namespace {
 
-// ---- in f32 arithmetic: any dtypes, strides and head sizes. Tiles of 64 queries and 64 keys, 256 threads.
-// Thread (x, y) of 16 x 16 has the scores of rows y + 16 a and columns x + 16 b, and the outputs of rows
-// y + 16 a and columns 4 x ... 4 x + 3 of the 64 columns that a block makes. Several blocks make a larger
-// head; each of them computes the scores.
+// ---- attention in f32 arithmetic, for any dtypes, strides and head sizes. A block of 256 threads works on
+// tiles of 64 queries and 64 keys. Thread (x, y) of 16 x 16 has the scores of rows y + 16 a and columns x +
+// 16 b, for a and b in 0 to 3, and the outputs of rows y + 16 a and columns 4 x ... 4 x + 3. A block makes 64
+// columns of a head; several blocks make a larger head, and each of them computes the scores.
 
-struct attention_rows { // `count` rows of a matrix, in the columns of a head
+struct attention_rows { // `count` rows of the matrix m
     const tt__mat *m;
     const int32_t *at; // row numbers; NULL: the rows from `first` on
     int first, count;
 };
 
-// Copies to (64, PITCH) = `columns` columns of `x` from `column` on. Columns up to COLUMNS, and rows from
-// count on, become zeros.
+// Copies columns of the rows x into `to` (64, PITCH): COLUMNS columns, beginning with `column`. Columns that
+// x does not have (it has `columns` of them) and rows after the last row of x become zeros.
 template <int COLUMNS, int PITCH>
 __device__ __forceinline__ void attention_stage(float *to, const attention_rows &x, int64_t column,
                                                 int columns)
@@ -5463,11 +5464,12 @@ __device__ __forceinline__ void attention_stage(float *to, const attention_rows 
     }
 }
 
-// Sizes in floats; the pitches spread the rows that a warp reads over the banks.
+// ATTENTION_STAGE: floats of two staged matrices, (64, 36) each. ATTENTION_PITCH: floats from row to row of a
+// tile. The pitches 36 and 68 spread the rows that a warp reads over the banks.
 enum { ATTENTION_STAGE = 2 * 64 * 36, ATTENTION_PITCH = 68 };
 
-// Computes s = a b^T over the columns of head a_head of a and head b_head of b. Has barriers at the beginning
-// and before the end; threads may still read `stage` after the last barrier.
+// Computes s = a b^T, summed over the columns of head a_head of a and head b_head of b. Has barriers at the
+// beginning and before the end; threads may still read `stage` after the last barrier.
 __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage, const attention_rows &a,
                                                  const attention_rows &b, int a_head, int b_head,
                                                  int head_size)
@@ -5495,8 +5497,8 @@ __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage,
     }
 }
 
-// Adds tile (64, ATTENTION_PITCH) y to `to`, for `columns` columns of y from `column` on. Has a barrier after
-// the writes to the tile, and none after the tile's last use.
+// Adds the product of tile (64, ATTENTION_PITCH) and y to `to`, for 64 columns of y, or `columns` if these
+// are fewer, beginning with `column`. Has a barrier before the tile is read, and none after the last read.
 __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *tile, float *stage,
                                               const attention_rows &y, int64_t column, int columns)
 {
@@ -5521,7 +5523,7 @@ __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *ti
     }
 }
 
-// Sets four columns of a row of an output to scale * from or, if `add`, adds scale * from to them.
+// Writes scale * from to the thread's four columns of a row of m or, if `add`, adds it.
 __device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, int64_t column, int columns,
                                                 const float (&from)[4], float scale, bool add)
 {
@@ -5533,8 +5535,8 @@ __device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, i
     }
 }
 
-// Writes keep (64 queries, 4) = attention_keep for 64 keys from `key` on. A barrier must separate this from
-// the use of `keep`.
+// Sets keep, (64 queries, 4 groups of 16 keys), to the results of attention_keep for 64 keys, beginning with
+// `key`. A barrier must follow before `keep` is read.
 __device__ __forceinline__ void attention_draw(uint16_t *keep, const attention_args &p, uint64_t random,
                                                const int32_t *rows, int first, int count, int key, int head)
 {
@@ -5543,9 +5545,9 @@ __device__ __forceinline__ void attention_draw(uint16_t *keep, const attention_a
                                                    p.first_head + head);
 }
 
-// Writes times (64, 64): how often each of a tile's `count` queries sees the blocks that have the 64 keys
-// from `key` on; the first of these blocks is the block of `key`. Returns false if no query sees any; has a
-// barrier.
+// Sets times, (64 queries, 64 blocks), to how many times each of a tile's `count` queries sees each block
+// that has any of the 64 keys from `key` on; block 0 is the block of `key`. Returns false if no query sees
+// any of these blocks. Has a barrier.
 __device__ __forceinline__ bool attention_time_tile(unsigned char *times, const attention_args &p,
                                                     const attention_tile &t, int first, int count, int key,
                                                     int blocks, int head)
@@ -5562,10 +5564,11 @@ __device__ __forceinline__ bool attention_time_tile(unsigned char *times, const 
 }
 
 // The work of a thread block of the f32 kernels: tile `t` of head `head`, and one part of the head's columns.
-// skip: columns of the head before that part; columns: columns from there to the head's end.
+// skip: number of the head's columns before the part; columns: number of columns from there to the head's
+// end.
 struct attention_block { attention_tile t; int head, skip, columns; };
 
-// Returns the work of thread block `block`. heads: number of heads that have blocks.
+// Returns the work of thread block number `block`. heads: number of heads over which the blocks are divided.
 __device__ __forceinline__ attention_block attention_block_at(const attention_args &p, const int32_t *start,
                                                               int heads, int64_t block)
 {
@@ -5578,7 +5581,7 @@ __device__ __forceinline__ attention_block attention_block_at(const attention_ar
     return b;
 }
 
-// NEAR: with a window, ALiBi or block-sparse attention.
+// Computes the forward in f32 arithmetic. NEAR: attention with a window or ALiBi, or block-sparse attention.
 template <bool NEAR>
 __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(attention_args p)
 {
@@ -5652,9 +5655,9 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
     }
 }
 
-// Turns an element's score into the weight after dropout, and its product dout v^T (dscore) into the gradient
-// of the score without the factor `scale`. seen: how often the query sees the key; bias: what ALiBi
-// subtracts.
+// Turns one product q k^T (`weight`) into the weight after dropout, and the product dout v^T (`dscore`) into
+// the gradient of the score without the factor `scale`. seen: how many times the query sees the key; bias:
+// the number that ALiBi subtracts from the score.
 __device__ __forceinline__ void attention_gradient(const attention_args &p, float &weight, float &dscore,
                                                    int seen, bool kept, float bias, float lse,
                                                    float delta)
@@ -5720,8 +5723,8 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     }
 }
 
-// Transposes squares of 8 x 8 bits over the 8 lanes whose numbers differ only in bits 2 to 4, which are
-// `group`: in each byte, bit i of lane k becomes bit k of lane i.
+// Transposes squares of 8 x 8 bits over 8 lanes: in each byte of x, bit i of lane k becomes bit k of lane i,
+// where i and k are values of `group`, bits 2 to 4 of a lane's number. Bits 0 and 1 of the 8 lanes are equal.
 __device__ __forceinline__ uint32_t attention_turn_bits(uint32_t x, int group)
 {
     TT__UNROLL for (int k = 1; k < 8; k *= 2) {
@@ -5734,9 +5737,9 @@ __device__ __forceinline__ uint32_t attention_turn_bits(uint32_t x, int group)
     return x;
 }
 
-// Returns which weights of the warp's keys (rows) and QUERIES queries (columns) dropout keeps. The thread's
-// element (m, n, h, e) has bit 8 (2 e + h) + m QUERIES / 8 + n. rows: the queries' rows of the batch; first:
-// the warp's first key / 16.
+// Returns, as bits, which of a thread's weights dropout keeps, where rows are the warp's keys and columns are
+// QUERIES queries. The thread's element (m, n, h, e) has bit 8 * (2 * e + h) + m * QUERIES / 8 + n. rows: the
+// queries' rows of the batch; first: the warp's first key / 16.
 template <int MT, int QUERIES>
 __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args &p, uint64_t random,
                                                            const int *rows, int first, int head,
@@ -5746,7 +5749,7 @@ __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args 
     static_assert(TILES == 8 || TILES == 4, "a thread draws for two queries or one");
     const int group = thread % 32 / 4, pair = thread % 4 * 2;
     if (!p.drop) return 0xffffffffu;
-    // Each of the eight threads of two columns draws for 16 keys of a tile.
+    // Eight threads have the same two columns; each of them draws for 16 keys.
     const int *const row = rows + group % ACROSS * 8 + pair;
     const int at = first + group % TILES / ACROSS;
     if (TILES == 8) {
@@ -5757,19 +5760,19 @@ __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args 
     return (bits & 0x0f0f) | (bits & 0xf0f0) << 12;
 }
 
-// Returns the bits that attention_draw_columns returns, but reads them: `bits` are those of QUERIES queries
-// and the warp's first 16 keys, as attention_fetch_bits copies them.
+// Returns the bits that attention_draw_columns would return, but reads them from `bits`, to which
+// attention_fetch_bits has copied them. bits: the bits of QUERIES queries and the warp's first 16 keys.
 template <int MT, int QUERIES>
 __device__ __forceinline__ uint32_t attention_read_columns(const unsigned char *bits)
 {
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
     uint32_t keep = 0;
-    TT__UNROLL for (int i = MT * QUERIES / 8 - 1; i >= 0; i--) // two queries, 16 keys
+    TT__UNROLL for (int i = MT * QUERIES / 8 - 1; i >= 0; i--) // the bits of two queries and 16 keys
         keep = 2 * keep + (*(const uint32_t *)(bits + 16 * i + 2 * pair) >> group & 0x01010101u);
     return keep;
 }
 
-// Makes dk and dv. A row of scores is here a key, a column a query.
+// Makes dk and dv in f32 arithmetic. Rows of scores are keys here, columns are queries.
 __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
 {
     tt__begin_kernel();
@@ -5838,10 +5841,11 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
 /* ==== src/ops/attention/cuda_cores.cuh */
 namespace {
 
-// ---- on tensor cores: q, k, v and dout in the same 16-bit dtype T, rows and heads at multiples of 16 bytes,
-// head sizes up to 128. D is the next of 32, 64, 80, 96, 128; its surplus columns are zero. Thread blocks
-// have 4 warps, each with 16 MT rows of the tile that the block owns. The other tiles come two at a time, one
-// in use and one in flight. Rows in shared memory are 16 bytes longer than D, so that eight of them are in
+// ---- attention on tensor cores. q, k, v and dout have the same 16-bit dtype T, their rows and heads begin
+// at multiples of 16 bytes, and heads have up to 128 columns. D is the head size rounded up to 32, 64, 80, 96
+// or 128; the surplus columns are zero. Thread blocks have 4 warps, each with 16 MT rows of the tile that the
+// block owns. The block reads the other tiles in turn and has two of them in shared memory, one in use and
+// one in flight. Rows in shared memory are 16 bytes longer than D elements, so that eight rows are in
 // different banks.
 
 template <class T> __device__ __forceinline__ uint32_t attention_pack(float low, float high)
@@ -5849,14 +5853,16 @@ template <class T> __device__ __forceinline__ uint32_t attention_pack(float low,
     return pack<T>(low, high);
 }
 
-// Copies rows first ... first + count - 1 of a head, or the rows that `at` lists there, to (ROWS, D + 8) or,
-// if WIDE, to (ROWS, D) as tt__wgmma_matrix needs it. The rest becomes zeros. The copies are asynchronous.
+// Copies, asynchronously, rows first ... first + count - 1 of a head or, if `at` is not NULL, rows at[first]
+// ... at[first + count - 1]. `to` is (ROWS, D + 8) or, if WIDE, (ROWS, D) in the layout of tt__wgmma_matrix.
+// Its other rows and columns become zeros.
 template <class T, int D, int ROWS, int THREADS = 128, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const int32_t *at, int first,
                                                 int count, int head, int head_size,
                                                 int thread = (int)threadIdx.x)
 {
-    // PARTS: vectors of a row; STEP: rows at a time. 8 threads of 128 idle where D is 80 or 96.
+    // PARTS: vectors of 16 bytes in a row; STEP: rows copied at a time. Of 128 threads, 8 idle where D is 80
+    // or 96.
     enum { PARTS = D / 8, STEP = THREADS / PARTS, PITCH = WIDE ? D : D + 8 };
     static_assert(!WIDE || (D == 64 && STEP % 8 == 0), "a row's vectors have one order in all steps");
     const int r = thread / PARTS, c = thread % PARTS * 8;
@@ -5872,16 +5878,17 @@ __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const i
     }
 }
 
-// By warpgroups (WIDE), with tiles of 64 rows, for heads of up to 64 columns: each of a group's four warps
-// has 16 rows, whose sums are distributed as by mma.sync with MT = 1. Tiles begin at multiples of 1,024
-// bytes; a launch asks for TT__WIDE_ROOM more shared memory for this alignment.
+// Kernels with WIDE compute by warpgroups, with tiles of 64 rows, for heads of up to 64 columns. Each of a
+// group's four warps has 16 rows; threads have the same elements of these rows as with mma.sync and MT = 1.
+// Tiles begin at multiples of 1,024 bytes; a launch asks for TT__WIDE_ROOM more bytes of shared memory for
+// this alignment.
 enum { TT__WIDE_ROOM = 1024 };
 template <class T> __device__ __forceinline__ T *attention_room(T *shared)
 {
     return shared + (-tt__shared_address(shared) & 1023) / sizeof(T);
 }
 
-// Computes s (64, 64) = a b^T of tiles of 64 rows.
+// Computes s = a b^T, where a and b are tiles of 64 rows and s is (64, 64).
 template <class T>
 __device__ __forceinline__ void attention_wide(float (&s)[1][8][4], const T *a, const T *b)
 {
@@ -5890,7 +5897,7 @@ __device__ __forceinline__ void attention_wide(float (&s)[1][8][4], const T *a, 
         tt__wgmma_rows<T>(s[0], ma + k * 2 / 16, mb + k * 2 / 16, k > 0);
 }
 
-// Adds w y to `to` (64, 64): w (64, 64) is in registers, rounded to T, and y is a tile.
+// Adds the product of w and y to `to`. All are (64, 64); w is in registers, rounded to T, and y is a tile.
 template <class T>
 __device__ __forceinline__ void attention_wide_add(float (&to)[1][8][4], const uint32_t (&w)[4][4],
                                                    const T *y)
@@ -5899,7 +5906,7 @@ __device__ __forceinline__ void attention_wide_add(float (&to)[1][8][4], const u
     TT__UNROLL for (uint32_t k = 0; k < 64; k += 16) tt__wgmma_add<T>(to[0], w[k / 16], my + k * 128 / 16);
 }
 
-// Packs sums as the first operand of a product; see attention_mma_add.
+// Rounds w to T and packs it as the first operand of a product.
 template <class T>
 __device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const float (&w)[1][8][4])
 {
@@ -5908,7 +5915,7 @@ __device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const 
             to[k][i] = pack<T>(w[0][2 * k + i / 2][i % 2 * 2], w[0][2 * k + i / 2][i % 2 * 2 + 1]);
 }
 
-// Clears the sums of a warp: M times 16 rows, N times 8 columns.
+// Clears the sums of a warp, 16 M rows and 8 N columns.
 template <int M, int N> __device__ __forceinline__ void attention_clear(float (&x)[M][N][4])
 {
     TT__UNROLL for (int m = 0; m < M; m++)
@@ -5921,7 +5928,7 @@ __device__ __forceinline__ void attention_clear(float (&x)[M][N][4], float (&y)[
     attention_clear(y);
 }
 
-// Computes s (16 MT, N) = a b^T of a (16 MT, D) and b (N, D) in shared memory.
+// Computes s = a b^T, where a (16 MT, D) and b (N, D) are in shared memory and s is (16 MT, N).
 template <class T, int D, int MT, int N>
 __device__ __forceinline__ void attention_mma(float (&s)[MT][N / 8][4], const T *a, const T *b)
 {
@@ -5944,8 +5951,8 @@ __device__ __forceinline__ void attention_mma(float (&s)[MT][N / 8][4], const T 
     }
 }
 
-// Adds w y to `to` (16 MT, D): w (16 MT, N) is in registers and is rounded to T; y (N, D) is in shared
-// memory.
+// Adds the product of w (16 MT, N) and y (N, D) to `to` (16 MT, D). w is in registers and is rounded to T; y
+// is in shared memory.
 template <class T, int D, int MT, int N>
 __device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], const float (&w)[MT][N / 8][4],
                                                   const T *y)
@@ -5970,24 +5977,24 @@ __device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], con
     }
 }
 
-// Column sums of what attention_store writes, of the numbers of T as they are stored. `sum` has the sums of
-// the thread's elements; write() then makes the sums of the warp's rows, part[column] = or += them. lane: the
-// thread's lane.
+// Column sums of the numbers that attention_store writes, as rounded to T. `sum` has the sums over the
+// thread's elements. write() sums these over the warp's rows, and writes the result to part[column] or (add)
+// adds it; lane: the thread's lane.
 template <class T, int D> struct attention_columns {
     enum { N = (D / 4 + 7) / 8 * 8 }; // elements of a row that a thread has, rounded up to a multiple of 8
     float sum[N];
     __device__ __forceinline__ void clear() { TT__UNROLL for (int i = 0; i < N; i++) sum[i] = 0; }
-    __device__ __forceinline__ void add(int n, uint32_t pair) // a pair of tile n of 8 columns
+    __device__ __forceinline__ void add(int n, uint32_t pair) // pair: two packed numbers of tile n of 8 columns
     {
         float x[8];
-        widen8<T>(x, {(uint32_t)tt__opaque((int)pair), 0, 0, 0}); // the packed numbers, not the floats before
+        widen8<T>(x, {(uint32_t)tt__opaque((int)pair), 0, 0, 0}); // reads the packed numbers, not the floats from before
         sum[2 * n] += x[0];
         sum[2 * n + 1] += x[1];
     }
     __device__ __forceinline__ void write(float *part, int lane, bool add)
     {
-        // The eight threads that have the same columns share the sums: each time, half of a thread's sums go
-        // to another thread.
+        // The eight threads that have the same columns divide the sums: in each of three rounds, a thread
+        // gives half of its sums to another thread.
         int n = N, first = 0;
         TT__UNROLL for (int bit = 16; bit > 2; bit /= 2) {
             const bool upper = lane & bit;
@@ -6006,9 +6013,10 @@ template <class T, int D> struct attention_columns {
     }
 };
 
-// Stores scale * the thread's elements 2 h, 2 h + 1 of each tile of 8 columns in row `row` of a head of an
-// output or, if `add`, adds them to the row. The first tile begins at `column` of the head. sums: also adds
-// what is stored to `columns`, for 16-bit results that are not added to.
+// Stores the thread's elements 2 h and 2 h + 1 of each tile of 8 columns, multiplied by scale, in row `row`
+// of head `head` of an output or, if `add`, adds them. The first tile begins at `column` of the head. If
+// `sums`, adds the stored numbers to `columns`, too; this works only for 16-bit results that are not added
+// to.
 template <class T, int D>
 __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int head, int head_size,
                                                 const float (&from)[D / 8][4], int h, float scale, bool add,
@@ -6039,8 +6047,8 @@ __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int h
     }
 }
 
-// Writes the thread block's sums of a head's columns, those of `parts` of its warps, from to[at] on. Does
-// nothing if `to` is NULL.
+// Adds up the column sums of a head over the first `parts` warps of the thread block, and writes them to
+// `to`, beginning with to[at]. Does nothing if `to` is NULL.
 template <int D>
 __device__ __forceinline__ void attention_write_sums(float *to, int64_t at, const float (*part)[D], int parts,
                                                      int head_size, int thread)
@@ -6052,15 +6060,16 @@ __device__ __forceinline__ void attention_write_sums(float *to, int64_t at, cons
     }
 }
 
-// Returns the place of the thread block's sums of head `head` in partial column sums. heads: the number of
-// heads of the output.
+// Returns the index at which the thread block's partial column sums of head `head` begin. heads: the number
+// of heads of the output.
 __device__ __forceinline__ int64_t attention_sums_begin(const attention_args &p, int heads, int head)
 {
     return ((int64_t)(blockIdx.x / heads) * heads + head) * p.head_size;
 }
 
-// Sets the rows of the batch of a warp's queries, in the forward and dq: row[m][h] is the row of query
-// mine + 16 m + 8 h + lane / 4 of the tile. Queries from count on get the last query's row.
+// Sets row[m][h] to the row of the batch of query mine + 16 m + 8 h + lane / 4 of the tile, where `mine` is
+// the warp's first query, in the kernels of the forward and dq. Queries from `count` on get the last query's
+// row.
 template <int MT>
 __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const attention_args &p, int first,
                                                   int count, int mine)
@@ -6072,10 +6081,10 @@ __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const atten
         }
 }
 
-// Draws which weights for keys key ... key + KEYS - 1 dropout keeps for the warp; see attention_kept. This
-// comes before the scores, which take the registers. Each of the four threads of a row draws for 16 keys:
-// together 64 keys of the row, or 32 keys of the row and of the row 8 further. to: attention_bits of the
-// warp's first query and the first of these keys; NULL: the bits are not written.
+// Draws which of the warp's weights for keys key ... key + KEYS - 1 dropout keeps; attention_kept reads the
+// result. The draw comes before the scores, which need the registers. The four threads of a row draw 16 bits
+// each: together for 64 keys of the row, or for 32 keys of the row and of the row 8 below. to: attention_bits
+// of the warp's first query and the first of these keys; NULL: the bits are not written.
 template <int MT, int KEYS>
 __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS / 64], const attention_args &p,
                                                     uint64_t random, const int (&row)[MT][2], int key,
@@ -6107,29 +6116,30 @@ __device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS 
     return keep[i / 4] >> (n % 4 * 8 + i % 4 * 2 + e) & 1;
 }
 
-// Kinds of kernels: of plain and causal attention; of attention with a window or ALiBi; of block-sparse
-// attention with blocks of a multiple of 64 rows.
+// Kinds of kernels. PLAIN: plain and causal attention; NEARBY: attention with a window or ALiBi; BY_BLOCKS:
+// block-sparse attention with blocks of a multiple of 64 rows.
 enum attention_kind { PLAIN, NEARBY, BY_BLOCKS };
 
-// Returns whether the warp's queries, from `at` on, see no key from `key` on.
+// Returns whether the warp's queries, which begin at row `at` of the sequence, all come before key `key` and
+// therefore do not see the keys from `key` on.
 template <int MT, attention_kind KIND>
 __device__ __forceinline__ bool attention_behind(const attention_args &p, int at, int key)
 {
     return KIND == PLAIN && p.causal && !p.query_row && key >= at + 16 * MT;
 }
 
-// The work of a warp in the forward and dq: the thread block's tile of queries, and in the tile the warp's
-// queries from `mine` on.
+// The work of a warp in the kernels of the forward and dq: t is the thread block's tile of queries, and the
+// warp's queries begin at `mine` in the tile.
 template <int MT> struct attention_queries {
     attention_tile t;
-    int head, mine, pair; // pair: the first of the thread's two columns of 8 scores
-    int first, count;     // number of the tile's first query; queries of the tile
-    int begin, end, all;  // any query sees keys [begin, end); each of the warp's sees all up to `all`
+    int head, mine, pair; // pair: the thread's first column of each 8 columns of scores; it has two
+    int first, count;     // number of the tile's first query; number of queries of the tile
+    int begin, end, all;  // no query sees keys outside [begin, end); all of the warp's see keys up to `all`
     int row[MT][2];       // see attention_rows_of
 };
 
-// Block-sparse attention of a sequence of n blocks: the blocks of queries (or of keys) [from, to] that a
-// thread block works on. n is 0 if the sequence is dense.
+// The blocks that a thread block works on in block-sparse attention: blocks from ... to, of queries or of
+// keys, of a sequence of n blocks. n is 0 if the sequence is dense.
 struct attention_sparse { int n, from, to; };
 
 __device__ __forceinline__ attention_sparse attention_sparse_of(const attention_args &p, int length, int at,
@@ -6139,9 +6149,9 @@ __device__ __forceinline__ attention_sparse attention_sparse_of(const attention_
     return b;
 }
 
-// Returns the first key from `at` on that is in a block which any of the blocks of queries sees (or, if KEYS,
-// the first query in a block that sees any of the blocks of keys); `end` or more if none exists. Asks 32
-// blocks at a time.
+// Returns the first key, from `at` on, in a block that any of b's blocks of queries sees. If KEYS, b has
+// blocks of keys: returns the first query, from `at` on, in a block that sees any of them. Returns `end` or
+// more if there is none. Tests 32 blocks at a time.
 template <bool KEYS>
 __device__ __forceinline__ int attention_seen_from(const attention_args &p, const attention_sparse &b,
                                                    int head, int at, int end)
@@ -6158,8 +6168,9 @@ __device__ __forceinline__ int attention_seen_from(const attention_args &p, cons
     return end;
 }
 
-// Finds the thread block's queries; returns false if it has none. Long sequences come first. NEAR: with a
-// window or ALiBi.
+// Finds the thread block's queries; returns false if it has none. In causal attention, the first thread
+// blocks get the last tiles, so that the tiles of a sequence that see most keys come first. NEAR: attention
+// with a window or ALiBi.
 template <bool NEAR, int MT, int WARPS = 4>
 __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b, const attention_args &p)
 {
@@ -6179,7 +6190,7 @@ __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b,
     return true;
 }
 
-// Copies rows first ... first + count - 1 of a head of keys and of values, as attention_fetch does.
+// Copies rows first ... first + count - 1 of a head of the keys and of the values by attention_fetch.
 template <class T, int D, int KEYS, int THREADS = 128, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch_rows(T *ks, T *vs, const attention_args &p, int first,
                                                      int count, int head)
@@ -6189,7 +6200,8 @@ __device__ __forceinline__ void attention_fetch_rows(T *ks, T *vs, const attenti
     tt__cp_async_commit();
 }
 
-// Copies a sequence's keys and values from `key` on to one of their two stages. head: of q.
+// Copies KEYS keys and values of a sequence, beginning with key `key`, into one of two stages. head: the head
+// of q that reads them.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attention_args &p,
                                                      const attention_tile &t, int key, int stage, int head)
@@ -6201,8 +6213,9 @@ __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attenti
     tt__cp_async_commit();
 }
 
-// Finishes the products of the warp's queries and keys key ... key + KEYS - 1: subtracts what ALiBi takes,
-// and sets keys that a query does not see to -INFINITY. slope: of ALiBi, in units of the products.
+// Finishes the products of the warp's queries and keys key ... key + KEYS - 1: subtracts ALiBi's bias, and
+// sets the products of keys that a query does not see to -INFINITY. slope: the slope of ALiBi in units of the
+// products.
 template <int MT, int KEYS, attention_kind KIND>
 __device__ __forceinline__ void attention_mask(float (&s)[MT][KEYS / 8][4], const attention_args &p,
                                                const attention_queries<MT> &b, int key, float slope)
@@ -6227,9 +6240,9 @@ __device__ __forceinline__ void attention_mask(float (&s)[MT][KEYS / 8][4], cons
             }
 }
 
-// Turns scores into weights after dropout. most, sum: the largest score of each row and the thread's sum of
-// its weights so far; `out`, the sum of values, is rescaled to the new largest score. often: how often the
-// queries see the keys.
+// Turns the scores of a tile of keys into weights after dropout. most, sum: each row's largest score so far,
+// and the thread's part of the row's sum of weights so far. Rescales `out`, the weighted sums of values, to
+// the new largest scores. often: how many times the queries see the keys.
 template <int MT, int KEYS, attention_kind KIND, int N>
 __device__ __forceinline__ void attention_weigh(float (&s)[MT][KEYS / 8][4], float (&most)[MT][2],
                                                 float (&sum)[MT][2], float (&out)[MT][N][4],
@@ -6246,7 +6259,7 @@ __device__ __forceinline__ void attention_weigh(float (&s)[MT][KEYS / 8][4], flo
             now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
             now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
             const float correction = tt__exp2((most[m][h] - now) * factor);
-            // A query may see nothing of the tiles before its window.
+            // With a window, a query may not have seen any key so far.
             const float offset = NEAR && now == -3.4028235e38f ? 0 : -now * factor;
             most[m][h] = now;
             TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
@@ -6295,16 +6308,16 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         if (BLOCKS && next < b.end) next = attention_seen_from<false>(p, sparse, head, next, b.end);
         tt__cp_async_wait<0>();
         __syncthreads(); // the tile has arrived, and the other tile is no longer in use
-        // With a negative scale, the largest score is the smallest product: negate the queries.
+        // With a negative scale, the largest score would be the smallest product. Negating q prevents this.
         if (key == begin && p.scale < 0) {
             for (int i = (int)threadIdx.x; i < QUERIES * PITCH / 2; i += 128)
                 if (i % (PITCH / 2) < D / 2) ((uint32_t *)qs)[i] ^= 0x80008000u;
             __syncthreads();
         }
         if (next < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, next, stage ^ 1, head);
-        // The warp has no queries, or none of them sees any of the keys.
+        // The warp has no queries, or none of its queries sees any of the tile's keys.
         if (mine >= count || attention_behind<MT, KIND>(p, t.at + mine, key)) continue;
-        int often = 1; // how often the warp's queries see the keys
+        int often = 1; // how many times the warp's queries see the keys
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
         if (often == 0) continue;
@@ -6338,22 +6351,24 @@ namespace {
 
 // ---- the forward by warpgroups with different tasks (Shah et al.: "FlashAttention-3", 2024). The first
 // warpgroup of a block copies queries, keys and values, up to STAGES tiles ahead, and draws which weights
-// dropout keeps. The GROUPS others have 64 queries each. Warpgroups wait for one another at barriers of
-// phases. As many blocks run as the device holds; each takes one tile of queries after another, so that the
-// copies for the next tile run during the products of the current one. For heads of 64, a multiprocessor has
-// two blocks, which fill each other's waits. For heads of 128 it has one block, whose products of a tile with
-// values run beside the products for the next tile's scores (OVERLAPS).
+// dropout keeps. The other GROUPS warpgroups compute the products of 64 queries each. Warpgroups wait for one
+// another at barriers of phases. As many blocks run as the device holds; each takes one tile of queries after
+// another, so that the copies for the next tile run during the products of the current tile. For heads of 64
+// columns, a multiprocessor has two blocks, and one computes while the other waits. For heads of 128 columns
+// it has one block, which multiplies a tile's weights by values while it computes the next tile's scores
+// (OVERLAPS).
 template <int D> struct attention_wide_sizes {
     enum { GROUPS = 2, QUERIES = 64 * GROUPS, KEYS = D, BLOCKS = D > 64 ? 1 : 2, STAGES = D > 64 ? 2 : 4,
-           OVERLAPS = D > 64, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8 }; // registers a thread
+           OVERLAPS = D > 64, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8 }; // GIVEN: registers of a thread
 };
 
-// A tile of QUERIES queries: `count` queries from number `first` on, which begins at row `at` of a sequence
-// of rows `begin` ... begin + length - 1. count < 0: no more tiles.
+// An item of work: a tile of up to QUERIES queries of one head. It has `count` queries, beginning with number
+// `first`, which is row `at` of a sequence. The sequence has rows begin ... begin + length - 1 of the batch.
+// count < 0: there are no more items.
 struct attention_item { int begin, length, at, first, count, head; };
 
-// Shared memory. keep: bit i of [stage][k][query] tells whether dropout keeps the weight for key 32 k + i of
-// the tile.
+// A block's shared memory. keep: bit i of keep[stage][k][query] tells whether dropout keeps the weight for
+// key 32 * k + i of the stage's tile of keys.
 template <class T, int D, bool DROPS> struct attention_wide_tiles {
     typedef attention_wide_sizes<D> S;
     enum { GROUPS = S::GROUPS, STAGES = S::STAGES, KEYS = S::KEYS };
@@ -6361,8 +6376,8 @@ template <class T, int D, bool DROPS> struct attention_wide_tiles {
     uint32_t keep[DROPS ? STAGES : 1][DROPS ? KEYS / 32 : 1][DROPS ? 64 * GROUPS : 1];
 };
 
-// Computes s (64, KEYS) = a b^T of a (64, D) and b (KEYS, D), both stored as parts of 64 columns, one after
-// another.
+// Computes s (64, KEYS) = a b^T, where a is (64, D) and b is (KEYS, D). Both are stored as parts of 64
+// columns, one part after another.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_wide_scores(float (&s)[KEYS / 8][4], const T *a, const T *b)
 {
@@ -6373,7 +6388,8 @@ __device__ __forceinline__ void attention_wide_scores(float (&s)[KEYS / 8][4], c
     }
 }
 
-// Adds w y to `to` (64, D): w (64, KEYS) is in registers; y (KEYS, D) is stored as parts of 64 columns.
+// Adds the product of w (64, KEYS) and y (KEYS, D) to `to` (64, D). w is in registers; y is stored as parts
+// of 64 columns.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4],
                                                       const uint32_t (&w)[KEYS / 16][4], const T *y)
@@ -6384,10 +6400,10 @@ __device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4],
             tt__wgmma_add<T>(to + 8 * part, w[k / 16], my + (part * KEYS + k) * 128 / 16);
 }
 
-// Returns item number `round` of a block. Items are ordered by groups of heads whose keys and values the
-// cache holds, and in a group from the heads' last tiles of queries on, which are the longest in causal
-// attention. Each second round goes backwards, so that a block with long items gets short ones too.
-// count < 0: no such item.
+// Returns item number `round` of a thread block. Items are ordered by groups of heads; the L2 cache holds the
+// keys and values of a group. Within a group, the last tiles of queries come first, because they take longest
+// in causal attention. In each second round, blocks take items in reverse order, so that a block with long
+// items also gets short ones. If count < 0, there is no such item.
 template <int QUERIES>
 __device__ __forceinline__ attention_item attention_item_of(const attention_args &p, int round)
 {
@@ -6407,8 +6423,9 @@ __device__ __forceinline__ attention_item attention_item_of(const attention_args
     return item;
 }
 
-// Return the first key, a multiple of KEYS, and the end of the keys of an item, as attention_window_begin and
-// attention_window_end do. at: the item's first row; behind: the row after its last.
+// Return the first key (rounded down to a multiple of KEYS) and the end of the keys that an item's queries
+// see; see attention_window_begin and attention_window_end. at: the item's first row; behind: the row after
+// its last row.
 template <int KEYS> __device__ __forceinline__ int attention_item_begin(const attention_args &p, int at)
 {
     return p.window && !p.query_row ? max(0, at - p.window + 1) / KEYS * KEYS : 0;
@@ -6419,8 +6436,8 @@ __device__ __forceinline__ int attention_item_end(const attention_args &p, int l
         : p.window ? min(length, behind + p.window - 1) : length;
 }
 
-// Copies rows of a head to (ROWS, D), in parts of 64 columns, as attention_fetch does. For 128 threads with
-// few registers.
+// Does the work of attention_fetch for `to` (ROWS, D), stored as parts of 64 columns, with 128 threads that
+// have few registers.
 template <class T, int D, int ROWS>
 __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const int32_t *at, int first,
                                                int count, int head, int head_size)
@@ -6439,12 +6456,12 @@ __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const in
     }
 }
 
-// Barriers of phases: for the two places of queries, and for STAGES places of keys and of values. A place is
-// filled at ..._there and free at ..._used.
+// Barriers of phases for the places in shared memory: two for queries, STAGES for keys and STAGES for values.
+// Passing the barrier ..._there means that the place is filled; passing ..._used means that it is free.
 struct attention_wide_barriers {
-    uint64_t *q_there; // for `items`, too
+    uint64_t *q_there; // `items` is filled, too
     uint64_t *q_used, *k_there;
-    uint64_t *v_there; // for the tile's `keep`, too
+    uint64_t *v_there; // the tile's `keep` is filled, too
     uint64_t *k_used, *v_used;
     template <class S> __device__ __forceinline__ void begin(bool draws) const
     {
@@ -6461,7 +6478,7 @@ struct attention_wide_barriers {
     }
 };
 
-// The task of a block's first warpgroup: copies and draws.
+// The task of a block's first warpgroup: to copy, and to draw for dropout.
 template <class T, int D, bool DROPS> struct attention_wide_copies {
     typedef attention_wide_sizes<D> S;
     enum { GROUPS = S::GROUPS, QUERIES = S::QUERIES, KEYS = S::KEYS, STAGES = S::STAGES };
@@ -6472,7 +6489,7 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     uint32_t k0, k1;                     // halves of attention_key
     // The tile whose draw is still to be done: its item in found[warp] (-1: none) and its first key.
     int last, last_key;
-    int fetched, taken; // number of tiles of keys; of items
+    int fetched, taken; // number of tiles of keys copied so far; number of items begun so far
 
     __device__ __forceinline__ void draw()
     {
@@ -6535,7 +6552,7 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
 
     __device__ __forceinline__ void run()
     {
-        for (int from = 0; from < p.item_rounds; from += 32) { // the warp finds 32 items at once
+        for (int from = 0; from < p.item_rounds; from += 32) { // each lane finds one of 32 items
             const int round = from + (int)threadIdx.x % 32;
             attention_item mine = {0, 0, 0, 0, -1, 0};
             if (round < p.item_rounds) mine = attention_item_of<QUERIES>(p, round);
@@ -6553,9 +6570,9 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     }
 };
 
-// The task of the other warpgroups, of which this is number `group`: products. team, mine: the first query of
-// the group and of the warp, counted in the item. Lanes are computed where they are used, so that no register
-// keeps them.
+// The task of another warpgroup, number `group`: to compute products. team: the warpgroup's first query;
+// mine: the warp's first query; both are counted in the item. The lane is computed wherever it is used, to
+// save a register.
 template <class T, int D, bool DROPS> struct attention_wide_products {
     typedef attention_wide_sizes<D> S;
     enum { KEYS = S::KEYS, STAGES = S::STAGES };
@@ -6564,7 +6581,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
     const attention_wide_barriers &barriers;
     int group, team, mine;
     float factor;
-    int used; // number of tiles of keys used
+    int used; // number of tiles of keys used so far
 
     __device__ __forceinline__ int lane_of() const { return tt__opaque((int)threadIdx.x) % 32; }
     __device__ __forceinline__ void arrive(uint64_t *barrier) const
@@ -6572,7 +6589,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         if (lane_of() == 0) tt__phases_arrive(barrier);
     }
 
-    // Begins the products of queries and keys, s.
+    // Begins to compute s, the products of the queries in `slot` and a tile of keys.
     __device__ __forceinline__ void multiply(float (&s)[KEYS / 8][4], int slot) const
     {
         const int stage = used % STAGES;
@@ -6596,8 +6613,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         tt__wgmma_commit();
     }
 
-    // Sets the scores of those of keys [key, key + KEYS) that a query does not see to -INFINITY. Each of the
-    // warp's queries sees the keys up to `all`.
+    // Sets to -INFINITY the scores of the keys in [key, key + KEYS) that a query does not see. Each of the
+    // warp's queries sees the keys before `all`, except for keys before its window.
     __device__ __forceinline__ void mask(float (&s)[KEYS / 8][4], const attention_item &item, int key,
                                          int all) const
     {
@@ -6623,8 +6640,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             }
     }
 
-    // Turns scores into weights. Both rows are done side by side, each in two chains, because the latency of
-    // a chain decides the time.
+    // Turns scores into weights. Works on the thread's two rows side by side, with two chains of operations
+    // for each row, because the latency of a chain decides the time.
     __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4], float (&most)[2], float (&sum)[2],
                                           float (&correction)[2]) const
     {
@@ -6638,7 +6655,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         float offset[2];
         TT__UNROLL for (int h = 0; h < 2; h++) {
             correction[h] = tt__exp2((most[h] - now[h]) * factor);
-            // A query may see nothing of the tiles before its window.
+            // With a window, a query may not have seen any key so far.
             offset[h] = now[h] == -3.4028235e38f ? 0 : -now[h] * factor;
             most[h] = now[h];
         }
@@ -6651,7 +6668,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             sum[h] = sum[h] * correction[h] + (total[2 * h] + total[2 * h + 1]);
     }
 
-    // Packs the weights, after dropout, as the operand of a product.
+    // Applies dropout to the weights, and packs them as the first operand of a product.
     __device__ __forceinline__ void round(uint32_t (&w)[KEYS / 16][4], const float (&s)[KEYS / 8][4]) const
     {
         TT__UNROLL for (int k = 0; k < KEYS / 16; k++)
@@ -6662,8 +6679,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         tt__phases_wait(&barriers.v_there[stage], used / STAGES & 1);
         TT__UNROLL for (int part = 0; part < KEYS / 32; part++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
-                // The highest bits of bytes are the bits of the first (low) or second (high) of the thread's
-                // two keys of each 8.
+                // Of each 8 keys, the thread has two. The highest bit of each byte is the bit of the first
+                // key (low) or of the second key (high).
                 const uint32_t bits = tile.keep[stage][part][mine + 8 * h + lane / 4];
                 const uint32_t low = bits << (7 - pair), high = bits << (6 - pair);
                 TT__UNROLL for (int n = 0; n < 4; n++)
@@ -6671,8 +6688,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             }
     }
 
-    // Stores the warp's rows of the output. They first replace the warp's queries in shared memory, which are
-    // no longer in use; from there, whole vectors go to memory.
+    // Stores the warp's rows of the output. Writes them first to shared memory, over the warp's queries,
+    // which are no longer in use, and copies them from there to memory as whole vectors.
     __device__ __forceinline__ void store(const float (&out)[D / 8][4], const float (&most)[2],
                                           const float (&sum)[2], const attention_item &item, int slot) const
     {
@@ -6707,7 +6724,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
     {
         const int count = item.count, begin = attention_item_begin<KEYS>(p, item.at);
         // The group's queries see none of the item's keys from `end` on. Each of the warp's queries sees the
-        // keys up to `all`.
+        // keys before `all`.
         const int item_end = attention_item_end(p, item.length, item.at + count);
         const int end = team < count
             ? attention_item_end(p, item.length, item.at + min(count, team + 64)) : begin;
@@ -6810,8 +6827,8 @@ namespace {
 
 // ------------------------------------------------------------------- the backward on tensor cores (mma.sync)
 
-// Returns the sum of dout * out of a head of row `row` of out and dout. The four threads that have the row's
-// scores compute it together.
+// Returns the sum of dout * out over a head's columns of row `row`. The four threads that have the row's
+// scores compute the sum together.
 template <class T>
 __device__ __forceinline__ float attention_delta_of(const attention_args &p, int row, int head)
 {
@@ -6828,8 +6845,8 @@ __device__ __forceinline__ float attention_delta_of(const attention_args &p, int
     return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
 }
 
-// Reads the log-sum-exps of the scores of a thread's queries, to the base 2, and the sums of dout * out. If
-// this kernel makes the sums (p.sums_deltas), computes and stores them.
+// Reads, for a thread's queries, the log-sum-exps of the scores (converted to base 2) and the sums of
+// dout * out. If p.sums_deltas, computes these sums and stores them instead.
 template <class T, int MT>
 __device__ __forceinline__ void attention_row_sums(float (&lse)[MT][2], float (&delta)[MT][2],
                                                    const attention_args &p, const attention_queries<MT> &b)
@@ -6849,8 +6866,8 @@ __device__ __forceinline__ void attention_row_sums(float (&lse)[MT][2], float (&
         }
 }
 
-// Turns the products q k^T (s) and dout v^T (g) of queries (rows) and keys from `key` on (columns) into the
-// gradients of scores (g), without the factor `scale`. often: how often the queries see the keys.
+// Turns the products q k^T (s) and dout v^T (g) into the gradients of scores (g), without the factor `scale`.
+// Rows are queries, columns are keys from `key` on. often: how many times the queries see the keys.
 template <int MT, int KEYS, attention_kind KIND>
 __device__ __forceinline__ void attention_row_slopes(float (&s)[MT][KEYS / 8][4],
                                                      float (&g)[MT][KEYS / 8][4], const attention_args &p,
@@ -6954,10 +6971,10 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
                             (int)threadIdx.x);
 }
 
-// Copies QUERIES queries from number `first` on into one of two stages; the sequence has n from there on. qs
-// holds both stages of q, (2, QUERIES, PITCH), then both of dout; lses holds both stages of log-sum-exps, (2,
-// QUERIES), then both of deltas; rows, (2, QUERIES), gets the rows of the batch. Log-sum-exps and deltas
-// after the last query are 0.
+// Copies QUERIES queries, beginning with number `first`, into one of two stages; n is the number of queries
+// from `first` to the sequence's end. qs holds q, (2, QUERIES, PITCH) with one matrix for each stage, then
+// dout in the same form. lses holds log-sum-exps, (2, QUERIES), then deltas (2, QUERIES). rows, (2, QUERIES),
+// gets the queries' rows of the batch. Log-sum-exps and deltas after the last query become 0.
 template <class T, int D, int QUERIES, int THREADS, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int *rows,
                                                         const attention_args &p, int first, int n, int head,
@@ -6980,15 +6997,16 @@ __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int 
     tt__cp_async_commit();
 }
 
-// Copies attention_bits of the queries from `from` on and the keys from t.at on to (KEYS / 16, QUERIES, 16),
-// asynchronously. Bits after the sequence's end become zeros, as do those of tiles where no query sees a key:
-// dq goes by tiles of QUERIES x QUERIES and writes no bits there. begin: the sequence's attention_bits_begin.
+// Copies, asynchronously, attention_bits of the queries from `from` on and the keys from t.at on to `to`,
+// (KEYS / 16, QUERIES, 16) bits. Bits after the sequence's end become zeros. The bits of tiles of QUERIES x
+// QUERIES where no query sees a key become zeros, too, because the kernel of dq does not write them. begin:
+// the sequence's attention_bits_begin.
 template <int KEYS, int QUERIES>
 __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const attention_args &p,
                                                      const attention_tile &t, int64_t begin, int from,
                                                      int head)
 {
-    enum { PARTS = QUERIES / 8 }; // parts of 16 bytes of the bits of 16 keys
+    enum { PARTS = QUERIES / 8 }; // number of 16-byte parts in the bits of 16 keys
     const int i = tt__opaque((int)threadIdx.x), key = tt__opaque(t.at) + i / PARTS * 16;
     if (i >= KEYS / 16 * PARTS) return;
     const bool there = key < t.length && (!p.causal || key / QUERIES <= from / QUERIES);
@@ -6997,8 +7015,8 @@ __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const at
     tt__cp_async_16(to + i * 16, bits, there ? 16 : 0);
 }
 
-// Stores row `row` of dk (k: 0) or dv (k: 1), from the thread's elements 2 h, 2 h + 1 of each tile of 8
-// columns.
+// Stores the thread's elements of row `row` of dk (k is 0) or dv (k is 1): elements 2 h and 2 h + 1 of each
+// tile of 8 columns.
 template <class T, int D>
 __device__ __forceinline__ void attention_store_key(const attention_args &p, int k, int row, int head,
                                                     const float (&from)[D / 8][4], int h, int lane,
@@ -7010,8 +7028,8 @@ __device__ __forceinline__ void attention_store_key(const attention_args &p, int
                           k ? p.add_dv : p.add_dk, lane, columns, k ? p.sums_v : p.sums_k);
 }
 
-// Writes the thread block's column sums of dk and dv, from those of `parts` of its warps: part[warp] and
-// part[WARPS + warp].
+// Writes the thread block's column sums of dk and dv: adds up the column sums of its first `parts` warps,
+// which are in part[warp] for dk and in part[WARPS + warp] for dv.
 template <int D, int WARPS>
 __device__ __forceinline__ void attention_write_key_sums(const attention_args &p, int64_t at,
                                                          const float (*part)[D], int parts, int thread)
@@ -7020,8 +7038,8 @@ __device__ __forceinline__ void attention_write_key_sums(const attention_args &p
     attention_write_sums<D>(p.sums_v, at, part + WARPS, parts, p.head_size, thread);
 }
 
-// Writes the thread block's column sums of dk and dv, if sums are wanted, after a barrier. By then all warps
-// have stored their sums, and `at`, which may be in shared memory, is set.
+// Writes the thread block's column sums of dk and dv, if sums are wanted. Has a barrier first, so that all
+// warps have stored their sums and `at`, which may be in shared memory, is set.
 template <int D, int WARPS>
 __device__ __forceinline__ void attention_finish_key_sums(const attention_args &p, const int64_t &at,
                                                           const float (*part)[D], int parts, int thread)
@@ -7031,8 +7049,8 @@ __device__ __forceinline__ void attention_finish_key_sums(const attention_args &
     attention_write_key_sums<D, WARPS>(p, at, part, parts, thread);
 }
 
-// Moves on to the sequence's next tile of queries that sees any of the block's keys, or to the first such
-// tile of the next head.
+// Moves `to` to the sequence's next tile of queries that sees any of the block's keys; after the last such
+// tile, moves to `begin`, the first tile, of the next head.
 template <int QUERIES, bool BLOCKS>
 __device__ __forceinline__ void attention_advance(int &to, int &head, const attention_args &p,
                                                   const attention_sparse &sparse, int begin, int end)
@@ -7042,8 +7060,9 @@ __device__ __forceinline__ void attention_advance(int &to, int &head, const atte
     if (to >= end) { to = begin; head++; }
 }
 
-// Shares the tile of keys that a block works on, and what follows from the tile, among the block's threads:
-// if READS, attention_bits_begin, otherwise the tile's blocks in block-sparse attention.
+// Gives all threads of a block, in shared memory, the tile of keys that the block works on and a result
+// computed from the tile: attention_bits_begin if READS, otherwise the tile's blocks in block-sparse
+// attention.
 template <int KEYS, bool READS>
 __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &bits_begin,
                                                 attention_sparse &sparse, const attention_args &p,
@@ -7058,11 +7077,11 @@ __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &b
     __syncthreads();
 }
 
-// Turns the products q k^T (s) and dout v^T (g) of keys (rows) and queries (columns) into weights after
-// dropout (s) and the gradients of scores (g), without the factor `scale`. row: the queries' rows of the
-// batch, from the tile's first query on; lse, delta: from the thread's first column on; mine: the warp's
-// first key, counted in tile t. masked: not all of these queries see all of the warp's keys; often: how often
-// the queries see the keys.
+// Turns the products q k^T (s) and dout v^T (g) into weights after dropout (s) and the gradients of scores
+// (g), without the factor `scale`. Rows are keys, columns are queries. row: the queries' rows of the batch,
+// beginning with the tile's first query; lse, delta: of the queries, beginning with the thread's first
+// column; mine: the warp's first key, counted in tile t; masked: whether a query may miss some of the warp's
+// keys; often: how many times the queries see the keys.
 template <int MT, int QUERIES, attention_kind KIND>
 __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES / 8][4],
                                                         float (&g)[MT][QUERIES / 8][4],
@@ -7076,7 +7095,7 @@ __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES /
     TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
         TT__UNROLL for (int e = 0; e < 2; e++) {
             const int c = 8 * n + e;
-            // The last of the warp's keys that the query sees.
+            // The last key that the query sees, counted from the thread's first key.
             const int last = masked ? row[c + pair] - t.begin - t.at - mine - group : 16 * MT;
             const int ahead = row[c + pair] - t.begin - t.at - mine - group;
             const float log_sum = lse[c] * TT__LOG2E, sum = delta[c];
@@ -7095,27 +7114,27 @@ __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES /
         }
 }
 
-// Makes dk and dv. A row of scores is here a key, a column a query. READS: p.bits tells which weights dropout
-// keeps.
+// Makes dk and dv. Rows of scores are keys here, columns are queries. READS: p.bits tells which weights
+// dropout keeps.
 template <class T, int D, int MT, int QUERIES, attention_kind KIND, bool READS = false>
 __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 {
     tt__begin_kernel();
     enum { WARPS = 4, KEYS = 64 * MT, PITCH = D + 8, BITS = KEYS * QUERIES / 8 };
-    TT__SHARED(int64_t, sums_begin, ); // in shared memory, or these would take registers of the loop
+    TT__SHARED(int64_t, sums_begin, ); // in shared memory, as are the next two, to save registers in the loop
     TT__SHARED(int64_t, bits_begin, );
     TT__SHARED(uint64_t, random, );
-    TT__SHARED(attention_sparse, sparse, ); // sparse, tile: for kernels that have no registers left for them
+    TT__SHARED(attention_sparse, sparse, ); // `sparse` and `tile` serve kernels without registers for them
     TT__SHARED(attention_tile, tile, );
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
     float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
     int *rows = (int *)(deltas + 2 * QUERIES);                                       // rows of the batch
-    unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // see attention_fetch_bits, two stages
+    unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // two stages of attention_fetch_bits
     const int key_heads = p.heads / p.group, mine = (int)threadIdx.x / 32 * 16 * MT;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads), pair = threadIdx.x % 4 * 2;
     const attention_tile found = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / key_heads));
-    float (*const part)[D] = (float (*)[D])ks; // sums of dk of each warp, then of dv, at the end
+    float (*const part)[D] = (float (*)[D])ks; // after the loop: each warp's column sums of dk, then of dv
     static_assert(2 * WARPS * D * sizeof(float) <= KEYS * PITCH * sizeof(T), "their place is that of keys");
     if (threadIdx.x == 0) sums_begin = attention_sums_begin(p, key_heads, key_head);
     if (found.at < 0)
@@ -7125,19 +7144,19 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     const int count = min(KEYS + 0, t.length - t.at);
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
     const bool diagonal = p.causal && !p.query_row; // query i sees keys up to i
-    const float factor = p.scale * TT__LOG2E; // p.factor; computed here, it takes no register
+    const float factor = p.scale * TT__LOG2E; // p.factor, computed here to save a register
     if (threadIdx.x == 0) random = attention_key(p);
     float dk[MT][D / 8][4], dv[MT][D / 8][4];
     attention_clear(dk, dv);
     attention_fetch_rows<T, D, KEYS>(ks, vs, p, t.begin + t.at, count, key_head);
-    const auto fetch = [&](int from, int head, int stage) { // queries of the sequence from `from` on
+    const auto fetch = [&](int from, int head, int stage) { // copies queries, beginning with `from`
         if (READS) attention_fetch_bits<KEYS, QUERIES>(kept + stage * BITS, p, t, bits_begin, from, head);
         attention_fetch_queries<T, D, QUERIES, 128>(qs, lses, rows, p, t.first + from, t.queries - from,
                                                     head, stage);
     };
     const int begin = NEAR ? attention_queries_begin(p, t) : diagonal ? t.at : 0;
     const int end = NEAR ? attention_queries_end(p, t, count) : t.queries;
-    const int heads_end = begin < end ? (key_head + 1) * p.group : 0; // end of the heads of q with these keys
+    const int heads_end = begin < end ? (key_head + 1) * p.group : 0; // end of the heads of q that share key_head
     int from = begin, head = key_head * p.group;
     if (head < heads_end) fetch(from, head, 0);
     for (int stage = 0; head < heads_end;
@@ -7149,7 +7168,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         int next = from, next_head = head;
         attention_advance<QUERIES, BLOCKS>(next, next_head, p, sparse, begin, end);
         if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
-        // The warp has no keys, or none of them is seen.
+        // The warp has no keys, or no query of the tile sees any of them.
         if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue;
         const int often = !BLOCKS || !sparse.n ? 1
             : attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);
@@ -7168,10 +7187,10 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         attention_mma_add<T, D, MT, QUERIES>(dv, s, dt);
         attention_mma_add<T, D, MT, QUERIES>(dk, g, qt);
     }
-    tt__cp_async_wait<0>(); // k and v, where no tile of queries came
+    tt__cp_async_wait<0>(); // waits for k and v, if the loop did not run
     if (p.sums_k || p.sums_v) __syncthreads();
     const int thread = tt__opaque((int)threadIdx.x), warp = thread / 32, lane = thread % 32;
-    const int to_head = KIND == NEARBY // otherwise recomputed, so that the loop keeps nothing of it
+    const int to_head = KIND == NEARBY // otherwise computed again, to save a register in the loop
         ? key_head : p.first_head / p.group + tt__opaque((int)blockIdx.x) % key_heads;
     // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
     TT__UNROLL for (int k = 0; k < 2; k++) {
@@ -7190,22 +7209,22 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     attention_write_key_sums<D, WARPS>(p, sums_begin, part, WARPS, thread);
 }
 
-// Turns the products q k^T (s) and dout v^T (g) of keys (rows) and queries (columns) into weights after
-// dropout (s) and the gradients of scores (g), without the factor `scale`. lse, delta: from the thread's
-// first column on. first: row of the batch of the thread's first key. inside: number of keys from that key to
-// the sequence's end; weights after the end are 0, as they would make dq infinite where all scores are far
-// below 0.
+// Turns the products q k^T (s) and dout v^T (g) into weights after dropout (s) and the gradients of scores
+// (g), without the factor `scale`. Rows are keys, columns are queries. lse, delta: of the queries, beginning
+// with the thread's first column; first: row of the batch of the thread's first key; inside: number of keys
+// from that key to the sequence's end. Weights after the end are set to 0, because they could make dq
+// infinite where all scores are far below 0.
 template <int MT, int QUERIES>
 __device__ __forceinline__ void attention_slopes(float (&s)[MT][QUERIES / 8][4],
                                                  float (&g)[MT][QUERIES / 8][4], const attention_args &p,
                                                  uint32_t keep, const int *rows, const float *lse,
                                                  const float *delta, int first, int inside)
 {
-    const float factor = p.scale * TT__LOG2E; // p.factor; computed here, it takes no register
+    const float factor = p.scale * TT__LOG2E; // p.factor, computed here to save a register
     TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
         TT__UNROLL for (int e = 0; e < 2; e++) {
             const int c = 8 * n + e;
-            // The last of the warp's keys that the query sees.
+            // The last key that the query sees, counted from the thread's first key.
             const int last = min(p.causal ? rows[c + threadIdx.x % 4 * 2] - first : 16 * MT, inside - 1);
             const float log_sum = lse[c] * TT__LOG2E, sum = delta[c];
             TT__UNROLL for (int m = 0; m < MT; m++)
@@ -7226,9 +7245,9 @@ namespace {
 
 // ----------------------------------------------------- the backward in one kernel, and by warpgroups (wgmma)
 
-// The work of a thread block of attention_backward: a sequence, its rows of the batch and queries, the head
-// of its keys, and the end of the heads of q that share that head. thread: 0, which the compiler does not
-// know.
+// The work of a thread block of attention_backward: a sequence, with its rows of the batch (begin, count) and
+// its queries (first, queries), one head of keys, and the end of the heads of q that share this head. thread
+// is 0, but the compiler does not know this.
 struct attention_whole {
     int begin, count, first, queries, key_head, heads_end, thread;
     __device__ __forceinline__ void find(const attention_args &p)
@@ -7244,8 +7263,8 @@ struct attention_whole {
     }
 };
 
-// Computes to (16 MT, N) = a^T b of a (K, 16 MT) and b (K, N) in shared memory, over the first `end` of K
-// rows. A row of a has ACROSS elements, a row of b has PITCH.
+// Computes to = a^T b, where a (K, 16 MT) and b (K, N) are in shared memory and `to` is (16 MT, N). Sums over
+// the first `end` of the K rows. The rows of a are ACROSS elements apart, the rows of b are PITCH apart.
 template <class T, int MT, int N, int ACROSS, int PITCH>
 __device__ __forceinline__ void attention_mma_down(float (&to)[MT][N / 8][4], const T *a, const T *b,
                                                    int lane, int end)
@@ -7274,8 +7293,8 @@ template <int D, int WARPS> struct attention_whole_sizes {
            QM = WARPS * D > 256 ? 2 : 1, DOWN = QUERIES / (16 * QM), COLUMNS = D * DOWN / WARPS };
 };
 
-// Writes the warp's gradients of scores, of keys (rows) and queries (columns), to `to` (ACROSS elements a
-// row); zeros unless any of these queries sees any of the keys.
+// Writes the warp's gradients of scores to `to`, with keys as rows, ACROSS elements apart, and queries as
+// columns. Writes zeros if none of the queries sees any of the keys.
 template <class T, int MT, int PART, int ACROSS>
 __device__ __forceinline__ void attention_put_slopes(T *to, const float (&g)[MT][PART / 8][4], bool seen)
 {
@@ -7292,8 +7311,8 @@ template <int D, int DOWN> __device__ __forceinline__ void attention_clear_sums(
         for (int k = 0; k < DOWN; k++) part[k][c] = 0;
 }
 
-// Makes dq of the tile of queries from `from` on, from the keys that these queries see. part_q: column sums
-// of dq so far.
+// Makes dq of the tile of queries that begins at `from`: multiplies the gradients of scores (`slopes`) by the
+// keys that these queries see. part_q: column sums of dq, to which this tile's are added.
 template <class T, int D, int WARPS>
 __device__ __forceinline__ void attention_whole_dq(const attention_args &p, const attention_whole &of,
                                                    const T *slopes, const T *ks, float (*part_q)[D], int from,
@@ -7303,7 +7322,7 @@ __device__ __forceinline__ void attention_whole_dq(const attention_args &p, cons
     enum { QM = S::QM, DOWN = S::DOWN, COLUMNS = S::COLUMNS };
     const int thread = (int)threadIdx.x + of.thread, warp = thread / 32, lane = thread % 32;
     const int row = warp % DOWN * 16 * QM, column = warp / DOWN * COLUMNS;
-    // End of the keys that any of the queries sees.
+    // The end of the keys that any of the tile's queries sees.
     const int end = min(of.count, diagonal ? from + S::QUERIES : of.count);
     float dq[QM][COLUMNS / 8][4];
     attention_mma_down<T, QM, COLUMNS, S::ACROSS, S::PITCH>(dq, slopes + row, ks + column, lane, end);
@@ -7319,9 +7338,10 @@ __device__ __forceinline__ void attention_whole_dq(const attention_args &p, cons
     if (p.sums_q) columns.write(part_q[warp % DOWN] + column, lane, true);
 }
 
-// Makes dq, dk and dv in one kernel, with five products. A block has all keys of a sequence of at most 32
-// WARPS keys, so the gradients of scores times these keys are all of dq. The gradients of QUERIES queries at
-// a time go to the warps that make dq through shared memory; the rest is done as in attention_dkdv.
+// Makes dq, dk and dv in one kernel, with five products. A block has all keys of a sequence of at most
+// 32 * WARPS keys, so its gradients of scores times these keys are the whole of dq. Shared memory passes the
+// gradients of the scores of QUERIES queries at a time to the warps that make dq. dk and dv are made as in
+// attention_dkdv.
 template <class T, int D, int WARPS>
 __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(attention_args p)
 {
@@ -7330,7 +7350,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     enum { MT = S::MT, KEYS = S::KEYS, QUERIES = S::QUERIES, PART = S::PART, PITCH = S::PITCH,
            ACROSS = S::ACROSS, DOWN = S::DOWN };
     TT__SHARED(uint64_t, random, );
-    TT__SHARED(attention_whole, of, ); // in shared memory, or the loop would keep it in registers
+    TT__SHARED(attention_whole, of, ); // in shared memory, to save registers in the loop
     TT__SHARED(float, part, [2 * WARPS][D]);
     TT__SHARED(float, part_q, [DOWN][D]); // column sums of a head's dq so far
     TT__DYN_SHARED(T, ks);
@@ -7345,7 +7365,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
         random = attention_key(p);
         of.find(p);
     }
-    const auto write_sums = [&](int of_head) { // of dq; the threads that have read the sums clear them
+    const auto write_sums = [&](int of_head) { // writes column sums of dq; each thread clears those it read
         const int64_t sequence = blockIdx.x / (p.heads / p.group);
         attention_write_sums<D>(p.sums_q, (sequence * p.heads + of_head) * p.head_size, part_q, DOWN,
                                 p.head_size, (int)threadIdx.x);
@@ -7356,7 +7376,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     float dk[MT][D / 8][4], dv[MT][D / 8][4];
     attention_clear(dk, dv);
     attention_fetch_rows<T, D, KEYS, 32 * WARPS>(ks, vs, p, of.begin, of.count, of.key_head);
-    const auto fetch = [&](int from, int head, int stage) { // queries of the sequence from `from` on
+    const auto fetch = [&](int from, int head, int stage) { // copies queries, beginning with `from`
         attention_fetch_queries<T, D, QUERIES, 32 * WARPS>(qs, lses, rows, p, of.first + from,
                                                            of.queries - from, head, stage);
     };
@@ -7372,7 +7392,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
             const int at = stage * QUERIES + part;
             const T *qt = qs + at * PITCH, *dt = ds + at * PITCH;
             float s[MT][PART / 8][4], g[MT][PART / 8][4];
-            const bool seen = !diagonal || mine < from + part + PART; // any of the warp's keys is seen
+            const bool seen = !diagonal || mine < from + part + PART; // whether any of the warp's keys is seen
             if (seen) {
                 const uint32_t keep = attention_draw_columns<MT, PART>(p, random, rows + at, mine / 16, head);
                 attention_mma<T, D, MT, PART>(s, ks + mine * PITCH, qt);
@@ -7391,9 +7411,9 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
         from += QUERIES;
         if (from >= of.queries) { from = 0; head++; }
     }
-    tt__cp_async_wait<0>(); // k and v, where no tile of queries came
-    __syncthreads();        // dq may be the memory of dk, which is added to it after this
-    if (p.sums_q) // without queries, the sums of all heads are 0
+    tt__cp_async_wait<0>(); // waits for k and v, if the loop did not run
+    __syncthreads();        // dq may have the memory of dk, and dk is added to it after this barrier
+    if (p.sums_q) // writes the last head's sums or, without queries, the zeros of all heads
         for (int h = of.queries > 0 ? of.heads_end - 1 : of.key_head * p.group;
              h < (of.key_head + 1) * p.group; h++)
             write_sums(h);
@@ -7416,15 +7436,15 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
 }
 
 // The backward by warpgroups, in one kernel with five products. A block of two warpgroups owns 256 keys of a
-// sequence: tiles of 64, the even tiles in one group and the odd tiles in the other, with dk and dv in
+// sequence in tiles of 64 keys: one group has the even tiles, the other the odd tiles, with dk and dv in
 // registers. The block goes through the tiles of queries. Both groups write the gradients of a tile's scores
-// to shared memory, and the groups take turns at multiplying these gradients by the keys, while the other
-// group begins the next tile. The product is the block's part of dq. It is all of dq where no sequence has
-// more than 256 keys (p.parts is NULL); otherwise it is written in f32 to one of the slots of p.parts. The
-// first blocks of a sequence have a slot each. Later launches, of as many blocks each, add to the slots, and
-// attention_sum_parts adds the slots up.
+// to shared memory. The groups take turns: one multiplies these gradients by the keys, while the other begins
+// the next tile. The product is the block's part of dq. It is the whole of dq where no sequence has more than
+// 256 keys (p.parts is NULL); otherwise the block writes it in f32 to a slot of p.parts. The first launch
+// runs the first TT__SPAN_SLOTS blocks of each sequence, one for each slot. Each later launch runs the next
+// TT__SPAN_SLOTS blocks, which add to the slots. Finally attention_sum_parts sums the slots.
 enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = TT__CUDA_ATTENTION_SLOTS };
-// Packs weights as the first operand of a product, those that dropout does not keep as 0.
+// Packs weights as the first operand of a product. Weights that dropout does not keep become 0.
 template <class T, class F>
 __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], const float (&w)[1][8][4],
                                                          F kept)
@@ -7437,9 +7457,10 @@ __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], c
         }
 }
 
-// Returns the span of keys that block `n` of a head has; at < 0: none. The first spans of causal sequences,
-// which most queries see, come first, so that the last blocks to begin are the shortest: the numbers of spans
-// are the rows of a matrix of span_cols columns, and its columns come one after another.
+// Returns the span of keys that block `n` of a head has; if at < 0, the block has none. The first spans of
+// causal sequences are seen by most queries and come first, so that the blocks that begin last have the least
+// work: the numbers of spans fill a matrix of span_cols columns row by row, and blocks take them column by
+// column.
 __device__ __forceinline__ attention_tile attention_find_span(const attention_args &p, int n)
 {
     const bool within = n < p.span_rows * p.span_cols;
@@ -7453,17 +7474,17 @@ __device__ __forceinline__ attention_tile attention_find_span(const attention_ar
     return t;
 }
 
-// A tile of queries in shared memory: from number `from` of the sequence on, of a head of q. lse, delta: from
-// the thread's first column on.
+// A tile of queries in shared memory, of head `head` of q. from: the first query, counted in the sequence;
+// lse, delta: of the queries, beginning with the thread's first column.
 template <class T> struct attention_span_queries {
     const T *q, *dout;
     const float *lse, *delta;
-    const int *row; // rows of the batch
+    const int *row; // the queries' rows of the batch
     int from, head;
 };
 
-// Stores a row of the block's part of dq in dq itself or in a slot of p.parts. i: the thread's query, counted
-// in the sequence.
+// Stores a row of the block's part of dq: in dq itself if p.parts is NULL, otherwise in a slot of p.parts.
+// i: the thread's query, counted in the sequence.
 template <class T>
 __device__ __forceinline__ void attention_span_put(const attention_args &p, const attention_tile &t,
                                                    const float (&dq)[8][4], int h, int i, int at, int head,
@@ -7488,20 +7509,21 @@ __device__ __forceinline__ void attention_span_put(const attention_args &p, cons
     }
 }
 
-// Makes dq of the tile of queries from `from` on, from the gradients of their scores, (KEYS, QUERIES) as
-// tt__wgmma_matrix needs it. part_q: column sums of dq so far.
+// Makes the block's part of dq for the tile of queries that begins at `from`. slopes: the gradients of
+// scores, (KEYS, QUERIES) in the layout of tt__wgmma_matrix. part_q: column sums of dq, to which this tile's
+// are added.
 template <class T>
 __device__ __forceinline__ void attention_span_dq(const attention_args &p, const attention_tile &t,
                                                   const T *slopes, const T *ks, float (*part_q)[64], int from,
                                                   int head, int at, int count)
 {
     const int thread = tt__opaque((int)threadIdx.x), lane = thread % 32, group = lane / 4;
-    // End of the keys that any of the queries sees.
+    // The end of the keys that any of the tile's queries sees.
     const int end = p.causal ? min(count, from + 64 - at) : count;
     const uint32_t a = tt__wgmma_matrix(slopes), b = tt__wgmma_matrix(ks);
     float dq[8][4];
     tt__wgmma_fence();
-    tt__wgmma_across<T>(dq, a, b, false); // apart, or these sums would take registers before the loop
+    tt__wgmma_across<T>(dq, a, b, false); // outside the loop, or cleared sums would take registers before it
     for (int k = 16; k < end; k += 16) tt__wgmma_across<T>(dq, a + k * 128 / 16, b + k * 128 / 16, true);
     tt__wgmma_commit();
     tt__wgmma_wait<0>();
@@ -7516,8 +7538,8 @@ __device__ __forceinline__ void attention_span_dq(const attention_args &p, const
     if (p.sums_q && !p.parts) columns.write(part_q[thread / 32], lane, true);
 }
 
-// Turns products q k^T into weights, of the warp's 16 keys from number `own` of the block's on (rows) and the
-// tile's queries (columns); 0 where a query does not see a key.
+// Turns the products q k^T (s) into weights, 0 where a query does not see a key. Rows are the warp's 16 keys,
+// beginning with key `own` of the block; columns are the tile's queries.
 template <class T>
 __device__ __forceinline__ void attention_span_weights(float (&s)[1][8][4], const attention_args &p,
                                                        const attention_span_queries<T> &b, int own, int at,
@@ -7537,8 +7559,9 @@ __device__ __forceinline__ void attention_span_weights(float (&s)[1][8][4], cons
             }
 }
 
-// Adds a tile of queries to dk and dv of the warp's 16 keys, from row `row` of the block's tile `tile` on. k,
-// v: that tile; slopes: where its gradients of scores go, (64, 64) of keys and queries.
+// Adds the contributions of a tile of queries to dk and dv of the warp's 16 keys, which begin at row `row` of
+// tile number `tile` of the block's keys. k, v: this tile. Writes the tile's gradients of scores to slopes,
+// (64 keys, 64 queries).
 template <class T, bool DROPS>
 __device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv)[8][4],
                                                    const attention_args &p, uint64_t random,
@@ -7581,7 +7604,7 @@ __device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv
     tt__wgmma_fence();
     attention_wide_add<T>(*(float (*)[1][8][4])dk, dw, b.q);
     tt__wgmma_commit();
-    // The 16 bytes n of a row are at n ^ row % 8.
+    // Part n, of 16 bytes, of a row of `slopes` is stored in place n ^ row % 8.
     char *to = (char *)slopes + (row + group) * 128 + pair * 2;
     TT__UNROLL for (int n = 0; n < 8; n++)
         TT__UNROLL for (int h = 0; h < 2; h++)
@@ -7602,7 +7625,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     TT__SHARED(float, part_q, [WARPS][D]); // column sums of dq so far
     TT__DYN_SHARED(T, shared);
     T *ks = attention_room(shared), *vs = ks + TILES * TILE, *qs = vs + TILES * TILE, *ds = qs + 2 * TILE;
-    T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), as tt__wgmma_matrix needs it
+    T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), in the layout of tt__wgmma_matrix
     float *lses = (float *)(slopes + 2 * TILES * TILE), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
     int *rows = (int *)(deltas + 2 * QUERIES);                                        // rows of the batch
     const int key_heads = p.heads / p.group;
@@ -7631,7 +7654,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     float dk[2][8][4], dv[2][8][4];
     attention_clear(dk, dv);
     attention_fetch_rows<T, D, KEYS, 256, true>(ks, vs, p, t.begin + at, count, key_head);
-    const auto fetch = [&](int from, int head, int stage) { // queries of the sequence from `from` on
+    const auto fetch = [&](int from, int head, int stage) { // copies queries, beginning with `from`
         attention_fetch_queries<T, D, QUERIES, 256, true>(qs, lses, rows, p, t.first + from, t.queries - from,
                                                           head, stage, tt__opaque((int)threadIdx.x));
     };
@@ -7683,7 +7706,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     write_sums(WARPS);
 }
 
-// Sums the slots of p.parts to dq: a block makes a tile of 64 rows of a head.
+// Makes dq, the sum of the slots of p.parts. A block makes a tile of 64 rows of a head.
 template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(attention_args p)
 {
     tt__begin_kernel();
@@ -7698,7 +7721,7 @@ template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(at
         const int64_t first = t.first + t.at + r, column = (int64_t)head * p.head_size + c;
         const int64_t apart = p.q.rows * p.heads * p.head_size; // floats between slots
         const float *from = p.parts + first * p.heads * p.head_size + column;
-        // The loads of these are in flight together.
+        // All loads of y are in flight together.
         float4 y[4][TT__SPAN_SLOTS];
         TT__UNROLL for (int k = 0; k < 4; k++, from += 16 * p.heads * p.head_size)
             TT__UNROLL for (int slot = 0; slot < TT__SPAN_SLOTS; slot++) {
@@ -7744,7 +7767,8 @@ namespace {
 // ---- launches
 
 // Sets the arguments that the forward and the backward share. If only some rows of the batch are queries,
-// sorts their numbers at the beginning of the workspace. Sets *used to the bytes of the workspace in use.
+// sorts the numbers of these rows into the beginning of the workspace. Sets *used to the bytes of the
+// workspace in use.
 cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *p, size_t *used)
 {
     const tt__attr *attr = &l->instr->attr;
@@ -7775,7 +7799,7 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->keep_scale = 256.0f / (float)(256 - TT__ATTENTION_DROP(attr->dropout));
     tt__attention_either(TT__ATTENTION_DROP(attr->dropout), p->either);
     p->random = l->instr->random;
-    p->block = attr->dense >= p->k.rows ? 0 : attr->block; // then all sequences are dense
+    p->block = attr->dense >= p->k.rows ? 0 : attr->block; // 0: all sequences are dense
     p->dense = attr->dense;
     p->listed = attr->listed;
     p->list_rows = attr->list_rows;
@@ -7803,13 +7827,14 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
                       (const int32_t *)numbers->data, n, p->seq_start, p->seqs, start, row, at);
 }
 
-// Returns whether rows of a matrix can be loaded by 16 bytes.
+// Returns whether a matrix has this dtype and its rows can be loaded 16 bytes at a time.
 bool attention_aligned(const tt__mat *m, tt_dtype dtype)
 {
     return m->dtype == dtype && (uintptr_t)m->data % 16 == 0 && m->ld * (dtype == TT_F32 ? 4 : 2) % 16 == 0;
 }
 
-// Returns whether rows of a matrix can be stored by two elements; a matrix without data can.
+// Returns whether rows of a matrix can be stored two elements at a time. Returns true for a matrix without
+// data.
 bool attention_paired(const tt__mat *m, tt_dtype dtype)
 {
     return !m->data ||
@@ -7830,11 +7855,12 @@ bool attention_fast(const attention_args *p)
         attention_paired(&p->dk, dtype) && attention_paired(&p->dv, dtype);
 }
 
-// Returns how many numbers the tiles of `size` rows take, those without a tile included.
+// Returns the number of thread blocks for tiles of `size` rows: all numbers that tiles may have, see
+// cuda_shared.cuh. Some numbers have no tile.
 int attention_tiles(const attention_args *p, int64_t rows, int size) { return (int)(rows / size + p->seqs); }
 
-// Launches a kernel with a block of `threads` for each tile of `size` of these rows, times `heads` and
-// `parts`.
+// Launches a kernel with a thread block for each tile of `size` rows, each of `heads` heads, and each of
+// `parts` parts of a head.
 template <class K>
 cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, int64_t rows, int size,
                              int heads, int parts, unsigned threads, size_t shared)
@@ -7867,8 +7893,8 @@ cudaError_t attention_forward_wide_on(tt__device *d, const attention_args *p)
     return TT__LAUNCH(kernel, (unsigned)blocks, 128 * (S::GROUPS + 1), shared, d->stream, args);
 }
 
-// Launches the forward by mma.sync. MT (rows of 16 for each warp) and KEYS (rows of the tiles that pass by)
-// are as many as the registers hold: 255 a thread, without spills.
+// Launches the forward by mma.sync. A warp has 16 MT queries, and tiles have KEYS keys; MT and KEYS are the
+// largest for which the sums fit into 255 registers a thread without spills.
 template <class T, int D, attention_kind KIND>
 cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
 {
@@ -7885,8 +7911,8 @@ size_t attention_backward_bytes(int head_size, int warps)
         + 6 * queries * sizeof(float);
 }
 
-// Returns whether attention_backward_wide makes all gradients. If one block has all keys of a sequence, dq
-// may be stored where dk is, as that block makes both; the dq of several blocks is complete only after dk is
+// Returns whether attention_backward_wide makes all gradients. dq may have the memory of dk or dv only if one
+// block has all keys of a sequence and makes all three; the dq of several blocks is complete only after dk is
 // stored.
 bool attention_spans(const tt__device *d, const attention_args *p)
 {
@@ -7897,7 +7923,8 @@ bool attention_spans(const tt__device *d, const attention_args *p)
 }
 
 // Returns the number of warps of attention_backward, which makes dq, dk and dv in one kernel; 0: two kernels
-// make them. With listed queries, dq may be stored among the dk of other blocks.
+// make the gradients. With listed queries, one kernel is wrong if dq has the memory of dk or dv, because the
+// rows of dq may then be rows of dk that another block makes.
 int attention_warps(const tt__device *d, const attention_args *p)
 {
     const int warps = p->longest <= 128 ? 4 : 8, head_size = p->head_size <= 32 ? 32 : 64;
@@ -7906,8 +7933,8 @@ int attention_warps(const tt__device *d, const attention_args *p)
     const bool apart = p->dq.data != p->dk.data && p->dq.data != p->dv.data;
     const bool all = p->dq.data && (p->dk.data || p->dv.data) && p->longest <= 256;
     const size_t bytes = attention_backward_bytes(head_size, warps)
-        + 256 + (2 * (size_t)warps + 4) * (size_t)head_size * sizeof(float); // and static shared memory
-    // 4 warps spill registers on compute capability 8.0 if heads are wider.
+        + 256 + (2 * (size_t)warps + 4) * (size_t)head_size * sizeof(float); // the static shared memory
+    // With 4 warps and wider heads, the kernel spills registers on compute capability 8.0.
     if (warps == 4 && head_size > 32) return 0;
     return all && (apart || !p->query_row) && bytes <= d->properties.sharedMemPerBlockOptin ? warps : 0;
 }
@@ -7923,7 +7950,7 @@ template <class T, int D, int WARPS> cudaError_t attention_backward_of(tt__devic
         ? TT__LAUNCH((attention_backward<T, D, WARPS>), blocks, 32 * WARPS, shared, d->stream, *p) : e;
 }
 
-// Returns the bytes of shared memory of attention_dkdv for two stages of bits.
+// Returns the bytes of shared memory of attention_dkdv for the bits of dropout, in two stages.
 size_t attention_kept_bytes(const attention_args *p, int keys, int queries)
 {
     return p->bits ? 2 * (size_t)keys * (size_t)queries / 8 : 0;
@@ -7938,7 +7965,7 @@ template <class T> cudaError_t attention_backward_spans(tt__device *d, attention
     if (whole) p->parts = NULL;
     p->parts_k = whole ? p->seqs : attention_tiles(p, p->k.rows, TT__SPAN);
     p->parts_q = whole ? p->seqs : attention_tiles(p, p->q.rows, 64);
-    // If all sequences have the max length, a sequence begins at each (spans + 1)-th number.
+    // If all sequences have the max length, each (spans + 1)-th number of a span begins a sequence.
     p->span_cols = p->causal && !whole && spans < p->parts_k ? spans + 1 : 1;
     p->span_rows = p->parts_k / p->span_cols;
     const auto kernel = p->drop ? attention_backward_wide<T, true> : attention_backward_wide<T, false>;
@@ -7978,7 +8005,8 @@ cudaError_t attention_backward_on(tt__device *d, attention_args *p)
     return e;
 }
 
-// Returns whether attention_forward_wide can run: it has no ALiBi and no blocks, and stores whole vectors.
+// Returns whether attention_forward_wide can run. It supports neither ALiBi nor block-sparse attention, and
+// stores whole vectors.
 bool attention_forward_fits_wide(const tt__device *d, const attention_args *p)
 {
     return d->wgmma && p->scale > 0 && !p->alibi_heads && !p->block && p->head_size > 32
@@ -7999,7 +8027,7 @@ template <class T, int D> cudaError_t attention_of_size(tt__device *d, attention
 
 template <class T> cudaError_t attention_on(tt__device *d, attention_args *p)
 {
-    if (p->block) // attention_fast refuses larger heads
+    if (p->block) // heads have at most 64 columns here: attention_fast refuses larger ones
         return p->dout.data ? attention_backward_on<T, 64, BY_BLOCKS>(d, p)
                             : attention_forward_on<T, 64, BY_BLOCKS>(d, p);
 #define TT__ATTENTION_SIZE(D) if (p->head_size <= D) return attention_of_size<T, D>(d, p)
@@ -8013,8 +8041,8 @@ template <class T> cudaError_t attention_on(tt__device *d, attention_args *p)
 }
 
 // Runs attention on tensor cores. Random numbers need a head's number among the heads of all ranks. The
-// operands' addresses move back by the heads of the ranks before, so that the kernels need no other number of
-// a head, and no further register for it.
+// addresses of the operands are moved back by the heads of the ranks before this one, so that kernels can
+// index them with the same number and need no register for a second one.
 cudaError_t attention_on_cores(tt__device *d, attention_args *p)
 {
     tt__mat *mats[] = {&p->q, &p->out, &p->dout, &p->dq, &p->k, &p->v, &p->dk, &p->dv};
@@ -8054,8 +8082,9 @@ template <class T, int PARTS> cudaError_t attention_deltas_by(tt__device *d, con
     return TT__LAUNCH((attention_delta<T, PARTS>), blocks, 256, 0, d->stream, *p);
 }
 
-// Launches the sums of dout * out of each row and head. Heads of 16-bit operands with more than 64 columns
-// take the kernel for any operands: the kernel of dq makes their sums, unless dq is not wanted.
+// Launches a kernel for the sums of dout * out of each row and head. Heads of more than 64 columns in 16 bits
+// get the slow kernel for any operands; this is rare, because the kernel of dq makes their sums if dq is
+// wanted.
 cudaError_t attention_deltas(tt__device *d, const attention_args *p)
 {
     const tt_dtype dtype = p->out.dtype;
@@ -8076,15 +8105,15 @@ cudaError_t attention_backward_any(tt__device *d, const attention_args *p)
     cudaError_t e = cudaSuccess;
     if (p->dq.data && p->q.rows > 0)
         e = attention_launch(d, attention_dq_any, p, p->q.rows, 64, p->heads, parts, 256, 0);
-    // If no query sees a key, the key's gradients are 0.
+    // Runs even without queries: the gradients of a key that no query sees are 0.
     if (e == cudaSuccess && (p->dk.data || p->dv.data))
         e = attention_launch(d, attention_dkdv_any, p, p->k.rows, 64, p->heads / p->group, parts, 256, 0);
     return e;
 }
 
-// Runs the backward. The kernels on tensor cores also make column sums of results that they write (not add)
-// in 16 bits, if there is room for a row of partial sums for each tile of 64 rows. Other results are read a
-// second time for their sums.
+// Runs the backward of attention. The kernels on tensor cores also make the column sums of results that they
+// write (not add to) in 16 bits, if the resident workspace has room for a row of partial sums for each tile
+// of 64 rows. The column sums of other results need a second sweep over these results.
 cudaError_t run_attention_backward(const tt__launch *l)
 {
     tt__device *d = l->device;
@@ -8131,7 +8160,7 @@ cudaError_t run_attention_backward(const tt__launch *l)
             add_sums_to_finish(&all, partial[k], parts, l->out[k].cols, &l->out[3 + k], l->add[3 + k]);
     }
     if (e == cudaSuccess) e = run_all_finish_sums(d, &all);
-    for (int k = 0; k < 3 && e == cudaSuccess; k++) // uses the workspace of the sums above
+    for (int k = 0; k < 3 && e == cudaSuccess; k++) // run_column_sums reuses the workspace of `partial`
         if (l->out[3 + k].data && !partial[k])
             e = run_column_sums(l, &l->out[k], &l->out[3 + k], l->add[3 + k]);
     return e;
@@ -8143,12 +8172,12 @@ cudaError_t run_attention_backward(const tt__launch *l)
 namespace {
 
 // ================================================================================================== matmuls
-// Products are made by cuBLASLt, with its epilogues where they fit, and a sweep over the result for the rest.
-// Where cuBLASLt has no algorithm (operands of different dtypes), a kernel of our own makes them. Linear
-// layers take x (rows, in) and w (out, in), and give y (rows, out).
+// cuBLASLt makes the products. Its epilogues finish the sums where they fit; otherwise kernels of our own
+// sweep over the result. Where cuBLASLt has no algorithm (operands of different dtypes), a kernel of our own
+// makes the product. A linear layer computes y (rows, out) from x (rows, in) and w (out, in).
 
-// A product C = A B of A (m, k) and B (k, n). Element (i, j) of A is at i * a_row + j * a_col, and likewise
-// in B. These steps finish a sum v:
+// A product C = A B of A (m, k) and B (k, n). Element (i, j) of A is a[i * a_row + j * a_col], element (i, j)
+// of B is b[i * b_row + j * b_col]. These steps finish a sum v, element (i, j) of A B:
 //     v += bias[j];  pre[i, j] = v;  v = act(v)      or, with `saved`: v *= act'(saved[i, j])
 //     C[i, j] = v + residual[i, j] + (accumulate ? C[i, j] : 0)
 struct product {
@@ -8156,18 +8185,19 @@ struct product {
     const void *a, *b;
     tt_dtype a_type, b_type;
     int64_t a_row, a_col, b_row, b_col;
-    tt__mat c, pre, saved, residual; // without data: absent
-    tt__mat sums;                    // column sums of C, with `saved`; if sums_rows, row sums of A
+    tt__mat c, pre, saved, residual; // a matrix without data is absent
+    tt__mat sums;                    // gets the column sums of C (with `saved`) or row sums of A (sums_rows)
     const void *bias;
     tt_dtype bias_type;
     int act;
     bool accumulate, add_sums;
-    bool sums_rows;        // k counts the rows of a batch; otherwise m does
-    // Not NULL: A and B are in fp8 and are multiplied by *unscale_a and *unscale_b.
+    bool sums_rows;        // whether k is the number of rows of the batch; otherwise m is
+    // If not NULL, A and B are fp8, and A must be multiplied by *unscale_a, B by *unscale_b.
     const float *unscale_a, *unscale_b;
 };
 
-// Returns element i of an operand. FP8: of TT__E4M3 or TT__E5M2, which load_any does not know.
+// Returns element i of an operand as a float. FP8: the operand has dtype TT__E4M3 or TT__E5M2, which load_any
+// cannot read.
 template <bool FP8> __device__ __forceinline__ float factor(const void *p, tt_dtype dtype, int64_t i)
 {
     if (!FP8) return load_any(p, dtype, i);
@@ -8183,7 +8213,7 @@ __device__ __forceinline__ void finish_element(const product &g, int64_t i, int6
     } else if (g.act) {
         if (g.pre.data) {
             store_any(g.pre.data, g.pre.dtype, i * g.pre.ld + j, v);
-            v = element(g.pre, i, j); // rounded as the backward will read it
+            v = element(g.pre, i, j); // rounded to the number that the backward will read
         }
         v = activate(g.act, v);
     }
@@ -8192,8 +8222,8 @@ __device__ __forceinline__ void finish_element(const product &g, int64_t i, int6
     store_any(g.c.data, g.c.dtype, i * g.c.ld + j, v);
 }
 
-// Makes a product by tiles of 64 x 64, 256 threads with 4 x 4 sums each, in steps of 16. For small or rare
-// products for which cuBLASLt has no algorithm.
+// Makes a product by tiles of 64 x 64 elements of C: 256 threads have 4 x 4 sums each and add 16 products to
+// each sum at a time. For small or rare products for which cuBLASLt has no algorithm.
 template <bool FP8> __global__ void __launch_bounds__(256) any_matmul(product g)
 {
     tt__begin_kernel();
@@ -8205,7 +8235,7 @@ template <bool FP8> __global__ void __launch_bounds__(256) any_matmul(product g)
     float sum[4][4] = {};
     for (int64_t k0 = 0; k0 < g.k; k0 += 16) {
         for (int e = t; e < 1024; e += 256) {
-            // Neighbouring threads copy neighbours in memory.
+            // Neighbouring threads copy neighbouring elements.
             int ka = g.a_col == 1 ? e % 16 : e / 64, ia = g.a_col == 1 ? e / 16 : e % 64;
             int kb = g.b_col == 1 ? e / 64 : e % 16, jb = g.b_col == 1 ? e % 64 : e / 16;
             a[ka][ia] = i0 + ia < g.m && k0 + ka < g.k
@@ -8247,21 +8277,21 @@ cudaDataType_t lt_type(tt_dtype t)
 }
 
 // An epilogue of cuBLASLt. `bias` is added, or gets the sum of each row of A (BGRADB) or of each column of
-// the result (DGELU_BGRAD). For other kinds it is NULL: cublasLtMatmul returns CUBLAS_STATUS_INVALID_VALUE
-// for a pointer that the kind does not use, with algorithms that cublasLtMatmulAlgoGetHeuristic offers and
-// cublasLtMatmulAlgoCheck accepts with this pointer (cuBLASLt 13.1 does so). `aux`, the operand of GELU, is
-// written or read.
+// the result (DGELU_BGRAD). For other kinds, `bias` must be NULL: given a pointer that the kind does not use,
+// cublasLtMatmul returns CUBLAS_STATUS_INVALID_VALUE, even with algorithms that
+// cublasLtMatmulAlgoGetHeuristic offers and cublasLtMatmulAlgoCheck accepts (seen in cuBLASLt 13.1). `aux`,
+// the operand of GELU, is written or read.
 struct lt_epilogue { cublasLtEpilogue_t kind; const void *bias; tt__mat aux; };
 
-// A product as cuBLASLt gets it: to = g's A B (+ addend), with an epilogue. In cuBLASLt's column-major view
-// this is C^T = B^T A^T.
+// A product in the form for cuBLASLt: to = A B + addend with an epilogue, where A and B are those of g. In
+// cuBLASLt's column-major view this is C^T = B^T A^T.
 struct lt_product {
     const product *g;
     const tt__mat *to, *addend; // addend may be NULL
     const lt_epilogue *more;
     bool tf32;
 
-    bool a_plain() const { return g->a_col == 1; } // row-major
+    bool a_plain() const { return g->a_col == 1; } // whether A is row-major
     bool b_plain() const { return g->b_col == 1; }
     int64_t a_ld() const { return a_plain() ? g->a_row : g->a_col; }
     int64_t b_ld() const { return b_plain() ? g->b_row : g->b_col; }
@@ -8269,13 +8299,13 @@ struct lt_product {
     const void *c() const { return addend ? addend->data : to->data; }
 };
 
-// Everything on which cuBLASLt's choice of an algorithm depends.
+// All numbers on which cuBLASLt's choice of an algorithm depends.
 struct product_key {
     int64_t m, n, k, lda, ldb, ldc, ldd, ld_aux;
     int a_type, b_type, to_type, epilogue;
     uint16_t alignment[6]; // of B, A, C, the result, bias and aux
     bool a_plain, b_plain, adds, tf32, sums_rows, exact;
-    bool tuned; // of a program with `tune`
+    bool tuned; // whether the program was compiled with `tune`
 };
 
 struct product_choice { product_key key; cublasLtMatmulAlgo_t algo; bool used, possible; };
@@ -8287,10 +8317,10 @@ uint16_t alignment_of(const void *p)
     return (uintptr_t)p % 4 ? 2 : k;
 }
 
-// Returns the number of rows for which an algorithm is chosen. More than 128 rows count as the next multiple
-// of 128, which has as many tiles, so that batches of texts, whose lengths always vary, seldom need a new
-// choice. The number depends on nothing that happened before, as the bits of a product may depend on its
-// algorithm. `exact`: the number itself.
+// Returns the number of rows for which an algorithm is chosen: `rows` if `exact`, otherwise the next multiple
+// of 128 if there are more than 128 rows. The multiple has as many tiles, and batches of texts, whose lengths
+// always vary, then seldom need a new choice. The number must not depend on earlier products, because the
+// bits of a product may depend on its algorithm.
 int64_t rows_to_choose_for(int64_t rows, bool exact)
 {
     return exact || rows <= 128 ? rows : (rows + 127) / 128 * 128;
@@ -8299,7 +8329,7 @@ int64_t rows_to_choose_for(int64_t rows, bool exact)
 product_key key_of(const lt_product &p, bool exact, bool tuned)
 {
     product_key key;
-    memset(&key, 0, sizeof key); // also the padding between fields
+    memset(&key, 0, sizeof key); // clears also the padding between fields
     key.m = p.g->sums_rows ? p.g->m : rows_to_choose_for(p.g->m, exact);
     key.n = p.g->n;
     key.k = p.g->sums_rows ? rows_to_choose_for(p.g->k, exact) : p.g->k;
@@ -8316,8 +8346,8 @@ product_key key_of(const lt_product &p, bool exact, bool tuned)
     return key;
 }
 
-// Returns the entry of a key, or a free entry, of a table that is emptied once three quarters are in use;
-// NULL if memory is out.
+// Returns the entry of `key` in the device's table of choices, or a free entry. Empties the table once three
+// quarters of its entries are in use. Returns NULL when out of memory.
 product_choice *choice_of(tt__device *d, const product_key &key)
 {
     if (!d->choices) d->choices = (product_choice *)calloc(TT__PRODUCT_CHOICES, sizeof *d->choices);
@@ -8337,7 +8367,7 @@ product_choice *choice_of(tt__device *d, const product_key &key)
     }
 }
 
-// The description of a product for cuBLASLt, with m rows of A and k columns.
+// cuBLASLt's description of a product whose A is (m, k).
 struct lt_description {
     cublasLtMatmulDesc_t desc = NULL;
     cublasLtMatrixLayout_t a = NULL, b = NULL, c = NULL, to = NULL;
@@ -8359,7 +8389,7 @@ struct lt_description {
             // Hopper sums fp8 products in 14 bits. Without fast accumulation, cuBLASLt adds these sums to f32
             // sums at intervals. Gradients need this more than values (Transformer Engine does the same).
             set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)(g.a_type != TT__E5M2));
-            // cuBLASLt accepts no other dtype of bias.
+            // cuBLASLt accepts no other dtype of bias for fp8 operands.
             const cudaDataType bias_type = p.to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF;
             if (more.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
         }
@@ -8394,9 +8424,10 @@ struct lt_description {
     }
 };
 
-constexpr int LT_OFFERS = 8; // cuBLASLt 13.1 offers no more, however many are asked for
+constexpr int LT_OFFERS = 8; // max algorithms per product: cuBLASLt 13.1 never offers more than 8
 
-// Finds the algorithms, at most `most`, that cuBLASLt's heuristic offers for the key, the fastest first.
+// Writes to `found` the algorithms, at most `most`, that cuBLASLt's heuristic offers for the key, the fastest
+// first, and sets *count to their number.
 cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key, int most,
                       cublasLtMatmulHeuristicResult_t (&found)[LT_OFFERS], int *count)
 {
@@ -8424,7 +8455,7 @@ cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key
     return s;
 }
 
-// Returns whether cuBLASLt has the algorithm for a product of the key's sizes, within the workspace.
+// Returns whether cuBLASLt can use `algo` for a product of the key's sizes with the resident workspace.
 bool lt_has(tt__device *d, const lt_product &p, const product_key &key, const cublasLtMatmulAlgo_t &algo)
 {
     const lt_description of(p, key.m, key.k);
@@ -8437,9 +8468,9 @@ bool lt_has(tt__device *d, const lt_product &p, const product_key &key, const cu
 
 enum lt_outcome { LT_DONE, LT_REFUSED, LT_NOT_OFFERED };
 
-// The result of timing a kind of product, measured or learnt from a text. possible: cuBLASLt's algorithm is
-// the fastest way; otherwise a way that is tried later is faster. met: a product of the device's programs has
-// this key at capacity.
+// The result of timing a kind of product, measured or read from a text. possible: the algorithm `algo` of
+// cuBLASLt is the fastest way; otherwise a way that is tried later is faster. met: a product in the device's
+// programs has this key when it has its max number of rows.
 struct tuned_product { product_key key; cublasLtMatmulAlgo_t algo; bool possible, met; };
 
 tuned_product *tuned_of(tt__device *d, const product_key &key)
@@ -8449,9 +8480,9 @@ tuned_product *tuned_of(tt__device *d, const product_key &key)
     return NULL;
 }
 
-// Returns the tuned entry of the key's kind of product with as many rows; otherwise the one with the fewest
-// rows above that; otherwise the one with the most rows. So what a product takes over depends on the met
-// products, and on nothing that ran before.
+// Returns the tuned entry that fits the key in all but the number of rows: the entry with exactly the key's
+// rows, else the one with the fewest rows above them, else the one with the most rows; NULL if none fits.
+// Only entries with `met` count, so the result does not depend on the products that ran before.
 const tuned_product *nearest_tuned(tt__device *d, const product_key &key)
 {
     const tuned_product *nearest = NULL;
@@ -8470,8 +8501,8 @@ const tuned_product *nearest_tuned(tt__device *d, const product_key &key)
 
 // Ways to make a product, in the order in which they are tried.
 enum product_way {
-    LT_WITH_SUMS,   // cuBLASLt also sums columns, of the result or of A's transpose
-    LT_WITH_GELU,   // cuBLASLt also applies GELU or its slope; kernels of our own sum
+    LT_WITH_SUMS,   // cuBLASLt also sums the columns of the result, or the rows of A
+    LT_WITH_GELU,   // cuBLASLt also applies GELU or its slope; kernels of our own compute the sums
     LT_ALONE,       // cuBLASLt adds a bias at most; kernels of our own do the rest
     LT_WAYS
 };
@@ -8488,8 +8519,8 @@ struct way_trial {
 
 struct product_trial {
     way_trial of[LT_WAYS];
-    int way, offer; // the way and the algorithm that are run now
-    bool asks;      // lt_run only finds what is offered, and makes nothing
+    int way, offer; // numbers of the way, and of its algorithm, that lt_run runs now
+    bool asks;      // whether lt_run only finds the offered algorithms and makes no product
 };
 
 cublasStatus_t lt_make(const tt__launch *l, const lt_product &p, const lt_description &of,
@@ -8507,7 +8538,8 @@ bool lt_refuses(cublasStatus_t s)
     return s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE;
 }
 
-// Does what lt_run does while a product is timed.
+// Does the work of lt_run while a product is timed: finds the algorithms for the trial's way, if they are not
+// known yet, and makes the product with the trial's algorithm.
 cublasStatus_t lt_try(const tt__launch *l, const lt_product &p, lt_outcome *outcome)
 {
     tt__device *d = l->device;
@@ -8532,18 +8564,19 @@ cublasStatus_t lt_try(const tt__launch *l, const lt_product &p, lt_outcome *outc
     return lt_refuses(s) ? CUBLAS_STATUS_SUCCESS : s;
 }
 
-// Returns whether a product takes this epilogue if nothing was timed. On an H200, for GPT-2's 16,384 rows of
-// 3,072 and 768, the slope of GELU with its column sums took 439 us; the product alone took 108 us, and
-// moving the bytes of a kernel of our own 75 us. Sums of A's rows took 154 us, against 112 and 25; but GELU
-// took 155 us, against 114 and 50.
+// Returns whether a product that was not timed uses this epilogue. Measured on an H200 with GPT-2's sizes,
+// 16,384 rows of 3,072 and 768 columns: a product with the slope of GELU and column sums as its epilogue took
+// 439 us, but 108 us without, and a kernel of our own moves its bytes in 75 us. A product with sums of A's
+// rows took 154 us, but 112 us without (kernel: 25 us). With GELU it took 155 us, 114 us without (kernel:
+// 50 us), so only the epilogue of GELU is faster.
 bool is_usual(cublasLtEpilogue_t kind)
 {
     return kind != CUBLASLT_EPILOGUE_DGELU && kind != CUBLASLT_EPILOGUE_DGELU_BGRAD &&
         kind != CUBLASLT_EPILOGUE_BGRADB;
 }
 
-// Makes the product with the algorithm that was chosen for its key, or chooses one: the tuned algorithm, or
-// the first offered one that is not refused.
+// Makes the product with the algorithm chosen for its key. If none was chosen yet, chooses the tuned
+// algorithm or the first offered algorithm that cuBLASLt does not refuse.
 cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_outcome *outcome)
 {
     tt__device *d = l->device;
@@ -8554,9 +8587,9 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
     if (!choice) return CUBLAS_STATUS_ALLOC_FAILED;
     *outcome = LT_NOT_OFFERED;
     if (choice->used && !choice->possible) return CUBLAS_STATUS_SUCCESS;
-    // From a tuned entry with another number of rows, a product takes over that cuBLASLt is slower than
-    // kernels of our own, but not the algorithm. On an H200, the algorithm for 6,144 rows of 3,072 inputs
-    // took 39 us for 3,072 rows, where the algorithm offered first took 27 us.
+    // If the tuned entry has another number of rows, only its `possible` is used, not its algorithm. On an
+    // H200, with 3,072 rows of 3,072 inputs, the fastest algorithm for 6,144 rows took 39 us, the algorithm
+    // offered first 27 us.
     const tuned_product *tuned = choice->used || exact || !l->tuned ? NULL : nearest_tuned(d, key);
     const bool same = tuned && memcmp(&tuned->key, &key, sizeof key) == 0;
     int count = 1;
@@ -8574,7 +8607,7 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
     }
     for (int k = 0; k < count && *outcome == LT_REFUSED; k++) {
         s = lt_make(l, p, of, &found[k].algo);
-        if (lt_refuses(s)) continue; // although the heuristic offered it
+        if (lt_refuses(s)) continue; // refused although the heuristic offered it
         if (s != CUBLAS_STATUS_SUCCESS) return s;
         choice->algo = found[k].algo;
         *outcome = LT_DONE;
@@ -8584,7 +8617,8 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// Makes the product (+ addend) with an epilogue by cuBLASLt; *done is false where cuBLASLt has no algorithm.
+// Makes to = A B + addend (NULL: no addend) with an epilogue by cuBLASLt. Sets *done to false where cuBLASLt
+// has no algorithm.
 cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
                       const tt__mat *addend, const lt_epilogue *more, bool *done)
 {
@@ -8605,17 +8639,17 @@ cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
     return cudaErrorUnknown;
 }
 
-// Returns whether cuBLASLt's GELU can be used. It is the tanh approximation
-// (github.com/pytorch/pytorch/pull/104061). GELU's operand must have the result's dtype, and rows a multiple
-// of 8 elements apart (cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
+// Returns whether cuBLASLt's GELU, the tanh approximation (github.com/pytorch/pytorch/pull/104061), can be
+// used. The operand of GELU must have the dtype of the result, and its rows must be a multiple of 8 elements
+// apart (cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
 bool lt_gelu(const product *g, const tt__mat *aux)
 {
     if (g->act != TT__ACT_GELU_TANH || g->accumulate || g->residual.data) return false;
     return !aux->data || (aux->dtype == g->c.dtype && aux->ld % 8 == 0 && (uintptr_t)aux->data % 16 == 0);
 }
 
-// Makes a product with an epilogue that also sums: sums = or +=. cuBLASLt writes sums in the dtype of the
-// result, and cannot add to them.
+// Makes a product with an epilogue that also computes sums, and writes or (add) adds these to `sums`.
+// cuBLASLt writes sums in the dtype of the result and cannot add, so sums to be added go through a buffer.
 cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, const tt__mat *addend,
                     lt_epilogue more, const tt__mat *sums, bool add, bool *done)
 {
@@ -8630,7 +8664,7 @@ cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, co
     return run_finish_sums(l->device, apart, 1, sums->cols, sums, true);
 }
 
-// Return the operands of a product as matrices whose rows run along memory.
+// Return A and B of a product as matrices with contiguous rows: the matrix itself or its transpose.
 tt__mat operand_a(const product *g)
 {
     return g->sums_rows ? tt__mat{(void *)g->a, g->a_type, g->k, g->m, g->a_col}
@@ -8642,23 +8676,22 @@ tt__mat operand_b(const product *g)
                          : tt__mat{(void *)g->b, g->b_type, g->n, g->k, g->b_col};
 }
 
-// Sums g's columns, or A's rows, by kernels of our own.
+// Computes g->sums, the column sums of C or the row sums of A, by kernels of our own.
 cudaError_t sum_apart(const tt__launch *l, const product *g)
 {
     const tt__mat a = operand_a(g);
     return run_column_sums(l, g->sums_rows ? &a : &g->c, &g->sums, g->add_sums);
 }
 
-// Returns whether cuBLASLt can make the product fast without copies: it is fp8, or tt__cuda_even holds for
-// all matrices.
+// Returns whether cuBLASLt can make the product fast without copies: the operands are fp8, or tt__cuda_even
+// is true of A, B and C.
 bool is_even(const product *g)
 {
     const tt__mat a = operand_a(g), b = operand_b(g);
     return g->unscale_a || (tt__cuda_even(&a) && tt__cuda_even(&b) && tt__cuda_even(&g->c));
 }
 
-// Finishes the sums `sum` of a product (see struct product), whose rows are sum.ld apart, and stores them in
-// c.
+// Finishes the f32 sums in `sum`, the matrix A B, by the steps of struct product, and stores them in g.c.
 __global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
 {
     tt__begin_kernel();
@@ -8666,9 +8699,9 @@ __global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
     if (r < g.m) finish_element(g, r, c, ((const float *)sum.data)[r * sum.ld + c]);
 }
 
-// Makes a product that is not even from copies of its operands at the end of the workspace
-// (tt__cuda_padded_bytes), at most TT__CUDA_LOSS_CHUNK rows of activations at a time. *done: false where the
-// workspace has no room, or cuBLASLt has no algorithm.
+// Makes a product for which is_even is false, from padded copies of its operands at the end of the workspace
+// (tt__cuda_padded_bytes), at most TT__CUDA_LOSS_CHUNK rows of activations at a time. Sets *done to false
+// where the workspace has no room or cuBLASLt has no algorithm.
 cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
 {
     tt__device *d = l->device;
@@ -8715,24 +8748,24 @@ cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
     return e == cudaSuccess && g->sums.data ? sum_apart(l, g) : e;
 }
 
-// A product in the form that its ways take.
+// A product prepared for matmul_by.
 struct matmul_form {
     const product *g;
-    tt__mat to;             // destination of the sums and the bias
+    tt__mat to;             // destination of the product plus its bias
     const tt__mat *addend, *aux;
-    lt_epilogue plain;      // with a bias at most
-    bool fits, gelu;        // cuBLASLt can make the product; can apply GELU or its slope
-    // passes: an activation follows the sum and the bias; later: `residual` is added at the end.
+    lt_epilogue plain;      // an epilogue that adds the bias, or does nothing
+    bool fits, gelu;        // cuBLASLt can make the product; it can apply GELU or its slope, too
+    // passes: an activation follows the sum and the bias; later: `residual` is added by a kernel afterwards.
     bool passes, later;
 };
 
-// Sets the form of g. Converts the bias if cuBLASLt needs another dtype.
+// Sets *f for the product g. Converts the bias if cuBLASLt needs it in another dtype.
 cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
 {
     f->g = g;
     f->passes = g->act != 0 || g->saved.data;
     f->to = f->passes && g->pre.data ? g->pre : g->c;
-    // cuBLASLt cannot add a 16-bit residual to an f32 result, so it is added afterwards.
+    // cuBLASLt cannot add a 16-bit residual to an f32 result, so a kernel adds the residual afterwards.
     f->later = !f->passes && !g->accumulate && g->residual.data && g->residual.dtype != f->to.dtype &&
         f->to.dtype == TT_F32;
     f->addend = !f->passes && g->accumulate ? &g->c
@@ -8742,7 +8775,7 @@ cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
     f->fits = is_even(g) && !(g->accumulate && (f->passes || g->residual.data)) &&
         !(f->passes && g->residual.data) && !(f->addend && f->addend->dtype != f->to.dtype);
     const bool fp8 = f->fits && g->unscale_a && g->k > 0;
-    // The dtype of a bias that cuBLASLt adds.
+    // The dtype that a bias needs for cuBLASLt.
     const tt_dtype bias_type = !fp8 || f->to.dtype != TT_F32 ? f->to.dtype : TT_BF16;
     cudaError_t e = cudaSuccess;
     if (f->fits && g->bias && g->bias_type != bias_type) {
@@ -8759,8 +8792,8 @@ cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
     return e;
 }
 
-// Makes a product in one of the ways. *done is false where cuBLASLt cannot; for LT_ALONE this happens only
-// while the product is timed.
+// Makes a product in one of the ways. Sets *done to false where cuBLASLt cannot; in the way LT_ALONE, a
+// kernel of our own then makes the product, except while the product is timed.
 cudaError_t matmul_by(const tt__launch *l, const matmul_form &f, int way, bool *done)
 {
     tt__device *d = l->device;
@@ -8801,7 +8834,7 @@ cudaError_t matmul_by(const tt__launch *l, const matmul_form &f, int way, bool *
     return g->sums_rows && g->sums.data ? sum_apart(l, g) : cudaSuccess;
 }
 
-// The products that a launch would make.
+// A list of the products that a launch would make.
 struct collected_products { product *list; int count, capacity; };
 
 cudaError_t collect(collected_products *to, const product *g)
@@ -8836,15 +8869,15 @@ cudaError_t matmul(const tt__launch *l, const product *g)
 namespace {
 
 // ------------------------------------------------------------------------------------------ tuned products
-// Finds the fastest way to make a product by timing (tt_compile_options.tune). All ways, with all algorithms
-// that cuBLASLt offers, are timed in rounds, one after another, so that a change of the clock rates affects
-// all of them; the median of the rounds counts. Operands have memory of their own with random numbers, which
-// take more power than zeros and so show the clock rates of training. Several sets of operands, together
-// twice the L2 cache, are used in turn, so that the cache holds no operand from the round before.
+// Timing finds the fastest way to make a product (tt_compile_options.tune). Each round times all ways, with
+// all algorithms that cuBLASLt offers, one after another, so that a change of the clock rates affects all of
+// them; the median of the rounds counts. The operands are separate copies with random numbers, because zeros
+// need less power and would give higher clock rates than training has. Several sets of operands, together
+// twice the size of the L2 cache, are used in turn, so that the cache holds no operand from earlier runs.
 
 enum { TUNE_ROUNDS = 7, TUNE_SETS = 16, TUNE_CANDIDATES = LT_WAYS * LT_OFFERS };
 
-// An operand of a product, and the bytes from its first to its last element.
+// An operand of a product. bytes: from its first to its last element; at: offset of its copy in a set.
 struct tuned_operand { const void *data; size_t bytes; tt_dtype dtype; size_t at; };
 
 // Calls each(pointer, bytes, dtype) for all operands of a product that are present.
@@ -8862,13 +8895,13 @@ template <class F> void each_operand(product *g, F each)
     matrix((const void **)&g->unscale_b, TT_F32, 1);
 }
 
-// Fills an operand with numbers in (-1, 1) of a dtype. Both kinds of fp8 get numbers of E4M3, whose bits are
-// no NaN of E5M2 either.
+// Fills an operand with random numbers in (-1, 1). Both kinds of fp8 get numbers of E4M3, whose bits, read as
+// E5M2, are never a NaN.
 __global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, int64_t n, uint32_t seed)
 {
     tt__begin_kernel();
     for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (int64_t)gridDim.x * 256) {
-        uint32_t u = (uint32_t)i * 2654435761u ^ seed; // Knuth, TAOCP 3, 6.4; mixed as MurmurHash3 ends
+        uint32_t u = (uint32_t)i * 2654435761u ^ seed; // Knuth, TAOCP 3, 6.4; then MurmurHash3's final mix
         u = (u ^ u >> 16) * 0x85ebca6bu;
         u = (u ^ u >> 13) * 0xc2b2ae35u;
         const float v = (float)(int32_t)(u ^ u >> 16) * 0x1p-31f;
@@ -8878,22 +8911,22 @@ __global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, 
     }
 }
 
-// Memory of a product that is timed: `sets` copies of its operands.
+// Memory for timing a product: `sets` copies of all its operands.
 struct tuning_sets {
     tuned_operand operand[10];
     int operands, sets;
-    size_t bytes;    // of a set
+    size_t bytes;    // bytes of one set
     char *memory;    // NULL: not enough memory
 
     tuning_sets(const tt__device *d, const product &g) : operands(0), sets(0), bytes(0), memory(NULL)
     {
         product of = g;
         each_operand(&of, [&](const void **data, size_t n, tt_dtype dtype) {
-            tuned_operand *x = find(*data); // a result may be in an operand's memory
+            tuned_operand *x = find(*data); // a result may have the memory of an operand
             if (!x) *(x = &operand[operands++]) = {*data, 0, dtype, 0};
             x->bytes = max(x->bytes, n);
         });
-        for (int k = 0; k < operands; k++) { // as far from a multiple of 256 bytes as the operand itself
+        for (int k = 0; k < operands; k++) { // a copy has the address of its operand, modulo 256
             operand[k].at = bytes + (uintptr_t)operand[k].data % TT__CUDA_ALIGN;
             bytes = tt__align_to(operand[k].at + operand[k].bytes, TT__CUDA_ALIGN);
         }
@@ -8912,7 +8945,7 @@ struct tuning_sets {
         for (int k = 0; k < operands; k++) if (operand[k].data == data) return &operand[k];
         return NULL;
     }
-    // Returns the product with the operands of a set.
+    // Returns the product g with the operands of set number `set`.
     product of(const product &g, int set)
     {
         product there = g;
@@ -8934,14 +8967,14 @@ struct tuning_sets {
     }
 };
 
-// A way, the number of one of its algorithms, and the times that these took.
+// A candidate: a way, the number of one of the way's algorithms, and the times that the product took with it.
 struct tuning_candidate {
     int way, offer;
     cudaEvent_t begin, end;
     float ms[TUNE_ROUNDS], median;
 };
 
-// Makes the product of a set as a candidate says.
+// Makes the product g in the way and with the algorithm of candidate c.
 cudaError_t make_candidate(const tt__launch *l, const product &g, const tuning_candidate &c, bool *done)
 {
     matmul_form f;
@@ -8951,7 +8984,7 @@ cudaError_t make_candidate(const tt__launch *l, const product &g, const tuning_c
     return e == cudaSuccess ? matmul_by(l, f, c.way, done) : e;
 }
 
-// Lists the candidates that cuBLASLt does not refuse, and makes each once.
+// Lists the candidates that cuBLASLt does not refuse, and makes the product once with each.
 cudaError_t list_candidates(const tt__launch *l, const product &g, tuning_candidate *c, int *count)
 {
     cudaError_t e = cudaSuccess;
@@ -8971,8 +9004,8 @@ cudaError_t list_candidates(const tt__launch *l, const product &g, tuning_candid
     return e;
 }
 
-// Times all candidates once. Before that, the operands are filled again. This replaces all of the L2 cache,
-// and meanwhile the host gets ahead of the device, so that no candidate waits for the host.
+// Times all candidates once. Fills the operands first: this replaces the contents of the L2 cache, and the
+// host meanwhile queues the launches, so that no candidate waits for the host.
 cudaError_t time_round(const tt__launch *l, const product &g, tuning_sets *sets, tuning_candidate *c,
                        int count, int round)
 {
@@ -9010,9 +9043,9 @@ bool add_tuned(tt__device *d, const tuned_product &x)
     return true;
 }
 
-// Times the candidates of a product and adds the best to the tuned entries: of the candidates within 1% of
-// the fastest, as timing repeats itself no better, the one offered first. *untimed: whether memory was too
-// short.
+// Times the candidates of a product and adds the best one to the tuned entries. The best is the candidate
+// offered first among those within 1% of the fastest, because timing is no more exact than 1%. Sets *untimed
+// to whether memory for the operands was lacking.
 cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
 {
     tt__device *d = l->device;
@@ -9025,7 +9058,7 @@ cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
     if (e == cudaSuccess) e = list_candidates(l, sets.of(g, 0), c, &count);
     for (int r = 0; r < TUNE_ROUNDS && e == cudaSuccess && count > 1; r++)
         e = time_round(l, g, &sets, c, count, r);
-    cudaStreamSynchronize(d->stream); // before the memory is freed
+    cudaStreamSynchronize(d->stream); // waits before `sets` frees the memory
     const tuning_candidate *best = NULL;
     for (int k = 0; k < count; k++) {
         for (cudaEvent_t event : {c[k].begin, c[k].end}) if (event) cudaEventDestroy(event);
@@ -9064,7 +9097,7 @@ cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool
         if (!trial.of[way].asked) continue;
         if (trial.of[way].known) trial.of[way].known->met = true;
         else unknown = true;
-        known = !unknown && trial.of[way].known->possible; // so the product is made in this way
+        known = !unknown && trial.of[way].known->possible; // a program would make the product in this way
     }
     trial.asks = false;
     if (e == cudaSuccess && unknown && times) e = time_product(l, g, untimed);
@@ -9072,8 +9105,8 @@ cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool
     return e;
 }
 
-// Collects the products that a launch would make. A captured stream takes all kernels beside the products, so
-// that nothing runs.
+// Adds to `to` the products that a launch would make. The stream is captured meanwhile, so that no kernel of
+// the launch runs.
 cudaError_t collect_products(const tt__launch *l, cudaError_t (*run)(const tt__launch *l),
                              collected_products *to)
 {
@@ -9095,10 +9128,10 @@ void forget_choices(tt__device *d)
     d->choice_count = 0;
 }
 
-// ---- tuned entries as text: a title, a line of the device, a line for each tuned product, and a last line
+// ---- tuned entries as text: a title, a line about the device, a line for each tuned product, a last line
 
 void append(text_buffer *text, const char *format, ...) TT_PRINTF(2, 3);
-void append(text_buffer *text, const char *format, ...) // text that does not fit is only counted
+void append(text_buffer *text, const char *format, ...) // counts text that does not fit
 {
     va_list args;
     const size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
@@ -9110,8 +9143,8 @@ void append(text_buffer *text, const char *format, ...) // text that does not fi
 
 #define TT__TUNED_TITLE "tinytrain: the fastest products, version 1"
 
-// Writes the line of the device. The meaning of an algorithm's 64 bytes depends only on cuBLASLt; which
-// algorithm is the fastest depends on the device.
+// Writes the line about the device. The meaning of an algorithm's 64 bytes depends only on the version of
+// cuBLASLt, but the choice of the fastest algorithm depends on the device.
 void tuned_device(const tt__device *d, char to[512])
 {
     snprintf(to, 512, "%s, compute capability %d.%d, %d multiprocessors, cuBLASLt %llu, workspace %llu",
@@ -9122,7 +9155,7 @@ void tuned_device(const tt__device *d, char to[512])
 enum { TUNED_NUMBERS = 23 };
 typedef char algorithm_is_64_bytes[sizeof(cublasLtMatmulAlgo_t) == 64 ? 1 : -1];
 
-// Sets n to the numbers of a key, in the order of the text.
+// Sets n to the fields of a key, in the order of the text.
 void numbers_of(const product_key &k, int64_t (&n)[TUNED_NUMBERS])
 {
     const int64_t all[TUNED_NUMBERS] = {
@@ -9132,7 +9165,7 @@ void numbers_of(const product_key &k, int64_t (&n)[TUNED_NUMBERS])
     memcpy(n, all, sizeof n);
 }
 
-// Sets a key from its numbers; returns false if no key has these numbers.
+// Sets a key from numbers of the text; returns false if no key can have these numbers.
 bool key_from(const int64_t (&n)[TUNED_NUMBERS], product_key *k)
 {
     int64_t again[TUNED_NUMBERS];
@@ -9169,7 +9202,8 @@ size_t cuda_tuned_text(tt__device *d, char *to, size_t capacity)
     return text.length;
 }
 
-// Reads a line of the text, without its end. Returns NULL, or what is wrong with the line.
+// Reads a tuned entry from a line of the text without its newline. Returns NULL, or a message that says what
+// is wrong with the line.
 const char *read_tuned(const char *line, tuned_product *x)
 {
     int64_t n[TUNED_NUMBERS];
@@ -9254,8 +9288,8 @@ namespace {
 
 // --------------------------------------------------------------------------------------------- linear layers
 
-// Sets the operands of l's product, if they are fp8. Rows of both then run along k, with zeros up to a
-// multiple of 16.
+// Sets A and B of the product of l if they are fp8. The rows of both matrices then run along k and are padded
+// with zeros to a multiple of 16.
 void read_fp8(const tt__launch *l, product *g)
 {
     if (!tt__is_fp8(g->a_type)) return;
@@ -9320,7 +9354,7 @@ cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
     g.c = *dw;
     g.accumulate = add_w;
     read_fp8(l, &g);
-    g.sums = *db; // the product may make these sums, as it reads dy anyway
+    g.sums = *db; // the product may compute the sums of dy, as it reads dy anyway
     g.add_sums = add_b;
     if (dw->data) return matmul(l, &g);
     return db->data ? run_column_sums(l, dy, db, add_b) : cudaSuccess;
@@ -9595,13 +9629,13 @@ cudaError_t run_fp8_history(const tt__launch *l)
 /* ==== src/ops/kernels.cuh */
 namespace {
 
-// ================================================================================================== table
+// ======================================================================================= table of kernels
 
 typedef cudaError_t (*run_fn)(const tt__launch *l);
-typedef cudaError_t (*run_together_fn)(const tt__launch *l, int n); // launches as few kernels as possible
+typedef cudaError_t (*run_together_fn)(const tt__launch *l, int n); // runs n launches with few kernels
 
-// The function that runs an op (both NULL: CUDA has no kernel for the op), and the max numbers of rows and
-// columns of its operands (0: any number).
+// The function that runs an op, `run` or `together` (if both are NULL, CUDA has no kernel for the op), and
+// the max numbers of rows and columns of the op's operands (0: any number).
 struct op_kernels {
     run_fn run;
     run_together_fn together;
@@ -9688,11 +9722,11 @@ const char *cuda_refuses(int index, const tt__launch *l)
 {
     const op_kernels kernels = kernels_of(l->instr->op);
     if (!kernels.run && !kernels.together) return "the CUDA backend has no kernel for it";
-    int major = 9, minor = 0; // assumed if there is no device to ask
+    int major = 9, minor = 0; // the compute capability that is assumed if there is no device
     if (tt__is_fp8(l->in[0].dtype)) {
         if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) != cudaSuccess ||
             cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index) != cudaSuccess)
-            (void)cudaGetLastError(); // no device is no reason to refuse a program that is only planned
+            (void)cudaGetLastError(); // without a device, programs can still be planned
         if (major * 10 + minor < 89) return "matmul 'fp8' needs compute capability 8.9";
     }
     for (const tt__mat &m : l->in) {
