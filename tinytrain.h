@@ -5358,7 +5358,7 @@ enum {
     TT__ATTENTION_KEYS = 256,
     TT__ATTENTION_QUERIES = 64,
     TT__ATTENTION_GROUP = 256,
-    TT__ATTENTION_SPAN = 4096, /* max queries whose dq is held in fp32 in the backward; bounds the workspace */
+    TT__ATTENTION_SPAN = 4096, /* max queries whose dq the backward holds in fp32; bounds the workspace */
     TT__ATTENTION_TILE = TT__ATTENTION_QUERIES + 16 /* row stride of tiles: an odd number of cache lines */
 };
 
@@ -5404,7 +5404,7 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
     X(backward, lse, span)                       /* log2-sum-exp2 of each query's scores */ \
     X(backward, delta, span)                     /* sum of dout * out of each query */ \
     X(backward, dq, span * tt__attention_padded(head_size)) \
-    X(shared, all_dk, rows * stride)             /* dk of a sequence, summed over the heads of q that share it */ \
+    X(shared, all_dk, rows * stride)             /* dk of a sequence, summed over the heads of q */ \
     X(shared, all_dv, rows * stride)
 
 typedef struct tt__attention_buffers {
@@ -5889,14 +5889,14 @@ static int tt__join_launches(tt__launch *l, int n)
 
 /* ==== src/ops/fp8/rules.h */
 /* ---------------------------------------------------------------------------------------------------- fp8
-   QUANTIZE rounds x to fp8 once, for all products that read x (Micikevicius et al.: "FP8 formats for deep
-   learning", 2022): to TT__E4M3 or TT__E5M2, the dtype of the results. cuBLASLt needs operands that are
-   contiguous along the summed dimension, so out[0] is x row by row and out[1] is x column by column. Both
-   have the shape of x; their `ld`, the distance of two rows or two columns, is a multiple of 16 elements,
-   with zeros after the elements of x. With a history the scale is known before x is read (delayed scaling, as
-   in NVIDIA's Transformer Engine): in[1] has the largest magnitudes of x in earlier steps, and at the end of
-   the step the history gets this step's largest magnitude from out[3]. Without a history, or while no
-   magnitude is known, QUANTIZE first finds the largest magnitude of x. */
+   QUANTIZE rounds x once, for all products that read x, to an fp8 dtype, TT__E4M3 or TT__E5M2 (Micikevicius
+   et al.: "FP8 formats for deep learning", 2022). cuBLASLt needs operands that are contiguous along the
+   summed dimension, so out[0] stores x row by row and out[1] stores x column by column. Both have the shape
+   of x. Their `ld`, the distance of two rows or two columns, is a multiple of 16 elements, with zeros after
+   the elements of x. With a history, the scale is known before x is read (delayed scaling, as in NVIDIA's
+   Transformer Engine): in[1] has the largest magnitudes of x in earlier steps, and at the end of the step the
+   history gets this step's largest magnitude from out[3]. Without a history, or while it has no magnitude,
+   QUANTIZE first finds the largest magnitude of x. */
 
 static bool tt__shape_QUANTIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -5908,7 +5908,7 @@ static bool tt__shape_QUANTIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 1 + TT__FP8_STEPS);
 }
 
-/* The layout rule: each tensor rank scales its own shard. */
+/* The layout rule of QUANTIZE: each tensor-parallel rank scales its own shard. */
 static bool tt__layout_QUANTIZE(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t;
@@ -5917,7 +5917,8 @@ static bool tt__layout_QUANTIZE(const tt_tape *t, const tt__instr *i, const tt__
     return in[0] <= TT__COLS && !i->in[1];
 }
 
-/* Returns the bytes of scratch on CUDA, for the largest magnitude; with a history out[3] holds it. */
+/* Returns the bytes of scratch on CUDA, which holds the largest magnitude of x. With a history, out[3] holds
+   the magnitude, and no scratch is needed. */
 static size_t tt__cuda_QUANTIZE(const tt_tape *t, const tt__instr *i)
 {
     (void)t;
@@ -5951,7 +5952,8 @@ static bool tt__shape_EMBEDDING(tt_tape *t, const tt__instr *i, tt__shape *out)
     return !table->axis || tt__bad(t, i, 1, "a table with a fixed number of rows");
 }
 
-/* The layout rule: with a shard of the table, rows of ids outside the shard are 0; the result is partial. */
+/* The layout rule of EMBEDDING. If a rank has a shard of the table, its rows for ids outside the shard are 0,
+   so the result is partial. */
 static bool tt__layout_EMBEDDING(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t;
@@ -5988,7 +5990,7 @@ static bool tt__shape_EMBEDDING_BACKWARD(tt_tape *t, const tt__instr *i, tt__sha
     return tt__index_in(t, i, 0) && tt__shape_in(t, i, 1, tt__in(t, i, 0), cols);
 }
 
-/* The layout rule of the backward: a rank sums the gradients of the table's rows that it has. */
+/* The layout rule of EMBEDDING_BACKWARD. A rank sums the gradients of those rows of the table that it has. */
 static bool tt__layout_EMBEDDING_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                           tt__split *out)
 {
@@ -6008,7 +6010,8 @@ static const tt__rules tt__rules_EMBEDDING_BACKWARD = {tt__shape_EMBEDDING_BACKW
 /* ==== src/ops/norm/rules.h */
 /* ---------------------------------------------------------------------------------------------- layernorm */
 
-/* Checks x, w, [b] -> y, statistics. The op keeps as many statistics of each row as it has parameters. */
+/* The shape rule of norms: reads x, w and maybe b; makes y and statistics. A row has as many statistics as
+   the op can have parameters: two for layernorm, one for rmsnorm. */
 static bool tt__shape_of_norm(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 0);
@@ -6037,7 +6040,8 @@ tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float ep
 static const tt__rules tt__rules_LAYERNORM = {tt__shape_of_norm, tt__layout_of_norm,
     {NULL, "g01B", "012", TT__OP_LAYERNORM_BACKWARD} };
 
-/* Checks dy, x, w, statistics -> [dx], [dw], [db]. */
+/* The shape rule of the backward of norms: reads dy, x, w and statistics; makes dx, dw and, for layernorm,
+   db. Each result may be absent. */
 static bool tt__shape_of_norm_backward(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 1);
@@ -6048,7 +6052,7 @@ static bool tt__shape_of_norm_backward(tt_tape *t, const tt__instr *i, tt__shape
            tt__shape_in(t, i, 3, x, statistics);
 }
 
-/* Sets how the gradients are divided. If rows are sharded, the sums over rows are partial. */
+/* The layout rule of the backward of norms. If rows are sharded, dw and db, sums over rows, are partial. */
 static bool tt__layout_of_norm_backward(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                         tt__split *out)
 {
@@ -6104,15 +6108,16 @@ static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t 
     tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "0");
 }
 
-/* Returns the instruction whose out[0] is v if v has only one reader, which may then take v over; else -1. */
+/* Returns the instruction whose out[0] is v if v has only one reader, so that the two can be merged; else
+   returns -1. */
 static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 {
     int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
     return at >= 0 && t->code[at].out[0] == v ? at : -1;
 }
 
-/* Lets the product that computes x apply the activation. The product without activation becomes its out[1],
-   which GELU and SiLU save; pruning drops out[1] if nothing reads it. */
+/* Merges activation k with the product that computes its operand. The merged instruction's out[1] is the
+   product before the activation, which GELU and SiLU save; pruning drops out[1] if nothing reads it. */
 static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root)
 {
     int at = tt__sole_producer(t, t->code[k].in[0], root);
@@ -6127,7 +6132,8 @@ static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root)
 static const tt__rules tt__rules_ACTIVATION = {tt__shape_elementwise, tt__layout_alike,
     {tt__backward_ACTIVATION}, NULL, NULL, NULL, tt__fuse_ACTIVATION};
 
-/* Lets the product that computes dy multiply by the derivative, so that dy itself is never stored. */
+/* Merges instruction k, the backward of an activation, with the product that computes its operand dy, so that
+   dy itself is never stored. */
 static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root)
 {
     int at = tt__sole_producer(t, t->code[k].in[0], root);
@@ -6145,7 +6151,7 @@ static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, tt__la
 
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b)
 {
-    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* else tt__record fails */
+    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* if not, tt__record fails */
     const bool row = both && !t->values[b.id].shape.axis &&
                      !tt__same_rows(&t->values[a.id].shape, &t->values[b.id].shape);
     return tt__record(t, tt__new_instr(row ? TT__OP_ADD_ROW : TT__OP_ADD), "vv", a, b);
@@ -6156,11 +6162,12 @@ static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
     const tt__value *v = b->t->values;
     tt_dtype dtype = v[g].shape.dtype;
     int take = v[f->in[0]].shape.dtype != dtype && v[f->in[1]].shape.dtype == dtype;
-    tt__grad_pass(b, g, f->in[1 - take], false); /* reads g before in[take] may take it over */
+    tt__grad_pass(b, g, f->in[1 - take], false); /* first, because in[take] may take g over */
     tt__grad_pass(b, g, f->in[take], true);
 }
 
-/* Lets the instruction that computes one of the operands add the other operand. */
+/* Merges addition k with the instruction that computes one of its operands; the merged instruction adds the
+   other operand. */
 static void tt__fuse_ADD(tt_tape *t, int k, int32_t root)
 {
     for (int side = 0; side < 2; side++) {
@@ -6298,9 +6305,9 @@ tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_o
     tt__instr i = tt__new_instr(TT__OP_ROTARY);
     tt_rotary_options *to = &i.attr.rotary;
     *to = *o;
-    to->heads = 0; /* attr.heads has the number, which is less for a shard of x */
+    to->heads = 0; /* attr.heads has the number of heads, which is less for a shard of x */
     if (!to->size && o->heads > 0) to->size = (int)tt__min(tt_value_width(t, x) / o->heads, INT_MAX);
-    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* an option that is not read may be anything */
+    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* sets options that are not read to fixed values */
     if (o->scaling < TT_ROTARY_LLAMA3) to->original = 1;
     if (o->scaling < TT_ROTARY_LLAMA3 || (o->low == 0 && o->high == 0)) {
         to->low = 1;
@@ -6348,7 +6355,7 @@ tt_value tt_scale(tt_tape *t, tt_value x, float s)
     return tt__record(t, i, "v", x);
 }
 
-/* Emits a collective of x with the `move` of f. */
+/* Emits a collective `op` of x with the same `move` as f. */
 static tt__instr *tt__emit_move(tt__builder *b, int op, const tt__instr *f, int32_t x)
 {
     tt__instr *i = tt__emit(b, op, NULL, &x, 1);
@@ -6356,9 +6363,9 @@ static tt__instr *tt__emit_move(tt__builder *b, int op, const tt__instr *f, int3
     return i;
 }
 
-/* Emits the backward of SCALE. A SCALE by 1 with `move` marks that tensor ranks make partial gradients of x
-   (tt__entered); these are summed before they are added to the rest of x's gradient. If rows of x were
-   gathered only for this SCALE, each rank gets only its own rows of the sum. */
+/* Emits the backward of SCALE. A SCALE by 1 that has a `move` marks that the tensor-parallel ranks make
+   partial gradients of x (tt__entered). These are summed over the ranks before they are added to the gradient
+   of x. If the rows of x were gathered only for this SCALE, each rank gets only its own rows of the sum. */
 static void tt__backward_SCALE(tt__builder *b, const tt__instr *f, int32_t g)
 {
     const tt_tape *t = b->t;
@@ -6391,14 +6398,14 @@ tt_value tt_dropout(tt_tape *t, tt_value x, float p)
 
 static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_DROPOUT, "g-2", "0"); /* f's mask */
+    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_DROPOUT, "g-2", "0"); /* mask of f */
     tt__grad_pass(b, g, f->in[1], true);
 }
 
 static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, tt__layout_alike, {tt__backward_DROPOUT}};
 
-/* Returns whether a device has one kernel for i and `next`, which reads i's first result: dropout and a norm
-   of its result, or the backward of a norm and dropout of the gradient that the backward makes. */
+/* Returns whether a device has one kernel for both i and `next`, which reads the first result of i: for
+   dropout and a norm of its result, or for the backward of a norm and dropout of the resulting gradient. */
 static bool tt__has_kernel_of_both(const tt__instr *i, const tt__instr *next)
 {
     if (i->op == TT__OP_DROPOUT) return next->op == TT__OP_LAYERNORM || next->op == TT__OP_RMSNORM;
@@ -6701,7 +6708,7 @@ tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index)
     return tt__record(t, tt__new_instr(TT__OP_GATHER_ROWS), "vv", x, index);
 }
 
-/* Fails unless operand 1 has only numbers of rows of operand 0. */
+/* Fails unless each number in operand 1 is the number of a row of operand 0. */
 static tt_status tt__check_rows(const tt__launch *l)
 {
     const char *what = tt__is(l->instr, TT__GATHERS) ? "rows to gather from" : "rows to set";
@@ -6759,8 +6766,8 @@ static const tt__rules tt__rules_SET_ROWS = {tt__shape_SET_ROWS, NULL,
     {NULL, "g1", "02", TT__OP_SET_ROWS_BACKWARD}, NULL, NULL, tt__check_rows};
 
 /* --------------------------------------------------------------------------------------------- store_rows
-   Instructions read and write a cache in the order of recording. Training with a cache fails: no gradient
-   flows back through rows that an earlier run has stored. */
+   Instructions read and write a cache in the order in which they were recorded. Training a model that has a
+   cache fails, because no gradient can flow back through rows that an earlier run stored. */
 
 tt_value tt_cache(tt_tape *t, const char *name, int64_t rows, int64_t width)
 {
@@ -6819,7 +6826,7 @@ static bool tt__shape_SET_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shap
     return tt__float_in(t, i, 0) && tt__index_in(t, i, 1);
 }
 
-/* Returns the bytes of scratch on a CPU: a mark for each row, and the threads' rows. */
+/* Returns the bytes of scratch on a CPU: a mark for each row, and rows for the threads. */
 static size_t tt__cpu_SET_ROWS_BACKWARD(int threads, const tt_tape *t, const tt__instr *i)
 {
     return tt__align_up((size_t)tt__in(t, i, 0)->rows) + tt__widen_bytes(threads, t, i);
@@ -6918,8 +6925,8 @@ static bool tt__shape_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *o
     return true;
 }
 
-/* Sets how the results are divided. If rows are sharded, the loss and its counts are partial; the mean is
-   taken later, from the sums of all ranks' counts. */
+/* The layout rule of losses. If rows are sharded, the loss and its counts are partial; the mean loss is
+   computed later, from the sums of all ranks' counts. */
 static bool tt__layout_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                      tt__split *out)
 {
@@ -6945,16 +6952,17 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
 
 /* The linear layer and its backward that a fused loss replaces. */
 typedef struct tt__head {
-    /* Instructions: the logits; their gradient (-1: none); the last that is replaced. */
+    /* Numbers of instructions: the one that makes the logits; the one that makes their gradient (-1: none);
+       the last one that is replaced. */
     int linear, back, last;
-    /* An instruction between these that is not replaced: it fills the memory to which a product adds a rank's
-       rows; 0: none. */
+    /* Number of an instruction among these that is not replaced: it fills a gradient to which a product then
+       adds a rank's rows. 0: there is none. */
     int fill;
     tt__instr fused;
 } tt__head;
 
-/* Finds the backward of the loss, and the gradients that come right after it. Returns false if they cannot be
-   fused. */
+/* Finds the backward of the loss, instruction k, and the backward of the linear layer right after it, and
+   sets their fields in *h. Returns false if they cannot be fused. */
 static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__head *h)
 {
     int32_t loss = t->code[k].out[0];
@@ -6988,17 +6996,17 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
     return !t->code[h->back].add && t->values[d].base == d && tt__uses(t, d) == products;
 }
 
-/* Logits of fewer bytes than this are stored whole. */
+/* Logits of fewer bytes than this are stored whole, without fusion. */
 #ifndef TT__LOSS_WHOLE
 #define TT__LOSS_WHOLE ((int64_t)16 << 20)
 #endif
 
-/* Fuses linear + cross_entropy of many logits, and their backward, into one instruction. It computes loss and
-   gradients chunk by chunk of rows, so that only a chunk's logits ever exist: as in Liger Kernel (Hsu et al.,
-   arXiv 2410.10989). The instruction is placed where the last of the replaced ones was, so nothing may read
-   the loss before that place. A sum of several losses is therefore not fused. On a CPU, 16-bit gradients are
-   not fused either, as each chunk would round them once more. On CUDA the workspace holds their sums in
-   f32. */
+/* Fuses linear + cross_entropy of many logits, and their backward, into one instruction. The instruction
+   computes loss and gradients one chunk of rows after another, so that only a chunk's logits exist at a time,
+   as in Liger Kernel (Hsu et al., arXiv 2410.10989). It takes the place of the last instruction that it
+   replaces, so nothing may read the loss before that place. A sum of several losses is therefore not fused.
+   On a CPU, 16-bit gradients of parameters are not fused, because each chunk would round them once more. On
+   CUDA the workspace holds sums of these gradients in f32. */
 static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
 {
     int32_t logits = t->code[k].in[0];
@@ -7033,15 +7041,16 @@ static const tt__rules tt__rules_CROSS_ENTROPY = {tt__shape_CROSS_ENTROPY, tt__l
     {NULL, "g012BC", "0", TT__OP_CROSS_ENTROPY_BACKWARD}, tt__row_pairs_bytes, NULL, tt__check_CROSS_ENTROPY,
     NULL, tt__fuse_CROSS_ENTROPY};
 
-/* Checks dloss, x -> dx. */
+/* The shape rule of a loss's backward: operand 0 is the gradient of the loss; the result has the shape of
+   operand 1. */
 static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     out[0] = *tt__in(t, i, 1);
     return tt__fixed_in(t, i, 0, 1, 1) && tt__float_in(t, i, 1);
 }
 
-/* Sets how dx is divided. The counts, operand 5, may be those of a rank's rows: where rows are sharded, the
-   counts are not read. */
+/* The layout rule of a loss's backward. The counts, operand 5, may be partial where rows are sharded, because
+   the kernel does not read them there. */
 static bool tt__layout_CROSS_ENTROPY_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                               tt__split *out)
 {
@@ -7070,7 +7079,8 @@ static bool tt__shape_LINEAR_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__s
 static bool tt__layout_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                             tt__split *out)
 {
-    /* The backward divides by the number of all targets. */
+    /* Without `accumulate`, the backward divides by the sum of the weights of all ranks' rows, which a rank
+       that has only some rows does not know. */
     const bool backward = i->out[1] || i->out[3] || i->out[4];
     bool fits = in[0] <= TT__ROWS && (in[0] == TT__WHOLE || t->accumulate || !backward);
     for (int k = 1; k < 6; k++) fits = fits && tt__laid_out(i, in, k, k < 3 ? in[0] : TT__WHOLE);
@@ -7098,8 +7108,8 @@ static size_t tt__cpu_LINEAR_CROSS_ENTROPY(int threads, const tt_tape *t, const 
     return tt__loss_bytes(x->rows, classes) + most;
 }
 
-/* Returns the bytes of scratch for the three products of a chunk if the rows of x and w, which all three
-   read, are not even. */
+/* Returns the bytes of scratch for copies of operands in the three products of a chunk, see
+   tt__cuda_padded_bytes. */
 static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
 {
     const tt__mat x = tt__at_capacity(t, i->in[0]), w = tt__at_capacity(t, i->in[3]);
@@ -7109,11 +7119,12 @@ static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
     return (size_t)tt__max(of_y, tt__max(of_x, of_w));
 }
 
-/* Returns the bytes of scratch on CUDA. The scratch holds, in this order: loss and hit of each row; if the
-   number of classes is not a multiple of 8, copies of the classes beyond the last multiple of 64 (rows of
-   weight and bias) and f32 sums of their gradients, all up to a multiple of 8; if weight and bias have 16-bit
-   gradients and there are several chunks, f32 sums of these gradients; the logits of a chunk, with rows of a
-   multiple of 8; and at the end the scratch of the products. */
+/* Returns the bytes of scratch on CUDA. The scratch holds, in this order: the loss and hit of each row; if
+   the number of classes is not a multiple of 8, copies of the weight's rows and the bias's elements for the
+   classes after the last multiple of 64, and f32 sums of their gradients, all padded to a multiple of 8
+   classes; if weight and bias have 16-bit gradients and there are several chunks, f32 sums of these
+   gradients; the logits of a chunk, in rows of a multiple of 8; and at the end the scratch of the products.
+   */
 static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *w = tt__in(t, i, 3);
@@ -7189,7 +7200,7 @@ static const tt__rules tt__rules_MEAN_SQUARED_ERROR_BACKWARD = {tt__shape_of_err
 
 static void tt__backward_CAST(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    bool weight = tt__is_weight(b->t, f->in[0]); /* a weight has its gradient already: tt__grad_owner */
+    bool weight = tt__is_weight(b->t, f->in[0]); /* if so, the gradient is there: see tt__grad_owner */
     if (!weight) tt__emit_gradient(b, f, g, TT__OP_CAST, "g", "0");
 }
 
@@ -7208,7 +7219,8 @@ static bool tt__layout_FILL(const tt_tape *t, const tt__instr *i, const tt__spli
     return true;
 }
 
-/* Returns whether the results of i in `storage` are added to it, do not overlap, and cover its columns. */
+/* Returns whether i adds to all of `storage`: its results in `storage` are added, do not overlap, and cover
+   all columns. */
 static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t storage)
 {
     const tt__value *whole = &t->values[storage];
@@ -7229,8 +7241,9 @@ static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t s
     return cols == whole->shape.cols;
 }
 
-/* Drops a fill with zeros if the next instruction that uses the tensor adds to all of it, as attention's
-   backward does to the gradient of packed queries, keys and values. That instruction then does not add. */
+/* Drops a fill with zeros if the next instruction that uses the tensor adds to all of it; this instruction
+   then writes instead. The backward of attention is such an instruction, for the gradient of packed queries,
+   keys and values. */
 static void tt__fuse_FILL(tt_tape *t, int k, int32_t root)
 {
     const tt__instr *i = &t->code[k];
@@ -7263,7 +7276,7 @@ static bool tt__shape_SUM_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out
     return tt__float_in(t, i, 0);
 }
 
-/* Returns the bytes of scratch on a CPU: a sum for each chunk, and the threads' rows. */
+/* Returns the bytes of scratch on a CPU: a sum for each chunk, and rows for the threads. */
 static size_t tt__cpu_SUM_SQUARES(int threads, const tt_tape *t, const tt__instr *i)
 {
     int64_t chunks = tt__ceil_div(tt__in(t, i, 0)->rows * tt__in(t, i, 0)->cols, TT__CHUNK);
@@ -7273,9 +7286,9 @@ static size_t tt__cpu_SUM_SQUARES(int threads, const tt_tape *t, const tt__instr
 static const tt__rules tt__rules_SUM_SQUARES = {tt__shape_SUM_SQUARES, tt__layout_of_squares, {NULL},
     tt__cpu_SUM_SQUARES};
 
-/* CHUNK_SQUARES, ALL_GATHER and FOLD_SQUARES do the work of SUM_SQUARES, to the same bits, for a gradient g
-   whose ranks have shards of whole chunks: CHUNK_SQUARES sums the squares of each chunk of a shard,
-   ALL_GATHER makes one table of all sums, and FOLD_SQUARES adds up the table. */
+/* For a gradient that is divided over ranks in shards of whole chunks, three instructions do the work of
+   SUM_SQUARES, with the same bits: CHUNK_SQUARES sums the squares of each chunk of a shard, ALL_GATHER makes
+   one table of all sums, and FOLD_SQUARES adds up the table. */
 static bool tt__shape_CHUNK_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *g = tt__in(t, i, 0);
@@ -7302,7 +7315,7 @@ static const tt__rules tt__rules_CHUNK_SQUARES = {tt__shape_CHUNK_SQUARES, tt__l
 static const tt__rules tt__rules_FOLD_SQUARES = {tt__shape_FOLD_SQUARES, tt__layout_FOLD_SQUARES, {NULL},
     tt__no_bytes};
 
-/* Fails unless operand k is f64 (1, 3), a part of tt__results. */
+/* Fails unless operand k has dtype f64 and shape (1, 3). Such values are parts of tt__results. */
 static bool tt__doubles_in(tt_tape *t, const tt__instr *i, int k)
 {
     const tt__shape *s = tt__in(t, i, k);
@@ -7345,9 +7358,9 @@ static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 2);
 }
 
-/* The op of each optimizer has tt__rules_OP and tt__use_OP. tt__use_OP appends to `wrong` what is wrong with
-   the options that the op reads (NULL: the options are valid), copies these options to the op's attributes,
-   and returns the number of states that the op keeps for each parameter. */
+/* The op of each optimizer has tt__rules_OP and tt__use_OP. tt__use_OP appends messages about invalid options
+   to `wrong`, which may be NULL if the options are known to be valid. It copies the options that the op reads
+   to the op's attributes, and returns the number of states that the op keeps for each parameter. */
 
 static const tt__rules tt__rules_SGD = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
 
@@ -7390,15 +7403,16 @@ static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /
 /* ----------------------------------------------------------------------------------- memories and streams */
 
 static const tt__rules tt__rules_COPY = {tt__shape_alike, tt__layout_alike, {NULL}, tt__no_bytes};
-/* WAIT has no results. */
+/* WAIT has no results, so that its shape rule and its layout rule decide nothing. */
 static const tt__rules tt__rules_WAIT = {tt__shape_alike, tt__layout_alike, {NULL}, tt__no_bytes};
 
 /* -------------------------------------------------------------------------------------------- collectives
-   A collective (see tt__move) reads an operand at the same place in the memory of each member. Operands and
-   results are contiguous and have one dtype. A result may be the operand's storage or a part of it; a shard
-   may be a view of the whole tensor. Sums follow the tree (ranks/threads.h) over the first `present` members:
-   x[0], x[1], ... in pairs, pairs of pairs and so on. Each sum is computed in fp32 (f64 for f64) and rounded
-   to the dtype; `add` adds the last sum to the result. If no member is present, nothing is written. */
+   A collective (see tt__move) reads the operands of all members, each at the same place in its member's
+   memory. Operands and results are contiguous and have the same dtype. A result may have the operand's
+   storage or a part of it; a shard may be a view of the whole tensor. Sums are trees (ranks/threads.h) over
+   the first `present` members: pairs of members are summed, then pairs of these sums, and so on. Each sum is
+   computed in fp32 (in f64 for f64) and rounded to the dtype; `add` adds the last sum to the result. If no
+   member is present, nothing is written. */
 
 static bool tt__bad_result(tt_tape *t, const tt__instr *i, const char *expected)
 {
@@ -7409,7 +7423,8 @@ static bool tt__bad_result(tt_tape *t, const tt__instr *i, const char *expected)
 
 static bool tt__contiguous(const tt__value *v) { return v->ld == v->shape.cols || v->shape.rows == 1; }
 
-/* Fails unless operand and result are contiguous and have one dtype, which is a float or f64 if `sums`. */
+/* Fails unless operand and result are contiguous and have the same dtype. If `sums`, the dtype must be a
+   float dtype or f64. */
 static bool tt__moved(tt_tape *t, const tt__instr *i, bool sums)
 {
     const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
@@ -7429,7 +7444,7 @@ static bool tt__in_units(tt_tape *t, const tt__instr *i)
                                              tt__instr_name(i));
 }
 
-/* Returns the shape of a shard over the data ranks, at capacity. */
+/* Returns the shape of the largest shard of a tensor that is divided over the data-parallel ranks. */
 static tt__shape tt__piece_shape(const tt_tape *t, tt_dtype dtype, const tt__part *part)
 {
     const int64_t units = tt__ceil_div(part->of, part->unit);
@@ -7438,8 +7453,8 @@ static tt__shape tt__piece_shape(const tt_tape *t, tt_dtype dtype, const tt__par
     return shape;
 }
 
-/* Returns whether `piece` can be a member's shard of `whole`. Shards over the data ranks are elements
-   (tt__part), shards over the tensor ranks are rows. */
+/* Returns whether value `piece` can be a member's shard of value `whole`. A shard over data-parallel ranks is
+   a range of elements (tt__part), a shard over tensor-parallel ranks is a range of rows. */
 static bool tt__is_piece(const tt_tape *t, const tt__instr *i, int32_t piece, int32_t whole)
 {
     const tt__value *p = &t->values[piece], *w = &t->values[whole];
@@ -7495,7 +7510,8 @@ static bool tt__shape_SEND(tt_tape *t, const tt__instr *i, tt__shape *out) /* SE
     return tt__moved(t, i, false);
 }
 
-/* The layout rule of collectives: over the tensor ranks they change the layout, over others they keep it. */
+/* The layout rule of collectives. Over tensor-parallel ranks a collective changes the layout; over other
+   ranks it keeps the layout. */
 static bool tt__layout_of_move(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     out[0] = i->in[0] ? in[0] : t->values[i->out[0]].part.split;
@@ -7505,7 +7521,8 @@ static bool tt__layout_of_move(const tt_tape *t, const tt__instr *i, const tt__s
     return i->op == TT__OP_ALL_GATHER && in[0] == TT__ROWS;
 }
 
-/* Emits the backward of a sum over the tensor ranks, whose gradient each rank has whole. */
+/* Emits the backward of a sum over the tensor-parallel ranks: passes the gradient of the sum on, which each
+   rank has whole. */
 static void tt__backward_ALL_REDUCE(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt__grad_pass(b, g, f->in[0], true);
@@ -7517,7 +7534,8 @@ static void tt__backward_REDUCE_SCATTER(tt__builder *b, const tt__instr *f, int3
     tt__grad_into(b, 0, f->in[0]);
 }
 
-/* Emits the backward of a gather over the tensor ranks: a rank takes its rows of the whole gradient. */
+/* Emits the backward of a gather over the tensor-parallel ranks: a rank takes its own rows of the whole
+   gradient. */
 static void tt__backward_ALL_GATHER(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt_tape *t = b->t;
@@ -7528,10 +7546,11 @@ static void tt__backward_ALL_GATHER(tt__builder *b, const tt__instr *f, int32_t 
     tt__grad_pass(b, own, f->in[0], false);
 }
 
-/* Returns the elements that one of n members loads if data is divided evenly: a sum loads the member's n-th
-   from the n - 1 others, and a gather loads the n - 1 others' n-ths. No algorithm moves less (Patarasuk,
-   Yuan: "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). With a root, member 0
-   alone sums, and each other member loads all, as from a server. */
+/* Returns the number of elements that a member must load if each of n members has an n-th of the tensor. In a
+   sum, a member loads its own n-th from the n - 1 others; in a gather, it loads the n-ths of the n - 1
+   others. No algorithm moves less (Patarasuk, Yuan: "Bandwidth optimal all-reduce algorithms for clusters of
+   workstations", 2009). With a root, this does not hold: member 0 alone sums, and each other member loads the
+   whole tensor. */
 
 static double tt__share(int64_t elements, int members)
 {
@@ -12496,7 +12515,7 @@ static tt__mat tt__rows_of(const tt__mat *m, int64_t first, int64_t n)
 }
 
 /* ==== src/ops/collectives/cpu_shared.h */
-/* ---- collectives except sums by vectors, for all instruction sets: see src/ops/collectives/rules.h ---- */
+/* ---- the parts of collectives that all instruction sets share: all but sums by vectors ---- */
 
 /* Sets *first to the first element of m in a member's shard; returns the number of elements in the shard. */
 static int64_t tt__piece_of(const tt__launch *l, const tt__mat *m, bool root, int member, int64_t *first)
@@ -12516,13 +12535,14 @@ static void tt__copy_elements(const tt__mat *to, int64_t at, const tt__mat *from
     if (n > 0 && x != y) memcpy(y, x, (size_t)n * tt_dtype_bytes(to->dtype));
 }
 
-/* Calls fn(l, from, to, no scratch) for chunks of n elements, which are shared out to the threads. */
+/* Calls fn(l, from, to, scratch) for chunks [from, to) of n elements, which are divided among the threads. fn
+   must not use scratch. */
 static tt_status tt__for_elements(const tt__launch *l, int64_t n, tt__rows_fn fn)
 {
     return tt__for_chunks(l, n, 0, TT__CHUNK, 0, fn);
 }
 
-/* Copies elements [from, to) of out[0], each from out[0] of the member whose shard has the element. */
+/* Copies elements [from, to) of out[0]: each from the out[0] of the member whose shard has the element. */
 static void tt__spread_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     (void)scratch;
@@ -12544,7 +12564,7 @@ static void tt__gather_rows(const tt__launch *l, int64_t from, int64_t to, float
     }
 }
 
-/* Copies elements [from, to) of this member's shard of out[0] from member 0's in[0]. */
+/* Copies elements [from, to) of this member's shard of out[0] from in[0] of member 0. */
 static void tt__broadcast_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     int64_t first;
@@ -12559,7 +12579,8 @@ static void tt__recv_rows(const tt__launch *l, int64_t from, int64_t to, float *
     tt__copy_elements(&l->out[0], from, &l->peer_in[l->instr->move.from], from, to - from);
 }
 
-/* The operands of a tree: x, the members' elements; y, the elements to which the sum is added, or NULL. */
+/* The operands of a tree of sums. x: the elements of each member; y: the elements to which the sum is added,
+   or NULL; present: number of members that have elements. */
 typedef struct tt__leaves {
     const char *x[TT__RANKS], *y;
     int present;
@@ -12572,7 +12593,8 @@ static double tt__reduce_two(tt__reduce how, double a, double b)
     return (how == TT__MAX ? a > b : a < b) ? a : b;
 }
 
-/* Reduces the members' f64 elements from `from` on, by the tree, to n elements of out[0] from `to` on. */
+/* Reduces n f64 elements of all members' in[0], beginning with element `from`, by the tree. Writes or adds
+   the results to out[0], beginning with element `to`. */
 static void tt__reduce_doubles(const tt__launch *l, int64_t from, int64_t to, int64_t n)
 {
     const tt__reduce how = l->instr->move.reduce;
@@ -14091,7 +14113,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
             do {
                 w.k = tt__min(depth, units - w.k0);
                 w.last = w.k0 + w.k == units;
-                const bool whole = w.k == units; /* if so, panels packed for an earlier block can be used again */
+                const bool whole = w.k == units; /* if so, panels of an earlier block can be used again */
                 if (whole && w.col > 0 && w.rows == g->m) w.a_tasks = 0;
                 else if (!w.tiles) w.a_tasks = TT__K(gemm_pack_count)(&w, &w.a, w.rows);
                 else w.a_tasks = w.in_place ? 0 : tt__ceil_div(w.rows, TT__GEMM_PACK_LINES);
@@ -14314,7 +14336,7 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
     TT__EACH(i, SUMS) sum[i] = TT__K(splat)((float)i);
     for (int64_t round = 0; round < n; round++) {
         TT__UNROLL(24)
-#ifdef TT__NEON /* NEON's instruction overwrites its addend; with y as the addend, y would have to be copied */
+#ifdef TT__NEON /* NEON's instruction overwrites its addend: if this were y, y would have to be copied */
         for (int i = 0; i < SUMS; i++) sum[i] = TT__K(fma)(x, y, sum[i]);
 #else
         for (int i = 0; i < SUMS; i++) sum[i] = TT__K(fma)(sum[i], x, y);
@@ -15496,7 +15518,7 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
 
 /* ==== src/ops/elementwise/cpu.h */
 /* ---------------------------------------------------------------------------------------- element by element
-   Kernels whose rows, or elements, depend only on the same rows of their operands. */
+   Kernels that compute each row, or each element, only from the same row of their operands. */
 
 TT__RUN_MAP_OF(SCALE, 0, 1, TT__K(axpby)(y, l->instr->attr.scale, x[0], 0, NULL, n))
 TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
@@ -15518,7 +15540,7 @@ TT__ROWS_FN(swiglu_backward_rows)
     const int64_t n = l->in[0].cols;
     for (int64_t r = from; r < to; r++) {
         const float *x[3]; /* dy, gate, up */
-        float *y[2];       /* dgate, dup: an absent one is computed too, into scratch */
+        float *y[2];       /* dgate, dup; an absent result is computed into scratch */
         for (int k = 0; k < 3; k++) x[k] = TT__K(row_in)(&l->in[k], r, scratch, 2 + k);
         for (int k = 0; k < 2; k++) {
             float *row = TT__K(scratch_row)(scratch, n, k);
@@ -15539,10 +15561,11 @@ TT__FN tt_status TT__K(run_SWIGLU_BACKWARD)(const tt__launch *l)
     return tt__for_rows(l, &l->in[0], 0, TT__K(swiglu_backward_rows));
 }
 
-/* Computes sine and cosine of an angle below 2^25 by Taylor series, within 2e-9 before they are rounded. */
+/* Computes the sine and the cosine of an angle below 2^25 by Taylor series in double. The error before
+   rounding to float is at most 2e-9. */
 TT__INLINE void TT__K(turn)(float angle, float *sine, float *cosine)
 {
-    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0; /* 1.5 * 2^52, to round */
+    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0; /* 1.5 * 2^52, rounds numbers */
     const double turns = (angle / half_pi + nearest) - nearest, x = angle - turns * half_pi, y = x * x;
     const double s = x * (1 - y / 6 * (1 - y / 20 * (1 - y / 42 * (1 - y / 72 * (1 - y / 110)))));
     const double c = 1 - y / 2 * (1 - y / 12 * (1 - y / 30 * (1 - y / 56 * (1 - y / 90))));
@@ -15552,7 +15575,7 @@ TT__INLINE void TT__K(turn)(float angle, float *sine, float *cosine)
     *cosine = (float)((quarter ^ quarter >> 1) & 1 ? -b : b);
 }
 
-/* Computes rows [from, to). The frequencies are at the beginning of the workspace. */
+/* Computes rows [from, to) of rotary positions. The frequencies are at the beginning of the workspace. */
 TT__ROWS_FN(rotary_rows)
 {
     const tt__instr *i = l->instr;
@@ -15560,7 +15583,7 @@ TT__ROWS_FN(rotary_rows)
     const int64_t n = l->in[0].cols, size = n / i->attr.heads, pairs = tt__rotary_pairs(o);
     const int32_t *position = (const int32_t *)l->in[1].data;
     const float *frequency = tt__workspace_at(l, 0), sign = i->attr.scale;
-    float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* a row of n floats holds both */
+    float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* both are in one row of scratch */
     for (int64_t r = from; r < to; r++) {
         const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
         float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
@@ -15619,8 +15642,9 @@ TT__FN tt_status TT__K(run_FILL)(const tt__launch *l)
     return l->add[0] ? TT_OK : tt__for_rows(l, &l->out[0], 0, TT__K(fill_rows));
 }
 
-/* Computes row r: y = x / (1 - p) where the element survives, else 0; plus the residual, if there is one.
-   Element c gets 16 random bits: number c % 8 of Philox counter {r, c / 8, 0, 0}. more: Philox's keys. */
+/* Computes row r of dropout: y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual
+   if it is present. Element c is decided by 16 random bits, number c % 8 of Philox counter {r, c / 8, 0, 0}.
+   more: the keys of Philox. */
 TT__ROW_FN(dropout_row)
 {
     const tt__vu groups = TT__K(philox_groups)();
@@ -15820,8 +15844,8 @@ TT__FN tt_status TT__K(run_ATTENTION_BACKWARD)(const tt__launch *l)
 /* ==== src/ops/norm/cpu.h */
 /* ---------------------------------------------------------------------------------------------- layernorm */
 
-/* Returns the sum of (x - mean)^2 over the whole pairs of vectors in x (n). Sets *rest to the sum over the
-   numbers after them. */
+/* Sums (x - mean)^2 over n numbers. Returns the sum over whole pairs of vectors, and sets *rest to the sum
+   over the numbers after the last whole pair. */
 TT__INLINE float TT__K(squares)(const float *x, int64_t n, const float mean, float *rest)
 {
     int64_t c = 0;
@@ -15835,8 +15859,8 @@ TT__INLINE float TT__K(squares)(const float *x, int64_t n, const float mean, flo
     return TT__K(sum)(s0 + s1);
 }
 
-/* Computes y = (x - mean) / sqrt(variance + eps) * w + b. more: w (n) and b (n), where b may be NULL. rmsnorm
-   is layernorm with a mean of 0, which is not stored. */
+/* Computes y = (x - mean) / sqrt(variance + eps) * w + b. more: an array of two pointers, to w (n) and to b
+   (n) or NULL. rmsnorm is layernorm with a mean of 0, which is not stored. */
 TT__ROW_FN(layernorm_row)
 {
     const float *const *weights = (const float *const *)more, *w = weights[0], *b = weights[1], *row = x[0];
@@ -15865,7 +15889,7 @@ TT__ROW_FN(layernorm_row)
 TT__ROWS_FN(layernorm_rows)
 {
     const float *weights[2] = {TT__K(row_in)(&l->in[1], 0, scratch, 3), NULL};
-    if (l->in[2].data) /* layernorm with a bias */
+    if (l->in[2].data) /* only layernorm can have a bias */
         weights[1] = TT__K(row_in)(&l->in[2], 0, scratch, 4);
     TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(layernorm_row), weights);
 }
@@ -15873,8 +15897,9 @@ TT__ROWS_FN(layernorm_rows)
 TT__RUN_ROWS(LAYERNORM, TT__K(layernorm_rows)(l, from, to, scratch))
 TT__RUN_ROWS(RMSNORM, TT__K(layernorm_rows)(l, from, to, scratch))
 
-/* Computes the gradients. With n = (x - mean) / std and g = dy w: dx = (g - avg(g) - n avg(g n)) / std,
-   dw = sum dy n, db = sum dy. rmsnorm has no mean and no avg(g). */
+/* Computes the gradients. With n = (x - mean) / std and g = dy * w, dx = (g - avg(g) - n * avg(g * n)) / std,
+   where avg is the average over a row. Summed over rows, dw = dy * n and db = dy. rmsnorm has no mean and no
+   avg(g). */
 TT__ROWS_FN(layernorm_backward_rows)
 {
     int64_t n = l->in[1].cols, parts = tt__ceil_div(l->in[1].rows, TT__SUM_ROWS), part = from / TT__SUM_ROWS;
@@ -15925,8 +15950,8 @@ TT__FN tt_status TT__K(run_RMSNORM_BACKWARD)(const tt__launch *l) { return TT__K
 /* ==== src/ops/embedding/cpu.h */
 /* ---------------------------------------------------------------------------------------------- embedding */
 
-/* Computes rows [from, to) of out[0]: row r is row r of m or, with `index`, row index[r] - first of m; 0
-   where m has no such row. */
+/* Computes rows [from, to) of out[0]. Row r is row r of m or, if index is not NULL, row index[r] - first of
+   m; it is zeros where m has no such row. */
 TT__INLINE void TT__K(take_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                  const tt__mat *m, const int32_t *index, int64_t first)
 {
@@ -15955,9 +15980,9 @@ TT__ROWS_FN(zero_rows)
     for (int64_t r = from; r < to; r++) memset(tt__at(&l->out[0], r), 0, bytes);
 }
 
-/* Adds up rows of dy by id. `order` has the numbers of dy's rows in the order of their ids (equal ids in row
-   order), without ids for which out[0] has no row. All rows of an id belong to the task in which the id
-   begins, so that one task adds these rows, in row order. */
+/* Sums the rows of dy that have equal ids. `order` has the numbers of the rows of dy, sorted by id and for
+   equal ids by row, without ids for which out[0] has no row. [from, to) counts entries of `order`. The task
+   in which an id begins adds all rows of this id, so that they are added in row order. */
 TT__ROWS_FN(embedding_backward_rows)
 {
     const int32_t *ids = (const int32_t *)l->in[0].data, *order = (const int32_t *)l->workspace;
@@ -15982,7 +16007,7 @@ TT__FN tt_status TT__K(run_EMBEDDING_BACKWARD)(const tt__launch *l)
     int64_t rows = l->in[0].rows, vocab = l->out[0].rows, n = l->out[0].cols, id;
     int32_t *order = (int32_t *)l->workspace, *first = order + rows;
     const int64_t first_row = l->first_row - l->instr->attr.offset;
-    memset(first, 0, (size_t)(vocab + 1) * 4); /* a counting sort by id */
+    memset(first, 0, (size_t)(vocab + 1) * 4); /* begins a counting sort by id */
     for (int64_t r = 0; r < rows; r++)
         if ((id = ids[r] - first_row) >= 0 && id < vocab) first[id + 1]++;
     for (int64_t v = 0; v < vocab; v++) first[v + 1] += first[v];
@@ -15996,7 +16021,8 @@ TT__FN tt_status TT__K(run_EMBEDDING_BACKWARD)(const tt__launch *l)
 /* ==== src/ops/rows/cpu.h */
 /* ---------------------------------------------------------------- rows: gather, scatter, pooling, patches */
 
-/* Adds rows of dy to the rows of dx that `index` tells. Rows may repeat, so they are added in order. */
+/* Adds row r of dy to row index[r] of dx, for all r. The index may list a row several times, so the rows are
+   added one after another, in order. */
 TT__FN tt_status TT__K(run_GATHER_ROWS_BACKWARD)(const tt__launch *l)
 {
     const int32_t *index = (const int32_t *)l->in[1].data;
@@ -16044,8 +16070,8 @@ TT__ROWS_FN(set_rows_backward_rows)
     }
 }
 
-/* Computes the gradients of x and of the row. The index may list a row twice, but that row was set once, so
-   rows are marked first. */
+/* Computes the gradients of x and of the row to which the listed rows were set. Marks the listed rows first,
+   because the index may list a row twice and its gradient must count once. */
 TT__FN tt_status TT__K(run_SET_ROWS_BACKWARD)(const tt__launch *l)
 {
     const int32_t *index = (const int32_t *)l->in[1].data;
@@ -16112,7 +16138,7 @@ TT__FN tt_status TT__K(run_MEAN_POOL)(const tt__launch *l)
     return tt__for_chunks(l, l->out[0].rows, l->out[0].cols, 1, 0, TT__K(mean_pool_rows));
 }
 
-TT__ROWS_FN(mean_pool_backward_rows) /* [from, to): sequences */
+TT__ROWS_FN(mean_pool_backward_rows) /* [from, to) counts sequences, not rows */
 {
     const int32_t *start = (const int32_t *)l->in[1].data;
     int64_t n = l->in[0].cols;
@@ -16133,8 +16159,8 @@ TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
 
 /* ==== src/ops/losses/cpu.h */
 /* ---------------------------------------------------------------------------------------------------- losses
-   The four counts of a loss: sum of weighted losses, sum of weights, sum of the weights of rows that were
-   predicted right, 0. */
+   A loss has four counts: the sum of the rows' weighted losses, the sum of their weights, the sum of the
+   weights of rows whose prediction is right, and 0. */
 
 TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
 {
@@ -16142,15 +16168,15 @@ TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
     return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch, 0) : 1.0f;
 }
 
-/* Returns the weights of classes, which are f32 as all inputs are; NULL if the operand has weights of
-   rows. */
+/* Returns the weights of classes, or NULL if the operand has weights of rows. The weights are f32, as are all
+   inputs. */
 TT__INLINE const float *TT__K(class_weights)(const tt__launch *l, int operand)
 {
     return l->instr->attr.by_class ? (const float *)l->in[operand].data : NULL;
 }
 
-/* Returns the logarithm of the sum of exp(x[c]) over a row. Sets *most to the largest and *sum_x to the sum
-   of x[c]. */
+/* Returns the logarithm of the sum of exp(x[c]) over a row x of n numbers. Sets *most to the largest number
+   of the row and *sum_x to the sum of the row. */
 TT__INLINE float TT__K(log_sum_exp)(const float *x, int64_t n, float *most, float *sum_x)
 {
     tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
@@ -16185,13 +16211,13 @@ TT__ROWS_FN(cross_entropy_rows)
         if (targets[r] == attr->ignore_index) { row_loss[r] = row_right[r] = 0; continue; }
         const float smoothed = attr->smoothing > 0 ? attr->smoothing * (sum_x / (float)n) : 0;
         row_loss[r] = lse - (1 - attr->smoothing) * x[targets[r]] - smoothed;
-        if (weights) { /* the loss includes the weights, as these differ within the row */
+        if (weights) { /* row_loss includes the weights of classes, which differ within the row */
             float all = 0;
             for (int64_t c = 0; c < n && attr->smoothing > 0; c++) all += weights[c] * (lse - x[c]);
             row_loss[r] = (1 - attr->smoothing) * weights[targets[r]] * (lse - x[targets[r]]) +
                           attr->smoothing / (float)n * all;
         }
-        /* The prediction is the first of the largest logits, as argmax has it. */
+        /* The prediction is the first of the largest logits, as in argmax. */
         bool right = x[targets[r]] == m;
         for (int64_t c = 0; c < targets[r] && right; c++) right = x[c] != m;
         row_right[r] = right;
@@ -16222,7 +16248,8 @@ TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Returns the factor of a row's gradient without the row's weight: upstream gradient / number of targets. */
+/* Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, outside a
+   run, by the sum of the targets' weights. */
 TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
 {
     double norm = TT__RUN_OF(l) ? TT__RUN_OF(l)->loss_norm : ((const float *)counts->data)[1];
@@ -16256,9 +16283,9 @@ TT__ROW_FN(row_CROSS_ENTROPY_BACKWARD)
 
 TT__RUN_MAP(CROSS_ENTROPY_BACKWARD, 1, 1)
 
-/* Computes forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (see
-   tt__fuse_CROSS_ENTROPY), with the kernels of those ops. Gradients of logits have the dtype of x and replace
-   the logits in memory. */
+/* Computes the forward and backward of a linear layer and its cross-entropy, one chunk of rows after another
+   (see tt__fuse_CROSS_ENTROPY), with the kernels of these two ops. The gradients of the logits have the dtype
+   of x and replace the logits in memory. */
 TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *dx = &l->out[1];
@@ -16400,19 +16427,21 @@ TT__RUN_MAP(MEAN_SQUARED_ERROR_BACKWARD, 1, 2)
    Parameters, gradients and states are contiguous, so kernels treat them as vectors, in chunks of
    TT__CHUNK. */
 
-/* Returns elements [from, from + n) of m as floats, in place or in row k of scratch. */
+/* Returns elements [from, from + n) of m as floats: in m itself if m is f32, else widened into row k of
+   scratch. */
 TT__INLINE float *TT__K(chunk_in)(const tt__mat *m, int64_t from, int64_t n, float *scratch, int k)
 {
     float *row = TT__K(scratch_row)(scratch, TT__CHUNK, k);
     if (m->dtype == TT_F32) return (float *)m->data + from;
     const uint16_t *h = (const uint16_t *)m->data + from;
-    /* prefetches the next chunk, which is most likely this thread's next task */
+    /* Prefetches the next chunk, which most likely is this thread's next task. */
     for (int64_t c = 0; c < n; c += 32) __builtin_prefetch(h + n + c, 0, 2);
     TT__K(row_widen)(row, h, m->dtype, n);
     return row;
 }
 
-/* Rounds x to 16 bits stochastically. group: number of h's first 8 elements; its low word does not wrap. */
+/* Rounds n floats x stochastically to 16 bits in h. group: the Philox counter of the first 8 elements; the
+   low word of the counters must not wrap within the n elements. */
 TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dtype, int64_t n,
                                  const uint64_t keys[2 * TT__DRAW_ROUNDS], uint64_t group)
 {
@@ -16433,8 +16462,8 @@ TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dty
 /* Rounds elements [from, from + n) of m back to 16 bits stochastically, so that steps smaller than half a
    unit in the last place survive on average (Gupta et al., "Deep learning with limited numerical precision",
    2015). Element e is rounded up with a probability equal to the dropped fraction, by number e % 8 of Philox
-   counter {e / 8}. e counts from the first element of the whole tensor, so that a shard is rounded as the
-   whole tensor is. which: the number of the result. */
+   counter {e / 8}. e counts from the first element of the whole tensor, so that the elements of a shard are
+   rounded as in the whole tensor. which: the number of the result. */
 TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n,
                                   const float *x, uint32_t which)
 {
@@ -16507,7 +16536,8 @@ TT__FN tt_status TT__K(run_MEAN_LOSS)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Computes the global norm and the factor of all gradients, as torch.nn.utils.clip_grad_norm_ does. */
+/* Computes the global norm of the gradients, and the factor by which all gradients are multiplied, as in
+   torch.nn.utils.clip_grad_norm_. */
 TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
 {
     const float *squares = (const float *)l->in[0].data;
@@ -16518,7 +16548,7 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
     const double loss_scale = l->in[2].data ? ((const tt__scale *)l->in[2].data)->scale : 1;
     double scale = (run ? run->loss_norm / totals->targets : 1) / loss_scale;
     double norm = sqrt(sum) * scale, factor = scale;
-    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; /* no parameter is updated */
+    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; /* then no parameter is updated */
     if (clip_norm > 0 && clip_norm < norm + 1e-6) factor *= clip_norm / (norm + 1e-6);
     ((tt__clipped *)l->out[0].data)->norm = (float)norm;
     ((tt__clipped *)l->out[0].data)->factor = (float)factor;
@@ -16526,7 +16556,8 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
 }
 
 /* Lowers the loss scale if gradients have overflowed, and raises it after `interval` steps without overflow.
-   Keeps a scale that is not at fault (the loss is not finite, or nothing was counted) or would be below 1. */
+   Does not lower the scale below 1, nor if the scale did not cause the overflow: if the loss is not finite,
+   or if there were no targets. */
 TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
 {
     const tt__totals *totals = (const tt__totals *)l->in[1].data;
@@ -16545,7 +16576,8 @@ TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Rounds x and its transpose to fp8. Magnitudes are compared as bits; the bits of NaN are the largest. */
+/* Rounds x and its transpose to fp8. Magnitudes are compared as integers, by their bits; a NaN is then larger
+   than any number. */
 TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *q = &l->out[0], *across = &l->out[1];
@@ -16567,7 +16599,7 @@ TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
             float v = 0;
             if (r < x->rows && c < x->cols)
                 tt__convert(&v, TT_F32, (char *)tt__at(x, r) + c * item, x->dtype, 1);
-            /* v - v: an infinity becomes NaN and does not saturate. */
+            /* v - v turns an infinity into NaN, so that it does not saturate. */
             const uint8_t rounded = tt__to_fp8(v * scale + (v - v), e5m2);
             if (q->data && r < x->rows) ((uint8_t *)q->data)[r * q->ld + c] = rounded;
             if (across->data && c < x->cols) ((uint8_t *)across->data)[c * across->ld + r] = rounded;
@@ -16578,8 +16610,8 @@ TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Moves the step's largest magnitudes into the history. Magnitudes that are not finite, as in a step that
-   updates nothing, are left out. */
+/* Moves the step's largest magnitudes into the history. Leaves out magnitudes that are not finite, which
+   occur in steps that update no parameter. */
 TT__FN tt_status TT__K(run_FP8_HISTORY)(const tt__launch *l)
 {
     float *largest = (float *)l->out[1].data;
@@ -16655,7 +16687,7 @@ TT__ROWS_FN(sgd_rows)
     if (m) TT__K(chunk_out)(l, &l->out[1], from, n, m, 1);
 }
 
-/* Updates all chunks if the norm of the gradients is finite. */
+/* Updates all chunks of a parameter if the norm of the gradients is finite. */
 TT__INLINE tt_status TT__K(update)(const tt__launch *l, tt__rows_fn rows)
 {
     if (!isfinite(((const tt__clipped *)l->in[1].data)->norm)) return TT_OK;
@@ -16667,9 +16699,10 @@ TT__FN tt_status TT__K(run_SGD)(const tt__launch *l) { return TT__K(update)(l, T
 
 /* ==== src/ops/collectives/cpu.h */
 /* ----------------------------------------------------------------------------------------------- collectives
-   Each member reads the other members' memory. Between the phases, src/run/ has a barrier of all members. */
+   Each member reads the memory of the other members. Between the phases of a collective, all members wait at
+   a barrier (src/run/). */
 
-/* Returns x rounded to a dtype. */
+/* Returns the floats x rounded to a dtype. */
 TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)
 {
     uint16_t h[TT__LANES];
@@ -16686,12 +16719,12 @@ TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)
 TT__INLINE tt__vf TT__K(reduce_two)(const tt__reduce how, const tt_dtype dtype, tt__vf a, tt__vf b)
 {
     if (how == TT__SUM) return TT__K(rounded)(a + b, dtype);
-    tt__vf most = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* b if one is NaN */
+    tt__vf most = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* is b if a or b is NaN */
     return (tt__vf)TT__K(select)(a != a, (tt__vu)a, (tt__vu)most);
 }
 
-/* Loads a vector of leaf k, which has n elements from element c on. Prefetches far ahead, because another
-   core may have written the elements last. */
+/* Loads a vector of member k's elements: n elements, beginning with element c. Prefetches far ahead, because
+   another core may have written the elements last. */
 TT__INLINE tt__vf TT__K(leaf)(const tt__leaves *t, int k, int64_t c, int64_t n, const tt_dtype dtype)
 {
     __builtin_prefetch(t->x[k] + c * (dtype == TT_F32 ? 4 : 2) + 1024);
@@ -16705,8 +16738,8 @@ TT__INLINE tt__vf TT__K(two_leaves)(const tt__leaves *t, int k, int64_t c, int64
     return TT__K(reduce_two)(how, dtype, a, b);
 }
 
-/* Computes a vector of the tree's sum, which has n elements from element c on. count: `present` if that is 2
-   or 4, else 0. */
+/* Computes a vector of the tree's sum: n elements, beginning with element c. count: t->present if this is 2
+   or 4, otherwise 0. */
 TT__INLINE tt__vf TT__K(tree)(const tt__leaves *t, int64_t c, int64_t n, const tt__reduce how,
                               const tt_dtype dtype, const int count)
 {
@@ -16739,7 +16772,8 @@ TT__INLINE void TT__K(reduce_many)(const tt__leaves *t, void *y, int64_t n, cons
     else TT__K(reduce_as)(t, y, n, how, dtype, 0);
 }
 
-/* Reduces the members' elements from `from` on, by the tree, to n elements of out[0] from element `to` on. */
+/* Reduces n elements of all members' in[0], beginning with element `from`, by the tree. Writes or adds the
+   results to out[0], beginning with element `to`. */
 TT__OUTLINE void TT__K(reduce)(const tt__launch *l, int64_t from, int64_t to, int64_t n)
 {
     const tt__reduce how = l->instr->move.reduce;
@@ -16793,7 +16827,7 @@ TT__FN tt_status TT__K(run_ALL_GATHER)(const tt__launch *l)
 TT__FN tt_status TT__K(run_BROADCAST)(const tt__launch *l)
 {
     int64_t first, n = tt__piece_of(l, &l->out[0], false, l->me, &first);
-    if (l->out[0].data == l->peer_in[0].data) return TT_OK; /* this member has all already */
+    if (l->out[0].data == l->peer_in[0].data) return TT_OK; /* this member has the whole tensor already */
     if (l->phase == TT__REDUCE_PHASE) return tt__for_elements(l, n, tt__broadcast_rows);
     return tt__for_elements(l, tt__elements(&l->out[0]), tt__spread_rows);
 }
@@ -16803,7 +16837,7 @@ TT__FN tt_status TT__K(run_SUM_SLOTS)(const tt__launch *l)
     return l->present ? tt__for_elements(l, tt__elements(&l->out[0]), TT__K(reduce_rows)) : TT_OK;
 }
 
-TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; } /* the RECV fetches x */
+TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; } /* RECV fetches x */
 
 TT__FN tt_status TT__K(run_RECV)(const tt__launch *l)
 {

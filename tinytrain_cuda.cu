@@ -1719,7 +1719,7 @@ namespace {
 
 // ---------------------------------------------------------------------------------------- element by element
 
-// Computes y = s x. Moves x and y once.
+// Computes y = s * x. Moves x and y once.
 struct op_scale {
     static constexpr int KIND = HOT_CASTS;
     float s;
@@ -1738,7 +1738,7 @@ cudaError_t run_scale(const tt__launch *l)
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], false, op);
 }
 
-// Computes y = a + b or (TIMES) a b, where b is a matrix or (ROW) a row. Moves a, b and y once.
+// Computes y = a + b or, if TIMES, y = a * b. b is a matrix or, if ROW, a single row. Moves a, b and y once.
 template <bool TIMES, bool ROW> struct op_two {
     static constexpr int KIND = HOT;
     static constexpr bool BY_ROW = ROW;
@@ -1761,8 +1761,8 @@ template <class OP> cudaError_t run_two(const tt__launch *l)
     return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], OP::BY_ROW, OP());
 }
 
-// Arguments of rotary positions. A thread turns up to 8 pairs, the same pairs of TURN_HEADS heads. Moves x
-// and y once.
+// Arguments of rotary positions. A thread rotates up to 8 pairs of columns of a head, and the same pairs of
+// TURN_HEADS heads. Moves x and y once.
 enum { TURN_HEADS = 8 };
 struct rotary_args {
     tt__mat x, y;
@@ -1770,11 +1770,11 @@ struct rotary_args {
     bool add, vector;
     int heads, head_size, pairs, neighbours;
     float sign, magnitude;
-    int64_t groups, spans, all; // groups of pairs in a head; groups of heads in a row; all groups
+    int64_t groups, spans, all; // groups of pairs in a head; groups of heads in a row; tasks
     float frequency[TT__MOST_PAIRS];
 };
 
-// Writes v to the n columns from c on of row r, or adds v to them.
+// Writes v to n columns of row r of y, beginning with column c, or (a.add) adds v to them.
 __device__ void put_group(const rotary_args &a, int64_t r, int64_t c, int n, float (&v)[8])
 {
     float old[8];
@@ -1826,7 +1826,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2) rotary_kernel(rotary_args 
             }
             put_group(a, r, lower, n_lower, v);
             put_group(a, r, upper, n_upper, w);
-            if (group || (a.x.data == a.y.data && !a.add)) continue; // below: columns that do not turn
+            if (group || (a.x.data == a.y.data && !a.add)) continue;
+            // Copies the columns that are not rotated.
             for (int64_t e = 2 * a.pairs; e < a.head_size; e += 8) {
                 const int rest = min((int64_t)8, a.head_size - e);
                 load_group(v, a.x, r, head + e, rest, a.vector);
@@ -1864,7 +1865,7 @@ cudaError_t run_rotary(const tt__launch *l)
     return e != cudaSuccess ? e : TT__LAUNCH(rotary_kernel, grid, TT__ROW_THREADS, 0, l->device->stream, a);
 }
 
-// Computes y = a constant, times the loss scale if `scale` is not NULL. Moves y once.
+// Sets y to a constant, multiplied by the loss scale if `scale` is not NULL. Moves y once.
 struct op_fill {
     static constexpr int KIND = RARE;
     float x;
@@ -1884,7 +1885,7 @@ cudaError_t run_fill(const tt__launch *l)
     return l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, l->out[0], false, false, op);
 }
 
-// Computes y = act(x); op_act_backward computes dx = dy act'(saved). Moves operands and results once.
+// Computes y = act(x); op_act_backward computes dx = dy * act'(saved). Both move operands and results once.
 template <int ACT> struct op_act {
     static constexpr int KIND = ACT == TT__ACT_GELU || ACT == TT__ACT_GELU_TANH ? HOT : RARE;
     __device__ void begin() {}
@@ -1913,7 +1914,7 @@ template <int ACT> struct op_act_backward {
     }
 };
 
-// Calls run(op) with the op of an activation.
+// Calls run(op), where op is OP<act> for the activation `act`.
 template <template <int> class OP, class RUN> cudaError_t with_act(int act, RUN run)
 {
     switch (act) {
@@ -1948,7 +1949,7 @@ cudaError_t run_activation_backward(const tt__launch *l)
     return run_slope(l, l->instr->attr.act, l->in[0], l->in[1], l->out[0], l->add[0], l->out[1], l->add[1]);
 }
 
-// Computes y = silu(gate) up. Moves gate, up and y once.
+// Computes y = silu(gate) * up. Moves gate, up and y once.
 struct op_swiglu {
     static constexpr int KIND = HOT;
     __device__ void begin() {}
@@ -1967,8 +1968,8 @@ cudaError_t run_swiglu(const tt__launch *l)
     return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], false, op_swiglu());
 }
 
-// Arguments of the backward of swiglu, in groups of 8 columns as in each_group. dgate or dup may be absent,
-// or in the place of an operand. Moves operands and results once.
+// Arguments of the backward of swiglu, which works on groups of 8 columns, as each_group does. dgate or dup
+// may be absent, or have the memory of an operand. Moves operands and results once.
 struct swiglu_args { tt__mat dy, gate, up, dgate, dup; bool add_dgate, add_dup, vector; int64_t per_row; };
 
 // Computes dgate and dup. X: dtype of all operands and results, or ANY.
@@ -2029,10 +2030,10 @@ cudaError_t run_swiglu_backward(const tt__launch *l)
     return TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
 }
 
-// Computes y = x / (1 - p) where the element survives, else 0; plus the residual. A group's 16-bit random
-// numbers are Philox block {r, c / 8, 0, 0}, where r and c count the rows and columns of all ranks; number[r]
-// replaces r if `number` is not NULL. Moves x, residual and y once; the random numbers take some 12 integer
-// operations an element.
+// Computes y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual if it is present.
+// A group of 8 columns gets its 16-bit random numbers from Philox counter {r, c / 8, 0, 0}, where r and c
+// count the rows and columns of all ranks; if `number` is not NULL, number[r] replaces r. Moves x, residual
+// and y once; the random numbers take some 12 integer operations an element.
 struct op_dropout {
     static constexpr int KIND = HOT;
     const tt__run *run;
@@ -2054,7 +2055,7 @@ struct op_dropout {
     {
         return number ? (uint32_t)number[r] : (uint32_t)(first_row + r);
     }
-    // Drops elements of group number `group` of row number `row`.
+    // Applies dropout to v, group number `group` of 8 columns of row number `row`.
     __device__ void apply(uint32_t row, uint32_t group, float (&v)[8]) const
     {
         const uint32_t counter[4] = {row, (uint32_t)(first_col / 8) + group, 0, 0};
@@ -2098,7 +2099,7 @@ namespace {
 
 // ------------------------------------------------------------------- rows: gather, scatter, pooling, patches
 
-// Computes y[r] = x[index[r] - first]; 0 where x has no such row. Moves the rows of y twice.
+// Computes y[r] = x[index[r] - first], or zeros where x has no such row. Reads the rows of x and writes y.
 struct op_gather {
     static constexpr int KIND = HOT_CASTS;
     const int32_t *index;
@@ -2133,7 +2134,7 @@ __device__ __forceinline__ int64_t sequence_of(const int32_t *start, int64_t seq
     return low;
 }
 
-// Computes dx[r] = dy[s] / length of s, the sequence of row r. Moves dx once.
+// Computes dx[r] = dy[s] / (number of rows of sequence s), where s is the sequence of row r. Moves dx once.
 struct op_mean_pool_backward {
     static constexpr int KIND = RARE;
     const int32_t *start;
@@ -2155,15 +2156,15 @@ cudaError_t run_mean_pool_backward(const tt__launch *l)
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], true, op);
 }
 
-// Arguments of patches, which computes y[r] = patch number position[r] - 1 of row r's image, its channels one
-// after another; 0 for position 0. A thread takes up to 8 pixels of a line of a patch, with all C channels.
-// words: groups of 8 pixels begin at multiples of 4 bytes. Moves the pixels and y once.
+// Arguments of patches, which sets y[r] to patch number position[r] - 1 of the image of row r, one channel
+// after another, or to zeros if position[r] is 0. A thread works on up to 8 pixels of a line of a patch, with
+// all C channels. words: groups of 8 pixels begin at multiples of 4 bytes. Moves the pixels and y once.
 struct patches_args {
     const uint8_t *pixels;
     int64_t ld, seqs;
     const int32_t *position, *start;
     int width, patch;
-    float scale[4], shift[4]; // of each channel
+    float scale[4], shift[4]; // factor and addend of each channel
     tt__mat y;
     bool add, vector, words;
 };
@@ -2178,7 +2179,7 @@ template <int C> __global__ void __launch_bounds__(TT__ROW_THREADS) patches(patc
         const int64_t r = g.y.rows * each > INT32_MAX ? k / each : (uint32_t)k / each;
         const unsigned unit = (unsigned)(k - r * each), line = unit / runs, x = unit % runs * 8;
         const int n = min(8, g.patch - (int)x), p = g.position[r] - 1;
-        uint32_t pixels[2 * C]; // 8 pixels of C bytes
+        uint32_t pixels[2 * C]; // the bytes of 8 pixels, C channels each
         TT__UNROLL for (int i = 0; i < 2 * C; i++) pixels[i] = 0;
         if (p >= 0) {
             const int64_t corner = ((int64_t)((unsigned)p / across) * g.patch + line) * g.width
@@ -2219,7 +2220,8 @@ cudaError_t run_patches(const tt__launch *l)
         g.scale[c] = 1 / (255 * o->std[c]);
         g.shift[c] = -o->mean[c] / o->std[c];
     }
-    // words: all lines of images begin at multiples of 4 bytes; 8 pixels of C channels are whole words.
+    // words: whether all lines of images begin at multiples of 4 bytes; 8 pixels of C channels are whole
+    // words.
     const uintptr_t pitches = (uintptr_t)g.ld | (uintptr_t)(o->width * o->channels);
     g.words = o->patch % 8 == 0 && ((uintptr_t)g.pixels | pitches) % 4 == 0;
     if (!y->rows) return cudaSuccess;
@@ -2232,10 +2234,10 @@ cudaError_t run_patches(const tt__launch *l)
     return e != cudaSuccess ? e : TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
 }
 
-// ---- sums over rows, with special kernels
+// ---- sums over rows
 
-// Loads columns [c, c + n) of N rows; rows with negative numbers are zeros. All loads are in flight before
-// the first result is needed.
+// Loads columns [c, c + n) of the N rows that `rows` lists; a negative number stands for a row of zeros. All
+// loads are in flight together.
 template <int N>
 __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, const int64_t (&rows)[N],
                                           int64_t c, int n, bool vector)
@@ -2260,8 +2262,8 @@ __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, co
     }
 }
 
-// Computes y[s] = the mean of the rows of sequence s. A block takes 256 columns of a sequence, a warp every
-// eighth row. Moves x once.
+// Sets y[s] to the mean of the rows of sequence s. A block sums 256 columns of a sequence, and each of its
+// warps every eighth row. Moves x once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y,
                                                              bool add, bool vector)
 {
@@ -2293,7 +2295,7 @@ cudaError_t run_mean_pool(const tt__launch *l)
                       d->stream, l->in[0], (const int32_t *)l->in[1].data, *y, l->add[0], is_wide(&l->in[0]));
 }
 
-// ---- set rows: a bit marks each listed row, because the index may list a row twice
+// ---- set_rows: a bit marks each row that the index lists, because the index may list a row twice
 
 __global__ void __launch_bounds__(TT__ROW_THREADS) mark_rows(const int32_t *index, int64_t n, unsigned *bits)
 {
@@ -2313,12 +2315,13 @@ cudaError_t run_mark_rows(const tt__launch *l, int64_t rows)
                       (const int32_t *)l->in[1].data, l->in[1].rows, resident_of(l)->words);
 }
 
-// Computes y[r] = b where row r is set, else x[r], which is not read if y is in the place of x. Moves x and y
-// once, or only the set rows. In the backward b is absent: y[r] = 0 where row r is set, unless y is added to.
+// Sets y[r] to b where the bit of row r is set, and to x[r] elsewhere. If y has the memory of x, writes only
+// the set rows; otherwise moves x and y once. In the backward, b is absent: y[r] becomes 0 where the bit is
+// set or, if `add`, stays as it is.
 struct op_set_rows {
     static constexpr int KIND = RARE;
     const unsigned *bits;
-    bool in_place, add; // add: y[r] += x[r] where row r is not set
+    bool in_place, add; // in_place: y has the memory of x; add: y[r] += x[r] where row r is not set
     __device__ void begin() {}
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
@@ -2373,8 +2376,9 @@ cudaError_t run_store_rows(const tt__launch *l)
                       (const int32_t *)l->in[1].data, y, groups, is_wide(&x) && is_wide(&y));
 }
 
-// Computes partial[blockIdx.x][c] = the sum of dy's set rows among `words` words, each with the bits of 32
-// rows. A block has 256 columns, a warp every eighth word.
+// Sums the rows of dy whose bits are set, and writes the sum of column c to partial[blockIdx.x][c]. A block
+// sums 256 columns of the rows of `words` words of bits, 32 rows a word; each of its warps takes every eighth
+// word.
 __global__ void __launch_bounds__(TT__ROW_THREADS) sum_set_rows(tt__mat dy, const unsigned *bits,
                                                                 int64_t words, float *partial, bool vector)
 {
@@ -2401,7 +2405,7 @@ cudaError_t run_set_rows_backward(const tt__launch *l)
     const unsigned *bits = resident_of(l)->words;
     float *partial = resident_of(l)->sums + used / sizeof(float);
     cudaError_t e = run_mark_rows(l, dy->rows);
-    if (e == cudaSuccess && l->out[1].data) { // first, because dx may be in the place of dy
+    if (e == cudaSuccess && l->out[1].data) { // first, because dx may have the memory of dy
         const int64_t all = (dy->rows + 31) / 32;
         const int64_t blocks = sum_blocks(d, 2, (all + 7) / 8, used, (size_t)dy->cols * 4);
         const int64_t words = (all + blocks - 1) / blocks;
@@ -2421,8 +2425,8 @@ namespace {
 
 // ---- layernorm
 
-// A thread of a row. The threads of a row are whole warps, and each has 8 of the row's columns: neighbours if
-// `vector`, otherwise columns that are as many apart as the row has threads.
+// A thread of a row. Whole warps share a row, and each thread has 8 of its columns: 8 neighbours if `vector`;
+// otherwise the thread's columns are `of` apart, the number of the row's threads.
 struct row_thread {
     int at, of; // the thread's number among the `of` threads of a row
     bool vector;
@@ -2430,7 +2434,7 @@ struct row_thread {
 };
 inline int row_threads(int64_t cols) { return (int)((cols + 255) / 256 * 32); }
 
-// Loads the thread's columns of row r. Columns beyond the last, and a row that is not there, become 0.
+// Loads the thread's columns of row r. Columns after the last become 0, as does the whole row unless `there`.
 template <int X>
 __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int64_t r, const row_thread &t,
                                           bool there = true)
@@ -2451,7 +2455,7 @@ __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int
     }
 }
 
-// Stores v to row r of m. v becomes the numbers as they were stored.
+// Stores v to row r of m. Sets v to the numbers as rounded to the dtype of m.
 template <int X>
 __device__ __forceinline__ void put_row(const tt__mat &m, int64_t r, const row_thread &t, float (&v)[8])
 {
@@ -2485,15 +2489,15 @@ template <int X> __device__ __forceinline__ void add_row(float (&v)[8], const ro
     TT__UNROLL for (int j = 0; j < 8; j++) v[j] += u[j];
 }
 
-// Sums each of N numbers (1, 2 or 4) over the threads of a row: at most MOST warps, of which the first is
-// warp `first` of the block. All threads of the block call this; `part` has a row for each warp of the block,
-// and must be free.
+// Sums each of N numbers (1, 2 or 4) over the threads of a row. These are `warps` warps, at most MOST,
+// beginning with warp `first` of the block. All threads of the block must call this. `part` has a row for
+// each warp of the block; no thread may still read it from an earlier call.
 template <int MOST, int N>
 __device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int first, int warps)
 {
     const int lane = threadIdx.x % 32;
     int m = 16;
-    TT__UNROLL for (int n = N; n > 1; n /= 2, m /= 2) // each lane keeps half of the numbers
+    TT__UNROLL for (int n = N; n > 1; n /= 2, m /= 2) // in each step, a lane keeps half of its numbers
         TT__UNROLL for (int k = 0; k < n / 2; k++) {
             const float keep = lane & m ? v[k + n / 2] : v[k], give = lane & m ? v[k] : v[k + n / 2];
             v[k] = keep + __shfl_xor_sync(0xffffffffu, give, m);
@@ -2507,7 +2511,7 @@ __device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int fi
             TT__UNROLL for (int n = 0; n < N; n++) v[n] += part[first + k][n];
 }
 
-// Statistics of a row: mean and 1 / std or, for rmsnorm, which is not centred, 1 / rms alone.
+// Statistics of a row: mean and 1 / std. For rmsnorm, `centred` is false, mean is 0 and rstd is 1 / rms.
 struct row_stats { bool centred; float mean, rstd; };
 
 __device__ __forceinline__ void set_stats(const tt__mat &stats, int64_t r, bool centred, float mean,
@@ -2525,24 +2529,26 @@ __device__ __forceinline__ row_stats get_stats(const tt__mat &stats, int64_t r)
     return {centred, centred ? at[0] : 0.0f, at[centred]};
 }
 
-// Dropout in a norm's kernel. Forward: x, which the norm reads, first becomes dropout(from) + residual (no
-// residual if its data is NULL). Backward: `to` becomes dropout(dx), and the sums are column sums of `to`.
+// Dropout in a norm's kernel. In the forward, the kernel first computes dropout(from) + residual, stores it
+// in x and normalises it; there is no residual if its data is NULL. In the backward, the kernel stores
+// dropout(dx) in `to`, and its third sums are column sums of `to`.
 struct norm_dropout { op_dropout op; tt__mat from, residual, to; };
 
-// Sizes of a block. A block for NARROW rows, of up to 1,024 columns, has EACH teams of threads, and each team
-// has two rows in a turn, or one row if operands are of any dtype. For other rows, a block is one team with
-// one row.
+// Sizes of a thread block. For NARROW rows, of up to 1,024 columns, a block has EACH teams of threads, and
+// each team works on two rows at a time (a turn), or on one row if X is ANY. For wider rows, a block is one
+// team and works on one row at a time.
 template <bool NARROW, int X, int EACH> struct norm_block {
     static constexpr int TEAMS = NARROW ? EACH : 1, ROWS = NARROW && X != ANY ? 2 : 1, TURN = TEAMS * ROWS;
     static constexpr int ROW_WARPS = NARROW ? 4 : 16, WARPS = TEAMS * ROW_WARPS, MOST = WARPS * 32;
 };
 template <bool NARROW, int X> using forward_block = norm_block<NARROW, X, 2>;
-template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>; // see sum_teams
+// The number of teams, 4 or 1, is that of sum_teams.
+template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>;
 
-// Computes y = (x - mean) / std w + b, and stores mean and 1 / std to stats. If not centred, the mean counts
-// as 0. A row stays in the registers of its threads and is read once; with typed operands, the next rows are
-// in flight meanwhile. X: dtype of x and y, W: dtype of w and b. DROP: with dropout, which needs typed
-// operands.
+// Computes y = (x - mean) / std * w + b, and stores mean and 1 / std to stats. If not `centred`, the mean
+// counts as 0. A row stays in the registers of its threads and is read once. X: dtype of x and y, or ANY; W:
+// dtype of w and b. Unless X is ANY, the next rows are in flight meanwhile. DROP: with dropout; X must not be
+// ANY.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == TT_BF16 && !DROP ? 3 : 2 : 1)
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
@@ -2566,7 +2572,7 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     uint32_t next_number[ROWS] = {};
     row_bits<W> bits;
     float scale[8], shift[8];
-    // The thread's first row in the current turn or, in what is fetched ahead, in the next turn.
+    // The thread's first row in the current turn. The rows in flight are those of the next turn.
     int64_t r = (int64_t)blockIdx.x * B::TURN + team;
     const int64_t step = (int64_t)gridDim.x * B::TURN, rows = x.rows;
     tt__mat from = DROP ? drop.from : x;
@@ -2612,7 +2618,7 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
         }
         if (centred) row_sums<B::ROW_WARPS>(sum, sum_part, team * warps, warps);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
-            sum[i] = centred ? sum[i] * each : 0.0f; // the mean
+            sum[i] = centred ? sum[i] * each : 0.0f; // from here on, the mean
             squares[i] = 0;
             TT__UNROLL for (int j = 0; j < 8; j++) {
                 v[i][j] -= sum[i];
@@ -2634,11 +2640,12 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
         }
         move_rows(step, y, stats);
         if (DROP) move_rows(step, x);
-        if (!centred) __syncthreads(); // square_part has been read
+        if (!centred) __syncthreads(); // waits until all threads have read square_part
     }
 }
 
-// Computes y and statistics of layernorm for wider rows: a block takes a row and reads it three times.
+// Computes y and the statistics of layernorm for rows of more than TT__ROW_COLUMNS columns. A block works on
+// one row and reads it three times.
 __global__ void __launch_bounds__(TT__ROW_THREADS)
     layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred,
                    bool add)
@@ -2697,8 +2704,8 @@ cudaError_t launch_layernorm(const tt__launch *l, bool centred, bool vector, con
                                              centred, l->add[0], vector, drop);
 }
 
-// Runs layernorm or rmsnorm. dropout: NULL, or the launch that makes x, which the kernel does at the same
-// time (run_with_dropout).
+// Runs layernorm or rmsnorm. dropout: NULL, or the launch of the dropout that makes x, which the same kernel
+// then computes, too (run_with_dropout).
 cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
@@ -2724,8 +2731,8 @@ cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 
 cudaError_t run_layernorm(const tt__launch *l) { return run_layernorm_with(l, NULL); }
 
-// Stores a block's sums over its rows to (2, cols): dw and db; or to (3, cols), with ds. memory: (TEAMS, 4,
-// threads of a row), if the block has several teams.
+// Stores a block's sums over its rows: dw and db to `to` (2, cols) or, if `sums`, dw, db and ds to `to`
+// (3, cols). memory: shared memory (TEAMS, 4, threads of a row), if the block has several teams.
 template <int TEAMS>
 __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const row_thread &t, int team,
                                                   float4 *memory, const float (&dw)[8], const float (&db)[8],
@@ -2740,13 +2747,13 @@ __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const
         store(0, dw);
         store(1, db);
         if (sums) store(2, ds);
-    } else { // sums over the teams; halves of 4 columns are apart
+    } else { // sums over the teams; a thread's 8 columns are stored as two separate halves
         float4 *const own = memory + team * 2 * width + t.at;
         const auto leave = [&](int place, const float (&v)[8]) {
             own[place * 2 * width] = make_float4(v[0], v[1], v[2], v[3]);
             own[place * 2 * width + width] = make_float4(v[4], v[5], v[6], v[7]);
         };
-        const auto sum_up = [&](int kind, int place, int count) { // one team sums one kind
+        const auto sum_up = [&](int kind, int place, int count) { // a team computes one kind of sums
             float all[8] = {0, 0, 0, 0, 0, 0, 0, 0};
             for (int k = place; k < place + count; k++) {
                 const float4 a = memory[k * 2 * width + t.at], b = memory[(k * 2 + 1) * width + t.at];
@@ -2767,8 +2774,8 @@ __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const
     }
 }
 
-// Begins the gradient of a row of dy (g) and x (n): n becomes (x - mean) / std, and g becomes dy w. sum gets
-// the thread's sums of g and of g n. dw and db, which run over rows, get dy n and dy added.
+// Begins the gradient of a row, given dy in g and x in n. Sets n to (x - mean) / std and g to dy * w, and sum
+// to the thread's sums of g and of g * n. Adds dy * n to dw, and dy to db, which are sums over rows.
 __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], float *sum, float (&dw)[8],
                                                float (&db)[8], const float (&scale)[8], const row_stats &of)
 {
@@ -2784,12 +2791,12 @@ __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], flo
     }
 }
 
-// Computes, with n = (x - mean) / std and g = dy w, dx = (g - avg(g) - n avg(g n)) / std, and this block's
-// sums of dw = sum dy n and db = sum dy. partial holds for each block the column sums of dw, of db and, with
-// `sums`, of dx (after dx was added to). dx.data may be NULL. X: dtype of dy, x and dx, W: dtype of w. A row
-// stays in the registers of its threads, as do the sums over rows. bf16 rows of the next turn are in flight
-// meanwhile. Bytes: dy, x and dx once, and what dx is added to. DROP: with dropout, which needs typed
-// operands and dx; the dropout's rows are as far apart as those of dx.
+// Computes dx = (g - avg(g) - n * avg(g * n)) / std, where n = (x - mean) / std and g = dy * w, and this
+// block's sums over rows of dw = dy * n and db = dy. Writes to partial, for each block, the sums of dw and db
+// and, if `sums`, the column sums of dx (if `add`, after the addition). dx.data may be NULL. X: dtype of dy,
+// x and dx; W: dtype of w. A row and the sums over rows stay in registers; with bf16, the rows of the next
+// turn are in flight meanwhile. Moves dy, x and dx once; if `add`, also reads dx. DROP: with dropout, which
+// needs dx and an X that is not ANY; the rows of drop.to are dx.ld elements apart.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
@@ -2815,15 +2822,16 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     row_stats next[ROWS];
     uint32_t next_number[ROWS] = {};
     row_bits<W> bits;
-    // `left`: rows of the block from the thread's first row in the current turn on. Operands and results
-    // begin at the thread's first row of the turn that is fetched next. All of a turn is fetched together: a
-    // thread that waits for one of its loads may wait for all loads in flight.
+    // `left`: number of the block's rows from the thread's first row in the current turn on. The pointers of
+    // operands and results are at the thread's first row of the turn that is fetched next. All rows of a turn
+    // are fetched together, because a thread that waits for one load may have to wait for all loads in
+    // flight.
     const int64_t from = (int64_t)blockIdx.x * rows_each;
     const int64_t end = min(x.rows, from + rows_each);
     int left = (int)(end - from) - team;
-    // Bytes from dy to x, whose rows are as far apart: one pointer less to keep.
+    // Bytes from dy to x. Both have the same ld, so that one pointer serves both.
     const int64_t beside = X != ANY ? (char *)x.data - (char *)dy.data : 0;
-    const int64_t dropped = (char *)drop.to.data - (char *)dx.data; // bytes from dx to its dropout
+    const int64_t dropped = (char *)drop.to.data - (char *)dx.data; // bytes from dx to drop.to
     move_rows(from + team, dy, dx, stats);
     if (X == ANY) move_rows(from + team, x);
     const auto fetch = [&](int many) {
@@ -2864,8 +2872,8 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
             TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] = g[i][j] * of[i].rstd + start[j];
         }
         if (!leaves) continue;
-        const int64_t back = AHEAD ? 2 * B::TURN : B::TURN; // from the next fetch to the current turn
-        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // alternating
+        const int64_t back = AHEAD ? 2 * B::TURN : B::TURN; // rows from the current turn to the next fetch
+        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // alternates
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             const float avg_g = centred ? sum[2 * i] * each : 0.0f, avg_gn = sum[2 * i + 1] * each;
             const float of_n = -of[i].rstd * avg_gn, rest = -of[i].rstd * avg_g;
@@ -2884,8 +2892,8 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
                              dw, db, ds, sums);
 }
 
-// Computes dx for wider rows, a block a row. Four blocks a multiprocessor: for eight, the compiler spills
-// registers on compute capability 10.0.
+// Computes dx for rows of more than TT__ROW_COLUMNS columns, one row for each block. A multiprocessor has
+// four blocks: with eight, the compiler spills registers on compute capability 10.0.
 __global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt__mat dy, tt__mat x,
         tt__mat w, tt__mat stats, tt__mat dx, bool add)
 {
@@ -2910,7 +2918,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt
     }
 }
 
-// Computes the sums of dw and db over a block's rows for wider rows, a column a thread.
+// Computes the sums of dw and db over a block's rows for rows of more than TT__ROW_COLUMNS columns. A thread
+// sums one column.
 __global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_sums_wide(tt__mat dy, tt__mat x, tt__mat stats,
         int64_t rows_each, float *partial)
 {
@@ -2939,8 +2948,8 @@ cudaError_t launch_layernorm_backward(const tt__launch *l, unsigned blocks, int6
                       vector, sums, 1.0f / (float)l->in[1].cols, drop);
 }
 
-// Runs the backward of layernorm or rmsnorm. dropout: NULL, or the launch that makes a dropout of dx, which
-// the kernel does at the same time (run_with_dropout).
+// Runs the backward of layernorm or rmsnorm. dropout: NULL, or the launch of the dropout of dx, which the
+// same kernel then computes, too (run_with_dropout).
 cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
@@ -2957,7 +2966,7 @@ cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *d
     if (wide) {
         e = TT__LAUNCH(layernorm_sums_wide, dim3((unsigned)blocks, blocks_for(x->cols, TT__ROW_THREADS)),
                        TT__ROW_THREADS, 0, d->stream, *dy, *x, *stats, each, partial);
-        if (e == cudaSuccess && dx->data) // last, as dx may be in the memory of dy
+        if (e == cudaSuccess && dx->data) // last, because dx may have the memory of dy
             e = TT__LAUNCH(layernorm_backward_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *dy, *x,
                            *w, *stats, *dx, l->add[0]);
     } else {
@@ -2990,9 +2999,9 @@ cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *d
 
 cudaError_t run_layernorm_backward(const tt__launch *l) { return run_layernorm_backward_with(l, NULL); }
 
-// ---- dropout and a norm in one kernel, where the second of two launches reads what the first writes
+// ---- dropout and a norm in one kernel, if the second of two launches reads the result of the first
 
-// Returns whether a and b have no bytes in common, or are the same rows at the same place.
+// Returns whether a and b share no bytes, or hold the same rows at the same place.
 bool is_apart(const tt__mat &a, const tt__mat &b)
 {
     if (!a.data || !b.data) return true;
@@ -3004,11 +3013,11 @@ bool is_apart(const tt__mat &a, const tt__mat &b)
     return end(a) <= (const char *)b.data || end(b) <= (const char *)a.data;
 }
 
-// Runs a norm of dropout's result, or dropout of the dx of a norm's backward. The memory plan assumes that
-// the first is done before the second begins, so results of the second may be stored where operands of the
-// first are. In one kernel, a thread reads and writes the same columns of its rows, which is right if memory
-// does not overlap or holds the same rows at the same place; otherwise two kernels run. The numbers are the
-// same either way.
+// Runs two launches: dropout and a norm of its result, or the backward of a norm and dropout of its dx. The
+// memory plan assumes that the first launch is done before the second begins, so the plan may store results
+// of the second where operands of the first are. In one kernel, a thread reads and writes the same columns of
+// its rows; this is right if operands and results do not overlap or hold the same rows at the same place.
+// Otherwise two kernels run. The results are the same either way.
 cudaError_t run_with_dropout(const tt__launch *l)
 {
     const bool forward = l->instr->op == TT__OP_DROPOUT;
@@ -3041,23 +3050,25 @@ cudaError_t run_with_dropout(const tt__launch *l)
 /* ==== src/ops/embedding/cuda.cuh */
 namespace {
 
-// ---- gradients of tables: rows of dy are sorted by id, equal ids in row order; then equal ids are summed
+// ---- gradients of tables: sort the rows of dy by id, and for equal ids by row; then sum rows of equal ids
 
-#ifndef TT__SORT_TILES // max number of blocks; tests make it smaller
+#ifndef TT__SORT_TILES // max number of blocks of the radix sort; tests make it smaller
 #define TT__SORT_TILES 128
 #endif
-enum { TT__SORT_STEP = 1024 }; // ids that a block takes at a time
+enum { TT__SORT_STEP = 1024 }; // number of ids that a block sorts at a time
 
-// The kernels below run once or twice a step, and each time the device reads their code from its memory, so
-// that short code saves more time than unrolled loops.
+// The kernels below run only once or twice in a step, so the device reads their code from its memory each
+// time. Short code therefore saves more time than unrolled loops.
 
-// Loads four numbers, 32 apart, with all four loads in flight together.
+// Loads from[k], from[k + 32], from[k + 64] and from[k + 96], or 0 from `end` on, with all loads in flight
+// together.
 __device__ __forceinline__ void load_ids(int32_t (&to)[4], const int32_t *from, int64_t k, int64_t end)
 {
     TT__UNROLL for (int u = 0; u < 4; u++) to[u] = k + u * 32 < end ? from[k + u * 32] : 0;
 }
 
-// Sets counts[block][digit] to the number of the block's ids with this digit, 8 bits from bit `shift` on.
+// Sets counts[block][digit] to the number of the block's ids that have this digit. A digit is the 8 bits of
+// an id from bit `shift` on.
 __global__ void __launch_bounds__(TT__ROW_THREADS) count_digits(const int32_t *ids, int64_t n, int shift,
                                                                 int64_t tile, unsigned *counts)
 {
@@ -3077,15 +3088,15 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) count_digits(const int32_t *i
     counts[(int64_t)blockIdx.x * 256 + threadIdx.x] = count[threadIdx.x];
 }
 
-// Sorts ids and rows (NULL: 0, 1, ...) by their digit; ids with the same digit keep their order. Thread k of
-// a block is responsible for digit k.
+// Sorts ids, and their rows, by digit. Ids with the same digit keep their order. If rows is NULL, the rows
+// are 0, 1, ... Thread k of a block computes the counts and places of digit k.
 __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t *ids, const int32_t *rows,
                                                                   int64_t n, int shift, int64_t tile,
                                                                   const unsigned *counts, int32_t *to_ids,
                                                                   int32_t *to_rows)
 {
     tt__begin_kernel();
-    TT__SHARED(unsigned, place, [8][256]); // place of each warp's next id, by its digit
+    TT__SHARED(unsigned, place, [8][256]); // place of each warp's next id with a digit
     TT__SHARED(unsigned, totals, [8]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
@@ -3099,7 +3110,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
             all += count[u];
         }
     }
-    unsigned sum = all; // number of ids with a digit of this warp up to this thread's
+    unsigned sum = all; // becomes the number of ids with this digit or a lower digit of the same warp
     for (int m = 1; m < 32; m *= 2) {
         const unsigned other = __shfl_up_sync(0xffffffffu, sum, m);
         if (lane >= m) sum += other;
@@ -3117,7 +3128,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
         if (rows) load_ids(row, rows, first, to);
         TT__UNROLL for (int k = 0; k < 8; k++) place[warp][k * 32 + lane] = 0;
         __syncwarp();
-        // rank: how many ids with the same digit the warp has before each of its 128 ids.
+        // rank: the number of ids with the same digit that come before an id among the warp's 128 ids.
         TT__UNROLL for (int u = 0; u < 4; u++) {
             const bool there = first + u * 32 < to;
             const unsigned digit = (uint32_t)id[u] >> shift & 255;
@@ -3145,13 +3156,13 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
     }
 }
 
-// Sorts up to TT__RANKED ids and their rows at once: the place of an id is the number of ids before it. A
-// block counts for 32 ids, and each of its warps compares these with an eighth of all ids. Further blocks
-// write zeros.
+// Sorts up to TT__RANKED ids and their rows in one step: the place of an id is the number of ids that come
+// before it. A block counts these for 32 ids, and each of its 8 warps compares the 32 ids with an eighth of
+// all ids. The other blocks write zeros to `zero`.
 #ifndef TT__RANKED // tests make it smaller
 #define TT__RANKED 8192
 #endif
-enum { TT__ZEROS = 4096 }; // vectors of zeros that a block writes at a time
+enum { TT__ZEROS = 4096 }; // number of 16-byte vectors of zeros that a block writes at a time
 __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, int n, int32_t *to_ids,
                                                             int32_t *to_rows, uint4 *zero,
                                                             int64_t zero_vectors)
@@ -3168,20 +3179,20 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
                 if (k + u < zero_vectors) zero[k + u] = make_uint4(0, 0, 0, 0);
         return;
     }
-    const int from = (int)blockIdx.x * 32, each = ((n + 7) / 8 + 31) / 32 * 32; // each: ids of a warp
+    const int from = (int)blockIdx.x * 32, each = ((n + 7) / 8 + 31) / 32 * 32; // each: ids per warp
     const int whole = (uintptr_t)ids % 16 == 0 ? n / 4 * 4 : 0;
     TT__ROLLED for (int k = threadIdx.x * 4; k < whole; k += 4 * TT__ROW_THREADS)
         tt__cp_async_16(all + k, ids + k);
     TT__ROLLED for (int k = whole + threadIdx.x; k < n; k += TT__ROW_THREADS)
         tt__cp_async_4(all + k, ids + k);
-    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1; // < 256 of these
+    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1; // pads with fewer than 256
     tt__cp_async_commit();
     tt__cp_async_wait<0>();
     __syncthreads();
     const int32_t id = all[from + lane];
     unsigned count = 0;
     for (int at = warp * each; at < (warp + 1) * each; at += 32) {
-        const int32_t most = id + (at < from); // equal ids of earlier blocks come before it
+        const int32_t most = id + (at < from); // equal ids at earlier places come first
         TT__UNROLL for (int k = 0; k < 32; k += 4) {
             const int4 of = *(const int4 *)(all + at + k);
             // The sign of a difference costs less than a comparison; the numbers are not negative.
@@ -3200,9 +3211,9 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
     to_rows[count] = from + lane;
 }
 
-enum { TT__SUMMED = 16 }; // vectors in flight to each thread of sum_ids
+enum { TT__SUMMED = 16 }; // max vectors in flight to each thread of sum_ids
 
-// Copies 8 columns of a row, which are whole vectors, to shared memory asynchronously.
+// Copies 8 columns of row r, beginning with column c, asynchronously to shared memory as whole vectors.
 __device__ __forceinline__ void copy_group(uint4 *to, const tt__mat &m, int64_t r, int64_t c)
 {
     const int vectors = m.dtype == TT_F32 ? 2 : 1;
@@ -3211,26 +3222,27 @@ __device__ __forceinline__ void copy_group(uint4 *to, const tt__mat &m, int64_t 
     if (vectors == 2) tt__cp_async_16(to + 1, p + 1);
 }
 
-// Sums the rows of dy with equal ids. A block has a chunk of `chunk` rows. The sum of an id whose rows are
-// all in the chunk goes to row id - first of `to`, if there is one. The sum goes to partial[block][0] if rows
-// of the id are in the chunk before, and to partial[block][1] if the id begins in this chunk and goes on in
-// the next. wide: dy and `to` have whole groups of 8 columns at multiples of 16 bytes, and shared memory has
-// room for the rows in flight. Moves dy and the rows of `to` once.
+// Sums the rows of dy that have equal ids. A block sums a chunk of `chunk` rows in sorted order. The sum of
+// an id whose rows are all in the chunk goes to row id - first of `to`, if this row exists. Otherwise the sum
+// is partial: it goes to partial[block][0] if the chunk before also has rows of the id, and to
+// partial[block][1] if the id begins in this chunk and continues in the next. wide: dy and `to` have whole
+// groups of 8 columns at multiples of 16 bytes, and shared memory has room for the rows in flight. Moves dy
+// and the rows of `to` once.
 __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t *rows, int64_t n, tt__mat dy,
                                                tt__mat to, int64_t first, bool add, bool wide, int64_t chunk,
                                                float *partial)
 {
     tt__begin_kernel();
     TT__DYN_SHARED(uint4, coming);
-    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // ids of the row before, of the rows, of the row after
+    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // ids of the previous row, of `most` rows, of the next row
     TT__SHARED(int32_t, row, [TT__SUMMED]);
     const int64_t from = (int64_t)blockIdx.x * chunk, end = min(n, from + chunk);
     const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
     const int width = (int)max((int64_t)0, min(dy.cols - c, (int64_t)8)), t = (int)threadIdx.x;
     const bool copies = wide && width > 0;
-    const int vectors = dy.dtype == TT_F32 || (add && to.dtype == TT_F32) ? 2 : 1; // in 8 columns
+    const int vectors = dy.dtype == TT_F32 || (add && to.dtype == TT_F32) ? 2 : 1; // vectors in 8 columns
     const int most = TT__SUMMED / vectors / (add ? 2 : 1), step = (int)blockDim.x * vectors;
-    uint4 *const own = coming + t * vectors, *const old = own + most * step; // rows of dy, rows of `to`
+    uint4 *const own = coming + t * vectors, *const old = own + most * step; // of dy; of `to`
     const tt__mat parts = {partial, TT_F32, 0, dy.cols, dy.cols};
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
     bool began = false;
@@ -3269,8 +3281,8 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
     }
 }
 
-// Adds up the partial sums of ids whose rows are in several chunks. The block of the chunk in which an id
-// begins adds up the id's sums.
+// Sums the partial sums of ids whose rows are in several chunks. The block of the chunk in which an id begins
+// sums the partial sums of this id.
 __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, tt__mat to, int64_t first,
                                                 bool add, bool vector, int64_t chunk, float *partial)
 {
@@ -3282,7 +3294,7 @@ __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, t
     const int32_t id = ids[end];
     const int64_t row = id - first;
     if ((from > 0 && ids[from - 1] == id) || row < 0 || row >= to.rows) return;
-    int64_t low = end, high = n; // ids[low] == id; ids from `high` on are greater
+    int64_t low = end, high = n; // ids[low] == id; ids from ids[high] on are larger
     while (high - low > 1) {
         const int64_t middle = (low + high) / 2;
         if (ids[middle] == id) low = middle;
@@ -3316,7 +3328,7 @@ cudaError_t run_table_backward(const tt__launch *l)
     const int64_t n = index->rows, first = embedding ? l->first_row - l->instr->attr.offset : 0;
     const int64_t ids_end = embedding && l->whole_rows ? l->whole_rows : to->rows;
     const size_t each = tt__align_to((size_t)n * sizeof(int32_t), TT__CUDA_ALIGN);
-    int32_t *array[4]; // ids, rows, and another pair of these
+    int32_t *array[4]; // two pairs of arrays: ids and rows
     for (int k = 0; k < 4; k++) array[k] = (int32_t *)((char *)l->workspace + k * each);
     const int32_t *ids = (const int32_t *)index->data, *rows = NULL;
     const bool ranked = n > 0 && n <= TT__RANKED;
@@ -3369,11 +3381,11 @@ cudaError_t run_table_backward(const tt__launch *l)
 namespace {
 
 // ================================================================================================== losses
-// The four counts of a loss: sum of weighted losses, sum of weights, sum of the weights of rows that were
-// predicted right, 0.
+// A loss has four counts: the sum of the rows' weighted losses, the sum of their weights, the sum of the
+// weights of rows whose prediction is right, and 0.
 
-// Max blocks of a loss, each of which leaves one partial sum in the resident workspace. Tests make it
-// smaller.
+// Max number of thread blocks of a loss; each block writes one partial sum to the resident workspace. Tests
+// make the number smaller.
 #ifndef TT__LOSS_BLOCKS
 #define TT__LOSS_BLOCKS 1024
 #endif
@@ -3383,7 +3395,8 @@ __device__ __forceinline__ float row_weight(const tt__mat &weights, int64_t r)
     return weights.data ? load_any(weights.data, weights.dtype, r * weights.ld) : 1.0f;
 }
 
-// Returns the factor of a row's gradient without the row's weight: upstream gradient / number of targets.
+// Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, outside a
+// run, by the sum of the targets' weights.
 __device__ __forceinline__ float loss_factor(const tt__run *run, const float *dloss, const float *counts)
 {
     double norm = run ? run->loss_norm : counts[1];
@@ -3423,11 +3436,12 @@ __global__ void __launch_bounds__(256) loss_counts(const loss_sums *partial, int
     store_counts<256>(sums, counts, loss);
 }
 
-// Result of a row's logits, the same in every thread that works on the row.
+// The result of a row of logits: log-sum-exp, loss, and whether the prediction is right. Every thread that
+// works on the row has the same result.
 struct row_result { float lse, loss; bool right; };
 
-// Merges what the lanes of a warp know of a row: m, the greatest logit; s, the sum of exponentials relative
-// to that logit; sx, the sum of logits; and `right`.
+// Merges the sums of a warp's lanes over their parts of a row. m: the largest logit; s: the sum of the
+// exponentials of logits - m; sx: the sum of the logits; right: see logit_sums.
 __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &right)
 {
     const float top = warp_max(m);
@@ -3437,10 +3451,10 @@ __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &
     m = top;
 }
 
-// Running sums of a thread over its part of a row of n logits. The sum of exponentials `s` is kept relative
-// to the greatest logit so far, `m` (Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018),
-// so that one sweep is enough. sx sums the logits. `right` tells whether the target's logit `own` is the
-// first of the greatest, as argmax has it.
+// Running sums of a thread over its part of a row of n logits. m is the largest logit so far, and s is the
+// sum of the exponentials of logits - m (Milakov, Gimelshein: "Online normalizer calculation for softmax",
+// 2018), so that one sweep is enough. sx is the sum of the logits. `right` tells whether `own`, the target's
+// logit, is the first of the largest logits, as in argmax.
 struct logit_sums {
     float m, s, sx, own;
     bool right;
@@ -3451,7 +3465,7 @@ struct logit_sums {
         own = logit_of_target;
         right = own == own;
     }
-    // Adds columns [c, c + N); columns from n on hold -INFINITY.
+    // Adds the logits v of columns [c, c + N). Logits of columns from n on must be -INFINITY.
     template <int N, class INDEX>
     __device__ __forceinline__ void add(const float (&v)[N], INDEX c, INDEX n, INDEX target, bool smooth)
     {
@@ -3466,14 +3480,14 @@ struct logit_sums {
         else if (target < c) right &= !(top > own);
         else TT__UNROLL for (int k = 0; k < N; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
     }
-    // Returns the result of the row, in each of its THREADS threads: a warp or a block.
+    // Merges the sums of the row's THREADS threads, a warp or a block, and returns the result in each thread.
     template <int THREADS> __device__ __forceinline__ row_result finish(int64_t n, float smoothing)
     {
         const int thread = (int)threadIdx.x % THREADS;
         merge_rows(m, s, sx, right);
         if (THREADS > 32) {
             TT__SHARED(float4, part, [(THREADS + 31) / 32]);
-            __syncthreads(); // the parts of the row before may still be read
+            __syncthreads(); // before this, threads may still read `part` of the previous row
             if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
             __syncthreads();
             const bool there = thread % 32 < THREADS / 32;
@@ -3486,8 +3500,8 @@ struct logit_sums {
     }
 };
 
-// Returns the result of a row of n logits, computed by a warp or by a block of THREADS. Target -1: only lse
-// is wanted.
+// Returns the result of a row of n logits, computed by THREADS threads, a warp or a block. With target -1,
+// only lse is valid.
 template <int THREADS>
 __device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide,
                                                         int64_t target, float smoothing)
@@ -3502,8 +3516,8 @@ __device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype 
     return sums.finish<THREADS>(n, smoothing);
 }
 
-// Returns, for a row of n logits, the sum over classes of weight (lse - logit), computed by a warp or by a
-// block of 256.
+// Returns the sum over classes of weight * (lse - logit) for a row of n logits, computed by THREADS threads,
+// a warp or a block of 256.
 template <int THREADS>
 __device__ __forceinline__ float row_of_classes(const void *x, tt_dtype dtype, int64_t n, bool wide,
                                                 const float *class_weights, float lse)
@@ -3517,8 +3531,9 @@ __device__ __forceinline__ float row_of_classes(const void *x, tt_dtype dtype, i
     return THREADS == 32 ? warp_sum(sum) : (float)block_sum<256>(sum);
 }
 
-// Computes lse and the partial counts of rows of logits x (rows, n), by groups of GROUP threads: a warp for
-// few classes, a block for many. Each row is read once; with weights of classes and smoothing, twice.
+// Computes the log-sum-exps and the partial counts of logits x (rows, n). GROUP threads work on a row: a warp
+// if there are few classes, a block if there are many. Reads each row once, or twice with weights of classes
+// and smoothing.
 template <int GROUP>
 __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *targets, tt__mat weights,
                                                      const float *class_weights, tt__mat lse, int ignore,
@@ -3547,8 +3562,8 @@ __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *t
     store_partial<256>(sums, partial);
 }
 
-// Returns the weights of classes, operand k, which are f32 as all inputs are; NULL if the operand has weights
-// of rows.
+// Returns the weights of classes, operand k, or NULL if the operand has weights of rows. The weights are f32,
+// as are all inputs.
 const float *class_weights_of(const tt__launch *l, int k)
 {
     return l->instr->attr.by_class ? (const float *)l->in[k].data : NULL;
@@ -3573,8 +3588,8 @@ cudaError_t run_cross_entropy(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Turns N logits from column c on into their gradients: (softmax - target) w, where the target is
-// smoothing / n for all classes and 1 - smoothing more for the target's class.
+// Turns N logits, beginning with column c, into their gradients: (softmax - t) * w, where t is smoothing / n
+// for all classes, plus 1 - smoothing for class `target`.
 template <int N, class INDEX>
 __device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, int64_t n, int32_t target,
                                                        float lse, float smoothing, float w)
@@ -3585,8 +3600,8 @@ __device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, i
     }
 }
 
-// Turns 8 logits from column c on into their gradients where classes have weights, whose sum is `sum`.
-// Smoothed targets take the weight of each class.
+// Turns 8 logits, beginning with column c, into their gradients if classes have weights; sum: the sum of the
+// weights. The share of each class in a smoothed target is multiplied by the weight of this class.
 __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8], int64_t c, int64_t n,
                                                                   int32_t target, float lse, float smoothing,
                                                                   const float *weights, float sum,
@@ -3600,8 +3615,8 @@ __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8],
     }
 }
 
-// Computes dx (rows, n) [+]= the gradients of logits. x and dx cross memory once. A thread takes eight
-// elements of a row at a time.
+// Computes the gradients of logits x (rows, n), and writes them to dx or (add) adds them. Moves x and dx
+// once. A thread works on eight elements of a row at a time.
 __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x,
                                                               const int32_t *targets, tt__mat weights,
                                                               const float *class_weights, tt__mat lse,
@@ -3612,7 +3627,7 @@ __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss
     tt__begin_kernel();
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
     const float factor = loss_factor(run, dloss, counts);
-    double sum = 0; // sum of the weights of classes
+    double sum = 0; // the sum of the weights of all classes
     if (class_weights && smoothing > 0) {
         for (int64_t c = threadIdx.x; c < n; c += 256) sum += class_weights[c];
         sum = block_sum<256>(sum);
@@ -3652,8 +3667,8 @@ cudaError_t run_cross_entropy_backward(const tt__launch *l)
                       is_wide(x) && is_wide(dx), TT__RUN_OF(l));
 }
 
-// Computes the statistics (lse, sum of p) and the partial counts of rows of logits x with probabilities p of
-// all classes, in groups as in cross_entropy. Logits cross memory twice, p once.
+// Computes the statistics (lse, sum of p) of each row and the partial counts, for logits x and probabilities
+// p of all classes. GROUP threads work on a row, as in cross_entropy. Moves the logits twice and p once.
 template <int GROUP>
 __global__ void __launch_bounds__(256) soft_cross_entropy(tt__mat x, tt__mat p, tt__mat weights,
                                                           tt__mat stats, bool wide, loss_sums *partial)
@@ -3699,7 +3714,7 @@ cudaError_t run_soft_cross_entropy(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Computes dx [+]= w (softmax(x) * sum of p - p). x, p and dx cross memory once.
+// Computes w * (softmax(x) * (sum of p) - p), and writes it to dx or (add) adds it. Moves x, p and dx once.
 __global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
                                                                    tt__mat weights, tt__mat stats,
                                                                    const float *counts, tt__mat dx, bool add,
@@ -3730,8 +3745,8 @@ cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
                       is_wide(x) && is_wide(p) && is_wide(dx), TT__RUN_OF(l));
 }
 
-// Computes the partial counts of x, y (rows, n), whose loss is the sum of w (x - y)^2 / n; x and y cross
-// memory once.
+// Computes the partial counts of the squared error of x and y (rows, n); the loss of a row with weight w is
+// w * the sum of (x - y)^2 / n. Moves x and y once.
 __global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide,
                                                      loss_sums *partial)
 {
@@ -3765,7 +3780,7 @@ cudaError_t run_mean_squared_error(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Computes dx [+]= 2 w (x - y) / n. x, y and dx cross memory once.
+// Computes 2 * w * (x - y) / n, and writes it to dx or (add) adds it. Moves x, y and dx once.
 __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
                                                               tt__mat weights, const float *counts,
                                                               tt__mat dx, bool add, bool wide,
@@ -3796,8 +3811,8 @@ cudaError_t run_mean_squared_error_backward(const tt__launch *l)
                       is_wide(dx), TT__RUN_OF(l));
 }
 
-// Sums over all rows the loss and hit that linear_cross_entropy left of each or, if row_loss is NULL, the
-// weights only. Moves up to 16 bytes a row.
+// Computes the counts of a loss from row_loss, the loss and hit that linear_cross_entropy stored of each row.
+// If row_loss is NULL, sums only the weights. Moves up to 16 bytes a row.
 __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_loss, int64_t rows,
                                                            const int32_t *targets, tt__mat weights,
                                                            int ignore, float *counts, float *loss)
@@ -3815,9 +3830,9 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
     store_counts<1024>(sums, counts, loss);
 }
 
-// Computes loss and hit of each row of a chunk's logits z (rows, n), f32 in rows of whole 32 bytes. Unless
-// dz.data is NULL, also writes the gradients dz in place of the rows, in dz's dtype, with zeros up to the end
-// of a row of z. A block takes a row, which it reads twice.
+// Computes the loss and the hit of each row of a chunk's logits z (rows, n), which are f32 in rows of whole
+// 32 bytes. Unless dz.data is NULL, also writes the gradients dz over the rows of z, in the dtype of dz, with
+// zeros up to the end of a row of z. A block works on one row and reads it twice.
 __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets,
                                                              tt__mat weights, const float *dloss,
                                                              const float *counts, float2 *row_loss,
@@ -3841,15 +3856,16 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
             cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
             TT__UNROLL for (int k = 0; k < 8; k++) if (c + k >= n) v[k] = 0;
         }
-        __syncthreads(); // 16-bit gradients replace logits that other threads read in this round
+        __syncthreads(); // 16-bit gradients are written over logits that other threads read in this round
         if (c < n) store8(row_at(dz, r), dz.dtype, c, 8, true, v);
     }
 }
 
-// Computes what linear_cross_entropy does, with gradients, for rows that fit into shared memory. The resident
-// blocks walk over the rows. Each thread copies its own columns, four of every 4,096, and fetches those of
-// the block's next row as soon as it has written the gradients of the current row. It sums the first of a
-// row's ROW_PARTS parts while the others are in flight. Moves n (4 + dz's size) bytes a row.
+// Does the work of linear_cross_entropy, with gradients, for rows that fit into shared memory. As many blocks
+// run as the device holds, and each works on one row after another. A thread copies its own columns, four of
+// every 4,096, to shared memory, and fetches those of the block's next row as soon as it has written the
+// gradients of the current row. It sums the first of a row's ROW_PARTS parts while the other parts are in
+// flight. Moves n * (4 + bytes of an element of dz) bytes a row.
 enum { ROW_PARTS = 4 };
 __global__ void __launch_bounds__(1024, 1)
     linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
@@ -3859,7 +3875,7 @@ __global__ void __launch_bounds__(1024, 1)
     tt__begin_kernel();
     TT__DYN_SHARED(float, logits);
     const int n = (int)z.cols, end = (n + 7) / 8 * 8, first = 4 * (int)threadIdx.x;
-    const int each = (n + ROW_PARTS * 4096 - 1) / (ROW_PARTS * 4096) * 4096; // columns of a part
+    const int each = (n + ROW_PARTS * 4096 - 1) / (ROW_PARTS * 4096) * 4096; // number of columns of a part
     const float factor = loss_factor(run, dloss, counts);
     int64_t r = blockIdx.x;
     int32_t target = targets[r];
@@ -3873,10 +3889,10 @@ __global__ void __launch_bounds__(1024, 1)
         const int64_t next = r + gridDim.x;
         const float *x = next < z.rows ? (const float *)row_at(z, next) : NULL;
         logit_sums sums;
-        const int32_t of_next = x ? targets[next] : ignore; // arrives by the time that it is needed
+        const int32_t of_next = x ? targets[next] : ignore; // used after the sums, which hide the load
         const float w = factor * row_weight(weights, r);
         sums.begin(own);
-        const auto add = [&](int part) { // of the thread's own columns
+        const auto add = [&](int part) { // adds the thread's columns of a part
             for (int c = part * each + first; c < min(n, (part + 1) * each); c += 4096) {
                 const float4 q = *(const float4 *)(logits + c);
                 float v[4] = {q.x, q.y, q.z, q.w};
@@ -3938,9 +3954,9 @@ tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
 #define TT__LOSS_CACHE ((size_t)1 << 20)
 #endif
 
-// Returns the matrix to which chunks add their shares of a gradient: the gradient itself or, if it has 16
-// bits and there are several chunks, f32 sums at *at in the workspace, from which the gradient is made at the
-// end.
+// Returns the matrix to which the chunks of rows add their contributions to gradient m. It is m itself or, if
+// m has 16 bits and there are several chunks (many), an f32 matrix at *at in the workspace, which is rounded
+// to m at the end.
 tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 {
     tt__mat sums = *m;
@@ -3952,17 +3968,17 @@ tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
     return sums;
 }
 
-// The classes beyond the last multiple of 64, if their number is not a multiple of 8. cuBLASLt has only slow
-// kernels for a product with such a size (1.68 ms instead of 0.26 for 2,048 x 50,257 x 768 on an H200). So
-// these classes have products of their own, from copies that end with zeros: rows of the weight, and elements
-// of the bias, up to a multiple of 8. Padding w itself would need room after it wherever it is stored: as the
-// parameter, as shards, gathered, offloaded and cast.
+// The tail: the classes after the last multiple of 64, if the number of classes is not a multiple of 8.
+// cuBLASLt has only slow kernels for a product with such a size (1.68 ms instead of 0.26 ms for 2,048 x
+// 50,257 x 768 on an H200). The tail therefore has products of its own, which read copies of the tail's rows
+// of the weight and elements of the bias, padded with zeros to a multiple of 8. Padding w itself would need
+// room after w wherever it is stored: as the parameter, as shards, gathered, offloaded and cast.
 struct class_tail {
-    int64_t first, count; // classes; count 0: none
-    tt__mat w, b, dw, db; // (rows, in) and (1, rows), rows: count up to a multiple of 8; f32 gradients
+    int64_t first, count; // the first class, and the number of classes; 0: there is no tail
+    tt__mat w, b, dw, db; // (rows, in) and (1, rows), where rows is count padded; dw and db are f32
 };
 
-// Copies x to the upper left of `to`, and fills the rest with zeros. A thread copies eight columns.
+// Copies x to the upper left of `to`, and fills the rest of `to` with zeros. A thread copies eight columns.
 __global__ void __launch_bounds__(256) copy_padded(tt__mat x, tt__mat to)
 {
     tt__begin_kernel();
@@ -4002,11 +4018,11 @@ cudaError_t make_class_tail(tt__device *d, const tt__mat *w, const tt__mat *b, b
     return e;
 }
 
-// The three products of a chunk of the loss. The logits z and their gradients dz are in rows that have room
-// for the tail's zeros; z is f32.
+// The three products of a chunk of rows of the loss: logits, dx and dw. The rows of the logits z and of their
+// gradients dz have room for the zeros after the tail; z is f32.
 struct loss_products {
     const tt__launch *l;
-    tt__mat w, b; // w's first classes, and all of b
+    tt__mat w, b; // w: the rows of the classes before the tail; b: the whole bias
     class_tail tail;
 
     cudaError_t logits(const tt__mat *x, const tt__mat *z) const
@@ -4023,8 +4039,8 @@ struct loss_products {
         if (e == cudaSuccess && tail.count) e = linear_dx(l, &rest, &tail.w, dx, add || tail.first > 0);
         return e;
     }
-    // Adds a chunk to dw and db; the tail's gradients are summed beside dw and db. first: whether the chunk
-    // is the first.
+    // Adds a chunk's contributions to dw and db; the gradients of the tail are summed in tail.dw and tail.db.
+    // first: whether the chunk is the first.
     cudaError_t dw(const tt__mat *dz, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w,
                    bool add_b, bool first) const
     {
@@ -4036,7 +4052,7 @@ struct loss_products {
         if (e == cudaSuccess && tail.count) e = linear_dw(l, &rest, x, &rest_w, &rest_b, !first, !first);
         return e;
     }
-    // Sets or adds the tail's gradients to dw and db, after the last chunk.
+    // Writes or adds the gradients of the tail to dw and db, after the last chunk.
     cudaError_t finish(const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b) const
     {
         if (!tail.count) return cudaSuccess;
@@ -4051,7 +4067,7 @@ struct loss_products {
     }
 };
 
-// Computes the rows' losses and gradients of a chunk of logits.
+// Computes, for a chunk's logits z, the loss and hit of each row and the gradients dz.
 cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *dz, const int32_t *targets,
                           tt__mat weights, float2 *row_loss)
 {
@@ -4075,7 +4091,7 @@ cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *
                       weights, dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
 }
 
-// Returns the bytes at the end of the workspace for products whose operands have to be copied.
+// Returns the bytes at the end of the workspace for products whose operands must be copied (padded_matmul).
 int64_t loss_products_bytes(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *w = &l->in[3];
@@ -4085,8 +4101,8 @@ int64_t loss_products_bytes(const tt__launch *l)
                max(tt__cuda_padded_bytes(x, w, &z, x), tt__cuda_padded_bytes(x, w, &z, w)));
 }
 
-// Computes a linear layer, its cross-entropy and their gradients, chunk by chunk of rows, as on the CPU. The
-// workspace is laid out as tt__cuda_LINEAR_CROSS_ENTROPY says.
+// Computes a linear layer, its cross-entropy and their gradients, one chunk of rows after another, as the CPU
+// does. tt__cuda_LINEAR_CROSS_ENTROPY describes the layout of the workspace.
 cudaError_t run_linear_cross_entropy(const tt__launch *l)
 {
     tt__device *d = l->device;
@@ -4147,13 +4163,14 @@ namespace {
 
 enum { TT__SQUARES_BLOCKS = 1024 };
 
-// Max number of tensors (of instructions that run together) in a launch. Tests make the number smaller.
+// Max number of tensors, of instructions that run together, in a kernel launch. Tests make the number
+// smaller.
 #ifndef TT__TENSORS
-// A kernel's arguments may have 32,764 bytes, or 4,096 before CUDA 12.1.
+// The arguments of a kernel may have 32,764 bytes, or 4,096 bytes before CUDA 12.1.
 #define TT__TENSORS (CUDART_VERSION >= 12010 ? 448 : 60)
 #endif
 
-// Returns the number of this block's tensor, of `count` tensors in the order of their first blocks.
+// Returns the number of this block's tensor. of: `count` tensors in the order of their first blocks.
 template <class T> __device__ __forceinline__ int tensor_of_block(const T *of, int count)
 {
     int low = 0;
@@ -4176,7 +4193,7 @@ struct square_sum {
 
 struct square_sums {
     int count;
-    double *partial; // the sum of each block
+    double *partial; // the sum of each thread block
     square_sum of[TT__TENSORS];
 };
 
@@ -4189,8 +4206,8 @@ __device__ __forceinline__ float squares8(const square_sum &t, int64_t i)
     return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
 
-// Sums the squares of tensors, for each block to partial: eight squares in f32, and these sums in double.
-// Reads each tensor once.
+// Sums the squares of tensors, and writes each block's sum to partial. Sums eight squares in f32, and these
+// sums in double. Reads each tensor once.
 __global__ void __launch_bounds__(256) sum_squares(const __grid_constant__ square_sums s)
 {
     tt__begin_kernel();
@@ -4213,7 +4230,7 @@ __global__ void __launch_bounds__(256) finish_sum_squares(const __grid_constant_
     if (threadIdx.x == 0) *(float *)t.to = (float)sum;
 }
 
-// Sums the squares of each chunk of a tensor, a block each; fold_squares adds up the sums of the chunks.
+// Sums the squares of each chunk of a tensor; a block sums one chunk. fold_squares adds up the chunks' sums.
 __global__ void __launch_bounds__(256) chunk_squares(const __grid_constant__ square_sums s)
 {
     tt__begin_kernel();
@@ -4249,7 +4266,7 @@ cudaError_t run_mean_loss(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Computes totals = or += the counts of a loss. totals: a tt__totals.
+// Writes the counts of a loss to totals, a tt__totals, or (add) adds them.
 __global__ void add_counts(const float *counts, double *totals, bool add)
 {
     tt__begin_kernel();
@@ -4263,8 +4280,8 @@ cudaError_t run_add_counts(const tt__launch *l)
                       l->add[0]);
 }
 
-// Computes the global norm and the factor of all gradients, as torch.nn.utils.clip_grad_norm_ does, from the
-// sums of squares of n gradients.
+// Computes, from the sums of squares of n gradients, the global norm and the factor by which all gradients
+// are multiplied, as in torch.nn.utils.clip_grad_norm_.
 __global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, float clip_norm,
                                             const tt__totals *totals, const tt__scale *loss_scale,
                                             const tt__run *run, tt__clipped *out)
@@ -4276,7 +4293,7 @@ __global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, flo
     if (threadIdx.x) return;
     double scale = (run ? run->loss_norm / totals->targets : 1) / (loss_scale ? loss_scale->scale : 1),
         norm = sqrt(sum) * scale, factor = scale;
-    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; // no parameter is updated
+    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; // then no parameter is updated
     if (clip_norm > 0 && clip_norm < norm + 1e-6) factor *= clip_norm / (norm + 1e-6);
     out->norm = (float)norm;
     out->factor = (float)factor;
@@ -4323,7 +4340,7 @@ cudaError_t run_copy(const tt__launch *l)
     const tt__mat *x = &l->in[0], *y = &l->out[0];
     const size_t size = tt_dtype_bytes(x->dtype);
     const bool whole = x->rows == 1 || (x->ld == x->cols && y->ld == y->cols);
-    if (whole) // contiguous data may be longer than the max row of cudaMemcpy2DAsync
+    if (whole) // a contiguous matrix may have more bytes than cudaMemcpy2DAsync allows in a row
         return cudaMemcpyAsync(y->data, x->data, (size_t)(x->rows * x->cols) * size, cudaMemcpyDefault,
                                stream_of(l));
     return cudaMemcpy2DAsync(y->data, (size_t)y->ld * size, x->data, (size_t)x->ld * size,
@@ -4332,9 +4349,9 @@ cudaError_t run_copy(const tt__launch *l)
 
 cudaError_t run_nothing(const tt__launch *) { return cudaSuccess; }
 
-// Rounds x to 16 bits stochastically, as the CPU's round_16 does: up with a probability equal to the dropped
-// fraction, by 16 random bits. Numbers that are not finite and, in f16, numbers from 65504 on are rounded to
-// nearest, so that they overflow no sooner than rounding to nearest does: at 65520.
+// Rounds x to 16 bits stochastically, as the CPU's round_16 does: rounds up with a probability equal to the
+// dropped fraction, by 16 random bits. Rounds numbers that are not finite and, in f16, numbers from 65504 on
+// to nearest, so that they overflow only from 65520 on, as with rounding to nearest.
 __device__ __forceinline__ uint32_t round_16(float x, uint32_t random, tt_dtype dtype)
 {
     const uint32_t u = __float_as_uint(x), magnitude = u & 0x7fffffff, sign = u >> 16 & 0x8000;
@@ -4344,23 +4361,23 @@ __device__ __forceinline__ uint32_t round_16(float x, uint32_t random, tt_dtype 
     if (magnitude >= 0x477ff000) return sign | 0x7c00;
     if (magnitude >= 0x477fe000) return sign | 0x7bff;
     if (magnitude >= 0x38800000) return sign | (magnitude - 0x38000000 + (random & 0x1fff)) >> 13;
-    const float units = __uint_as_float(magnitude) * 0x1p24f; // subnormal: exact, below 1024
+    const float units = __uint_as_float(magnitude) * 0x1p24f; // of subnormals: exact, below 1024
     const uint32_t whole = (uint32_t)units;
     return sign | (whole + ((units - (float)whole) * 65536.0f + (float)random >= 65536.0f));
 }
 
-// Returns x plus 16 random bits; the upper half of the sum is x in bf16, stochastically rounded. Kernels
-// compute NaN as 0x7fffffff, which the addition would overflow, so x is limited to 0x7fff0000. NaNs with
-// smaller bits stay NaN, because their upper half stays NaN.
+// Returns the bits of x plus 16 random bits; the upper half of the sum is x in bf16, stochastically rounded.
+// Kernels compute NaN as 0x7fffffff, where the addition would overflow, so the bits of x are limited to
+// 0x7fff0000. NaNs with smaller bits stay NaN, because their upper half is a NaN.
 __device__ __forceinline__ uint32_t round_up(float x, uint32_t random)
 {
     return (uint32_t)min((int)__float_as_uint(x), 0x7fff0000) + random;
 }
 
-// Rounds elements [i, i + 8) of a vector to its dtype and writes them. Element e of a 16-bit vector is
-// rounded stochastically, by number e % 8 of Philox counter {e / 8}, so that steps smaller than half a unit
-// in the last place survive on average (Gupta et al., "Deep learning with limited numerical precision",
-// 2015). e counts from the first element of the whole tensor; the vector begins at element 8 * first.
+// Rounds elements [i, i + 8) of a vector to its dtype and writes them. Rounds element e of a 16-bit vector
+// stochastically, by number e % 8 of Philox counter {e / 8}, so that steps smaller than half a unit in the
+// last place survive on average (Gupta et al., "Deep learning with limited numerical precision", 2015). e
+// counts from the first element of the whole tensor; the vector begins at element 8 * first of the tensor.
 __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide,
                                         const float (&x)[8], const philox_keys &keys, int64_t first)
 {
@@ -4370,7 +4387,7 @@ __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int6
     }
     const uint64_t group = (uint64_t)(first + i / 8);
     uint32_t random[4] = {(uint32_t)group, (uint32_t)(group >> 32), 0, 0}, h[8], none = 0;
-    tt__forget(none); // else the compiler would keep the keys in registers, which are too few
+    tt__forget(none); // otherwise the compiler would keep the keys in registers
     TT__UNROLL for (int pair = 0; 2 * pair < TT__DRAW_ROUNDS; pair++) {
         const uint4 k = keys[pair + none];
         philox_round(random, k.x, k.y);
@@ -4389,14 +4406,14 @@ __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int6
     store8_bits(p, i, left, wide, h);
 }
 
-struct param_update { // the update of a parameter
+struct param_update { // the update of one parameter, or of a rank's shard of it
     const void *g;
     void *p, *m, *v;    // m, v: Adam's moments; SGD: m is the momentum or NULL, v is unused
-    int64_t n, begin;   // p has n elements of the whole parameter, from element 8 * begin on
+    int64_t n, begin;   // p has n elements, beginning with element 8 * begin of the whole parameter
     unsigned first;
     float weight_decay;
     uint32_t random;    // the instruction's stream of random numbers
-    uint8_t types[3];   // dtypes of g, of p, and of m and v
+    uint8_t types[3];   // dtype of g; dtype of p; dtype of m and v
     bool wide;
 };
 
@@ -4408,7 +4425,7 @@ struct update_rule {
 struct param_updates {
     int count;
     update_rule rule;
-    const float *clip;  // a tt__clipped: the norm, and the factor of gradients
+    const float *clip;  // a tt__clipped: the norm of the gradients, and their factor
     param_update of[TT__TENSORS];
 };
 
@@ -4421,7 +4438,7 @@ struct member_sum { // a sum of members' elements, see ops/collectives/cuda.cuh
     void *y;
     int64_t n;
     unsigned first;
-    int peers, present; // number of the sum's first operand in member_sums.peers, and how many operands
+    int peers, present; // index of the sum's first operand in member_sums.peers; number of operands
     uint8_t type, how;
     bool add, wide;
 };
@@ -4465,7 +4482,7 @@ bool make_arguments(tt__device *d)
     return d->arguments != NULL;
 }
 
-// Runs SUM_SQUARES, CHUNK_SQUARES or FOLD_SQUARES, `count` instructions of one op.
+// Runs `count` instructions of one op: SUM_SQUARES, CHUNK_SQUARES or FOLD_SQUARES.
 cudaError_t run_squares(const tt__launch *l, int count)
 {
     tt__device *d = l->device;
@@ -4491,7 +4508,7 @@ cudaError_t run_squares(const tt__launch *l, int count)
         const unsigned tensors = (unsigned)s->count;
         cudaError_t e = cudaSuccess;
         if (op == TT__OP_SUM_SQUARES) e = TT__LAUNCH(sum_squares, blocks, 256, 0, d->stream, *s);
-        if (op == TT__OP_CHUNK_SQUARES && blocks) // a rank may have empty shards
+        if (op == TT__OP_CHUNK_SQUARES && blocks) // 0 blocks: all of the rank's shards may be empty
             e = TT__LAUNCH(chunk_squares, blocks, 256, 0, d->stream, *s);
         if (op == TT__OP_FOLD_SQUARES) e = TT__LAUNCH(fold_squares, tensors, 256, 0, d->stream, *s);
         if (e == cudaSuccess && op == TT__OP_SUM_SQUARES)
@@ -4501,11 +4518,12 @@ cudaError_t run_squares(const tt__launch *l, int count)
     return cudaSuccess;
 }
 
-enum { TT__UPDATE_CHUNK = 4 * 2048 }; // elements that a block updates
+enum { TT__UPDATE_CHUNK = 4 * 2048 }; // number of elements that a block updates
 
-// Updates parameters. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in
-// 16 bits half as many. G: dtype of all gradients of the launch; P: dtype of all parameters and their states.
-// With ANY, a thread needs more than the 64 registers with which four blocks fit a multiprocessor.
+// Updates parameters. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 for SGD
+// without; in 16 bits half as many. G: dtype of all gradients of the launch; P: dtype of all parameters and
+// their states; or ANY. With ANY, only three blocks fit a multiprocessor: a thread needs more registers than
+// the 64 that four blocks allow.
 template <bool ADAM, int G, int P>
 __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     update_parameters(const __grid_constant__ param_updates u, const tt__run *run)
@@ -4513,7 +4531,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     tt__begin_kernel();
     TT__SHARED(philox_keys, keys, [3]);
     TT__SHARED(float, of_step, [2]);
-    if (!isfinite(u.clip[0])) return; // true for all threads or for none
+    if (!isfinite(u.clip[0])) return; // either all threads return or none
     const param_update &t = u.of[tensor_of_block(u.of, u.count)];
     const tt_dtype type_g = (tt_dtype)(G != ANY ? G : t.types[0]);
     const tt_dtype type_p = (tt_dtype)(P != ANY ? P : t.types[1]);
@@ -4526,7 +4544,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     if (threadIdx.x < 3)
         expand_key(stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,
                               (uint64_t)threadIdx.x << 32 | t.random), keys[threadIdx.x]);
-    // Bias corrections, each by a thread of the second warp, which computes a power by squaring.
+    // Two threads of the second warp compute the two bias corrections, each a power, by squaring.
     if (ADAM && threadIdx.x / 2 == 16) {
         double power = 1, b = threadIdx.x % 2 ? b2 : b1;
         for (uint64_t e = (uint64_t)run->step + 1; e; e >>= 1, b *= b) if (e & 1) power *= b;
@@ -4562,7 +4580,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     int64_t i = from + 8 * threadIdx.x;
     if (P == ANY) {
         for (; i < to; i += 2048) update(i, to - i);
-    } else { // whole groups of 8, then the last elements
+    } else { // whole groups of 8 elements, then the last elements
         for (; i + 8 <= to; i += 2048) update(i, 8);
         if (i < to) update(i, to - i);
     }
@@ -4579,7 +4597,7 @@ cudaError_t launch_update(const tt__launch *l, const param_updates *u, unsigned 
         const param_update *t = &u->of[k];
         typed = typed && t->wide && t->types[0] == g && t->types[1] == p && (!t->m || t->types[2] == p);
     }
-    if constexpr (ADAM) { // gradients are f32 in 32-true, with accumulation, and of norms' weights
+    if constexpr (ADAM) { // f32 gradients: precision 32-true, accumulation, or weights of norms
         if (typed && g == TT_F32 && p == TT_F32) return TT__UPDATE(TT_F32, TT_F32);
         if (typed && g == TT_BF16 && p == TT_F32) return TT__UPDATE(TT_BF16, TT_F32);
         if (typed && g == TT_BF16 && p == TT_BF16) return TT__UPDATE(TT_BF16, TT_BF16);
@@ -4598,7 +4616,7 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
 {
     if (!make_arguments(l->device)) return cudaErrorMemoryAllocation;
     param_updates *u = &l->device->arguments->updates;
-    for (int from = 0; from < count; from += u->count) { // a launch has updates by the same rule
+    for (int from = 0; from < count; from += u->count) { // a kernel launch has updates by one rule
         const update_rule rule = rule_of(&l[from]);
         const float *clip = (const float *)l[from].in[1].data;
         unsigned blocks = 0;
@@ -4637,12 +4655,12 @@ namespace {
 // memory to which cuda_stage has copied them. One kernel does all sums of a launch, and another does all
 // copies, if the kernel's arguments have room for them.
 
-// Elements of a sum, and bytes of a copy, that a block takes.
+// Number of elements of a sum, and number of bytes of a copy, that a thread block works on.
 enum { TT__MOVE_ELEMENTS = 4 * 2048, TT__MOVE_BYTES = 1 << 15 };
 
 __device__ __forceinline__ float reduce_two(int how, tt_dtype dtype, float a, float b)
 {
-    if (how != TT__SUM) return a != a || (how == TT__MAX ? a > b : a < b) ? a : b; // NaN stays
+    if (how != TT__SUM) return a != a || (how == TT__MAX ? a > b : a < b) ? a : b; // NaN if either is NaN
     if (dtype == TT_F32) return a + b;
     TT__WITH_HALF(dtype, T, return to_float(round_to<T>(a + b)));
 }
@@ -4652,8 +4670,8 @@ __device__ __forceinline__ double reduce_two(int how, tt_dtype, double a, double
     return a + b;
 }
 
-// The tree of sums (src/ranks/threads.h) over members that come one after another. Level b holds a sum of 2^b
-// members, and is empty if bit b of the number of members so far is 0.
+// The tree of sums (src/ranks/threads.h), to which members are added one after another. Level b holds the sum
+// of 2^b members, or nothing if bit b of the number of members so far is 0.
 template <class T, int N, int LEVELS> struct sum_tree {
     T level[LEVELS][N];
 
@@ -4671,7 +4689,7 @@ template <class T, int N, int LEVELS> struct sum_tree {
         }
     }
 
-    // Sets x to the sum of all `count` members; count is at least 1.
+    // Sets x to the sum of all members so far. count: their number, at least 1.
     __device__ __forceinline__ void finish(int count, T (&x)[N], int how, tt_dtype dtype)
     {
         bool some = false;
@@ -4686,7 +4704,7 @@ template <class T, int N, int LEVELS> struct sum_tree {
     }
 };
 
-// Computes sums over members. LEVELS: 4 for at most 8 members, 7 for at most 64.
+// Computes sums over members. LEVELS: 4 for at most 8 members, 7 for at most 64 members.
 template <int LEVELS>
 __global__ void __launch_bounds__(256, LEVELS == 4 ? 3 : 2)
     sum_members(const __grid_constant__ member_sums s)
@@ -4728,7 +4746,7 @@ __global__ void __launch_bounds__(256, LEVELS == 4 ? 3 : 2)
     }
 }
 
-// Copies bytes [from, to) in units of T.
+// Copies bytes [from, to) of t, as elements of type T.
 template <class T> __device__ __forceinline__ void copy_as(const member_copy &t, int64_t from, int64_t to)
 {
     for (int64_t i = from / (int64_t)sizeof(T) + threadIdx.x; i < to / (int64_t)sizeof(T); i += 256)
@@ -4751,13 +4769,13 @@ __global__ void __launch_bounds__(256) copy_members(const __grid_constant__ memb
     copy_as<uint8_t>(t, whole, to);
 }
 
-// The sums and copies of a call of launch that are collected for the next kernels.
+// The sums and copies that run_move has collected for its next kernel launches.
 struct move_batch {
     cudaStream_t stream;
     member_sums *sums;
     member_copies *copies;
     unsigned sum_blocks, copy_blocks;
-    bool many;          // a sum has more than 8 members
+    bool many;          // whether any sum has more than 8 members
 };
 
 cudaError_t launch_sums(move_batch *b)
@@ -4782,15 +4800,15 @@ cudaError_t launch_copies(move_batch *b)
     return e;
 }
 
-// The work of a collective in a phase. Each member has a shard of the whole tensor. Without spread, a member
-// makes its own shard from the same elements of all operands. With spread, a member copies each member's
-// shard from that member's operand.
+// The work of a collective in one phase. Each member has a shard of the whole tensor. Unless `spread`, a
+// member makes its own shard from the same elements of all members' operands. If `spread`, a member copies
+// every member's shard from this member's operand.
 struct move_plan {
     bool spread;
-    bool sums;          // adds up the operands of the members that are present; false: copies one operand
-    bool of_results;    // operands are in peer_out; false: in peer_in
-    bool packed;        // an operand has only its member's shard
-    bool to_piece;      // the result has only this member's shard
+    bool sums;          // true: sums the operands of all present members; false: copies one operand
+    bool of_results;    // true: the operands are in peer_out; false: in peer_in
+    bool packed;        // whether an operand has only its member's shard
+    bool to_piece;      // whether the result has only this member's shard
     int owner;          // the member whose shard is the whole tensor; -1: tt__piece gives the shards
     int only;           // the only member with an operand; -1: all have one
 };
@@ -4815,7 +4833,7 @@ move_plan plan_of(const tt__launch *l)
 int64_t elements_of(const tt__mat &m) { return m.data ? m.rows * m.cols : 0; }
 
 // The part of a member's shard that a launch works on: elements [first, first + n) of the whole tensor. The
-// shard begins at element `begin`, and has `left` elements after this part.
+// shard begins at element `begin` and has `left` more elements after this part.
 struct piece_part { int64_t begin, first, n, left; };
 
 piece_part part_of(const tt__launch *l, const move_plan &p, int member)
@@ -4837,7 +4855,7 @@ char *element_of(const void *data, tt_dtype dtype, int64_t k)
     return (char *)data + k * (int64_t)tt_dtype_bytes(dtype);
 }
 
-// Returns where this member's kernels find the elements of `part` in member k's operand.
+// Returns the address at which this member's kernels find the elements of `part` of member k's operand.
 const void *operand_of(const tt__launch *l, const move_plan &p, int k, const piece_part &part)
 {
     const tt__mat &m = p.of_results ? l->peer_out[k] : l->peer_in[k];
@@ -4847,7 +4865,7 @@ const void *operand_of(const tt__launch *l, const move_plan &p, int k, const pie
     return element_of(l->staged[k], dtype, p.spread ? 0 : l->me * l->most);
 }
 
-// Returns the largest number of bytes, up to 16, of which both addresses are multiples.
+// Returns the largest power of two, up to 16 bytes, that divides both addresses.
 int unit_of(const void *x, const void *y)
 {
     int unit = 16;
@@ -4898,7 +4916,7 @@ cudaError_t add_move(move_batch *b, const tt__launch *l)
         return p.sums ? add_sum(b, l, p, part, to)
             : part.n ? add_copy(b, to, operand_of(l, p, p.only, part), part.n * item) : e;
     }
-    if (l->instr->op == TT__OP_BROADCAST && l->me == 0 && y.data == l->in[0].data) return e; // it has all
+    if (l->instr->op == TT__OP_BROADCAST && l->me == 0 && y.data == l->in[0].data) return e; // it has y
     for (int k = 0; k < l->members && e == cudaSuccess; k++) {
         const piece_part part = part_of(l, p, k);
         if (!part.n) continue;
@@ -4948,7 +4966,7 @@ tt_status cuda_stage(const tt__launch *l, bool *more)
 /* ==== src/ops/collectives/cuda_peers.cuh */
 namespace {
 
-// ---- which devices can load from each other's memory
+// ---- trials that find out which devices can load from each other's memory
 
 #ifndef TT__PROBE_BYTES // tests make it smaller
 #define TT__PROBE_BYTES ((size_t)16 << 20)
@@ -4967,7 +4985,8 @@ __global__ void __launch_bounds__(256) fill_probe(uint4 *to, int64_t n)
         to[i] = probe_words(i);
 }
 
-// Adds to *wrong the number of p's n vectors that differ from those of fill_probe.
+// Counts those of the n vectors at p that differ from the vectors of fill_probe, and adds the count to
+// *wrong.
 __global__ void __launch_bounds__(256) check_probe(const uint4 *p, int64_t n, unsigned *wrong)
 {
     tt__begin_kernel();
@@ -4983,7 +5002,7 @@ __global__ void __launch_bounds__(256) check_probe(const uint4 *p, int64_t n, un
 // A trial with two devices: kernels of d load bytes from the memory of `from`.
 struct peer_probe {
     tt__device *d, *from;
-    void *source, *target, *pinned; // TT__PROBE_BYTES each: of `from`, of d, and of the host, if needed
+    void *source, *target, *pinned; // TT__PROBE_BYTES each, of memory of `from`, of d, of the host (or NULL)
     unsigned *wrong;                // number of wrong vectors, in d's memory
     enum { WORDS = TT__PROBE_BYTES / 16, BLOCKS = WORDS < 65536 ? 2 : 256 };
 };
@@ -5004,7 +5023,7 @@ tt_status open_probe(peer_probe *p)
 
 void close_probe(peer_probe *p)
 {
-    if (p->source || p->target) { // before memory is released that the other device may use
+    if (p->source || p->target) { // waits, because the other device may still use memory that is released
         cuda_wait(p->from);
         cuda_wait(p->d);
     }
@@ -5014,7 +5033,7 @@ void close_probe(peer_probe *p)
     if (p->wrong) cuda_release(p->d, p->wrong);
 }
 
-// Sets *wrong to the number of vectors of 16 bytes at `at` that d's kernels load wrongly.
+// Sets *wrong to the number of 16-byte vectors of the probe at `at` that kernels of d load with wrong bytes.
 tt_status count_wrong(peer_probe *p, const void *at, unsigned *wrong)
 {
     tt__device *d = p->d;
@@ -5025,7 +5044,8 @@ tt_status count_wrong(peer_probe *p, const void *at, unsigned *wrong)
     return status == TT_OK ? cuda_read(d, wrong, p->wrong, sizeof *wrong) : status;
 }
 
-// Adds to *ms the milliseconds of a copy, by a kernel of d, as in collectives, or by cudaMemcpyAsync.
+// Times a copy of TT__PROBE_BYTES on d, by the kernel that collectives use (by_kernel) or by cudaMemcpyAsync.
+// Adds the milliseconds to *ms.
 tt_status time_copy(tt__device *d, void *to, const void *from, bool by_kernel, double *ms)
 {
     cudaEvent_t event[2] = {NULL, NULL};
@@ -5053,8 +5073,8 @@ tt_status time_copy(tt__device *d, void *to, const void *from, bool by_kernel, d
     return status;
 }
 
-// Tries whether copies and loads by peer access bring the right bytes. Sets *wrong to what they do instead,
-// or leaves it NULL; adds the milliseconds of a copy to *ms.
+// Tests whether copies and loads by peer access get the right bytes. If not, sets *wrong to a message. Adds
+// the milliseconds of a copy to *ms.
 tt_status try_access(peer_probe *p, const char **wrong, double *ms)
 {
     tt__device *d = p->d;
@@ -5076,7 +5096,7 @@ tt_status try_access(peer_probe *p, const char **wrong, double *ms)
     return status;
 }
 
-// Adds to *ms the milliseconds of a copy through the host.
+// Times a copy through the host's memory, and adds the milliseconds to *ms.
 tt_status time_staged(peer_probe *p, double *ms)
 {
     if (!(p->pinned = cuda_allocate_host(p->from, TT__PROBE_BYTES)) ||
@@ -5167,7 +5187,8 @@ struct attention_args {
     unsigned char *bits;                    // see attention_bits; NULL: each kernel draws for itself
     bool sums_deltas;                       // whether the kernel of dq computes `delta`
     int warps;                              // see attention_warps
-    int item_tiles, item_group, item_rounds; // for attention_item_of: tiles of a head, heads of a group, rounds
+    // Tiles of a head, heads of a group, and rounds of items: see attention_item_of.
+    int item_tiles, item_group, item_rounds;
 };
 
 #define TT__LOG2E 1.44269504088896341f
@@ -5984,10 +6005,10 @@ template <class T, int D> struct attention_columns {
     enum { N = (D / 4 + 7) / 8 * 8 }; // elements of a row that a thread has, rounded up to a multiple of 8
     float sum[N];
     __device__ __forceinline__ void clear() { TT__UNROLL for (int i = 0; i < N; i++) sum[i] = 0; }
-    __device__ __forceinline__ void add(int n, uint32_t pair) // pair: two packed numbers of tile n of 8 columns
+    __device__ __forceinline__ void add(int n, uint32_t pair) // pair: two numbers of tile n of 8 columns
     {
         float x[8];
-        widen8<T>(x, {(uint32_t)tt__opaque((int)pair), 0, 0, 0}); // reads the packed numbers, not the floats from before
+        widen8<T>(x, {(uint32_t)tt__opaque((int)pair), 0, 0, 0}); // widens the packed numbers as stored
         sum[2 * n] += x[0];
         sum[2 * n + 1] += x[1];
     }
@@ -6359,7 +6380,7 @@ namespace {
 // (OVERLAPS).
 template <int D> struct attention_wide_sizes {
     enum { GROUPS = 2, QUERIES = 64 * GROUPS, KEYS = D, BLOCKS = D > 64 ? 1 : 2, STAGES = D > 64 ? 2 : 4,
-           OVERLAPS = D > 64, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8 }; // GIVEN: registers of a thread
+           OVERLAPS = D > 64, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8 }; // registers a thread
 };
 
 // An item of work: a tile of up to QUERIES queries of one head. It has `count` queries, beginning with number
@@ -7156,7 +7177,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     };
     const int begin = NEAR ? attention_queries_begin(p, t) : diagonal ? t.at : 0;
     const int end = NEAR ? attention_queries_end(p, t, count) : t.queries;
-    const int heads_end = begin < end ? (key_head + 1) * p.group : 0; // end of the heads of q that share key_head
+    const int heads_end = begin < end ? (key_head + 1) * p.group : 0; // end of the heads of q with key_head
     int from = begin, head = key_head * p.group;
     if (head < heads_end) fetch(from, head, 0);
     for (int stage = 0; head < heads_end;
@@ -7392,7 +7413,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
             const int at = stage * QUERIES + part;
             const T *qt = qs + at * PITCH, *dt = ds + at * PITCH;
             float s[MT][PART / 8][4], g[MT][PART / 8][4];
-            const bool seen = !diagonal || mine < from + part + PART; // whether any of the warp's keys is seen
+            const bool seen = !diagonal || mine < from + part + PART; // a query sees a key of the warp
             if (seen) {
                 const uint32_t keep = attention_draw_columns<MT, PART>(p, random, rows + at, mine / 16, head);
                 attention_mma<T, D, MT, PART>(s, ks + mine * PITCH, qt);
@@ -9396,24 +9417,25 @@ namespace {
 
 // ==================================================================================================== fp8
 
-// A tensor that is rounded to fp8. The scale comes from `known`, a row of the history, or from the tensor's
-// largest magnitude if `known` is NULL or 0.
+// A tensor x that is rounded to fp8. The scale is computed from the magnitude *known, in a row of the
+// history, or from x's largest magnitude if known is NULL or *known is 0.
 struct fp8_tensor {
     tt__mat x;
-    unsigned char *q, *across; // results (rows, q_ld), and transposed (columns, across_ld); NULL: not wanted
+    unsigned char *q, *across; // the results, row by row and transposed; NULL: not wanted
     int64_t q_ld, across_ld;
     const float *known;
-    unsigned *largest; // bits of the largest magnitude: with a history of the step so far, else of x
+    unsigned *largest; // bits of the largest magnitude of x; with a history, the largest of the step so far
     float *unscale;
     bool wide, e5m2;
 };
 
-// Returns the bits of the largest magnitude of all threads of a block of 256; NaN is larger than infinity.
+// Returns the largest of the magnitudes `most`, given as bits, of a block's 256 threads. As bits, a NaN is
+// larger than infinity.
 __device__ __forceinline__ unsigned fp8_largest_of_block(unsigned most)
 {
     TT__SHARED(unsigned, part, [8]);
     TT__UNROLL for (int m = 16; m; m >>= 1) most = max(most, __shfl_xor_sync(0xffffffffu, most, m));
-    __syncthreads(); // all threads have read `part` of an earlier call
+    __syncthreads(); // before this, threads may still read `part` of an earlier call
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = most;
     __syncthreads();
     TT__UNROLL for (int k = 0; k < 8; k++) most = max(most, part[k]);
@@ -9426,8 +9448,8 @@ __device__ __forceinline__ unsigned fp8_larger(unsigned most, const float (&v)[8
     return most;
 }
 
-// Returns the bits of the largest magnitude in some groups of eight elements. Groups are numbered in blocks
-// of 256, and the blocks are `block`, block + step, ...
+// Returns the bits of the largest magnitude in a part of t.x. Each 256 groups of eight elements form a block;
+// the part consists of blocks number block, block + step, block + 2 * step, ...
 __device__ __forceinline__ unsigned fp8_largest_of(const fp8_tensor &t, int64_t block, int64_t step)
 {
     const int64_t groups = (t.x.cols + 7) / 8;
@@ -9448,7 +9470,8 @@ __global__ void __launch_bounds__(256) fp8_largest(fp8_tensor t)
     if (threadIdx.x == 0) atomicMax(t.largest, most); // any order gives the same result
 }
 
-// Returns the factor of a tensor before it is rounded to fp8, as tt__fp8_scale does; `largest` is bits.
+// Returns the factor by which a tensor is multiplied before it is rounded to fp8, as tt__fp8_scale does.
+// largest: the bits of the tensor's largest magnitude.
 __device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
 {
     const float most = __uint_as_float(largest);
@@ -9457,7 +9480,7 @@ __device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
     return __uint_as_float(__float_as_uint(TT__FP8_MOST(e5m2) / most) & 0x7f800000u);
 }
 
-// Rounds eight numbers to fp8, one a byte.
+// Rounds eight numbers to fp8 and returns them as eight bytes.
 template <bool E5M2> __device__ __forceinline__ uint2 fp8_of(const float (&v)[8])
 {
     uint32_t two[4];
@@ -9467,7 +9490,7 @@ template <bool E5M2> __device__ __forceinline__ uint2 fp8_of(const float (&v)[8]
     return make_uint2(__byte_perm(two[0], two[1], 0x5410), __byte_perm(two[2], two[3], 0x5410));
 }
 
-// Transposes four rows of four bytes each.
+// Transposes a 4 x 4 matrix of bytes, whose rows are a, b, c and d.
 __device__ __forceinline__ void transpose_bytes(uint32_t &a, uint32_t &b, uint32_t &c, uint32_t &d)
 {
     const uint32_t ab = __byte_perm(a, b, 0x5140), ab_high = __byte_perm(a, b, 0x7362);
@@ -9485,9 +9508,9 @@ template <int X> __device__ __forceinline__ uint32_t without_infinities(uint32_t
 
 // Rounds x and its transpose to fp8 in one sweep over x, by tiles of 128 rows and 64 columns. A thread has
 // eight columns of four rows: it writes eight bytes of each row, and four bytes of each column through shared
-// memory, where a column's pieces of 16 bytes are permuted against bank conflicts. While the history knows
-// nothing, as in a first step, each block first reads all of x. X: the dtype of x, BF16 or F16, if the rows
-// of x are whole vectors of eight elements, or ANY.
+// memory, where the 16-byte parts of a column are permuted against bank conflicts. While the history has no
+// magnitude, as in the first step, each block first reads all of x. X: the dtype of x, BF16 or F16, if the
+// rows of x are whole vectors of eight elements; otherwise ANY.
 template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quantize(fp8_tensor t)
 {
     tt__begin_kernel();
@@ -9503,14 +9526,14 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
     const unsigned tiles = (unsigned)((rows + ROWS - 1) / ROWS) * across;
     const int part = (int)threadIdx.x % 8, four = (int)threadIdx.x / 8;
     float scale;
-    unsigned most = 0; // largest magnitude: bits of a float if X is ANY, else bits of a 16-bit number
+    unsigned most = 0; // bits of the largest magnitude: of a float if X is ANY, else of a 16-bit number
     if (t.known && *t.known > 0)
         scale = fp8_scale(__float_as_uint(*t.known), E5M2) / (1 << TT__FP8_MARGIN);
     else scale = fp8_scale(t.known ? fp8_largest_of(t, 0, 1) : *t.largest, E5M2);
     for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const int64_t r0 = (int64_t)(tile / across) * ROWS + 4 * four, c0 = tile % across * COLS;
         const int64_t c = c0 + 8 * part;
-        const int left = (int)min((int64_t)4, x.rows - r0); // how many of the four rows exist
+        const int left = (int)min((int64_t)4, x.rows - r0); // number of the four rows that exist
         const char *from = (const char *)row_at(x, r0);
         unsigned char *to = t.q + r0 * t.q_ld + c;
         uint2 q[4]; // eight bytes of each of four rows
@@ -9527,7 +9550,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
             }
             top = max(top & 0xffff, top >> 16);
             most = max(most, top);
-            if (top >= (X == TT_BF16 ? 0x7f80 : 0x7c00)) { // infinities become NaN and do not saturate
+            if (top >= (X == TT_BF16 ? 0x7f80 : 0x7c00)) { // infinities must become NaN, not saturate
                 TT__UNROLL for (int k = 0; k < 4; k++)
                     raw[k] = make_uint4(without_infinities<X>(raw[k].x), without_infinities<X>(raw[k].y),
                                         without_infinities<X>(raw[k].z), without_infinities<X>(raw[k].w));
@@ -9544,7 +9567,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
                 float v[8] = {};
                 if (k < left && c < x.cols) load8(v, row_at(x, r0 + k), x.dtype, c, x.cols - c, t.wide);
                 most = fp8_larger(most, v);
-                TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, v[j] - v[j]); // inf: NaN
+                TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, v[j] - v[j]); // inf to NaN
                 q[k] = fp8_of<E5M2>(v);
             }
         }
@@ -9553,7 +9576,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
         if (!t.across) continue;
         transpose_bytes(q[0].x, q[1].x, q[2].x, q[3].x);
         transpose_bytes(q[0].y, q[1].y, q[2].y, q[3].y);
-        __syncthreads(); // all threads have read the previous tile
+        __syncthreads(); // before this, threads may still read the previous tile
         TT__UNROLL for (int k = 0; k < 8; k++) // column k of the four rows
             ((uint32_t *)turned[8 * part + k])[four ^ 4 * part] = k < 4 ? q[k].x : q[k - 4].y;
         __syncthreads();
@@ -9598,7 +9621,7 @@ cudaError_t run_quantize(const tt__launch *l)
     return TT__LAUNCH(quantize, grid_for(tiles, 1, 528), 256, 0, d->stream, t);
 }
 
-// Moves the largest magnitudes of the step into the history, as on the CPU. A thread has a tensor.
+// Moves the largest magnitudes of the step into the history, as the CPU does. A thread works on one tensor.
 __global__ void __launch_bounds__(256) fp8_history(float *history, int64_t ld, float *largest, int64_t n)
 {
     tt__begin_kernel();

@@ -61,7 +61,7 @@ enum {
     TT__ATTENTION_KEYS = 256,
     TT__ATTENTION_QUERIES = 64,
     TT__ATTENTION_GROUP = 256,
-    TT__ATTENTION_SPAN = 4096, /* max queries whose dq is held in fp32 in the backward; bounds the workspace */
+    TT__ATTENTION_SPAN = 4096, /* max queries whose dq the backward holds in fp32; bounds the workspace */
     TT__ATTENTION_TILE = TT__ATTENTION_QUERIES + 16 /* row stride of tiles: an odd number of cache lines */
 };
 
@@ -107,7 +107,7 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
     X(backward, lse, span)                       /* log2-sum-exp2 of each query's scores */ \
     X(backward, delta, span)                     /* sum of dout * out of each query */ \
     X(backward, dq, span * tt__attention_padded(head_size)) \
-    X(shared, all_dk, rows * stride)             /* dk of a sequence, summed over the heads of q that share it */ \
+    X(shared, all_dk, rows * stride)             /* dk of a sequence, summed over the heads of q */ \
     X(shared, all_dv, rows * stride)
 
 typedef struct tt__attention_buffers {

@@ -55,7 +55,8 @@ struct attention_args {
     unsigned char *bits;                    // see attention_bits; NULL: each kernel draws for itself
     bool sums_deltas;                       // whether the kernel of dq computes `delta`
     int warps;                              // see attention_warps
-    int item_tiles, item_group, item_rounds; // for attention_item_of: tiles of a head, heads of a group, rounds
+    // Tiles of a head, heads of a group, and rounds of items: see attention_item_of.
+    int item_tiles, item_group, item_rounds;
 };
 
 #define TT__LOG2E 1.44269504088896341f
