@@ -6398,7 +6398,8 @@ tt_value tt_dropout(tt_tape *t, tt_value x, float p)
 
 static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_DROPOUT, "g-2", "0"); /* mask of f */
+    /* With the random numbers of f, this DROPOUT drops the same elements. */
+    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_DROPOUT, "g-2", "0");
     tt__grad_pass(b, g, f->in[1], true);
 }
 
@@ -7188,7 +7189,7 @@ static void tt__backward_MEAN_SQUARED_ERROR(tt__builder *b, const tt__instr *f, 
 {
     const int op = TT__OP_MEAN_SQUARED_ERROR_BACKWARD;
     if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, op, "g012C", "0");
-    if (tt__wants(b->t, f->in[1])) tt__emit_gradient(b, f, g, op, "g102C", "1"); /* the error is symmetric */
+    if (tt__wants(b->t, f->in[1])) tt__emit_gradient(b, f, g, op, "g102C", "1"); /* swaps x and y */
 }
 
 static const tt__rules tt__rules_MEAN_SQUARED_ERROR = {tt__shape_MEAN_SQUARED_ERROR, NULL,
@@ -7200,7 +7201,8 @@ static const tt__rules tt__rules_MEAN_SQUARED_ERROR_BACKWARD = {tt__shape_of_err
 
 static void tt__backward_CAST(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    bool weight = tt__is_weight(b->t, f->in[0]); /* if so, the gradient is there: see tt__grad_owner */
+    /* A weight needs no CAST of its gradient, because tt__grad_owner makes g the weight's gradient. */
+    bool weight = tt__is_weight(b->t, f->in[0]);
     if (!weight) tt__emit_gradient(b, f, g, TT__OP_CAST, "g", "0");
 }
 
@@ -12205,9 +12207,9 @@ typedef struct tt__gemm_args {
     bool accumulate;
     tt__bf16 bf16;       /* how products are computed where A and B are bf16                          */
     int act;
-    tt__mat bias;        /* (n)                                                                       */
+    tt__mat bias;        /* shape (n)                                                                 */
     tt__mat pre;         /* (m, n): is set to A B + bias, the operand of act                          */
-    tt__mat residual;    /* (m, n)                                                                    */
+    tt__mat residual;    /* shape (m, n)                                                              */
     tt__mat saved;       /* (m, n): the numbers that act saved in the forward                         */
     void *workspace;     /* tt__gemm_workspace bytes, 64-byte aligned                                 */
 } tt__gemm_args;
@@ -13739,7 +13741,7 @@ TT__TILES_FN void TT__K(tiles_end)(void) { _tile_release(); }
 TT__TILES_FN void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     const bool below = rows > 16, beside = cols > 16;
-    const int64_t a_row = p->a_row * 4, b_row = p->b_row * 4, c_row = p->c_row * 4; /* in bytes */
+    const int64_t a_row = p->a_row * 4, b_row = p->b_row * 4, c_row = p->c_row * 4; /* strides in bytes */
     const float *a = p->a, *b = p->b, *base = p->base;
     float *c = p->c;
     TT__TILES_FENCE;
@@ -14096,7 +14098,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
     if (g->bias.data) w.base = g->bias;
     else if (g->residual.data) w.base = g->residual;
     else if (g->accumulate) w.base = g->c;
-    if (g->bias.data) w.base.ld = 0; /* the same bias for every row */
+    if (g->bias.data) w.base.ld = 0; /* every row adds the same bias */
     w.direct = g->c.dtype == TT_F32 && g->act == TT__ACT_NONE && addends <= 1
         && (!w.base.data || w.base.dtype == TT_F32);
     int64_t depth = tt__gemm_block(units, TT__GEMM_K, 16);

@@ -1770,7 +1770,7 @@ struct rotary_args {
     bool add, vector;
     int heads, head_size, pairs, neighbours;
     float sign, magnitude;
-    int64_t groups, spans, all; // groups of pairs in a head; groups of heads in a row; tasks
+    int64_t groups, spans, all; // groups of pairs in a head; groups of heads in a row; number of tasks
     float frequency[TT__MOST_PAIRS];
 };
 
@@ -2873,7 +2873,8 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
         }
         if (!leaves) continue;
         const int64_t back = AHEAD ? 2 * B::TURN : B::TURN; // rows from the current turn to the next fetch
-        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // alternates
+        // Turns alternate between two parts of shared memory, so that row_sums needs no barrier before.
+        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             const float avg_g = centred ? sum[2 * i] * each : 0.0f, avg_gn = sum[2 * i + 1] * each;
             const float of_n = -of[i].rstd * avg_gn, rest = -of[i].rstd * avg_g;
@@ -3185,7 +3186,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
         tt__cp_async_16(all + k, ids + k);
     TT__ROLLED for (int k = whole + threadIdx.x; k < n; k += TT__ROW_THREADS)
         tt__cp_async_4(all + k, ids + k);
-    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1; // pads with fewer than 256
+    // Pads the ids to 8 * each with large ids, which are fewer than 256.
+    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1;
     tt__cp_async_commit();
     tt__cp_async_wait<0>();
     __syncthreads();
@@ -3242,7 +3244,8 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
     const bool copies = wide && width > 0;
     const int vectors = dy.dtype == TT_F32 || (add && to.dtype == TT_F32) ? 2 : 1; // vectors in 8 columns
     const int most = TT__SUMMED / vectors / (add ? 2 : 1), step = (int)blockDim.x * vectors;
-    uint4 *const own = coming + t * vectors, *const old = own + most * step; // of dy; of `to`
+    // own: the thread's columns of rows of dy; old: those of rows of `to`.
+    uint4 *const own = coming + t * vectors, *const old = own + most * step;
     const tt__mat parts = {partial, TT_F32, 0, dy.cols, dy.cols};
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
     bool began = false;
@@ -3975,7 +3978,7 @@ tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 // room after w wherever it is stored: as the parameter, as shards, gathered, offloaded and cast.
 struct class_tail {
     int64_t first, count; // the first class, and the number of classes; 0: there is no tail
-    tt__mat w, b, dw, db; // (rows, in) and (1, rows), where rows is count padded; dw and db are f32
+    tt__mat w, b, dw, db; // w, dw: (rows, in); b, db: (1, rows); rows is count padded; dw and db are f32
 };
 
 // Copies x to the upper left of `to`, and fills the rest of `to` with zeros. A thread copies eight columns.
@@ -4916,7 +4919,8 @@ cudaError_t add_move(move_batch *b, const tt__launch *l)
         return p.sums ? add_sum(b, l, p, part, to)
             : part.n ? add_copy(b, to, operand_of(l, p, p.only, part), part.n * item) : e;
     }
-    if (l->instr->op == TT__OP_BROADCAST && l->me == 0 && y.data == l->in[0].data) return e; // it has y
+    // In a broadcast, the result of member 0 may be its operand.
+    if (l->instr->op == TT__OP_BROADCAST && l->me == 0 && y.data == l->in[0].data) return e;
     for (int k = 0; k < l->members && e == cudaSuccess; k++) {
         const piece_part part = part_of(l, p, k);
         if (!part.n) continue;
@@ -5622,7 +5626,7 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
     const float slope = NEAR ? attention_slope(p, p.first_head + b.head) : 0;
     const int blocks = NEAR ? attention_blocks(p, t.length) : 0;
     float most[4], sum[4], out[4][4];
-    int row[4]; // row y + 16 a of the tile, counted in the sequence
+    int row[4]; // row[a]: the tile's row y + 16 a, counted in the sequence
     TT__UNROLL for (int a = 0; a < 4; a++) {
         row[a] = attention_row(p, q.first + min(y + 16 * a, q.count - 1)) - t.begin;
         most[a] = -3.4028235e38f;
@@ -6104,7 +6108,7 @@ __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const atten
 
 // Draws which of the warp's weights for keys key ... key + KEYS - 1 dropout keeps; attention_kept reads the
 // result. The draw comes before the scores, which need the registers. The four threads of a row draw 16 bits
-// each: together for 64 keys of the row, or for 32 keys of the row and of the row 8 below. to: attention_bits
+// each: together for 64 keys of the row, or for 32 keys of the row and of row + 8. to: attention_bits
 // of the warp's first query and the first of these keys; NULL: the bits are not written.
 template <int MT, int KEYS>
 __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS / 64], const attention_args &p,
@@ -6315,7 +6319,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
     attention_sparse sparse = {0, 0, 0};
     if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = fabsf(p.scale) * TT__LOG2E;
-    const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // in units of the products
+    const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // ALiBi's, in units of the products
     if (threadIdx.x == 0) random = attention_key(p);
     attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
     attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
@@ -6480,9 +6484,9 @@ __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const in
 // Barriers of phases for the places in shared memory: two for queries, STAGES for keys and STAGES for values.
 // Passing the barrier ..._there means that the place is filled; passing ..._used means that it is free.
 struct attention_wide_barriers {
-    uint64_t *q_there; // `items` is filled, too
+    uint64_t *q_there; // queries and `items` are filled
     uint64_t *q_used, *k_there;
-    uint64_t *v_there; // the tile's `keep` is filled, too
+    uint64_t *v_there; // values and the tile's `keep` are filled
     uint64_t *k_used, *v_used;
     template <class S> __device__ __forceinline__ void begin(bool draws) const
     {
@@ -7150,7 +7154,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
     float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
-    int *rows = (int *)(deltas + 2 * QUERIES);                                       // rows of the batch
+    int *rows = (int *)(deltas + 2 * QUERIES);                                       // the queries' rows of the batch
     unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // two stages of attention_fetch_bits
     const int key_heads = p.heads / p.group, mine = (int)threadIdx.x / 32 * 16 * MT;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads), pair = threadIdx.x % 4 * 2;
@@ -7177,7 +7181,8 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     };
     const int begin = NEAR ? attention_queries_begin(p, t) : diagonal ? t.at : 0;
     const int end = NEAR ? attention_queries_end(p, t, count) : t.queries;
-    const int heads_end = begin < end ? (key_head + 1) * p.group : 0; // end of the heads of q with key_head
+    // The end of the heads of q that read key_head; 0 if no query sees the block's keys.
+    const int heads_end = begin < end ? (key_head + 1) * p.group : 0;
     int from = begin, head = key_head * p.group;
     if (head < heads_end) fetch(from, head, 0);
     for (int stage = 0; head < heads_end;
@@ -7376,7 +7381,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     TT__SHARED(float, part_q, [DOWN][D]); // column sums of a head's dq so far
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
-    T *slopes = ds + 2 * QUERIES * PITCH; // (KEYS, ACROSS)
+    T *slopes = ds + 2 * QUERIES * PITCH; // shape (KEYS, ACROSS)
     float *lses = (float *)(slopes + KEYS * ACROSS), *deltas = lses + 2 * QUERIES;
     int *rows = (int *)(deltas + 2 * QUERIES);
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
@@ -7413,7 +7418,8 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
             const int at = stage * QUERIES + part;
             const T *qt = qs + at * PITCH, *dt = ds + at * PITCH;
             float s[MT][PART / 8][4], g[MT][PART / 8][4];
-            const bool seen = !diagonal || mine < from + part + PART; // a query sees a key of the warp
+            // Whether any of these queries sees any of the warp's keys.
+            const bool seen = !diagonal || mine < from + part + PART;
             if (seen) {
                 const uint32_t keep = attention_draw_columns<MT, PART>(p, random, rows + at, mine / 16, head);
                 attention_mma<T, D, MT, PART>(s, ks + mine * PITCH, qt);
@@ -7648,7 +7654,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     T *ks = attention_room(shared), *vs = ks + TILES * TILE, *qs = vs + TILES * TILE, *ds = qs + 2 * TILE;
     T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), in the layout of tt__wgmma_matrix
     float *lses = (float *)(slopes + 2 * TILES * TILE), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
-    int *rows = (int *)(deltas + 2 * QUERIES);                                        // rows of the batch
+    int *rows = (int *)(deltas + 2 * QUERIES);                                        // the queries' rows of the batch
     const int key_heads = p.heads / p.group;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
     const int64_t sums_begin = attention_sums_begin(p, key_heads, key_head);
@@ -7740,7 +7746,7 @@ template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(at
         const int blocks = ((p.causal ? t.at : t.length - 1)) / TT__SPAN + 1;
         const int slots = min(blocks, TT__SPAN_SLOTS + 0);
         const int64_t first = t.first + t.at + r, column = (int64_t)head * p.head_size + c;
-        const int64_t apart = p.q.rows * p.heads * p.head_size; // floats between slots
+        const int64_t apart = p.q.rows * p.heads * p.head_size; // floats from slot to slot
         const float *from = p.parts + first * p.heads * p.head_size + column;
         // All loads of y are in flight together.
         float4 y[4][TT__SPAN_SLOTS];
@@ -7820,7 +7826,7 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->keep_scale = 256.0f / (float)(256 - TT__ATTENTION_DROP(attr->dropout));
     tt__attention_either(TT__ATTENTION_DROP(attr->dropout), p->either);
     p->random = l->instr->random;
-    p->block = attr->dense >= p->k.rows ? 0 : attr->block; // 0: all sequences are dense
+    p->block = attr->dense >= p->k.rows ? 0 : attr->block; // block 0: all sequences are dense
     p->dense = attr->dense;
     p->listed = attr->listed;
     p->list_rows = attr->list_rows;
@@ -8324,7 +8330,7 @@ struct lt_product {
 struct product_key {
     int64_t m, n, k, lda, ldb, ldc, ldd, ld_aux;
     int a_type, b_type, to_type, epilogue;
-    uint16_t alignment[6]; // of B, A, C, the result, bias and aux
+    uint16_t alignment[6]; // bytes to which B, A, C, the result, bias and aux are aligned
     bool a_plain, b_plain, adds, tf32, sums_rows, exact;
     bool tuned; // whether the program was compiled with `tune`
 };
@@ -9567,7 +9573,8 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
                 float v[8] = {};
                 if (k < left && c < x.cols) load8(v, row_at(x, r0 + k), x.dtype, c, x.cols - c, t.wide);
                 most = fp8_larger(most, v);
-                TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, v[j] - v[j]); // inf to NaN
+                // v - v turns an infinity into NaN.
+                TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, v[j] - v[j]);
                 q[k] = fp8_of<E5M2>(v);
             }
         }

@@ -48,7 +48,7 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->keep_scale = 256.0f / (float)(256 - TT__ATTENTION_DROP(attr->dropout));
     tt__attention_either(TT__ATTENTION_DROP(attr->dropout), p->either);
     p->random = l->instr->random;
-    p->block = attr->dense >= p->k.rows ? 0 : attr->block; // 0: all sequences are dense
+    p->block = attr->dense >= p->k.rows ? 0 : attr->block; // block 0: all sequences are dense
     p->dense = attr->dense;
     p->listed = attr->listed;
     p->list_rows = attr->list_rows;

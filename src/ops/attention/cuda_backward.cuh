@@ -313,7 +313,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
     float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
-    int *rows = (int *)(deltas + 2 * QUERIES);                                       // rows of the batch
+    int *rows = (int *)(deltas + 2 * QUERIES);                                       // the queries' rows of the batch
     unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // two stages of attention_fetch_bits
     const int key_heads = p.heads / p.group, mine = (int)threadIdx.x / 32 * 16 * MT;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads), pair = threadIdx.x % 4 * 2;
@@ -340,7 +340,8 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     };
     const int begin = NEAR ? attention_queries_begin(p, t) : diagonal ? t.at : 0;
     const int end = NEAR ? attention_queries_end(p, t, count) : t.queries;
-    const int heads_end = begin < end ? (key_head + 1) * p.group : 0; // end of the heads of q with key_head
+    // The end of the heads of q that read key_head; 0 if no query sees the block's keys.
+    const int heads_end = begin < end ? (key_head + 1) * p.group : 0;
     int from = begin, head = key_head * p.group;
     if (head < heads_end) fetch(from, head, 0);
     for (int stage = 0; head < heads_end;

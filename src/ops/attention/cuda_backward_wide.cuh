@@ -122,7 +122,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     TT__SHARED(float, part_q, [DOWN][D]); // column sums of a head's dq so far
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
-    T *slopes = ds + 2 * QUERIES * PITCH; // (KEYS, ACROSS)
+    T *slopes = ds + 2 * QUERIES * PITCH; // shape (KEYS, ACROSS)
     float *lses = (float *)(slopes + KEYS * ACROSS), *deltas = lses + 2 * QUERIES;
     int *rows = (int *)(deltas + 2 * QUERIES);
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
@@ -159,7 +159,8 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
             const int at = stage * QUERIES + part;
             const T *qt = qs + at * PITCH, *dt = ds + at * PITCH;
             float s[MT][PART / 8][4], g[MT][PART / 8][4];
-            const bool seen = !diagonal || mine < from + part + PART; // a query sees a key of the warp
+            // Whether any of these queries sees any of the warp's keys.
+            const bool seen = !diagonal || mine < from + part + PART;
             if (seen) {
                 const uint32_t keep = attention_draw_columns<MT, PART>(p, random, rows + at, mine / 16, head);
                 attention_mma<T, D, MT, PART>(s, ks + mine * PITCH, qt);
@@ -394,7 +395,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     T *ks = attention_room(shared), *vs = ks + TILES * TILE, *qs = vs + TILES * TILE, *ds = qs + 2 * TILE;
     T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), in the layout of tt__wgmma_matrix
     float *lses = (float *)(slopes + 2 * TILES * TILE), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
-    int *rows = (int *)(deltas + 2 * QUERIES);                                        // rows of the batch
+    int *rows = (int *)(deltas + 2 * QUERIES);                                        // the queries' rows of the batch
     const int key_heads = p.heads / p.group;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
     const int64_t sums_begin = attention_sums_begin(p, key_heads, key_head);
@@ -486,7 +487,7 @@ template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(at
         const int blocks = ((p.causal ? t.at : t.length - 1)) / TT__SPAN + 1;
         const int slots = min(blocks, TT__SPAN_SLOTS + 0);
         const int64_t first = t.first + t.at + r, column = (int64_t)head * p.head_size + c;
-        const int64_t apart = p.q.rows * p.heads * p.head_size; // floats between slots
+        const int64_t apart = p.q.rows * p.heads * p.head_size; // floats from slot to slot
         const float *from = p.parts + first * p.heads * p.head_size + column;
         // All loads of y are in flight together.
         float4 y[4][TT__SPAN_SLOTS];

@@ -249,7 +249,7 @@ __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const atten
 
 // Draws which of the warp's weights for keys key ... key + KEYS - 1 dropout keeps; attention_kept reads the
 // result. The draw comes before the scores, which need the registers. The four threads of a row draw 16 bits
-// each: together for 64 keys of the row, or for 32 keys of the row and of the row 8 below. to: attention_bits
+// each: together for 64 keys of the row, or for 32 keys of the row and of row + 8. to: attention_bits
 // of the warp's first query and the first of these keys; NULL: the bits are not written.
 template <int MT, int KEYS>
 __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS / 64], const attention_args &p,
@@ -460,7 +460,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
     attention_sparse sparse = {0, 0, 0};
     if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = fabsf(p.scale) * TT__LOG2E;
-    const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // in units of the products
+    const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // ALiBi's, in units of the products
     if (threadIdx.x == 0) random = attention_key(p);
     attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
     attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);

@@ -181,7 +181,7 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
     const float slope = NEAR ? attention_slope(p, p.first_head + b.head) : 0;
     const int blocks = NEAR ? attention_blocks(p, t.length) : 0;
     float most[4], sum[4], out[4][4];
-    int row[4]; // row y + 16 a of the tile, counted in the sequence
+    int row[4]; // row[a]: the tile's row y + 16 a, counted in the sequence
     TT__UNROLL for (int a = 0; a < 4; a++) {
         row[a] = attention_row(p, q.first + min(y + 16 * a, q.count - 1)) - t.begin;
         most[a] = -3.4028235e38f;

@@ -118,9 +118,9 @@ __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const in
 // Barriers of phases for the places in shared memory: two for queries, STAGES for keys and STAGES for values.
 // Passing the barrier ..._there means that the place is filled; passing ..._used means that it is free.
 struct attention_wide_barriers {
-    uint64_t *q_there; // `items` is filled, too
+    uint64_t *q_there; // queries and `items` are filled
     uint64_t *q_used, *k_there;
-    uint64_t *v_there; // the tile's `keep` is filled, too
+    uint64_t *v_there; // values and the tile's `keep` are filled
     uint64_t *k_used, *v_used;
     template <class S> __device__ __forceinline__ void begin(bool draws) const
     {

@@ -12,7 +12,8 @@
 
 static void tt__backward_CAST(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    bool weight = tt__is_weight(b->t, f->in[0]); /* if so, the gradient is there: see tt__grad_owner */
+    /* A weight needs no CAST of its gradient, because tt__grad_owner makes g the weight's gradient. */
+    bool weight = tt__is_weight(b->t, f->in[0]);
     if (!weight) tt__emit_gradient(b, f, g, TT__OP_CAST, "g", "0");
 }
 

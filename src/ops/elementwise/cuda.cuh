@@ -60,7 +60,7 @@ struct rotary_args {
     bool add, vector;
     int heads, head_size, pairs, neighbours;
     float sign, magnitude;
-    int64_t groups, spans, all; // groups of pairs in a head; groups of heads in a row; tasks
+    int64_t groups, spans, all; // groups of pairs in a head; groups of heads in a row; number of tasks
     float frequency[TT__MOST_PAIRS];
 };
 

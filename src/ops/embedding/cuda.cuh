@@ -144,7 +144,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
         tt__cp_async_16(all + k, ids + k);
     TT__ROLLED for (int k = whole + threadIdx.x; k < n; k += TT__ROW_THREADS)
         tt__cp_async_4(all + k, ids + k);
-    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1; // pads with fewer than 256
+    // Pads the ids to 8 * each with large ids, which are fewer than 256.
+    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1;
     tt__cp_async_commit();
     tt__cp_async_wait<0>();
     __syncthreads();
@@ -201,7 +202,8 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
     const bool copies = wide && width > 0;
     const int vectors = dy.dtype == TT_F32 || (add && to.dtype == TT_F32) ? 2 : 1; // vectors in 8 columns
     const int most = TT__SUMMED / vectors / (add ? 2 : 1), step = (int)blockDim.x * vectors;
-    uint4 *const own = coming + t * vectors, *const old = own + most * step; // of dy; of `to`
+    // own: the thread's columns of rows of dy; old: those of rows of `to`.
+    uint4 *const own = coming + t * vectors, *const old = own + most * step;
     const tt__mat parts = {partial, TT_F32, 0, dy.cols, dy.cols};
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
     bool began = false;

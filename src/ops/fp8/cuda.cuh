@@ -159,7 +159,8 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
                 float v[8] = {};
                 if (k < left && c < x.cols) load8(v, row_at(x, r0 + k), x.dtype, c, x.cols - c, t.wide);
                 most = fp8_larger(most, v);
-                TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, v[j] - v[j]); // inf to NaN
+                // v - v turns an infinity into NaN.
+                TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, v[j] - v[j]);
                 q[k] = fp8_of<E5M2>(v);
             }
         }

@@ -220,7 +220,7 @@ TT__TILES_FN void TT__K(tiles_end)(void) { _tile_release(); }
 TT__TILES_FN void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     const bool below = rows > 16, beside = cols > 16;
-    const int64_t a_row = p->a_row * 4, b_row = p->b_row * 4, c_row = p->c_row * 4; /* in bytes */
+    const int64_t a_row = p->a_row * 4, b_row = p->b_row * 4, c_row = p->c_row * 4; /* strides in bytes */
     const float *a = p->a, *b = p->b, *base = p->base;
     float *c = p->c;
     TT__TILES_FENCE;

@@ -235,7 +235,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
     if (g->bias.data) w.base = g->bias;
     else if (g->residual.data) w.base = g->residual;
     else if (g->accumulate) w.base = g->c;
-    if (g->bias.data) w.base.ld = 0; /* the same bias for every row */
+    if (g->bias.data) w.base.ld = 0; /* every row adds the same bias */
     w.direct = g->c.dtype == TT_F32 && g->act == TT__ACT_NONE && addends <= 1
         && (!w.base.data || w.base.dtype == TT_F32);
     int64_t depth = tt__gemm_block(units, TT__GEMM_K, 16);

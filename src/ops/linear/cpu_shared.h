@@ -16,9 +16,9 @@ typedef struct tt__gemm_args {
     bool accumulate;
     tt__bf16 bf16;       /* how products are computed where A and B are bf16                          */
     int act;
-    tt__mat bias;        /* (n)                                                                       */
+    tt__mat bias;        /* shape (n)                                                                 */
     tt__mat pre;         /* (m, n): is set to A B + bias, the operand of act                          */
-    tt__mat residual;    /* (m, n)                                                                    */
+    tt__mat residual;    /* shape (m, n)                                                              */
     tt__mat saved;       /* (m, n): the numbers that act saved in the forward                         */
     void *workspace;     /* tt__gemm_workspace bytes, 64-byte aligned                                 */
 } tt__gemm_args;

@@ -142,7 +142,7 @@ struct lt_product {
 struct product_key {
     int64_t m, n, k, lda, ldb, ldc, ldd, ld_aux;
     int a_type, b_type, to_type, epilogue;
-    uint16_t alignment[6]; // of B, A, C, the result, bias and aux
+    uint16_t alignment[6]; // bytes to which B, A, C, the result, bias and aux are aligned
     bool a_plain, b_plain, adds, tf32, sums_rows, exact;
     bool tuned; // whether the program was compiled with `tune`
 };

@@ -603,7 +603,7 @@ tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 // room after w wherever it is stored: as the parameter, as shards, gathered, offloaded and cast.
 struct class_tail {
     int64_t first, count; // the first class, and the number of classes; 0: there is no tail
-    tt__mat w, b, dw, db; // (rows, in) and (1, rows), where rows is count padded; dw and db are f32
+    tt__mat w, b, dw, db; // w, dw: (rows, in); b, db: (1, rows); rows is count padded; dw and db are f32
 };
 
 // Copies x to the upper left of `to`, and fills the rest of `to` with zeros. A thread copies eight columns.
