@@ -5353,7 +5353,7 @@ static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 
 /* Block sizes of the flash-attention kernels. A tile of KEYS x QUERIES scores, as floats, stays in the cache.
    A forward task computes up to GROUP queries, so that packing a block of keys and values pays for itself.
-   All sizes are multiples of 16. One Philox call draws the random numbers of 8 keys. */
+   All sizes are multiples of 16; one Philox call draws the random numbers of 16 keys. */
 enum {
     TT__ATTENTION_KEYS = 256,
     TT__ATTENTION_QUERIES = 64,
@@ -6962,8 +6962,8 @@ typedef struct tt__head {
     tt__instr fused;
 } tt__head;
 
-/* Finds the backward of the loss, instruction k, and the backward of the linear layer right after it, and
-   sets their fields in *h. Returns false if they cannot be fused. */
+/* Finds the backward of the loss that instruction k computes, and after it the backward of the linear layer,
+   and sets their fields in *h. Returns false if they cannot be fused. */
 static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__head *h)
 {
     int32_t loss = t->code[k].out[0];

@@ -6319,7 +6319,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
     attention_sparse sparse = {0, 0, 0};
     if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = fabsf(p.scale) * TT__LOG2E;
-    const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // ALiBi's, in units of the products
+    const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // in units of the products
     if (threadIdx.x == 0) random = attention_key(p);
     attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
     attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
@@ -7154,7 +7154,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
     float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
-    int *rows = (int *)(deltas + 2 * QUERIES);                                       // the queries' rows of the batch
+    int *rows = (int *)(deltas + 2 * QUERIES);                                       // rows of the batch
     unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // two stages of attention_fetch_bits
     const int key_heads = p.heads / p.group, mine = (int)threadIdx.x / 32 * 16 * MT;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads), pair = threadIdx.x % 4 * 2;
@@ -7654,7 +7654,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     T *ks = attention_room(shared), *vs = ks + TILES * TILE, *qs = vs + TILES * TILE, *ds = qs + 2 * TILE;
     T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), in the layout of tt__wgmma_matrix
     float *lses = (float *)(slopes + 2 * TILES * TILE), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
-    int *rows = (int *)(deltas + 2 * QUERIES);                                        // the queries' rows of the batch
+    int *rows = (int *)(deltas + 2 * QUERIES);                                        // rows of the batch
     const int key_heads = p.heads / p.group;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
     const int64_t sums_begin = attention_sums_begin(p, key_heads, key_head);

@@ -56,7 +56,7 @@ static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 
 /* Block sizes of the flash-attention kernels. A tile of KEYS x QUERIES scores, as floats, stays in the cache.
    A forward task computes up to GROUP queries, so that packing a block of keys and values pays for itself.
-   All sizes are multiples of 16. One Philox call draws the random numbers of 8 keys. */
+   All sizes are multiples of 16; one Philox call draws the random numbers of 16 keys. */
 enum {
     TT__ATTENTION_KEYS = 256,
     TT__ATTENTION_QUERIES = 64,

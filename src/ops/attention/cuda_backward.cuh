@@ -313,7 +313,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
     float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
-    int *rows = (int *)(deltas + 2 * QUERIES);                                       // the queries' rows of the batch
+    int *rows = (int *)(deltas + 2 * QUERIES);                                       // rows of the batch
     unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // two stages of attention_fetch_bits
     const int key_heads = p.heads / p.group, mine = (int)threadIdx.x / 32 * 16 * MT;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads), pair = threadIdx.x % 4 * 2;

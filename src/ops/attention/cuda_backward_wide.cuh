@@ -395,7 +395,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     T *ks = attention_room(shared), *vs = ks + TILES * TILE, *qs = vs + TILES * TILE, *ds = qs + 2 * TILE;
     T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), in the layout of tt__wgmma_matrix
     float *lses = (float *)(slopes + 2 * TILES * TILE), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
-    int *rows = (int *)(deltas + 2 * QUERIES);                                        // the queries' rows of the batch
+    int *rows = (int *)(deltas + 2 * QUERIES);                                        // rows of the batch
     const int key_heads = p.heads / p.group;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
     const int64_t sums_begin = attention_sums_begin(p, key_heads, key_head);

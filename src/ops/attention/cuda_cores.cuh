@@ -460,7 +460,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
     attention_sparse sparse = {0, 0, 0};
     if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = fabsf(p.scale) * TT__LOG2E;
-    const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // ALiBi's, in units of the products
+    const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // in units of the products
     if (threadIdx.x == 0) random = attention_key(p);
     attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
     attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);

@@ -73,8 +73,8 @@ typedef struct tt__head {
     tt__instr fused;
 } tt__head;
 
-/* Finds the backward of the loss, instruction k, and the backward of the linear layer right after it, and
-   sets their fields in *h. Returns false if they cannot be fused. */
+/* Finds the backward of the loss that instruction k computes, and after it the backward of the linear layer,
+   and sets their fields in *h. Returns false if they cannot be fused. */
 static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__head *h)
 {
     int32_t loss = t->code[k].out[0];
