@@ -6957,7 +6957,7 @@ typedef struct tt__head {
        the last one that is replaced. */
     int linear, back, last;
     /* Number of an instruction among these that is not replaced: it fills a gradient to which a product then
-       adds a rank's rows. 0: there is none. */
+       adds a rank's rows. 0: no such instruction. */
     int fill;
     tt__instr fused;
 } tt__head;

@@ -2873,8 +2873,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
         }
         if (!leaves) continue;
         const int64_t back = AHEAD ? 2 * B::TURN : B::TURN; // rows from the current turn to the next fetch
-        // Turns alternate between two parts of shared memory, so that row_sums needs no barrier before.
-        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps);
+        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // parts alternate
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             const float avg_g = centred ? sum[2 * i] * each : 0.0f, avg_gn = sum[2 * i + 1] * each;
             const float of_n = -of[i].rstd * avg_gn, rest = -of[i].rstd * avg_g;
@@ -4858,7 +4857,7 @@ char *element_of(const void *data, tt_dtype dtype, int64_t k)
     return (char *)data + k * (int64_t)tt_dtype_bytes(dtype);
 }
 
-// Returns the address at which this member's kernels find the elements of `part` of member k's operand.
+// Returns the address at which this member's kernels read `part` of member k's operand.
 const void *operand_of(const tt__launch *l, const move_plan &p, int k, const piece_part &part)
 {
     const tt__mat &m = p.of_results ? l->peer_out[k] : l->peer_in[k];
@@ -6704,7 +6703,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         tt__phases_wait(&barriers.v_there[stage], used / STAGES & 1);
         TT__UNROLL for (int part = 0; part < KEYS / 32; part++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
-                // Of each 8 keys, the thread has two. The highest bit of each byte is the bit of the first
+                // A thread has two of each 8 keys. The highest bit of each byte is the bit of the first
                 // key (low) or of the second key (high).
                 const uint32_t bits = tile.keep[stage][part][mine + 8 * h + lane / 4];
                 const uint32_t low = bits << (7 - pair), high = bits << (6 - pair);
@@ -7181,8 +7180,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     };
     const int begin = NEAR ? attention_queries_begin(p, t) : diagonal ? t.at : 0;
     const int end = NEAR ? attention_queries_end(p, t, count) : t.queries;
-    // The end of the heads of q that read key_head; 0 if no query sees the block's keys.
-    const int heads_end = begin < end ? (key_head + 1) * p.group : 0;
+    const int heads_end = begin < end ? (key_head + 1) * p.group : 0; // end of the heads that read key_head
     int from = begin, head = key_head * p.group;
     if (head < heads_end) fetch(from, head, 0);
     for (int stage = 0; head < heads_end;
@@ -7418,8 +7416,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
             const int at = stage * QUERIES + part;
             const T *qt = qs + at * PITCH, *dt = ds + at * PITCH;
             float s[MT][PART / 8][4], g[MT][PART / 8][4];
-            // Whether any of these queries sees any of the warp's keys.
-            const bool seen = !diagonal || mine < from + part + PART;
+            const bool seen = !diagonal || mine < from + part + PART; // a query may see a key of the warp
             if (seen) {
                 const uint32_t keep = attention_draw_columns<MT, PART>(p, random, rows + at, mine / 16, head);
                 attention_mma<T, D, MT, PART>(s, ks + mine * PITCH, qt);

@@ -340,8 +340,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     };
     const int begin = NEAR ? attention_queries_begin(p, t) : diagonal ? t.at : 0;
     const int end = NEAR ? attention_queries_end(p, t, count) : t.queries;
-    // The end of the heads of q that read key_head; 0 if no query sees the block's keys.
-    const int heads_end = begin < end ? (key_head + 1) * p.group : 0;
+    const int heads_end = begin < end ? (key_head + 1) * p.group : 0; // end of the heads that read key_head
     int from = begin, head = key_head * p.group;
     if (head < heads_end) fetch(from, head, 0);
     for (int stage = 0; head < heads_end;

@@ -338,7 +338,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         tt__phases_wait(&barriers.v_there[stage], used / STAGES & 1);
         TT__UNROLL for (int part = 0; part < KEYS / 32; part++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
-                // Of each 8 keys, the thread has two. The highest bit of each byte is the bit of the first
+                // A thread has two of each 8 keys. The highest bit of each byte is the bit of the first
                 // key (low) or of the second key (high).
                 const uint32_t bits = tile.keep[stage][part][mine + 8 * h + lane / 4];
                 const uint32_t low = bits << (7 - pair), high = bits << (6 - pair);
