@@ -15325,7 +15325,7 @@ TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__
                             add || to->add_dv);
 }
 
-/* Computes attention_backward_span for a sequence of block-sparse attention. */
+/* Does the work of attention_backward_span for a sequence with block-sparse attention. */
 TT__FN void TT__K(attention_backward_blocks)(TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                              int64_t span, int64_t n)
 {

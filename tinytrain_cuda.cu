@@ -2805,7 +2805,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     tt__begin_kernel();
     typedef backward_block<NARROW, X> B;
     constexpr int TEAMS = B::TEAMS, ROWS = B::ROWS;
-    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]);
+    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]); // two parts, which the turns use alternately
     TT__SHARED(float4, memory, [NARROW ? 2048 : 1]);
     if (X != ANY) {
         dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
@@ -2873,7 +2873,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
         }
         if (!leaves) continue;
         const int64_t back = AHEAD ? 2 * B::TURN : B::TURN; // rows from the current turn to the next fetch
-        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // parts alternate
+        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             const float avg_g = centred ? sum[2 * i] * each : 0.0f, avg_gn = sum[2 * i + 1] * each;
             const float of_n = -of[i].rstd * avg_gn, rest = -of[i].rstd * avg_g;
@@ -5849,7 +5849,7 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
             attention_add(dk, tile, stage, q, column, b.columns);
         }
     }
-    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
+    // The same thread stores an element of dk and of dv, because dk and dv may have the same memory.
     const int64_t column = (int64_t)b.head * p.head_size + b.skip;
     TT__UNROLL for (int a = 0; a < 4; a++) {
         if (y + 16 * a >= k.count) continue;
@@ -6131,7 +6131,8 @@ __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS /
     }
 }
 
-// Returns whether the weight of row 16 m + 8 h + lane / 4 and key 8 n + lane % 4 * 2 + e is kept.
+// Returns whether dropout keeps the weight of row 16 * m + 8 * h + lane / 4 and key
+// 8 * n + lane % 4 * 2 + e of the warp's part of the tile.
 template <int MT, int KEYS>
 __device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS / 64], int m, int h, int n,
                                                int e)
@@ -7216,7 +7217,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     const int thread = tt__opaque((int)threadIdx.x), warp = thread / 32, lane = thread % 32;
     const int to_head = KIND == NEARBY // otherwise computed again, to save a register in the loop
         ? key_head : p.first_head / p.group + tt__opaque((int)blockIdx.x) % key_heads;
-    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
+    // The same thread stores an element of dk and of dv, because dk and dv may have the same memory.
     TT__UNROLL for (int k = 0; k < 2; k++) {
         attention_columns<T, D> columns;
         columns.clear();
@@ -7311,7 +7312,7 @@ __device__ __forceinline__ void attention_mma_down(float (&to)[MT][N / 8][4], co
     }
 }
 
-// Sizes of attention_backward. A warp makes 16 QM rows and COLUMNS columns of dq.
+// Sizes of attention_backward. A warp makes 16 * QM rows and COLUMNS columns of dq.
 template <int D, int WARPS> struct attention_whole_sizes {
     enum { MT = 2, KEYS = 32 * WARPS, QUERIES = 64, PART = 32, PITCH = D + 8, ACROSS = QUERIES + 8,
            QM = WARPS * D > 256 ? 2 : 1, DOWN = QUERIES / (16 * QM), COLUMNS = D * DOWN / WARPS };
@@ -7441,7 +7442,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
         for (int h = of.queries > 0 ? of.heads_end - 1 : of.key_head * p.group;
              h < (of.key_head + 1) * p.group; h++)
             write_sums(h);
-    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
+    // The same thread stores an element of dk and of dv, because dk and dv may have the same memory.
     const int last = tt__opaque((int)threadIdx.x);
     TT__UNROLL for (int k = 0; k < 2; k++) {
         attention_columns<T, D> columns;
@@ -7711,7 +7712,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
         from = next; head = next_head;
     }
     if (p.sums_k || p.sums_v || p.dq.data == p.dk.data || p.dq.data == p.dv.data) __syncthreads();
-    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
+    // The same thread stores an element of dk and of dv, because dk and dv may have the same memory.
     const int last = tt__opaque((int)threadIdx.x), lane = last % 32;
     TT__UNROLL for (int k = 0; k < 2; k++) {
         attention_columns<T, D> columns;
@@ -7865,7 +7866,7 @@ bool attention_paired(const tt__mat *m, tt_dtype dtype)
         ((m->dtype == dtype || m->dtype == TT_F32) && (uintptr_t)m->data % 8 == 0 && m->ld % 2 == 0);
 }
 
-// Returns whether the kernels on tensor cores can run.
+// Returns whether the kernels on tensor cores can run with these arguments.
 bool attention_fast(const attention_args *p)
 {
     const tt_dtype dtype = p->q.dtype;
@@ -8358,7 +8359,7 @@ product_key key_of(const lt_product &p, bool exact, bool tuned)
     key.n = p.g->n;
     key.k = p.g->sums_rows ? rows_to_choose_for(p.g->k, exact) : p.g->k;
     key.lda = p.a_ld(); key.ldb = p.b_ld(); key.ldc = p.c_ld(); key.ldd = p.to->ld;
-    // If the rows of the batch run along memory, as in fp8, a line has no room for more rows.
+    // If the rows of the batch run along memory, as in fp8, lda and ldb limit the number of rows.
     if (p.g->sums_rows && p.a_plain()) key.k = min(key.k, min(key.lda, key.ldb));
     key.ld_aux = p.more->aux.data ? p.more->aux.ld : 0;
     key.a_type = lt_type(p.g->a_type); key.b_type = lt_type(p.g->b_type); key.to_type = lt_type(p.to->dtype);
@@ -9105,7 +9106,8 @@ cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
     return e;
 }
 
-// Notes that the device's programs have the product, and times it if nothing is known about it.
+// Marks the tuned entries of the product as met by the device's programs. If there are none, times the
+// product, if `times`.
 cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool *untimed)
 {
     tt__device *d = l->device;

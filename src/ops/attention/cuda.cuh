@@ -90,7 +90,7 @@ bool attention_paired(const tt__mat *m, tt_dtype dtype)
         ((m->dtype == dtype || m->dtype == TT_F32) && (uintptr_t)m->data % 8 == 0 && m->ld % 2 == 0);
 }
 
-// Returns whether the kernels on tensor cores can run.
+// Returns whether the kernels on tensor cores can run with these arguments.
 bool attention_fast(const attention_args *p)
 {
     const tt_dtype dtype = p->q.dtype;

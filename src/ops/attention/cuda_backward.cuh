@@ -376,7 +376,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     const int thread = tt__opaque((int)threadIdx.x), warp = thread / 32, lane = thread % 32;
     const int to_head = KIND == NEARBY // otherwise computed again, to save a register in the loop
         ? key_head : p.first_head / p.group + tt__opaque((int)blockIdx.x) % key_heads;
-    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
+    // The same thread stores an element of dk and of dv, because dk and dv may have the same memory.
     TT__UNROLL for (int k = 0; k < 2; k++) {
         attention_columns<T, D> columns;
         columns.clear();

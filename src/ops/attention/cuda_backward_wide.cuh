@@ -54,7 +54,7 @@ __device__ __forceinline__ void attention_mma_down(float (&to)[MT][N / 8][4], co
     }
 }
 
-// Sizes of attention_backward. A warp makes 16 QM rows and COLUMNS columns of dq.
+// Sizes of attention_backward. A warp makes 16 * QM rows and COLUMNS columns of dq.
 template <int D, int WARPS> struct attention_whole_sizes {
     enum { MT = 2, KEYS = 32 * WARPS, QUERIES = 64, PART = 32, PITCH = D + 8, ACROSS = QUERIES + 8,
            QM = WARPS * D > 256 ? 2 : 1, DOWN = QUERIES / (16 * QM), COLUMNS = D * DOWN / WARPS };
@@ -184,7 +184,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
         for (int h = of.queries > 0 ? of.heads_end - 1 : of.key_head * p.group;
              h < (of.key_head + 1) * p.group; h++)
             write_sums(h);
-    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
+    // The same thread stores an element of dk and of dv, because dk and dv may have the same memory.
     const int last = tt__opaque((int)threadIdx.x);
     TT__UNROLL for (int k = 0; k < 2; k++) {
         attention_columns<T, D> columns;
@@ -454,7 +454,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
         from = next; head = next_head;
     }
     if (p.sums_k || p.sums_v || p.dq.data == p.dk.data || p.dq.data == p.dv.data) __syncthreads();
-    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
+    // The same thread stores an element of dk and of dv, because dk and dv may have the same memory.
     const int last = tt__opaque((int)threadIdx.x), lane = last % 32;
     TT__UNROLL for (int k = 0; k < 2; k++) {
         attention_columns<T, D> columns;

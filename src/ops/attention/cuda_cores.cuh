@@ -273,7 +273,8 @@ __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS /
     }
 }
 
-// Returns whether the weight of row 16 m + 8 h + lane / 4 and key 8 n + lane % 4 * 2 + e is kept.
+// Returns whether dropout keeps the weight of row 16 * m + 8 * h + lane / 4 and key
+// 8 * n + lane % 4 * 2 + e of the warp's part of the tile.
 template <int MT, int KEYS>
 __device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS / 64], int m, int h, int n,
                                                int e)

@@ -405,7 +405,7 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
             attention_add(dk, tile, stage, q, column, b.columns);
         }
     }
-    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
+    // The same thread stores an element of dk and of dv, because dk and dv may have the same memory.
     const int64_t column = (int64_t)b.head * p.head_size + b.skip;
     TT__UNROLL for (int a = 0; a < 4; a++) {
         if (y + 16 * a >= k.count) continue;

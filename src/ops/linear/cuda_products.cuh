@@ -173,7 +173,7 @@ product_key key_of(const lt_product &p, bool exact, bool tuned)
     key.n = p.g->n;
     key.k = p.g->sums_rows ? rows_to_choose_for(p.g->k, exact) : p.g->k;
     key.lda = p.a_ld(); key.ldb = p.b_ld(); key.ldc = p.c_ld(); key.ldd = p.to->ld;
-    // If the rows of the batch run along memory, as in fp8, a line has no room for more rows.
+    // If the rows of the batch run along memory, as in fp8, lda and ldb limit the number of rows.
     if (p.g->sums_rows && p.a_plain()) key.k = min(key.k, min(key.lda, key.ldb));
     key.ld_aux = p.more->aux.data ? p.more->aux.ld : 0;
     key.a_type = lt_type(p.g->a_type); key.b_type = lt_type(p.g->b_type); key.to_type = lt_type(p.to->dtype);

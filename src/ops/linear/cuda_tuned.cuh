@@ -222,7 +222,8 @@ cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
     return e;
 }
 
-// Notes that the device's programs have the product, and times it if nothing is known about it.
+// Marks the tuned entries of the product as met by the device's programs. If there are none, times the
+// product, if `times`.
 cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool *untimed)
 {
     tt__device *d = l->device;

@@ -390,7 +390,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     tt__begin_kernel();
     typedef backward_block<NARROW, X> B;
     constexpr int TEAMS = B::TEAMS, ROWS = B::ROWS;
-    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]);
+    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]); // two parts, which the turns use alternately
     TT__SHARED(float4, memory, [NARROW ? 2048 : 1]);
     if (X != ANY) {
         dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
@@ -458,7 +458,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
         }
         if (!leaves) continue;
         const int64_t back = AHEAD ? 2 * B::TURN : B::TURN; // rows from the current turn to the next fetch
-        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // parts alternate
+        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             const float avg_g = centred ? sum[2 * i] * each : 0.0f, avg_gn = sum[2 * i + 1] * each;
             const float of_n = -of[i].rstd * avg_gn, rest = -of[i].rstd * avg_g;
