@@ -4877,18 +4877,18 @@ static tt_status tt__settle(tt_tape *t, int n)
 /* ==== src/ops/record.h */
 /* ===========================================================================================================
    OPS                                                                                                src/ops/
-   Each op has one place: a block with the defaults of its options, its shape rule, the function that records
-   it, its backward, the rules of ops that only its backward or a pass emits, and all other facts about the
-   op. The block ends with the op's tt__rules. The row in TT__OPS (src/backend/ops.h) makes the op's number,
-   its name and its place in every table. Kernels are beside the rules: in cpu.h, and in cuda.cuh for
-   tinytrain_cuda.cu. Nothing else asks which op an instruction is: passes, planner and runs read rows and
-   rules. Uses tape.
+   All facts about an op are in one block of a file rules.h: the defaults of its options, its shape rule, the
+   function that records it, its backward, and the rules of ops that only its backward or a pass emits. The
+   block ends with the op's tt__rules. The op's row in TT__OPS (src/backend/ops.h) defines its number, its
+   name and its place in every table. Kernels are beside rules.h: in cpu.h, and in cuda.cuh for
+   tinytrain_cuda.cu. Passes, planner and runs do not ask which op an instruction has: they read its row and
+   its rules. Uses tape.
    ======================================================================================================== */
 
-/* Emits instructions onto the end of a tape. */
+/* The state of a function that emits instructions at the end of a tape. */
 typedef struct tt__builder {
     tt_tape *t;
-    bool accumulate;      /* gradients of parameters persist over micro-batches                             */
+    bool accumulate;      /* whether gradients of parameters persist over micro-batches                     */
     bool ok;              /* false: out of memory                                                           */
     tt__segment segment;  /* segment of the emitted instructions                                            */
     bool backward;
@@ -4897,60 +4897,63 @@ typedef struct tt__builder {
 
 /* The backward of an op. */
 typedef struct tt__gradient {
-    /* Emits the backward. f: a copy of the instruction; g: the gradient of its out[0]. NULL: see reads. */
+    /* Emits the backward of instruction f, of which it gets a copy; g: the gradient of f's out[0]. NULL if
+       `reads` is set. */
     void (*emit)(tt__builder *b, const tt__instr *f, int32_t g);
-    /* If reads is not NULL, the backward is one instruction of `op`, see tt__emit_gradient. */
+    /* Operands and results of a backward that is one instruction of `op` (see tt__emit_gradient), or NULL. */
     const char *reads, *into;
     int op;
 } tt__gradient;
 
-/* Numbers of elements that a member of a collective loads from the memory of other members (done), and that
-   any algorithm with the same result must load (least). ops/collectives/rules.h has them for each op. */
+/* done: the number of elements that a member of a collective loads from other members' memory. least: the
+   number that any algorithm with the same result must load. ops/collectives/rules.h computes both. */
 typedef struct tt__loads { int64_t done; double least; } tt__loads;
 
 /* The facts about an op that are not in its row of TT__OPS. */
 typedef struct tt__rules {
-    /* Checks the operands and writes the shapes of the outputs to `out`; false after tt__tape_fail. The
-       verifier calls shape, too, so shapes depend on the operands only. Outputs of ops that are not recorded
-       exist already. */
+    /* Checks the operands and writes the shapes of the outputs to `out`; returns false after tt__tape_fail.
+       The verifier calls shape, too, so shapes depend on the operands only. The outputs of ops that models do
+       not record exist before the call. */
     bool (*shape)(tt_tape *t, const tt__instr *i, tt__shape *out);
-    /* Writes the layouts of the results for operands with the layouts `in` to `out`; false if the op cannot
-       be computed from these. A result is partial only if its sum over the ranks equals the result of whole
-       operands. NULL: all operands and results are whole. */
+    /* Writes the layouts of the results to `out`, given the layouts `in` of the operands; returns false if
+       the op cannot be computed from such operands. A result is partial only if its sum over the ranks equals
+       the result of whole operands. NULL: all operands and results are whole. */
     bool (*layout)(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out);
     tt__gradient backward; /* empty: the op has no backward */
-    /* Bytes of scratch at capacity: on a CPU with `threads` threads (NULL: tt__widen_bytes), and on CUDA
-       (NULL: 0). */
+    /* Return the bytes of scratch for the max numbers of rows: on a CPU with `threads` threads (NULL:
+       tt__widen_bytes), and on CUDA (NULL: 0). */
     size_t (*cpu_scratch)(int threads, const tt_tape *t, const tt__instr *i);
     size_t (*cuda_scratch)(const tt_tape *t, const tt__instr *i);
-    /* Checks, before a run, the integers of operands, which are on the host, as kernels rely on them. NULL:
-       there is nothing to check. */
+    /* Checks the integers of operands in the host's memory before a run, because kernels do not check them.
+       NULL: there is nothing to check. */
     tt_status (*check)(const tt__launch *l);
-    /* Merges instruction k with another, mostly one whose result k reads, where possible: before
-       differentiation (fuse) and after it (fuse_later). root: the value for which the program is compiled.
-       NULL: never. */
+    /* Merge instruction k, where possible, with another one, mostly with the instruction whose result k
+       reads. fuse runs before differentiation, fuse_later after. root: the value for which the program is
+       compiled. NULL: no merging. */
     void (*fuse)(tt_tape *t, int k, int32_t root);
     void (*fuse_later)(tt_tape *t, int k, int32_t root);
-    /* Floating-point operations of matrix products; NULL: those of a TT__PRODUCT, else 0. in: the operands of
-       a run, with integers on the host, or operands at capacity without data. */
+    /* Returns the number of floating-point operations in the op's matrix products. in: the operands of a run,
+       with integers on the host, or operands of max size without data. NULL: 2 * m * n * k for a TT__PRODUCT,
+       0 for other ops. */
     double (*flops)(const tt__instr *i, const tt__mat *in);
     int phases;         /* phases of a collective, TT__REDUCE_PHASE and so on; 0: the op is no collective */
-    /* Elements that a member loads from others; `elements`: of the largest operand. NULL: none. */
+    /* Returns how many elements member `me` loads from other members. elements: the number of elements of the
+       largest operand. NULL: the op loads none. */
     tt__loads (*loads)(const tt__move *m, int64_t elements, int me, int members);
-    int table;          /* number of the operand of which only as many rows are read as out[0] has; 0: none */
+    int table;          /* k: in[k] is a table, of which the op reads as many rows as out[0] has; 0: none */
 } tt__rules;
 
 static const tt__rules *tt__rules_of(const tt__instr *i); /* the table is in ops/rules.h, after all rules */
 
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* Returns how many outputs, from the first on, may have column sums among the last outputs. */
+/* Returns n if the column sums of i's first n outputs can be further outputs of i (its last n). */
 static int tt__summed(const tt__instr *i)
 {
     return !tt__is(i, TT__COLUMN_SUMS) ? 0 : i->op == TT__OP_ATTENTION_BACKWARD ? 3 : 1;
 }
 
-/* Returns the number of the output that has the column sums of out[o]; 0 if i has none. */
+/* Returns k if out[k] has the column sums of out[o]; 0 if no output of i has them. */
 static int tt__column_sums(const tt__instr *i, int o)
 {
     const int sums = tt__ops[i->op].outputs - tt__summed(i) + o;
@@ -4968,9 +4971,9 @@ static bool tt__shape_of(tt_tape *t, const tt__instr *i, tt__shape out[TT__MAX_O
     return true;
 }
 
-/* Records i: checks it by its shape rule, creates its outputs and appends it. Each letter of `kinds` is the
-   kind of an operand that follows: v a tt_value, p a tt_param; V and P may be absent (id 0, NULL). Returns
-   out[0]. */
+/* Records i: checks it by its shape rule, creates its outputs and appends it. The arguments after `kinds` are
+   the operands; each letter of `kinds` is the type of one: v or V a tt_value, p or P a tt_param *. Operands
+   with V or P may be absent (id 0, NULL). Returns out[0]. */
 static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
 {
     tt__shape shape[TT__MAX_OUT];
@@ -4993,7 +4996,7 @@ static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
     *to = i;
     int at = t->n_code - 1;
     for (int k = 0; k < tt__ops[i.op].outputs; k++) {
-        if (!shape[k].rows) continue; /* an optional output, absent here */
+        if (!shape[k].rows) continue; /* an optional output that i lacks */
         int32_t id = tt__new_value(t, &shape[k], TT__TRANSIENT, k ? "%s.%d:%d" : "%s.%d", tt__instr_name(&i),
                                    at, k);
         if (!id) return tt__handle(t, 0);
@@ -5044,14 +5047,15 @@ static bool tt__shape_in(tt_tape *t, const tt__instr *i, int k, const tt__shape 
                    (long long)cols);
 }
 
-/* Fails unless operand k is absent or a matrix of floats with `rows` rows, of no axis, and `cols` columns. */
+/* Fails unless operand k is absent or is a matrix of floats with `cols` columns and `rows` rows, where the
+   number of rows is fixed (not an axis). */
 static bool tt__fixed_in(tt_tape *t, const tt__instr *i, int k, int64_t rows, int64_t cols)
 {
     const tt__shape like = {TT_F32, rows, cols, 0, 0};
     return !i->in[k] || tt__shape_in(t, i, k, &like, cols);
 }
 
-/* Fails unless operand k is i32 (any rows, 1). */
+/* Fails unless operand k has dtype i32 and one column. */
 static bool tt__index_in(tt_tape *t, const tt__instr *i, int k)
 {
     const tt__shape *s = tt__in(t, i, k);
@@ -5060,7 +5064,7 @@ static bool tt__index_in(tt_tape *t, const tt__instr *i, int k)
     return alone || tt__bad(t, i, k, "an input of its own, not a column of a wider one");
 }
 
-/* Fails if operand k exists and does not have a number for each row of operand `of`. */
+/* Fails if operand k is present and does not have one integer for each row of operand `of`. */
 static bool tt__numbers_in(tt_tape *t, const tt__instr *i, int k, int of)
 {
     if (!i->in[k]) return true;
@@ -5069,7 +5073,8 @@ static bool tt__numbers_in(tt_tape *t, const tt__instr *i, int k, int of)
     return same || tt__bad(t, i, k, "one number for each row of operand %d", of);
 }
 
-/* Fails if operand k exists and does not have the weights of a loss's targets, which get no gradient. */
+/* Fails if operand k is present and cannot be the weights of a loss's targets: it must have the rows of
+   `rows` and `cols` columns, and be an input, because weights get no gradient. */
 static bool tt__weights_in(tt_tape *t, const tt__instr *i, int k, const tt__shape *rows, int64_t cols)
 {
     if (!i->in[k]) return true;
@@ -5080,7 +5085,7 @@ static bool tt__weights_in(tt_tape *t, const tt__instr *i, int k, const tt__shap
 
 static bool tt__rate_in(tt_tape *t, const tt__instr *i)
 {
-    const float p = i->attr.dropout; /* must be below 1 also when rounded to a multiple of 2^-16 */
+    const float p = i->attr.dropout; /* p, rounded to a multiple of 2^-16, must be below 1 */
     if (p >= 0 && p < 65535.0f / 65536) return true;
     return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: dropout %g must be at least 0 and below 65535/65536",
                          tt__instr_name(i), p);
@@ -5099,7 +5104,7 @@ static void tt__set_fixed(tt__shape *to, tt_dtype dtype, int64_t rows, int64_t c
     *to = shape;
 }
 
-/* The shape rule of a result with the shape and dtype of operand 0, which may have any dtype. */
+/* The shape rule of an op whose result has the shape and dtype of operand 0. Any dtype is allowed. */
 static bool tt__shape_alike(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     out[0] = *tt__in(t, i, 0);
@@ -5117,14 +5122,15 @@ static void tt__set_loss(tt__shape *out)
     tt__set_fixed(&out[TT__LOSS_COUNTS], TT_F32, 1, 4);
 }
 
-/* The shape rule of an op element by element with two operands of one shape. */
+/* The shape rule of an elementwise op with two operands of the same shape. */
 static bool tt__shape_of_two(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     return tt__shape_elementwise(t, i, out) && tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols);
 }
 
 /* ==== src/ops/layouts.h */
-/* ------------------------------------------------------------------------------------------- layout rules */
+/* ------------------------------------------------------------------------------------------- layout rules
+   Rules that decide how the results of an op are divided over the ranks: see tt__rules.layout. */
 
 /* Returns whether operand k has the layout `as` or is absent. */
 static bool tt__laid_out(const tt__instr *i, const tt__split *in, int k, tt__split as)
@@ -5132,8 +5138,8 @@ static bool tt__laid_out(const tt__instr *i, const tt__split *in, int k, tt__spl
     return !i->in[k] || in[k] == as;
 }
 
-/* The layout rule of ops element by element: all tensors of floats are split as operand 0. Operands of
-   integers have a number for each row; they are split if the rows are, else whole. */
+/* The layout rule of elementwise ops. All tensors of floats have the layout of operand 0. An operand of
+   integers has one number for each row: it is split if the rows of operand 0 are split, else whole. */
 static bool tt__layout_alike(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     if (in[0] == TT__PARTIAL) return false;
@@ -5145,13 +5151,14 @@ static bool tt__layout_alike(const tt_tape *t, const tt__instr *i, const tt__spl
     return true;
 }
 
-/* The layout rule of ops whose rows depend on other rows: tt__layout_alike, but rows may not be split. */
+/* The layout rule of ops whose rows depend on other rows: the rows must not be split; for the rest, the rule
+   is tt__layout_alike. */
 static bool tt__layout_by_columns(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     return in[0] != TT__ROWS && tt__layout_alike(t, i, in, out);
 }
 
-/* The layout rule of optimizers: the parameter and its state are split as the gradient. */
+/* The layout rule of optimizers: the parameter and its state have the layout of the gradient. */
 static bool tt__layout_of_update(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t;
@@ -5181,7 +5188,7 @@ static tt_status tt__launch_fail(const tt__launch *l, int operand, const char *f
                     l->tape->values[l->instr->in[operand]].name, text);
 }
 
-/* Fails unless every index is in [0, limit) or equal to *ignored (NULL: no such number). */
+/* Fails unless every index in the operand is in [0, limit) or equal to *ignored. ignored may be NULL. */
 static tt_status tt__check_indices(const tt__launch *l, int operand, int64_t limit, const int32_t *ignored,
                                    const char *of_what)
 {
@@ -5194,7 +5201,8 @@ static tt_status tt__check_indices(const tt__launch *l, int operand, int64_t lim
     return TT_OK;
 }
 
-/* Fails unless 0 = start[0] < start[1] < ... < start[seqs] = rows. */
+/* Fails unless the operand's numbers are the first rows of sequences, then the number of all rows:
+   0 = start[0] < start[1] < ... < start[seqs] = rows. */
 static tt_status tt__check_starts(const tt__launch *l, int operand, int64_t rows)
 {
     const int32_t *start = (const int32_t *)l->in[operand].data;
@@ -5209,7 +5217,7 @@ static tt_status tt__check_starts(const tt__launch *l, int operand, int64_t rows
     return tt__launch_fail(l, operand, "ends with %d, but there are %lld rows", start[seqs], (long long)rows);
 }
 
-/* Returns the sequence that contains a row. */
+/* Returns the number of the sequence that contains a row. */
 static int64_t tt__sequence_of(const int32_t *start, int64_t seqs, int64_t row)
 {
     int64_t low = 0, high = seqs; /* start[low] <= row < start[high] */
@@ -5223,11 +5231,11 @@ static int64_t tt__sequence_of(const int32_t *start, int64_t seqs, int64_t row)
 
 /* ==== src/ops/gradients.h */
 /* ------------------------------------------------------------------------------------------------- gradients
-   The rule of gradients (see src/tape/): the first contribution to a gradient writes it, later ones add to
-   it. */
+   Functions that emit backward instructions. The first contribution to a gradient writes the gradient, later
+   contributions add to it (see src/tape/). */
 
-/* Emits an instruction that reads in[0] to in[n - 1] and has the attributes and random numbers of f, unless f
-   is NULL. Returns NULL when out of memory. */
+/* Emits an instruction whose operands are in[0] to in[n - 1]. If f is not NULL, copies f's attributes and
+   random numbers. Returns NULL when out of memory. */
 static tt__instr *tt__emit(tt__builder *b, int op, const tt__instr *f, const int32_t *in, int n)
 {
     tt__instr *i = b->ok ? tt__append(b->t, op) : NULL;
@@ -5242,8 +5250,8 @@ static tt__instr *tt__emit(tt__builder *b, int op, const tt__instr *f, const int
     return i;
 }
 
-/* Returns whether v has the values of a parameter: v is the parameter, or the tensor ranks gathered v from
-   shards of the parameter. */
+/* Returns whether v has the numbers of a parameter: v is the parameter itself, or v was gathered from the
+   parameter's shards on the tensor-parallel ranks. */
 static bool tt__is_weight(const tt_tape *t, int32_t v)
 {
     const tt__value *x = &t->values[v];
@@ -5264,10 +5272,10 @@ static void tt__fill(tt__builder *b, int32_t v, float x)
     if (!i) return;
     i->out[0] = v;
     i->attr.scale = x;
-    if (b->t->values[v].persistent) i->add_later = 1; /* v becomes x once, not in each micro-batch */
+    if (b->t->values[v].persistent) i->add_later = 1; /* v is set to x once, not in each micro-batch */
 }
 
-/* Makes a gradient of v, which is no view, with its own storage. Returns 0 when out of memory. */
+/* Creates the gradient of v with its own storage; v must not be a view. Returns 0 when out of memory. */
 static int32_t tt__new_gradient(tt__builder *b, int32_t v)
 {
     tt_tape *t = b->t;
@@ -5282,7 +5290,8 @@ static int32_t tt__new_gradient(tt__builder *b, int32_t v)
     return g;
 }
 
-/* Makes out[slot] of the last instruction v's gradient or its next contribution, if v needs a gradient. */
+/* If v needs a gradient, makes out[slot] of the tape's last instruction this gradient, or a contribution that
+   is added to it. */
 static void tt__grad_into(tt__builder *b, int slot, int32_t v)
 {
     tt_tape *t = b->t;
@@ -5296,7 +5305,7 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
         tt__value view = t->values[v], *whole = &t->values[base];
         bool all = view.shape.rows * view.shape.cols == whole->shape.rows * whole->shape.cols &&
                    view.part.split == whole->part.split;
-        if (!exists && !all) { /* first fill all with 0: other views of base may add to the rest */
+        if (!exists && !all) { /* first fill g with 0: other views of base may add to the rest of g */
             tt__instr last = t->code[--t->n_code];
             tt__fill(b, g, 0);
             tt__instr *again = tt__emit(b, last.op, NULL, NULL, 0);
@@ -5313,8 +5322,8 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
     else if (t->values[g].persistent) i->add_later |= 1u << slot;
 }
 
-/* Makes g, unchanged, the gradient of v or its next contribution. If may_take, nothing else will read g or
-   add to it, and v may take g over as its gradient; else g is copied or added. */
+/* Makes the value g a contribution to the gradient of v. If may_take, nothing else reads g or adds to g, so
+   that g itself can become the gradient of v. Otherwise g is copied to the gradient or added to it. */
 static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
 {
     tt_tape *t = b->t;
@@ -5331,9 +5340,9 @@ static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
     tt__grad_into(b, 0, v);
 }
 
-/* Emits an instruction of `op` with f's attributes and random numbers. Each letter of `reads` is an operand:
-   g is the gradient g, 0 to 9 are f's operands, A, B, C are f's results, - is none. The instruction's results
-   are gradients of f's operands, whose numbers are in `into`. */
+/* Emits an instruction of `op` with f's attributes and random numbers. Each letter of `reads` stands for one
+   operand: g is the gradient g, 0 to 9 are f's operands, A to C are f's results, - is an absent operand. Each
+   digit of `into` stands for one result: digit k is the gradient of f's operand k. */
 static void tt__emit_gradient(tt__builder *b, const tt__instr *f, int32_t g, int op, const char *reads,
                               const char *into)
 {
@@ -5350,9 +5359,10 @@ static bool tt__wants(const tt_tape *t, int32_t v) { return v && t->values[v].ne
 
 /* ==== src/ops/scratch.h */
 /* ---------------------------------------------------------------------------------------- scratch of kernels
-   Sizes of scratch, on which the plan and the CPU kernels that lay the scratch out must agree. */
+   Sizes of scratch. The plan reserves these sizes, and the CPU kernels lay their scratch out by them. */
 
-/* Rows of floats into which a thread may widen rows. Threads take rows in chunks that the shape decides. */
+/* Number of rows of floats that each thread has as scratch, into which it can widen rows of other dtypes. The
+   number of rows that a thread computes at a time depends only on the shape. */
 #define TT__ROW_BUFFERS 5
 #define TT__SUM_ROWS 128 /* rows summed into one partial result of a column sum */
 
@@ -5360,34 +5370,36 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
 
 /* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication",
    2008: a panel of A (4..12 x K) stays in L1, a panel of B (K x 8..48) and a tile of A (TILE_M x K) in L2,
-   the packed A (M x K) and B (K x N) in L3. Sums over at most K elements need no memory for partial sums; so
-   K is the width of many models. M and TILE_M are multiples of each microkernel's height, N and TILE_N of its
-   width. */
+   the packed A (M x K) and B (K x N) in L3. Sums over at most K elements need no memory for partial sums, so
+   K is chosen as the width of many models. M and TILE_M are multiples of the height of every microkernel, N
+   and TILE_N multiples of its width. */
 #define TT__GEMM_K 768
 #define TT__GEMM_M 1056
 #define TT__GEMM_N 1056
 #define TT__GEMM_TILE_M 96
 #define TT__GEMM_TILE_N 192
-#define TT__GEMM_PACK_LINES 96 /* lines of a packing task, each with all k: whole panels of any width       */
-#define TT__GEMM_PACK_K 32    /* units of k of a packing task if lines are side by side; even               */
+#define TT__GEMM_PACK_LINES 96 /* rows of A or columns of B per packing task: whole panels of any width     */
+#define TT__GEMM_PACK_K 32    /* units of k per packing task if those do not run along memory; even         */
 #define TT__GEMM_ALONE 131072 /* number of multiplications that take no longer than waking a thread         */
-#define TT__GEMM_STRIP 64     /* columns of a task if B is not packed                                       */
-#define TT__GEMM_FEW_ROWS 24  /* max rows for which B, used only a few times, is not packed: dot products   */
-#define TT__GEMM_FEW_SUMS 4   /* max rows for which B with contiguous rows is not packed: sums of rows      */
+/* Few rows of A use each element of B too few times for packing B to pay. The product is then made by dot
+   products where the columns of B are contiguous, and by sums of rows of B where its rows are. */
+#define TT__GEMM_STRIP 64     /* columns of C per task if B is not packed                                   */
+#define TT__GEMM_FEW_ROWS 24  /* max rows of A for which a B with contiguous columns is not packed          */
+#define TT__GEMM_FEW_SUMS 4   /* max rows of A for which a B with contiguous rows is not packed             */
 #ifdef TINYTRAIN_CBLAS
 #include <cblas.h>
-#define TT__CBLAS_M 192 /* rows, with at most GEMM_N columns, that are finished while in the cache         */
+#define TT__CBLAS_M 192 /* rows of C, of at most GEMM_N columns, that are finished while in the cache      */
 #endif
 
-/* Returns the bytes of workspace of the product of (m, k) and (k, n). The number is the same for every
-   instruction set and number of threads, and never less for a larger m, n or k, so that a plan for the most
-   rows serves fewer. */
+/* Returns the bytes of workspace of the product of an (m, k) and a (k, n) matrix. The number is the same for
+   every instruction set and number of threads. It never shrinks as m, n or k grow, so a plan for the max
+   number of rows also serves fewer rows. */
 static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 {
-    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as floats */
-    size_t rows = (size_t)tt__min(m + 31, TT__GEMM_M); /* in whole panels */
+    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* a copy of A as floats */
+    size_t rows = (size_t)tt__min(m + 31, TT__GEMM_M); /* rounded up to whole panels */
     size_t cols = (size_t)tt__min(n + 47, TT__GEMM_N);
-    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K); /* 16: units of k in a tile */
+    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K); /* a tile has 16 units of k */
     size_t packed = tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4);
     if (k > TT__GEMM_K) packed += rows * cols * 4;
 #ifdef TINYTRAIN_CBLAS
@@ -5397,58 +5409,60 @@ static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
     return m > TT__GEMM_FEW_SUMS && packed > few ? packed : few;
 }
 
-/* Block sizes of the flash-style kernels. Tiles of KEYS x QUERIES scores, as floats, stay in the cache. A
-   forward task takes up to GROUP queries, so that packing a block of keys and values pays for itself. All
-   sizes are multiples of 16; one Philox call serves 8 keys. */
+/* Block sizes of the flash-attention kernels. A tile of KEYS x QUERIES scores, as floats, stays in the cache.
+   A forward task computes up to GROUP queries, so that packing a block of keys and values pays for itself.
+   All sizes are multiples of 16; one Philox call draws the random numbers of 16 keys. */
 enum {
     TT__ATTENTION_KEYS = 256,
     TT__ATTENTION_QUERIES = 64,
     TT__ATTENTION_GROUP = 256,
-    TT__ATTENTION_SPAN = 4096, /* queries whose dq the backward holds in fp32; bounds the workspace */
+    TT__ATTENTION_SPAN = 4096, /* max queries whose dq the backward holds in fp32; bounds the workspace */
     TT__ATTENTION_TILE = TT__ATTENTION_QUERIES + 16 /* row stride of tiles: an odd number of cache lines */
 };
 
-/* Returns the stride of packed rows, in floats: room for the widest vectors, and an odd number of cache
-   lines, because strides of a power of two would put a column of a block into few cache sets. */
+/* Returns the stride of packed rows in floats. It leaves room for the widest vectors and is an odd number of
+   cache lines, because strides of a power of two would put a column of a block into few cache sets. */
 static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(head_size, 16) | 1) * 16; }
 
 static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16; }
 
-/* Returns the rows of qt and doutt: columns of a head, or pairs of columns in whole tiles. */
+/* Returns the number of rows of qt and doutt, the transposes of q and dout: the columns of a head or, if that
+   is more, its pairs of columns padded to whole tiles. */
 static int64_t tt__attention_qt_rows(int64_t head_size)
 {
     return tt__max(head_size, tt__ceil_div(head_size, 32) * 16);
 }
 
-/* The buffers of one thread, each 64-byte aligned. X(of, name, floats): a buffer of the forward, the backward
-   or both; the sizes use variables of tt__attention_layout. Buffers of pairs, for products of bf16, hold two
-   bf16 in each float: a pair of columns or of rows, see attention_pairs_of_columns. */
+/* The buffers of one thread, each 64-byte aligned. X(of, name, floats) is a buffer of the forward, of the
+   backward or of both; `floats`, its size, uses variables of tt__attention_layout. Buffers of pairs, for
+   products of bf16, hold two bf16 in each float: neighbours in a row (pairs of columns) or in a column (pairs
+   of rows), see attention_pairs_of_columns. */
 #define TT__ATTENTION_BUFFERS(X) \
-    X(both, k_pairs, keys * whole / 2)           /* pairs of columns */ \
-    X(both, summed, keys * stride / 2)           /* pairs; forward by tiles of v: of rows, or transposed */ \
-    X(both, columns, queries * whole / 2)        /* pairs of q or dout, of columns */ \
-    X(both, left, keys * queries / 2)            /* pairs of weights or dscores, of rows or columns */ \
-    X(both, across, tt__max(whole * queries, keys * stride / 2)) /* by tiles: fp32; or pairs of rows */ \
+    X(both, k_pairs, keys * whole / 2)           /* pairs of columns of k */ \
+    X(both, summed, keys * stride / 2)           /* pairs of rows of v or k; for tiles, transposed */ \
+    X(both, columns, queries * whole / 2)        /* pairs of columns of q or dout */ \
+    X(both, left, keys * queries / 2)            /* pairs of rows or columns of weights or dscores */ \
+    X(both, across, tt__max(whole * queries, keys * stride / 2)) /* for tiles: fp32, or pairs of rows */ \
     X(both, k, keys * stride) \
     X(both, v, keys * stride) \
     X(both, weights, keys * tile)                /* scores, then weights */ \
     X(both, q, queries * stride) \
-    X(both, qt, blocks * qt_rows * tile)         /* for each block of queries of a task */ \
+    X(both, qt, blocks * qt_rows * tile)         /* q transposed, for each block of queries of a task */ \
     X(forward, out, most_queries * stride) \
     X(forward, most, most_queries)               /* running maximum of the scores */ \
     X(forward, sum, most_queries)                /* sum of the weights */ \
-    X(backward, v_pairs, keys * whole / 2)       /* pairs of columns */ \
-    X(backward, q_pairs, queries * stride / 2)   /* pairs of rows */ \
+    X(backward, v_pairs, keys * whole / 2)       /* pairs of columns of v */ \
+    X(backward, q_pairs, queries * stride / 2)   /* pairs of rows of q */ \
     X(backward, dout_pairs, queries * stride / 2) \
     X(backward, dk, keys * stride) \
     X(backward, dv, keys * stride) \
     X(backward, dscores, keys * tile) \
     X(backward, dout, queries * stride) \
     X(backward, doutt, qt_rows * tile) \
-    X(backward, lse, span)                       /* log2-sum-exp2 */ \
-    X(backward, delta, span)                     /* sum of dout * out */ \
+    X(backward, lse, span)                       /* log2-sum-exp2 of each query's scores */ \
+    X(backward, delta, span)                     /* sum of dout * out of each query */ \
     X(backward, dq, span * tt__attention_padded(head_size)) \
-    X(shared, all_dk, rows * stride)             /* of a sequence, from all heads of q that a key serves */ \
+    X(shared, all_dk, rows * stride)             /* dk of a sequence, summed over the heads of q */ \
     X(shared, all_dv, rows * stride)
 
 typedef struct tt__attention_buffers {
@@ -5457,15 +5471,15 @@ typedef struct tt__attention_buffers {
 #undef TT__BUFFER
 } tt__attention_buffers;
 
-/* Lays the buffers out in `memory`, unless that is NULL, and returns their bytes. rows: of the longest
-   sequence; group: the number of heads of q that a key serves. */
+/* Lays the buffers out in `memory`, unless that is NULL, and returns their bytes. rows: the number of rows of
+   the longest sequence; group: the number of heads of q that read one head of k. */
 static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size, int group, bool backward,
                                    tt__attention_buffers *b)
 {
     int64_t stride = tt__attention_stride(head_size), tile = TT__ATTENTION_TILE, keys = TT__ATTENTION_KEYS;
     int64_t queries = TT__ATTENTION_QUERIES, most_queries = TT__ATTENTION_GROUP;
     int64_t span = tt__attention_padded(tt__min(rows, TT__ATTENTION_SPAN));
-    int64_t whole = tt__ceil_div(head_size, 32) * 32; /* columns, in whole tiles of pairs */
+    int64_t whole = tt__ceil_div(head_size, 32) * 32; /* columns of a head, padded to whole tiles of pairs */
     int64_t qt_rows = tt__attention_qt_rows(head_size);
     int64_t blocks = backward ? 1 : tt__ceil_div(most_queries, queries);
     const bool both = true, forward = !backward, shared = backward && group > 1;
@@ -5481,7 +5495,8 @@ static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size
     return used;
 }
 
-/* Returns the bytes of workspace for sequences of up to max_rows rows, the same for all instruction sets. */
+/* Returns the bytes of workspace of attention for sequences of up to max_rows rows. The number is the same
+   for all instruction sets. */
 static size_t tt__attention_workspace(int64_t max_rows, int64_t head_size, int group, bool backward,
                                       int threads)
 {
@@ -5494,7 +5509,8 @@ static size_t tt__attention_queries_bytes(int64_t seqs, int64_t n)
     return tt__align_up((size_t)(seqs + 1 + 2 * n) * sizeof(int32_t));
 }
 
-/* Returns the bytes that linear_cross_entropy keeps: loss and hit of all rows, lse and logits of a chunk. */
+/* Returns the bytes that linear_cross_entropy keeps: loss and hit of each row, and log-sum-exp and logits of
+   a chunk of rows. */
 static size_t tt__loss_bytes(int64_t rows, int64_t classes)
 {
     int64_t chunk = tt__min(rows, TT__LOSS_CHUNK);
@@ -5529,13 +5545,13 @@ static size_t tt__widen_bytes(int threads, const tt_tape *t, const tt__instr *i)
     return tt__buffer_bytes(threads, tt__largest(t, i).cols);
 }
 
-/* Returns the bytes of partial column sums, one for each TT__SUM_ROWS rows. */
+/* Returns the bytes of partial column sums: one row of sums for each TT__SUM_ROWS rows. */
 static size_t tt__partial_bytes(int64_t rows, int64_t cols)
 {
     return (size_t)tt__ceil_div(rows, TT__SUM_ROWS) * tt__row_bytes(cols);
 }
 
-/* Returns the bytes of scratch of a kernel that sums all columns. */
+/* Returns the bytes of scratch of a kernel that computes column sums. */
 static size_t tt__sum_rows_bytes(int threads, int64_t rows, int64_t cols)
 {
     return tt__partial_bytes(rows, cols) + tt__buffer_bytes(threads, cols);
@@ -5547,7 +5563,7 @@ static size_t tt__row_pairs_bytes(int threads, const tt_tape *t, const tt__instr
     return tt__align_up((size_t)tt__largest(t, i).rows * 8) + tt__widen_bytes(threads, t, i);
 }
 
-/* Returns the bytes of scratch of a kernel that widens chunks of vectors. */
+/* Returns the bytes of scratch of a kernel that widens TT__CHUNK elements at a time. */
 static size_t tt__chunk_bytes(int threads, const tt_tape *t, const tt__instr *i)
 {
     (void)t; (void)i;
@@ -5560,16 +5576,16 @@ static size_t tt__no_bytes(int threads, const tt_tape *t, const tt__instr *i)
     return 0;
 }
 
-/* Sizes of a matrix product: (m, k) times (k, n). */
+/* Sizes of the product of an (m, k) and a (k, n) matrix. */
 typedef struct tt__mnk { int64_t m, n, k; } tt__mnk;
 
-/* Returns the sizes of i, a TT__PRODUCT, from the shapes of in[0] and in[1]. in[0] may have fewer rows than
-   its capacity; in[1] has the shape that it has with all rows. */
+/* Returns the sizes of i, a TT__PRODUCT. rows and cols: the shape of in[0], which may have fewer rows than
+   its capacity; w_rows and w_cols: the shape of in[1] at capacity. */
 static tt__mnk tt__mnk_of(const tt__instr *i, int64_t rows, int64_t cols, int64_t w_rows, int64_t w_cols)
 {
-    tt__mnk p = {rows, w_rows, cols};              /* linear: x, w                                          */
-    if (i->op == TT__OP_LINEAR_DX) p.n = w_cols;   /* dy, w                                                 */
-    if (i->op == TT__OP_LINEAR_DW) {               /* dy, x                                                 */
+    tt__mnk p = {rows, w_rows, cols};              /* LINEAR: the operands are x and w                      */
+    if (i->op == TT__OP_LINEAR_DX) p.n = w_cols;   /* the operands are dy and w                             */
+    if (i->op == TT__OP_LINEAR_DW) {               /* the operands are dy and x                             */
         p.m = cols;
         p.n = w_cols;
         p.k = rows;
@@ -5590,8 +5606,8 @@ static size_t tt__product_bytes(int threads, const tt_tape *t, const tt__instr *
     return tt__gemm_workspace(p.m, p.n, p.k);
 }
 
-/* Returns the bytes of scratch of CUDA's radix sort of (id, row) by id, which sorts one pair of arrays into
-   another. The sort's counts are in the resident workspace. */
+/* Returns the bytes of scratch of CUDA's radix sort of pairs (id, row) by id: two arrays of ids and two of
+   rows. The counts of the sort are in the resident workspace. */
 static size_t tt__sort_bytes(const tt_tape *t, const tt__instr *i)
 {
     return 4 * tt__align_to((size_t)tt__in(t, i, 1)->rows * 4, TT__CUDA_ALIGN);
@@ -5602,7 +5618,7 @@ static size_t tt__sort_bytes(const tt_tape *t, const tt__instr *i)
 
 static bool tt__reads_fp8(const tt_tape *t, const tt__instr *i) { return tt__is_fp8(tt__in(t, i, 0)->dtype); }
 
-/* Checks operand k of a product: floats, or fp8 that QUANTIZE has made from floats of the same shape. */
+/* Fails unless operand k of a product has floats, or fp8 that QUANTIZE made from floats of the same shape. */
 static bool tt__factor_in(tt_tape *t, const tt__instr *i, int k)
 {
     if (!tt__reads_fp8(t, i)) return tt__float_in(t, i, k);
@@ -5620,10 +5636,10 @@ static bool tt__sums_rows_of(const tt__instr *i, int o)
     return i->op == TT__OP_LINEAR_DW || (i->op == TT__OP_LINEAR_DX && o == 1);
 }
 
-/* Returns the number of a product's result that is the sum of operand 0's columns; 0: none. */
+/* Returns k if result k of a product is the column sums of operand 0; 0 if no result is. */
 static int tt__operand_sums(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW && i->out[1] ? 1 : 0; }
 
-/* Returns the dtype of a product's result that is like operand 0. */
+/* Returns the dtype of a product's result: the dtype of operand 0, or f32 if operand 0 is fp8. */
 static tt_dtype tt__product_dtype(const tt_tape *t, const tt__instr *i)
 {
     return tt__reads_fp8(t, i) ? TT_F32 : tt__in(t, i, 0)->dtype;
@@ -5641,8 +5657,8 @@ static bool tt__shape_LINEAR(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__fixed_in(t, i, 2, 1, w->rows) && (!i->in[3] || tt__shape_in(t, i, 3, x, w->rows));
 }
 
-/* Sets how y is divided. If the rows of w are sharded, y is sharded by columns. If the columns of w and x are
-   sharded, y is partial, and only one rank adds the bias. */
+/* The layout rule of LINEAR. If the rows of w are sharded, y is sharded by columns. If the columns of w and x
+   are sharded, y is partial, and only one rank adds the bias. */
 static bool tt__layout_LINEAR(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     const bool by_rows = in[1] == TT__ROWS, by_cols = in[1] == TT__COLS;
@@ -5669,7 +5685,7 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
     int32_t dy = g;
     tt__instr product = *f;
     memset(&product.attr, 0, sizeof product.attr);
-    if (f->attr.act && (weights || x)) { /* backward of the activation, from what the activation saved */
+    if (f->attr.act && (weights || x)) { /* first the backward of the activation */
         const char *reads = tt__act_from_output(f->attr.act) ? "gA" : "gB";
         tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "");
         const tt__value *y = &t->values[f->out[0]];
@@ -5685,8 +5701,8 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
 
 static tt__mat tt__at_capacity(const tt_tape *t, int32_t id);
 
-/* Returns the bytes of scratch of a product on CUDA. x, w and y: the product's values. fp8 operands are
-   padded when they are rounded and need no scratch. */
+/* Returns the bytes of scratch of a product on CUDA. x, w and y: ids of the values of y = x w^T or of their
+   gradients. fp8 operands need no scratch, because they are padded when they are rounded. */
 static size_t tt__cuda_product(const tt_tape *t, const tt__instr *i, int32_t x, int32_t w, int32_t y)
 {
     const tt__mat of_x = tt__at_capacity(t, x), of_w = tt__at_capacity(t, w), of_y = tt__at_capacity(t, y);
@@ -5756,9 +5772,9 @@ static size_t tt__cpu_LINEAR_DW(int threads, const tt_tape *t, const tt__instr *
     return gemm > sums ? gemm : sums;
 }
 
-enum { TT__NEAR = 64 }; /* max instructions searched for the one that wrote an operand */
+enum { TT__NEAR = 64 }; /* max instructions that are searched for the one that wrote an operand */
 
-/* Gives result o of instruction k, the sums of in[0]'s columns, an instruction of its own before k. */
+/* Moves result o of instruction k, the column sums of in[0], to a new instruction before k. */
 static void tt__sum_columns_apart(tt_tape *t, int k, int o)
 {
     tt__instr i = t->code[k], sums = tt__instr_like(&i, TT__OP_SUM_ROWS, i.in[0], i.out[o]);
@@ -5773,8 +5789,9 @@ static void tt__sum_columns_apart(tt_tape *t, int k, int o)
     else tt__drop(t, k);
 }
 
-/* Returns, as bits, which outputs of i make up v: one output, or several side by side, whose columns i can
-   sum and does not sum yet; 0: none. Attention's backward sums only what its kernels write in 16 bits. */
+/* Returns a bit for each output of i that is a part of v: one output that is v, or several side by side that
+   make up v. Returns 0 if there are none, or if i cannot sum their columns or already does. The backward of
+   attention sums only columns that its kernels write in 16 bits. */
 static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, const tt__value *v)
 {
     const int summed = tt__summed(i), first = tt__ops[i->op].outputs - summed;
@@ -5797,11 +5814,11 @@ static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, cons
     return columns == v->shape.cols ? parts : 0;
 }
 
-/* Moves the last result of instruction k, the sums of in[0]'s columns, to the instruction that wrote in[0]
-   last, if the op of that instruction can sum columns (TT__COLUMN_SUMS). If that instruction wrote in[0] as
-   several results side by side, the sums are divided as well. A kernel that has a gradient in registers adds
-   it up at once; another kernel would read all of it a second time. Not done where memory is the host's, as
-   kernels there do not use this, nor with tensor ranks, which add to gradients in between. */
+/* Moves the last result of instruction k, the column sums of in[0], to the instruction that wrote in[0], if
+   the op of that instruction can sum columns (TT__COLUMN_SUMS). If that instruction wrote in[0] as several
+   results side by side, the sums are divided in the same way. A kernel that has a gradient in registers can
+   sum it at once; another kernel would read the whole gradient a second time. Nothing is moved on CPUs, where
+   kernels gain nothing by this, nor with tensor parallelism, where ranks add to gradients in between. */
 static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
 {
     tt__instr i = t->code[k];
@@ -5815,11 +5832,11 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
         if (from.op < 0) continue;
         if (tt__reads(t, &from, sums->base) || tt__writes(t, &from, sums->base)) return;
         if (!tt__writes(t, &from, v->base)) continue;
-        const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* no kernel of ours follows it */
+        const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* cuBLASLt writes in[0] */
         const unsigned parts = product ? 0 : tt__outputs_that_make(t, &from, v);
         if (!parts) return;
         if (from.segment != i.segment || from.slot != i.slot) return;
-        if (from.stage != i.stage) { /* the same sums, on the stage that has the bias */
+        if (from.stage != i.stage) { /* sums in an instruction of the stage that has the bias */
             tt__sum_columns_apart(t, k, o);
             return;
         }
@@ -5850,14 +5867,15 @@ static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LI
 /* Several products of one x, such as the products that make queries, keys and values, or the products that
    make the gradients of their weights, become one product if their other operands are side by side in memory:
    weights and their gradients row below row; biases and their gradients, results and their gradients column
-   beside column. An operand's role: 0 to 2 are in[0] to in[2], 3 and 4 are out[0] and out[1]. */
+   beside column. Each operand and result has a role: 0 to 2 are in[0] to in[2], 3 and 4 are out[0] and
+   out[1]. */
 
 enum { TT__ROLES = 5, TT__RESULT_ROLE = 3 };
 
 /* Returns the role of x, which the products share. */
 static int tt__shared_role(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW ? 1 : 0; }
 
-/* Returns whether operands of a role are joined row below row, not column beside column. */
+/* Returns whether operands with this role are joined row below row; otherwise column beside column. */
 static bool tt__lies_below(const tt__instr *i, int role)
 {
     return role == (i->op == TT__OP_LINEAR_DW ? TT__RESULT_ROLE : 1);
@@ -5868,8 +5886,8 @@ static int32_t tt__in_role(const tt__instr *i, int role)
     return role < TT__RESULT_ROLE ? i->in[role] : i->out[role - TT__RESULT_ROLE];
 }
 
-/* Returns whether products i and j do the same with one x, so that they are one product if their operands are
-   side by side. */
+/* Returns whether products i and j have the same x, op and attributes, so that they can become one product if
+   their other operands are side by side. */
 static bool tt__is_one_product(const tt_tape *t, const tt__instr *i, const tt__instr *j)
 {
     const bool joins = i->op == TT__OP_LINEAR || i->op == TT__OP_LINEAR_DW;
@@ -5890,8 +5908,8 @@ static tt__mat *tt__mat_in_role(tt__launch *l, int role)
     return role < TT__RESULT_ROLE ? &l->in[role] : &l->out[role - TT__RESULT_ROLE];
 }
 
-/* Returns whether b begins where a ends, below or beside it, so that both are one matrix. Also true if both
-   are absent. */
+/* Returns whether b begins in memory where a ends, below a or beside a, so that both are one matrix. Returns
+   true, too, if both are absent. */
 static bool tt__lies_behind(const tt__mat *a, const tt__mat *b, bool below)
 {
     const int64_t apart = (below ? a->rows * a->ld : a->cols) * (int64_t)tt_dtype_bytes(a->dtype);
@@ -5901,8 +5919,9 @@ static bool tt__lies_behind(const tt__mat *a, const tt__mat *b, bool below)
     return alike && a->dtype == b->dtype && (char *)a->data + apart == (char *)b->data;
 }
 
-/* Joins those of n products run together whose operands are side by side. Products that need scratch are left
-   out, as the scratch is for one product. Returns how many launches are left. */
+/* Joins those of the n products in l, which run together, whose operands are side by side. Does not join
+   products that need scratch, because the scratch is sized for one product. Returns the number of launches
+   left in l. */
 static int tt__join_launches(tt__launch *l, int n)
 {
     int last = 0;
@@ -5928,14 +5947,14 @@ static int tt__join_launches(tt__launch *l, int n)
 
 /* ==== src/ops/fp8/rules.h */
 /* ---------------------------------------------------------------------------------------------------- fp8
-   QUANTIZE rounds x to fp8 once, for all products that read x (Micikevicius et al.: "FP8 formats for deep
-   learning", 2022): to TT__E4M3 or TT__E5M2, the dtype of the results. cuBLASLt needs operands that are
-   contiguous along the summed dimension, so out[0] is x row by row and out[1] is x column by column. Both
-   have the shape of x; their `ld`, the distance of two rows or two columns, is a multiple of 16 elements,
-   with zeros after the elements of x. With a history the scale is known before x is read (delayed scaling, as
-   in NVIDIA's Transformer Engine): in[1] has the largest magnitudes of x in earlier steps, and at the end of
-   the step the history gets this step's largest magnitude from out[3]. Without a history, or while no
-   magnitude is known, QUANTIZE first finds the largest magnitude of x. */
+   QUANTIZE rounds x once, for all products that read x, to an fp8 dtype, TT__E4M3 or TT__E5M2 (Micikevicius
+   et al.: "FP8 formats for deep learning", 2022). cuBLASLt needs operands that are contiguous along the
+   summed dimension, so out[0] stores x row by row and out[1] stores x column by column. Both have the shape
+   of x. Their `ld`, the distance of two rows or two columns, is a multiple of 16 elements, with zeros after
+   the elements of x. With a history, the scale is known before x is read (delayed scaling, as in NVIDIA's
+   Transformer Engine): in[1] has the largest magnitudes of x in earlier steps, and at the end of the step the
+   history gets this step's largest magnitude from out[3]. Without a history, or while it has no magnitude,
+   QUANTIZE first finds the largest magnitude of x. */
 
 static bool tt__shape_QUANTIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -5947,7 +5966,7 @@ static bool tt__shape_QUANTIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 1 + TT__FP8_STEPS);
 }
 
-/* The layout rule: each tensor rank scales its own shard. */
+/* The layout rule of QUANTIZE: each tensor-parallel rank scales its own shard. */
 static bool tt__layout_QUANTIZE(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t;
@@ -5956,7 +5975,8 @@ static bool tt__layout_QUANTIZE(const tt_tape *t, const tt__instr *i, const tt__
     return in[0] <= TT__COLS && !i->in[1];
 }
 
-/* Returns the bytes of scratch on CUDA, for the largest magnitude; with a history out[3] holds it. */
+/* Returns the bytes of scratch on CUDA, which holds the largest magnitude of x. With a history, out[3] holds
+   the magnitude, and no scratch is needed. */
 static size_t tt__cuda_QUANTIZE(const tt_tape *t, const tt__instr *i)
 {
     (void)t;
@@ -5990,7 +6010,8 @@ static bool tt__shape_EMBEDDING(tt_tape *t, const tt__instr *i, tt__shape *out)
     return !table->axis || tt__bad(t, i, 1, "a table with a fixed number of rows");
 }
 
-/* The layout rule: with a shard of the table, rows of ids outside the shard are 0; the result is partial. */
+/* The layout rule of EMBEDDING. If a rank has a shard of the table, its rows for ids outside the shard are 0,
+   so the result is partial. */
 static bool tt__layout_EMBEDDING(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t;
@@ -6027,7 +6048,7 @@ static bool tt__shape_EMBEDDING_BACKWARD(tt_tape *t, const tt__instr *i, tt__sha
     return tt__index_in(t, i, 0) && tt__shape_in(t, i, 1, tt__in(t, i, 0), cols);
 }
 
-/* The layout rule of the backward: a rank sums the gradients of the table's rows that it has. */
+/* The layout rule of EMBEDDING_BACKWARD. A rank sums the gradients of those rows of the table that it has. */
 static bool tt__layout_EMBEDDING_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                           tt__split *out)
 {
@@ -6047,7 +6068,8 @@ static const tt__rules tt__rules_EMBEDDING_BACKWARD = {tt__shape_EMBEDDING_BACKW
 /* ==== src/ops/norm/rules.h */
 /* ---------------------------------------------------------------------------------------------- layernorm */
 
-/* Checks x, w, [b] -> y, statistics. The op keeps as many statistics of each row as it has parameters. */
+/* The shape rule of norms: reads x, w and maybe b; makes y and statistics. A row has as many statistics as
+   the op can have parameters: two for layernorm, one for rmsnorm. */
 static bool tt__shape_of_norm(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 0);
@@ -6076,7 +6098,8 @@ tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float ep
 static const tt__rules tt__rules_LAYERNORM = {tt__shape_of_norm, tt__layout_of_norm,
     {NULL, "g01B", "012", TT__OP_LAYERNORM_BACKWARD} };
 
-/* Checks dy, x, w, statistics -> [dx], [dw], [db]. */
+/* The shape rule of the backward of norms: reads dy, x, w and statistics; makes dx, dw and, for layernorm,
+   db. Each result may be absent. */
 static bool tt__shape_of_norm_backward(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 1);
@@ -6087,7 +6110,7 @@ static bool tt__shape_of_norm_backward(tt_tape *t, const tt__instr *i, tt__shape
            tt__shape_in(t, i, 3, x, statistics);
 }
 
-/* Sets how the gradients are divided. If rows are sharded, the sums over rows are partial. */
+/* The layout rule of the backward of norms. If rows are sharded, dw and db, sums over rows, are partial. */
 static bool tt__layout_of_norm_backward(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                         tt__split *out)
 {
@@ -6143,15 +6166,16 @@ static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t 
     tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "0");
 }
 
-/* Returns the instruction whose out[0] is v if v has only one reader, which may then take v over; else -1. */
+/* Returns the instruction whose out[0] is v if v has only one reader, so that the two can be merged; else
+   returns -1. */
 static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 {
     int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
     return at >= 0 && t->code[at].out[0] == v ? at : -1;
 }
 
-/* Lets the product that computes x apply the activation. The product without activation becomes its out[1],
-   which GELU and SiLU save; pruning drops out[1] if nothing reads it. */
+/* Merges activation k with the product that computes its operand. The merged instruction's out[1] is the
+   product before the activation, which GELU and SiLU save; pruning drops out[1] if nothing reads it. */
 static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root)
 {
     int at = tt__sole_producer(t, t->code[k].in[0], root);
@@ -6166,7 +6190,8 @@ static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root)
 static const tt__rules tt__rules_ACTIVATION = {tt__shape_elementwise, tt__layout_alike,
     {tt__backward_ACTIVATION}, NULL, NULL, NULL, tt__fuse_ACTIVATION};
 
-/* Lets the product that computes dy multiply by the derivative, so that dy itself is never stored. */
+/* Merges instruction k, the backward of an activation, with the product that computes its operand dy, so that
+   dy itself is never stored. */
 static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root)
 {
     int at = tt__sole_producer(t, t->code[k].in[0], root);
@@ -6184,7 +6209,7 @@ static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, tt__la
 
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b)
 {
-    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* else tt__record fails */
+    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* if not, tt__record fails */
     const bool row = both && !t->values[b.id].shape.axis &&
                      !tt__same_rows(&t->values[a.id].shape, &t->values[b.id].shape);
     return tt__record(t, tt__new_instr(row ? TT__OP_ADD_ROW : TT__OP_ADD), "vv", a, b);
@@ -6195,11 +6220,12 @@ static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
     const tt__value *v = b->t->values;
     tt_dtype dtype = v[g].shape.dtype;
     int take = v[f->in[0]].shape.dtype != dtype && v[f->in[1]].shape.dtype == dtype;
-    tt__grad_pass(b, g, f->in[1 - take], false); /* reads g before in[take] may take it over */
+    tt__grad_pass(b, g, f->in[1 - take], false); /* first, because in[take] may take g over */
     tt__grad_pass(b, g, f->in[take], true);
 }
 
-/* Lets the instruction that computes one of the operands add the other operand. */
+/* Merges addition k with the instruction that computes one of its operands; the merged instruction adds the
+   other operand. */
 static void tt__fuse_ADD(tt_tape *t, int k, int32_t root)
 {
     for (int side = 0; side < 2; side++) {
@@ -6337,9 +6363,9 @@ tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_o
     tt__instr i = tt__new_instr(TT__OP_ROTARY);
     tt_rotary_options *to = &i.attr.rotary;
     *to = *o;
-    to->heads = 0; /* attr.heads has the number, which is less for a shard of x */
+    to->heads = 0; /* attr.heads has the number of heads, which is less for a shard of x */
     if (!to->size && o->heads > 0) to->size = (int)tt__min(tt_value_width(t, x) / o->heads, INT_MAX);
-    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* an option that is not read may be anything */
+    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* sets options that are not read to fixed values */
     if (o->scaling < TT_ROTARY_LLAMA3) to->original = 1;
     if (o->scaling < TT_ROTARY_LLAMA3 || (o->low == 0 && o->high == 0)) {
         to->low = 1;
@@ -6387,7 +6413,7 @@ tt_value tt_scale(tt_tape *t, tt_value x, float s)
     return tt__record(t, i, "v", x);
 }
 
-/* Emits a collective of x with the `move` of f. */
+/* Emits a collective `op` of x with the same `move` as f. */
 static tt__instr *tt__emit_move(tt__builder *b, int op, const tt__instr *f, int32_t x)
 {
     tt__instr *i = tt__emit(b, op, NULL, &x, 1);
@@ -6395,9 +6421,9 @@ static tt__instr *tt__emit_move(tt__builder *b, int op, const tt__instr *f, int3
     return i;
 }
 
-/* Emits the backward of SCALE. A SCALE by 1 with `move` marks that tensor ranks make partial gradients of x
-   (tt__entered); these are summed before they are added to the rest of x's gradient. If rows of x were
-   gathered only for this SCALE, each rank gets only its own rows of the sum. */
+/* Emits the backward of SCALE. A SCALE by 1 that has a `move` marks that the tensor-parallel ranks make
+   partial gradients of x (tt__entered). These are summed over the ranks before they are added to the gradient
+   of x. If the rows of x were gathered only for this SCALE, each rank gets only its own rows of the sum. */
 static void tt__backward_SCALE(tt__builder *b, const tt__instr *f, int32_t g)
 {
     const tt_tape *t = b->t;
@@ -6430,14 +6456,15 @@ tt_value tt_dropout(tt_tape *t, tt_value x, float p)
 
 static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_DROPOUT, "g-2", "0"); /* f's mask */
+    /* With the random numbers of f, this DROPOUT drops the same elements. */
+    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_DROPOUT, "g-2", "0");
     tt__grad_pass(b, g, f->in[1], true);
 }
 
 static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, tt__layout_alike, {tt__backward_DROPOUT}};
 
-/* Returns whether a device has one kernel for i and `next`, which reads i's first result: dropout and a norm
-   of its result, or the backward of a norm and dropout of the gradient that the backward makes. */
+/* Returns whether a device has one kernel for both i and `next`, which reads the first result of i: for
+   dropout and a norm of its result, or for the backward of a norm and dropout of the resulting gradient. */
 static bool tt__has_kernel_of_both(const tt__instr *i, const tt__instr *next)
 {
     if (i->op == TT__OP_DROPOUT) return next->op == TT__OP_LAYERNORM || next->op == TT__OP_RMSNORM;
@@ -6458,7 +6485,7 @@ tt_attention_options tt_attention_options_default(int heads)
 
 #define TT__MOST_HEAD 65536 /* max columns of a head; kernels keep blocks of queries and keys in scratch */
 
-/* Checks the options of block-sparse attention. */
+/* Fails if the options of block-sparse attention are invalid. */
 static bool tt__blocks_in(tt_tape *t, const tt__attr *a)
 {
     if (a->block < 0 || a->dense < 0 || a->listed < 0 || a->list_rows < 0)
@@ -6488,7 +6515,7 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
         return tt__tape_fail(t, TT_ERR_SHAPE, "attention: heads of %lld columns; at most %d are supported",
                              (long long)(q->cols / heads), TT__MOST_HEAD);
     for (int k = 1; k < 3; k++)
-        /* Heads are computed in parallel, so two of them must not add to one column. */
+        /* Heads are computed in parallel, so two heads must not add to the same column of a gradient. */
         for (int j = 0; j < k; j++) {
             const tt__value *a = &t->values[i->in[j]], *b = &t->values[i->in[k]];
             const int64_t apart = b->offset - a->offset;
@@ -6561,7 +6588,8 @@ static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
     i.attr.alibi = o->alibi;
     if (o->alibi != 0) i.attr.alibi_heads = o->heads;
     i.attr.alibi_rounded = o->alibi != 0 && o->alibi_rounded;
-    /* k's own number of heads, if it divides the heads of q; otherwise the shape rule reports the error. */
+    /* k may have fewer heads than q if their number divides q's; otherwise the shape rule reports an error.
+       */
     const int64_t head = o->heads < 1 ? 0 : tt_value_width(t, q) / o->heads;
     const int64_t key_heads = head && tt_value_width(t, k) % head == 0 ? tt_value_width(t, k) / head : 0;
     const bool divides = key_heads && key_heads <= o->heads && o->heads % key_heads == 0;
@@ -6587,8 +6615,8 @@ tt_value tt_attention_rows(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
 static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g)
 {
     const tt__value *v = b->t->values;
-    /* If operands share storage, dq, dk and dv are added to the gradient of that storage, in the kernel's
-       order. */
+    /* If operands share storage, dq, dk and dv are added to the gradient of that storage, in the order in
+       which the kernel writes them. */
     for (int k = 1; k < 3; k++)
         for (int j = 0; j < k; j++, v = b->t->values) {
             int32_t base = v[f->in[k]].base;
@@ -6624,8 +6652,8 @@ static inline int64_t tt__attention_blocks(const tt__attr *attr, int64_t length)
     return attr->block && length > attr->dense ? tt__ceil_div(length, attr->block) : 0;
 }
 
-/* Returns how many keys row `row` of a sequence of `length` rows sees. Each listed block counts as a whole
-   block. */
+/* Returns the number of keys that row `row` of a sequence of `length` rows sees. Counts each listed block as
+   a whole block. */
 static double tt__attention_seen(const tt__attr *attr, int64_t row, int64_t length)
 {
     const int64_t n = tt__attention_blocks(attr, length), i = n ? row / attr->block : 0;
@@ -6638,8 +6666,8 @@ static double tt__attention_seen(const tt__attr *attr, int64_t row, int64_t leng
     return (double)(1 + tt__min(row, most) + (attr->causal ? 0 : tt__min(length - 1 - row, most)));
 }
 
-/* Returns the number of pairs of a query and a key that it sees, over all rows of a sequence. Without a
-   window, causal rows count for half of the square, as is usual. */
+/* Returns the number of pairs of a query and a key that the query sees, in a sequence of `length` rows.
+   Without a window, causal attention counts as half of length * length, as is usual. */
 static double tt__attention_pairs(const tt__attr *attr, double length)
 {
     const double unseen = length - attr->window; /* keys that the last row does not see */
@@ -6655,8 +6683,8 @@ static double tt__attention_pairs(const tt__attr *attr, double length)
                         : length * length - unseen * (unseen + 1);
 }
 
-/* Returns the FLOPs of attention: two products in the forward and four in the backward, for each pair of a
-   query and a key. At capacity, sequences count as equally long. */
+/* Returns the floating-point operations of attention: two products in the forward and four in the backward,
+   for each pair of a query and a key that it sees. Without data, all sequences count as equally long. */
 static double tt__flops_of_attention(const tt__instr *i, const tt__mat *in)
 {
     const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);
@@ -6685,10 +6713,10 @@ static size_t tt__cpu_attention(int threads, const tt_tape *t, const tt__instr *
     return bytes + (i->in[at.numbers] ? tt__attention_queries_bytes(seqs, q->rows) : 0);
 }
 
-/* Returns the bytes of scratch on CUDA: the sorted row numbers of listed queries (starts, rows and places)
-   and the lists of blocks. The backward adds the sum of dout * out of each row and head, which all thread
-   blocks that own queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2), and the larger of
-   dropout's bits and the parts of dq. */
+/* Returns the bytes of scratch on CUDA. The scratch holds the sorted listed queries (starts, rows and places)
+   and the lists of blocks. In the backward it also holds the sum of dout * out of each row and head, which
+   all thread blocks that own queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2), and either
+   the bits of dropout or the parts of dq, whichever is larger. */
 static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
 {
     const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);
@@ -6739,7 +6767,7 @@ tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index)
     return tt__record(t, tt__new_instr(TT__OP_GATHER_ROWS), "vv", x, index);
 }
 
-/* Fails unless operand 1 has only numbers of rows of operand 0. */
+/* Fails unless each number in operand 1 is the number of a row of operand 0. */
 static tt_status tt__check_rows(const tt__launch *l)
 {
     const char *what = tt__is(l->instr, TT__GATHERS) ? "rows to gather from" : "rows to set";
@@ -6797,8 +6825,8 @@ static const tt__rules tt__rules_SET_ROWS = {tt__shape_SET_ROWS, NULL,
     {NULL, "g1", "02", TT__OP_SET_ROWS_BACKWARD}, NULL, NULL, tt__check_rows};
 
 /* --------------------------------------------------------------------------------------------- store_rows
-   Instructions read and write a cache in the order of recording. Training with a cache fails: no gradient
-   flows back through rows that an earlier run has stored. */
+   Instructions read and write a cache in the order in which they were recorded. Training a model that has a
+   cache fails, because no gradient can flow back through rows that an earlier run stored. */
 
 tt_value tt_cache(tt_tape *t, const char *name, int64_t rows, int64_t width)
 {
@@ -6857,7 +6885,7 @@ static bool tt__shape_SET_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shap
     return tt__float_in(t, i, 0) && tt__index_in(t, i, 1);
 }
 
-/* Returns the bytes of scratch on a CPU: a mark for each row, and the threads' rows. */
+/* Returns the bytes of scratch on a CPU: a mark for each row, and rows for the threads. */
 static size_t tt__cpu_SET_ROWS_BACKWARD(int threads, const tt_tape *t, const tt__instr *i)
 {
     return tt__align_up((size_t)tt__in(t, i, 0)->rows) + tt__widen_bytes(threads, t, i);
@@ -6956,8 +6984,8 @@ static bool tt__shape_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *o
     return true;
 }
 
-/* Sets how the results are divided. If rows are sharded, the loss and its counts are partial; the mean is
-   taken later, from the sums of all ranks' counts. */
+/* The layout rule of losses. If rows are sharded, the loss and its counts are partial; the mean loss is
+   computed later, from the sums of all ranks' counts. */
 static bool tt__layout_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                      tt__split *out)
 {
@@ -6983,16 +7011,17 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
 
 /* The linear layer and its backward that a fused loss replaces. */
 typedef struct tt__head {
-    /* Instructions: the logits; their gradient (-1: none); the last that is replaced. */
+    /* Numbers of instructions: the one that makes the logits; the one that makes their gradient (-1: none);
+       the last one that is replaced. */
     int linear, back, last;
-    /* An instruction between these that is not replaced: it fills the memory to which a product adds a rank's
-       rows; 0: none. */
+    /* Number of an instruction among these that is not replaced: it fills a gradient to which a product then
+       adds a rank's rows. 0: no such instruction. */
     int fill;
     tt__instr fused;
 } tt__head;
 
-/* Finds the backward of the loss, and the gradients that come right after it. Returns false if they cannot be
-   fused. */
+/* Finds the backward of the loss that instruction k computes, and after it the backward of the linear layer,
+   and sets their fields in *h. Returns false if they cannot be fused. */
 static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__head *h)
 {
     int32_t loss = t->code[k].out[0];
@@ -7026,17 +7055,17 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
     return !t->code[h->back].add && t->values[d].base == d && tt__uses(t, d) == products;
 }
 
-/* Logits of fewer bytes than this are stored whole. */
+/* Logits of fewer bytes than this are stored whole, without fusion. */
 #ifndef TT__LOSS_WHOLE
 #define TT__LOSS_WHOLE ((int64_t)16 << 20)
 #endif
 
-/* Fuses linear + cross_entropy of many logits, and their backward, into one instruction. It computes loss and
-   gradients chunk by chunk of rows, so that only a chunk's logits ever exist: as in Liger Kernel (Hsu et al.,
-   arXiv 2410.10989). The instruction is placed where the last of the replaced ones was, so nothing may read
-   the loss before that place. A sum of several losses is therefore not fused. On a CPU, 16-bit gradients are
-   not fused either, as each chunk would round them once more. On CUDA the workspace holds their sums in
-   f32. */
+/* Fuses linear + cross_entropy of many logits, and their backward, into one instruction. The instruction
+   computes loss and gradients one chunk of rows after another, so that only a chunk's logits exist at a time,
+   as in Liger Kernel (Hsu et al., arXiv 2410.10989). It takes the place of the last instruction that it
+   replaces, so nothing may read the loss before that place. A sum of several losses is therefore not fused.
+   On a CPU, 16-bit gradients of parameters are not fused, because each chunk would round them once more. On
+   CUDA the workspace holds sums of these gradients in f32. */
 static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
 {
     int32_t logits = t->code[k].in[0];
@@ -7071,15 +7100,16 @@ static const tt__rules tt__rules_CROSS_ENTROPY = {tt__shape_CROSS_ENTROPY, tt__l
     {NULL, "g012BC", "0", TT__OP_CROSS_ENTROPY_BACKWARD}, tt__row_pairs_bytes, NULL, tt__check_CROSS_ENTROPY,
     NULL, tt__fuse_CROSS_ENTROPY};
 
-/* Checks dloss, x -> dx. */
+/* The shape rule of a loss's backward: operand 0 is the gradient of the loss; the result has the shape of
+   operand 1. */
 static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     out[0] = *tt__in(t, i, 1);
     return tt__fixed_in(t, i, 0, 1, 1) && tt__float_in(t, i, 1);
 }
 
-/* Sets how dx is divided. The counts, operand 5, may be those of a rank's rows: where rows are sharded, the
-   counts are not read. */
+/* The layout rule of a loss's backward. The counts, operand 5, may be partial where rows are sharded, because
+   the kernel does not read them there. */
 static bool tt__layout_CROSS_ENTROPY_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                               tt__split *out)
 {
@@ -7108,7 +7138,8 @@ static bool tt__shape_LINEAR_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__s
 static bool tt__layout_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                             tt__split *out)
 {
-    /* The backward divides by the number of all targets. */
+    /* Without `accumulate`, the backward divides by the sum of the weights of all ranks' rows, which a rank
+       that has only some rows does not know. */
     const bool backward = i->out[1] || i->out[3] || i->out[4];
     bool fits = in[0] <= TT__ROWS && (in[0] == TT__WHOLE || t->accumulate || !backward);
     for (int k = 1; k < 6; k++) fits = fits && tt__laid_out(i, in, k, k < 3 ? in[0] : TT__WHOLE);
@@ -7136,8 +7167,8 @@ static size_t tt__cpu_LINEAR_CROSS_ENTROPY(int threads, const tt_tape *t, const 
     return tt__loss_bytes(x->rows, classes) + most;
 }
 
-/* Returns the bytes of scratch for the three products of a chunk if the rows of x and w, which all three
-   read, are not even. */
+/* Returns the bytes of scratch for copies of operands in the three products of a chunk, see
+   tt__cuda_padded_bytes. */
 static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
 {
     const tt__mat x = tt__at_capacity(t, i->in[0]), w = tt__at_capacity(t, i->in[3]);
@@ -7147,11 +7178,12 @@ static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
     return (size_t)tt__max(of_y, tt__max(of_x, of_w));
 }
 
-/* Returns the bytes of scratch on CUDA. The scratch holds, in this order: loss and hit of each row; if the
-   number of classes is not a multiple of 8, copies of the classes beyond the last multiple of 64 (rows of
-   weight and bias) and f32 sums of their gradients, all up to a multiple of 8; if weight and bias have 16-bit
-   gradients and there are several chunks, f32 sums of these gradients; the logits of a chunk, with rows of a
-   multiple of 8; and at the end the scratch of the products. */
+/* Returns the bytes of scratch on CUDA. The scratch holds, in this order: the loss and hit of each row; if
+   the number of classes is not a multiple of 8, copies of the weight's rows and the bias's elements for the
+   classes after the last multiple of 64, and f32 sums of their gradients, all padded to a multiple of 8
+   classes; if weight and bias have 16-bit gradients and there are several chunks, f32 sums of these
+   gradients; the logits of a chunk, in rows of a multiple of 8; and at the end the scratch of the products.
+   */
 static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *w = tt__in(t, i, 3);
@@ -7215,7 +7247,7 @@ static void tt__backward_MEAN_SQUARED_ERROR(tt__builder *b, const tt__instr *f, 
 {
     const int op = TT__OP_MEAN_SQUARED_ERROR_BACKWARD;
     if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, op, "g012C", "0");
-    if (tt__wants(b->t, f->in[1])) tt__emit_gradient(b, f, g, op, "g102C", "1"); /* the error is symmetric */
+    if (tt__wants(b->t, f->in[1])) tt__emit_gradient(b, f, g, op, "g102C", "1"); /* swaps x and y */
 }
 
 static const tt__rules tt__rules_MEAN_SQUARED_ERROR = {tt__shape_MEAN_SQUARED_ERROR, NULL,
@@ -7227,7 +7259,8 @@ static const tt__rules tt__rules_MEAN_SQUARED_ERROR_BACKWARD = {tt__shape_of_err
 
 static void tt__backward_CAST(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    bool weight = tt__is_weight(b->t, f->in[0]); /* a weight has its gradient already: tt__grad_owner */
+    /* A weight needs no CAST of its gradient, because tt__grad_owner makes g the weight's gradient. */
+    bool weight = tt__is_weight(b->t, f->in[0]);
     if (!weight) tt__emit_gradient(b, f, g, TT__OP_CAST, "g", "0");
 }
 
@@ -7246,7 +7279,8 @@ static bool tt__layout_FILL(const tt_tape *t, const tt__instr *i, const tt__spli
     return true;
 }
 
-/* Returns whether the results of i in `storage` are added to it, do not overlap, and cover its columns. */
+/* Returns whether i adds to all of `storage`: its results in `storage` are added, do not overlap, and cover
+   all columns. */
 static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t storage)
 {
     const tt__value *whole = &t->values[storage];
@@ -7267,8 +7301,9 @@ static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t s
     return cols == whole->shape.cols;
 }
 
-/* Drops a fill with zeros if the next instruction that uses the tensor adds to all of it, as attention's
-   backward does to the gradient of packed queries, keys and values. That instruction then does not add. */
+/* Drops a fill with zeros if the next instruction that uses the tensor adds to all of it; this instruction
+   then writes instead. The backward of attention is such an instruction, for the gradient of packed queries,
+   keys and values. */
 static void tt__fuse_FILL(tt_tape *t, int k, int32_t root)
 {
     const tt__instr *i = &t->code[k];
@@ -7301,7 +7336,7 @@ static bool tt__shape_SUM_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out
     return tt__float_in(t, i, 0);
 }
 
-/* Returns the bytes of scratch on a CPU: a sum for each chunk, and the threads' rows. */
+/* Returns the bytes of scratch on a CPU: a sum for each chunk, and rows for the threads. */
 static size_t tt__cpu_SUM_SQUARES(int threads, const tt_tape *t, const tt__instr *i)
 {
     int64_t chunks = tt__ceil_div(tt__in(t, i, 0)->rows * tt__in(t, i, 0)->cols, TT__CHUNK);
@@ -7311,9 +7346,9 @@ static size_t tt__cpu_SUM_SQUARES(int threads, const tt_tape *t, const tt__instr
 static const tt__rules tt__rules_SUM_SQUARES = {tt__shape_SUM_SQUARES, tt__layout_of_squares, {NULL},
     tt__cpu_SUM_SQUARES};
 
-/* CHUNK_SQUARES, ALL_GATHER and FOLD_SQUARES do the work of SUM_SQUARES, to the same bits, for a gradient g
-   whose ranks have shards of whole chunks: CHUNK_SQUARES sums the squares of each chunk of a shard,
-   ALL_GATHER makes one table of all sums, and FOLD_SQUARES adds up the table. */
+/* For a gradient that is divided over ranks in shards of whole chunks, three instructions do the work of
+   SUM_SQUARES, with the same bits: CHUNK_SQUARES sums the squares of each chunk of a shard, ALL_GATHER makes
+   one table of all sums, and FOLD_SQUARES adds up the table. */
 static bool tt__shape_CHUNK_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *g = tt__in(t, i, 0);
@@ -7340,7 +7375,7 @@ static const tt__rules tt__rules_CHUNK_SQUARES = {tt__shape_CHUNK_SQUARES, tt__l
 static const tt__rules tt__rules_FOLD_SQUARES = {tt__shape_FOLD_SQUARES, tt__layout_FOLD_SQUARES, {NULL},
     tt__no_bytes};
 
-/* Fails unless operand k is f64 (1, 3), a part of tt__results. */
+/* Fails unless operand k has dtype f64 and shape (1, 3). Such values are parts of tt__results. */
 static bool tt__doubles_in(tt_tape *t, const tt__instr *i, int k)
 {
     const tt__shape *s = tt__in(t, i, k);
@@ -7383,9 +7418,9 @@ static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 2);
 }
 
-/* The op of each optimizer has tt__rules_OP and tt__use_OP. tt__use_OP appends to `wrong` what is wrong with
-   the options that the op reads (NULL: the options are valid), copies these options to the op's attributes,
-   and returns the number of states that the op keeps for each parameter. */
+/* The op of each optimizer has tt__rules_OP and tt__use_OP. tt__use_OP appends messages about invalid options
+   to `wrong`, which may be NULL if the options are known to be valid. It copies the options that the op reads
+   to the op's attributes, and returns the number of states that the op keeps for each parameter. */
 
 static const tt__rules tt__rules_SGD = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
 
@@ -7428,15 +7463,16 @@ static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /
 /* ----------------------------------------------------------------------------------- memories and streams */
 
 static const tt__rules tt__rules_COPY = {tt__shape_alike, tt__layout_alike, {NULL}, tt__no_bytes};
-/* WAIT has no results. */
+/* WAIT has no results, so that its shape rule and its layout rule decide nothing. */
 static const tt__rules tt__rules_WAIT = {tt__shape_alike, tt__layout_alike, {NULL}, tt__no_bytes};
 
 /* -------------------------------------------------------------------------------------------- collectives
-   A collective (see tt__move) reads an operand at the same place in the memory of each member. Operands and
-   results are contiguous and have one dtype. A result may be the operand's storage or a part of it; a shard
-   may be a view of the whole tensor. Sums follow the tree (ranks/threads.h) over the first `present` members:
-   x[0], x[1], ... in pairs, pairs of pairs and so on. Each sum is computed in fp32 (f64 for f64) and rounded
-   to the dtype; `add` adds the last sum to the result. If no member is present, nothing is written. */
+   A collective (see tt__move) reads the operands of all members, each at the same place in its member's
+   memory. Operands and results are contiguous and have the same dtype. A result may have the operand's
+   storage or a part of it; a shard may be a view of the whole tensor. Sums are trees (ranks/threads.h) over
+   the first `present` members: pairs of members are summed, then pairs of these sums, and so on. Each sum is
+   computed in fp32 (in f64 for f64) and rounded to the dtype; `add` adds the last sum to the result. If no
+   member is present, nothing is written. */
 
 static bool tt__bad_result(tt_tape *t, const tt__instr *i, const char *expected)
 {
@@ -7447,7 +7483,8 @@ static bool tt__bad_result(tt_tape *t, const tt__instr *i, const char *expected)
 
 static bool tt__contiguous(const tt__value *v) { return v->ld == v->shape.cols || v->shape.rows == 1; }
 
-/* Fails unless operand and result are contiguous and have one dtype, which is a float or f64 if `sums`. */
+/* Fails unless operand and result are contiguous and have the same dtype. If `sums`, the dtype must be a
+   float dtype or f64. */
 static bool tt__moved(tt_tape *t, const tt__instr *i, bool sums)
 {
     const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
@@ -7467,7 +7504,7 @@ static bool tt__in_units(tt_tape *t, const tt__instr *i)
                                              tt__instr_name(i));
 }
 
-/* Returns the shape of a shard over the data ranks, at capacity. */
+/* Returns the shape of the largest shard of a tensor that is divided over the data-parallel ranks. */
 static tt__shape tt__piece_shape(const tt_tape *t, tt_dtype dtype, const tt__part *part)
 {
     const int64_t units = tt__ceil_div(part->of, part->unit);
@@ -7476,8 +7513,8 @@ static tt__shape tt__piece_shape(const tt_tape *t, tt_dtype dtype, const tt__par
     return shape;
 }
 
-/* Returns whether `piece` can be a member's shard of `whole`. Shards over the data ranks are elements
-   (tt__part), shards over the tensor ranks are rows. */
+/* Returns whether value `piece` can be a member's shard of value `whole`. A shard over data-parallel ranks is
+   a range of elements (tt__part), a shard over tensor-parallel ranks is a range of rows. */
 static bool tt__is_piece(const tt_tape *t, const tt__instr *i, int32_t piece, int32_t whole)
 {
     const tt__value *p = &t->values[piece], *w = &t->values[whole];
@@ -7533,7 +7570,8 @@ static bool tt__shape_SEND(tt_tape *t, const tt__instr *i, tt__shape *out) /* SE
     return tt__moved(t, i, false);
 }
 
-/* The layout rule of collectives: over the tensor ranks they change the layout, over others they keep it. */
+/* The layout rule of collectives. Over tensor-parallel ranks a collective changes the layout; over other
+   ranks it keeps the layout. */
 static bool tt__layout_of_move(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     out[0] = i->in[0] ? in[0] : t->values[i->out[0]].part.split;
@@ -7543,7 +7581,8 @@ static bool tt__layout_of_move(const tt_tape *t, const tt__instr *i, const tt__s
     return i->op == TT__OP_ALL_GATHER && in[0] == TT__ROWS;
 }
 
-/* Emits the backward of a sum over the tensor ranks, whose gradient each rank has whole. */
+/* Emits the backward of a sum over the tensor-parallel ranks: passes the gradient of the sum on, which each
+   rank has whole. */
 static void tt__backward_ALL_REDUCE(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt__grad_pass(b, g, f->in[0], true);
@@ -7555,7 +7594,8 @@ static void tt__backward_REDUCE_SCATTER(tt__builder *b, const tt__instr *f, int3
     tt__grad_into(b, 0, f->in[0]);
 }
 
-/* Emits the backward of a gather over the tensor ranks: a rank takes its rows of the whole gradient. */
+/* Emits the backward of a gather over the tensor-parallel ranks: a rank takes its own rows of the whole
+   gradient. */
 static void tt__backward_ALL_GATHER(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt_tape *t = b->t;
@@ -7566,10 +7606,11 @@ static void tt__backward_ALL_GATHER(tt__builder *b, const tt__instr *f, int32_t 
     tt__grad_pass(b, own, f->in[0], false);
 }
 
-/* Returns the elements that one of n members loads if data is divided evenly: a sum loads the member's n-th
-   from the n - 1 others, and a gather loads the n - 1 others' n-ths. No algorithm moves less (Patarasuk,
-   Yuan: "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). With a root, member 0
-   alone sums, and each other member loads all, as from a server. */
+/* Returns the number of elements that a member must load if each of n members has an n-th of the tensor. In a
+   sum, a member loads its own n-th from the n - 1 others; in a gather, it loads the n-ths of the n - 1
+   others. No algorithm moves less (Patarasuk, Yuan: "Bandwidth optimal all-reduce algorithms for clusters of
+   workstations", 2009). With a root, this does not hold: member 0 alone sums, and each other member loads the
+   whole tensor. */
 
 static double tt__share(int64_t elements, int members)
 {
@@ -7646,7 +7687,7 @@ static const tt__rules *tt__rules_of(const tt__instr *i)
     return table[i->op];
 }
 
-/* Returns the floating-point operations of an instruction's matrix products; in: see tt__rules.flops. */
+/* Returns the number of floating-point operations in i's matrix products; in: see tt__rules.flops. */
 static double tt__flops(const tt__instr *i, const tt__mat *in)
 {
     if (tt__rules_of(i)->flops) return tt__rules_of(i)->flops(i, in);
@@ -7655,7 +7696,7 @@ static double tt__flops(const tt__instr *i, const tt__mat *in)
     return 2.0 * (double)p.m * (double)p.n * (double)p.k;
 }
 
-/* Returns operand `id` as a matrix at full capacity, without data; all 0 if id is 0. */
+/* Returns value `id` as a matrix of max size without data; all fields are 0 if id is 0. */
 static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
 {
     const tt__value *v = &t->values[id];
@@ -7663,7 +7704,8 @@ static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
     return m;
 }
 
-/* Returns the bytes of scratch of i at full capacity on a CPU; tt__cuda_workspace: on a CUDA device. */
+/* Returns the bytes of scratch that i needs on a CPU with operands of max size. tt__cuda_workspace returns
+   the bytes on a CUDA device. */
 static size_t tt__cpu_workspace(int threads, const tt_tape *t, const tt__instr *i)
 {
     const tt__rules *r = tt__rules_of(i);
@@ -12235,29 +12277,29 @@ struct tt__isa_table {
 /* ==== src/ops/linear/cpu_shared.h */
 /* ---- matrix product: shared by all instruction sets ---- */
 
-/* Arguments of C = act(A B + bias) + residual, or act'(saved) A B; `accumulate` adds the old C.
-   A(i, k) = a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col], where one stride of A and one
-   stride of B is 1. Sums are fp32, in an order that does not depend on threads. Matrices without data are
-   absent. */
+/* Arguments of a product C = act(A B + bias) + residual or, with `saved`, C = act'(saved) * (A B);
+   `accumulate` adds the old C. A(i, k) = a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col],
+   where one stride of A and one stride of B is 1. Sums are fp32, in an order that does not depend on the
+   number of threads. Matrices without data are absent. */
 typedef struct tt__gemm_args {
     int64_t m, n, k;
     tt__mat a, b, c;
     int64_t a_row, a_col, b_row, b_col;
-    tt_dtype b_narrow;   /* f32 B is rounded to this dtype when read; TT_F32: not rounded            */
+    tt_dtype b_narrow;   /* dtype to which an f32 B is rounded when read; TT_F32: not rounded        */
     bool accumulate;
     tt__bf16 bf16;       /* how products are computed where A and B are bf16                          */
     int act;
-    tt__mat bias;        /* (n)                                                                       */
-    tt__mat pre;         /* (m, n): gets A B + bias, the operand of act                               */
-    tt__mat residual;    /* (m, n)                                                                    */
-    tt__mat saved;       /* (m, n): what act saved in the forward                                     */
+    tt__mat bias;        /* shape (n)                                                                 */
+    tt__mat pre;         /* (m, n): is set to A B + bias, the operand of act                          */
+    tt__mat residual;    /* shape (m, n)                                                              */
+    tt__mat saved;       /* (m, n): the numbers that act saved in the forward                         */
     void *workspace;     /* tt__gemm_workspace bytes, 64-byte aligned                                 */
 } tt__gemm_args;
 
-/* The work of a microkernel: C = scale * A B + base, a block whose sums stay in registers. k counts floats
-   or, in bf16 products, units: pairs of bf16 in the place of a float. A(i, k) = a[i * a_row + k * a_col], for
-   AMX a[i * a_row + k / 16 * a_col + k % 16]; the rows of B and C are b_row and c_row floats apart. `base` is
-   NULL, C itself, or another block. */
+/* The work of a microkernel: computes a block C = scale * (A B) + base, with the sums in registers. k counts
+   floats or, in bf16 products, pairs of bf16 in the place of a float. A(i, k) = a[i * a_row + k * a_col] or,
+   for AMX, a[i * a_row + k / 16 * a_col + k % 16]. The rows of B are b_row floats apart, the rows of C c_row
+   floats. `base` is NULL, C itself, or another block. */
 typedef struct tt__product {
     int64_t k;
     const float *a; int64_t a_row, a_col;
@@ -12267,8 +12309,8 @@ typedef struct tt__product {
     float scale;
 } tt__product;
 
-/* Returns the size of about equal blocks of n: at most `most`, and a multiple of `multiple`, which divides
-   `most`. */
+/* Returns the size of the blocks into which n is divided about equally. The size is at most `most` and a
+   multiple of `multiple`, which must divide `most`. */
 static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
 {
     int64_t blocks = tt__max(1, tt__ceil_div(n, most));
@@ -12276,7 +12318,7 @@ static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
 }
 
 #ifdef TINYTRAIN_CBLAS
-/* Returns whether a CBLAS takes the operands and strides of a product. */
+/* Returns whether a CBLAS can compute the product: it takes only f32 operands, and sizes of type int. */
 static bool tt__cblas_takes(const tt__gemm_args *g)
 {
     const int64_t sizes[] = {g->m, g->n, g->k, g->c.ld, g->a_row, g->a_col, g->b_row, g->b_col};
@@ -12285,7 +12327,8 @@ static bool tt__cblas_takes(const tt__gemm_args *g)
     return g->a.dtype == TT_F32 && g->b.dtype == TT_F32 && g->b_narrow == TT_F32 && g->k > 0;
 }
 
-/* Computes c (rows, c_row) = or += rows [row, row + rows) of A times columns [col, col + cols) of B. */
+/* Multiplies rows [row, row + rows) of A by columns [col, col + cols) of B. Writes the product to c or, if
+   `add`, adds it; the rows of c are c_row floats apart. */
 static void tt__cblas_product(const tt__gemm_args *g, int64_t row, int64_t rows, int64_t col, int64_t cols,
                               float *c, int64_t c_row, bool add)
 {
@@ -12319,33 +12362,33 @@ static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count
 typedef struct tt__attention_args {
     const int32_t *seq_start; int64_t seqs;
     const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
-    const int32_t *query_row;    /* row of the batch of each query; NULL: the query's number              */
-    const int32_t *query_at;     /* row of q of each query; NULL: the query's number                      */
+    const int32_t *query_row;    /* each query's row of the batch; NULL: the number of the query          */
+    const int32_t *query_at;     /* each query's row of q; NULL: the number of the query                  */
     int heads, first_head, group; /* group: heads of q that share a head of k and v                       */
     int64_t head_size;
     bool causal; float scale; float dropout; uint64_t dropout_key;
     int64_t window;               /* rows that a row sees back and, unless causal, ahead; 0: no window   */
-    float alibi; int alibi_heads; /* heads of all ranks; 0: no ALiBi                                     */
+    float alibi; int alibi_heads; /* alibi_heads: number of heads of all ranks; 0: no ALiBi              */
     bool alibi_rounded;           /* see tt_attention_options                                            */
     const tt__attr *attr;         /* options of block-sparse attention                                   */
     const uint16_t *lists;        /* lists of blocks, as in tt__launch                                   */
     tt__mat q, k, v, out;
     float *lse;
     tt__mat dout, dq, dk, dv;    /* only in the backward                                                  */
-    bool add_dq, add_dk, add_dv; /* only in the backward: the gradient is added to                        */
+    bool add_dq, add_dk, add_dv; /* only in the backward: whether to add to the gradient or write it      */
     tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to bf16 */
     void *workspace;             /* tt__attention_workspace bytes                                         */
 } tt__attention_args;
 
-/* Sorts the queries by sequence: sets query_start, query_row and query_at of `a`. `index` (n) has the row of
-   each query. `memory` has tt__attention_queries_bytes. */
+/* Sorts n queries by sequence: sets query_start, query_row and query_at of `a`. index[j] is the row of the
+   batch of query j. `memory` has tt__attention_queries_bytes bytes. */
 static void tt__attention_queries(tt__attention_args *a, const int32_t *index, int64_t n, void *memory)
 {
     int32_t *start = (int32_t *)memory, *row = start + a->seqs + 1, *at = row + n;
     memset(start, 0, (size_t)(a->seqs + 1) * sizeof *start);
     for (int64_t j = 0; j < n; j++) start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1]++;
     for (int64_t s = 0; s < a->seqs; s++) start[s + 1] += start[s];
-    /* From the last query to the first: start[s + 1] moves down from the end of sequence s to its
+    /* Goes from the last query to the first; start[s + 1] moves down from the end of sequence s to its
        beginning. */
     for (int64_t j = n - 1; j >= 0; j--) {
         int32_t number = --start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1];
@@ -12359,11 +12402,11 @@ static void tt__attention_queries(tt__attention_args *a, const int32_t *index, i
     a->query_at = at;
 }
 
-/* A sequence: rows [begin, begin + length) of the batch and queries [first, first + queries). */
+/* A sequence: it has rows [begin, begin + length) of the batch and queries [first, first + queries). */
 typedef struct tt__attention_sequence {
     int64_t begin, length, first, queries;
     bool diagonal;  /* query i is row i of the sequence and sees keys up to i */
-    int64_t blocks; /* blocks of block-sparse attention; 0: the sequence is dense */
+    int64_t blocks; /* number of blocks in block-sparse attention; 0: the sequence is dense */
     int64_t from;   /* the queries of the current tile see no key before this one */
 } tt__attention_sequence;
 
@@ -12375,8 +12418,8 @@ static tt__attention_sequence tt__attention_sequence_at(const tt__attention_args
     return x;
 }
 
-/* Returns how often the queries of block i of sequence x see block j of its keys. `head` counts the heads of
-   all ranks. */
+/* Returns how many times the queries of block i of sequence x see block j of its keys. head: a number among
+   the heads of all ranks. */
 static int tt__attention_times(const tt__attention_args *a, const tt__attention_sequence *x, int head,
                                int64_t i, int64_t j)
 {
@@ -12389,8 +12432,8 @@ static int tt__attention_times(const tt__attention_args *a, const tt__attention_
     return times;
 }
 
-/* Returns how many of the n queries of sequence x from number `query` on are in the same block, at most as
-   many as a tile holds. Sets *block to the number of that block. */
+/* Returns how many of n queries of sequence x, beginning with query `query`, are in the block of the first
+   one; at most as many as a tile holds. Sets *block to the number of that block. */
 static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__attention_sequence *x,
                                       int64_t query, int64_t n, int64_t *block)
 {
@@ -12403,9 +12446,9 @@ static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__att
     return count;
 }
 
-/* Returns the first of the next keys of [*at, end), at most a tile of them, and sets *keys to their number.
-   The first is a multiple of 16, as random numbers and tiles need; keys before x->from, which is set to the
-   old *at, are not seen. Moves *at past these keys. */
+/* Takes the next keys of [*at, end), at most a tile of them, and moves *at past them. Returns the first key
+   of the tile and sets *keys to the tile's number of keys. The first key is *at rounded down to a multiple
+   of 16, as random numbers and tiles need; x->from is set to the old *at: the keys before it are not seen. */
 static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, int64_t end, int64_t *keys)
 {
     const int64_t first = *at & ~(int64_t)15;
@@ -12415,8 +12458,8 @@ static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, i
     return first;
 }
 
-/* Returns the end, and in *from the first, of the keys of sequence x that any of its n queries from number
-   `query` on sees. Without a window, listed queries count as seeing all keys. */
+/* Finds the keys that any of n queries of sequence x, beginning with query `query`, sees: returns the end of
+   these keys and sets *from to the first. Without a window, listed queries count as seeing all keys. */
 static int64_t tt__attention_keys(const tt__attention_args *a, const tt__attention_sequence *x, int64_t query,
                                   int64_t n, int64_t *from)
 {
@@ -12432,7 +12475,7 @@ static int64_t tt__attention_keys(const tt__attention_args *a, const tt__attenti
     return tt__min(x->length, (a->causal ? high : high + a->window - 1) + 1);
 }
 
-/* Returns the largest number of rows or queries of a sequence. */
+/* Returns the largest number of rows or queries that any sequence has. */
 static int64_t tt__attention_longest(const tt__attention_args *a)
 {
     int64_t longest = 0;
@@ -12443,7 +12486,7 @@ static int64_t tt__attention_longest(const tt__attention_args *a)
     return longest;
 }
 
-/* Returns the buffers of a thread. Only their address depends on the thread; what is computed in them does
+/* Returns the buffers of a thread. Only their addresses depend on the thread, the numbers computed in them do
    not. */
 static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_args *a, int64_t longest,
                                                           bool backward, int thread)
@@ -12456,8 +12499,8 @@ static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_ar
 }
 
 /* Returns the number of the first group of queries of sequence s: query_start[s] / GROUP + s. This numbering
-   needs no look at every sequence and leaves room for as many groups as a sequence can have; some numbers
-   have no queries. */
+   leaves room for all groups of a sequence without counting the groups of earlier sequences; some numbers
+   have no group. */
 static int64_t tt__attention_first_group(const tt__attention_args *a, int64_t s)
 {
     return a->query_start[s] / TT__ATTENTION_GROUP + s;
@@ -12474,8 +12517,8 @@ static int64_t tt__attention_group_sequence(const tt__attention_args *a, int64_t
     return low;
 }
 
-/* Returns the size of about equal blocks of n numbers: at most `most`, and a multiple of 16. n and most
-   are > 0. */
+/* Returns the size of the blocks into which n numbers are divided about equally. The size is at most `most`
+   and a multiple of 16. n and most must be > 0. */
 static int64_t tt__attention_block(int64_t n, int64_t most)
 {
     return tt__attention_padded(tt__ceil_div(n, tt__ceil_div(n, most)));
@@ -12486,9 +12529,9 @@ static void *tt__attention_row(const tt__mat *m, int64_t row, int64_t column)
     return (char *)m->data + (size_t)(row * m->ld + column) * tt_dtype_bytes(m->dtype);
 }
 
-/* Prefetches a head's columns of a row. The rows of a head are far apart, where a CPU's prefetchers do not
-   look. `next`: prefetches into L2 the next head's columns of the row, which most likely are this thread's
-   next task. */
+/* Prefetches a head's columns of a row, because the rows of a head are too far apart for a CPU's own
+   prefetchers. `next`: prefetches, into L2, the columns of the next head instead, which most likely is this
+   thread's next task. */
 static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t column, int64_t d,
                                           const bool next)
 {
@@ -12501,7 +12544,7 @@ static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t
 
 /* ==== src/ops/cpu_launch.h */
 /* -------------------------------------------------------------------------------------------------- launches
-   Functions that share a kernel's rows out to threads, and that find its workspace and its elements. */
+   Functions that divide a kernel's rows among threads, and that find the kernel's workspace and elements. */
 
 typedef void (*tt__rows_fn)(const tt__launch *l, int64_t from, int64_t to, float *scratch);
 typedef struct tt__rows_job {
@@ -12525,8 +12568,8 @@ static void tt__rows_task(void *arg, int64_t task, int thread)
 
 static const tt__cpu *tt__cpu_of(const tt__launch *l) { return (const tt__cpu *)(const void *)l->device; }
 
-/* Calls fn for `rows` rows of `cols` columns, `chunk` rows a task. Threads' scratch begins after the first
-   `skip` bytes of the workspace. */
+/* Calls fn for `rows` rows of `cols` columns, `chunk` rows a task. The scratch of the threads begins after
+   the first `skip` bytes of the workspace. */
 static tt_status tt__for_chunks(const tt__launch *l, int64_t rows, int64_t cols, int64_t chunk, size_t skip,
                                 tt__rows_fn fn)
 {
@@ -12556,7 +12599,7 @@ static tt__mat tt__rows_of(const tt__mat *m, int64_t first, int64_t n)
 }
 
 /* ==== src/ops/collectives/cpu_shared.h */
-/* ---- collectives except sums by vectors, for all instruction sets: see src/ops/collectives/rules.h ---- */
+/* ---- the parts of collectives that all instruction sets share: all but sums by vectors ---- */
 
 /* Sets *first to the first element of m in a member's shard; returns the number of elements in the shard. */
 static int64_t tt__piece_of(const tt__launch *l, const tt__mat *m, bool root, int member, int64_t *first)
@@ -12576,13 +12619,14 @@ static void tt__copy_elements(const tt__mat *to, int64_t at, const tt__mat *from
     if (n > 0 && x != y) memcpy(y, x, (size_t)n * tt_dtype_bytes(to->dtype));
 }
 
-/* Calls fn(l, from, to, no scratch) for chunks of n elements, which are shared out to the threads. */
+/* Calls fn(l, from, to, scratch) for chunks [from, to) of n elements, which are divided among the threads. fn
+   must not use scratch. */
 static tt_status tt__for_elements(const tt__launch *l, int64_t n, tt__rows_fn fn)
 {
     return tt__for_chunks(l, n, 0, TT__CHUNK, 0, fn);
 }
 
-/* Copies elements [from, to) of out[0], each from out[0] of the member whose shard has the element. */
+/* Copies elements [from, to) of out[0]: each from the out[0] of the member whose shard has the element. */
 static void tt__spread_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     (void)scratch;
@@ -12604,7 +12648,7 @@ static void tt__gather_rows(const tt__launch *l, int64_t from, int64_t to, float
     }
 }
 
-/* Copies elements [from, to) of this member's shard of out[0] from member 0's in[0]. */
+/* Copies elements [from, to) of this member's shard of out[0] from in[0] of member 0. */
 static void tt__broadcast_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     int64_t first;
@@ -12619,7 +12663,8 @@ static void tt__recv_rows(const tt__launch *l, int64_t from, int64_t to, float *
     tt__copy_elements(&l->out[0], from, &l->peer_in[l->instr->move.from], from, to - from);
 }
 
-/* The operands of a tree: x, the members' elements; y, the elements to which the sum is added, or NULL. */
+/* The operands of a tree of sums. x: the elements of each member; y: the elements to which the sum is added,
+   or NULL; present: number of members that have elements. */
 typedef struct tt__leaves {
     const char *x[TT__RANKS], *y;
     int present;
@@ -12632,7 +12677,8 @@ static double tt__reduce_two(tt__reduce how, double a, double b)
     return (how == TT__MAX ? a > b : a < b) ? a : b;
 }
 
-/* Reduces the members' f64 elements from `from` on, by the tree, to n elements of out[0] from `to` on. */
+/* Reduces n f64 elements of all members' in[0], beginning with element `from`, by the tree. Writes or adds
+   the results to out[0], beginning with element `to`. */
 static void tt__reduce_doubles(const tt__launch *l, int64_t from, int64_t to, int64_t n)
 {
     const tt__reduce how = l->instr->move.reduce;
@@ -12655,7 +12701,7 @@ static uint64_t tt__dropout_key(const tt__launch *l)
                                      (uint64_t)run->micro << 32 | l->instr->random);
 }
 
-/* Computes the two words of the key for each round of a draw. */
+/* Computes the Philox key, two words, of each round of a draw. */
 static void tt__philox_keys(uint64_t key, uint64_t keys[2 * TT__DRAW_ROUNDS])
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
@@ -13240,14 +13286,15 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
 
 /* ==== src/ops/linear/cpu_packing.h */
 /* ------------------------------------------------------------------------------------------- matrix product
-   One driver for every transposition and dtype. Blocks of A and B are packed into panels, [k][MR] and
-   [k][NR], of fp32 or pairs of bf16, so that the microkernel reads both in sequence (for AMX, A is packed as
-   tiles or read in place). Tiles of C are then shared out. One task computes an element of C, and sums over k
-   in blocks that depend on k alone, so neither tiles nor threads change a bit. */
+   One function, gemm, computes products of every transposition and dtype. Blocks of A and B are packed into
+   panels, [k][MR] and [k][NR], of fp32 or pairs of bf16, so that the microkernel reads both in sequence (for
+   AMX, A is packed as tiles or read in place). Tiles of C are then divided among tasks. A single task
+   computes an element of C, and the blocks of its sum depend on k alone, so the bits of C depend neither on
+   the tiles nor on the number of threads. */
 
-/* Heights in rows and widths in vectors of the microkernels, for panels and for attention's blocks. The
-   accumulators, one row of B and a broadcast fill the 32 (AVX-512, NEON) or 16 registers. With AVX-512, 8 x
-   48 loads less often than 12 x 32 and is 7% faster on Granite Rapids. */
+/* Heights in rows (MR) and widths in vectors (NV) of the microkernels, for panels and for attention's blocks.
+   The accumulators, one row of B and a broadcast element of A fill the 32 (AVX-512, NEON) or 16 registers.
+   With AVX-512, blocks of 8 x 48 need fewer loads than 12 x 32 and are 7% faster on Granite Rapids. */
 #if TT__LANES == 16
 #define TT__GEMM_MR 8
 #define TT__GEMM_NV 3
@@ -13266,9 +13313,10 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
 #endif
 #define TT__GEMM_NR (TT__GEMM_NV * TT__LANES)
 #define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* max lines of a panel */
-#define TT__GEMM_TILES 32 /* rows and columns of C that four tiles hold */
+#define TT__GEMM_TILES 32 /* rows, and columns, of C that four tiles hold */
 
-/* Reads n numbers from element `at` on as float. Rounds f32 numbers to `narrow` unless that is TT_F32. */
+/* Reads n numbers, beginning with element `at`, as floats. Rounds f32 numbers to dtype `narrow`, unless
+   `narrow` is TT_F32. */
 TT__FN void TT__K(gemm_read)(float *to, const void *from, tt_dtype dtype, tt_dtype narrow, int64_t at,
                              int64_t n)
 {
@@ -13284,8 +13332,8 @@ TT__FN void TT__K(gemm_read)(float *to, const void *from, tt_dtype dtype, tt_dty
     }
 }
 
-/* Writes n pairs of bf16, each in the place of a float, with the number of lower k in the lower half. `odd`
-   may be NULL and then counts as zeros. */
+/* Writes n pairs of bf16, each in the place of a float: even[i] in the lower half, odd[i] in the upper half.
+   If `odd` is NULL, the upper halves are 0. */
 TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16_t *odd, int64_t n)
 {
     int64_t i = 0;
@@ -13301,9 +13349,9 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 
 /* ---- packing ---- */
 
-/* LOW, HIGH alternate the first or last two of each four lanes of a and b; FIRST, LAST take these lanes of a,
-   then of b. */
-#if TT__LANES == 16 /* masked with all ones, see max */
+/* Within each four lanes, LOW and HIGH interleave the first (HIGH: the last) two lanes of a with those of b;
+   FIRST and LAST concatenate the first (LAST: the last) two lanes of a and those of b. */
+#if TT__LANES == 16 /* masked with all ones because g++ 12 warns about the plain forms */
 #define TT__LOW(a, b) (tt__vf)_mm512_maskz_unpacklo_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__HIGH(a, b) (tt__vf)_mm512_maskz_unpackhi_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__FIRST(a, b) (tt__vf)_mm512_maskz_shuffle_ps(0xffff, (__m512)(a), (__m512)(b), 0x44)
@@ -13322,7 +13370,7 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 #define TT__LAST(a, b) TT__SHUFFLE(a, b, 2, 3, 6, 7)
 #endif
 
-/* Transposes each four lanes: lane j of vector i becomes lane i of vector j. */
+/* Transposes within each four lanes of four vectors: lane j of vector i becomes lane i of vector j. */
 TT__INLINE void TT__K(transpose_quads)(tt__vf r[4])
 {
     tt__vf a = TT__LOW(r[0], r[1]), b = TT__HIGH(r[0], r[1]), c = TT__LOW(r[2], r[3]),
@@ -13333,7 +13381,7 @@ TT__INLINE void TT__K(transpose_quads)(tt__vf r[4])
     r[3] = TT__LAST(b, d);
 }
 
-/* Transposes: lane j of vector i becomes lane i of vector j. */
+/* Transposes TT__LANES vectors: lane j of vector i becomes lane i of vector j. */
 TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
 {
     TT__UNROLL(4)
@@ -13367,17 +13415,17 @@ TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
 #undef TT__QUARTERS
 #undef TT__HALVES
 
-/* An operand as lines (rows of A, columns of B) of k elements: element (line, k) is at
-   line * line_step + k * k_step. Panels hold units, which k counts: floats or, for dot products and tiles,
-   pairs of bf16. */
+/* An operand seen as lines of k elements. The lines are the rows of A or the columns of B; element (line, k)
+   is at line * line_step + k * k_step. Panels hold units: floats or, for dot products and tiles, pairs of
+   bf16. The functions below count k in units. */
 typedef struct TT__K(gemm_operand) {
     const void *data;
     tt_dtype dtype, narrow; /* narrow: see tt__gemm_args.b_narrow */
     bool pairs;
-    int64_t lines, line_step, k_step, elements; /* elements: of a line */
+    int64_t lines, line_step, k_step, elements; /* elements: number of elements of a line */
 } TT__K(gemm_operand);
 
-/* Reads n units of a line from unit k on; for k_step 1. */
+/* Reads n units of a line, beginning with unit k, of an operand with k_step 1. */
 TT__INLINE void TT__K(gemm_line)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k, int64_t n)
 {
     if (!x->pairs) { TT__K(gemm_read)(to, x->data, x->dtype, x->narrow, line * x->line_step + k, n); return; }
@@ -13388,10 +13436,10 @@ TT__INLINE void TT__K(gemm_line)(float *to, const TT__K(gemm_operand) *x, int64_
     else memcpy(to, (const uint16_t *)x->data + line * x->line_step + 2 * k, (size_t)present * 2);
 }
 
-#define TT__GEMM_CHUNK 32    /* units of a line widened or transposed at a time                          */
-#define TT__GEMM_STRAIGHT 96 /* lines copied at a time if line_step is 1: whole panels */
+#define TT__GEMM_CHUNK 32    /* units of a line that are widened or transposed at a time                 */
+#define TT__GEMM_STRAIGHT 96 /* lines that are copied at a time if line_step is 1: whole panels          */
 
-/* Reads unit k of n lines, at most STRAIGHT; for line_step 1. */
+/* Reads unit k of n lines (at most TT__GEMM_STRAIGHT) of an operand with line_step 1. */
 TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k,
                                    int64_t n)
 {
@@ -13410,16 +13458,16 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
     }
 }
 
-/* Packs `lines` lines from `line` on, k units from k0 on, as panels [k][width] that begin `panel` floats
-   apart; missing lines of the last panel become 0. Where a vector is as wide as several panels, one
-   transposition serves that many times the k. */
+/* Packs `lines` lines, beginning with `line`, and of each line k units, beginning with k0, of an operand with
+   k_step 1. Writes panels [k][width] that begin `panel` floats apart; lines missing from the last panel
+   become 0. Where a vector is several panels wide, one transposition packs several times as many units. */
 TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int width,
                                             const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                             int64_t k0, int64_t k)
 {
     enum { L = TT__LANES };
     const int parts = width < L && L % width == 0 ? L / width : 1;
-    float copy[TT__GEMM_WIDEST * TT__GEMM_CHUNK]; /* copy of lines that are not whole or not float */
+    float copy[TT__GEMM_WIDEST * TT__GEMM_CHUNK]; /* copy of lines that are incomplete or not float */
     for (int64_t done = 0; done < lines; done += width, to += panel) {
         int64_t present = tt__min(width, lines - done);
         for (int64_t kk = 0; kk < k; kk += TT__GEMM_CHUNK) {
@@ -13464,9 +13512,9 @@ TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int 
     }
 }
 
-/* Packs as gemm_pack_transposed does, where the lines of one k are side by side. A panel is whole vectors
-   wide, or narrower than a vector. A narrower panel's vector spills into the place of the next k before that
-   is written; the last k is stored exactly. */
+/* Packs the panels of gemm_pack_transposed from an operand with line_step 1, whose lines are side by side. A
+   panel is a number of whole vectors wide, or narrower than a vector. The vector stored to a narrower panel
+   spills into the place of the next k, which is written later; only the last k is stored without a spill. */
 TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int width,
                                           const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                           int64_t k0, int64_t k)
@@ -13476,7 +13524,7 @@ TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int wi
     for (int64_t kk = 0; kk < k; kk++) {
         for (int64_t strip = 0; strip < lines; strip += TT__GEMM_STRAIGHT) {
             int64_t some = tt__min(TT__GEMM_STRAIGHT, lines - strip);
-            /* lines that are read beyond the last panel */
+            /* number of lines that are read beyond the last panel */
             const int spill = (width + TT__LANES - 1) / TT__LANES * TT__LANES - width;
             bool copied = x->dtype != TT_F32 || x->narrow != TT_F32 || some % width
                 || line + strip + some + spill > x->lines;
@@ -13498,7 +13546,7 @@ TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int wi
 }
 
 #if defined(TT__DOT) && TT__DOT_DEPTH == 4
-/* Puts each two units of a line side by side: [k / 2][width][2]; k is even. */
+/* Turns panels [k][width] into [k / 2][width][2], with each two units of a line side by side; k is even. */
 TT__INLINE void TT__K(gemm_regroup)(float *panels, int64_t panel, const int width, int64_t lines, int64_t k)
 {
     for (float *end = panels + tt__ceil_div(lines, width) * panel; panels < end; panels += panel) {
@@ -13515,7 +13563,8 @@ TT__INLINE void TT__K(gemm_regroup)(float *panels, int64_t panel, const int widt
 #endif
 
 #ifdef TT__TILES
-/* Packs panels of 32 lines for the rows of tiles, [k / 16][32][16] units; writes only lines that exist. */
+/* Packs lines of A for tiles: panels [k / 16][32][16] of units, with 32 lines each. Leaves the places of
+   lines that do not exist as they are. */
 TT__FN void TT__K(gemm_pack_tiles)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                    int64_t k0, int64_t k)
 {
@@ -13563,9 +13612,9 @@ TT__FN void TT__K(gemm_pack)(float *to, int64_t panel, int width, const TT__K(ge
 }
 
 /* ==== src/ops/linear/cpu_computing.h */
-/* ---- computing ---- */
+/* ---- microkernels ---- */
 
-typedef tt__vf TT__K(micro_sums)[12][4]; /* max size; the part that a microkernel uses is in registers */
+typedef tt__vf TT__K(micro_sums)[12][4]; /* [rows][vectors], max size; the used part is in registers */
 
 /* A microkernel computes a block of C. Its numbers of rows and vectors (nv) are constants, so that sums stay
    in registers. */
@@ -13600,12 +13649,13 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
     TT__K(micro_sums) sum;
     const float *a = p->a, *b = p->b;
     TT__K(micro_begin)(rows, nv, sum);
-    /* where two threads share a core, instructions other than multiplications limit the speed */
+    /* Unrolled, because where two threads share a core, instructions other than multiply-adds limit the
+       speed. */
     TT__UNROLL_BY(4)
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
         TT__EACH(v, nv) row[v] = TT__K(load)(b + v * TT__LANES);
-#ifdef TT__NEON /* multiplies by a lane: loads of single floats would take most of the registers */
+#ifdef TT__NEON /* multiplies by lanes of A: loads of single floats of A would take most of the registers */
         tt__vf column[12 / TT__LANES];
         const bool lanes = __builtin_constant_p(a_row) && a_row == 1 && rows % TT__LANES == 0;
         const int whole = lanes ? rows / TT__LANES : 0;
@@ -13623,8 +13673,9 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
     TT__K(micro_end)(rows, nv, sum, 1.0f, p);
 }
 
-/* Computes a block of C from panels of A and B. Of a panel of A it takes all rows, or as many thirds (of 4 or
-   8 rows: halves) as hold `rows`. Of a panel of B it takes all columns, or 16 of 48 if no more are needed. */
+/* Computes a block of C from a panel of A and a panel of B. Multiplies as many thirds of the panel of A (or
+   halves of a panel of 4 or 8 rows) as hold `rows` rows, and all columns of the panel of B, or only the first
+   16 of 48 if `cols` is at most 16. */
 TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, STEP = MR % 3 ? MR / 2 : MR / 3, THIRDS = STEP * 3 == MR, NV = TT__GEMM_NV };
@@ -13666,8 +13717,8 @@ TT__OUTLINE void TT__K(attention_micro)(int64_t rows, int64_t cols, const tt__pr
 
 #ifdef TT__DOT
 /* Computes a block of C from pairs of bf16: one instruction multiplies TT__DOT_DEPTH elements of a row and a
-   column. It shares no text with the fp32 microkernel, as functions for different CPUs are not inlined into
-   each other. */
+   column. It shares no code with the fp32 microkernel, because compilers do not inline a function into one
+   that is compiled for another CPU. */
 TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row, int64_t a_col,
                                      int64_t b_row, const float scale, const tt__product *p)
 {
@@ -13675,7 +13726,8 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
     const float *a = p->a, *b = p->b;
     TT__K(micro_begin)(rows, nv, sum);
 #if TT__DOT_DEPTH == 4
-    /* Sums of rows i and i + 1: sum[i][v] has columns 4 v and 4 v + 1, sum[i + 1][v] has the next two. */
+    /* Sums of rows i and i + 1: sum[i][v] has columns 4 * v and 4 * v + 1 of both rows, sum[i + 1][v] has the
+       next two columns. */
     for (int64_t k = p->k; k > 0; k -= 2, a += 2 * a_col, b += 2 * b_row) {
         tt__vf columns[4];
         TT__EACH(j, 2 * nv) columns[j] = TT__K(load)(b + 4 * j);
@@ -13695,7 +13747,7 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
         }
     }
 #else
-    TT__UNROLL_BY(4) /* see micro */
+    TT__UNROLL_BY(4) /* for the reason given in micro */
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
         TT__EACH(v, nv) row[v] = TT__K(load)(b + v * TT__LANES);
@@ -13710,7 +13762,7 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
     TT__K(micro_end)(rows, nv, sum, scale, p);
 }
 
-/* Computes a block of C from panels of pairs of bf16. Takes whole panels of A or halves of them. */
+/* Computes a block of C from panels of pairs of bf16. Multiplies a whole panel of A or a half of it. */
 TT__DOT_FN void TT__K(gemm_dot_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, NV = TT__GEMM_NV };
@@ -13744,9 +13796,9 @@ TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink) /* see peak_loop */
 #endif
 
 #ifdef TT__TILES
-/* Configures the eight tile registers, of 16 rows of 64 bytes each: 0 to 3 are 32 x 32 of C, 4 and 5 are 32
-   rows of A, 6 and 7 are 32 columns of B. Called before a thread works with tiles, and when `rows` of C (1 to
-   32) change. */
+/* Configures the eight tile registers, of 16 rows of 64 bytes each: tiles 0 to 3 hold 32 x 32 elements of C,
+   4 and 5 hold 32 rows of A, 6 and 7 hold 32 columns of B. A thread calls this before it works with tiles and
+   whenever `rows`, the number of rows of C (1 to 32), changes. */
 TT__TILES_FN void TT__K(tiles_begin)(int64_t rows)
 {
     struct { uint8_t palette, start_row, reserved[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } config;
@@ -13765,12 +13817,13 @@ TT__TILES_FN void TT__K(tiles_begin)(int64_t rows)
 
 TT__TILES_FN void TT__K(tiles_end)(void) { _tile_release(); }
 
-/* Computes a block of C with tiles: 32 rows (or as many as tiles_begin was given) and 32 columns, or 16 of
-   either where 16 are enough. k is a multiple of 16 units; base_row must be c_row. */
+/* Computes a block of C with tiles. The block has 32 rows (or the number given to tiles_begin) and 32
+   columns; where 16 rows or 16 columns are enough, only 16 are computed. p->k must be a multiple of 16 units,
+   and p->base_row must be p->c_row. */
 TT__TILES_FN void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     const bool below = rows > 16, beside = cols > 16;
-    const int64_t a_row = p->a_row * 4, b_row = p->b_row * 4, c_row = p->c_row * 4; /* in bytes */
+    const int64_t a_row = p->a_row * 4, b_row = p->b_row * 4, c_row = p->c_row * 4; /* strides in bytes */
     const float *a = p->a, *b = p->b, *base = p->base;
     float *c = p->c;
     TT__TILES_FENCE;
@@ -13816,7 +13869,7 @@ TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink) /* see peak_loop *
         _tile_dpbf16ps(3, 5, 7);
     }
     TT__K(tiles_end)();
-    (void)sink; /* the compiler drops no operation on tiles */
+    (void)sink; /* not needed: the compiler drops no operation on tiles */
     return (double)n * 4 * 2 * 16 * 16 * 32;
 }
 #else
@@ -13824,8 +13877,8 @@ TT__INLINE void TT__K(tiles_begin)(int64_t rows) { (void)rows; }
 TT__INLINE void TT__K(tiles_end)(void) {}
 #endif
 
-/* gemm_take, gemm_add and gemm_keep read, add to sums, or write elements [col, col + n) of a row. Sums are
-   whole vectors. */
+/* Work on elements [col, col + n) of a row of m: gemm_take reads them, gemm_add adds them to `sums`, and
+   gemm_keep writes them. `sums` has room for whole vectors. */
 TT__INLINE void TT__K(gemm_take)(float *to, const tt__mat *m, int64_t row, int64_t col, int64_t n)
 {
     TT__K(gemm_read)(to, m->data, m->dtype, TT_F32, row * m->ld + col, n);
@@ -13853,16 +13906,16 @@ TT__INLINE void TT__K(gemm_keep)(const tt__mat *m, int64_t row, int64_t col, con
     else TT__K(row_narrow)((uint16_t *)m->data + at, sums, m->dtype, n);
 }
 
-/* Computes C = act(sums + more + bias) + residual + old C for a part of C that begins at (row, col), or with
-   `saved` act'(saved) in place of act. Changes sums, whose rows are whole vectors; rows of `more` are as far
-   apart as rows of sums. Rows of a microkernel's tile are short and follow one another, so several at a time
-   are rounded and go through act. */
+/* Computes C = act(sums + more + bias) + residual + old C for the part of C that begins at (row, col). With
+   `saved`, multiplies by act'(saved) instead of applying act. Overwrites `sums`. The rows of `sums` and
+   `more` are whole vectors, sums_row floats apart. The rows of a microkernel's tile are short and contiguous,
+   so several rows at a time are rounded and go through act. */
 TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols,
                                float *sums, float *more, int64_t sums_row)
 {
     enum { STRIP = TT__GEMM_TILE_N, TOGETHER = 2 * STRIP };
     const int64_t most = cols == sums_row && cols <= STRIP ? TOGETHER / cols : 1;
-    /* act works on the numbers as they would be saved, so that it can be recomputed from the saved ones */
+    /* act reads its operand rounded as it is saved, so that recomputing act gives the same result. */
     const tt_dtype kept = g->pre.data ? g->pre.dtype : g->c.dtype;
     const bool keeps = g->pre.data && g->act != TT__ACT_NONE;
     uint16_t half[TOGETHER];
@@ -13881,7 +13934,7 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
                 if (g->saved.data) TT__K(gemm_take)(saved + t * n, &g->saved, r + t, at, n);
                 else if (keeps) TT__K(gemm_keep)(&g->pre, r + t, at, x + t * n, n);
             }
-            if (g->saved.data) { /* never with a bias */
+            if (g->saved.data) { /* `saved` is never combined with a bias */
                 TT__K(act_row)(g->act, x, x, saved, some * n);
             } else if (g->act != TT__ACT_NONE) {
                 if (kept != TT_F32) {
@@ -13902,25 +13955,26 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
 /* ==== src/ops/linear/cpu_products.h */
 /* ---- the packed product ---- */
 
-/* A step of the product: rows [row, row + rows), columns [col, col + cols), sums over units [k0, k0 + k). */
+/* A step of the product: computes rows [row, row + rows) and columns [col, col + cols) of C, and sums over
+   units [k0, k0 + k). */
 typedef struct TT__K(gemm_block) {
     const tt__gemm_args *args;
     TT__K(micro_fn) micro;
-    int mr, nr;                           /* lines of the panels of A and B */
+    int mr, nr;                           /* lines of a panel of A; lines of a panel of B */
     bool tiles, in_place;                 /* whether tile kernels run; whether they read A in place */
-    bool direct;                          /* sums are kept in C itself, on top of `base` if that has data */
+    bool direct;                          /* C itself holds the sums, which begin as `base` or as 0 */
     tt__mat base;
     TT__K(gemm_operand) a, b;
     /* partial[panel of columns][partial_rows][NR]: the sums over [0, k0). */
     float *a_panels, *b_panels, *partial;
     int64_t row, rows, col, cols, k0, k, partial_rows;
-    bool last;                            /* this is the last block of k */
-    int64_t a_tasks, pack_tasks;          /* packing tasks: for A, and in all; B's are spread among A's */
+    bool last;                            /* whether this is the last block of k */
+    int64_t a_tasks, pack_tasks;          /* packing tasks of A, and of A and B; the two kinds alternate */
     int64_t tile_rows, tile_cols, tiles_across;
 } TT__K(gemm_block);
 
-/* Runs task `task` of packing an operand: some lines, or some k of all lines where the lines of one k are
-   side by side. */
+/* Runs task `task` of packing an operand. A task packs TT__GEMM_PACK_LINES lines if lines run along memory;
+   otherwise it packs TT__GEMM_PACK_K units of all lines. */
 TT__FN void TT__K(gemm_pack_some)(const TT__K(gemm_block) *w, int64_t task, float *to, int width,
                                   const TT__K(gemm_operand) *x, int64_t line, int64_t lines)
 {
@@ -13960,8 +14014,7 @@ TT__FN void TT__K(gemm_pack_task)(void *arg, int64_t task, int thread)
     TT__K(gemm_pack_some)(w, a, w->a_panels, w->mr, &w->a, w->row, w->rows);
 }
 
-/* Prefetches part of a matrix, unless it is absent, so that the part is in the cache when the sums for it are
-   ready. */
+/* Prefetches a part of m, unless m is absent, so that the part is in the cache when its sums are ready. */
 TT__INLINE void TT__K(gemm_prefetch)(const tt__mat *m, int64_t row, int64_t col, int64_t rows, int64_t cols)
 {
     const int64_t item = (int64_t)tt_dtype_bytes(m->dtype), step = m->ld * item, last = (cols - 1) * item;
@@ -13973,7 +14026,8 @@ TT__INLINE void TT__K(gemm_prefetch)(const tt__mat *m, int64_t row, int64_t col,
     }
 }
 
-/* Runs the microkernel on the panels of row i and column j of the block. */
+/* Runs the microkernel on the panel of A that begins at row i of the block and the panel of B that begins at
+   column j. */
 TT__INLINE void TT__K(gemm_panels)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows,
                                    int64_t cols, float *c, int64_t c_row, const float *base, int64_t base_row)
 {
@@ -13982,8 +14036,8 @@ TT__INLINE void TT__K(gemm_panels)(const TT__K(gemm_block) *w, int64_t i, int64_
     w->micro(rows, cols, &p);
 }
 
-/* Computes a tile that needs only sums, in C itself. A smaller tile at the edge of C is computed in a
-   copy. */
+/* Computes a microkernel's tile in C itself, for products with `direct`. An incomplete tile at the edge of C
+   is computed in a copy. */
 TT__INLINE void TT__K(gemm_direct)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows,
                                    int64_t cols)
 {
@@ -14036,7 +14090,7 @@ TT__FN void TT__K(gemm_tile_task)(void *arg, int64_t task, int thread)
 }
 
 #ifdef TT__TILES
-#define TT__TILES_K 192 /* units that are summed at a time, so that the panel of B stays in L1 */
+#define TT__TILES_K 192 /* units summed at a time, so that the panel of B stays in L1 */
 
 TT__FN void TT__K(gemm_tiles_task)(void *arg, int64_t task, int thread)
 {
@@ -14074,7 +14128,8 @@ TT__FN void TT__K(gemm_tiles_task)(void *arg, int64_t task, int thread)
 }
 #endif
 
-/* Chooses tiles small enough that every thread has some, even for few rows. Returns their number. */
+/* Chooses the size of the tiles of C, small enough that there are tiles for every thread even with few rows.
+   Returns the number of tiles. */
 TT__FN int64_t TT__K(gemm_tile_count)(TT__K(gemm_block) *w)
 {
     int64_t rows = TT__GEMM_TILE_M, cols = TT__GEMM_TILE_N;
@@ -14125,7 +14180,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
     if (g->bias.data) w.base = g->bias;
     else if (g->residual.data) w.base = g->residual;
     else if (g->accumulate) w.base = g->c;
-    if (g->bias.data) w.base.ld = 0; /* the same bias for every row */
+    if (g->bias.data) w.base.ld = 0; /* every row adds the same bias */
     w.direct = g->c.dtype == TT_F32 && g->act == TT__ACT_NONE && addends <= 1
         && (!w.base.data || w.base.dtype == TT_F32);
     int64_t depth = tt__gemm_block(units, TT__GEMM_K, 16);
@@ -14142,7 +14197,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
             do {
                 w.k = tt__min(depth, units - w.k0);
                 w.last = w.k0 + w.k == units;
-                const bool whole = w.k == units; /* the panels of the block before can be used again */
+                const bool whole = w.k == units; /* if so, panels of an earlier block can be used again */
                 if (whole && w.col > 0 && w.rows == g->m) w.a_tasks = 0;
                 else if (!w.tiles) w.a_tasks = TT__K(gemm_pack_count)(&w, &w.a, w.rows);
                 else w.a_tasks = w.in_place ? 0 : tt__ceil_div(w.rows, TT__GEMM_PACK_LINES);
@@ -14158,16 +14213,16 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
 
 /* ---- the product with few rows ---- */
 
-#define TT__GEMM_DEPTH 1024 /* k elements of a 16-bit column of B widened at a time */
+#define TT__GEMM_DEPTH 1024 /* elements of a 16-bit column of B that are widened at a time */
 
 typedef struct TT__K(gemm_few) {
     const tt__gemm_args *args;
-    const float *a; /* A as float */
+    const float *a; /* A as floats */
     int64_t a_row;
 } TT__K(gemm_few);
 
-/* Computes sums[i * STRIP + j] += A(i, [0, k)) . b[j] for at most 4 rows and 2 columns, so that it loads less
-   than it multiplies. */
+/* Adds to sums[i * STRIP + j] the dot product of row i of A and column j of b, over k elements. Does this for
+   up to 4 rows and 2 columns at once, so that there are fewer loads than multiplications. */
 TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a, int64_t a_row,
                                  const float *b, int64_t b_col, int64_t k, float *sums)
 {
@@ -14188,7 +14243,7 @@ TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a,
         TT__EACH(i, rows)
             TT__EACH(j, cols) sum[2 * i + j] = TT__K(fma)(x[i], y[j], sum[2 * i + j]);
     }
-    /* After a transposition, the lanes of all sums are added at once. */
+    /* Transposes the sums, so that adding vectors adds the lanes of all sums at once. */
     TT__UNROLL(2)
     for (int first = 0; first < 8; first += TT__LANES) {
         tt__vf r[TT__LANES];
@@ -14205,7 +14260,7 @@ TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a,
         for (int j = 0; j < cols; j++) sums[i * TT__GEMM_STRIP + j] += total[2 * i + j];
 }
 
-/* Computes sums where columns of B are contiguous: by dot products. */
+/* Computes the sums of `cols` columns, from `col` on, of a B with contiguous columns: by dot products. */
 TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
 {
     const tt__gemm_args *g = w->args;
@@ -14241,8 +14296,8 @@ TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t 
     }
 }
 
-/* Computes sums where rows of B are contiguous: adds rows of B, four at a time so that the sums are loaded
-   less often. */
+/* Computes the sums of `cols` columns, from `col` on, of a B with contiguous rows: adds scaled rows of B to
+   the sums, four rows at a time so that the sums are loaded less often. */
 TT__FN void TT__K(gemm_few_rows)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
 {
     const tt__gemm_args *g = w->args;
@@ -14308,8 +14363,8 @@ TT__FN void TT__K(gemm_few_go)(tt__pool *pool, const tt__gemm_args *g)
 }
 
 #ifdef TINYTRAIN_CBLAS
-/* ---- the product by a CBLAS: into C, or block by block into the workspace, where gemm_finish takes it
-   ---- */
+/* ---- the product by a CBLAS: written to C, or block by block to the workspace, from which gemm_finish
+   computes C ---- */
 
 typedef struct TT__K(gemm_product) {
     const tt__gemm_args *args;
@@ -14356,16 +14411,16 @@ TT__FN void TT__K(gemm)(tt__pool *pool, const tt__gemm_args *args)
     else TT__K(gemm_packed)(pool, args);
 }
 
-/* Runs n rounds of multiply-adds that do not wait for one another, the most that one thread can do. Returns
-   the FLOPs done; *sink keeps the compiler from dropping them. */
+/* Runs n rounds of multiply-adds that do not depend on one another, at the max rate of a thread. Returns the
+   number of floating-point operations. Using *sink keeps the compiler from dropping the loop. */
 TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 {
-    enum { SUMS = TT__GEMM_MR * TT__GEMM_NV >= 24 ? 24 : 12 }; /* of 32 or 16 registers */
+    enum { SUMS = TT__GEMM_MR * TT__GEMM_NV >= 24 ? 24 : 12 }; /* number of sums, for 32 or 16 registers */
     tt__vf sum[SUMS], x = TT__K(splat)(0.999f), y = TT__K(splat)(*sink);
     TT__EACH(i, SUMS) sum[i] = TT__K(splat)((float)i);
     for (int64_t round = 0; round < n; round++) {
         TT__UNROLL(24)
-#ifdef TT__NEON /* NEON's instruction overwrites the addend: the other order would copy y */
+#ifdef TT__NEON /* NEON's instruction overwrites its addend: if this were y, y would have to be copied */
         for (int i = 0; i < SUMS; i++) sum[i] = TT__K(fma)(x, y, sum[i]);
 #else
         for (int i = 0; i < SUMS; i++) sum[i] = TT__K(fma)(sum[i], x, y);
@@ -14383,11 +14438,11 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 
 /* ==== src/ops/attention/cpu_blocks.h */
 /* ------------------------------------------------------------------------------------------------- attention
-   Flash-style attention (Dao et al., "FlashAttention", 2022). Scores exist only as tiles; the forward saves
-   only the log-sum-exp of each query, and the backward recomputes the scores. Tiles are transposed, with keys
-   as rows and queries in lanes, so that the softmax needs no shuffles, and both P V and P^T dO broadcast
-   their weights straight from the tile. Scores are in units of log 2 (the scale of Q includes log2 e), which
-   turns every exp into an exp2. */
+   Flash attention (Dao et al., "FlashAttention", 2022). Scores exist only as tiles; the forward saves only
+   the log-sum-exp of each query, and the backward recomputes the scores. Tiles are transposed, with keys as
+   rows and queries in lanes, so that the softmax needs no shuffles, and the products P V and P^T dO (P: the
+   weights) broadcast weights straight from the tile. Scores are in units of log 2 (the scale of Q includes
+   log2 e), so that every exp becomes an exp2. */
 
 typedef uint64_t TT__K(vw) __attribute__((vector_size(4 * TT__LANES)));
 #define tt__vw TT__K(vw)
@@ -14409,9 +14464,9 @@ TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
 
 TT__INLINE tt__vw TT__K(splat_w)(uint64_t x) { tt__vw v; memset(&v, 0, sizeof v); return x - v; }
 
-/* Computes a Philox draw in every lane: the four words of counter {c0, c1, c2, c3}. Even and odd lanes are in
-   separate vectors of 64-bit lanes, of which only the lower half counts: 32 x 32 -> 64 bit multiplications
-   take and return this form. */
+/* Computes a Philox draw in every lane: out[] gets the four words of counter {c0, c1, c2, c3}. Inside, even
+   and odd lanes are in separate vectors of 64-bit lanes whose lower halves hold the words, because
+   multiplications of 32 x 32 to 64 bits take operands in this form. */
 TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c0, tt__vu c1, tt__vu c2,
                               tt__vu c3, tt__vu out[4])
 {
@@ -14433,8 +14488,8 @@ TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c
     out[3] = (tt__vu)((e3 & 0xffffffffu) | (o3 << 32));
 }
 
-/* Returns the order in which philox_numbers takes counters. In this order, transposing quads of lanes puts
-   the four words of a counter side by side, followed by the words of the next counter. */
+/* Returns the order of counters in lanes that philox_numbers expects. With this order, transposing quads of
+   lanes puts the four words of a counter side by side, before the words of the next counter. */
 TT__INLINE tt__vu TT__K(philox_groups)(void)
 {
     tt__vu groups;
@@ -14442,8 +14497,8 @@ TT__INLINE tt__vu TT__K(philox_groups)(void)
     return groups;
 }
 
-/* Draws eight 16-bit numbers for each of TT__LANES counters {c0, c1, 0, 0}, the lower half of a word first.
-   The numbers are in the order of the counters if c0 is in the order of philox_groups. */
+/* Draws eight 16-bit numbers for each of TT__LANES counters {c0, c1, 0, 0}; the lower half of a word is the
+   earlier number. The numbers are in the order of the counters if c0 has the order of philox_groups. */
 TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c0, tt__vu c1,
                                       uint16_t numbers[8 * TT__LANES])
 {
@@ -14456,16 +14511,17 @@ TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[2 * TT__DRAW_ROUNDS], 
     memcpy(numbers, words, sizeof words);
 }
 
-/* A block of keys and queries of a sequence, in a head of d columns. Query i sees the keys <= i + diagonal;
-   no query sees the first `skip` keys, a multiple of 32. by: how products of bf16 are computed. */
+/* A block of `keys` keys and `queries` queries of a sequence, in a head of d columns. Query i of the block
+   sees the block's keys up to i + diagonal; no query sees the first `skip` keys. skip is a multiple of 32.
+   by: how products of bf16 are computed. */
 typedef struct TT__K(attention_block) {
     tt__bf16 by;
     int64_t skip, keys, queries, d, diagonal;
     const tt__attention_buffers *b;
 } TT__K(attention_block);
 
-/* Writes to (m, to_row) = from^T, times scale if `scaled`, in whole vectors. Rows of `from` from n on count
-   as zeros. */
+/* Transposes n rows of m columns of `from` into `to`, which has m rows to_row floats apart, and multiplies by
+   scale if `scaled`. Writes whole vectors, with zeros for rows of `from` after the n rows. */
 TT__INLINE void TT__K(attention_transpose)(float *to, int64_t to_row, const float *from, int64_t from_row,
                                            int64_t n, int64_t m, const bool scaled, float scale)
 {
@@ -14482,9 +14538,9 @@ TT__INLINE void TT__K(attention_transpose)(float *to, int64_t to_row, const floa
 }
 
 #ifdef TT__ATTENTION_BF16
-/* ---- bf16 operands for dot products and tiles: rows of pairs, made from fp32 blocks ---- */
+/* ---- bf16 operands for dot products and tiles: pairs of bf16, made from fp32 blocks ---- */
 
-/* Rounds n vectors to bf16, and fills the result with zeros up to a multiple of 32 elements. */
+/* Rounds n vectors of 16 floats to bf16, and pads the result with zeros to a multiple of 32 elements. */
 TT__DOT_INLINE void TT__K(attention_narrow)(float *to, const float *from, int64_t n)
 {
     for (int64_t v = 0; v < n; v += 2) {
@@ -14494,7 +14550,8 @@ TT__DOT_INLINE void TT__K(attention_narrow)(float *to, const float *from, int64_
     }
 }
 
-/* Writes to (n, ceil(width / 32) * 16): the bf16 pairs of neighbouring elements of each row of `from`. */
+/* Writes pairs of columns: each row of `to` gets the bf16 pairs of neighbouring elements of a row of `from`
+   (n, width). `to` has the shape (n, ceil(width / 32) * 16) in floats. */
 TT__DOT_FN void TT__K(attention_pairs_of_columns)(float *to, const float *from, int64_t stride, int64_t n,
                                                   int64_t width)
 {
@@ -14502,8 +14559,8 @@ TT__DOT_FN void TT__K(attention_pairs_of_columns)(float *to, const float *from, 
     for (int64_t i = 0; i < n; i++) TT__K(attention_narrow)(to + i * to_row, from + i * stride, vectors);
 }
 
-/* Writes to (ceil(n / 32) * 16, to_row): the bf16 pairs of each even row of `from` and the row after it. Rows
-   from n on count as zeros. */
+/* Writes pairs of rows: each row of `to` gets the bf16 pairs of an even row of `from` (n, width) and the row
+   after it. `to` has the shape (ceil(n / 32) * 16, to_row) in floats; missing rows of `from` count as 0. */
 TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const float *from, int64_t stride,
                                                int64_t n, int64_t width)
 {
@@ -14521,9 +14578,9 @@ TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const 
     }
 }
 
-/* Stores Y (keys, d), the matrix whose rows attention_to_queries adds up, as pairs of rows. The tile kernels
-   need the left operand's rows to run along the summed dimension; a transposed tile's rows do not. For the
-   tile kernels Y is therefore transposed, and out^T is computed. */
+/* Stores y (keys, d), the matrix whose rows attention_to_queries adds up, as pairs of rows. The tile kernels
+   need a left operand whose rows run along the summed dimension, the keys; the rows of `tile` do not. For the
+   tile kernels y is therefore transposed, as the left operand of out^T. */
 TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys,
                                          int64_t d, const float *y, int64_t stride)
 {
@@ -14535,7 +14592,7 @@ TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffer
 }
 
 #ifdef TT__TILES
-/* Replaces n floats by what rounding them to bf16 loses. */
+/* Replaces each of n floats by the error of rounding it to bf16. */
 TT__DOT_FN void TT__K(attention_rest)(float *x, int64_t n)
 {
     float half[16];
@@ -14545,8 +14602,8 @@ TT__DOT_FN void TT__K(attention_rest)(float *x, int64_t n)
     }
 }
 
-/* Computes attention_to_queries with the tile kernels. `twice`: also multiplies what rounding `tile` to bf16
-   loses. */
+/* Computes attention_to_queries with the tile kernels. `twice`: also adds the product of the errors of
+   rounding `tile` to bf16. */
 TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x, bool twice, float *tile,
                                                  float *out, int64_t out_stride, bool add)
 {
@@ -14584,8 +14641,9 @@ TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x
 
 /* ---- products ---- */
 
-/* A microkernel, and the rows and columns of its blocks. The microkernel takes `whole` elements along k at a
-   time, a power of 2. A unit, the place of a float, holds one of these elements or, if `pairs` is 1, two. */
+/* A microkernel, and the number of rows and columns of its blocks. The microkernel multiplies `whole`
+   elements along k at a time, a power of 2. The place of a float holds one element or, if `pairs` is 1,
+   two. */
 typedef struct TT__K(attention_kernel) {
     TT__K(micro_fn) run;
     int64_t rows, cols, whole;
@@ -14614,8 +14672,8 @@ TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
     return kernel;
 }
 
-/* Computes rows [i, rows) and columns [j, cols) of p's C, at most as many as the microkernel takes, summed
-   over elements [from, to). */
+/* Computes a block of the product p, summed over elements [from, to) of k. The block begins at row i and
+   column j of C; it ends at row `rows` and column `cols`, or where the microkernel's block ends. */
 TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel, const tt__product *p,
                                           int64_t i, int64_t rows, int64_t j, int64_t cols, int64_t from,
                                           int64_t to)
@@ -14632,11 +14690,11 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     kernel->run(tt__min(kernel->rows, rows - i), tt__min(kernel->cols, cols - j), &block);
 }
 
-/* The three products below neither compute nor read the parts of a tile that no query of a vector sees. With
-   listed queries they compute and read all parts, and the softmax sets the weights of unseen keys to 0. */
+/* The three products below skip the parts of a tile that no query of a vector of queries sees. With listed
+   queries they skip nothing, and the softmax sets the weights of unseen keys to 0. */
 
-/* Computes tile (keys, queries) = X (keys, d) Yt (d, queries). In bf16, X has pairs of columns, Yt has pairs
-   of rows, and the result is scaled; fp32 operands are already scaled. */
+/* Multiplies x (keys, d) by yt (d, queries) into tile (keys, queries). In bf16, x has pairs of columns, yt
+   has pairs of rows, and the product is multiplied by scale; fp32 operands are already scaled. */
 TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale, const float *x,
                                     const float *yt, float *tile)
 {
@@ -14657,7 +14715,8 @@ TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale
         for (int64_t j = 0; j < cols; j += TT__LANES) TT__K(store)(tile + j, TT__K(load)(tile + j) * scale);
 }
 
-/* Adds tile (keys, queries) Y (queries, d) to dX (keys, d). In bf16, Y has pairs of rows. */
+/* Adds the product of tile (keys, queries) and y (queries, d) to dx (keys, d). In bf16, y has pairs of
+   rows. */
 TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const float *tile, const float *y,
                                      float *dx)
 {
@@ -14681,11 +14740,11 @@ TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const floa
             TT__K(attention_multiply)(&kernel, &p, i, rows, j, cols, tt__max(0, i - s->diagonal), s->queries);
 }
 
-/* Computes out (queries, d) = or += tile^T (queries, keys) Y (keys, d). In bf16, Y comes from
-   attention_summed_bf16. All rows of a microkernel's block multiply the same keys (in bf16, pairs of keys),
-   with weights of 0 for keys that a query does not see. So a NaN or infinity in Y also reaches the few
-   queries before it in the block, with tiles the 32 queries before it, and with listed queries all queries of
-   the sequence. */
+/* Multiplies tile^T (queries, keys) by y (keys, d), and writes the product to out (queries, d) or, if `add`,
+   adds it. In bf16, y comes from attention_summed_bf16. All rows of a microkernel's block multiply the same
+   keys (in bf16, pairs of keys), with weights of 0 for keys that a query does not see. Therefore a NaN or
+   infinity in y also reaches the few queries before it in the block, with tiles the 32 queries before it, and
+   with listed queries all queries of the sequence. */
 TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool twice, float *tile,
                                         const float *y, float *out, int64_t out_row, bool add)
 {
@@ -14716,8 +14775,8 @@ TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool tw
 
 /* ---- copies of a head's rows into and out of fp32 blocks ---- */
 
-/* Reads a row of d numbers into an fp32 block, times scale. `dtype` is a constant, so that the loop over
-   whole vectors does not branch on it. */
+/* Reads a row of d numbers, multiplied by scale, into an fp32 block. `dtype` is a constant, so that the loop
+   over whole vectors does not branch on it. */
 TT__INLINE void TT__K(attention_row_in)(const tt_dtype dtype, float *to, const void *from, int64_t d,
                                         float scale)
 {
@@ -14729,8 +14788,8 @@ TT__INLINE void TT__K(attention_row_in)(const tt_dtype dtype, float *to, const v
     if (j < d) TT__K(store)(to + j, TT__K(load_as)(from, dtype, j, d - j) * scale);
 }
 
-/* Writes or, if `add`, adds a row of d numbers from an fp32 block, times scale. `dtype` is a constant, so
-   that the loop over whole vectors does not branch on it. */
+/* Writes a row of d numbers of an fp32 block, multiplied by scale, to `to` or, if `add`, adds it. `dtype` is
+   a constant, so that the loop over whole vectors does not branch on it. */
 TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const float *from, int64_t d,
                                          float scale, bool add)
 {
@@ -14744,13 +14803,14 @@ TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const f
         else TT__K(store_16)(h + j, x, dtype);
     }
     if (j == d) return;
-    /* Adding zero makes every zero in the rest of a row positive. */
+    /* Adding zero makes every zero among the last columns positive. */
     tt__vf x = TT__K(load)(from + j) * scale;
     TT__K(store_as)(to, dtype, j, x + (add ? TT__K(load_as)(to, dtype, j, d - j) : TT__K(zero)()), d - j);
 }
 
-/* Copies to (n, stride) = scale * rows [row, row + n) of the head that starts at `column`, or the rows that
-   `at` lists at [row, row + n). Fills each row with zeros up to a whole vector. */
+/* Copies n rows, multiplied by scale, of the head that starts at `column` of m to `to`, whose rows are stride
+   floats apart. The rows are row ... row + n - 1 or, if `at` is not NULL, at[row] ... at[row + n - 1]. Pads
+   each row with zeros to a whole vector. */
 TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n, int64_t column,
                                   int64_t d, float scale, float *to, int64_t stride)
 {
@@ -14763,9 +14823,9 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t r
     }
 }
 
-/* Sets or, if `add`, adds to rows [row, row + n) of the head that starts at `column`, or to the rows that
-   `at` lists at [row, row + n): scale * from (n, stride). A gradient that nothing needs is absent and is
-   skipped. */
+/* Writes n rows of `from`, multiplied by scale, to rows of the head that starts at `column` of m or, if
+   `add`, adds them. The rows of m are row ... row + n - 1 or, if `at` is not NULL, at[row] ... at[row + n -
+   1]. Does nothing if m is absent, a gradient that nothing needs. */
 TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n,
                                     int64_t column, int64_t d, float scale, const float *from, int64_t stride,
                                     bool add)
@@ -14777,8 +14837,8 @@ TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t
     }
 }
 
-/* Writes to (d, TILE) = scale * from^T of from (n, stride); in bf16, the pairs of rows of from^T,
-   unscaled. */
+/* Writes scale * from^T to `to`, whose d rows are TT__ATTENTION_TILE floats apart; `from` has n rows. In
+   bf16, writes the pairs of rows of from^T, without the scale. */
 TT__FN void TT__K(attention_columns)(const tt__attention_args *a, const tt__attention_buffers *b,
                                      const float *from, int64_t n, float scale, float *to)
 {
@@ -14817,21 +14877,23 @@ typedef struct TT__K(attention_task) {
     tt__attention_buffers b;
 } TT__K(attention_task);
 
-/* A vector of queries beside a block of keys: what its lanes see, and what they share. */
+/* A vector of queries, one in each lane, and the keys of a block that they see. Keys are counted in the block
+   unless a field says otherwise. */
 typedef struct TT__K(attention_lanes) {
     tt__vi first, last;   /* the first and the last key of the block that each lane sees */
     int64_t skip;         /* no lane sees keys before this key                         */
     int64_t from, seen;   /* no lane sees keys outside [from, seen); from: a multiple of 8 */
     int64_t whole, full;  /* all lanes see [whole, full) */
-    tt__vu row;           /* row of the batch of each lane                             */
-    int64_t first_key;    /* the block's first key, in the sequence                    */
+    tt__vu row;           /* each lane's row of the batch                              */
+    int64_t first_key;    /* the block's first key, counted in the sequence            */
     int32_t head;
     bool drop;
     const uint64_t *keys; /* keys of Philox's rounds                                   */
     const uint32_t *either;
 } TT__K(attention_lanes);
 
-/* Returns the lanes of a vector of queries. query: the query of the first lane, counted in the sequence. */
+/* Returns the attention_lanes of a vector of queries. query: the first lane's query, counted in the
+   sequence. */
 TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attention_task) *t, int64_t first_key,
                                                             const TT__K(attention_block) *s, int64_t query)
 {
@@ -14873,9 +14935,9 @@ TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attentio
     return l;
 }
 
-/* Returns which of keys r .. r + 7 of the block dropout keeps, in bits 24 to 31 of each lane; r is a multiple
-   of 8. One draw serves 16 keys: the call for the first 8 keys leaves the draw in the upper half of *drawn,
-   for the call for the next 8. */
+/* Returns, in bits 24 to 31 of each lane, whether dropout keeps the weights for keys r ... r + 7 of the
+   block; r is a multiple of 8. One draw serves 16 keys: the call for the first 8 keys leaves the draw in the
+   upper half of *drawn, where the call for the next 8 keys finds it. */
 TT__INLINE tt__vu TT__K(attention_draw)(const TT__K(attention_lanes) *l, int64_t r, tt__vu *drawn)
 {
     const int64_t key = l->first_key + r;
@@ -14893,7 +14955,7 @@ TT__INLINE tt__vu TT__K(attention_draw)(const TT__K(attention_lanes) *l, int64_t
 
 TT__INLINE tt__vf TT__K(attention_and)(tt__vf x, tt__vi mask) { return (tt__vf)((tt__vi)x & mask); }
 
-/* Returns a mask of the lanes where key i (0..7) of attention_draw is kept. */
+/* Returns a mask of the lanes where dropout keeps the weight for key i (0 to 7) of attention_draw. */
 TT__INLINE tt__vi TT__K(attention_keep)(tt__vu kept, int i) { return (tt__vi)(kept << (7 - i)) >> 31; }
 
 /* Returns a mask of the lanes that see key r. */
@@ -14909,19 +14971,18 @@ TT__INLINE tt__vf TT__K(attention_visible)(const TT__K(attention_lanes) *l, int6
     return (tt__vf)(((tt__vi)x & visible) | ((tt__vi)other & ~visible));
 }
 
-/* ALiBi of a head. slope: the slope or, if ALiBi is rounded, only its power of two. digits: the slope divided
-   by that power, or 0 if ALiBi is not rounded. */
+/* ALiBi's slope of a head. slope: the slope or, if ALiBi is rounded, only the power of two in it. digits: the
+   slope divided by that power of two, or 0 if ALiBi is not rounded. */
 typedef struct TT__K(attention_fall) { float slope, digits; } TT__K(attention_fall);
 
-/* Returns slope * the number of a row in its sequence, divided by the slope's power of two, and rounded as
-   transformers does. */
+/* Returns digits * row, where row is counted in the sequence, with the roundings to bf16 of transformers. */
 TT__INLINE float TT__K(attention_rounded)(float digits, int64_t row)
 {
     return tt__from_bf16(tt__to_bf16(digits * tt__from_bf16(tt__to_bf16((float)row))));
 }
 
-/* Subtracts slope * the distance of query and key from the scores of a vector of queries. tile: the vector's
-   column; begin: the first row of the sequence. */
+/* Subtracts slope * (the distance of query and key) from the scores of a vector of queries. tile: the first
+   of the vector's columns in the tile of scores; begin: the sequence's first row of the batch. */
 TT__INLINE void TT__K(attention_alibi)(const TT__K(attention_lanes) *l, int64_t begin,
                                        const TT__K(attention_fall) *fall, float *tile)
 {
@@ -14937,7 +14998,8 @@ TT__INLINE void TT__K(attention_alibi)(const TT__K(attention_lanes) *l, int64_t 
 }
 
 /* Turns the scores of a vector of queries into weights, and updates each query's running max and sum. tile:
-   the vector's column. Returns the factor for earlier sums of weights. */
+   the first of the vector's columns in the tile. Returns the factors by which the queries' earlier sums must
+   be multiplied. */
 TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(attention_lanes) *l, int64_t keys,
                                            float *tile, float *most, float *sum)
 {
@@ -14988,8 +15050,8 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
     return correction;
 }
 
-/* Turns scores into weights after dropout, P~, and the gradients of these weights, dP~, into gradients of
-   scores, P (keep dP~ - delta). */
+/* Turns scores (`weights`) into weights after dropout, and the gradients of these weights (`dscores`) into
+   gradients of the scores: weight before dropout * ((kept ? gradient : 0) - delta). */
 TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__K(attention_lanes) *l,
                                                   int64_t keys, float *weights, float *dscores,
                                                   const float *lse, const float *delta)
@@ -15049,7 +15111,7 @@ TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
     return call;
 }
 
-/* Returns task `task` of a call, which works on sequence s. */
+/* Returns task number `task` of a call; the task works on sequence s. */
 TT__FN TT__K(attention_task) TT__K(attention_task_of)(const TT__K(attention_call) *call, int64_t task,
                                                       int64_t s, bool backward, int thread)
 {
@@ -15062,7 +15124,7 @@ TT__FN TT__K(attention_task) TT__K(attention_task_of)(const TT__K(attention_call
     return t;
 }
 
-/* Reads n keys and values, from row `row` of the batch on, into the task's buffers. */
+/* Copies n keys and values into the task's buffers, beginning with row `row` of the batch. */
 TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t row, int64_t n, bool backward)
 {
     const tt__attention_args *a = t->a;
@@ -15080,11 +15142,11 @@ TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t r
 #endif
 }
 
-#define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* the products take every key for every query */
+#define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* larger than any key: the products skip no key */
 
-/* Returns the part of a block of keys that any of n queries sees, in whole tiles unless the block ends
-   before; keys <= skip if no query sees any. key, query: the first key and the first query, counted in the
-   sequence. */
+/* Returns the part of a block of keys that any of n queries sees, extended to whole tiles unless the block
+   ends before. If no query sees any key, the result has keys <= skip. key, query: the first key and the first
+   query, counted in the sequence. */
 TT__INLINE TT__K(attention_block) TT__K(attention_block_of)(const TT__K(attention_task) *t, int64_t key,
                                                             int64_t keys, int64_t query, int64_t n)
 {
@@ -15112,8 +15174,8 @@ TT__INLINE TT__K(attention_fall) TT__K(attention_fall_of)(const TT__K(attention_
     return fall;
 }
 
-/* Adds a block of keys to the sums of a block of queries. key, query: the first key and the first query,
-   counted in the sequence. first: `out` has no sums yet and is set. */
+/* Adds the weighted values of a block of keys to the sums `out` of a block of queries. key, query: the first
+   key and the first query, counted in the sequence. first: `out` has no sums yet and is written. */
 TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool first, int64_t key,
                                           int64_t keys, int64_t query, int64_t n, const float *qt, float *out,
                                           float *most, float *sum)
@@ -15145,8 +15207,8 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool f
     TT__K(attention_to_queries)(&s, true, b->weights, b->v, out, stride, !first);
 }
 
-/* Writes the output and the log-sum-exp of n queries from number `query` on, whose sums are in the
-   buffers. */
+/* Writes the output and the log-sum-exp of n queries whose sums are in the buffers. query: the first query,
+   counted in the sequence. */
 TT__FN void TT__K(attention_put)(const TT__K(attention_task) *t, int64_t query, int64_t n)
 {
     const tt__attention_args *a = t->a;
@@ -15160,8 +15222,8 @@ TT__FN void TT__K(attention_put)(const TT__K(attention_task) *t, int64_t query, 
     }
 }
 
-/* Computes block-sparse attention for `queries` queries of a sequence from number `first` on, the queries of
-   one block at a time. */
+/* Computes block-sparse attention for `queries` queries of a sequence, the queries of one block at a time.
+   first: the first query, counted in the sequence. */
 TT__FN void TT__K(attention_forward_blocks)(TT__K(attention_task) *t, int64_t first, int64_t queries)
 {
     const tt__attention_args *a = t->a;
@@ -15218,7 +15280,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     key_begin &= ~(int64_t)15;
     int64_t query_block = tt__attention_block(queries, TT__ATTENTION_QUERIES);
     int64_t key_block = tt__attention_block(key_end - key_begin, TT__ATTENTION_KEYS);
-    const float q_scale = a->bf16 ? 1.0f : call->query_scale; /* in bf16, the products are scaled */
+    const float q_scale = a->bf16 ? 1.0f : call->query_scale; /* in bf16, the products are scaled instead */
     for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
         int64_t n = tt__min(query_block, queries - i);
         TT__K(attention_pack)(&a->q, a->query_at, t.x.first + first + i, n, column, d, q_scale, b->q, stride);
@@ -15228,7 +15290,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
         b->most[i] = -FLT_MAX;
         b->sum[i] = 0;
     }
-    /* With a window, no block of keys is the first for all queries, so the output begins with zeros. */
+    /* With a window, the queries do not share a first block of keys, so their sums begin as zeros. */
     if (a->window) memset(b->out, 0, (size_t)(queries * stride) * sizeof(float));
     for (int64_t key = key_begin; key < key_end; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
@@ -15254,8 +15316,8 @@ TT__FN void TT__K(attention_forward)(tt__pool *pool, const tt__attention_args *a
                      &call);
 }
 
-/* Reads the log2-sum-exp2 of the scores, and computes the sum of dout * out, of n queries from number `first`
-   on. */
+/* For n queries, beginning with number `first`: reads the log2-sum-exp2 of the scores into b->lse, and
+   computes the sums of dout * out into b->delta. */
 TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64_t first, int64_t n)
 {
     const tt__attention_args *a = t->a;
@@ -15277,8 +15339,8 @@ TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64
     }
 }
 
-/* Adds the gradients that come from a block of queries and a block of keys. span: the first query whose lse,
-   delta and dq are in the buffers. first: dq has no sums yet and is set. */
+/* Adds to dq, dk and dv in the buffers the contributions of a block of queries and a block of keys. span: the
+   first query whose lse, delta and dq are in the buffers. first: dq has no sums yet and is written. */
 TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool first, int64_t key,
                                            int64_t keys, int64_t span, int64_t query, int64_t n)
 {
@@ -15330,7 +15392,8 @@ typedef struct TT__K(attention_sums) {
     bool add_dk, add_dv;
 } TT__K(attention_sums);
 
-/* Writes or adds the gradients of `count` keys from key `key` on. Row `from` of the buffers has the first. */
+/* Writes or (add) adds the gradients of `count` keys to `to`. key: the first key, counted in the sequence;
+   from: the row of the buffers that has its gradients. */
 TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                       int64_t key, int64_t from, int64_t count, bool add)
 {
@@ -15344,7 +15407,7 @@ TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__
                             add || to->add_dv);
 }
 
-/* Computes attention_backward_span for a sequence of block-sparse attention. */
+/* Does the work of attention_backward_span for a sequence with block-sparse attention. */
 TT__FN void TT__K(attention_backward_blocks)(TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                              int64_t span, int64_t n)
 {
@@ -15372,8 +15435,8 @@ TT__FN void TT__K(attention_backward_blocks)(TT__K(attention_task) *t, const TT_
     t->x.from = 0;
 }
 
-/* Computes the gradients that come from n queries of a sequence, from number `span` on. If n is 0, writes
-   zeros for its keys and values. */
+/* Computes the gradients that come from n queries of a sequence, beginning with query `span`. If n is 0,
+   writes zeros as the gradients of the sequence's keys and values. */
 TT__FN void TT__K(attention_backward_span)(TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                            int64_t span, int64_t n)
 {
@@ -15410,8 +15473,8 @@ TT__FN void TT__K(attention_backward_span)(TT__K(attention_task) *t, const TT__K
                             a->add_dq);
 }
 
-/* Computes the gradients that one sequence has in one head of keys. If several heads of q share this head,
-   their sums stay in fp32 until the last of them. */
+/* Computes the gradients of one sequence in one head of keys. If several heads of q share the head of keys,
+   dk and dv stay in fp32 until the last head of q is done. */
 TT__FN void TT__K(attention_backward_task)(void *arg, int64_t task, int thread)
 {
     const TT__K(attention_call) *call = (const TT__K(attention_call) *)arg;
@@ -15453,7 +15516,7 @@ TT__FN void TT__K(attention_backward)(tt__pool *pool, const tt__attention_args *
    All kernels except matrix products and attention work on rows of floats. A row of another dtype is widened
    when it is read and rounded when it is written, so these kernels know no other dtype. */
 
-/* Returns row k of a thread's scratch. */
+/* Returns row k, of `cols` floats, of a thread's scratch. */
 TT__INLINE float *TT__K(scratch_row)(float *scratch, int64_t cols, int k)
 {
     return scratch + (size_t)k * (tt__row_bytes(cols) / 4);
@@ -15468,13 +15531,14 @@ TT__INLINE const float *TT__K(row_in)(const tt__mat *m, int64_t r, float *scratc
     return row;
 }
 
-/* Returns where to compute row r of m: in place, or in `row` if the result must be rounded or added. */
+/* Returns where to compute row r of m: in m itself, or in `row` if the result must be rounded or added. */
 TT__INLINE float *TT__K(row_begin)(const tt__mat *m, bool add, int64_t r, float *row)
 {
     return m->dtype == TT_F32 && !add ? (float *)tt__at(m, r) : row;
 }
 
-/* Writes or adds a row of floats to row r of m, unless it was computed in place; uses row k of scratch. */
+/* Writes (or, if `add`, adds) the floats of `row` to row r of m, unless they were computed in m itself. Uses
+   row k of scratch. */
 TT__INLINE void TT__K(row_end)(const tt__mat *m, bool add, int64_t r, const float *row, float *scratch, int k)
 {
     float *spare = TT__K(scratch_row)(scratch, m->cols, k);
@@ -15491,8 +15555,8 @@ TT__INLINE void TT__K(row_add)(float *sum, const tt__mat *m, int64_t r, float *s
     TT__K(axpby)(sum, 1, sum, 1, TT__K(row_in)(m, r, scratch, k), m->cols);
 }
 
-/* A function that computes y, row r of out[0] with n columns, from rows r of some operands; x[k] is NULL if
-   that operand is absent. more: data of the op. */
+/* A function that computes y, which is row r of out[0] and has n columns. x[k] is row r of operand k, or NULL
+   if the operand is absent; more: data of the op. */
 typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n,
                               const void *more);
 #define TT__UNUSED __attribute__((unused))
@@ -15503,8 +15567,8 @@ typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const
 #define TT__ROWS_FN(name) \
     TT__FN void TT__K(name)(const tt__launch *l, int64_t from, int64_t to, TT__UNUSED float *scratch)
 
-/* Computes rows [from, to) of out[0], each by fn from rows of `count` operands, at most 3, from in[first]
-   on. */
+/* Computes rows [from, to) of out[0]. fn computes each row from the same row of `count` operands, in[first]
+   and those after it (at most 3). */
 TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                 const int first, const int count, TT__K(row_fn) fn, const void *more)
 {
@@ -15521,9 +15585,9 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
     }
 }
 
-/* Define kernels of ops that compute rows of out[0]. RUN_ROWS: a statement computes rows [from, to). RUN_MAP
-   and RUN_MAP_OF: the function row_OP, or a statement, computes each row from rows of operands, as in
-   map_rows. */
+/* Macros that define the kernels of ops that compute rows of out[0]. TT__RUN_ROWS: the statement computes
+   rows [from, to). TT__RUN_MAP: the function row_OP computes one row (see map_rows). TT__RUN_MAP_OF: the
+   statement computes one row. */
 #define TT__RUN_ROWS(OP, statement) \
     TT__ROWS_FN(rows_##OP) { statement; } \
     TT__FN tt_status TT__K(run_##OP)(const tt__launch *l) \
@@ -15538,7 +15602,7 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
 
 /* ==== src/ops/elementwise/cpu.h */
 /* ---------------------------------------------------------------------------------------- element by element
-   Kernels whose rows, or elements, depend only on the same rows of their operands. */
+   Kernels that compute each row, or each element, only from the same row of their operands. */
 
 TT__RUN_MAP_OF(SCALE, 0, 1, TT__K(axpby)(y, l->instr->attr.scale, x[0], 0, NULL, n))
 TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
@@ -15560,7 +15624,7 @@ TT__ROWS_FN(swiglu_backward_rows)
     const int64_t n = l->in[0].cols;
     for (int64_t r = from; r < to; r++) {
         const float *x[3]; /* dy, gate, up */
-        float *y[2];       /* dgate, dup: an absent one is computed too, into scratch */
+        float *y[2];       /* dgate, dup; an absent result is computed into scratch */
         for (int k = 0; k < 3; k++) x[k] = TT__K(row_in)(&l->in[k], r, scratch, 2 + k);
         for (int k = 0; k < 2; k++) {
             float *row = TT__K(scratch_row)(scratch, n, k);
@@ -15581,10 +15645,11 @@ TT__FN tt_status TT__K(run_SWIGLU_BACKWARD)(const tt__launch *l)
     return tt__for_rows(l, &l->in[0], 0, TT__K(swiglu_backward_rows));
 }
 
-/* Computes sine and cosine of an angle below 2^25 by Taylor series, within 2e-9 before they are rounded. */
+/* Computes the sine and the cosine of an angle below 2^25 by Taylor series in double. The error before
+   rounding to float is at most 2e-9. */
 TT__INLINE void TT__K(turn)(float angle, float *sine, float *cosine)
 {
-    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0; /* 1.5 * 2^52, to round */
+    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0; /* 1.5 * 2^52, rounds numbers */
     const double turns = (angle / half_pi + nearest) - nearest, x = angle - turns * half_pi, y = x * x;
     const double s = x * (1 - y / 6 * (1 - y / 20 * (1 - y / 42 * (1 - y / 72 * (1 - y / 110)))));
     const double c = 1 - y / 2 * (1 - y / 12 * (1 - y / 30 * (1 - y / 56 * (1 - y / 90))));
@@ -15594,7 +15659,7 @@ TT__INLINE void TT__K(turn)(float angle, float *sine, float *cosine)
     *cosine = (float)((quarter ^ quarter >> 1) & 1 ? -b : b);
 }
 
-/* Computes rows [from, to). The frequencies are at the beginning of the workspace. */
+/* Computes rows [from, to) of rotary positions. The frequencies are at the beginning of the workspace. */
 TT__ROWS_FN(rotary_rows)
 {
     const tt__instr *i = l->instr;
@@ -15602,7 +15667,7 @@ TT__ROWS_FN(rotary_rows)
     const int64_t n = l->in[0].cols, size = n / i->attr.heads, pairs = tt__rotary_pairs(o);
     const int32_t *position = (const int32_t *)l->in[1].data;
     const float *frequency = tt__workspace_at(l, 0), sign = i->attr.scale;
-    float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* a row of n floats holds both */
+    float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* both are in one row of scratch */
     for (int64_t r = from; r < to; r++) {
         const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
         float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
@@ -15661,8 +15726,9 @@ TT__FN tt_status TT__K(run_FILL)(const tt__launch *l)
     return l->add[0] ? TT_OK : tt__for_rows(l, &l->out[0], 0, TT__K(fill_rows));
 }
 
-/* Computes row r: y = x / (1 - p) where the element survives, else 0; plus the residual, if there is one.
-   Element c gets 16 random bits: number c % 8 of Philox counter {r, c / 8, 0, 0}. more: Philox's keys. */
+/* Computes row r of dropout: y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual
+   if it is present. Element c is decided by 16 random bits, number c % 8 of Philox counter {r, c / 8, 0, 0}.
+   more: the keys of Philox. */
 TT__ROW_FN(dropout_row)
 {
     const tt__vu groups = TT__K(philox_groups)();
@@ -15693,14 +15759,15 @@ TT__ROWS_FN(dropout_rows)
 TT__RUN_ROWS(DROPOUT, TT__K(dropout_rows)(l, from, to, scratch))
 
 /* ==== src/ops/cpu_column_sums.h */
-/* ---- column sums: partial sums of TT__SUM_ROWS rows, in the workspace, which are added in order ---- */
+/* ---- column sums: the workspace holds a partial sum for each TT__SUM_ROWS rows; these are added in order */
 
 TT__INLINE float *TT__K(partial_sum)(const tt__launch *l, int64_t k, int64_t cols)
 {
     return tt__workspace_at(l, (size_t)k * tt__row_bytes(cols));
 }
 
-/* Writes or adds to `to` the sum of `count` partial sums from number `first` on; `scratch` has two rows. */
+/* Sums `count` partial sums, beginning with number `first`, and writes the sum to `to` or (add) adds it to
+   `to`. `scratch` has two rows of to->cols floats. */
 TT__FN void TT__K(finish_column_sums)(const tt__launch *l, const tt__mat *to, bool add, int64_t first,
                                       int64_t count, float *scratch)
 {
@@ -15719,7 +15786,7 @@ TT__ROWS_FN(column_sum_rows)
     for (int64_t r = from; r < to; r++) TT__K(row_add)(sum, &l->in[0], r, scratch, 0);
 }
 
-/* Computes to = or += the sum of the rows of in[0]. */
+/* Writes the column sums of in[0] to `to` or, if `add`, adds them to `to`. */
 TT__INLINE void TT__K(column_sums)(const tt__launch *l, const tt__mat *to, bool add)
 {
     const int64_t parts = tt__ceil_div(l->in[0].rows, TT__SUM_ROWS);
@@ -15737,8 +15804,9 @@ TT__FN tt_status TT__K(run_SUM_ROWS)(const tt__launch *l)
 /* ==== src/ops/linear/cpu.h */
 /* -------------------------------------------------------------------------------- linear layers: launches */
 
-/* Returns the arguments of the product C = out[0] (m, n) of A and B, summed over k. The rows of A and B run
-   along k, or their columns where a_columns or b_columns says so. */
+/* Returns the arguments of the product C = A B, where C is out[0] (m, n) and the sums run over k elements.
+   Each row of the matrix a is a row of A; if a_columns, each column is. Each row of the matrix b is a column
+   of B; if b_columns, each column is. */
 TT__INLINE tt__gemm_args TT__K(gemm_args)(const tt__launch *l, int64_t k, const tt__mat *a, bool a_columns,
                                           const tt__mat *b, bool b_columns)
 {
@@ -15796,10 +15864,10 @@ TT__FN tt_status TT__K(run_LINEAR_DW)(const tt__launch *l)
 /* ==== src/ops/attention/cpu.h */
 /* ------------------------------------------------------------------------------------ attention: launches */
 
-/* Returns the arguments that a launch gives to attention. Operands q, q + 1 and q + 2 of the launch are the
-   queries, keys and values; operand `starts` has the first row of each sequence. Operand `numbers`, where
-   present, lists the rows that are queries; the workspace then gets these rows in the order of the
-   sequences. */
+/* Returns the arguments of attention for a launch. q, starts and numbers are operand numbers: operands q,
+   q + 1 and q + 2 are the queries, keys and values; operand `starts` has the first row of each sequence.
+   Operand `numbers`, if present, lists the rows that are queries; the workspace then gets these rows in the
+   order of the sequences. */
 TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, int starts, int numbers)
 {
     tt__attention_args a;
@@ -15860,8 +15928,8 @@ TT__FN tt_status TT__K(run_ATTENTION_BACKWARD)(const tt__launch *l)
 /* ==== src/ops/norm/cpu.h */
 /* ---------------------------------------------------------------------------------------------- layernorm */
 
-/* Returns the sum of (x - mean)^2 over the whole pairs of vectors in x (n). Sets *rest to the sum over the
-   numbers after them. */
+/* Sums (x - mean)^2 over n numbers. Returns the sum over whole pairs of vectors, and sets *rest to the sum
+   over the numbers after the last whole pair. */
 TT__INLINE float TT__K(squares)(const float *x, int64_t n, const float mean, float *rest)
 {
     int64_t c = 0;
@@ -15875,8 +15943,8 @@ TT__INLINE float TT__K(squares)(const float *x, int64_t n, const float mean, flo
     return TT__K(sum)(s0 + s1);
 }
 
-/* Computes y = (x - mean) / sqrt(variance + eps) * w + b. more: w (n) and b (n), where b may be NULL. rmsnorm
-   is layernorm with a mean of 0, which is not stored. */
+/* Computes y = (x - mean) / sqrt(variance + eps) * w + b. more: an array of two pointers, to w (n) and to b
+   (n) or NULL. rmsnorm is layernorm with a mean of 0, which is not stored. */
 TT__ROW_FN(layernorm_row)
 {
     const float *const *weights = (const float *const *)more, *w = weights[0], *b = weights[1], *row = x[0];
@@ -15905,7 +15973,7 @@ TT__ROW_FN(layernorm_row)
 TT__ROWS_FN(layernorm_rows)
 {
     const float *weights[2] = {TT__K(row_in)(&l->in[1], 0, scratch, 3), NULL};
-    if (l->in[2].data) /* layernorm with a bias */
+    if (l->in[2].data) /* only layernorm can have a bias */
         weights[1] = TT__K(row_in)(&l->in[2], 0, scratch, 4);
     TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(layernorm_row), weights);
 }
@@ -15913,8 +15981,9 @@ TT__ROWS_FN(layernorm_rows)
 TT__RUN_ROWS(LAYERNORM, TT__K(layernorm_rows)(l, from, to, scratch))
 TT__RUN_ROWS(RMSNORM, TT__K(layernorm_rows)(l, from, to, scratch))
 
-/* Computes the gradients. With n = (x - mean) / std and g = dy w: dx = (g - avg(g) - n avg(g n)) / std,
-   dw = sum dy n, db = sum dy. rmsnorm has no mean and no avg(g). */
+/* Computes the gradients. With n = (x - mean) / std and g = dy * w, dx = (g - avg(g) - n * avg(g * n)) / std,
+   where avg is the average over a row. Summed over rows, dw = dy * n and db = dy. rmsnorm has no mean and no
+   avg(g). */
 TT__ROWS_FN(layernorm_backward_rows)
 {
     int64_t n = l->in[1].cols, parts = tt__ceil_div(l->in[1].rows, TT__SUM_ROWS), part = from / TT__SUM_ROWS;
@@ -15965,8 +16034,8 @@ TT__FN tt_status TT__K(run_RMSNORM_BACKWARD)(const tt__launch *l) { return TT__K
 /* ==== src/ops/embedding/cpu.h */
 /* ---------------------------------------------------------------------------------------------- embedding */
 
-/* Computes rows [from, to) of out[0]: row r is row r of m or, with `index`, row index[r] - first of m; 0
-   where m has no such row. */
+/* Computes rows [from, to) of out[0]. Row r is row r of m or, if index is not NULL, row index[r] - first of
+   m; it is zeros where m has no such row. */
 TT__INLINE void TT__K(take_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                  const tt__mat *m, const int32_t *index, int64_t first)
 {
@@ -15995,9 +16064,9 @@ TT__ROWS_FN(zero_rows)
     for (int64_t r = from; r < to; r++) memset(tt__at(&l->out[0], r), 0, bytes);
 }
 
-/* Adds up rows of dy by id. `order` has the numbers of dy's rows in the order of their ids (equal ids in row
-   order), without ids for which out[0] has no row. All rows of an id belong to the task in which the id
-   begins, so that one task adds these rows, in row order. */
+/* Sums the rows of dy that have equal ids. `order` has the numbers of the rows of dy, sorted by id and for
+   equal ids by row, without ids for which out[0] has no row. [from, to) counts entries of `order`. The task
+   in which an id begins adds all rows of this id, so that they are added in row order. */
 TT__ROWS_FN(embedding_backward_rows)
 {
     const int32_t *ids = (const int32_t *)l->in[0].data, *order = (const int32_t *)l->workspace;
@@ -16022,7 +16091,7 @@ TT__FN tt_status TT__K(run_EMBEDDING_BACKWARD)(const tt__launch *l)
     int64_t rows = l->in[0].rows, vocab = l->out[0].rows, n = l->out[0].cols, id;
     int32_t *order = (int32_t *)l->workspace, *first = order + rows;
     const int64_t first_row = l->first_row - l->instr->attr.offset;
-    memset(first, 0, (size_t)(vocab + 1) * 4); /* a counting sort by id */
+    memset(first, 0, (size_t)(vocab + 1) * 4); /* begins a counting sort by id */
     for (int64_t r = 0; r < rows; r++)
         if ((id = ids[r] - first_row) >= 0 && id < vocab) first[id + 1]++;
     for (int64_t v = 0; v < vocab; v++) first[v + 1] += first[v];
@@ -16036,7 +16105,8 @@ TT__FN tt_status TT__K(run_EMBEDDING_BACKWARD)(const tt__launch *l)
 /* ==== src/ops/rows/cpu.h */
 /* ---------------------------------------------------------------- rows: gather, scatter, pooling, patches */
 
-/* Adds rows of dy to the rows of dx that `index` tells. Rows may repeat, so they are added in order. */
+/* Adds row r of dy to row index[r] of dx, for all r. The index may list a row several times, so the rows are
+   added one after another, in order. */
 TT__FN tt_status TT__K(run_GATHER_ROWS_BACKWARD)(const tt__launch *l)
 {
     const int32_t *index = (const int32_t *)l->in[1].data;
@@ -16084,8 +16154,8 @@ TT__ROWS_FN(set_rows_backward_rows)
     }
 }
 
-/* Computes the gradients of x and of the row. The index may list a row twice, but that row was set once, so
-   rows are marked first. */
+/* Computes the gradients of x and of the row to which the listed rows were set. Marks the listed rows first,
+   because the index may list a row twice and its gradient must count once. */
 TT__FN tt_status TT__K(run_SET_ROWS_BACKWARD)(const tt__launch *l)
 {
     const int32_t *index = (const int32_t *)l->in[1].data;
@@ -16152,7 +16222,7 @@ TT__FN tt_status TT__K(run_MEAN_POOL)(const tt__launch *l)
     return tt__for_chunks(l, l->out[0].rows, l->out[0].cols, 1, 0, TT__K(mean_pool_rows));
 }
 
-TT__ROWS_FN(mean_pool_backward_rows) /* [from, to): sequences */
+TT__ROWS_FN(mean_pool_backward_rows) /* [from, to) counts sequences, not rows */
 {
     const int32_t *start = (const int32_t *)l->in[1].data;
     int64_t n = l->in[0].cols;
@@ -16173,8 +16243,8 @@ TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
 
 /* ==== src/ops/losses/cpu.h */
 /* ---------------------------------------------------------------------------------------------------- losses
-   The four counts of a loss: sum of weighted losses, sum of weights, sum of the weights of rows that were
-   predicted right, 0. */
+   A loss has four counts: the sum of the rows' weighted losses, the sum of their weights, the sum of the
+   weights of rows whose prediction is right, and 0. */
 
 TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
 {
@@ -16182,15 +16252,15 @@ TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
     return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch, 0) : 1.0f;
 }
 
-/* Returns the weights of classes, which are f32 as all inputs are; NULL if the operand has weights of
-   rows. */
+/* Returns the weights of classes, or NULL if the operand has weights of rows. The weights are f32, as are all
+   inputs. */
 TT__INLINE const float *TT__K(class_weights)(const tt__launch *l, int operand)
 {
     return l->instr->attr.by_class ? (const float *)l->in[operand].data : NULL;
 }
 
-/* Returns the logarithm of the sum of exp(x[c]) over a row. Sets *most to the largest and *sum_x to the sum
-   of x[c]. */
+/* Returns the logarithm of the sum of exp(x[c]) over a row x of n numbers. Sets *most to the largest number
+   of the row and *sum_x to the sum of the row. */
 TT__INLINE float TT__K(log_sum_exp)(const float *x, int64_t n, float *most, float *sum_x)
 {
     tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
@@ -16225,13 +16295,13 @@ TT__ROWS_FN(cross_entropy_rows)
         if (targets[r] == attr->ignore_index) { row_loss[r] = row_right[r] = 0; continue; }
         const float smoothed = attr->smoothing > 0 ? attr->smoothing * (sum_x / (float)n) : 0;
         row_loss[r] = lse - (1 - attr->smoothing) * x[targets[r]] - smoothed;
-        if (weights) { /* the loss includes the weights, as these differ within the row */
+        if (weights) { /* row_loss includes the weights of classes, which differ within the row */
             float all = 0;
             for (int64_t c = 0; c < n && attr->smoothing > 0; c++) all += weights[c] * (lse - x[c]);
             row_loss[r] = (1 - attr->smoothing) * weights[targets[r]] * (lse - x[targets[r]]) +
                           attr->smoothing / (float)n * all;
         }
-        /* The prediction is the first of the largest logits, as argmax has it. */
+        /* The prediction is the first of the largest logits, as in argmax. */
         bool right = x[targets[r]] == m;
         for (int64_t c = 0; c < targets[r] && right; c++) right = x[c] != m;
         row_right[r] = right;
@@ -16262,7 +16332,8 @@ TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Returns the factor of a row's gradient without the row's weight: upstream gradient / number of targets. */
+/* Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, outside a
+   run, by the sum of the targets' weights. */
 TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
 {
     double norm = TT__RUN_OF(l) ? TT__RUN_OF(l)->loss_norm : ((const float *)counts->data)[1];
@@ -16296,9 +16367,9 @@ TT__ROW_FN(row_CROSS_ENTROPY_BACKWARD)
 
 TT__RUN_MAP(CROSS_ENTROPY_BACKWARD, 1, 1)
 
-/* Computes forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (see
-   tt__fuse_CROSS_ENTROPY), with the kernels of those ops. Gradients of logits have the dtype of x and replace
-   the logits in memory. */
+/* Computes the forward and backward of a linear layer and its cross-entropy, one chunk of rows after another
+   (see tt__fuse_CROSS_ENTROPY), with the kernels of these two ops. The gradients of the logits have the dtype
+   of x and replace the logits in memory. */
 TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *dx = &l->out[1];
@@ -16440,19 +16511,21 @@ TT__RUN_MAP(MEAN_SQUARED_ERROR_BACKWARD, 1, 2)
    Parameters, gradients and states are contiguous, so kernels treat them as vectors, in chunks of
    TT__CHUNK. */
 
-/* Returns elements [from, from + n) of m as floats, in place or in row k of scratch. */
+/* Returns elements [from, from + n) of m as floats: in m itself if m is f32, else widened into row k of
+   scratch. */
 TT__INLINE float *TT__K(chunk_in)(const tt__mat *m, int64_t from, int64_t n, float *scratch, int k)
 {
     float *row = TT__K(scratch_row)(scratch, TT__CHUNK, k);
     if (m->dtype == TT_F32) return (float *)m->data + from;
     const uint16_t *h = (const uint16_t *)m->data + from;
-    /* prefetches the next chunk, which is most likely this thread's next task */
+    /* Prefetches the next chunk, which most likely is this thread's next task. */
     for (int64_t c = 0; c < n; c += 32) __builtin_prefetch(h + n + c, 0, 2);
     TT__K(row_widen)(row, h, m->dtype, n);
     return row;
 }
 
-/* Rounds x to 16 bits stochastically. group: number of h's first 8 elements; its low word does not wrap. */
+/* Rounds n floats x stochastically to 16 bits in h. group: the Philox counter of the first 8 elements; the
+   low word of the counters must not wrap within the n elements. */
 TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dtype, int64_t n,
                                  const uint64_t keys[2 * TT__DRAW_ROUNDS], uint64_t group)
 {
@@ -16473,8 +16546,8 @@ TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dty
 /* Rounds elements [from, from + n) of m back to 16 bits stochastically, so that steps smaller than half a
    unit in the last place survive on average (Gupta et al., "Deep learning with limited numerical precision",
    2015). Element e is rounded up with a probability equal to the dropped fraction, by number e % 8 of Philox
-   counter {e / 8}. e counts from the first element of the whole tensor, so that a shard is rounded as the
-   whole tensor is. which: the number of the result. */
+   counter {e / 8}. e counts from the first element of the whole tensor, so that the elements of a shard are
+   rounded as in the whole tensor. which: the number of the result. */
 TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n,
                                   const float *x, uint32_t which)
 {
@@ -16547,7 +16620,8 @@ TT__FN tt_status TT__K(run_MEAN_LOSS)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Computes the global norm and the factor of all gradients, as torch.nn.utils.clip_grad_norm_ does. */
+/* Computes the global norm of the gradients, and the factor by which all gradients are multiplied, as in
+   torch.nn.utils.clip_grad_norm_. */
 TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
 {
     const float *squares = (const float *)l->in[0].data;
@@ -16558,7 +16632,7 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
     const double loss_scale = l->in[2].data ? ((const tt__scale *)l->in[2].data)->scale : 1;
     double scale = (run ? run->loss_norm / totals->targets : 1) / loss_scale;
     double norm = sqrt(sum) * scale, factor = scale;
-    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; /* no parameter is updated */
+    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; /* then no parameter is updated */
     if (clip_norm > 0 && clip_norm < norm + 1e-6) factor *= clip_norm / (norm + 1e-6);
     ((tt__clipped *)l->out[0].data)->norm = (float)norm;
     ((tt__clipped *)l->out[0].data)->factor = (float)factor;
@@ -16566,7 +16640,8 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
 }
 
 /* Lowers the loss scale if gradients have overflowed, and raises it after `interval` steps without overflow.
-   Keeps a scale that is not at fault (the loss is not finite, or nothing was counted) or would be below 1. */
+   Does not lower the scale below 1, nor if the scale did not cause the overflow: if the loss is not finite,
+   or if there were no targets. */
 TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
 {
     const tt__totals *totals = (const tt__totals *)l->in[1].data;
@@ -16585,7 +16660,8 @@ TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Rounds x and its transpose to fp8. Magnitudes are compared as bits; the bits of NaN are the largest. */
+/* Rounds x and its transpose to fp8. Magnitudes are compared as integers, by their bits; a NaN is then larger
+   than any number. */
 TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *q = &l->out[0], *across = &l->out[1];
@@ -16607,7 +16683,7 @@ TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
             float v = 0;
             if (r < x->rows && c < x->cols)
                 tt__convert(&v, TT_F32, (char *)tt__at(x, r) + c * item, x->dtype, 1);
-            /* v - v: an infinity becomes NaN and does not saturate. */
+            /* v - v turns an infinity into NaN, so that it does not saturate. */
             const uint8_t rounded = tt__to_fp8(v * scale + (v - v), e5m2);
             if (q->data && r < x->rows) ((uint8_t *)q->data)[r * q->ld + c] = rounded;
             if (across->data && c < x->cols) ((uint8_t *)across->data)[c * across->ld + r] = rounded;
@@ -16618,8 +16694,8 @@ TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Moves the step's largest magnitudes into the history. Magnitudes that are not finite, as in a step that
-   updates nothing, are left out. */
+/* Moves the step's largest magnitudes into the history. Leaves out magnitudes that are not finite, which
+   occur in steps that update no parameter. */
 TT__FN tt_status TT__K(run_FP8_HISTORY)(const tt__launch *l)
 {
     float *largest = (float *)l->out[1].data;
@@ -16695,7 +16771,7 @@ TT__ROWS_FN(sgd_rows)
     if (m) TT__K(chunk_out)(l, &l->out[1], from, n, m, 1);
 }
 
-/* Updates all chunks if the norm of the gradients is finite. */
+/* Updates all chunks of a parameter if the norm of the gradients is finite. */
 TT__INLINE tt_status TT__K(update)(const tt__launch *l, tt__rows_fn rows)
 {
     if (!isfinite(((const tt__clipped *)l->in[1].data)->norm)) return TT_OK;
@@ -16707,9 +16783,10 @@ TT__FN tt_status TT__K(run_SGD)(const tt__launch *l) { return TT__K(update)(l, T
 
 /* ==== src/ops/collectives/cpu.h */
 /* ----------------------------------------------------------------------------------------------- collectives
-   Each member reads the other members' memory. Between the phases, src/run/ has a barrier of all members. */
+   Each member reads the memory of the other members. Between the phases of a collective, all members wait at
+   a barrier (src/run/). */
 
-/* Returns x rounded to a dtype. */
+/* Returns the floats x rounded to a dtype. */
 TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)
 {
     uint16_t h[TT__LANES];
@@ -16726,12 +16803,12 @@ TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)
 TT__INLINE tt__vf TT__K(reduce_two)(const tt__reduce how, const tt_dtype dtype, tt__vf a, tt__vf b)
 {
     if (how == TT__SUM) return TT__K(rounded)(a + b, dtype);
-    tt__vf most = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* b if one is NaN */
+    tt__vf most = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* is b if a or b is NaN */
     return (tt__vf)TT__K(select)(a != a, (tt__vu)a, (tt__vu)most);
 }
 
-/* Loads a vector of leaf k, which has n elements from element c on. Prefetches far ahead, because another
-   core may have written the elements last. */
+/* Loads a vector of member k's elements: n elements, beginning with element c. Prefetches far ahead, because
+   another core may have written the elements last. */
 TT__INLINE tt__vf TT__K(leaf)(const tt__leaves *t, int k, int64_t c, int64_t n, const tt_dtype dtype)
 {
     __builtin_prefetch(t->x[k] + c * (dtype == TT_F32 ? 4 : 2) + 1024);
@@ -16745,8 +16822,8 @@ TT__INLINE tt__vf TT__K(two_leaves)(const tt__leaves *t, int k, int64_t c, int64
     return TT__K(reduce_two)(how, dtype, a, b);
 }
 
-/* Computes a vector of the tree's sum, which has n elements from element c on. count: `present` if that is 2
-   or 4, else 0. */
+/* Computes a vector of the tree's sum: n elements, beginning with element c. count: t->present if this is 2
+   or 4, otherwise 0. */
 TT__INLINE tt__vf TT__K(tree)(const tt__leaves *t, int64_t c, int64_t n, const tt__reduce how,
                               const tt_dtype dtype, const int count)
 {
@@ -16779,7 +16856,8 @@ TT__INLINE void TT__K(reduce_many)(const tt__leaves *t, void *y, int64_t n, cons
     else TT__K(reduce_as)(t, y, n, how, dtype, 0);
 }
 
-/* Reduces the members' elements from `from` on, by the tree, to n elements of out[0] from element `to` on. */
+/* Reduces n elements of all members' in[0], beginning with element `from`, by the tree. Writes or adds the
+   results to out[0], beginning with element `to`. */
 TT__OUTLINE void TT__K(reduce)(const tt__launch *l, int64_t from, int64_t to, int64_t n)
 {
     const tt__reduce how = l->instr->move.reduce;
@@ -16833,7 +16911,7 @@ TT__FN tt_status TT__K(run_ALL_GATHER)(const tt__launch *l)
 TT__FN tt_status TT__K(run_BROADCAST)(const tt__launch *l)
 {
     int64_t first, n = tt__piece_of(l, &l->out[0], false, l->me, &first);
-    if (l->out[0].data == l->peer_in[0].data) return TT_OK; /* this member has all already */
+    if (l->out[0].data == l->peer_in[0].data) return TT_OK; /* this member has the whole tensor already */
     if (l->phase == TT__REDUCE_PHASE) return tt__for_elements(l, n, tt__broadcast_rows);
     return tt__for_elements(l, tt__elements(&l->out[0]), tt__spread_rows);
 }
@@ -16843,7 +16921,7 @@ TT__FN tt_status TT__K(run_SUM_SLOTS)(const tt__launch *l)
     return l->present ? tt__for_elements(l, tt__elements(&l->out[0]), TT__K(reduce_rows)) : TT_OK;
 }
 
-TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; } /* the RECV fetches x */
+TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; } /* RECV fetches x */
 
 TT__FN tt_status TT__K(run_RECV)(const tt__launch *l)
 {
@@ -16852,7 +16930,7 @@ TT__FN tt_status TT__K(run_RECV)(const tt__launch *l)
 }
 
 /* ==== src/ops/kernels.h */
-/* ------------------------------------------------------------------------------------ the variant's table */
+/* ---------------------------------------------------------------- the kernel table of one CPU variant */
 
 #ifndef TT__OPTIMIZED /* tests that are built without optimisation define TT__OPTIMIZED as true */
 #ifdef __OPTIMIZE__

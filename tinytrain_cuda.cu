@@ -1726,7 +1726,7 @@ namespace {
 
 // ---------------------------------------------------------------------------------------- element by element
 
-// Computes y = s x. Moves x and y once.
+// Computes y = s * x. Moves x and y once.
 struct op_scale {
     static constexpr int KIND = HOT_CASTS;
     float s;
@@ -1745,7 +1745,7 @@ cudaError_t run_scale(const tt__launch *l)
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], false, op);
 }
 
-// Computes y = a + b or (TIMES) a b, where b is a matrix or (ROW) a row. Moves a, b and y once.
+// Computes y = a + b or, if TIMES, y = a * b. b is a matrix or, if ROW, a single row. Moves a, b and y once.
 template <bool TIMES, bool ROW> struct op_two {
     static constexpr int KIND = HOT;
     static constexpr bool BY_ROW = ROW;
@@ -1768,8 +1768,8 @@ template <class OP> cudaError_t run_two(const tt__launch *l)
     return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], OP::BY_ROW, OP());
 }
 
-// Arguments of rotary positions. A thread turns up to 8 pairs, the same pairs of TURN_HEADS heads. Moves x
-// and y once.
+// Arguments of rotary positions. A thread rotates up to 8 pairs of columns of a head, and the same pairs of
+// TURN_HEADS heads. Moves x and y once.
 enum { TURN_HEADS = 8 };
 struct rotary_args {
     tt__mat x, y;
@@ -1777,11 +1777,11 @@ struct rotary_args {
     bool add, vector;
     int heads, head_size, pairs, neighbours;
     float sign, magnitude;
-    int64_t groups, spans, all; // groups of pairs in a head; groups of heads in a row; all groups
+    int64_t groups, spans, all; // groups of pairs in a head; groups of heads in a row; number of tasks
     float frequency[TT__MOST_PAIRS];
 };
 
-// Writes v to the n columns from c on of row r, or adds v to them.
+// Writes v to n columns of row r of y, beginning with column c, or (a.add) adds v to them.
 __device__ void put_group(const rotary_args &a, int64_t r, int64_t c, int n, float (&v)[8])
 {
     float old[8];
@@ -1833,7 +1833,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2) rotary_kernel(rotary_args 
             }
             put_group(a, r, lower, n_lower, v);
             put_group(a, r, upper, n_upper, w);
-            if (group || (a.x.data == a.y.data && !a.add)) continue; // below: columns that do not turn
+            if (group || (a.x.data == a.y.data && !a.add)) continue;
+            // Copies the columns that are not rotated.
             for (int64_t e = 2 * a.pairs; e < a.head_size; e += 8) {
                 const int rest = min((int64_t)8, a.head_size - e);
                 load_group(v, a.x, r, head + e, rest, a.vector);
@@ -1871,7 +1872,7 @@ cudaError_t run_rotary(const tt__launch *l)
     return e != cudaSuccess ? e : TT__LAUNCH(rotary_kernel, grid, TT__ROW_THREADS, 0, l->device->stream, a);
 }
 
-// Computes y = a constant, times the loss scale if `scale` is not NULL. Moves y once.
+// Sets y to a constant, multiplied by the loss scale if `scale` is not NULL. Moves y once.
 struct op_fill {
     static constexpr int KIND = RARE;
     float x;
@@ -1891,7 +1892,7 @@ cudaError_t run_fill(const tt__launch *l)
     return l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, l->out[0], false, false, op);
 }
 
-// Computes y = act(x); op_act_backward computes dx = dy act'(saved). Moves operands and results once.
+// Computes y = act(x); op_act_backward computes dx = dy * act'(saved). Both move operands and results once.
 template <int ACT> struct op_act {
     static constexpr int KIND = ACT == TT__ACT_GELU || ACT == TT__ACT_GELU_TANH ? HOT : RARE;
     __device__ void begin() {}
@@ -1920,7 +1921,7 @@ template <int ACT> struct op_act_backward {
     }
 };
 
-// Calls run(op) with the op of an activation.
+// Calls run(op), where op is OP<act> for the activation `act`.
 template <template <int> class OP, class RUN> cudaError_t with_act(int act, RUN run)
 {
     switch (act) {
@@ -1955,7 +1956,7 @@ cudaError_t run_activation_backward(const tt__launch *l)
     return run_slope(l, l->instr->attr.act, l->in[0], l->in[1], l->out[0], l->add[0], l->out[1], l->add[1]);
 }
 
-// Computes y = silu(gate) up. Moves gate, up and y once.
+// Computes y = silu(gate) * up. Moves gate, up and y once.
 struct op_swiglu {
     static constexpr int KIND = HOT;
     __device__ void begin() {}
@@ -1974,8 +1975,8 @@ cudaError_t run_swiglu(const tt__launch *l)
     return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], false, op_swiglu());
 }
 
-// Arguments of the backward of swiglu, in groups of 8 columns as in each_group. dgate or dup may be absent,
-// or in the place of an operand. Moves operands and results once.
+// Arguments of the backward of swiglu, which works on groups of 8 columns, as each_group does. dgate or dup
+// may be absent, or have the memory of an operand. Moves operands and results once.
 struct swiglu_args { tt__mat dy, gate, up, dgate, dup; bool add_dgate, add_dup, vector; int64_t per_row; };
 
 // Computes dgate and dup. X: dtype of all operands and results, or ANY.
@@ -2036,10 +2037,10 @@ cudaError_t run_swiglu_backward(const tt__launch *l)
     return TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
 }
 
-// Computes y = x / (1 - p) where the element survives, else 0; plus the residual. A group's 16-bit random
-// numbers are Philox block {r, c / 8, 0, 0}, where r and c count the rows and columns of all ranks; number[r]
-// replaces r if `number` is not NULL. Moves x, residual and y once; the random numbers take some 12 integer
-// operations an element.
+// Computes y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual if it is present.
+// A group of 8 columns gets its 16-bit random numbers from Philox counter {r, c / 8, 0, 0}, where r and c
+// count the rows and columns of all ranks; if `number` is not NULL, number[r] replaces r. Moves x, residual
+// and y once; the random numbers take some 12 integer operations an element.
 struct op_dropout {
     static constexpr int KIND = HOT;
     const tt__run *run;
@@ -2061,7 +2062,7 @@ struct op_dropout {
     {
         return number ? (uint32_t)number[r] : (uint32_t)(first_row + r);
     }
-    // Drops elements of group number `group` of row number `row`.
+    // Applies dropout to v, group number `group` of 8 columns of row number `row`.
     __device__ void apply(uint32_t row, uint32_t group, float (&v)[8]) const
     {
         const uint32_t counter[4] = {row, (uint32_t)(first_col / 8) + group, 0, 0};
@@ -2105,7 +2106,7 @@ namespace {
 
 // ------------------------------------------------------------------- rows: gather, scatter, pooling, patches
 
-// Computes y[r] = x[index[r] - first]; 0 where x has no such row. Moves the rows of y twice.
+// Computes y[r] = x[index[r] - first], or zeros where x has no such row. Reads the rows of x and writes y.
 struct op_gather {
     static constexpr int KIND = HOT_CASTS;
     const int32_t *index;
@@ -2140,7 +2141,7 @@ __device__ __forceinline__ int64_t sequence_of(const int32_t *start, int64_t seq
     return low;
 }
 
-// Computes dx[r] = dy[s] / length of s, the sequence of row r. Moves dx once.
+// Computes dx[r] = dy[s] / (number of rows of sequence s), where s is the sequence of row r. Moves dx once.
 struct op_mean_pool_backward {
     static constexpr int KIND = RARE;
     const int32_t *start;
@@ -2162,15 +2163,15 @@ cudaError_t run_mean_pool_backward(const tt__launch *l)
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], true, op);
 }
 
-// Arguments of patches, which computes y[r] = patch number position[r] - 1 of row r's image, its channels one
-// after another; 0 for position 0. A thread takes up to 8 pixels of a line of a patch, with all C channels.
-// words: groups of 8 pixels begin at multiples of 4 bytes. Moves the pixels and y once.
+// Arguments of patches, which sets y[r] to patch number position[r] - 1 of the image of row r, one channel
+// after another, or to zeros if position[r] is 0. A thread works on up to 8 pixels of a line of a patch, with
+// all C channels. words: groups of 8 pixels begin at multiples of 4 bytes. Moves the pixels and y once.
 struct patches_args {
     const uint8_t *pixels;
     int64_t ld, seqs;
     const int32_t *position, *start;
     int width, patch;
-    float scale[4], shift[4]; // of each channel
+    float scale[4], shift[4]; // factor and addend of each channel
     tt__mat y;
     bool add, vector, words;
 };
@@ -2185,7 +2186,7 @@ template <int C> __global__ void __launch_bounds__(TT__ROW_THREADS) patches(patc
         const int64_t r = g.y.rows * each > INT32_MAX ? k / each : (uint32_t)k / each;
         const unsigned unit = (unsigned)(k - r * each), line = unit / runs, x = unit % runs * 8;
         const int n = min(8, g.patch - (int)x), p = g.position[r] - 1;
-        uint32_t pixels[2 * C]; // 8 pixels of C bytes
+        uint32_t pixels[2 * C]; // the bytes of 8 pixels, C channels each
         TT__UNROLL for (int i = 0; i < 2 * C; i++) pixels[i] = 0;
         if (p >= 0) {
             const int64_t corner = ((int64_t)((unsigned)p / across) * g.patch + line) * g.width
@@ -2226,7 +2227,8 @@ cudaError_t run_patches(const tt__launch *l)
         g.scale[c] = 1 / (255 * o->std[c]);
         g.shift[c] = -o->mean[c] / o->std[c];
     }
-    // words: all lines of images begin at multiples of 4 bytes; 8 pixels of C channels are whole words.
+    // words: whether all lines of images begin at multiples of 4 bytes; 8 pixels of C channels are whole
+    // words.
     const uintptr_t pitches = (uintptr_t)g.ld | (uintptr_t)(o->width * o->channels);
     g.words = o->patch % 8 == 0 && ((uintptr_t)g.pixels | pitches) % 4 == 0;
     if (!y->rows) return cudaSuccess;
@@ -2239,10 +2241,10 @@ cudaError_t run_patches(const tt__launch *l)
     return e != cudaSuccess ? e : TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
 }
 
-// ---- sums over rows, with special kernels
+// ---- sums over rows
 
-// Loads columns [c, c + n) of N rows; rows with negative numbers are zeros. All loads are in flight before
-// the first result is needed.
+// Loads columns [c, c + n) of the N rows that `rows` lists; a negative number stands for a row of zeros. All
+// loads are in flight together.
 template <int N>
 __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, const int64_t (&rows)[N],
                                           int64_t c, int n, bool vector)
@@ -2267,8 +2269,8 @@ __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, co
     }
 }
 
-// Computes y[s] = the mean of the rows of sequence s. A block takes 256 columns of a sequence, a warp every
-// eighth row. Moves x once.
+// Sets y[s] to the mean of the rows of sequence s. A block sums 256 columns of a sequence, and each of its
+// warps every eighth row. Moves x once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y,
                                                              bool add, bool vector)
 {
@@ -2300,7 +2302,7 @@ cudaError_t run_mean_pool(const tt__launch *l)
                       d->stream, l->in[0], (const int32_t *)l->in[1].data, *y, l->add[0], is_wide(&l->in[0]));
 }
 
-// ---- set rows: a bit marks each listed row, because the index may list a row twice
+// ---- set_rows: a bit marks each row that the index lists, because the index may list a row twice
 
 __global__ void __launch_bounds__(TT__ROW_THREADS) mark_rows(const int32_t *index, int64_t n, unsigned *bits)
 {
@@ -2320,12 +2322,13 @@ cudaError_t run_mark_rows(const tt__launch *l, int64_t rows)
                       (const int32_t *)l->in[1].data, l->in[1].rows, resident_of(l)->words);
 }
 
-// Computes y[r] = b where row r is set, else x[r], which is not read if y is in the place of x. Moves x and y
-// once, or only the set rows. In the backward b is absent: y[r] = 0 where row r is set, unless y is added to.
+// Sets y[r] to b where the bit of row r is set, and to x[r] elsewhere. If y has the memory of x, writes only
+// the set rows; otherwise moves x and y once. In the backward, b is absent: y[r] becomes 0 where the bit is
+// set or, if `add`, stays as it is.
 struct op_set_rows {
     static constexpr int KIND = RARE;
     const unsigned *bits;
-    bool in_place, add; // add: y[r] += x[r] where row r is not set
+    bool in_place, add; // in_place: y has the memory of x; add: y[r] += x[r] where row r is not set
     __device__ void begin() {}
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
@@ -2380,8 +2383,9 @@ cudaError_t run_store_rows(const tt__launch *l)
                       (const int32_t *)l->in[1].data, y, groups, is_wide(&x) && is_wide(&y));
 }
 
-// Computes partial[blockIdx.x][c] = the sum of dy's set rows among `words` words, each with the bits of 32
-// rows. A block has 256 columns, a warp every eighth word.
+// Sums the rows of dy whose bits are set, and writes the sum of column c to partial[blockIdx.x][c]. A block
+// sums 256 columns of the rows of `words` words of bits, 32 rows a word; each of its warps takes every eighth
+// word.
 __global__ void __launch_bounds__(TT__ROW_THREADS) sum_set_rows(tt__mat dy, const unsigned *bits,
                                                                 int64_t words, float *partial, bool vector)
 {
@@ -2408,7 +2412,7 @@ cudaError_t run_set_rows_backward(const tt__launch *l)
     const unsigned *bits = resident_of(l)->words;
     float *partial = resident_of(l)->sums + used / sizeof(float);
     cudaError_t e = run_mark_rows(l, dy->rows);
-    if (e == cudaSuccess && l->out[1].data) { // first, because dx may be in the place of dy
+    if (e == cudaSuccess && l->out[1].data) { // first, because dx may have the memory of dy
         const int64_t all = (dy->rows + 31) / 32;
         const int64_t blocks = sum_blocks(d, 2, (all + 7) / 8, used, (size_t)dy->cols * 4);
         const int64_t words = (all + blocks - 1) / blocks;
@@ -2428,8 +2432,8 @@ namespace {
 
 // ---- layernorm
 
-// A thread of a row. The threads of a row are whole warps, and each has 8 of the row's columns: neighbours if
-// `vector`, otherwise columns that are as many apart as the row has threads.
+// A thread of a row. Whole warps share a row, and each thread has 8 of its columns: 8 neighbours if `vector`;
+// otherwise the thread's columns are `of` apart, the number of the row's threads.
 struct row_thread {
     int at, of; // the thread's number among the `of` threads of a row
     bool vector;
@@ -2437,7 +2441,7 @@ struct row_thread {
 };
 inline int row_threads(int64_t cols) { return (int)((cols + 255) / 256 * 32); }
 
-// Loads the thread's columns of row r. Columns beyond the last, and a row that is not there, become 0.
+// Loads the thread's columns of row r. Columns after the last become 0, as does the whole row unless `there`.
 template <int X>
 __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int64_t r, const row_thread &t,
                                           bool there = true)
@@ -2458,7 +2462,7 @@ __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int
     }
 }
 
-// Stores v to row r of m. v becomes the numbers as they were stored.
+// Stores v to row r of m. Sets v to the numbers as rounded to the dtype of m.
 template <int X>
 __device__ __forceinline__ void put_row(const tt__mat &m, int64_t r, const row_thread &t, float (&v)[8])
 {
@@ -2492,15 +2496,15 @@ template <int X> __device__ __forceinline__ void add_row(float (&v)[8], const ro
     TT__UNROLL for (int j = 0; j < 8; j++) v[j] += u[j];
 }
 
-// Sums each of N numbers (1, 2 or 4) over the threads of a row: at most MOST warps, of which the first is
-// warp `first` of the block. All threads of the block call this; `part` has a row for each warp of the block,
-// and must be free.
+// Sums each of N numbers (1, 2 or 4) over the threads of a row. These are `warps` warps, at most MOST,
+// beginning with warp `first` of the block. All threads of the block must call this. `part` has a row for
+// each warp of the block; no thread may still read it from an earlier call.
 template <int MOST, int N>
 __device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int first, int warps)
 {
     const int lane = threadIdx.x % 32;
     int m = 16;
-    TT__UNROLL for (int n = N; n > 1; n /= 2, m /= 2) // each lane keeps half of the numbers
+    TT__UNROLL for (int n = N; n > 1; n /= 2, m /= 2) // in each step, a lane keeps half of its numbers
         TT__UNROLL for (int k = 0; k < n / 2; k++) {
             const float keep = lane & m ? v[k + n / 2] : v[k], give = lane & m ? v[k] : v[k + n / 2];
             v[k] = keep + __shfl_xor_sync(0xffffffffu, give, m);
@@ -2514,7 +2518,7 @@ __device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int fi
             TT__UNROLL for (int n = 0; n < N; n++) v[n] += part[first + k][n];
 }
 
-// Statistics of a row: mean and 1 / std or, for rmsnorm, which is not centred, 1 / rms alone.
+// Statistics of a row: mean and 1 / std. For rmsnorm, `centred` is false, mean is 0 and rstd is 1 / rms.
 struct row_stats { bool centred; float mean, rstd; };
 
 __device__ __forceinline__ void set_stats(const tt__mat &stats, int64_t r, bool centred, float mean,
@@ -2532,24 +2536,26 @@ __device__ __forceinline__ row_stats get_stats(const tt__mat &stats, int64_t r)
     return {centred, centred ? at[0] : 0.0f, at[centred]};
 }
 
-// Dropout in a norm's kernel. Forward: x, which the norm reads, first becomes dropout(from) + residual (no
-// residual if its data is NULL). Backward: `to` becomes dropout(dx), and the sums are column sums of `to`.
+// Dropout in a norm's kernel. In the forward, the kernel first computes dropout(from) + residual, stores it
+// in x and normalises it; there is no residual if its data is NULL. In the backward, the kernel stores
+// dropout(dx) in `to`, and its third sums are column sums of `to`.
 struct norm_dropout { op_dropout op; tt__mat from, residual, to; };
 
-// Sizes of a block. A block for NARROW rows, of up to 1,024 columns, has EACH teams of threads, and each team
-// has two rows in a turn, or one row if operands are of any dtype. For other rows, a block is one team with
-// one row.
+// Sizes of a thread block. For NARROW rows, of up to 1,024 columns, a block has EACH teams of threads, and
+// each team works on two rows at a time (a turn), or on one row if X is ANY. For wider rows, a block is one
+// team and works on one row at a time.
 template <bool NARROW, int X, int EACH> struct norm_block {
     static constexpr int TEAMS = NARROW ? EACH : 1, ROWS = NARROW && X != ANY ? 2 : 1, TURN = TEAMS * ROWS;
     static constexpr int ROW_WARPS = NARROW ? 4 : 16, WARPS = TEAMS * ROW_WARPS, MOST = WARPS * 32;
 };
 template <bool NARROW, int X> using forward_block = norm_block<NARROW, X, 2>;
-template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>; // see sum_teams
+// The number of teams, 4 or 1, is that of sum_teams.
+template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>;
 
-// Computes y = (x - mean) / std w + b, and stores mean and 1 / std to stats. If not centred, the mean counts
-// as 0. A row stays in the registers of its threads and is read once; with typed operands, the next rows are
-// in flight meanwhile. X: dtype of x and y, W: dtype of w and b. DROP: with dropout, which needs typed
-// operands.
+// Computes y = (x - mean) / std * w + b, and stores mean and 1 / std to stats. If not `centred`, the mean
+// counts as 0. A row stays in the registers of its threads and is read once. X: dtype of x and y, or ANY; W:
+// dtype of w and b. Unless X is ANY, the next rows are in flight meanwhile. DROP: with dropout; X must not be
+// ANY.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == TT_BF16 && !DROP ? 3 : 2 : 1)
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
@@ -2573,7 +2579,7 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     uint32_t next_number[ROWS] = {};
     row_bits<W> bits;
     float scale[8], shift[8];
-    // The thread's first row in the current turn or, in what is fetched ahead, in the next turn.
+    // The thread's first row in the current turn. The rows in flight are those of the next turn.
     int64_t r = (int64_t)blockIdx.x * B::TURN + team;
     const int64_t step = (int64_t)gridDim.x * B::TURN, rows = x.rows;
     tt__mat from = DROP ? drop.from : x;
@@ -2619,7 +2625,7 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
         }
         if (centred) row_sums<B::ROW_WARPS>(sum, sum_part, team * warps, warps);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
-            sum[i] = centred ? sum[i] * each : 0.0f; // the mean
+            sum[i] = centred ? sum[i] * each : 0.0f; // from here on, the mean
             squares[i] = 0;
             TT__UNROLL for (int j = 0; j < 8; j++) {
                 v[i][j] -= sum[i];
@@ -2641,11 +2647,12 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
         }
         move_rows(step, y, stats);
         if (DROP) move_rows(step, x);
-        if (!centred) __syncthreads(); // square_part has been read
+        if (!centred) __syncthreads(); // waits until all threads have read square_part
     }
 }
 
-// Computes y and statistics of layernorm for wider rows: a block takes a row and reads it three times.
+// Computes y and the statistics of layernorm for rows of more than TT__ROW_COLUMNS columns. A block works on
+// one row and reads it three times.
 __global__ void __launch_bounds__(TT__ROW_THREADS)
     layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred,
                    bool add)
@@ -2704,8 +2711,8 @@ cudaError_t launch_layernorm(const tt__launch *l, bool centred, bool vector, con
                                              centred, l->add[0], vector, drop);
 }
 
-// Runs layernorm or rmsnorm. dropout: NULL, or the launch that makes x, which the kernel does at the same
-// time (run_with_dropout).
+// Runs layernorm or rmsnorm. dropout: NULL, or the launch of the dropout that makes x, which the same kernel
+// then computes, too (run_with_dropout).
 cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
@@ -2731,8 +2738,8 @@ cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 
 cudaError_t run_layernorm(const tt__launch *l) { return run_layernorm_with(l, NULL); }
 
-// Stores a block's sums over its rows to (2, cols): dw and db; or to (3, cols), with ds. memory: (TEAMS, 4,
-// threads of a row), if the block has several teams.
+// Stores a block's sums over its rows: dw and db to `to` (2, cols) or, if `sums`, dw, db and ds to `to`
+// (3, cols). memory: shared memory (TEAMS, 4, threads of a row), if the block has several teams.
 template <int TEAMS>
 __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const row_thread &t, int team,
                                                   float4 *memory, const float (&dw)[8], const float (&db)[8],
@@ -2747,13 +2754,13 @@ __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const
         store(0, dw);
         store(1, db);
         if (sums) store(2, ds);
-    } else { // sums over the teams; halves of 4 columns are apart
+    } else { // sums over the teams; a thread's 8 columns are stored as two separate halves
         float4 *const own = memory + team * 2 * width + t.at;
         const auto leave = [&](int place, const float (&v)[8]) {
             own[place * 2 * width] = make_float4(v[0], v[1], v[2], v[3]);
             own[place * 2 * width + width] = make_float4(v[4], v[5], v[6], v[7]);
         };
-        const auto sum_up = [&](int kind, int place, int count) { // one team sums one kind
+        const auto sum_up = [&](int kind, int place, int count) { // a team computes one kind of sums
             float all[8] = {0, 0, 0, 0, 0, 0, 0, 0};
             for (int k = place; k < place + count; k++) {
                 const float4 a = memory[k * 2 * width + t.at], b = memory[(k * 2 + 1) * width + t.at];
@@ -2774,8 +2781,8 @@ __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const
     }
 }
 
-// Begins the gradient of a row of dy (g) and x (n): n becomes (x - mean) / std, and g becomes dy w. sum gets
-// the thread's sums of g and of g n. dw and db, which run over rows, get dy n and dy added.
+// Begins the gradient of a row, given dy in g and x in n. Sets n to (x - mean) / std and g to dy * w, and sum
+// to the thread's sums of g and of g * n. Adds dy * n to dw, and dy to db, which are sums over rows.
 __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], float *sum, float (&dw)[8],
                                                float (&db)[8], const float (&scale)[8], const row_stats &of)
 {
@@ -2791,12 +2798,12 @@ __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], flo
     }
 }
 
-// Computes, with n = (x - mean) / std and g = dy w, dx = (g - avg(g) - n avg(g n)) / std, and this block's
-// sums of dw = sum dy n and db = sum dy. partial holds for each block the column sums of dw, of db and, with
-// `sums`, of dx (after dx was added to). dx.data may be NULL. X: dtype of dy, x and dx, W: dtype of w. A row
-// stays in the registers of its threads, as do the sums over rows. bf16 rows of the next turn are in flight
-// meanwhile. Bytes: dy, x and dx once, and what dx is added to. DROP: with dropout, which needs typed
-// operands and dx; the dropout's rows are as far apart as those of dx.
+// Computes dx = (g - avg(g) - n * avg(g * n)) / std, where n = (x - mean) / std and g = dy * w, and this
+// block's sums over rows of dw = dy * n and db = dy. Writes to partial, for each block, the sums of dw and db
+// and, if `sums`, the column sums of dx (if `add`, after the addition). dx.data may be NULL. X: dtype of dy,
+// x and dx; W: dtype of w. A row and the sums over rows stay in registers; with bf16, the rows of the next
+// turn are in flight meanwhile. Moves dy, x and dx once; if `add`, also reads dx. DROP: with dropout, which
+// needs dx and an X that is not ANY; the rows of drop.to are dx.ld elements apart.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
@@ -2805,7 +2812,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     tt__begin_kernel();
     typedef backward_block<NARROW, X> B;
     constexpr int TEAMS = B::TEAMS, ROWS = B::ROWS;
-    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]);
+    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]); // two parts, which the turns use alternately
     TT__SHARED(float4, memory, [NARROW ? 2048 : 1]);
     if (X != ANY) {
         dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
@@ -2822,15 +2829,16 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     row_stats next[ROWS];
     uint32_t next_number[ROWS] = {};
     row_bits<W> bits;
-    // `left`: rows of the block from the thread's first row in the current turn on. Operands and results
-    // begin at the thread's first row of the turn that is fetched next. All of a turn is fetched together: a
-    // thread that waits for one of its loads may wait for all loads in flight.
+    // `left`: number of the block's rows from the thread's first row in the current turn on. The pointers of
+    // operands and results are at the thread's first row of the turn that is fetched next. All rows of a turn
+    // are fetched together, because a thread that waits for one load may have to wait for all loads in
+    // flight.
     const int64_t from = (int64_t)blockIdx.x * rows_each;
     const int64_t end = min(x.rows, from + rows_each);
     int left = (int)(end - from) - team;
-    // Bytes from dy to x, whose rows are as far apart: one pointer less to keep.
+    // Bytes from dy to x. Both have the same ld, so that one pointer serves both.
     const int64_t beside = X != ANY ? (char *)x.data - (char *)dy.data : 0;
-    const int64_t dropped = (char *)drop.to.data - (char *)dx.data; // bytes from dx to its dropout
+    const int64_t dropped = (char *)drop.to.data - (char *)dx.data; // bytes from dx to drop.to
     move_rows(from + team, dy, dx, stats);
     if (X == ANY) move_rows(from + team, x);
     const auto fetch = [&](int many) {
@@ -2871,8 +2879,8 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
             TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] = g[i][j] * of[i].rstd + start[j];
         }
         if (!leaves) continue;
-        const int64_t back = AHEAD ? 2 * B::TURN : B::TURN; // from the next fetch to the current turn
-        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // alternating
+        const int64_t back = AHEAD ? 2 * B::TURN : B::TURN; // rows from the current turn to the next fetch
+        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             const float avg_g = centred ? sum[2 * i] * each : 0.0f, avg_gn = sum[2 * i + 1] * each;
             const float of_n = -of[i].rstd * avg_gn, rest = -of[i].rstd * avg_g;
@@ -2891,8 +2899,8 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
                              dw, db, ds, sums);
 }
 
-// Computes dx for wider rows, a block a row. Four blocks a multiprocessor: for eight, the compiler spills
-// registers on compute capability 10.0.
+// Computes dx for rows of more than TT__ROW_COLUMNS columns, one row for each block. A multiprocessor has
+// four blocks: with eight, the compiler spills registers on compute capability 10.0.
 __global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt__mat dy, tt__mat x,
         tt__mat w, tt__mat stats, tt__mat dx, bool add)
 {
@@ -2917,7 +2925,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt
     }
 }
 
-// Computes the sums of dw and db over a block's rows for wider rows, a column a thread.
+// Computes the sums of dw and db over a block's rows for rows of more than TT__ROW_COLUMNS columns. A thread
+// sums one column.
 __global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_sums_wide(tt__mat dy, tt__mat x, tt__mat stats,
         int64_t rows_each, float *partial)
 {
@@ -2946,8 +2955,8 @@ cudaError_t launch_layernorm_backward(const tt__launch *l, unsigned blocks, int6
                       vector, sums, 1.0f / (float)l->in[1].cols, drop);
 }
 
-// Runs the backward of layernorm or rmsnorm. dropout: NULL, or the launch that makes a dropout of dx, which
-// the kernel does at the same time (run_with_dropout).
+// Runs the backward of layernorm or rmsnorm. dropout: NULL, or the launch of the dropout of dx, which the
+// same kernel then computes, too (run_with_dropout).
 cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
@@ -2964,7 +2973,7 @@ cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *d
     if (wide) {
         e = TT__LAUNCH(layernorm_sums_wide, dim3((unsigned)blocks, blocks_for(x->cols, TT__ROW_THREADS)),
                        TT__ROW_THREADS, 0, d->stream, *dy, *x, *stats, each, partial);
-        if (e == cudaSuccess && dx->data) // last, as dx may be in the memory of dy
+        if (e == cudaSuccess && dx->data) // last, because dx may have the memory of dy
             e = TT__LAUNCH(layernorm_backward_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *dy, *x,
                            *w, *stats, *dx, l->add[0]);
     } else {
@@ -2997,9 +3006,9 @@ cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *d
 
 cudaError_t run_layernorm_backward(const tt__launch *l) { return run_layernorm_backward_with(l, NULL); }
 
-// ---- dropout and a norm in one kernel, where the second of two launches reads what the first writes
+// ---- dropout and a norm in one kernel, if the second of two launches reads the result of the first
 
-// Returns whether a and b have no bytes in common, or are the same rows at the same place.
+// Returns whether a and b share no bytes, or hold the same rows at the same place.
 bool is_apart(const tt__mat &a, const tt__mat &b)
 {
     if (!a.data || !b.data) return true;
@@ -3011,11 +3020,11 @@ bool is_apart(const tt__mat &a, const tt__mat &b)
     return end(a) <= (const char *)b.data || end(b) <= (const char *)a.data;
 }
 
-// Runs a norm of dropout's result, or dropout of the dx of a norm's backward. The memory plan assumes that
-// the first is done before the second begins, so results of the second may be stored where operands of the
-// first are. In one kernel, a thread reads and writes the same columns of its rows, which is right if memory
-// does not overlap or holds the same rows at the same place; otherwise two kernels run. The numbers are the
-// same either way.
+// Runs two launches: dropout and a norm of its result, or the backward of a norm and dropout of its dx. The
+// memory plan assumes that the first launch is done before the second begins, so the plan may store results
+// of the second where operands of the first are. In one kernel, a thread reads and writes the same columns of
+// its rows; this is right if operands and results do not overlap or hold the same rows at the same place.
+// Otherwise two kernels run. The results are the same either way.
 cudaError_t run_with_dropout(const tt__launch *l)
 {
     const bool forward = l->instr->op == TT__OP_DROPOUT;
@@ -3048,23 +3057,25 @@ cudaError_t run_with_dropout(const tt__launch *l)
 /* ==== src/ops/embedding/cuda.cuh */
 namespace {
 
-// ---- gradients of tables: rows of dy are sorted by id, equal ids in row order; then equal ids are summed
+// ---- gradients of tables: sort the rows of dy by id, and for equal ids by row; then sum rows of equal ids
 
-#ifndef TT__SORT_TILES // max number of blocks; tests make it smaller
+#ifndef TT__SORT_TILES // max number of blocks of the radix sort; tests make it smaller
 #define TT__SORT_TILES 128
 #endif
-enum { TT__SORT_STEP = 1024 }; // ids that a block takes at a time
+enum { TT__SORT_STEP = 1024 }; // number of ids that a block sorts at a time
 
-// The kernels below run once or twice a step, and each time the device reads their code from its memory, so
-// that short code saves more time than unrolled loops.
+// The kernels below run only once or twice in a step, so the device reads their code from its memory each
+// time. Short code therefore saves more time than unrolled loops.
 
-// Loads four numbers, 32 apart, with all four loads in flight together.
+// Loads from[k], from[k + 32], from[k + 64] and from[k + 96], or 0 from `end` on, with all loads in flight
+// together.
 __device__ __forceinline__ void load_ids(int32_t (&to)[4], const int32_t *from, int64_t k, int64_t end)
 {
     TT__UNROLL for (int u = 0; u < 4; u++) to[u] = k + u * 32 < end ? from[k + u * 32] : 0;
 }
 
-// Sets counts[block][digit] to the number of the block's ids with this digit, 8 bits from bit `shift` on.
+// Sets counts[block][digit] to the number of the block's ids that have this digit. A digit is the 8 bits of
+// an id from bit `shift` on.
 __global__ void __launch_bounds__(TT__ROW_THREADS) count_digits(const int32_t *ids, int64_t n, int shift,
                                                                 int64_t tile, unsigned *counts)
 {
@@ -3084,15 +3095,15 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) count_digits(const int32_t *i
     counts[(int64_t)blockIdx.x * 256 + threadIdx.x] = count[threadIdx.x];
 }
 
-// Sorts ids and rows (NULL: 0, 1, ...) by their digit; ids with the same digit keep their order. Thread k of
-// a block is responsible for digit k.
+// Sorts ids, and their rows, by digit. Ids with the same digit keep their order. If rows is NULL, the rows
+// are 0, 1, ... Thread k of a block computes the counts and places of digit k.
 __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t *ids, const int32_t *rows,
                                                                   int64_t n, int shift, int64_t tile,
                                                                   const unsigned *counts, int32_t *to_ids,
                                                                   int32_t *to_rows)
 {
     tt__begin_kernel();
-    TT__SHARED(unsigned, place, [8][256]); // place of each warp's next id, by its digit
+    TT__SHARED(unsigned, place, [8][256]); // place of each warp's next id with a digit
     TT__SHARED(unsigned, totals, [8]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
@@ -3106,7 +3117,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
             all += count[u];
         }
     }
-    unsigned sum = all; // number of ids with a digit of this warp up to this thread's
+    unsigned sum = all; // becomes the number of ids with this digit or a lower digit of the same warp
     for (int m = 1; m < 32; m *= 2) {
         const unsigned other = __shfl_up_sync(0xffffffffu, sum, m);
         if (lane >= m) sum += other;
@@ -3124,7 +3135,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
         if (rows) load_ids(row, rows, first, to);
         TT__UNROLL for (int k = 0; k < 8; k++) place[warp][k * 32 + lane] = 0;
         __syncwarp();
-        // rank: how many ids with the same digit the warp has before each of its 128 ids.
+        // rank: the number of ids with the same digit that come before an id among the warp's 128 ids.
         TT__UNROLL for (int u = 0; u < 4; u++) {
             const bool there = first + u * 32 < to;
             const unsigned digit = (uint32_t)id[u] >> shift & 255;
@@ -3152,13 +3163,13 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
     }
 }
 
-// Sorts up to TT__RANKED ids and their rows at once: the place of an id is the number of ids before it. A
-// block counts for 32 ids, and each of its warps compares these with an eighth of all ids. Further blocks
-// write zeros.
+// Sorts up to TT__RANKED ids and their rows in one step: the place of an id is the number of ids that come
+// before it. A block counts these for 32 ids, and each of its 8 warps compares the 32 ids with an eighth of
+// all ids. The other blocks write zeros to `zero`.
 #ifndef TT__RANKED // tests make it smaller
 #define TT__RANKED 8192
 #endif
-enum { TT__ZEROS = 4096 }; // vectors of zeros that a block writes at a time
+enum { TT__ZEROS = 4096 }; // number of 16-byte vectors of zeros that a block writes at a time
 __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, int n, int32_t *to_ids,
                                                             int32_t *to_rows, uint4 *zero,
                                                             int64_t zero_vectors)
@@ -3175,20 +3186,21 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
                 if (k + u < zero_vectors) zero[k + u] = make_uint4(0, 0, 0, 0);
         return;
     }
-    const int from = (int)blockIdx.x * 32, each = ((n + 7) / 8 + 31) / 32 * 32; // each: ids of a warp
+    const int from = (int)blockIdx.x * 32, each = ((n + 7) / 8 + 31) / 32 * 32; // each: ids per warp
     const int whole = (uintptr_t)ids % 16 == 0 ? n / 4 * 4 : 0;
     TT__ROLLED for (int k = threadIdx.x * 4; k < whole; k += 4 * TT__ROW_THREADS)
         tt__cp_async_16(all + k, ids + k);
     TT__ROLLED for (int k = whole + threadIdx.x; k < n; k += TT__ROW_THREADS)
         tt__cp_async_4(all + k, ids + k);
-    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1; // < 256 of these
+    // Pads the ids to 8 * each with large ids, which are fewer than 256.
+    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1;
     tt__cp_async_commit();
     tt__cp_async_wait<0>();
     __syncthreads();
     const int32_t id = all[from + lane];
     unsigned count = 0;
     for (int at = warp * each; at < (warp + 1) * each; at += 32) {
-        const int32_t most = id + (at < from); // equal ids of earlier blocks come before it
+        const int32_t most = id + (at < from); // equal ids at earlier places come first
         TT__UNROLL for (int k = 0; k < 32; k += 4) {
             const int4 of = *(const int4 *)(all + at + k);
             // The sign of a difference costs less than a comparison; the numbers are not negative.
@@ -3207,9 +3219,9 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
     to_rows[count] = from + lane;
 }
 
-enum { TT__SUMMED = 16 }; // vectors in flight to each thread of sum_ids
+enum { TT__SUMMED = 16 }; // max vectors in flight to each thread of sum_ids
 
-// Copies 8 columns of a row, which are whole vectors, to shared memory asynchronously.
+// Copies 8 columns of row r, beginning with column c, asynchronously to shared memory as whole vectors.
 __device__ __forceinline__ void copy_group(uint4 *to, const tt__mat &m, int64_t r, int64_t c)
 {
     const int vectors = m.dtype == TT_F32 ? 2 : 1;
@@ -3218,26 +3230,28 @@ __device__ __forceinline__ void copy_group(uint4 *to, const tt__mat &m, int64_t 
     if (vectors == 2) tt__cp_async_16(to + 1, p + 1);
 }
 
-// Sums the rows of dy with equal ids. A block has a chunk of `chunk` rows. The sum of an id whose rows are
-// all in the chunk goes to row id - first of `to`, if there is one. The sum goes to partial[block][0] if rows
-// of the id are in the chunk before, and to partial[block][1] if the id begins in this chunk and goes on in
-// the next. wide: dy and `to` have whole groups of 8 columns at multiples of 16 bytes, and shared memory has
-// room for the rows in flight. Moves dy and the rows of `to` once.
+// Sums the rows of dy that have equal ids. A block sums a chunk of `chunk` rows in sorted order. The sum of
+// an id whose rows are all in the chunk goes to row id - first of `to`, if this row exists. Otherwise the sum
+// is partial: it goes to partial[block][0] if the chunk before also has rows of the id, and to
+// partial[block][1] if the id begins in this chunk and continues in the next. wide: dy and `to` have whole
+// groups of 8 columns at multiples of 16 bytes, and shared memory has room for the rows in flight. Moves dy
+// and the rows of `to` once.
 __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t *rows, int64_t n, tt__mat dy,
                                                tt__mat to, int64_t first, bool add, bool wide, int64_t chunk,
                                                float *partial)
 {
     tt__begin_kernel();
     TT__DYN_SHARED(uint4, coming);
-    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // ids of the row before, of the rows, of the row after
+    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // ids of the previous row, of `most` rows, of the next row
     TT__SHARED(int32_t, row, [TT__SUMMED]);
     const int64_t from = (int64_t)blockIdx.x * chunk, end = min(n, from + chunk);
     const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
     const int width = (int)max((int64_t)0, min(dy.cols - c, (int64_t)8)), t = (int)threadIdx.x;
     const bool copies = wide && width > 0;
-    const int vectors = dy.dtype == TT_F32 || (add && to.dtype == TT_F32) ? 2 : 1; // in 8 columns
+    const int vectors = dy.dtype == TT_F32 || (add && to.dtype == TT_F32) ? 2 : 1; // vectors in 8 columns
     const int most = TT__SUMMED / vectors / (add ? 2 : 1), step = (int)blockDim.x * vectors;
-    uint4 *const own = coming + t * vectors, *const old = own + most * step; // rows of dy, rows of `to`
+    // own: the thread's columns of rows of dy; old: those of rows of `to`.
+    uint4 *const own = coming + t * vectors, *const old = own + most * step;
     const tt__mat parts = {partial, TT_F32, 0, dy.cols, dy.cols};
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
     bool began = false;
@@ -3276,8 +3290,8 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
     }
 }
 
-// Adds up the partial sums of ids whose rows are in several chunks. The block of the chunk in which an id
-// begins adds up the id's sums.
+// Sums the partial sums of ids whose rows are in several chunks. The block of the chunk in which an id begins
+// sums the partial sums of this id.
 __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, tt__mat to, int64_t first,
                                                 bool add, bool vector, int64_t chunk, float *partial)
 {
@@ -3289,7 +3303,7 @@ __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, t
     const int32_t id = ids[end];
     const int64_t row = id - first;
     if ((from > 0 && ids[from - 1] == id) || row < 0 || row >= to.rows) return;
-    int64_t low = end, high = n; // ids[low] == id; ids from `high` on are greater
+    int64_t low = end, high = n; // ids[low] == id; ids from ids[high] on are larger
     while (high - low > 1) {
         const int64_t middle = (low + high) / 2;
         if (ids[middle] == id) low = middle;
@@ -3323,7 +3337,7 @@ cudaError_t run_table_backward(const tt__launch *l)
     const int64_t n = index->rows, first = embedding ? l->first_row - l->instr->attr.offset : 0;
     const int64_t ids_end = embedding && l->whole_rows ? l->whole_rows : to->rows;
     const size_t each = tt__align_to((size_t)n * sizeof(int32_t), TT__CUDA_ALIGN);
-    int32_t *array[4]; // ids, rows, and another pair of these
+    int32_t *array[4]; // two pairs of arrays: ids and rows
     for (int k = 0; k < 4; k++) array[k] = (int32_t *)((char *)l->workspace + k * each);
     const int32_t *ids = (const int32_t *)index->data, *rows = NULL;
     const bool ranked = n > 0 && n <= TT__RANKED;
@@ -3376,11 +3390,11 @@ cudaError_t run_table_backward(const tt__launch *l)
 namespace {
 
 // ================================================================================================== losses
-// The four counts of a loss: sum of weighted losses, sum of weights, sum of the weights of rows that were
-// predicted right, 0.
+// A loss has four counts: the sum of the rows' weighted losses, the sum of their weights, the sum of the
+// weights of rows whose prediction is right, and 0.
 
-// Max blocks of a loss, each of which leaves one partial sum in the resident workspace. Tests make it
-// smaller.
+// Max number of thread blocks of a loss; each block writes one partial sum to the resident workspace. Tests
+// make the number smaller.
 #ifndef TT__LOSS_BLOCKS
 #define TT__LOSS_BLOCKS 1024
 #endif
@@ -3390,7 +3404,8 @@ __device__ __forceinline__ float row_weight(const tt__mat &weights, int64_t r)
     return weights.data ? load_any(weights.data, weights.dtype, r * weights.ld) : 1.0f;
 }
 
-// Returns the factor of a row's gradient without the row's weight: upstream gradient / number of targets.
+// Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, outside a
+// run, by the sum of the targets' weights.
 __device__ __forceinline__ float loss_factor(const tt__run *run, const float *dloss, const float *counts)
 {
     double norm = run ? run->loss_norm : counts[1];
@@ -3430,11 +3445,12 @@ __global__ void __launch_bounds__(256) loss_counts(const loss_sums *partial, int
     store_counts<256>(sums, counts, loss);
 }
 
-// Result of a row's logits, the same in every thread that works on the row.
+// The result of a row of logits: log-sum-exp, loss, and whether the prediction is right. Every thread that
+// works on the row has the same result.
 struct row_result { float lse, loss; bool right; };
 
-// Merges what the lanes of a warp know of a row: m, the greatest logit; s, the sum of exponentials relative
-// to that logit; sx, the sum of logits; and `right`.
+// Merges the sums of a warp's lanes over their parts of a row. m: the largest logit; s: the sum of the
+// exponentials of logits - m; sx: the sum of the logits; right: see logit_sums.
 __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &right)
 {
     const float top = warp_max(m);
@@ -3444,10 +3460,10 @@ __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &
     m = top;
 }
 
-// Running sums of a thread over its part of a row of n logits. The sum of exponentials `s` is kept relative
-// to the greatest logit so far, `m` (Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018),
-// so that one sweep is enough. sx sums the logits. `right` tells whether the target's logit `own` is the
-// first of the greatest, as argmax has it.
+// Running sums of a thread over its part of a row of n logits. m is the largest logit so far, and s is the
+// sum of the exponentials of logits - m (Milakov, Gimelshein: "Online normalizer calculation for softmax",
+// 2018), so that one sweep is enough. sx is the sum of the logits. `right` tells whether `own`, the target's
+// logit, is the first of the largest logits, as in argmax.
 struct logit_sums {
     float m, s, sx, own;
     bool right;
@@ -3458,7 +3474,7 @@ struct logit_sums {
         own = logit_of_target;
         right = own == own;
     }
-    // Adds columns [c, c + N); columns from n on hold -INFINITY.
+    // Adds the logits v of columns [c, c + N). Logits of columns from n on must be -INFINITY.
     template <int N, class INDEX>
     __device__ __forceinline__ void add(const float (&v)[N], INDEX c, INDEX n, INDEX target, bool smooth)
     {
@@ -3473,14 +3489,14 @@ struct logit_sums {
         else if (target < c) right &= !(top > own);
         else TT__UNROLL for (int k = 0; k < N; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
     }
-    // Returns the result of the row, in each of its THREADS threads: a warp or a block.
+    // Merges the sums of the row's THREADS threads, a warp or a block, and returns the result in each thread.
     template <int THREADS> __device__ __forceinline__ row_result finish(int64_t n, float smoothing)
     {
         const int thread = (int)threadIdx.x % THREADS;
         merge_rows(m, s, sx, right);
         if (THREADS > 32) {
             TT__SHARED(float4, part, [(THREADS + 31) / 32]);
-            __syncthreads(); // the parts of the row before may still be read
+            __syncthreads(); // before this, threads may still read `part` of the previous row
             if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
             __syncthreads();
             const bool there = thread % 32 < THREADS / 32;
@@ -3493,8 +3509,8 @@ struct logit_sums {
     }
 };
 
-// Returns the result of a row of n logits, computed by a warp or by a block of THREADS. Target -1: only lse
-// is wanted.
+// Returns the result of a row of n logits, computed by THREADS threads, a warp or a block. With target -1,
+// only lse is valid.
 template <int THREADS>
 __device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide,
                                                         int64_t target, float smoothing)
@@ -3509,8 +3525,8 @@ __device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype 
     return sums.finish<THREADS>(n, smoothing);
 }
 
-// Returns, for a row of n logits, the sum over classes of weight (lse - logit), computed by a warp or by a
-// block of 256.
+// Returns the sum over classes of weight * (lse - logit) for a row of n logits, computed by THREADS threads,
+// a warp or a block of 256.
 template <int THREADS>
 __device__ __forceinline__ float row_of_classes(const void *x, tt_dtype dtype, int64_t n, bool wide,
                                                 const float *class_weights, float lse)
@@ -3524,8 +3540,9 @@ __device__ __forceinline__ float row_of_classes(const void *x, tt_dtype dtype, i
     return THREADS == 32 ? warp_sum(sum) : (float)block_sum<256>(sum);
 }
 
-// Computes lse and the partial counts of rows of logits x (rows, n), by groups of GROUP threads: a warp for
-// few classes, a block for many. Each row is read once; with weights of classes and smoothing, twice.
+// Computes the log-sum-exps and the partial counts of logits x (rows, n). GROUP threads work on a row: a warp
+// if there are few classes, a block if there are many. Reads each row once, or twice with weights of classes
+// and smoothing.
 template <int GROUP>
 __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *targets, tt__mat weights,
                                                      const float *class_weights, tt__mat lse, int ignore,
@@ -3554,8 +3571,8 @@ __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *t
     store_partial<256>(sums, partial);
 }
 
-// Returns the weights of classes, operand k, which are f32 as all inputs are; NULL if the operand has weights
-// of rows.
+// Returns the weights of classes, operand k, or NULL if the operand has weights of rows. The weights are f32,
+// as are all inputs.
 const float *class_weights_of(const tt__launch *l, int k)
 {
     return l->instr->attr.by_class ? (const float *)l->in[k].data : NULL;
@@ -3580,8 +3597,8 @@ cudaError_t run_cross_entropy(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Turns N logits from column c on into their gradients: (softmax - target) w, where the target is
-// smoothing / n for all classes and 1 - smoothing more for the target's class.
+// Turns N logits, beginning with column c, into their gradients: (softmax - t) * w, where t is smoothing / n
+// for all classes, plus 1 - smoothing for class `target`.
 template <int N, class INDEX>
 __device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, int64_t n, int32_t target,
                                                        float lse, float smoothing, float w)
@@ -3592,8 +3609,8 @@ __device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, i
     }
 }
 
-// Turns 8 logits from column c on into their gradients where classes have weights, whose sum is `sum`.
-// Smoothed targets take the weight of each class.
+// Turns 8 logits, beginning with column c, into their gradients if classes have weights; sum: the sum of the
+// weights. The share of each class in a smoothed target is multiplied by the weight of this class.
 __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8], int64_t c, int64_t n,
                                                                   int32_t target, float lse, float smoothing,
                                                                   const float *weights, float sum,
@@ -3607,8 +3624,8 @@ __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8],
     }
 }
 
-// Computes dx (rows, n) [+]= the gradients of logits. x and dx cross memory once. A thread takes eight
-// elements of a row at a time.
+// Computes the gradients of logits x (rows, n), and writes them to dx or (add) adds them. Moves x and dx
+// once. A thread works on eight elements of a row at a time.
 __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x,
                                                               const int32_t *targets, tt__mat weights,
                                                               const float *class_weights, tt__mat lse,
@@ -3619,7 +3636,7 @@ __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss
     tt__begin_kernel();
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
     const float factor = loss_factor(run, dloss, counts);
-    double sum = 0; // sum of the weights of classes
+    double sum = 0; // the sum of the weights of all classes
     if (class_weights && smoothing > 0) {
         for (int64_t c = threadIdx.x; c < n; c += 256) sum += class_weights[c];
         sum = block_sum<256>(sum);
@@ -3659,8 +3676,8 @@ cudaError_t run_cross_entropy_backward(const tt__launch *l)
                       is_wide(x) && is_wide(dx), TT__RUN_OF(l));
 }
 
-// Computes the statistics (lse, sum of p) and the partial counts of rows of logits x with probabilities p of
-// all classes, in groups as in cross_entropy. Logits cross memory twice, p once.
+// Computes the statistics (lse, sum of p) of each row and the partial counts, for logits x and probabilities
+// p of all classes. GROUP threads work on a row, as in cross_entropy. Moves the logits twice and p once.
 template <int GROUP>
 __global__ void __launch_bounds__(256) soft_cross_entropy(tt__mat x, tt__mat p, tt__mat weights,
                                                           tt__mat stats, bool wide, loss_sums *partial)
@@ -3706,7 +3723,7 @@ cudaError_t run_soft_cross_entropy(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Computes dx [+]= w (softmax(x) * sum of p - p). x, p and dx cross memory once.
+// Computes w * (softmax(x) * (sum of p) - p), and writes it to dx or (add) adds it. Moves x, p and dx once.
 __global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
                                                                    tt__mat weights, tt__mat stats,
                                                                    const float *counts, tt__mat dx, bool add,
@@ -3737,8 +3754,8 @@ cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
                       is_wide(x) && is_wide(p) && is_wide(dx), TT__RUN_OF(l));
 }
 
-// Computes the partial counts of x, y (rows, n), whose loss is the sum of w (x - y)^2 / n; x and y cross
-// memory once.
+// Computes the partial counts of the squared error of x and y (rows, n); the loss of a row with weight w is
+// w * the sum of (x - y)^2 / n. Moves x and y once.
 __global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide,
                                                      loss_sums *partial)
 {
@@ -3772,7 +3789,7 @@ cudaError_t run_mean_squared_error(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Computes dx [+]= 2 w (x - y) / n. x, y and dx cross memory once.
+// Computes 2 * w * (x - y) / n, and writes it to dx or (add) adds it. Moves x, y and dx once.
 __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
                                                               tt__mat weights, const float *counts,
                                                               tt__mat dx, bool add, bool wide,
@@ -3803,8 +3820,8 @@ cudaError_t run_mean_squared_error_backward(const tt__launch *l)
                       is_wide(dx), TT__RUN_OF(l));
 }
 
-// Sums over all rows the loss and hit that linear_cross_entropy left of each or, if row_loss is NULL, the
-// weights only. Moves up to 16 bytes a row.
+// Computes the counts of a loss from row_loss, the loss and hit that linear_cross_entropy stored of each row.
+// If row_loss is NULL, sums only the weights. Moves up to 16 bytes a row.
 __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_loss, int64_t rows,
                                                            const int32_t *targets, tt__mat weights,
                                                            int ignore, float *counts, float *loss)
@@ -3822,9 +3839,9 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
     store_counts<1024>(sums, counts, loss);
 }
 
-// Computes loss and hit of each row of a chunk's logits z (rows, n), f32 in rows of whole 32 bytes. Unless
-// dz.data is NULL, also writes the gradients dz in place of the rows, in dz's dtype, with zeros up to the end
-// of a row of z. A block takes a row, which it reads twice.
+// Computes the loss and the hit of each row of a chunk's logits z (rows, n), which are f32 in rows of whole
+// 32 bytes. Unless dz.data is NULL, also writes the gradients dz over the rows of z, in the dtype of dz, with
+// zeros up to the end of a row of z. A block works on one row and reads it twice.
 __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets,
                                                              tt__mat weights, const float *dloss,
                                                              const float *counts, float2 *row_loss,
@@ -3848,15 +3865,16 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
             cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
             TT__UNROLL for (int k = 0; k < 8; k++) if (c + k >= n) v[k] = 0;
         }
-        __syncthreads(); // 16-bit gradients replace logits that other threads read in this round
+        __syncthreads(); // 16-bit gradients are written over logits that other threads read in this round
         if (c < n) store8(row_at(dz, r), dz.dtype, c, 8, true, v);
     }
 }
 
-// Computes what linear_cross_entropy does, with gradients, for rows that fit into shared memory. The resident
-// blocks walk over the rows. Each thread copies its own columns, four of every 4,096, and fetches those of
-// the block's next row as soon as it has written the gradients of the current row. It sums the first of a
-// row's ROW_PARTS parts while the others are in flight. Moves n (4 + dz's size) bytes a row.
+// Does the work of linear_cross_entropy, with gradients, for rows that fit into shared memory. As many blocks
+// run as the device holds, and each works on one row after another. A thread copies its own columns, four of
+// every 4,096, to shared memory, and fetches those of the block's next row as soon as it has written the
+// gradients of the current row. It sums the first of a row's ROW_PARTS parts while the other parts are in
+// flight. Moves n * (4 + bytes of an element of dz) bytes a row.
 enum { ROW_PARTS = 4 };
 __global__ void __launch_bounds__(1024, 1)
     linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
@@ -3866,7 +3884,7 @@ __global__ void __launch_bounds__(1024, 1)
     tt__begin_kernel();
     TT__DYN_SHARED(float, logits);
     const int n = (int)z.cols, end = (n + 7) / 8 * 8, first = 4 * (int)threadIdx.x;
-    const int each = (n + ROW_PARTS * 4096 - 1) / (ROW_PARTS * 4096) * 4096; // columns of a part
+    const int each = (n + ROW_PARTS * 4096 - 1) / (ROW_PARTS * 4096) * 4096; // number of columns of a part
     const float factor = loss_factor(run, dloss, counts);
     int64_t r = blockIdx.x;
     int32_t target = targets[r];
@@ -3880,10 +3898,10 @@ __global__ void __launch_bounds__(1024, 1)
         const int64_t next = r + gridDim.x;
         const float *x = next < z.rows ? (const float *)row_at(z, next) : NULL;
         logit_sums sums;
-        const int32_t of_next = x ? targets[next] : ignore; // arrives by the time that it is needed
+        const int32_t of_next = x ? targets[next] : ignore; // used after the sums, which hide the load
         const float w = factor * row_weight(weights, r);
         sums.begin(own);
-        const auto add = [&](int part) { // of the thread's own columns
+        const auto add = [&](int part) { // adds the thread's columns of a part
             for (int c = part * each + first; c < min(n, (part + 1) * each); c += 4096) {
                 const float4 q = *(const float4 *)(logits + c);
                 float v[4] = {q.x, q.y, q.z, q.w};
@@ -3945,9 +3963,9 @@ tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
 #define TT__LOSS_CACHE ((size_t)1 << 20)
 #endif
 
-// Returns the matrix to which chunks add their shares of a gradient: the gradient itself or, if it has 16
-// bits and there are several chunks, f32 sums at *at in the workspace, from which the gradient is made at the
-// end.
+// Returns the matrix to which the chunks of rows add their contributions to gradient m. It is m itself or, if
+// m has 16 bits and there are several chunks (many), an f32 matrix at *at in the workspace, which is rounded
+// to m at the end.
 tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 {
     tt__mat sums = *m;
@@ -3959,17 +3977,17 @@ tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
     return sums;
 }
 
-// The classes beyond the last multiple of 64, if their number is not a multiple of 8. cuBLASLt has only slow
-// kernels for a product with such a size (1.68 ms instead of 0.26 for 2,048 x 50,257 x 768 on an H200). So
-// these classes have products of their own, from copies that end with zeros: rows of the weight, and elements
-// of the bias, up to a multiple of 8. Padding w itself would need room after it wherever it is stored: as the
-// parameter, as shards, gathered, offloaded and cast.
+// The tail: the classes after the last multiple of 64, if the number of classes is not a multiple of 8.
+// cuBLASLt has only slow kernels for a product with such a size (1.68 ms instead of 0.26 ms for 2,048 x
+// 50,257 x 768 on an H200). The tail therefore has products of its own, which read copies of the tail's rows
+// of the weight and elements of the bias, padded with zeros to a multiple of 8. Padding w itself would need
+// room after w wherever it is stored: as the parameter, as shards, gathered, offloaded and cast.
 struct class_tail {
-    int64_t first, count; // classes; count 0: none
-    tt__mat w, b, dw, db; // (rows, in) and (1, rows), rows: count up to a multiple of 8; f32 gradients
+    int64_t first, count; // the first class, and the number of classes; 0: there is no tail
+    tt__mat w, b, dw, db; // w, dw: (rows, in); b, db: (1, rows); rows is count padded; dw and db are f32
 };
 
-// Copies x to the upper left of `to`, and fills the rest with zeros. A thread copies eight columns.
+// Copies x to the upper left of `to`, and fills the rest of `to` with zeros. A thread copies eight columns.
 __global__ void __launch_bounds__(256) copy_padded(tt__mat x, tt__mat to)
 {
     tt__begin_kernel();
@@ -4009,11 +4027,11 @@ cudaError_t make_class_tail(tt__device *d, const tt__mat *w, const tt__mat *b, b
     return e;
 }
 
-// The three products of a chunk of the loss. The logits z and their gradients dz are in rows that have room
-// for the tail's zeros; z is f32.
+// The three products of a chunk of rows of the loss: logits, dx and dw. The rows of the logits z and of their
+// gradients dz have room for the zeros after the tail; z is f32.
 struct loss_products {
     const tt__launch *l;
-    tt__mat w, b; // w's first classes, and all of b
+    tt__mat w, b; // w: the rows of the classes before the tail; b: the whole bias
     class_tail tail;
 
     cudaError_t logits(const tt__mat *x, const tt__mat *z) const
@@ -4030,8 +4048,8 @@ struct loss_products {
         if (e == cudaSuccess && tail.count) e = linear_dx(l, &rest, &tail.w, dx, add || tail.first > 0);
         return e;
     }
-    // Adds a chunk to dw and db; the tail's gradients are summed beside dw and db. first: whether the chunk
-    // is the first.
+    // Adds a chunk's contributions to dw and db; the gradients of the tail are summed in tail.dw and tail.db.
+    // first: whether the chunk is the first.
     cudaError_t dw(const tt__mat *dz, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w,
                    bool add_b, bool first) const
     {
@@ -4043,7 +4061,7 @@ struct loss_products {
         if (e == cudaSuccess && tail.count) e = linear_dw(l, &rest, x, &rest_w, &rest_b, !first, !first);
         return e;
     }
-    // Sets or adds the tail's gradients to dw and db, after the last chunk.
+    // Writes or adds the gradients of the tail to dw and db, after the last chunk.
     cudaError_t finish(const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b) const
     {
         if (!tail.count) return cudaSuccess;
@@ -4058,7 +4076,7 @@ struct loss_products {
     }
 };
 
-// Computes the rows' losses and gradients of a chunk of logits.
+// Computes, for a chunk's logits z, the loss and hit of each row and the gradients dz.
 cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *dz, const int32_t *targets,
                           tt__mat weights, float2 *row_loss)
 {
@@ -4082,7 +4100,7 @@ cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *
                       weights, dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
 }
 
-// Returns the bytes at the end of the workspace for products whose operands have to be copied.
+// Returns the bytes at the end of the workspace for products whose operands must be copied (padded_matmul).
 int64_t loss_products_bytes(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *w = &l->in[3];
@@ -4092,8 +4110,8 @@ int64_t loss_products_bytes(const tt__launch *l)
                max(tt__cuda_padded_bytes(x, w, &z, x), tt__cuda_padded_bytes(x, w, &z, w)));
 }
 
-// Computes a linear layer, its cross-entropy and their gradients, chunk by chunk of rows, as on the CPU. The
-// workspace is laid out as tt__cuda_LINEAR_CROSS_ENTROPY says.
+// Computes a linear layer, its cross-entropy and their gradients, one chunk of rows after another, as the CPU
+// does. tt__cuda_LINEAR_CROSS_ENTROPY describes the layout of the workspace.
 cudaError_t run_linear_cross_entropy(const tt__launch *l)
 {
     tt__device *d = l->device;
@@ -4154,13 +4172,14 @@ namespace {
 
 enum { TT__SQUARES_BLOCKS = 1024 };
 
-// Max number of tensors (of instructions that run together) in a launch. Tests make the number smaller.
+// Max number of tensors, of instructions that run together, in a kernel launch. Tests make the number
+// smaller.
 #ifndef TT__TENSORS
-// A kernel's arguments may have 32,764 bytes, or 4,096 before CUDA 12.1.
+// The arguments of a kernel may have 32,764 bytes, or 4,096 bytes before CUDA 12.1.
 #define TT__TENSORS (CUDART_VERSION >= 12010 ? 448 : 60)
 #endif
 
-// Returns the number of this block's tensor, of `count` tensors in the order of their first blocks.
+// Returns the number of this block's tensor. of: `count` tensors in the order of their first blocks.
 template <class T> __device__ __forceinline__ int tensor_of_block(const T *of, int count)
 {
     int low = 0;
@@ -4183,7 +4202,7 @@ struct square_sum {
 
 struct square_sums {
     int count;
-    double *partial; // the sum of each block
+    double *partial; // the sum of each thread block
     square_sum of[TT__TENSORS];
 };
 
@@ -4196,8 +4215,8 @@ __device__ __forceinline__ float squares8(const square_sum &t, int64_t i)
     return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
 
-// Sums the squares of tensors, for each block to partial: eight squares in f32, and these sums in double.
-// Reads each tensor once.
+// Sums the squares of tensors, and writes each block's sum to partial. Sums eight squares in f32, and these
+// sums in double. Reads each tensor once.
 __global__ void __launch_bounds__(256) sum_squares(const __grid_constant__ square_sums s)
 {
     tt__begin_kernel();
@@ -4220,7 +4239,7 @@ __global__ void __launch_bounds__(256) finish_sum_squares(const __grid_constant_
     if (threadIdx.x == 0) *(float *)t.to = (float)sum;
 }
 
-// Sums the squares of each chunk of a tensor, a block each; fold_squares adds up the sums of the chunks.
+// Sums the squares of each chunk of a tensor; a block sums one chunk. fold_squares adds up the chunks' sums.
 __global__ void __launch_bounds__(256) chunk_squares(const __grid_constant__ square_sums s)
 {
     tt__begin_kernel();
@@ -4256,7 +4275,7 @@ cudaError_t run_mean_loss(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Computes totals = or += the counts of a loss. totals: a tt__totals.
+// Writes the counts of a loss to totals, a tt__totals, or (add) adds them.
 __global__ void add_counts(const float *counts, double *totals, bool add)
 {
     tt__begin_kernel();
@@ -4270,8 +4289,8 @@ cudaError_t run_add_counts(const tt__launch *l)
                       l->add[0]);
 }
 
-// Computes the global norm and the factor of all gradients, as torch.nn.utils.clip_grad_norm_ does, from the
-// sums of squares of n gradients.
+// Computes, from the sums of squares of n gradients, the global norm and the factor by which all gradients
+// are multiplied, as in torch.nn.utils.clip_grad_norm_.
 __global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, float clip_norm,
                                             const tt__totals *totals, const tt__scale *loss_scale,
                                             const tt__run *run, tt__clipped *out)
@@ -4283,7 +4302,7 @@ __global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, flo
     if (threadIdx.x) return;
     double scale = (run ? run->loss_norm / totals->targets : 1) / (loss_scale ? loss_scale->scale : 1),
         norm = sqrt(sum) * scale, factor = scale;
-    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; // no parameter is updated
+    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; // then no parameter is updated
     if (clip_norm > 0 && clip_norm < norm + 1e-6) factor *= clip_norm / (norm + 1e-6);
     out->norm = (float)norm;
     out->factor = (float)factor;
@@ -4330,7 +4349,7 @@ cudaError_t run_copy(const tt__launch *l)
     const tt__mat *x = &l->in[0], *y = &l->out[0];
     const size_t size = tt_dtype_bytes(x->dtype);
     const bool whole = x->rows == 1 || (x->ld == x->cols && y->ld == y->cols);
-    if (whole) // contiguous data may be longer than the max row of cudaMemcpy2DAsync
+    if (whole) // a contiguous matrix may have more bytes than cudaMemcpy2DAsync allows in a row
         return cudaMemcpyAsync(y->data, x->data, (size_t)(x->rows * x->cols) * size, cudaMemcpyDefault,
                                stream_of(l));
     return cudaMemcpy2DAsync(y->data, (size_t)y->ld * size, x->data, (size_t)x->ld * size,
@@ -4339,9 +4358,9 @@ cudaError_t run_copy(const tt__launch *l)
 
 cudaError_t run_nothing(const tt__launch *) { return cudaSuccess; }
 
-// Rounds x to 16 bits stochastically, as the CPU's round_16 does: up with a probability equal to the dropped
-// fraction, by 16 random bits. Numbers that are not finite and, in f16, numbers from 65504 on are rounded to
-// nearest, so that they overflow no sooner than rounding to nearest does: at 65520.
+// Rounds x to 16 bits stochastically, as the CPU's round_16 does: rounds up with a probability equal to the
+// dropped fraction, by 16 random bits. Rounds numbers that are not finite and, in f16, numbers from 65504 on
+// to nearest, so that they overflow only from 65520 on, as with rounding to nearest.
 __device__ __forceinline__ uint32_t round_16(float x, uint32_t random, tt_dtype dtype)
 {
     const uint32_t u = __float_as_uint(x), magnitude = u & 0x7fffffff, sign = u >> 16 & 0x8000;
@@ -4351,23 +4370,23 @@ __device__ __forceinline__ uint32_t round_16(float x, uint32_t random, tt_dtype 
     if (magnitude >= 0x477ff000) return sign | 0x7c00;
     if (magnitude >= 0x477fe000) return sign | 0x7bff;
     if (magnitude >= 0x38800000) return sign | (magnitude - 0x38000000 + (random & 0x1fff)) >> 13;
-    const float units = __uint_as_float(magnitude) * 0x1p24f; // subnormal: exact, below 1024
+    const float units = __uint_as_float(magnitude) * 0x1p24f; // of subnormals: exact, below 1024
     const uint32_t whole = (uint32_t)units;
     return sign | (whole + ((units - (float)whole) * 65536.0f + (float)random >= 65536.0f));
 }
 
-// Returns x plus 16 random bits; the upper half of the sum is x in bf16, stochastically rounded. Kernels
-// compute NaN as 0x7fffffff, which the addition would overflow, so x is limited to 0x7fff0000. NaNs with
-// smaller bits stay NaN, because their upper half stays NaN.
+// Returns the bits of x plus 16 random bits; the upper half of the sum is x in bf16, stochastically rounded.
+// Kernels compute NaN as 0x7fffffff, where the addition would overflow, so the bits of x are limited to
+// 0x7fff0000. NaNs with smaller bits stay NaN, because their upper half is a NaN.
 __device__ __forceinline__ uint32_t round_up(float x, uint32_t random)
 {
     return (uint32_t)min((int)__float_as_uint(x), 0x7fff0000) + random;
 }
 
-// Rounds elements [i, i + 8) of a vector to its dtype and writes them. Element e of a 16-bit vector is
-// rounded stochastically, by number e % 8 of Philox counter {e / 8}, so that steps smaller than half a unit
-// in the last place survive on average (Gupta et al., "Deep learning with limited numerical precision",
-// 2015). e counts from the first element of the whole tensor; the vector begins at element 8 * first.
+// Rounds elements [i, i + 8) of a vector to its dtype and writes them. Rounds element e of a 16-bit vector
+// stochastically, by number e % 8 of Philox counter {e / 8}, so that steps smaller than half a unit in the
+// last place survive on average (Gupta et al., "Deep learning with limited numerical precision", 2015). e
+// counts from the first element of the whole tensor; the vector begins at element 8 * first of the tensor.
 __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide,
                                         const float (&x)[8], const philox_keys &keys, int64_t first)
 {
@@ -4377,7 +4396,7 @@ __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int6
     }
     const uint64_t group = (uint64_t)(first + i / 8);
     uint32_t random[4] = {(uint32_t)group, (uint32_t)(group >> 32), 0, 0}, h[8], none = 0;
-    tt__forget(none); // else the compiler would keep the keys in registers, which are too few
+    tt__forget(none); // otherwise the compiler would keep the keys in registers
     TT__UNROLL for (int pair = 0; 2 * pair < TT__DRAW_ROUNDS; pair++) {
         const uint4 k = keys[pair + none];
         philox_round(random, k.x, k.y);
@@ -4396,14 +4415,14 @@ __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int6
     store8_bits(p, i, left, wide, h);
 }
 
-struct param_update { // the update of a parameter
+struct param_update { // the update of one parameter, or of a rank's shard of it
     const void *g;
     void *p, *m, *v;    // m, v: Adam's moments; SGD: m is the momentum or NULL, v is unused
-    int64_t n, begin;   // p has n elements of the whole parameter, from element 8 * begin on
+    int64_t n, begin;   // p has n elements, beginning with element 8 * begin of the whole parameter
     unsigned first;
     float weight_decay;
     uint32_t random;    // the instruction's stream of random numbers
-    uint8_t types[3];   // dtypes of g, of p, and of m and v
+    uint8_t types[3];   // dtype of g; dtype of p; dtype of m and v
     bool wide;
 };
 
@@ -4415,7 +4434,7 @@ struct update_rule {
 struct param_updates {
     int count;
     update_rule rule;
-    const float *clip;  // a tt__clipped: the norm, and the factor of gradients
+    const float *clip;  // a tt__clipped: the norm of the gradients, and their factor
     param_update of[TT__TENSORS];
 };
 
@@ -4428,7 +4447,7 @@ struct member_sum { // a sum of members' elements, see ops/collectives/cuda.cuh
     void *y;
     int64_t n;
     unsigned first;
-    int peers, present; // number of the sum's first operand in member_sums.peers, and how many operands
+    int peers, present; // index of the sum's first operand in member_sums.peers; number of operands
     uint8_t type, how;
     bool add, wide;
 };
@@ -4472,7 +4491,7 @@ bool make_arguments(tt__device *d)
     return d->arguments != NULL;
 }
 
-// Runs SUM_SQUARES, CHUNK_SQUARES or FOLD_SQUARES, `count` instructions of one op.
+// Runs `count` instructions of one op: SUM_SQUARES, CHUNK_SQUARES or FOLD_SQUARES.
 cudaError_t run_squares(const tt__launch *l, int count)
 {
     tt__device *d = l->device;
@@ -4498,7 +4517,7 @@ cudaError_t run_squares(const tt__launch *l, int count)
         const unsigned tensors = (unsigned)s->count;
         cudaError_t e = cudaSuccess;
         if (op == TT__OP_SUM_SQUARES) e = TT__LAUNCH(sum_squares, blocks, 256, 0, d->stream, *s);
-        if (op == TT__OP_CHUNK_SQUARES && blocks) // a rank may have empty shards
+        if (op == TT__OP_CHUNK_SQUARES && blocks) // 0 blocks: all of the rank's shards may be empty
             e = TT__LAUNCH(chunk_squares, blocks, 256, 0, d->stream, *s);
         if (op == TT__OP_FOLD_SQUARES) e = TT__LAUNCH(fold_squares, tensors, 256, 0, d->stream, *s);
         if (e == cudaSuccess && op == TT__OP_SUM_SQUARES)
@@ -4508,11 +4527,12 @@ cudaError_t run_squares(const tt__launch *l, int count)
     return cudaSuccess;
 }
 
-enum { TT__UPDATE_CHUNK = 4 * 2048 }; // elements that a block updates
+enum { TT__UPDATE_CHUNK = 4 * 2048 }; // number of elements that a block updates
 
-// Updates parameters. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in
-// 16 bits half as many. G: dtype of all gradients of the launch; P: dtype of all parameters and their states.
-// With ANY, a thread needs more than the 64 registers with which four blocks fit a multiprocessor.
+// Updates parameters. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 for SGD
+// without; in 16 bits half as many. G: dtype of all gradients of the launch; P: dtype of all parameters and
+// their states; or ANY. With ANY, only three blocks fit a multiprocessor: a thread needs more registers than
+// the 64 that four blocks allow.
 template <bool ADAM, int G, int P>
 __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     update_parameters(const __grid_constant__ param_updates u, const tt__run *run)
@@ -4520,7 +4540,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     tt__begin_kernel();
     TT__SHARED(philox_keys, keys, [3]);
     TT__SHARED(float, of_step, [2]);
-    if (!isfinite(u.clip[0])) return; // true for all threads or for none
+    if (!isfinite(u.clip[0])) return; // either all threads return or none
     const param_update &t = u.of[tensor_of_block(u.of, u.count)];
     const tt_dtype type_g = (tt_dtype)(G != ANY ? G : t.types[0]);
     const tt_dtype type_p = (tt_dtype)(P != ANY ? P : t.types[1]);
@@ -4533,7 +4553,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     if (threadIdx.x < 3)
         expand_key(stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,
                               (uint64_t)threadIdx.x << 32 | t.random), keys[threadIdx.x]);
-    // Bias corrections, each by a thread of the second warp, which computes a power by squaring.
+    // Two threads of the second warp compute the two bias corrections, each a power, by squaring.
     if (ADAM && threadIdx.x / 2 == 16) {
         double power = 1, b = threadIdx.x % 2 ? b2 : b1;
         for (uint64_t e = (uint64_t)run->step + 1; e; e >>= 1, b *= b) if (e & 1) power *= b;
@@ -4569,7 +4589,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     int64_t i = from + 8 * threadIdx.x;
     if (P == ANY) {
         for (; i < to; i += 2048) update(i, to - i);
-    } else { // whole groups of 8, then the last elements
+    } else { // whole groups of 8 elements, then the last elements
         for (; i + 8 <= to; i += 2048) update(i, 8);
         if (i < to) update(i, to - i);
     }
@@ -4586,7 +4606,7 @@ cudaError_t launch_update(const tt__launch *l, const param_updates *u, unsigned 
         const param_update *t = &u->of[k];
         typed = typed && t->wide && t->types[0] == g && t->types[1] == p && (!t->m || t->types[2] == p);
     }
-    if constexpr (ADAM) { // gradients are f32 in 32-true, with accumulation, and of norms' weights
+    if constexpr (ADAM) { // f32 gradients: precision 32-true, accumulation, or weights of norms
         if (typed && g == TT_F32 && p == TT_F32) return TT__UPDATE(TT_F32, TT_F32);
         if (typed && g == TT_BF16 && p == TT_F32) return TT__UPDATE(TT_BF16, TT_F32);
         if (typed && g == TT_BF16 && p == TT_BF16) return TT__UPDATE(TT_BF16, TT_BF16);
@@ -4605,7 +4625,7 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
 {
     if (!make_arguments(l->device)) return cudaErrorMemoryAllocation;
     param_updates *u = &l->device->arguments->updates;
-    for (int from = 0; from < count; from += u->count) { // a launch has updates by the same rule
+    for (int from = 0; from < count; from += u->count) { // a kernel launch has updates by one rule
         const update_rule rule = rule_of(&l[from]);
         const float *clip = (const float *)l[from].in[1].data;
         unsigned blocks = 0;
@@ -4644,12 +4664,12 @@ namespace {
 // memory to which cuda_stage has copied them. One kernel does all sums of a launch, and another does all
 // copies, if the kernel's arguments have room for them.
 
-// Elements of a sum, and bytes of a copy, that a block takes.
+// Number of elements of a sum, and number of bytes of a copy, that a thread block works on.
 enum { TT__MOVE_ELEMENTS = 4 * 2048, TT__MOVE_BYTES = 1 << 15 };
 
 __device__ __forceinline__ float reduce_two(int how, tt_dtype dtype, float a, float b)
 {
-    if (how != TT__SUM) return a != a || (how == TT__MAX ? a > b : a < b) ? a : b; // NaN stays
+    if (how != TT__SUM) return a != a || (how == TT__MAX ? a > b : a < b) ? a : b; // NaN if either is NaN
     if (dtype == TT_F32) return a + b;
     TT__WITH_HALF(dtype, T, return to_float(round_to<T>(a + b)));
 }
@@ -4659,8 +4679,8 @@ __device__ __forceinline__ double reduce_two(int how, tt_dtype, double a, double
     return a + b;
 }
 
-// The tree of sums (src/ranks/threads.h) over members that come one after another. Level b holds a sum of 2^b
-// members, and is empty if bit b of the number of members so far is 0.
+// The tree of sums (src/ranks/threads.h), to which members are added one after another. Level b holds the sum
+// of 2^b members, or nothing if bit b of the number of members so far is 0.
 template <class T, int N, int LEVELS> struct sum_tree {
     T level[LEVELS][N];
 
@@ -4678,7 +4698,7 @@ template <class T, int N, int LEVELS> struct sum_tree {
         }
     }
 
-    // Sets x to the sum of all `count` members; count is at least 1.
+    // Sets x to the sum of all members so far. count: their number, at least 1.
     __device__ __forceinline__ void finish(int count, T (&x)[N], int how, tt_dtype dtype)
     {
         bool some = false;
@@ -4693,7 +4713,7 @@ template <class T, int N, int LEVELS> struct sum_tree {
     }
 };
 
-// Computes sums over members. LEVELS: 4 for at most 8 members, 7 for at most 64.
+// Computes sums over members. LEVELS: 4 for at most 8 members, 7 for at most 64 members.
 template <int LEVELS>
 __global__ void __launch_bounds__(256, LEVELS == 4 ? 3 : 2)
     sum_members(const __grid_constant__ member_sums s)
@@ -4735,7 +4755,7 @@ __global__ void __launch_bounds__(256, LEVELS == 4 ? 3 : 2)
     }
 }
 
-// Copies bytes [from, to) in units of T.
+// Copies bytes [from, to) of t, as elements of type T.
 template <class T> __device__ __forceinline__ void copy_as(const member_copy &t, int64_t from, int64_t to)
 {
     for (int64_t i = from / (int64_t)sizeof(T) + threadIdx.x; i < to / (int64_t)sizeof(T); i += 256)
@@ -4758,13 +4778,13 @@ __global__ void __launch_bounds__(256) copy_members(const __grid_constant__ memb
     copy_as<uint8_t>(t, whole, to);
 }
 
-// The sums and copies of a call of launch that are collected for the next kernels.
+// The sums and copies that run_move has collected for its next kernel launches.
 struct move_batch {
     cudaStream_t stream;
     member_sums *sums;
     member_copies *copies;
     unsigned sum_blocks, copy_blocks;
-    bool many;          // a sum has more than 8 members
+    bool many;          // whether any sum has more than 8 members
 };
 
 cudaError_t launch_sums(move_batch *b)
@@ -4789,15 +4809,15 @@ cudaError_t launch_copies(move_batch *b)
     return e;
 }
 
-// The work of a collective in a phase. Each member has a shard of the whole tensor. Without spread, a member
-// makes its own shard from the same elements of all operands. With spread, a member copies each member's
-// shard from that member's operand.
+// The work of a collective in one phase. Each member has a shard of the whole tensor. Unless `spread`, a
+// member makes its own shard from the same elements of all members' operands. If `spread`, a member copies
+// every member's shard from this member's operand.
 struct move_plan {
     bool spread;
-    bool sums;          // adds up the operands of the members that are present; false: copies one operand
-    bool of_results;    // operands are in peer_out; false: in peer_in
-    bool packed;        // an operand has only its member's shard
-    bool to_piece;      // the result has only this member's shard
+    bool sums;          // true: sums the operands of all present members; false: copies one operand
+    bool of_results;    // true: the operands are in peer_out; false: in peer_in
+    bool packed;        // whether an operand has only its member's shard
+    bool to_piece;      // whether the result has only this member's shard
     int owner;          // the member whose shard is the whole tensor; -1: tt__piece gives the shards
     int only;           // the only member with an operand; -1: all have one
 };
@@ -4822,7 +4842,7 @@ move_plan plan_of(const tt__launch *l)
 int64_t elements_of(const tt__mat &m) { return m.data ? m.rows * m.cols : 0; }
 
 // The part of a member's shard that a launch works on: elements [first, first + n) of the whole tensor. The
-// shard begins at element `begin`, and has `left` elements after this part.
+// shard begins at element `begin` and has `left` more elements after this part.
 struct piece_part { int64_t begin, first, n, left; };
 
 piece_part part_of(const tt__launch *l, const move_plan &p, int member)
@@ -4844,7 +4864,7 @@ char *element_of(const void *data, tt_dtype dtype, int64_t k)
     return (char *)data + k * (int64_t)tt_dtype_bytes(dtype);
 }
 
-// Returns where this member's kernels find the elements of `part` in member k's operand.
+// Returns the address at which this member's kernels read `part` of member k's operand.
 const void *operand_of(const tt__launch *l, const move_plan &p, int k, const piece_part &part)
 {
     const tt__mat &m = p.of_results ? l->peer_out[k] : l->peer_in[k];
@@ -4854,7 +4874,7 @@ const void *operand_of(const tt__launch *l, const move_plan &p, int k, const pie
     return element_of(l->staged[k], dtype, p.spread ? 0 : l->me * l->most);
 }
 
-// Returns the largest number of bytes, up to 16, of which both addresses are multiples.
+// Returns the largest power of two, up to 16 bytes, that divides both addresses.
 int unit_of(const void *x, const void *y)
 {
     int unit = 16;
@@ -4905,7 +4925,8 @@ cudaError_t add_move(move_batch *b, const tt__launch *l)
         return p.sums ? add_sum(b, l, p, part, to)
             : part.n ? add_copy(b, to, operand_of(l, p, p.only, part), part.n * item) : e;
     }
-    if (l->instr->op == TT__OP_BROADCAST && l->me == 0 && y.data == l->in[0].data) return e; // it has all
+    // In a broadcast, the result of member 0 may be its operand.
+    if (l->instr->op == TT__OP_BROADCAST && l->me == 0 && y.data == l->in[0].data) return e;
     for (int k = 0; k < l->members && e == cudaSuccess; k++) {
         const piece_part part = part_of(l, p, k);
         if (!part.n) continue;
@@ -4955,7 +4976,7 @@ tt_status cuda_stage(const tt__launch *l, bool *more)
 /* ==== src/ops/collectives/cuda_peers.cuh */
 namespace {
 
-// ---- which devices can load from each other's memory
+// ---- trials that find out which devices can load from each other's memory
 
 #ifndef TT__PROBE_BYTES // tests make it smaller
 #define TT__PROBE_BYTES ((size_t)16 << 20)
@@ -4974,7 +4995,8 @@ __global__ void __launch_bounds__(256) fill_probe(uint4 *to, int64_t n)
         to[i] = probe_words(i);
 }
 
-// Adds to *wrong the number of p's n vectors that differ from those of fill_probe.
+// Counts those of the n vectors at p that differ from the vectors of fill_probe, and adds the count to
+// *wrong.
 __global__ void __launch_bounds__(256) check_probe(const uint4 *p, int64_t n, unsigned *wrong)
 {
     tt__begin_kernel();
@@ -4990,7 +5012,7 @@ __global__ void __launch_bounds__(256) check_probe(const uint4 *p, int64_t n, un
 // A trial with two devices: kernels of d load bytes from the memory of `from`.
 struct peer_probe {
     tt__device *d, *from;
-    void *source, *target, *pinned; // TT__PROBE_BYTES each: of `from`, of d, and of the host, if needed
+    void *source, *target, *pinned; // TT__PROBE_BYTES each, of memory of `from`, of d, of the host (or NULL)
     unsigned *wrong;                // number of wrong vectors, in d's memory
     enum { WORDS = TT__PROBE_BYTES / 16, BLOCKS = WORDS < 65536 ? 2 : 256 };
 };
@@ -5011,7 +5033,7 @@ tt_status open_probe(peer_probe *p)
 
 void close_probe(peer_probe *p)
 {
-    if (p->source || p->target) { // before memory is released that the other device may use
+    if (p->source || p->target) { // waits, because the other device may still use memory that is released
         cuda_wait(p->from);
         cuda_wait(p->d);
     }
@@ -5021,7 +5043,7 @@ void close_probe(peer_probe *p)
     if (p->wrong) cuda_release(p->d, p->wrong);
 }
 
-// Sets *wrong to the number of vectors of 16 bytes at `at` that d's kernels load wrongly.
+// Sets *wrong to the number of 16-byte vectors of the probe at `at` that kernels of d load with wrong bytes.
 tt_status count_wrong(peer_probe *p, const void *at, unsigned *wrong)
 {
     tt__device *d = p->d;
@@ -5032,7 +5054,8 @@ tt_status count_wrong(peer_probe *p, const void *at, unsigned *wrong)
     return status == TT_OK ? cuda_read(d, wrong, p->wrong, sizeof *wrong) : status;
 }
 
-// Adds to *ms the milliseconds of a copy, by a kernel of d, as in collectives, or by cudaMemcpyAsync.
+// Times a copy of TT__PROBE_BYTES on d, by the kernel that collectives use (by_kernel) or by cudaMemcpyAsync.
+// Adds the milliseconds to *ms.
 tt_status time_copy(tt__device *d, void *to, const void *from, bool by_kernel, double *ms)
 {
     cudaEvent_t event[2] = {NULL, NULL};
@@ -5060,8 +5083,8 @@ tt_status time_copy(tt__device *d, void *to, const void *from, bool by_kernel, d
     return status;
 }
 
-// Tries whether copies and loads by peer access bring the right bytes. Sets *wrong to what they do instead,
-// or leaves it NULL; adds the milliseconds of a copy to *ms.
+// Tests whether copies and loads by peer access get the right bytes. If not, sets *wrong to a message. Adds
+// the milliseconds of a copy to *ms.
 tt_status try_access(peer_probe *p, const char **wrong, double *ms)
 {
     tt__device *d = p->d;
@@ -5083,7 +5106,7 @@ tt_status try_access(peer_probe *p, const char **wrong, double *ms)
     return status;
 }
 
-// Adds to *ms the milliseconds of a copy through the host.
+// Times a copy through the host's memory, and adds the milliseconds to *ms.
 tt_status time_staged(peer_probe *p, double *ms)
 {
     if (!(p->pinned = cuda_allocate_host(p->from, TT__PROBE_BYTES)) ||
@@ -5128,23 +5151,22 @@ namespace {
 // ================================================================================================= attention
 // Attention within each sequence and head, without the matrix of scores in memory (Dao: "FlashAttention-2",
 // 2023). A thread block owns a tile of queries (or of keys) of one head and goes through the sequence's keys
-// (or queries). The backward is two kernels. One goes by tiles of queries and makes dq and the sums of
-// dout * out of each row and head; the other goes by tiles of keys and makes dk and dv. So scores are
-// computed twice, seven products in place of five, but no two blocks add to one number: no atomics, no dq in
-// fp32. Where a block holds all keys of a sequence, one kernel makes dq, dk and dv with five products;
-// bench/results/NOTES.md has the arithmetic. A kernel of their own makes the sums before that kernel, and
-// where no dq is wanted or the rows of out are not aligned.
-//
-// Tiles of ragged sequences: the tiles of SIZE rows of sequence s are numbered from start[s] / SIZE + s on.
-// This leaves room for all tiles, so rows / SIZE + seqs blocks are enough and the host need not know the
-// lengths; blocks whose number has no tile do nothing.
+// (or queries). The backward is two kernels. In one, a block owns a tile of queries and makes dq and the sums
+// of dout * out of each row and head; in the other, a block owns a tile of keys and makes dk and dv. The
+// scores are thus computed twice, with seven products instead of five, but no two blocks add to one number,
+// so that neither atomics nor a dq in fp32 are needed. Where a block holds all keys of a sequence, one kernel
+// makes dq, dk and dv with five products; bench/results/NOTES.md has the arithmetic. A separate kernel makes
+// the sums of dout * out before that kernel, and where no dq is wanted or the rows of out are not aligned.
+// The tiles of SIZE rows of sequence s are numbered from start[s] / SIZE + s on. These numbers leave room for
+// all tiles of sequences of any lengths, so rows / SIZE + seqs blocks are enough and the host need not know
+// the lengths. Blocks whose number has no tile do nothing.
 
 struct attention_args {
     tt__mat q, k, v, out, dout, dq, dk, dv;
     const int32_t *seq_start, *query_start; // (seqs + 1): first row, first query of each sequence
-    // Of each query: its row of the batch, and its row in q; NULL: the query's number.
+    // Each query's row of the batch, and each query's row in q; NULL: the row is the number of the query.
     const int32_t *query_row, *query_at;
-    // (rows of q, heads): log-sum-exp of the scores, and sum of dout * out.
+    // Log-sum-exp of the scores, and sum of dout * out; both have the shape (rows of q, heads).
     float *lse, *delta;
     const tt__run *run;
     int seqs, heads, head_size;
@@ -5154,14 +5176,14 @@ struct attention_args {
     bool causal, add_dq, add_dk, add_dv;
     int window;                             // rows seen back and, unless causal, ahead; 0: no window
     int least, most;                        // a row sees the keys for which row - key is in [least, most]
-    int alibi_heads;                        // heads of all ranks; 0: no ALiBi
+    int alibi_heads;                        // number of heads of all ranks; 0: no ALiBi
     float alibi;
     bool alibi_rounded;                     // see tt_attention_options
     int block, dense, listed, list_rows;    // see tt_attention_options; block 0: not block-sparse
     const uint16_t *lists;                  // tt__launch.lists in the device's memory
-    float scale, factor, keep_scale;        // factors: of scores; of scores for exp2; of kept weights
-    // Column sums of dq, dk and dv: a row for each of parts_q or parts_k thread blocks that own the same
-    // columns; NULL: not wanted.
+    float scale, factor, keep_scale;        // factors of scores, of scores for exp2, and of kept weights
+    // Partial column sums of dq (parts_q rows), dk and dv (parts_k rows), one row for each thread block that
+    // owns the column; NULL: the sums are not wanted.
     float *sums_q, *sums_k, *sums_v;
     int parts_q, parts_k;
     // Parts of dq: rows (heads, head_size) of the slots, one slot after another, see attention_backward_wide;
@@ -5174,10 +5196,11 @@ struct attention_args {
     bool drop;
     uint32_t either[4];                     // see tt__attention_either
     uint32_t random;
-    unsigned char *bits;                    // see attention_bits; NULL: each kernel draws by itself
-    bool sums_deltas;                       // the kernel of dq computes `delta`
+    unsigned char *bits;                    // see attention_bits; NULL: each kernel draws for itself
+    bool sums_deltas;                       // whether the kernel of dq computes `delta`
     int warps;                              // see attention_warps
-    int item_tiles, item_group, item_rounds; // see attention_item_of: a head's tiles, a group's heads, rounds
+    // Tiles of a head, heads of a group, and rounds of items: see attention_item_of.
+    int item_tiles, item_group, item_rounds;
 };
 
 #define TT__LOG2E 1.44269504088896341f
@@ -5189,8 +5212,8 @@ __device__ __forceinline__ uint64_t attention_key(const attention_args &p)
                                (uint64_t)run->micro << 32 | p.random) : 0;
 }
 
-// Returns which weights of a query (a row of the batch), for keys 16 group ... 16 group + 15 of its sequence,
-// dropout keeps, a bit each. See tt__attention_either.
+// Returns 16 bits that tell which weights of a query dropout keeps, for keys 16 * group ... 16 * group + 15
+// of its sequence. row: the query's row of the batch. See tt__attention_either.
 __device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint64_t key, int row, int group,
                                                    int head)
 {
@@ -5206,19 +5229,19 @@ __device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint
 // A tile of a sequence's queries or of its keys.
 struct attention_tile {
     int sequence;
-    int begin, length;  // the sequence's rows of the batch
-    int first, queries; // the sequence's queries
+    int begin, length;  // the sequence's first row of the batch, and its number of rows
+    int first, queries; // the sequence's first query, and its number of queries
     int at;             // first row or first query of the tile, counted in the sequence
 };
 
-// Returns tile `number` of the tiles of SIZE rows of the sequences that begin at start[]; at < 0: no tile has
-// that number.
+// Returns the tile of SIZE rows that has this number (see the beginning of the file); start[s] is the first
+// row or query of sequence s. If at < 0, no tile has the number.
 template <int SIZE>
 __device__ __forceinline__ attention_tile attention_find(const attention_args &p, const int32_t *start,
                                                          int number)
 {
     const int lane = threadIdx.x % 32;
-    int s = 0, n = p.seqs; // the sequence is one of s ... s + n - 1; each round asks 32 of them
+    int s = 0, n = p.seqs; // the sequence is in s ... s + n - 1; each round tests 32
     while (n > 1) {
         int step = (n + 31) / 32, probe = s + lane * step;
         bool before = lane * step < n && start[probe] / SIZE + probe <= number;
@@ -5237,11 +5260,11 @@ __device__ __forceinline__ attention_tile attention_find(const attention_args &p
     return t;
 }
 
-// Returns the bits that tell which weights dropout keeps, of 64 queries and 64 keys: tiles number `queries`
-// and `keys` of a sequence. The kernel of dq writes these bits for the kernel of dk and dv. (4, 64, 16) bits:
-// the bit of query i and key j, see attention_keep, has number (j / 16 * 64 + i) * 16 + j % 16. Pairs of
-// tiles are in the order of a matrix or, in causal attention, where no pair above the diagonal exists, of a
-// triangle. See tt__cuda_attention_bits. begin: the sequence's attention_bits_begin.
+// Returns the bits that tell which weights of 64 queries and 64 keys dropout keeps. queries, keys: the
+// numbers of the two tiles in a sequence. The kernel of dq writes these bits for the kernel of dk and dv.
+// They are (4, 64, 16) bits: the bit of query i and key j, see attention_keep, has number (j / 16 * 64 + i) *
+// 16 + j % 16. Pairs of tiles are stored as a matrix or, in causal attention, where no pair above the
+// diagonal exists, as a triangle. See tt__cuda_attention_bits. begin: the sequence's attention_bits_begin.
 __device__ __forceinline__ unsigned char *attention_bits(const attention_args &p, int64_t begin, int queries,
                                                          int keys, int head)
 {
@@ -5249,7 +5272,7 @@ __device__ __forceinline__ unsigned char *attention_bits(const attention_args &p
     return p.bits + ((begin + pair + keys) * p.heads + head) * TT__CUDA_ATTENTION_BITS;
 }
 
-// Returns how many pairs of tiles have their places before t's sequence.
+// Returns the number of pairs of tiles whose bits are stored before those of t's sequence.
 __device__ __forceinline__ int64_t attention_bits_begin(const attention_args &p, const attention_tile &t)
 {
     const int64_t across = (p.longest + 63) / 64, tiles = t.begin / 64 + t.sequence;
@@ -5298,8 +5321,8 @@ __device__ __forceinline__ int attention_blocks(const attention_args &p, int len
     return p.block && length > p.dense ? (length + p.block - 1) / p.block : 0;
 }
 
-// Returns how often block i of queries sees block j of keys, of n blocks of a sequence. `head` counts the
-// heads of all ranks.
+// Returns how many times block i of queries sees block j of keys in a sequence of n blocks. head: a number
+// among the heads of all ranks.
 __device__ __forceinline__ int attention_times(const attention_args &p, int head, int n, int i, int j)
 {
     const int last = n - 1;
@@ -5311,8 +5334,8 @@ __device__ __forceinline__ int attention_times(const attention_args &p, int head
     return times;
 }
 
-// The part of the lists of blocks that one launch of attention_write_lists passes as an argument. With a copy
-// instead, the host would have to wait before it may write the source again.
+// A part of the lists of blocks, which a launch of attention_write_lists passes as a kernel argument. If the
+// lists were copied instead, the host would have to wait before it could change them again.
 struct attention_lists { uint16_t block[1536]; };
 __global__ __launch_bounds__(256) void attention_write_lists(attention_lists lists, uint16_t *to, int n)
 {
@@ -5320,7 +5343,8 @@ __global__ __launch_bounds__(256) void attention_write_lists(attention_lists lis
     for (int i = (int)threadIdx.x; i < n; i += 256) to[i] = lists.block[i];
 }
 
-// Returns the ALiBi slope of head `head` of all ranks' heads, see tt__alibi_exponent; 0 without ALiBi.
+// Returns the ALiBi slope of a head, see tt__alibi_exponent; 0 without ALiBi. head: a number among the heads
+// of all ranks.
 __device__ __forceinline__ float attention_slope(const attention_args &p, int head)
 {
     const int n = p.alibi_heads ? 1 << (31 - __clz(p.alibi_heads)) : 1;
@@ -5330,7 +5354,7 @@ __device__ __forceinline__ float attention_slope(const attention_args &p, int he
     return p.alibi * (p.alibi_rounded ? to_float(round_to<bf16>(slope)) : slope);
 }
 
-// Returns what ALiBi subtracts from the score of a row and a key.
+// Returns the number that ALiBi subtracts from the score of a row and a key.
 __device__ __forceinline__ float attention_bias(const attention_args &p, float slope, int row, int key)
 {
     if (!p.alibi_rounded) return slope * fabsf((float)(row - key));
@@ -5346,14 +5370,15 @@ __device__ __forceinline__ int attention_row(const attention_args &p, int query)
     return p.query_row ? p.query_row[query] : query;
 }
 
-// Returns the place of a query and head in lse and delta.
+// Returns the index of a query and head in lse and delta.
 __device__ __forceinline__ int64_t attention_sums_at(const attention_args &p, int query, int head)
 {
     return (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + head;
 }
 
-// Sorts the queries, whose rows index (n) has, by sequence, and within a sequence in the order of index.
-// Makes n^2 comparisons, for tens of thousands of queries less work than one tile of scores of each query.
+// Sorts n queries by sequence, and within a sequence in the order of `index`; index[j] is the row of query j.
+// Makes n^2 comparisons, which even for tens of thousands of queries are less work than one tile of scores
+// for each query.
 __global__ __launch_bounds__(256) void attention_order(const int32_t *index, int n, const int32_t *seq_start,
                                                        int seqs, int32_t *query_start, int32_t *query_row,
                                                        int32_t *query_at)
@@ -5386,8 +5411,8 @@ __global__ __launch_bounds__(256) void attention_order(const int32_t *index, int
     } else if (j <= n + seqs) query_start[j - n] = rank;
 }
 
-// Computes the sums of dout * out of each row and head, by vectors of 16 bytes. PARTS threads of a warp share
-// a row and head, and make the sums of NUMBERS rows and heads, whose loads are in flight together.
+// Computes the sums of dout * out of each row and head, with loads of 16 bytes. PARTS threads of a warp
+// compute a sum together. They make NUMBERS sums, whose loads are in flight together.
 enum { TT__DELTA_NUMBERS = 4 };
 template <class T, int PARTS> __global__ __launch_bounds__(256) void attention_delta(attention_args p)
 {
@@ -5415,7 +5440,7 @@ template <class T, int PARTS> __global__ __launch_bounds__(256) void attention_d
     }
 }
 
-// Computes the sums of dout * out of each row and head for any dtypes and addresses, a warp for each.
+// Computes the sums of dout * out of each row and head for any dtypes and addresses; a warp computes one sum.
 __global__ __launch_bounds__(256) void attention_delta_any(attention_args p)
 {
     tt__begin_kernel();
@@ -5435,19 +5460,19 @@ __global__ __launch_bounds__(256) void attention_delta_any(attention_args p)
 /* ==== src/ops/attention/cuda_f32.cuh */
 namespace {
 
-// ---- in f32 arithmetic: any dtypes, strides and head sizes. Tiles of 64 queries and 64 keys, 256 threads.
-// Thread (x, y) of 16 x 16 has the scores of rows y + 16 a and columns x + 16 b, and the outputs of rows
-// y + 16 a and columns 4 x ... 4 x + 3 of the 64 columns that a block makes. Several blocks make a larger
-// head; each of them computes the scores.
+// ---- attention in f32 arithmetic, for any dtypes, strides and head sizes. A block of 256 threads works on
+// tiles of 64 queries and 64 keys. Thread (x, y) of 16 x 16 has the scores of rows y + 16 a and columns x +
+// 16 b, for a and b in 0 to 3, and the outputs of rows y + 16 a and columns 4 x ... 4 x + 3. A block makes 64
+// columns of a head; several blocks make a larger head, and each of them computes the scores.
 
-struct attention_rows { // `count` rows of a matrix, in the columns of a head
+struct attention_rows { // `count` rows of the matrix m
     const tt__mat *m;
     const int32_t *at; // row numbers; NULL: the rows from `first` on
     int first, count;
 };
 
-// Copies to (64, PITCH) = `columns` columns of `x` from `column` on. Columns up to COLUMNS, and rows from
-// count on, become zeros.
+// Copies columns of the rows x into `to` (64, PITCH): COLUMNS columns, beginning with `column`. Columns that
+// x does not have (it has `columns` of them) and rows after the last row of x become zeros.
 template <int COLUMNS, int PITCH>
 __device__ __forceinline__ void attention_stage(float *to, const attention_rows &x, int64_t column,
                                                 int columns)
@@ -5472,11 +5497,12 @@ __device__ __forceinline__ void attention_stage(float *to, const attention_rows 
     }
 }
 
-// Sizes in floats; the pitches spread the rows that a warp reads over the banks.
+// ATTENTION_STAGE: floats of two staged matrices, (64, 36) each. ATTENTION_PITCH: floats from row to row of a
+// tile. The pitches 36 and 68 spread the rows that a warp reads over the banks.
 enum { ATTENTION_STAGE = 2 * 64 * 36, ATTENTION_PITCH = 68 };
 
-// Computes s = a b^T over the columns of head a_head of a and head b_head of b. Has barriers at the beginning
-// and before the end; threads may still read `stage` after the last barrier.
+// Computes s = a b^T, summed over the columns of head a_head of a and head b_head of b. Has barriers at the
+// beginning and before the end; threads may still read `stage` after the last barrier.
 __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage, const attention_rows &a,
                                                  const attention_rows &b, int a_head, int b_head,
                                                  int head_size)
@@ -5504,8 +5530,8 @@ __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage,
     }
 }
 
-// Adds tile (64, ATTENTION_PITCH) y to `to`, for `columns` columns of y from `column` on. Has a barrier after
-// the writes to the tile, and none after the tile's last use.
+// Adds the product of tile (64, ATTENTION_PITCH) and y to `to`, for 64 columns of y, or `columns` if these
+// are fewer, beginning with `column`. Has a barrier before the tile is read, and none after the last read.
 __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *tile, float *stage,
                                               const attention_rows &y, int64_t column, int columns)
 {
@@ -5530,7 +5556,7 @@ __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *ti
     }
 }
 
-// Sets four columns of a row of an output to scale * from or, if `add`, adds scale * from to them.
+// Writes scale * from to the thread's four columns of a row of m or, if `add`, adds it.
 __device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, int64_t column, int columns,
                                                 const float (&from)[4], float scale, bool add)
 {
@@ -5542,8 +5568,8 @@ __device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, i
     }
 }
 
-// Writes keep (64 queries, 4) = attention_keep for 64 keys from `key` on. A barrier must separate this from
-// the use of `keep`.
+// Sets keep, (64 queries, 4 groups of 16 keys), to the results of attention_keep for 64 keys, beginning with
+// `key`. A barrier must follow before `keep` is read.
 __device__ __forceinline__ void attention_draw(uint16_t *keep, const attention_args &p, uint64_t random,
                                                const int32_t *rows, int first, int count, int key, int head)
 {
@@ -5552,9 +5578,9 @@ __device__ __forceinline__ void attention_draw(uint16_t *keep, const attention_a
                                                    p.first_head + head);
 }
 
-// Writes times (64, 64): how often each of a tile's `count` queries sees the blocks that have the 64 keys
-// from `key` on; the first of these blocks is the block of `key`. Returns false if no query sees any; has a
-// barrier.
+// Sets times, (64 queries, 64 blocks), to how many times each of a tile's `count` queries sees each block
+// that has any of the 64 keys from `key` on; block 0 is the block of `key`. Returns false if no query sees
+// any of these blocks. Has a barrier.
 __device__ __forceinline__ bool attention_time_tile(unsigned char *times, const attention_args &p,
                                                     const attention_tile &t, int first, int count, int key,
                                                     int blocks, int head)
@@ -5571,10 +5597,11 @@ __device__ __forceinline__ bool attention_time_tile(unsigned char *times, const 
 }
 
 // The work of a thread block of the f32 kernels: tile `t` of head `head`, and one part of the head's columns.
-// skip: columns of the head before that part; columns: columns from there to the head's end.
+// skip: number of the head's columns before the part; columns: number of columns from there to the head's
+// end.
 struct attention_block { attention_tile t; int head, skip, columns; };
 
-// Returns the work of thread block `block`. heads: number of heads that have blocks.
+// Returns the work of thread block number `block`. heads: number of heads over which the blocks are divided.
 __device__ __forceinline__ attention_block attention_block_at(const attention_args &p, const int32_t *start,
                                                               int heads, int64_t block)
 {
@@ -5587,7 +5614,7 @@ __device__ __forceinline__ attention_block attention_block_at(const attention_ar
     return b;
 }
 
-// NEAR: with a window, ALiBi or block-sparse attention.
+// Computes the forward in f32 arithmetic. NEAR: attention with a window or ALiBi, or block-sparse attention.
 template <bool NEAR>
 __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(attention_args p)
 {
@@ -5607,7 +5634,7 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
     const float slope = NEAR ? attention_slope(p, p.first_head + b.head) : 0;
     const int blocks = NEAR ? attention_blocks(p, t.length) : 0;
     float most[4], sum[4], out[4][4];
-    int row[4]; // row y + 16 a of the tile, counted in the sequence
+    int row[4]; // row[a]: the tile's row y + 16 a, counted in the sequence
     TT__UNROLL for (int a = 0; a < 4; a++) {
         row[a] = attention_row(p, q.first + min(y + 16 * a, q.count - 1)) - t.begin;
         most[a] = -3.4028235e38f;
@@ -5661,9 +5688,9 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
     }
 }
 
-// Turns an element's score into the weight after dropout, and its product dout v^T (dscore) into the gradient
-// of the score without the factor `scale`. seen: how often the query sees the key; bias: what ALiBi
-// subtracts.
+// Turns one product q k^T (`weight`) into the weight after dropout, and the product dout v^T (`dscore`) into
+// the gradient of the score without the factor `scale`. seen: how many times the query sees the key; bias:
+// the number that ALiBi subtracts from the score.
 __device__ __forceinline__ void attention_gradient(const attention_args &p, float &weight, float &dscore,
                                                    int seen, bool kept, float bias, float lse,
                                                    float delta)
@@ -5729,8 +5756,8 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     }
 }
 
-// Transposes squares of 8 x 8 bits over the 8 lanes whose numbers differ only in bits 2 to 4, which are
-// `group`: in each byte, bit i of lane k becomes bit k of lane i.
+// Transposes squares of 8 x 8 bits over 8 lanes: in each byte of x, bit i of lane k becomes bit k of lane i,
+// where i and k are values of `group`, bits 2 to 4 of a lane's number. Bits 0 and 1 of the 8 lanes are equal.
 __device__ __forceinline__ uint32_t attention_turn_bits(uint32_t x, int group)
 {
     TT__UNROLL for (int k = 1; k < 8; k *= 2) {
@@ -5743,9 +5770,9 @@ __device__ __forceinline__ uint32_t attention_turn_bits(uint32_t x, int group)
     return x;
 }
 
-// Returns which weights of the warp's keys (rows) and QUERIES queries (columns) dropout keeps. The thread's
-// element (m, n, h, e) has bit 8 (2 e + h) + m QUERIES / 8 + n. rows: the queries' rows of the batch; first:
-// the warp's first key / 16.
+// Returns, as bits, which of a thread's weights dropout keeps, where rows are the warp's keys and columns are
+// QUERIES queries. The thread's element (m, n, h, e) has bit 8 * (2 * e + h) + m * QUERIES / 8 + n. rows: the
+// queries' rows of the batch; first: the warp's first key / 16.
 template <int MT, int QUERIES>
 __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args &p, uint64_t random,
                                                            const int *rows, int first, int head,
@@ -5755,7 +5782,7 @@ __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args 
     static_assert(TILES == 8 || TILES == 4, "a thread draws for two queries or one");
     const int group = thread % 32 / 4, pair = thread % 4 * 2;
     if (!p.drop) return 0xffffffffu;
-    // Each of the eight threads of two columns draws for 16 keys of a tile.
+    // Eight threads have the same two columns; each of them draws for 16 keys.
     const int *const row = rows + group % ACROSS * 8 + pair;
     const int at = first + group % TILES / ACROSS;
     if (TILES == 8) {
@@ -5766,19 +5793,19 @@ __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args 
     return (bits & 0x0f0f) | (bits & 0xf0f0) << 12;
 }
 
-// Returns the bits that attention_draw_columns returns, but reads them: `bits` are those of QUERIES queries
-// and the warp's first 16 keys, as attention_fetch_bits copies them.
+// Returns the bits that attention_draw_columns would return, but reads them from `bits`, to which
+// attention_fetch_bits has copied them. bits: the bits of QUERIES queries and the warp's first 16 keys.
 template <int MT, int QUERIES>
 __device__ __forceinline__ uint32_t attention_read_columns(const unsigned char *bits)
 {
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
     uint32_t keep = 0;
-    TT__UNROLL for (int i = MT * QUERIES / 8 - 1; i >= 0; i--) // two queries, 16 keys
+    TT__UNROLL for (int i = MT * QUERIES / 8 - 1; i >= 0; i--) // the bits of two queries and 16 keys
         keep = 2 * keep + (*(const uint32_t *)(bits + 16 * i + 2 * pair) >> group & 0x01010101u);
     return keep;
 }
 
-// Makes dk and dv. A row of scores is here a key, a column a query.
+// Makes dk and dv in f32 arithmetic. Rows of scores are keys here, columns are queries.
 __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
 {
     tt__begin_kernel();
@@ -5831,7 +5858,7 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
             attention_add(dk, tile, stage, q, column, b.columns);
         }
     }
-    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
+    // The same thread stores an element of dk and of dv, because dk and dv may have the same memory.
     const int64_t column = (int64_t)b.head * p.head_size + b.skip;
     TT__UNROLL for (int a = 0; a < 4; a++) {
         if (y + 16 * a >= k.count) continue;
@@ -5847,10 +5874,11 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
 /* ==== src/ops/attention/cuda_cores.cuh */
 namespace {
 
-// ---- on tensor cores: q, k, v and dout in the same 16-bit dtype T, rows and heads at multiples of 16 bytes,
-// head sizes up to 128. D is the next of 32, 64, 80, 96, 128; its surplus columns are zero. Thread blocks
-// have 4 warps, each with 16 MT rows of the tile that the block owns. The other tiles come two at a time, one
-// in use and one in flight. Rows in shared memory are 16 bytes longer than D, so that eight of them are in
+// ---- attention on tensor cores. q, k, v and dout have the same 16-bit dtype T, their rows and heads begin
+// at multiples of 16 bytes, and heads have up to 128 columns. D is the head size rounded up to 32, 64, 80, 96
+// or 128; the surplus columns are zero. Thread blocks have 4 warps, each with 16 MT rows of the tile that the
+// block owns. The block reads the other tiles in turn and has two of them in shared memory, one in use and
+// one in flight. Rows in shared memory are 16 bytes longer than D elements, so that eight rows are in
 // different banks.
 
 template <class T> __device__ __forceinline__ uint32_t attention_pack(float low, float high)
@@ -5858,14 +5886,16 @@ template <class T> __device__ __forceinline__ uint32_t attention_pack(float low,
     return pack<T>(low, high);
 }
 
-// Copies rows first ... first + count - 1 of a head, or the rows that `at` lists there, to (ROWS, D + 8) or,
-// if WIDE, to (ROWS, D) as tt__wgmma_matrix needs it. The rest becomes zeros. The copies are asynchronous.
+// Copies, asynchronously, rows first ... first + count - 1 of a head or, if `at` is not NULL, rows at[first]
+// ... at[first + count - 1]. `to` is (ROWS, D + 8) or, if WIDE, (ROWS, D) in the layout of tt__wgmma_matrix.
+// Its other rows and columns become zeros.
 template <class T, int D, int ROWS, int THREADS = 128, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const int32_t *at, int first,
                                                 int count, int head, int head_size,
                                                 int thread = (int)threadIdx.x)
 {
-    // PARTS: vectors of a row; STEP: rows at a time. 8 threads of 128 idle where D is 80 or 96.
+    // PARTS: vectors of 16 bytes in a row; STEP: rows copied at a time. Of 128 threads, 8 idle where D is 80
+    // or 96.
     enum { PARTS = D / 8, STEP = THREADS / PARTS, PITCH = WIDE ? D : D + 8 };
     static_assert(!WIDE || (D == 64 && STEP % 8 == 0), "a row's vectors have one order in all steps");
     const int r = thread / PARTS, c = thread % PARTS * 8;
@@ -5881,16 +5911,17 @@ __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const i
     }
 }
 
-// By warpgroups (WIDE), with tiles of 64 rows, for heads of up to 64 columns: each of a group's four warps
-// has 16 rows, whose sums are distributed as by mma.sync with MT = 1. Tiles begin at multiples of 1,024
-// bytes; a launch asks for TT__WIDE_ROOM more shared memory for this alignment.
+// Kernels with WIDE compute by warpgroups, with tiles of 64 rows, for heads of up to 64 columns. Each of a
+// group's four warps has 16 rows; threads have the same elements of these rows as with mma.sync and MT = 1.
+// Tiles begin at multiples of 1,024 bytes; a launch asks for TT__WIDE_ROOM more bytes of shared memory for
+// this alignment.
 enum { TT__WIDE_ROOM = 1024 };
 template <class T> __device__ __forceinline__ T *attention_room(T *shared)
 {
     return shared + (-tt__shared_address(shared) & 1023) / sizeof(T);
 }
 
-// Computes s (64, 64) = a b^T of tiles of 64 rows.
+// Computes s = a b^T, where a and b are tiles of 64 rows and s is (64, 64).
 template <class T>
 __device__ __forceinline__ void attention_wide(float (&s)[1][8][4], const T *a, const T *b)
 {
@@ -5899,7 +5930,7 @@ __device__ __forceinline__ void attention_wide(float (&s)[1][8][4], const T *a, 
         tt__wgmma_rows<T>(s[0], ma + k * 2 / 16, mb + k * 2 / 16, k > 0);
 }
 
-// Adds w y to `to` (64, 64): w (64, 64) is in registers, rounded to T, and y is a tile.
+// Adds the product of w and y to `to`. All are (64, 64); w is in registers, rounded to T, and y is a tile.
 template <class T>
 __device__ __forceinline__ void attention_wide_add(float (&to)[1][8][4], const uint32_t (&w)[4][4],
                                                    const T *y)
@@ -5908,7 +5939,7 @@ __device__ __forceinline__ void attention_wide_add(float (&to)[1][8][4], const u
     TT__UNROLL for (uint32_t k = 0; k < 64; k += 16) tt__wgmma_add<T>(to[0], w[k / 16], my + k * 128 / 16);
 }
 
-// Packs sums as the first operand of a product; see attention_mma_add.
+// Rounds w to T and packs it as the first operand of a product.
 template <class T>
 __device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const float (&w)[1][8][4])
 {
@@ -5917,7 +5948,7 @@ __device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const 
             to[k][i] = pack<T>(w[0][2 * k + i / 2][i % 2 * 2], w[0][2 * k + i / 2][i % 2 * 2 + 1]);
 }
 
-// Clears the sums of a warp: M times 16 rows, N times 8 columns.
+// Clears the sums of a warp, 16 M rows and 8 N columns.
 template <int M, int N> __device__ __forceinline__ void attention_clear(float (&x)[M][N][4])
 {
     TT__UNROLL for (int m = 0; m < M; m++)
@@ -5930,7 +5961,7 @@ __device__ __forceinline__ void attention_clear(float (&x)[M][N][4], float (&y)[
     attention_clear(y);
 }
 
-// Computes s (16 MT, N) = a b^T of a (16 MT, D) and b (N, D) in shared memory.
+// Computes s = a b^T, where a (16 MT, D) and b (N, D) are in shared memory and s is (16 MT, N).
 template <class T, int D, int MT, int N>
 __device__ __forceinline__ void attention_mma(float (&s)[MT][N / 8][4], const T *a, const T *b)
 {
@@ -5953,8 +5984,8 @@ __device__ __forceinline__ void attention_mma(float (&s)[MT][N / 8][4], const T 
     }
 }
 
-// Adds w y to `to` (16 MT, D): w (16 MT, N) is in registers and is rounded to T; y (N, D) is in shared
-// memory.
+// Adds the product of w (16 MT, N) and y (N, D) to `to` (16 MT, D). w is in registers and is rounded to T; y
+// is in shared memory.
 template <class T, int D, int MT, int N>
 __device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], const float (&w)[MT][N / 8][4],
                                                   const T *y)
@@ -5979,24 +6010,24 @@ __device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], con
     }
 }
 
-// Column sums of what attention_store writes, of the numbers of T as they are stored. `sum` has the sums of
-// the thread's elements; write() then makes the sums of the warp's rows, part[column] = or += them. lane: the
-// thread's lane.
+// Column sums of the numbers that attention_store writes, as rounded to T. `sum` has the sums over the
+// thread's elements. write() sums these over the warp's rows, and writes the result to part[column] or (add)
+// adds it; lane: the thread's lane.
 template <class T, int D> struct attention_columns {
     enum { N = (D / 4 + 7) / 8 * 8 }; // elements of a row that a thread has, rounded up to a multiple of 8
     float sum[N];
     __device__ __forceinline__ void clear() { TT__UNROLL for (int i = 0; i < N; i++) sum[i] = 0; }
-    __device__ __forceinline__ void add(int n, uint32_t pair) // a pair of tile n of 8 columns
+    __device__ __forceinline__ void add(int n, uint32_t pair) // pair: two numbers of tile n of 8 columns
     {
         float x[8];
-        widen8<T>(x, {(uint32_t)tt__opaque((int)pair), 0, 0, 0}); // the packed numbers, not the floats before
+        widen8<T>(x, {(uint32_t)tt__opaque((int)pair), 0, 0, 0}); // widens the packed numbers as stored
         sum[2 * n] += x[0];
         sum[2 * n + 1] += x[1];
     }
     __device__ __forceinline__ void write(float *part, int lane, bool add)
     {
-        // The eight threads that have the same columns share the sums: each time, half of a thread's sums go
-        // to another thread.
+        // The eight threads that have the same columns divide the sums: in each of three rounds, a thread
+        // gives half of its sums to another thread.
         int n = N, first = 0;
         TT__UNROLL for (int bit = 16; bit > 2; bit /= 2) {
             const bool upper = lane & bit;
@@ -6015,9 +6046,10 @@ template <class T, int D> struct attention_columns {
     }
 };
 
-// Stores scale * the thread's elements 2 h, 2 h + 1 of each tile of 8 columns in row `row` of a head of an
-// output or, if `add`, adds them to the row. The first tile begins at `column` of the head. sums: also adds
-// what is stored to `columns`, for 16-bit results that are not added to.
+// Stores the thread's elements 2 h and 2 h + 1 of each tile of 8 columns, multiplied by scale, in row `row`
+// of head `head` of an output or, if `add`, adds them. The first tile begins at `column` of the head. If
+// `sums`, adds the stored numbers to `columns`, too; this works only for 16-bit results that are not added
+// to.
 template <class T, int D>
 __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int head, int head_size,
                                                 const float (&from)[D / 8][4], int h, float scale, bool add,
@@ -6048,8 +6080,8 @@ __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int h
     }
 }
 
-// Writes the thread block's sums of a head's columns, those of `parts` of its warps, from to[at] on. Does
-// nothing if `to` is NULL.
+// Adds up the column sums of a head over the first `parts` warps of the thread block, and writes them to
+// `to`, beginning with to[at]. Does nothing if `to` is NULL.
 template <int D>
 __device__ __forceinline__ void attention_write_sums(float *to, int64_t at, const float (*part)[D], int parts,
                                                      int head_size, int thread)
@@ -6061,15 +6093,16 @@ __device__ __forceinline__ void attention_write_sums(float *to, int64_t at, cons
     }
 }
 
-// Returns the place of the thread block's sums of head `head` in partial column sums. heads: the number of
-// heads of the output.
+// Returns the index at which the thread block's partial column sums of head `head` begin. heads: the number
+// of heads of the output.
 __device__ __forceinline__ int64_t attention_sums_begin(const attention_args &p, int heads, int head)
 {
     return ((int64_t)(blockIdx.x / heads) * heads + head) * p.head_size;
 }
 
-// Sets the rows of the batch of a warp's queries, in the forward and dq: row[m][h] is the row of query
-// mine + 16 m + 8 h + lane / 4 of the tile. Queries from count on get the last query's row.
+// Sets row[m][h] to the row of the batch of query mine + 16 m + 8 h + lane / 4 of the tile, where `mine` is
+// the warp's first query, in the kernels of the forward and dq. Queries from `count` on get the last query's
+// row.
 template <int MT>
 __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const attention_args &p, int first,
                                                   int count, int mine)
@@ -6081,10 +6114,10 @@ __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const atten
         }
 }
 
-// Draws which weights for keys key ... key + KEYS - 1 dropout keeps for the warp; see attention_kept. This
-// comes before the scores, which take the registers. Each of the four threads of a row draws for 16 keys:
-// together 64 keys of the row, or 32 keys of the row and of the row 8 further. to: attention_bits of the
-// warp's first query and the first of these keys; NULL: the bits are not written.
+// Draws which of the warp's weights for keys key ... key + KEYS - 1 dropout keeps; attention_kept reads the
+// result. The draw comes before the scores, which need the registers. The four threads of a row draw 16 bits
+// each: together for 64 keys of the row, or for 32 keys of the row and of row + 8. to: attention_bits
+// of the warp's first query and the first of these keys; NULL: the bits are not written.
 template <int MT, int KEYS>
 __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS / 64], const attention_args &p,
                                                     uint64_t random, const int (&row)[MT][2], int key,
@@ -6107,7 +6140,8 @@ __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS /
     }
 }
 
-// Returns whether the weight of row 16 m + 8 h + lane / 4 and key 8 n + lane % 4 * 2 + e is kept.
+// Returns whether dropout keeps the weight of row 16 * m + 8 * h + lane / 4 and key
+// 8 * n + lane % 4 * 2 + e of the warp's part of the tile.
 template <int MT, int KEYS>
 __device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS / 64], int m, int h, int n,
                                                int e)
@@ -6116,29 +6150,30 @@ __device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS 
     return keep[i / 4] >> (n % 4 * 8 + i % 4 * 2 + e) & 1;
 }
 
-// Kinds of kernels: of plain and causal attention; of attention with a window or ALiBi; of block-sparse
-// attention with blocks of a multiple of 64 rows.
+// Kinds of kernels. PLAIN: plain and causal attention; NEARBY: attention with a window or ALiBi; BY_BLOCKS:
+// block-sparse attention with blocks of a multiple of 64 rows.
 enum attention_kind { PLAIN, NEARBY, BY_BLOCKS };
 
-// Returns whether the warp's queries, from `at` on, see no key from `key` on.
+// Returns whether the warp's queries, which begin at row `at` of the sequence, all come before key `key` and
+// therefore do not see the keys from `key` on.
 template <int MT, attention_kind KIND>
 __device__ __forceinline__ bool attention_behind(const attention_args &p, int at, int key)
 {
     return KIND == PLAIN && p.causal && !p.query_row && key >= at + 16 * MT;
 }
 
-// The work of a warp in the forward and dq: the thread block's tile of queries, and in the tile the warp's
-// queries from `mine` on.
+// The work of a warp in the kernels of the forward and dq: t is the thread block's tile of queries, and the
+// warp's queries begin at `mine` in the tile.
 template <int MT> struct attention_queries {
     attention_tile t;
-    int head, mine, pair; // pair: the first of the thread's two columns of 8 scores
-    int first, count;     // number of the tile's first query; queries of the tile
-    int begin, end, all;  // any query sees keys [begin, end); each of the warp's sees all up to `all`
+    int head, mine, pair; // pair: the thread's first column of each 8 columns of scores; it has two
+    int first, count;     // number of the tile's first query; number of queries of the tile
+    int begin, end, all;  // no query sees keys outside [begin, end); all of the warp's see keys up to `all`
     int row[MT][2];       // see attention_rows_of
 };
 
-// Block-sparse attention of a sequence of n blocks: the blocks of queries (or of keys) [from, to] that a
-// thread block works on. n is 0 if the sequence is dense.
+// The blocks that a thread block works on in block-sparse attention: blocks from ... to, of queries or of
+// keys, of a sequence of n blocks. n is 0 if the sequence is dense.
 struct attention_sparse { int n, from, to; };
 
 __device__ __forceinline__ attention_sparse attention_sparse_of(const attention_args &p, int length, int at,
@@ -6148,9 +6183,9 @@ __device__ __forceinline__ attention_sparse attention_sparse_of(const attention_
     return b;
 }
 
-// Returns the first key from `at` on that is in a block which any of the blocks of queries sees (or, if KEYS,
-// the first query in a block that sees any of the blocks of keys); `end` or more if none exists. Asks 32
-// blocks at a time.
+// Returns the first key, from `at` on, in a block that any of b's blocks of queries sees. If KEYS, b has
+// blocks of keys: returns the first query, from `at` on, in a block that sees any of them. Returns `end` or
+// more if there is none. Tests 32 blocks at a time.
 template <bool KEYS>
 __device__ __forceinline__ int attention_seen_from(const attention_args &p, const attention_sparse &b,
                                                    int head, int at, int end)
@@ -6167,8 +6202,9 @@ __device__ __forceinline__ int attention_seen_from(const attention_args &p, cons
     return end;
 }
 
-// Finds the thread block's queries; returns false if it has none. Long sequences come first. NEAR: with a
-// window or ALiBi.
+// Finds the thread block's queries; returns false if it has none. In causal attention, the first thread
+// blocks get the last tiles, so that the tiles of a sequence that see most keys come first. NEAR: attention
+// with a window or ALiBi.
 template <bool NEAR, int MT, int WARPS = 4>
 __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b, const attention_args &p)
 {
@@ -6188,7 +6224,7 @@ __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b,
     return true;
 }
 
-// Copies rows first ... first + count - 1 of a head of keys and of values, as attention_fetch does.
+// Copies rows first ... first + count - 1 of a head of the keys and of the values by attention_fetch.
 template <class T, int D, int KEYS, int THREADS = 128, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch_rows(T *ks, T *vs, const attention_args &p, int first,
                                                      int count, int head)
@@ -6198,7 +6234,8 @@ __device__ __forceinline__ void attention_fetch_rows(T *ks, T *vs, const attenti
     tt__cp_async_commit();
 }
 
-// Copies a sequence's keys and values from `key` on to one of their two stages. head: of q.
+// Copies KEYS keys and values of a sequence, beginning with key `key`, into one of two stages. head: the head
+// of q that reads them.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attention_args &p,
                                                      const attention_tile &t, int key, int stage, int head)
@@ -6210,8 +6247,9 @@ __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attenti
     tt__cp_async_commit();
 }
 
-// Finishes the products of the warp's queries and keys key ... key + KEYS - 1: subtracts what ALiBi takes,
-// and sets keys that a query does not see to -INFINITY. slope: of ALiBi, in units of the products.
+// Finishes the products of the warp's queries and keys key ... key + KEYS - 1: subtracts ALiBi's bias, and
+// sets the products of keys that a query does not see to -INFINITY. slope: the slope of ALiBi in units of the
+// products.
 template <int MT, int KEYS, attention_kind KIND>
 __device__ __forceinline__ void attention_mask(float (&s)[MT][KEYS / 8][4], const attention_args &p,
                                                const attention_queries<MT> &b, int key, float slope)
@@ -6236,9 +6274,9 @@ __device__ __forceinline__ void attention_mask(float (&s)[MT][KEYS / 8][4], cons
             }
 }
 
-// Turns scores into weights after dropout. most, sum: the largest score of each row and the thread's sum of
-// its weights so far; `out`, the sum of values, is rescaled to the new largest score. often: how often the
-// queries see the keys.
+// Turns the scores of a tile of keys into weights after dropout. most, sum: each row's largest score so far,
+// and the thread's part of the row's sum of weights so far. Rescales `out`, the weighted sums of values, to
+// the new largest scores. often: how many times the queries see the keys.
 template <int MT, int KEYS, attention_kind KIND, int N>
 __device__ __forceinline__ void attention_weigh(float (&s)[MT][KEYS / 8][4], float (&most)[MT][2],
                                                 float (&sum)[MT][2], float (&out)[MT][N][4],
@@ -6255,7 +6293,7 @@ __device__ __forceinline__ void attention_weigh(float (&s)[MT][KEYS / 8][4], flo
             now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
             now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
             const float correction = tt__exp2((most[m][h] - now) * factor);
-            // A query may see nothing of the tiles before its window.
+            // With a window, a query may not have seen any key so far.
             const float offset = NEAR && now == -3.4028235e38f ? 0 : -now * factor;
             most[m][h] = now;
             TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
@@ -6304,16 +6342,16 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         if (BLOCKS && next < b.end) next = attention_seen_from<false>(p, sparse, head, next, b.end);
         tt__cp_async_wait<0>();
         __syncthreads(); // the tile has arrived, and the other tile is no longer in use
-        // With a negative scale, the largest score is the smallest product: negate the queries.
+        // With a negative scale, the largest score would be the smallest product. Negating q prevents this.
         if (key == begin && p.scale < 0) {
             for (int i = (int)threadIdx.x; i < QUERIES * PITCH / 2; i += 128)
                 if (i % (PITCH / 2) < D / 2) ((uint32_t *)qs)[i] ^= 0x80008000u;
             __syncthreads();
         }
         if (next < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, next, stage ^ 1, head);
-        // The warp has no queries, or none of them sees any of the keys.
+        // The warp has no queries, or none of its queries sees any of the tile's keys.
         if (mine >= count || attention_behind<MT, KIND>(p, t.at + mine, key)) continue;
-        int often = 1; // how often the warp's queries see the keys
+        int often = 1; // how many times the warp's queries see the keys
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
         if (often == 0) continue;
@@ -6347,22 +6385,24 @@ namespace {
 
 // ---- the forward by warpgroups with different tasks (Shah et al.: "FlashAttention-3", 2024). The first
 // warpgroup of a block copies queries, keys and values, up to STAGES tiles ahead, and draws which weights
-// dropout keeps. The GROUPS others have 64 queries each. Warpgroups wait for one another at barriers of
-// phases. As many blocks run as the device holds; each takes one tile of queries after another, so that the
-// copies for the next tile run during the products of the current one. For heads of 64, a multiprocessor has
-// two blocks, which fill each other's waits. For heads of 128 it has one block, whose products of a tile with
-// values run beside the products for the next tile's scores (OVERLAPS).
+// dropout keeps. The other GROUPS warpgroups compute the products of 64 queries each. Warpgroups wait for one
+// another at barriers of phases. As many blocks run as the device holds; each takes one tile of queries after
+// another, so that the copies for the next tile run during the products of the current tile. For heads of 64
+// columns, a multiprocessor has two blocks, and one computes while the other waits. For heads of 128 columns
+// it has one block, which multiplies a tile's weights by values while it computes the next tile's scores
+// (OVERLAPS).
 template <int D> struct attention_wide_sizes {
     enum { GROUPS = 2, QUERIES = 64 * GROUPS, KEYS = D, BLOCKS = D > 64 ? 1 : 2, STAGES = D > 64 ? 2 : 4,
            OVERLAPS = D > 64, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8 }; // registers a thread
 };
 
-// A tile of QUERIES queries: `count` queries from number `first` on, which begins at row `at` of a sequence
-// of rows `begin` ... begin + length - 1. count < 0: no more tiles.
+// An item of work: a tile of up to QUERIES queries of one head. It has `count` queries, beginning with number
+// `first`, which is row `at` of a sequence. The sequence has rows begin ... begin + length - 1 of the batch.
+// count < 0: there are no more items.
 struct attention_item { int begin, length, at, first, count, head; };
 
-// Shared memory. keep: bit i of [stage][k][query] tells whether dropout keeps the weight for key 32 k + i of
-// the tile.
+// A block's shared memory. keep: bit i of keep[stage][k][query] tells whether dropout keeps the weight for
+// key 32 * k + i of the stage's tile of keys.
 template <class T, int D, bool DROPS> struct attention_wide_tiles {
     typedef attention_wide_sizes<D> S;
     enum { GROUPS = S::GROUPS, STAGES = S::STAGES, KEYS = S::KEYS };
@@ -6370,8 +6410,8 @@ template <class T, int D, bool DROPS> struct attention_wide_tiles {
     uint32_t keep[DROPS ? STAGES : 1][DROPS ? KEYS / 32 : 1][DROPS ? 64 * GROUPS : 1];
 };
 
-// Computes s (64, KEYS) = a b^T of a (64, D) and b (KEYS, D), both stored as parts of 64 columns, one after
-// another.
+// Computes s (64, KEYS) = a b^T, where a is (64, D) and b is (KEYS, D). Both are stored as parts of 64
+// columns, one part after another.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_wide_scores(float (&s)[KEYS / 8][4], const T *a, const T *b)
 {
@@ -6382,7 +6422,8 @@ __device__ __forceinline__ void attention_wide_scores(float (&s)[KEYS / 8][4], c
     }
 }
 
-// Adds w y to `to` (64, D): w (64, KEYS) is in registers; y (KEYS, D) is stored as parts of 64 columns.
+// Adds the product of w (64, KEYS) and y (KEYS, D) to `to` (64, D). w is in registers; y is stored as parts
+// of 64 columns.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4],
                                                       const uint32_t (&w)[KEYS / 16][4], const T *y)
@@ -6393,10 +6434,10 @@ __device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4],
             tt__wgmma_add<T>(to + 8 * part, w[k / 16], my + (part * KEYS + k) * 128 / 16);
 }
 
-// Returns item number `round` of a block. Items are ordered by groups of heads whose keys and values the
-// cache holds, and in a group from the heads' last tiles of queries on, which are the longest in causal
-// attention. Each second round goes backwards, so that a block with long items gets short ones too.
-// count < 0: no such item.
+// Returns item number `round` of a thread block. Items are ordered by groups of heads; the L2 cache holds the
+// keys and values of a group. Within a group, the last tiles of queries come first, because they take longest
+// in causal attention. In each second round, blocks take items in reverse order, so that a block with long
+// items also gets short ones. If count < 0, there is no such item.
 template <int QUERIES>
 __device__ __forceinline__ attention_item attention_item_of(const attention_args &p, int round)
 {
@@ -6416,8 +6457,9 @@ __device__ __forceinline__ attention_item attention_item_of(const attention_args
     return item;
 }
 
-// Return the first key, a multiple of KEYS, and the end of the keys of an item, as attention_window_begin and
-// attention_window_end do. at: the item's first row; behind: the row after its last.
+// Return the first key (rounded down to a multiple of KEYS) and the end of the keys that an item's queries
+// see; see attention_window_begin and attention_window_end. at: the item's first row; behind: the row after
+// its last row.
 template <int KEYS> __device__ __forceinline__ int attention_item_begin(const attention_args &p, int at)
 {
     return p.window && !p.query_row ? max(0, at - p.window + 1) / KEYS * KEYS : 0;
@@ -6428,8 +6470,8 @@ __device__ __forceinline__ int attention_item_end(const attention_args &p, int l
         : p.window ? min(length, behind + p.window - 1) : length;
 }
 
-// Copies rows of a head to (ROWS, D), in parts of 64 columns, as attention_fetch does. For 128 threads with
-// few registers.
+// Does the work of attention_fetch for `to` (ROWS, D), stored as parts of 64 columns, with 128 threads that
+// have few registers.
 template <class T, int D, int ROWS>
 __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const int32_t *at, int first,
                                                int count, int head, int head_size)
@@ -6448,12 +6490,12 @@ __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const in
     }
 }
 
-// Barriers of phases: for the two places of queries, and for STAGES places of keys and of values. A place is
-// filled at ..._there and free at ..._used.
+// Barriers of phases for the places in shared memory: two for queries, STAGES for keys and STAGES for values.
+// Passing the barrier ..._there means that the place is filled; passing ..._used means that it is free.
 struct attention_wide_barriers {
-    uint64_t *q_there; // for `items`, too
+    uint64_t *q_there; // queries and `items` are filled
     uint64_t *q_used, *k_there;
-    uint64_t *v_there; // for the tile's `keep`, too
+    uint64_t *v_there; // values and the tile's `keep` are filled
     uint64_t *k_used, *v_used;
     template <class S> __device__ __forceinline__ void begin(bool draws) const
     {
@@ -6470,7 +6512,7 @@ struct attention_wide_barriers {
     }
 };
 
-// The task of a block's first warpgroup: copies and draws.
+// The task of a block's first warpgroup: to copy, and to draw for dropout.
 template <class T, int D, bool DROPS> struct attention_wide_copies {
     typedef attention_wide_sizes<D> S;
     enum { GROUPS = S::GROUPS, QUERIES = S::QUERIES, KEYS = S::KEYS, STAGES = S::STAGES };
@@ -6481,7 +6523,7 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     uint32_t k0, k1;                     // halves of attention_key
     // The tile whose draw is still to be done: its item in found[warp] (-1: none) and its first key.
     int last, last_key;
-    int fetched, taken; // number of tiles of keys; of items
+    int fetched, taken; // number of tiles of keys copied so far; number of items begun so far
 
     __device__ __forceinline__ void draw()
     {
@@ -6544,7 +6586,7 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
 
     __device__ __forceinline__ void run()
     {
-        for (int from = 0; from < p.item_rounds; from += 32) { // the warp finds 32 items at once
+        for (int from = 0; from < p.item_rounds; from += 32) { // each lane finds one of 32 items
             const int round = from + (int)threadIdx.x % 32;
             attention_item mine = {0, 0, 0, 0, -1, 0};
             if (round < p.item_rounds) mine = attention_item_of<QUERIES>(p, round);
@@ -6562,9 +6604,9 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     }
 };
 
-// The task of the other warpgroups, of which this is number `group`: products. team, mine: the first query of
-// the group and of the warp, counted in the item. Lanes are computed where they are used, so that no register
-// keeps them.
+// The task of another warpgroup, number `group`: to compute products. team: the warpgroup's first query;
+// mine: the warp's first query; both are counted in the item. The lane is computed wherever it is used, to
+// save a register.
 template <class T, int D, bool DROPS> struct attention_wide_products {
     typedef attention_wide_sizes<D> S;
     enum { KEYS = S::KEYS, STAGES = S::STAGES };
@@ -6573,7 +6615,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
     const attention_wide_barriers &barriers;
     int group, team, mine;
     float factor;
-    int used; // number of tiles of keys used
+    int used; // number of tiles of keys used so far
 
     __device__ __forceinline__ int lane_of() const { return tt__opaque((int)threadIdx.x) % 32; }
     __device__ __forceinline__ void arrive(uint64_t *barrier) const
@@ -6581,7 +6623,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         if (lane_of() == 0) tt__phases_arrive(barrier);
     }
 
-    // Begins the products of queries and keys, s.
+    // Begins to compute s, the products of the queries in `slot` and a tile of keys.
     __device__ __forceinline__ void multiply(float (&s)[KEYS / 8][4], int slot) const
     {
         const int stage = used % STAGES;
@@ -6605,8 +6647,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         tt__wgmma_commit();
     }
 
-    // Sets the scores of those of keys [key, key + KEYS) that a query does not see to -INFINITY. Each of the
-    // warp's queries sees the keys up to `all`.
+    // Sets to -INFINITY the scores of the keys in [key, key + KEYS) that a query does not see. Each of the
+    // warp's queries sees the keys before `all`, except for keys before its window.
     __device__ __forceinline__ void mask(float (&s)[KEYS / 8][4], const attention_item &item, int key,
                                          int all) const
     {
@@ -6632,8 +6674,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             }
     }
 
-    // Turns scores into weights. Both rows are done side by side, each in two chains, because the latency of
-    // a chain decides the time.
+    // Turns scores into weights. Works on the thread's two rows side by side, with two chains of operations
+    // for each row, because the latency of a chain decides the time.
     __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4], float (&most)[2], float (&sum)[2],
                                           float (&correction)[2]) const
     {
@@ -6647,7 +6689,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         float offset[2];
         TT__UNROLL for (int h = 0; h < 2; h++) {
             correction[h] = tt__exp2((most[h] - now[h]) * factor);
-            // A query may see nothing of the tiles before its window.
+            // With a window, a query may not have seen any key so far.
             offset[h] = now[h] == -3.4028235e38f ? 0 : -now[h] * factor;
             most[h] = now[h];
         }
@@ -6660,7 +6702,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             sum[h] = sum[h] * correction[h] + (total[2 * h] + total[2 * h + 1]);
     }
 
-    // Packs the weights, after dropout, as the operand of a product.
+    // Applies dropout to the weights, and packs them as the first operand of a product.
     __device__ __forceinline__ void round(uint32_t (&w)[KEYS / 16][4], const float (&s)[KEYS / 8][4]) const
     {
         TT__UNROLL for (int k = 0; k < KEYS / 16; k++)
@@ -6671,8 +6713,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         tt__phases_wait(&barriers.v_there[stage], used / STAGES & 1);
         TT__UNROLL for (int part = 0; part < KEYS / 32; part++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
-                // The highest bits of bytes are the bits of the first (low) or second (high) of the thread's
-                // two keys of each 8.
+                // A thread has two of each 8 keys. The highest bit of each byte is the bit of the first
+                // key (low) or of the second key (high).
                 const uint32_t bits = tile.keep[stage][part][mine + 8 * h + lane / 4];
                 const uint32_t low = bits << (7 - pair), high = bits << (6 - pair);
                 TT__UNROLL for (int n = 0; n < 4; n++)
@@ -6680,8 +6722,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             }
     }
 
-    // Stores the warp's rows of the output. They first replace the warp's queries in shared memory, which are
-    // no longer in use; from there, whole vectors go to memory.
+    // Stores the warp's rows of the output. Writes them first to shared memory, over the warp's queries,
+    // which are no longer in use, and copies them from there to memory as whole vectors.
     __device__ __forceinline__ void store(const float (&out)[D / 8][4], const float (&most)[2],
                                           const float (&sum)[2], const attention_item &item, int slot) const
     {
@@ -6716,7 +6758,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
     {
         const int count = item.count, begin = attention_item_begin<KEYS>(p, item.at);
         // The group's queries see none of the item's keys from `end` on. Each of the warp's queries sees the
-        // keys up to `all`.
+        // keys before `all`.
         const int item_end = attention_item_end(p, item.length, item.at + count);
         const int end = team < count
             ? attention_item_end(p, item.length, item.at + min(count, team + 64)) : begin;
@@ -6819,8 +6861,8 @@ namespace {
 
 // ------------------------------------------------------------------- the backward on tensor cores (mma.sync)
 
-// Returns the sum of dout * out of a head of row `row` of out and dout. The four threads that have the row's
-// scores compute it together.
+// Returns the sum of dout * out over a head's columns of row `row`. The four threads that have the row's
+// scores compute the sum together.
 template <class T>
 __device__ __forceinline__ float attention_delta_of(const attention_args &p, int row, int head)
 {
@@ -6837,8 +6879,8 @@ __device__ __forceinline__ float attention_delta_of(const attention_args &p, int
     return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
 }
 
-// Reads the log-sum-exps of the scores of a thread's queries, to the base 2, and the sums of dout * out. If
-// this kernel makes the sums (p.sums_deltas), computes and stores them.
+// Reads, for a thread's queries, the log-sum-exps of the scores (converted to base 2) and the sums of
+// dout * out. If p.sums_deltas, computes these sums and stores them instead.
 template <class T, int MT>
 __device__ __forceinline__ void attention_row_sums(float (&lse)[MT][2], float (&delta)[MT][2],
                                                    const attention_args &p, const attention_queries<MT> &b)
@@ -6858,8 +6900,8 @@ __device__ __forceinline__ void attention_row_sums(float (&lse)[MT][2], float (&
         }
 }
 
-// Turns the products q k^T (s) and dout v^T (g) of queries (rows) and keys from `key` on (columns) into the
-// gradients of scores (g), without the factor `scale`. often: how often the queries see the keys.
+// Turns the products q k^T (s) and dout v^T (g) into the gradients of scores (g), without the factor `scale`.
+// Rows are queries, columns are keys from `key` on. often: how many times the queries see the keys.
 template <int MT, int KEYS, attention_kind KIND>
 __device__ __forceinline__ void attention_row_slopes(float (&s)[MT][KEYS / 8][4],
                                                      float (&g)[MT][KEYS / 8][4], const attention_args &p,
@@ -6963,10 +7005,10 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
                             (int)threadIdx.x);
 }
 
-// Copies QUERIES queries from number `first` on into one of two stages; the sequence has n from there on. qs
-// holds both stages of q, (2, QUERIES, PITCH), then both of dout; lses holds both stages of log-sum-exps, (2,
-// QUERIES), then both of deltas; rows, (2, QUERIES), gets the rows of the batch. Log-sum-exps and deltas
-// after the last query are 0.
+// Copies QUERIES queries, beginning with number `first`, into one of two stages; n is the number of queries
+// from `first` to the sequence's end. qs holds q, (2, QUERIES, PITCH) with one matrix for each stage, then
+// dout in the same form. lses holds log-sum-exps, (2, QUERIES), then deltas (2, QUERIES). rows, (2, QUERIES),
+// gets the queries' rows of the batch. Log-sum-exps and deltas after the last query become 0.
 template <class T, int D, int QUERIES, int THREADS, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int *rows,
                                                         const attention_args &p, int first, int n, int head,
@@ -6989,15 +7031,16 @@ __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int 
     tt__cp_async_commit();
 }
 
-// Copies attention_bits of the queries from `from` on and the keys from t.at on to (KEYS / 16, QUERIES, 16),
-// asynchronously. Bits after the sequence's end become zeros, as do those of tiles where no query sees a key:
-// dq goes by tiles of QUERIES x QUERIES and writes no bits there. begin: the sequence's attention_bits_begin.
+// Copies, asynchronously, attention_bits of the queries from `from` on and the keys from t.at on to `to`,
+// (KEYS / 16, QUERIES, 16) bits. Bits after the sequence's end become zeros. The bits of tiles of QUERIES x
+// QUERIES where no query sees a key become zeros, too, because the kernel of dq does not write them. begin:
+// the sequence's attention_bits_begin.
 template <int KEYS, int QUERIES>
 __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const attention_args &p,
                                                      const attention_tile &t, int64_t begin, int from,
                                                      int head)
 {
-    enum { PARTS = QUERIES / 8 }; // parts of 16 bytes of the bits of 16 keys
+    enum { PARTS = QUERIES / 8 }; // number of 16-byte parts in the bits of 16 keys
     const int i = tt__opaque((int)threadIdx.x), key = tt__opaque(t.at) + i / PARTS * 16;
     if (i >= KEYS / 16 * PARTS) return;
     const bool there = key < t.length && (!p.causal || key / QUERIES <= from / QUERIES);
@@ -7006,8 +7049,8 @@ __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const at
     tt__cp_async_16(to + i * 16, bits, there ? 16 : 0);
 }
 
-// Stores row `row` of dk (k: 0) or dv (k: 1), from the thread's elements 2 h, 2 h + 1 of each tile of 8
-// columns.
+// Stores the thread's elements of row `row` of dk (k is 0) or dv (k is 1): elements 2 h and 2 h + 1 of each
+// tile of 8 columns.
 template <class T, int D>
 __device__ __forceinline__ void attention_store_key(const attention_args &p, int k, int row, int head,
                                                     const float (&from)[D / 8][4], int h, int lane,
@@ -7019,8 +7062,8 @@ __device__ __forceinline__ void attention_store_key(const attention_args &p, int
                           k ? p.add_dv : p.add_dk, lane, columns, k ? p.sums_v : p.sums_k);
 }
 
-// Writes the thread block's column sums of dk and dv, from those of `parts` of its warps: part[warp] and
-// part[WARPS + warp].
+// Writes the thread block's column sums of dk and dv: adds up the column sums of its first `parts` warps,
+// which are in part[warp] for dk and in part[WARPS + warp] for dv.
 template <int D, int WARPS>
 __device__ __forceinline__ void attention_write_key_sums(const attention_args &p, int64_t at,
                                                          const float (*part)[D], int parts, int thread)
@@ -7029,8 +7072,8 @@ __device__ __forceinline__ void attention_write_key_sums(const attention_args &p
     attention_write_sums<D>(p.sums_v, at, part + WARPS, parts, p.head_size, thread);
 }
 
-// Writes the thread block's column sums of dk and dv, if sums are wanted, after a barrier. By then all warps
-// have stored their sums, and `at`, which may be in shared memory, is set.
+// Writes the thread block's column sums of dk and dv, if sums are wanted. Has a barrier first, so that all
+// warps have stored their sums and `at`, which may be in shared memory, is set.
 template <int D, int WARPS>
 __device__ __forceinline__ void attention_finish_key_sums(const attention_args &p, const int64_t &at,
                                                           const float (*part)[D], int parts, int thread)
@@ -7040,8 +7083,8 @@ __device__ __forceinline__ void attention_finish_key_sums(const attention_args &
     attention_write_key_sums<D, WARPS>(p, at, part, parts, thread);
 }
 
-// Moves on to the sequence's next tile of queries that sees any of the block's keys, or to the first such
-// tile of the next head.
+// Moves `to` to the sequence's next tile of queries that sees any of the block's keys; after the last such
+// tile, moves to `begin`, the first tile, of the next head.
 template <int QUERIES, bool BLOCKS>
 __device__ __forceinline__ void attention_advance(int &to, int &head, const attention_args &p,
                                                   const attention_sparse &sparse, int begin, int end)
@@ -7051,8 +7094,9 @@ __device__ __forceinline__ void attention_advance(int &to, int &head, const atte
     if (to >= end) { to = begin; head++; }
 }
 
-// Shares the tile of keys that a block works on, and what follows from the tile, among the block's threads:
-// if READS, attention_bits_begin, otherwise the tile's blocks in block-sparse attention.
+// Gives all threads of a block, in shared memory, the tile of keys that the block works on and a result
+// computed from the tile: attention_bits_begin if READS, otherwise the tile's blocks in block-sparse
+// attention.
 template <int KEYS, bool READS>
 __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &bits_begin,
                                                 attention_sparse &sparse, const attention_args &p,
@@ -7067,11 +7111,11 @@ __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &b
     __syncthreads();
 }
 
-// Turns the products q k^T (s) and dout v^T (g) of keys (rows) and queries (columns) into weights after
-// dropout (s) and the gradients of scores (g), without the factor `scale`. row: the queries' rows of the
-// batch, from the tile's first query on; lse, delta: from the thread's first column on; mine: the warp's
-// first key, counted in tile t. masked: not all of these queries see all of the warp's keys; often: how often
-// the queries see the keys.
+// Turns the products q k^T (s) and dout v^T (g) into weights after dropout (s) and the gradients of scores
+// (g), without the factor `scale`. Rows are keys, columns are queries. row: the queries' rows of the batch,
+// beginning with the tile's first query; lse, delta: of the queries, beginning with the thread's first
+// column; mine: the warp's first key, counted in tile t; masked: whether a query may miss some of the warp's
+// keys; often: how many times the queries see the keys.
 template <int MT, int QUERIES, attention_kind KIND>
 __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES / 8][4],
                                                         float (&g)[MT][QUERIES / 8][4],
@@ -7085,7 +7129,7 @@ __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES /
     TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
         TT__UNROLL for (int e = 0; e < 2; e++) {
             const int c = 8 * n + e;
-            // The last of the warp's keys that the query sees.
+            // The last key that the query sees, counted from the thread's first key.
             const int last = masked ? row[c + pair] - t.begin - t.at - mine - group : 16 * MT;
             const int ahead = row[c + pair] - t.begin - t.at - mine - group;
             const float log_sum = lse[c] * TT__LOG2E, sum = delta[c];
@@ -7104,27 +7148,27 @@ __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES /
         }
 }
 
-// Makes dk and dv. A row of scores is here a key, a column a query. READS: p.bits tells which weights dropout
-// keeps.
+// Makes dk and dv. Rows of scores are keys here, columns are queries. READS: p.bits tells which weights
+// dropout keeps.
 template <class T, int D, int MT, int QUERIES, attention_kind KIND, bool READS = false>
 __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 {
     tt__begin_kernel();
     enum { WARPS = 4, KEYS = 64 * MT, PITCH = D + 8, BITS = KEYS * QUERIES / 8 };
-    TT__SHARED(int64_t, sums_begin, ); // in shared memory, or these would take registers of the loop
+    TT__SHARED(int64_t, sums_begin, ); // in shared memory, as are the next two, to save registers in the loop
     TT__SHARED(int64_t, bits_begin, );
     TT__SHARED(uint64_t, random, );
-    TT__SHARED(attention_sparse, sparse, ); // sparse, tile: for kernels that have no registers left for them
+    TT__SHARED(attention_sparse, sparse, ); // `sparse` and `tile` serve kernels without registers for them
     TT__SHARED(attention_tile, tile, );
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
     float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
     int *rows = (int *)(deltas + 2 * QUERIES);                                       // rows of the batch
-    unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // see attention_fetch_bits, two stages
+    unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // two stages of attention_fetch_bits
     const int key_heads = p.heads / p.group, mine = (int)threadIdx.x / 32 * 16 * MT;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads), pair = threadIdx.x % 4 * 2;
     const attention_tile found = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / key_heads));
-    float (*const part)[D] = (float (*)[D])ks; // sums of dk of each warp, then of dv, at the end
+    float (*const part)[D] = (float (*)[D])ks; // after the loop: each warp's column sums of dk, then of dv
     static_assert(2 * WARPS * D * sizeof(float) <= KEYS * PITCH * sizeof(T), "their place is that of keys");
     if (threadIdx.x == 0) sums_begin = attention_sums_begin(p, key_heads, key_head);
     if (found.at < 0)
@@ -7134,19 +7178,19 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     const int count = min(KEYS + 0, t.length - t.at);
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
     const bool diagonal = p.causal && !p.query_row; // query i sees keys up to i
-    const float factor = p.scale * TT__LOG2E; // p.factor; computed here, it takes no register
+    const float factor = p.scale * TT__LOG2E; // p.factor, computed here to save a register
     if (threadIdx.x == 0) random = attention_key(p);
     float dk[MT][D / 8][4], dv[MT][D / 8][4];
     attention_clear(dk, dv);
     attention_fetch_rows<T, D, KEYS>(ks, vs, p, t.begin + t.at, count, key_head);
-    const auto fetch = [&](int from, int head, int stage) { // queries of the sequence from `from` on
+    const auto fetch = [&](int from, int head, int stage) { // copies queries, beginning with `from`
         if (READS) attention_fetch_bits<KEYS, QUERIES>(kept + stage * BITS, p, t, bits_begin, from, head);
         attention_fetch_queries<T, D, QUERIES, 128>(qs, lses, rows, p, t.first + from, t.queries - from,
                                                     head, stage);
     };
     const int begin = NEAR ? attention_queries_begin(p, t) : diagonal ? t.at : 0;
     const int end = NEAR ? attention_queries_end(p, t, count) : t.queries;
-    const int heads_end = begin < end ? (key_head + 1) * p.group : 0; // end of the heads of q with these keys
+    const int heads_end = begin < end ? (key_head + 1) * p.group : 0; // end of the heads that read key_head
     int from = begin, head = key_head * p.group;
     if (head < heads_end) fetch(from, head, 0);
     for (int stage = 0; head < heads_end;
@@ -7158,7 +7202,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         int next = from, next_head = head;
         attention_advance<QUERIES, BLOCKS>(next, next_head, p, sparse, begin, end);
         if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
-        // The warp has no keys, or none of them is seen.
+        // The warp has no keys, or no query of the tile sees any of them.
         if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue;
         const int often = !BLOCKS || !sparse.n ? 1
             : attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);
@@ -7177,12 +7221,12 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         attention_mma_add<T, D, MT, QUERIES>(dv, s, dt);
         attention_mma_add<T, D, MT, QUERIES>(dk, g, qt);
     }
-    tt__cp_async_wait<0>(); // k and v, where no tile of queries came
+    tt__cp_async_wait<0>(); // waits for k and v, if the loop did not run
     if (p.sums_k || p.sums_v) __syncthreads();
     const int thread = tt__opaque((int)threadIdx.x), warp = thread / 32, lane = thread % 32;
-    const int to_head = KIND == NEARBY // otherwise recomputed, so that the loop keeps nothing of it
+    const int to_head = KIND == NEARBY // otherwise computed again, to save a register in the loop
         ? key_head : p.first_head / p.group + tt__opaque((int)blockIdx.x) % key_heads;
-    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
+    // The same thread stores an element of dk and of dv, because dk and dv may have the same memory.
     TT__UNROLL for (int k = 0; k < 2; k++) {
         attention_columns<T, D> columns;
         columns.clear();
@@ -7199,22 +7243,22 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     attention_write_key_sums<D, WARPS>(p, sums_begin, part, WARPS, thread);
 }
 
-// Turns the products q k^T (s) and dout v^T (g) of keys (rows) and queries (columns) into weights after
-// dropout (s) and the gradients of scores (g), without the factor `scale`. lse, delta: from the thread's
-// first column on. first: row of the batch of the thread's first key. inside: number of keys from that key to
-// the sequence's end; weights after the end are 0, as they would make dq infinite where all scores are far
-// below 0.
+// Turns the products q k^T (s) and dout v^T (g) into weights after dropout (s) and the gradients of scores
+// (g), without the factor `scale`. Rows are keys, columns are queries. lse, delta: of the queries, beginning
+// with the thread's first column; first: row of the batch of the thread's first key; inside: number of keys
+// from that key to the sequence's end. Weights after the end are set to 0, because they could make dq
+// infinite where all scores are far below 0.
 template <int MT, int QUERIES>
 __device__ __forceinline__ void attention_slopes(float (&s)[MT][QUERIES / 8][4],
                                                  float (&g)[MT][QUERIES / 8][4], const attention_args &p,
                                                  uint32_t keep, const int *rows, const float *lse,
                                                  const float *delta, int first, int inside)
 {
-    const float factor = p.scale * TT__LOG2E; // p.factor; computed here, it takes no register
+    const float factor = p.scale * TT__LOG2E; // p.factor, computed here to save a register
     TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
         TT__UNROLL for (int e = 0; e < 2; e++) {
             const int c = 8 * n + e;
-            // The last of the warp's keys that the query sees.
+            // The last key that the query sees, counted from the thread's first key.
             const int last = min(p.causal ? rows[c + threadIdx.x % 4 * 2] - first : 16 * MT, inside - 1);
             const float log_sum = lse[c] * TT__LOG2E, sum = delta[c];
             TT__UNROLL for (int m = 0; m < MT; m++)
@@ -7235,9 +7279,9 @@ namespace {
 
 // ----------------------------------------------------- the backward in one kernel, and by warpgroups (wgmma)
 
-// The work of a thread block of attention_backward: a sequence, its rows of the batch and queries, the head
-// of its keys, and the end of the heads of q that share that head. thread: 0, which the compiler does not
-// know.
+// The work of a thread block of attention_backward: a sequence, with its rows of the batch (begin, count) and
+// its queries (first, queries), one head of keys, and the end of the heads of q that share this head. thread
+// is 0, but the compiler does not know this.
 struct attention_whole {
     int begin, count, first, queries, key_head, heads_end, thread;
     __device__ __forceinline__ void find(const attention_args &p)
@@ -7253,8 +7297,8 @@ struct attention_whole {
     }
 };
 
-// Computes to (16 MT, N) = a^T b of a (K, 16 MT) and b (K, N) in shared memory, over the first `end` of K
-// rows. A row of a has ACROSS elements, a row of b has PITCH.
+// Computes to = a^T b, where a (K, 16 MT) and b (K, N) are in shared memory and `to` is (16 MT, N). Sums over
+// the first `end` of the K rows. The rows of a are ACROSS elements apart, the rows of b are PITCH apart.
 template <class T, int MT, int N, int ACROSS, int PITCH>
 __device__ __forceinline__ void attention_mma_down(float (&to)[MT][N / 8][4], const T *a, const T *b,
                                                    int lane, int end)
@@ -7277,14 +7321,14 @@ __device__ __forceinline__ void attention_mma_down(float (&to)[MT][N / 8][4], co
     }
 }
 
-// Sizes of attention_backward. A warp makes 16 QM rows and COLUMNS columns of dq.
+// Sizes of attention_backward. A warp makes 16 * QM rows and COLUMNS columns of dq.
 template <int D, int WARPS> struct attention_whole_sizes {
     enum { MT = 2, KEYS = 32 * WARPS, QUERIES = 64, PART = 32, PITCH = D + 8, ACROSS = QUERIES + 8,
            QM = WARPS * D > 256 ? 2 : 1, DOWN = QUERIES / (16 * QM), COLUMNS = D * DOWN / WARPS };
 };
 
-// Writes the warp's gradients of scores, of keys (rows) and queries (columns), to `to` (ACROSS elements a
-// row); zeros unless any of these queries sees any of the keys.
+// Writes the warp's gradients of scores to `to`, with keys as rows, ACROSS elements apart, and queries as
+// columns. Writes zeros if none of the queries sees any of the keys.
 template <class T, int MT, int PART, int ACROSS>
 __device__ __forceinline__ void attention_put_slopes(T *to, const float (&g)[MT][PART / 8][4], bool seen)
 {
@@ -7301,8 +7345,8 @@ template <int D, int DOWN> __device__ __forceinline__ void attention_clear_sums(
         for (int k = 0; k < DOWN; k++) part[k][c] = 0;
 }
 
-// Makes dq of the tile of queries from `from` on, from the keys that these queries see. part_q: column sums
-// of dq so far.
+// Makes dq of the tile of queries that begins at `from`: multiplies the gradients of scores (`slopes`) by the
+// keys that these queries see. part_q: column sums of dq, to which this tile's are added.
 template <class T, int D, int WARPS>
 __device__ __forceinline__ void attention_whole_dq(const attention_args &p, const attention_whole &of,
                                                    const T *slopes, const T *ks, float (*part_q)[D], int from,
@@ -7312,7 +7356,7 @@ __device__ __forceinline__ void attention_whole_dq(const attention_args &p, cons
     enum { QM = S::QM, DOWN = S::DOWN, COLUMNS = S::COLUMNS };
     const int thread = (int)threadIdx.x + of.thread, warp = thread / 32, lane = thread % 32;
     const int row = warp % DOWN * 16 * QM, column = warp / DOWN * COLUMNS;
-    // End of the keys that any of the queries sees.
+    // The end of the keys that any of the tile's queries sees.
     const int end = min(of.count, diagonal ? from + S::QUERIES : of.count);
     float dq[QM][COLUMNS / 8][4];
     attention_mma_down<T, QM, COLUMNS, S::ACROSS, S::PITCH>(dq, slopes + row, ks + column, lane, end);
@@ -7328,9 +7372,10 @@ __device__ __forceinline__ void attention_whole_dq(const attention_args &p, cons
     if (p.sums_q) columns.write(part_q[warp % DOWN] + column, lane, true);
 }
 
-// Makes dq, dk and dv in one kernel, with five products. A block has all keys of a sequence of at most 32
-// WARPS keys, so the gradients of scores times these keys are all of dq. The gradients of QUERIES queries at
-// a time go to the warps that make dq through shared memory; the rest is done as in attention_dkdv.
+// Makes dq, dk and dv in one kernel, with five products. A block has all keys of a sequence of at most
+// 32 * WARPS keys, so its gradients of scores times these keys are the whole of dq. Shared memory passes the
+// gradients of the scores of QUERIES queries at a time to the warps that make dq. dk and dv are made as in
+// attention_dkdv.
 template <class T, int D, int WARPS>
 __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(attention_args p)
 {
@@ -7339,12 +7384,12 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     enum { MT = S::MT, KEYS = S::KEYS, QUERIES = S::QUERIES, PART = S::PART, PITCH = S::PITCH,
            ACROSS = S::ACROSS, DOWN = S::DOWN };
     TT__SHARED(uint64_t, random, );
-    TT__SHARED(attention_whole, of, ); // in shared memory, or the loop would keep it in registers
+    TT__SHARED(attention_whole, of, ); // in shared memory, to save registers in the loop
     TT__SHARED(float, part, [2 * WARPS][D]);
     TT__SHARED(float, part_q, [DOWN][D]); // column sums of a head's dq so far
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
-    T *slopes = ds + 2 * QUERIES * PITCH; // (KEYS, ACROSS)
+    T *slopes = ds + 2 * QUERIES * PITCH; // shape (KEYS, ACROSS)
     float *lses = (float *)(slopes + KEYS * ACROSS), *deltas = lses + 2 * QUERIES;
     int *rows = (int *)(deltas + 2 * QUERIES);
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
@@ -7354,7 +7399,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
         random = attention_key(p);
         of.find(p);
     }
-    const auto write_sums = [&](int of_head) { // of dq; the threads that have read the sums clear them
+    const auto write_sums = [&](int of_head) { // writes column sums of dq; each thread clears those it read
         const int64_t sequence = blockIdx.x / (p.heads / p.group);
         attention_write_sums<D>(p.sums_q, (sequence * p.heads + of_head) * p.head_size, part_q, DOWN,
                                 p.head_size, (int)threadIdx.x);
@@ -7365,7 +7410,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     float dk[MT][D / 8][4], dv[MT][D / 8][4];
     attention_clear(dk, dv);
     attention_fetch_rows<T, D, KEYS, 32 * WARPS>(ks, vs, p, of.begin, of.count, of.key_head);
-    const auto fetch = [&](int from, int head, int stage) { // queries of the sequence from `from` on
+    const auto fetch = [&](int from, int head, int stage) { // copies queries, beginning with `from`
         attention_fetch_queries<T, D, QUERIES, 32 * WARPS>(qs, lses, rows, p, of.first + from,
                                                            of.queries - from, head, stage);
     };
@@ -7381,7 +7426,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
             const int at = stage * QUERIES + part;
             const T *qt = qs + at * PITCH, *dt = ds + at * PITCH;
             float s[MT][PART / 8][4], g[MT][PART / 8][4];
-            const bool seen = !diagonal || mine < from + part + PART; // any of the warp's keys is seen
+            const bool seen = !diagonal || mine < from + part + PART; // a query may see a key of the warp
             if (seen) {
                 const uint32_t keep = attention_draw_columns<MT, PART>(p, random, rows + at, mine / 16, head);
                 attention_mma<T, D, MT, PART>(s, ks + mine * PITCH, qt);
@@ -7400,13 +7445,13 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
         from += QUERIES;
         if (from >= of.queries) { from = 0; head++; }
     }
-    tt__cp_async_wait<0>(); // k and v, where no tile of queries came
-    __syncthreads();        // dq may be the memory of dk, which is added to it after this
-    if (p.sums_q) // without queries, the sums of all heads are 0
+    tt__cp_async_wait<0>(); // waits for k and v, if the loop did not run
+    __syncthreads();        // dq may have the memory of dk, and dk is added to it after this barrier
+    if (p.sums_q) // writes the last head's sums or, without queries, the zeros of all heads
         for (int h = of.queries > 0 ? of.heads_end - 1 : of.key_head * p.group;
              h < (of.key_head + 1) * p.group; h++)
             write_sums(h);
-    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
+    // The same thread stores an element of dk and of dv, because dk and dv may have the same memory.
     const int last = tt__opaque((int)threadIdx.x);
     TT__UNROLL for (int k = 0; k < 2; k++) {
         attention_columns<T, D> columns;
@@ -7425,13 +7470,13 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
 }
 
 // The backward by warpgroups, in one kernel with five products. A block of two warpgroups owns 256 keys of a
-// sequence: tiles of 64, the even tiles in one group and the odd tiles in the other, with dk and dv in
+// sequence in tiles of 64 keys: one group has the even tiles, the other the odd tiles, with dk and dv in
 // registers. The block goes through the tiles of queries. Both groups write the gradients of a tile's scores
-// to shared memory, and the groups take turns at multiplying these gradients by the keys, while the other
-// group begins the next tile. The product is the block's part of dq. It is all of dq where no sequence has
-// more than 256 keys (p.parts is NULL); otherwise it is written in f32 to one of the slots of p.parts. The
-// first blocks of a sequence have a slot each. Later launches, of as many blocks each, add to the slots, and
-// attention_sum_parts adds the slots up.
+// to shared memory. The groups take turns: one multiplies these gradients by the keys, while the other begins
+// the next tile. The product is the block's part of dq. It is the whole of dq where no sequence has more than
+// 256 keys (p.parts is NULL); otherwise the block writes it in f32 to a slot of p.parts. The first launch
+// runs the first p.slots blocks of each sequence, one for each slot. Each later launch runs the next p.slots
+// blocks, which add to the slots. Finally attention_sum_parts sums the slots.
 enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = TT__CUDA_ATTENTION_SLOTS };
 
 // Returns the row of p.parts that has, in a slot, the first query of a sequence that begins at query `first`.
@@ -7443,7 +7488,7 @@ __device__ __forceinline__ int64_t attention_slot_row(const attention_args &p, i
     return p.slot_begin[slot] + (int64_t)first * (p.longest - before) / p.longest - before;
 }
 
-// Packs weights as the first operand of a product, those that dropout does not keep as 0.
+// Packs weights as the first operand of a product. Weights that dropout does not keep become 0.
 template <class T, class F>
 __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], const float (&w)[1][8][4],
                                                          F kept)
@@ -7456,9 +7501,10 @@ __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], c
         }
 }
 
-// Returns the span of keys that block `n` of a head has; at < 0: none. The first spans of causal sequences,
-// which most queries see, come first, so that the last blocks to begin are the shortest: the numbers of spans
-// are the rows of a matrix of span_cols columns, and its columns come one after another.
+// Returns the span of keys that block `n` of a head has; if at < 0, the block has none. The first spans of
+// causal sequences are seen by most queries and come first, so that the blocks that begin last have the least
+// work: the numbers of spans fill a matrix of span_cols columns row by row, and blocks take them column by
+// column.
 __device__ __forceinline__ attention_tile attention_find_span(const attention_args &p, int n)
 {
     const bool within = n < p.span_rows * p.span_cols;
@@ -7472,17 +7518,17 @@ __device__ __forceinline__ attention_tile attention_find_span(const attention_ar
     return t;
 }
 
-// A tile of queries in shared memory: from number `from` of the sequence on, of a head of q. lse, delta: from
-// the thread's first column on.
+// A tile of queries in shared memory, of head `head` of q. from: the first query, counted in the sequence;
+// lse, delta: of the queries, beginning with the thread's first column.
 template <class T> struct attention_span_queries {
     const T *q, *dout;
     const float *lse, *delta;
-    const int *row; // rows of the batch
+    const int *row; // the queries' rows of the batch
     int from, head;
 };
 
-// Stores a row of the block's part of dq in dq itself or in p.parts. i: the thread's query, counted in the
-// sequence; slot_row: attention_slot_row of the block.
+// Stores a row of the block's part of dq: in dq itself if p.parts is NULL, otherwise in a slot of p.parts.
+// i: the thread's query, counted in the sequence; slot_row: attention_slot_row of the block.
 template <class T>
 __device__ __forceinline__ void attention_span_put(const attention_args &p, const attention_tile &t,
                                                    const float (&dq)[8][4], int h, int i, int64_t slot_row,
@@ -7506,20 +7552,21 @@ __device__ __forceinline__ void attention_span_put(const attention_args &p, cons
     }
 }
 
-// Makes dq of the tile of queries from `from` on, from the gradients of their scores, (KEYS, QUERIES) as
-// tt__wgmma_matrix needs it. part_q: column sums of dq so far.
+// Makes the block's part of dq for the tile of queries that begins at `from`. slopes: the gradients of
+// scores, (KEYS, QUERIES) in the layout of tt__wgmma_matrix. part_q: column sums of dq, to which this tile's
+// are added.
 template <class T>
 __device__ __forceinline__ void attention_span_dq(const attention_args &p, const attention_tile &t,
                                                   const T *slopes, const T *ks, float (*part_q)[64], int from,
                                                   int head, int at, int count, int64_t slot_row)
 {
     const int thread = tt__opaque((int)threadIdx.x), lane = thread % 32, group = lane / 4;
-    // End of the keys that any of the queries sees.
+    // The end of the keys that any of the tile's queries sees.
     const int end = p.causal ? min(count, from + 64 - at) : count;
     const uint32_t a = tt__wgmma_matrix(slopes), b = tt__wgmma_matrix(ks);
     float dq[8][4];
     tt__wgmma_fence();
-    tt__wgmma_across<T>(dq, a, b, false); // apart, or these sums would take registers before the loop
+    tt__wgmma_across<T>(dq, a, b, false); // outside the loop, or cleared sums would take registers before it
     for (int k = 16; k < end; k += 16) tt__wgmma_across<T>(dq, a + k * 128 / 16, b + k * 128 / 16, true);
     tt__wgmma_commit();
     tt__wgmma_wait<0>();
@@ -7534,8 +7581,8 @@ __device__ __forceinline__ void attention_span_dq(const attention_args &p, const
     if (p.sums_q && !p.parts) columns.write(part_q[thread / 32], lane, true);
 }
 
-// Turns products q k^T into weights, of the warp's 16 keys from number `own` of the block's on (rows) and the
-// tile's queries (columns); 0 where a query does not see a key.
+// Turns the products q k^T (s) into weights, 0 where a query does not see a key. Rows are the warp's 16 keys,
+// beginning with key `own` of the block; columns are the tile's queries.
 template <class T>
 __device__ __forceinline__ void attention_span_weights(float (&s)[1][8][4], const attention_args &p,
                                                        const attention_span_queries<T> &b, int own, int at,
@@ -7555,8 +7602,9 @@ __device__ __forceinline__ void attention_span_weights(float (&s)[1][8][4], cons
             }
 }
 
-// Adds a tile of queries to dk and dv of the warp's 16 keys, from row `row` of the block's tile `tile` on. k,
-// v: that tile; slopes: where its gradients of scores go, (64, 64) of keys and queries.
+// Adds the contributions of a tile of queries to dk and dv of the warp's 16 keys, which begin at row `row` of
+// tile number `tile` of the block's keys. k, v: this tile. Writes the tile's gradients of scores to slopes,
+// (64 keys, 64 queries).
 template <class T, bool DROPS>
 __device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv)[8][4],
                                                    const attention_args &p, uint64_t random,
@@ -7599,7 +7647,7 @@ __device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv
     tt__wgmma_fence();
     attention_wide_add<T>(*(float (*)[1][8][4])dk, dw, b.q);
     tt__wgmma_commit();
-    // The 16 bytes n of a row are at n ^ row % 8.
+    // Part n, of 16 bytes, of a row of `slopes` is stored in place n ^ row % 8.
     char *to = (char *)slopes + (row + group) * 128 + pair * 2;
     TT__UNROLL for (int n = 0; n < 8; n++)
         TT__UNROLL for (int h = 0; h < 2; h++)
@@ -7621,7 +7669,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     TT__SHARED(float, part_q, [WARPS][D]); // column sums of dq so far
     TT__DYN_SHARED(T, shared);
     T *ks = attention_room(shared), *vs = ks + TILES * TILE, *qs = vs + TILES * TILE, *ds = qs + 2 * TILE;
-    T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), as tt__wgmma_matrix needs it
+    T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), in the layout of tt__wgmma_matrix
     float *lses = (float *)(slopes + 2 * TILES * TILE), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
     int *rows = (int *)(deltas + 2 * QUERIES);                                        // rows of the batch
     const int key_heads = p.heads / p.group;
@@ -7651,7 +7699,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     float dk[2][8][4], dv[2][8][4];
     attention_clear(dk, dv);
     attention_fetch_rows<T, D, KEYS, 256, true>(ks, vs, p, t.begin + at, count, key_head);
-    const auto fetch = [&](int from, int head, int stage) { // queries of the sequence from `from` on
+    const auto fetch = [&](int from, int head, int stage) { // copies queries, beginning with `from`
         attention_fetch_queries<T, D, QUERIES, 256, true>(qs, lses, rows, p, t.first + from, t.queries - from,
                                                           head, stage, tt__opaque((int)threadIdx.x));
     };
@@ -7684,7 +7732,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
         from = next; head = next_head;
     }
     if (p.sums_k || p.sums_v || p.dq.data == p.dk.data || p.dq.data == p.dv.data) __syncthreads();
-    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
+    // The same thread stores an element of dk and of dv, because dk and dv may have the same memory.
     const int last = tt__opaque((int)threadIdx.x), lane = last % 32;
     TT__UNROLL for (int k = 0; k < 2; k++) {
         attention_columns<T, D> columns;
@@ -7703,7 +7751,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     write_sums(WARPS);
 }
 
-// Sums the slots of p.parts to dq: a block makes a tile of 64 rows of a head.
+// Makes dq, the sum of the slots of p.parts. A block makes a tile of 64 rows of a head.
 template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(attention_args p)
 {
     tt__begin_kernel();
@@ -7716,7 +7764,7 @@ template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(at
         const int blocks = ((p.causal ? t.at : t.length - 1)) / TT__SPAN + 1;
         const int slots = min(blocks, p.slots);
         const int64_t first = t.first + t.at + r, column = (int64_t)head * p.head_size + c;
-        // The loads of these are in flight together.
+        // All loads of y are in flight together.
         float4 y[4][TT__SPAN_SLOTS];
         TT__UNROLL for (int slot = 0; slot < TT__SPAN_SLOTS; slot++) {
             const int64_t row = attention_slot_row(p, t.first, slot) + t.at + r;
@@ -7765,7 +7813,8 @@ namespace {
 // ---- launches
 
 // Sets the arguments that the forward and the backward share. If only some rows of the batch are queries,
-// sorts their numbers at the beginning of the workspace. Sets *used to the bytes of the workspace in use.
+// sorts the numbers of these rows into the beginning of the workspace. Sets *used to the bytes of the
+// workspace in use.
 cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *p, size_t *used)
 {
     const tt__attr *attr = &l->instr->attr;
@@ -7796,7 +7845,7 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->keep_scale = 256.0f / (float)(256 - TT__ATTENTION_DROP(attr->dropout));
     tt__attention_either(TT__ATTENTION_DROP(attr->dropout), p->either);
     p->random = l->instr->random;
-    p->block = attr->dense >= p->k.rows ? 0 : attr->block; // then all sequences are dense
+    p->block = attr->dense >= p->k.rows ? 0 : attr->block; // block 0: all sequences are dense
     p->dense = attr->dense;
     p->listed = attr->listed;
     p->list_rows = attr->list_rows;
@@ -7824,20 +7873,21 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
                       (const int32_t *)numbers->data, n, p->seq_start, p->seqs, start, row, at);
 }
 
-// Returns whether rows of a matrix can be loaded by 16 bytes.
+// Returns whether a matrix has this dtype and its rows can be loaded 16 bytes at a time.
 bool attention_aligned(const tt__mat *m, tt_dtype dtype)
 {
     return m->dtype == dtype && (uintptr_t)m->data % 16 == 0 && m->ld * (dtype == TT_F32 ? 4 : 2) % 16 == 0;
 }
 
-// Returns whether rows of a matrix can be stored by two elements; a matrix without data can.
+// Returns whether rows of a matrix can be stored two elements at a time. Returns true for a matrix without
+// data.
 bool attention_paired(const tt__mat *m, tt_dtype dtype)
 {
     return !m->data ||
         ((m->dtype == dtype || m->dtype == TT_F32) && (uintptr_t)m->data % 8 == 0 && m->ld % 2 == 0);
 }
 
-// Returns whether the kernels on tensor cores can run.
+// Returns whether the kernels on tensor cores can run with these arguments.
 bool attention_fast(const attention_args *p)
 {
     const tt_dtype dtype = p->q.dtype;
@@ -7851,11 +7901,12 @@ bool attention_fast(const attention_args *p)
         attention_paired(&p->dk, dtype) && attention_paired(&p->dv, dtype);
 }
 
-// Returns how many numbers the tiles of `size` rows take, those without a tile included.
+// Returns the number of thread blocks for tiles of `size` rows: all numbers that tiles may have, see
+// cuda_shared.cuh. Some numbers have no tile.
 int attention_tiles(const attention_args *p, int64_t rows, int size) { return (int)(rows / size + p->seqs); }
 
-// Launches a kernel with a block of `threads` for each tile of `size` of these rows, times `heads` and
-// `parts`.
+// Launches a kernel with a thread block for each tile of `size` rows, each of `heads` heads, and each of
+// `parts` parts of a head.
 template <class K>
 cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, int64_t rows, int size,
                              int heads, int parts, unsigned threads, size_t shared)
@@ -7888,8 +7939,8 @@ cudaError_t attention_forward_wide_on(tt__device *d, const attention_args *p)
     return TT__LAUNCH(kernel, (unsigned)blocks, 128 * (S::GROUPS + 1), shared, d->stream, args);
 }
 
-// Launches the forward by mma.sync. MT (rows of 16 for each warp) and KEYS (rows of the tiles that pass by)
-// are as many as the registers hold: 255 a thread, without spills.
+// Launches the forward by mma.sync. A warp has 16 MT queries, and tiles have KEYS keys; MT and KEYS are the
+// largest for which the sums fit into 255 registers a thread without spills.
 template <class T, int D, attention_kind KIND>
 cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
 {
@@ -7906,8 +7957,8 @@ size_t attention_backward_bytes(int head_size, int warps)
         + 6 * queries * sizeof(float);
 }
 
-// Returns whether attention_backward_wide makes all gradients. If one block has all keys of a sequence, dq
-// may be stored where dk is, as that block makes both; the dq of several blocks is complete only after dk is
+// Returns whether attention_backward_wide makes all gradients. dq may have the memory of dk or dv only if one
+// block has all keys of a sequence and makes all three; the dq of several blocks is complete only after dk is
 // stored.
 bool attention_spans(const tt__device *d, const attention_args *p)
 {
@@ -7918,7 +7969,8 @@ bool attention_spans(const tt__device *d, const attention_args *p)
 }
 
 // Returns the number of warps of attention_backward, which makes dq, dk and dv in one kernel; 0: two kernels
-// make them. With listed queries, dq may be stored among the dk of other blocks.
+// make the gradients. With listed queries, one kernel is wrong if dq has the memory of dk or dv, because the
+// rows of dq may then be rows of dk that another block makes.
 int attention_warps(const tt__device *d, const attention_args *p)
 {
     const int warps = p->longest <= 128 ? 4 : 8, head_size = p->head_size <= 32 ? 32 : 64;
@@ -7927,8 +7979,8 @@ int attention_warps(const tt__device *d, const attention_args *p)
     const bool apart = p->dq.data != p->dk.data && p->dq.data != p->dv.data;
     const bool all = p->dq.data && (p->dk.data || p->dv.data) && p->longest <= 256;
     const size_t bytes = attention_backward_bytes(head_size, warps)
-        + 256 + (2 * (size_t)warps + 4) * (size_t)head_size * sizeof(float); // and static shared memory
-    // 4 warps spill registers on compute capability 8.0 if heads are wider.
+        + 256 + (2 * (size_t)warps + 4) * (size_t)head_size * sizeof(float); // the static shared memory
+    // With 4 warps and wider heads, the kernel spills registers on compute capability 8.0.
     if (warps == 4 && head_size > 32) return 0;
     return all && (apart || !p->query_row) && bytes <= d->properties.sharedMemPerBlockOptin ? warps : 0;
 }
@@ -7944,7 +7996,7 @@ template <class T, int D, int WARPS> cudaError_t attention_backward_of(tt__devic
         ? TT__LAUNCH((attention_backward<T, D, WARPS>), blocks, 32 * WARPS, shared, d->stream, *p) : e;
 }
 
-// Returns the bytes of shared memory of attention_dkdv for two stages of bits.
+// Returns the bytes of shared memory of attention_dkdv for the bits of dropout, in two stages.
 size_t attention_kept_bytes(const attention_args *p, int keys, int queries)
 {
     return p->bits ? 2 * (size_t)keys * (size_t)queries / 8 : 0;
@@ -7959,7 +8011,7 @@ template <class T> cudaError_t attention_backward_spans(tt__device *d, attention
     if (whole) p->parts = NULL;
     p->parts_k = whole ? p->seqs : attention_tiles(p, p->k.rows, TT__SPAN);
     p->parts_q = whole ? p->seqs : attention_tiles(p, p->q.rows, 64);
-    // If all sequences have the max length, a sequence begins at each (spans + 1)-th number.
+    // If all sequences have the max length, each (spans + 1)-th number of a span begins a sequence.
     p->span_cols = p->causal && !whole && spans < p->parts_k ? spans + 1 : 1;
     p->span_rows = p->parts_k / p->span_cols;
     p->slots = tt__cuda_attention_slots(p->causal, p->longest);
@@ -8003,7 +8055,8 @@ cudaError_t attention_backward_on(tt__device *d, attention_args *p)
     return e;
 }
 
-// Returns whether attention_forward_wide can run: it has no ALiBi and no blocks, and stores whole vectors.
+// Returns whether attention_forward_wide can run. It supports neither ALiBi nor block-sparse attention, and
+// stores whole vectors.
 bool attention_forward_fits_wide(const tt__device *d, const attention_args *p)
 {
     return d->wgmma && p->scale > 0 && !p->alibi_heads && !p->block && p->head_size > 32
@@ -8024,7 +8077,7 @@ template <class T, int D> cudaError_t attention_of_size(tt__device *d, attention
 
 template <class T> cudaError_t attention_on(tt__device *d, attention_args *p)
 {
-    if (p->block) // attention_fast refuses larger heads
+    if (p->block) // heads have at most 64 columns here: attention_fast refuses larger ones
         return p->dout.data ? attention_backward_on<T, 64, BY_BLOCKS>(d, p)
                             : attention_forward_on<T, 64, BY_BLOCKS>(d, p);
 #define TT__ATTENTION_SIZE(D) if (p->head_size <= D) return attention_of_size<T, D>(d, p)
@@ -8038,8 +8091,8 @@ template <class T> cudaError_t attention_on(tt__device *d, attention_args *p)
 }
 
 // Runs attention on tensor cores. Random numbers need a head's number among the heads of all ranks. The
-// operands' addresses move back by the heads of the ranks before, so that the kernels need no other number of
-// a head, and no further register for it.
+// addresses of the operands are moved back by the heads of the ranks before this one, so that kernels can
+// index them with the same number and need no register for a second one.
 cudaError_t attention_on_cores(tt__device *d, attention_args *p)
 {
     tt__mat *mats[] = {&p->q, &p->out, &p->dout, &p->dq, &p->k, &p->v, &p->dk, &p->dv};
@@ -8079,8 +8132,9 @@ template <class T, int PARTS> cudaError_t attention_deltas_by(tt__device *d, con
     return TT__LAUNCH((attention_delta<T, PARTS>), blocks, 256, 0, d->stream, *p);
 }
 
-// Launches the sums of dout * out of each row and head. Heads of 16-bit operands with more than 64 columns
-// take the kernel for any operands: the kernel of dq makes their sums, unless dq is not wanted.
+// Launches a kernel for the sums of dout * out of each row and head. Heads of more than 64 columns in 16 bits
+// get the slow kernel for any operands; this is rare, because the kernel of dq makes their sums if dq is
+// wanted.
 cudaError_t attention_deltas(tt__device *d, const attention_args *p)
 {
     const tt_dtype dtype = p->out.dtype;
@@ -8101,15 +8155,15 @@ cudaError_t attention_backward_any(tt__device *d, const attention_args *p)
     cudaError_t e = cudaSuccess;
     if (p->dq.data && p->q.rows > 0)
         e = attention_launch(d, attention_dq_any, p, p->q.rows, 64, p->heads, parts, 256, 0);
-    // If no query sees a key, the key's gradients are 0.
+    // Runs even without queries: the gradients of a key that no query sees are 0.
     if (e == cudaSuccess && (p->dk.data || p->dv.data))
         e = attention_launch(d, attention_dkdv_any, p, p->k.rows, 64, p->heads / p->group, parts, 256, 0);
     return e;
 }
 
-// Runs the backward. The kernels on tensor cores also make column sums of results that they write (not add)
-// in 16 bits, if there is room for a row of partial sums for each tile of 64 rows. Other results are read a
-// second time for their sums.
+// Runs the backward of attention. The kernels on tensor cores also make the column sums of results that they
+// write (not add to) in 16 bits, if the resident workspace has room for a row of partial sums for each tile
+// of 64 rows. The column sums of other results need a second sweep over these results.
 cudaError_t run_attention_backward(const tt__launch *l)
 {
     tt__device *d = l->device;
@@ -8156,7 +8210,7 @@ cudaError_t run_attention_backward(const tt__launch *l)
             add_sums_to_finish(&all, partial[k], parts, l->out[k].cols, &l->out[3 + k], l->add[3 + k]);
     }
     if (e == cudaSuccess) e = run_all_finish_sums(d, &all);
-    for (int k = 0; k < 3 && e == cudaSuccess; k++) // uses the workspace of the sums above
+    for (int k = 0; k < 3 && e == cudaSuccess; k++) // run_column_sums reuses the workspace of `partial`
         if (l->out[3 + k].data && !partial[k])
             e = run_column_sums(l, &l->out[k], &l->out[3 + k], l->add[3 + k]);
     return e;
@@ -8168,12 +8222,12 @@ cudaError_t run_attention_backward(const tt__launch *l)
 namespace {
 
 // ================================================================================================== matmuls
-// Products are made by cuBLASLt, with its epilogues where they fit, and a sweep over the result for the rest.
-// Where cuBLASLt has no algorithm (operands of different dtypes), a kernel of our own makes them. Linear
-// layers take x (rows, in) and w (out, in), and give y (rows, out).
+// cuBLASLt makes the products. Its epilogues finish the sums where they fit; otherwise kernels of our own
+// sweep over the result. Where cuBLASLt has no algorithm (operands of different dtypes), a kernel of our own
+// makes the product. A linear layer computes y (rows, out) from x (rows, in) and w (out, in).
 
-// A product C = A B of A (m, k) and B (k, n). Element (i, j) of A is at i * a_row + j * a_col, and likewise
-// in B. These steps finish a sum v:
+// A product C = A B of A (m, k) and B (k, n). Element (i, j) of A is a[i * a_row + j * a_col], element (i, j)
+// of B is b[i * b_row + j * b_col]. These steps finish a sum v, element (i, j) of A B:
 //     v += bias[j];  pre[i, j] = v;  v = act(v)      or, with `saved`: v *= act'(saved[i, j])
 //     C[i, j] = v + residual[i, j] + (accumulate ? C[i, j] : 0)
 struct product {
@@ -8181,18 +8235,19 @@ struct product {
     const void *a, *b;
     tt_dtype a_type, b_type;
     int64_t a_row, a_col, b_row, b_col;
-    tt__mat c, pre, saved, residual; // without data: absent
-    tt__mat sums;                    // column sums of C, with `saved`; if sums_rows, row sums of A
+    tt__mat c, pre, saved, residual; // a matrix without data is absent
+    tt__mat sums;                    // gets the column sums of C (with `saved`) or row sums of A (sums_rows)
     const void *bias;
     tt_dtype bias_type;
     int act;
     bool accumulate, add_sums;
-    bool sums_rows;        // k counts the rows of a batch; otherwise m does
-    // Not NULL: A and B are in fp8 and are multiplied by *unscale_a and *unscale_b.
+    bool sums_rows;        // whether k is the number of rows of the batch; otherwise m is
+    // If not NULL, A and B are fp8, and A must be multiplied by *unscale_a, B by *unscale_b.
     const float *unscale_a, *unscale_b;
 };
 
-// Returns element i of an operand. FP8: of TT__E4M3 or TT__E5M2, which load_any does not know.
+// Returns element i of an operand as a float. FP8: the operand has dtype TT__E4M3 or TT__E5M2, which load_any
+// cannot read.
 template <bool FP8> __device__ __forceinline__ float factor(const void *p, tt_dtype dtype, int64_t i)
 {
     if (!FP8) return load_any(p, dtype, i);
@@ -8208,7 +8263,7 @@ __device__ __forceinline__ void finish_element(const product &g, int64_t i, int6
     } else if (g.act) {
         if (g.pre.data) {
             store_any(g.pre.data, g.pre.dtype, i * g.pre.ld + j, v);
-            v = element(g.pre, i, j); // rounded as the backward will read it
+            v = element(g.pre, i, j); // rounded to the number that the backward will read
         }
         v = activate(g.act, v);
     }
@@ -8217,8 +8272,8 @@ __device__ __forceinline__ void finish_element(const product &g, int64_t i, int6
     store_any(g.c.data, g.c.dtype, i * g.c.ld + j, v);
 }
 
-// Makes a product by tiles of 64 x 64, 256 threads with 4 x 4 sums each, in steps of 16. For small or rare
-// products for which cuBLASLt has no algorithm.
+// Makes a product by tiles of 64 x 64 elements of C: 256 threads have 4 x 4 sums each and add 16 products to
+// each sum at a time. For small or rare products for which cuBLASLt has no algorithm.
 template <bool FP8> __global__ void __launch_bounds__(256) any_matmul(product g)
 {
     tt__begin_kernel();
@@ -8230,7 +8285,7 @@ template <bool FP8> __global__ void __launch_bounds__(256) any_matmul(product g)
     float sum[4][4] = {};
     for (int64_t k0 = 0; k0 < g.k; k0 += 16) {
         for (int e = t; e < 1024; e += 256) {
-            // Neighbouring threads copy neighbours in memory.
+            // Neighbouring threads copy neighbouring elements.
             int ka = g.a_col == 1 ? e % 16 : e / 64, ia = g.a_col == 1 ? e / 16 : e % 64;
             int kb = g.b_col == 1 ? e / 64 : e % 16, jb = g.b_col == 1 ? e % 64 : e / 16;
             a[ka][ia] = i0 + ia < g.m && k0 + ka < g.k
@@ -8272,21 +8327,21 @@ cudaDataType_t lt_type(tt_dtype t)
 }
 
 // An epilogue of cuBLASLt. `bias` is added, or gets the sum of each row of A (BGRADB) or of each column of
-// the result (DGELU_BGRAD). For other kinds it is NULL: cublasLtMatmul returns CUBLAS_STATUS_INVALID_VALUE
-// for a pointer that the kind does not use, with algorithms that cublasLtMatmulAlgoGetHeuristic offers and
-// cublasLtMatmulAlgoCheck accepts with this pointer (cuBLASLt 13.1 does so). `aux`, the operand of GELU, is
-// written or read.
+// the result (DGELU_BGRAD). For other kinds, `bias` must be NULL: given a pointer that the kind does not use,
+// cublasLtMatmul returns CUBLAS_STATUS_INVALID_VALUE, even with algorithms that
+// cublasLtMatmulAlgoGetHeuristic offers and cublasLtMatmulAlgoCheck accepts (seen in cuBLASLt 13.1). `aux`,
+// the operand of GELU, is written or read.
 struct lt_epilogue { cublasLtEpilogue_t kind; const void *bias; tt__mat aux; };
 
-// A product as cuBLASLt gets it: to = g's A B (+ addend), with an epilogue. In cuBLASLt's column-major view
-// this is C^T = B^T A^T.
+// A product in the form for cuBLASLt: to = A B + addend with an epilogue, where A and B are those of g. In
+// cuBLASLt's column-major view this is C^T = B^T A^T.
 struct lt_product {
     const product *g;
     const tt__mat *to, *addend; // addend may be NULL
     const lt_epilogue *more;
     bool tf32;
 
-    bool a_plain() const { return g->a_col == 1; } // row-major
+    bool a_plain() const { return g->a_col == 1; } // whether A is row-major
     bool b_plain() const { return g->b_col == 1; }
     int64_t a_ld() const { return a_plain() ? g->a_row : g->a_col; }
     int64_t b_ld() const { return b_plain() ? g->b_row : g->b_col; }
@@ -8294,13 +8349,13 @@ struct lt_product {
     const void *c() const { return addend ? addend->data : to->data; }
 };
 
-// Everything on which cuBLASLt's choice of an algorithm depends.
+// All numbers on which cuBLASLt's choice of an algorithm depends.
 struct product_key {
     int64_t m, n, k, lda, ldb, ldc, ldd, ld_aux;
     int a_type, b_type, to_type, epilogue;
-    uint16_t alignment[6]; // of B, A, C, the result, bias and aux
+    uint16_t alignment[6]; // bytes to which B, A, C, the result, bias and aux are aligned
     bool a_plain, b_plain, adds, tf32, sums_rows, exact;
-    bool tuned; // of a program with `tune`
+    bool tuned; // whether the program was compiled with `tune`
 };
 
 struct product_choice { product_key key; cublasLtMatmulAlgo_t algo; bool used, possible; };
@@ -8312,10 +8367,10 @@ uint16_t alignment_of(const void *p)
     return (uintptr_t)p % 4 ? 2 : k;
 }
 
-// Returns the number of rows for which an algorithm is chosen. More than 128 rows count as the next multiple
-// of 128, which has as many tiles, so that batches of texts, whose lengths always vary, seldom need a new
-// choice. The number depends on nothing that happened before, as the bits of a product may depend on its
-// algorithm. `exact`: the number itself.
+// Returns the number of rows for which an algorithm is chosen: `rows` if `exact`, otherwise the next multiple
+// of 128 if there are more than 128 rows. The multiple has as many tiles, and batches of texts, whose lengths
+// always vary, then seldom need a new choice. The number must not depend on earlier products, because the
+// bits of a product may depend on its algorithm.
 int64_t rows_to_choose_for(int64_t rows, bool exact)
 {
     return exact || rows <= 128 ? rows : (rows + 127) / 128 * 128;
@@ -8324,12 +8379,12 @@ int64_t rows_to_choose_for(int64_t rows, bool exact)
 product_key key_of(const lt_product &p, bool exact, bool tuned)
 {
     product_key key;
-    memset(&key, 0, sizeof key); // also the padding between fields
+    memset(&key, 0, sizeof key); // clears also the padding between fields
     key.m = p.g->sums_rows ? p.g->m : rows_to_choose_for(p.g->m, exact);
     key.n = p.g->n;
     key.k = p.g->sums_rows ? rows_to_choose_for(p.g->k, exact) : p.g->k;
     key.lda = p.a_ld(); key.ldb = p.b_ld(); key.ldc = p.c_ld(); key.ldd = p.to->ld;
-    // If the rows of the batch run along memory, as in fp8, a line has no room for more rows.
+    // If the rows of the batch run along memory, as in fp8, lda and ldb limit the number of rows.
     if (p.g->sums_rows && p.a_plain()) key.k = min(key.k, min(key.lda, key.ldb));
     key.ld_aux = p.more->aux.data ? p.more->aux.ld : 0;
     key.a_type = lt_type(p.g->a_type); key.b_type = lt_type(p.g->b_type); key.to_type = lt_type(p.to->dtype);
@@ -8341,8 +8396,8 @@ product_key key_of(const lt_product &p, bool exact, bool tuned)
     return key;
 }
 
-// Returns the entry of a key, or a free entry, of a table that is emptied once three quarters are in use;
-// NULL if memory is out.
+// Returns the entry of `key` in the device's table of choices, or a free entry. Empties the table once three
+// quarters of its entries are in use. Returns NULL when out of memory.
 product_choice *choice_of(tt__device *d, const product_key &key)
 {
     if (!d->choices) d->choices = (product_choice *)calloc(TT__PRODUCT_CHOICES, sizeof *d->choices);
@@ -8362,7 +8417,7 @@ product_choice *choice_of(tt__device *d, const product_key &key)
     }
 }
 
-// The description of a product for cuBLASLt, with m rows of A and k columns.
+// cuBLASLt's description of a product whose A is (m, k).
 struct lt_description {
     cublasLtMatmulDesc_t desc = NULL;
     cublasLtMatrixLayout_t a = NULL, b = NULL, c = NULL, to = NULL;
@@ -8384,7 +8439,7 @@ struct lt_description {
             // Hopper sums fp8 products in 14 bits. Without fast accumulation, cuBLASLt adds these sums to f32
             // sums at intervals. Gradients need this more than values (Transformer Engine does the same).
             set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)(g.a_type != TT__E5M2));
-            // cuBLASLt accepts no other dtype of bias.
+            // cuBLASLt accepts no other dtype of bias for fp8 operands.
             const cudaDataType bias_type = p.to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF;
             if (more.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
         }
@@ -8419,9 +8474,10 @@ struct lt_description {
     }
 };
 
-constexpr int LT_OFFERS = 8; // cuBLASLt 13.1 offers no more, however many are asked for
+constexpr int LT_OFFERS = 8; // max algorithms per product: cuBLASLt 13.1 never offers more than 8
 
-// Finds the algorithms, at most `most`, that cuBLASLt's heuristic offers for the key, the fastest first.
+// Writes to `found` the algorithms, at most `most`, that cuBLASLt's heuristic offers for the key, the fastest
+// first, and sets *count to their number.
 cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key, int most,
                       cublasLtMatmulHeuristicResult_t (&found)[LT_OFFERS], int *count)
 {
@@ -8449,7 +8505,7 @@ cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key
     return s;
 }
 
-// Returns whether cuBLASLt has the algorithm for a product of the key's sizes, within the workspace.
+// Returns whether cuBLASLt can use `algo` for a product of the key's sizes with the resident workspace.
 bool lt_has(tt__device *d, const lt_product &p, const product_key &key, const cublasLtMatmulAlgo_t &algo)
 {
     const lt_description of(p, key.m, key.k);
@@ -8462,9 +8518,9 @@ bool lt_has(tt__device *d, const lt_product &p, const product_key &key, const cu
 
 enum lt_outcome { LT_DONE, LT_REFUSED, LT_NOT_OFFERED };
 
-// The result of timing a kind of product, measured or learnt from a text. possible: cuBLASLt's algorithm is
-// the fastest way; otherwise a way that is tried later is faster. met: a product of the device's programs has
-// this key at capacity.
+// The result of timing a kind of product, measured or read from a text. possible: the algorithm `algo` of
+// cuBLASLt is the fastest way; otherwise a way that is tried later is faster. met: a product in the device's
+// programs has this key when it has its max number of rows.
 struct tuned_product { product_key key; cublasLtMatmulAlgo_t algo; bool possible, met; };
 
 tuned_product *tuned_of(tt__device *d, const product_key &key)
@@ -8474,9 +8530,9 @@ tuned_product *tuned_of(tt__device *d, const product_key &key)
     return NULL;
 }
 
-// Returns the tuned entry of the key's kind of product with as many rows; otherwise the one with the fewest
-// rows above that; otherwise the one with the most rows. So what a product takes over depends on the met
-// products, and on nothing that ran before.
+// Returns the tuned entry that fits the key in all but the number of rows: the entry with exactly the key's
+// rows, else the one with the fewest rows above them, else the one with the most rows; NULL if none fits.
+// Only entries with `met` count, so the result does not depend on the products that ran before.
 const tuned_product *nearest_tuned(tt__device *d, const product_key &key)
 {
     const tuned_product *nearest = NULL;
@@ -8495,8 +8551,8 @@ const tuned_product *nearest_tuned(tt__device *d, const product_key &key)
 
 // Ways to make a product, in the order in which they are tried.
 enum product_way {
-    LT_WITH_SUMS,   // cuBLASLt also sums columns, of the result or of A's transpose
-    LT_WITH_GELU,   // cuBLASLt also applies GELU or its slope; kernels of our own sum
+    LT_WITH_SUMS,   // cuBLASLt also sums the columns of the result, or the rows of A
+    LT_WITH_GELU,   // cuBLASLt also applies GELU or its slope; kernels of our own compute the sums
     LT_ALONE,       // cuBLASLt adds a bias at most; kernels of our own do the rest
     LT_WAYS
 };
@@ -8513,8 +8569,8 @@ struct way_trial {
 
 struct product_trial {
     way_trial of[LT_WAYS];
-    int way, offer; // the way and the algorithm that are run now
-    bool asks;      // lt_run only finds what is offered, and makes nothing
+    int way, offer; // numbers of the way, and of its algorithm, that lt_run runs now
+    bool asks;      // whether lt_run only finds the offered algorithms and makes no product
 };
 
 cublasStatus_t lt_make(const tt__launch *l, const lt_product &p, const lt_description &of,
@@ -8532,7 +8588,8 @@ bool lt_refuses(cublasStatus_t s)
     return s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE;
 }
 
-// Does what lt_run does while a product is timed.
+// Does the work of lt_run while a product is timed: finds the algorithms for the trial's way, if they are not
+// known yet, and makes the product with the trial's algorithm.
 cublasStatus_t lt_try(const tt__launch *l, const lt_product &p, lt_outcome *outcome)
 {
     tt__device *d = l->device;
@@ -8557,18 +8614,19 @@ cublasStatus_t lt_try(const tt__launch *l, const lt_product &p, lt_outcome *outc
     return lt_refuses(s) ? CUBLAS_STATUS_SUCCESS : s;
 }
 
-// Returns whether a product takes this epilogue if nothing was timed. On an H200, for GPT-2's 16,384 rows of
-// 3,072 and 768, the slope of GELU with its column sums took 439 us; the product alone took 108 us, and
-// moving the bytes of a kernel of our own 75 us. Sums of A's rows took 154 us, against 112 and 25; but GELU
-// took 155 us, against 114 and 50.
+// Returns whether a product that was not timed uses this epilogue. Measured on an H200 with GPT-2's sizes,
+// 16,384 rows of 3,072 and 768 columns: a product with the slope of GELU and column sums as its epilogue took
+// 439 us, but 108 us without, and a kernel of our own moves its bytes in 75 us. A product with sums of A's
+// rows took 154 us, but 112 us without (kernel: 25 us). With GELU it took 155 us, 114 us without (kernel:
+// 50 us), so only the epilogue of GELU is faster.
 bool is_usual(cublasLtEpilogue_t kind)
 {
     return kind != CUBLASLT_EPILOGUE_DGELU && kind != CUBLASLT_EPILOGUE_DGELU_BGRAD &&
         kind != CUBLASLT_EPILOGUE_BGRADB;
 }
 
-// Makes the product with the algorithm that was chosen for its key, or chooses one: the tuned algorithm, or
-// the first offered one that is not refused.
+// Makes the product with the algorithm chosen for its key. If none was chosen yet, chooses the tuned
+// algorithm or the first offered algorithm that cuBLASLt does not refuse.
 cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_outcome *outcome)
 {
     tt__device *d = l->device;
@@ -8579,9 +8637,9 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
     if (!choice) return CUBLAS_STATUS_ALLOC_FAILED;
     *outcome = LT_NOT_OFFERED;
     if (choice->used && !choice->possible) return CUBLAS_STATUS_SUCCESS;
-    // From a tuned entry with another number of rows, a product takes over that cuBLASLt is slower than
-    // kernels of our own, but not the algorithm. On an H200, the algorithm for 6,144 rows of 3,072 inputs
-    // took 39 us for 3,072 rows, where the algorithm offered first took 27 us.
+    // If the tuned entry has another number of rows, only its `possible` is used, not its algorithm. On an
+    // H200, with 3,072 rows of 3,072 inputs, the fastest algorithm for 6,144 rows took 39 us, the algorithm
+    // offered first 27 us.
     const tuned_product *tuned = choice->used || exact || !l->tuned ? NULL : nearest_tuned(d, key);
     const bool same = tuned && memcmp(&tuned->key, &key, sizeof key) == 0;
     int count = 1;
@@ -8599,7 +8657,7 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
     }
     for (int k = 0; k < count && *outcome == LT_REFUSED; k++) {
         s = lt_make(l, p, of, &found[k].algo);
-        if (lt_refuses(s)) continue; // although the heuristic offered it
+        if (lt_refuses(s)) continue; // refused although the heuristic offered it
         if (s != CUBLAS_STATUS_SUCCESS) return s;
         choice->algo = found[k].algo;
         *outcome = LT_DONE;
@@ -8609,7 +8667,8 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// Makes the product (+ addend) with an epilogue by cuBLASLt; *done is false where cuBLASLt has no algorithm.
+// Makes to = A B + addend (NULL: no addend) with an epilogue by cuBLASLt. Sets *done to false where cuBLASLt
+// has no algorithm.
 cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
                       const tt__mat *addend, const lt_epilogue *more, bool *done)
 {
@@ -8630,17 +8689,17 @@ cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
     return cudaErrorUnknown;
 }
 
-// Returns whether cuBLASLt's GELU can be used. It is the tanh approximation
-// (github.com/pytorch/pytorch/pull/104061). GELU's operand must have the result's dtype, and rows a multiple
-// of 8 elements apart (cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
+// Returns whether cuBLASLt's GELU, the tanh approximation (github.com/pytorch/pytorch/pull/104061), can be
+// used. The operand of GELU must have the dtype of the result, and its rows must be a multiple of 8 elements
+// apart (cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
 bool lt_gelu(const product *g, const tt__mat *aux)
 {
     if (g->act != TT__ACT_GELU_TANH || g->accumulate || g->residual.data) return false;
     return !aux->data || (aux->dtype == g->c.dtype && aux->ld % 8 == 0 && (uintptr_t)aux->data % 16 == 0);
 }
 
-// Makes a product with an epilogue that also sums: sums = or +=. cuBLASLt writes sums in the dtype of the
-// result, and cannot add to them.
+// Makes a product with an epilogue that also computes sums, and writes or (add) adds these to `sums`.
+// cuBLASLt writes sums in the dtype of the result and cannot add, so sums to be added go through a buffer.
 cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, const tt__mat *addend,
                     lt_epilogue more, const tt__mat *sums, bool add, bool *done)
 {
@@ -8655,7 +8714,7 @@ cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, co
     return run_finish_sums(l->device, apart, 1, sums->cols, sums, true);
 }
 
-// Return the operands of a product as matrices whose rows run along memory.
+// Return A and B of a product as matrices with contiguous rows: the matrix itself or its transpose.
 tt__mat operand_a(const product *g)
 {
     return g->sums_rows ? tt__mat{(void *)g->a, g->a_type, g->k, g->m, g->a_col}
@@ -8667,23 +8726,22 @@ tt__mat operand_b(const product *g)
                          : tt__mat{(void *)g->b, g->b_type, g->n, g->k, g->b_col};
 }
 
-// Sums g's columns, or A's rows, by kernels of our own.
+// Computes g->sums, the column sums of C or the row sums of A, by kernels of our own.
 cudaError_t sum_apart(const tt__launch *l, const product *g)
 {
     const tt__mat a = operand_a(g);
     return run_column_sums(l, g->sums_rows ? &a : &g->c, &g->sums, g->add_sums);
 }
 
-// Returns whether cuBLASLt can make the product fast without copies: it is fp8, or tt__cuda_even holds for
-// all matrices.
+// Returns whether cuBLASLt can make the product fast without copies: the operands are fp8, or tt__cuda_even
+// is true of A, B and C.
 bool is_even(const product *g)
 {
     const tt__mat a = operand_a(g), b = operand_b(g);
     return g->unscale_a || (tt__cuda_even(&a) && tt__cuda_even(&b) && tt__cuda_even(&g->c));
 }
 
-// Finishes the sums `sum` of a product (see struct product), whose rows are sum.ld apart, and stores them in
-// c.
+// Finishes the f32 sums in `sum`, the matrix A B, by the steps of struct product, and stores them in g.c.
 __global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
 {
     tt__begin_kernel();
@@ -8691,9 +8749,9 @@ __global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
     if (r < g.m) finish_element(g, r, c, ((const float *)sum.data)[r * sum.ld + c]);
 }
 
-// Makes a product that is not even from copies of its operands at the end of the workspace
-// (tt__cuda_padded_bytes), at most TT__CUDA_LOSS_CHUNK rows of activations at a time. *done: false where the
-// workspace has no room, or cuBLASLt has no algorithm.
+// Makes a product for which is_even is false, from padded copies of its operands at the end of the workspace
+// (tt__cuda_padded_bytes), at most TT__CUDA_LOSS_CHUNK rows of activations at a time. Sets *done to false
+// where the workspace has no room or cuBLASLt has no algorithm.
 cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
 {
     tt__device *d = l->device;
@@ -8740,24 +8798,24 @@ cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
     return e == cudaSuccess && g->sums.data ? sum_apart(l, g) : e;
 }
 
-// A product in the form that its ways take.
+// A product prepared for matmul_by.
 struct matmul_form {
     const product *g;
-    tt__mat to;             // destination of the sums and the bias
+    tt__mat to;             // destination of the product plus its bias
     const tt__mat *addend, *aux;
-    lt_epilogue plain;      // with a bias at most
-    bool fits, gelu;        // cuBLASLt can make the product; can apply GELU or its slope
-    // passes: an activation follows the sum and the bias; later: `residual` is added at the end.
+    lt_epilogue plain;      // an epilogue that adds the bias, or does nothing
+    bool fits, gelu;        // cuBLASLt can make the product; it can apply GELU or its slope, too
+    // passes: an activation follows the sum and the bias; later: `residual` is added by a kernel afterwards.
     bool passes, later;
 };
 
-// Sets the form of g. Converts the bias if cuBLASLt needs another dtype.
+// Sets *f for the product g. Converts the bias if cuBLASLt needs it in another dtype.
 cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
 {
     f->g = g;
     f->passes = g->act != 0 || g->saved.data;
     f->to = f->passes && g->pre.data ? g->pre : g->c;
-    // cuBLASLt cannot add a 16-bit residual to an f32 result, so it is added afterwards.
+    // cuBLASLt cannot add a 16-bit residual to an f32 result, so a kernel adds the residual afterwards.
     f->later = !f->passes && !g->accumulate && g->residual.data && g->residual.dtype != f->to.dtype &&
         f->to.dtype == TT_F32;
     f->addend = !f->passes && g->accumulate ? &g->c
@@ -8767,7 +8825,7 @@ cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
     f->fits = is_even(g) && !(g->accumulate && (f->passes || g->residual.data)) &&
         !(f->passes && g->residual.data) && !(f->addend && f->addend->dtype != f->to.dtype);
     const bool fp8 = f->fits && g->unscale_a && g->k > 0;
-    // The dtype of a bias that cuBLASLt adds.
+    // The dtype that a bias needs for cuBLASLt.
     const tt_dtype bias_type = !fp8 || f->to.dtype != TT_F32 ? f->to.dtype : TT_BF16;
     cudaError_t e = cudaSuccess;
     if (f->fits && g->bias && g->bias_type != bias_type) {
@@ -8784,8 +8842,8 @@ cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
     return e;
 }
 
-// Makes a product in one of the ways. *done is false where cuBLASLt cannot; for LT_ALONE this happens only
-// while the product is timed.
+// Makes a product in one of the ways. Sets *done to false where cuBLASLt cannot; in the way LT_ALONE, a
+// kernel of our own then makes the product, except while the product is timed.
 cudaError_t matmul_by(const tt__launch *l, const matmul_form &f, int way, bool *done)
 {
     tt__device *d = l->device;
@@ -8826,7 +8884,7 @@ cudaError_t matmul_by(const tt__launch *l, const matmul_form &f, int way, bool *
     return g->sums_rows && g->sums.data ? sum_apart(l, g) : cudaSuccess;
 }
 
-// The products that a launch would make.
+// A list of the products that a launch would make.
 struct collected_products { product *list; int count, capacity; };
 
 cudaError_t collect(collected_products *to, const product *g)
@@ -8861,15 +8919,15 @@ cudaError_t matmul(const tt__launch *l, const product *g)
 namespace {
 
 // ------------------------------------------------------------------------------------------ tuned products
-// Finds the fastest way to make a product by timing (tt_compile_options.tune). All ways, with all algorithms
-// that cuBLASLt offers, are timed in rounds, one after another, so that a change of the clock rates affects
-// all of them; the median of the rounds counts. Operands have memory of their own with random numbers, which
-// take more power than zeros and so show the clock rates of training. Several sets of operands, together
-// twice the L2 cache, are used in turn, so that the cache holds no operand from the round before.
+// Timing finds the fastest way to make a product (tt_compile_options.tune). Each round times all ways, with
+// all algorithms that cuBLASLt offers, one after another, so that a change of the clock rates affects all of
+// them; the median of the rounds counts. The operands are separate copies with random numbers, because zeros
+// need less power and would give higher clock rates than training has. Several sets of operands, together
+// twice the size of the L2 cache, are used in turn, so that the cache holds no operand from earlier runs.
 
 enum { TUNE_ROUNDS = 7, TUNE_SETS = 16, TUNE_CANDIDATES = LT_WAYS * LT_OFFERS };
 
-// An operand of a product, and the bytes from its first to its last element.
+// An operand of a product. bytes: from its first to its last element; at: offset of its copy in a set.
 struct tuned_operand { const void *data; size_t bytes; tt_dtype dtype; size_t at; };
 
 // Calls each(pointer, bytes, dtype) for all operands of a product that are present.
@@ -8887,13 +8945,13 @@ template <class F> void each_operand(product *g, F each)
     matrix((const void **)&g->unscale_b, TT_F32, 1);
 }
 
-// Fills an operand with numbers in (-1, 1) of a dtype. Both kinds of fp8 get numbers of E4M3, whose bits are
-// no NaN of E5M2 either.
+// Fills an operand with random numbers in (-1, 1). Both kinds of fp8 get numbers of E4M3, whose bits, read as
+// E5M2, are never a NaN.
 __global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, int64_t n, uint32_t seed)
 {
     tt__begin_kernel();
     for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (int64_t)gridDim.x * 256) {
-        uint32_t u = (uint32_t)i * 2654435761u ^ seed; // Knuth, TAOCP 3, 6.4; mixed as MurmurHash3 ends
+        uint32_t u = (uint32_t)i * 2654435761u ^ seed; // Knuth, TAOCP 3, 6.4; then MurmurHash3's final mix
         u = (u ^ u >> 16) * 0x85ebca6bu;
         u = (u ^ u >> 13) * 0xc2b2ae35u;
         const float v = (float)(int32_t)(u ^ u >> 16) * 0x1p-31f;
@@ -8903,22 +8961,22 @@ __global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, 
     }
 }
 
-// Memory of a product that is timed: `sets` copies of its operands.
+// Memory for timing a product: `sets` copies of all its operands.
 struct tuning_sets {
     tuned_operand operand[10];
     int operands, sets;
-    size_t bytes;    // of a set
+    size_t bytes;    // bytes of one set
     char *memory;    // NULL: not enough memory
 
     tuning_sets(const tt__device *d, const product &g) : operands(0), sets(0), bytes(0), memory(NULL)
     {
         product of = g;
         each_operand(&of, [&](const void **data, size_t n, tt_dtype dtype) {
-            tuned_operand *x = find(*data); // a result may be in an operand's memory
+            tuned_operand *x = find(*data); // a result may have the memory of an operand
             if (!x) *(x = &operand[operands++]) = {*data, 0, dtype, 0};
             x->bytes = max(x->bytes, n);
         });
-        for (int k = 0; k < operands; k++) { // as far from a multiple of 256 bytes as the operand itself
+        for (int k = 0; k < operands; k++) { // a copy has the address of its operand, modulo 256
             operand[k].at = bytes + (uintptr_t)operand[k].data % TT__CUDA_ALIGN;
             bytes = tt__align_to(operand[k].at + operand[k].bytes, TT__CUDA_ALIGN);
         }
@@ -8937,7 +8995,7 @@ struct tuning_sets {
         for (int k = 0; k < operands; k++) if (operand[k].data == data) return &operand[k];
         return NULL;
     }
-    // Returns the product with the operands of a set.
+    // Returns the product g with the operands of set number `set`.
     product of(const product &g, int set)
     {
         product there = g;
@@ -8959,14 +9017,14 @@ struct tuning_sets {
     }
 };
 
-// A way, the number of one of its algorithms, and the times that these took.
+// A candidate: a way, the number of one of the way's algorithms, and the times that the product took with it.
 struct tuning_candidate {
     int way, offer;
     cudaEvent_t begin, end;
     float ms[TUNE_ROUNDS], median;
 };
 
-// Makes the product of a set as a candidate says.
+// Makes the product g in the way and with the algorithm of candidate c.
 cudaError_t make_candidate(const tt__launch *l, const product &g, const tuning_candidate &c, bool *done)
 {
     matmul_form f;
@@ -8976,7 +9034,7 @@ cudaError_t make_candidate(const tt__launch *l, const product &g, const tuning_c
     return e == cudaSuccess ? matmul_by(l, f, c.way, done) : e;
 }
 
-// Lists the candidates that cuBLASLt does not refuse, and makes each once.
+// Lists the candidates that cuBLASLt does not refuse, and makes the product once with each.
 cudaError_t list_candidates(const tt__launch *l, const product &g, tuning_candidate *c, int *count)
 {
     cudaError_t e = cudaSuccess;
@@ -8996,8 +9054,8 @@ cudaError_t list_candidates(const tt__launch *l, const product &g, tuning_candid
     return e;
 }
 
-// Times all candidates once. Before that, the operands are filled again. This replaces all of the L2 cache,
-// and meanwhile the host gets ahead of the device, so that no candidate waits for the host.
+// Times all candidates once. Fills the operands first: this replaces the contents of the L2 cache, and the
+// host meanwhile queues the launches, so that no candidate waits for the host.
 cudaError_t time_round(const tt__launch *l, const product &g, tuning_sets *sets, tuning_candidate *c,
                        int count, int round)
 {
@@ -9035,9 +9093,9 @@ bool add_tuned(tt__device *d, const tuned_product &x)
     return true;
 }
 
-// Times the candidates of a product and adds the best to the tuned entries: of the candidates within 1% of
-// the fastest, as timing repeats itself no better, the one offered first. *untimed: whether memory was too
-// short.
+// Times the candidates of a product and adds the best one to the tuned entries. The best is the candidate
+// offered first among those within 1% of the fastest, because timing is no more exact than 1%. Sets *untimed
+// to whether memory for the operands was lacking.
 cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
 {
     tt__device *d = l->device;
@@ -9050,7 +9108,7 @@ cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
     if (e == cudaSuccess) e = list_candidates(l, sets.of(g, 0), c, &count);
     for (int r = 0; r < TUNE_ROUNDS && e == cudaSuccess && count > 1; r++)
         e = time_round(l, g, &sets, c, count, r);
-    cudaStreamSynchronize(d->stream); // before the memory is freed
+    cudaStreamSynchronize(d->stream); // waits before `sets` frees the memory
     const tuning_candidate *best = NULL;
     for (int k = 0; k < count; k++) {
         for (cudaEvent_t event : {c[k].begin, c[k].end}) if (event) cudaEventDestroy(event);
@@ -9073,7 +9131,8 @@ cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
     return e;
 }
 
-// Notes that the device's programs have the product, and times it if nothing is known about it.
+// Marks the tuned entries of the product as met by the device's programs. If there are none, times the
+// product, if `times`.
 cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool *untimed)
 {
     tt__device *d = l->device;
@@ -9089,7 +9148,7 @@ cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool
         if (!trial.of[way].asked) continue;
         if (trial.of[way].known) trial.of[way].known->met = true;
         else unknown = true;
-        known = !unknown && trial.of[way].known->possible; // so the product is made in this way
+        known = !unknown && trial.of[way].known->possible; // a program would make the product in this way
     }
     trial.asks = false;
     if (e == cudaSuccess && unknown && times) e = time_product(l, g, untimed);
@@ -9097,8 +9156,8 @@ cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool
     return e;
 }
 
-// Collects the products that a launch would make. A captured stream takes all kernels beside the products, so
-// that nothing runs.
+// Adds to `to` the products that a launch would make. The stream is captured meanwhile, so that no kernel of
+// the launch runs.
 cudaError_t collect_products(const tt__launch *l, cudaError_t (*run)(const tt__launch *l),
                              collected_products *to)
 {
@@ -9120,10 +9179,10 @@ void forget_choices(tt__device *d)
     d->choice_count = 0;
 }
 
-// ---- tuned entries as text: a title, a line of the device, a line for each tuned product, and a last line
+// ---- tuned entries as text: a title, a line about the device, a line for each tuned product, a last line
 
 void append(text_buffer *text, const char *format, ...) TT_PRINTF(2, 3);
-void append(text_buffer *text, const char *format, ...) // text that does not fit is only counted
+void append(text_buffer *text, const char *format, ...) // counts text that does not fit
 {
     va_list args;
     const size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
@@ -9135,8 +9194,8 @@ void append(text_buffer *text, const char *format, ...) // text that does not fi
 
 #define TT__TUNED_TITLE "tinytrain: the fastest products, version 1"
 
-// Writes the line of the device. The meaning of an algorithm's 64 bytes depends only on cuBLASLt; which
-// algorithm is the fastest depends on the device.
+// Writes the line about the device. The meaning of an algorithm's 64 bytes depends only on the version of
+// cuBLASLt, but the choice of the fastest algorithm depends on the device.
 void tuned_device(const tt__device *d, char to[512])
 {
     snprintf(to, 512, "%s, compute capability %d.%d, %d multiprocessors, cuBLASLt %llu, workspace %llu",
@@ -9147,7 +9206,7 @@ void tuned_device(const tt__device *d, char to[512])
 enum { TUNED_NUMBERS = 23 };
 typedef char algorithm_is_64_bytes[sizeof(cublasLtMatmulAlgo_t) == 64 ? 1 : -1];
 
-// Sets n to the numbers of a key, in the order of the text.
+// Sets n to the fields of a key, in the order of the text.
 void numbers_of(const product_key &k, int64_t (&n)[TUNED_NUMBERS])
 {
     const int64_t all[TUNED_NUMBERS] = {
@@ -9157,7 +9216,7 @@ void numbers_of(const product_key &k, int64_t (&n)[TUNED_NUMBERS])
     memcpy(n, all, sizeof n);
 }
 
-// Sets a key from its numbers; returns false if no key has these numbers.
+// Sets a key from numbers of the text; returns false if no key can have these numbers.
 bool key_from(const int64_t (&n)[TUNED_NUMBERS], product_key *k)
 {
     int64_t again[TUNED_NUMBERS];
@@ -9194,7 +9253,8 @@ size_t cuda_tuned_text(tt__device *d, char *to, size_t capacity)
     return text.length;
 }
 
-// Reads a line of the text, without its end. Returns NULL, or what is wrong with the line.
+// Reads a tuned entry from a line of the text without its newline. Returns NULL, or a message that says what
+// is wrong with the line.
 const char *read_tuned(const char *line, tuned_product *x)
 {
     int64_t n[TUNED_NUMBERS];
@@ -9279,8 +9339,8 @@ namespace {
 
 // --------------------------------------------------------------------------------------------- linear layers
 
-// Sets the operands of l's product, if they are fp8. Rows of both then run along k, with zeros up to a
-// multiple of 16.
+// Sets A and B of the product of l if they are fp8. The rows of both matrices then run along k and are padded
+// with zeros to a multiple of 16.
 void read_fp8(const tt__launch *l, product *g)
 {
     if (!tt__is_fp8(g->a_type)) return;
@@ -9345,7 +9405,7 @@ cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
     g.c = *dw;
     g.accumulate = add_w;
     read_fp8(l, &g);
-    g.sums = *db; // the product may make these sums, as it reads dy anyway
+    g.sums = *db; // the product may compute the sums of dy, as it reads dy anyway
     g.add_sums = add_b;
     if (dw->data) return matmul(l, &g);
     return db->data ? run_column_sums(l, dy, db, add_b) : cudaSuccess;
@@ -9387,24 +9447,25 @@ namespace {
 
 // ==================================================================================================== fp8
 
-// A tensor that is rounded to fp8. The scale comes from `known`, a row of the history, or from the tensor's
-// largest magnitude if `known` is NULL or 0.
+// A tensor x that is rounded to fp8. The scale is computed from the magnitude *known, in a row of the
+// history, or from x's largest magnitude if known is NULL or *known is 0.
 struct fp8_tensor {
     tt__mat x;
-    unsigned char *q, *across; // results (rows, q_ld), and transposed (columns, across_ld); NULL: not wanted
+    unsigned char *q, *across; // the results, row by row and transposed; NULL: not wanted
     int64_t q_ld, across_ld;
     const float *known;
-    unsigned *largest; // bits of the largest magnitude: with a history of the step so far, else of x
+    unsigned *largest; // bits of the largest magnitude of x; with a history, the largest of the step so far
     float *unscale;
     bool wide, e5m2;
 };
 
-// Returns the bits of the largest magnitude of all threads of a block of 256; NaN is larger than infinity.
+// Returns the largest of the magnitudes `most`, given as bits, of a block's 256 threads. As bits, a NaN is
+// larger than infinity.
 __device__ __forceinline__ unsigned fp8_largest_of_block(unsigned most)
 {
     TT__SHARED(unsigned, part, [8]);
     TT__UNROLL for (int m = 16; m; m >>= 1) most = max(most, __shfl_xor_sync(0xffffffffu, most, m));
-    __syncthreads(); // all threads have read `part` of an earlier call
+    __syncthreads(); // before this, threads may still read `part` of an earlier call
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = most;
     __syncthreads();
     TT__UNROLL for (int k = 0; k < 8; k++) most = max(most, part[k]);
@@ -9417,8 +9478,8 @@ __device__ __forceinline__ unsigned fp8_larger(unsigned most, const float (&v)[8
     return most;
 }
 
-// Returns the bits of the largest magnitude in some groups of eight elements. Groups are numbered in blocks
-// of 256, and the blocks are `block`, block + step, ...
+// Returns the bits of the largest magnitude in a part of t.x. Each 256 groups of eight elements form a block;
+// the part consists of blocks number block, block + step, block + 2 * step, ...
 __device__ __forceinline__ unsigned fp8_largest_of(const fp8_tensor &t, int64_t block, int64_t step)
 {
     const int64_t groups = (t.x.cols + 7) / 8;
@@ -9439,7 +9500,8 @@ __global__ void __launch_bounds__(256) fp8_largest(fp8_tensor t)
     if (threadIdx.x == 0) atomicMax(t.largest, most); // any order gives the same result
 }
 
-// Returns the factor of a tensor before it is rounded to fp8, as tt__fp8_scale does; `largest` is bits.
+// Returns the factor by which a tensor is multiplied before it is rounded to fp8, as tt__fp8_scale does.
+// largest: the bits of the tensor's largest magnitude.
 __device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
 {
     const float most = __uint_as_float(largest);
@@ -9448,7 +9510,7 @@ __device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
     return __uint_as_float(__float_as_uint(TT__FP8_MOST(e5m2) / most) & 0x7f800000u);
 }
 
-// Rounds eight numbers to fp8, one a byte.
+// Rounds eight numbers to fp8 and returns them as eight bytes.
 template <bool E5M2> __device__ __forceinline__ uint2 fp8_of(const float (&v)[8])
 {
     uint32_t two[4];
@@ -9458,7 +9520,7 @@ template <bool E5M2> __device__ __forceinline__ uint2 fp8_of(const float (&v)[8]
     return make_uint2(__byte_perm(two[0], two[1], 0x5410), __byte_perm(two[2], two[3], 0x5410));
 }
 
-// Transposes four rows of four bytes each.
+// Transposes a 4 x 4 matrix of bytes, whose rows are a, b, c and d.
 __device__ __forceinline__ void transpose_bytes(uint32_t &a, uint32_t &b, uint32_t &c, uint32_t &d)
 {
     const uint32_t ab = __byte_perm(a, b, 0x5140), ab_high = __byte_perm(a, b, 0x7362);
@@ -9476,9 +9538,9 @@ template <int X> __device__ __forceinline__ uint32_t without_infinities(uint32_t
 
 // Rounds x and its transpose to fp8 in one sweep over x, by tiles of 128 rows and 64 columns. A thread has
 // eight columns of four rows: it writes eight bytes of each row, and four bytes of each column through shared
-// memory, where a column's pieces of 16 bytes are permuted against bank conflicts. While the history knows
-// nothing, as in a first step, each block first reads all of x. X: the dtype of x, BF16 or F16, if the rows
-// of x are whole vectors of eight elements, or ANY.
+// memory, where the 16-byte parts of a column are permuted against bank conflicts. While the history has no
+// magnitude, as in the first step, each block first reads all of x. X: the dtype of x, BF16 or F16, if the
+// rows of x are whole vectors of eight elements; otherwise ANY.
 template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quantize(fp8_tensor t)
 {
     tt__begin_kernel();
@@ -9494,14 +9556,14 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
     const unsigned tiles = (unsigned)((rows + ROWS - 1) / ROWS) * across;
     const int part = (int)threadIdx.x % 8, four = (int)threadIdx.x / 8;
     float scale;
-    unsigned most = 0; // largest magnitude: bits of a float if X is ANY, else bits of a 16-bit number
+    unsigned most = 0; // bits of the largest magnitude: of a float if X is ANY, else of a 16-bit number
     if (t.known && *t.known > 0)
         scale = fp8_scale(__float_as_uint(*t.known), E5M2) / (1 << TT__FP8_MARGIN);
     else scale = fp8_scale(t.known ? fp8_largest_of(t, 0, 1) : *t.largest, E5M2);
     for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const int64_t r0 = (int64_t)(tile / across) * ROWS + 4 * four, c0 = tile % across * COLS;
         const int64_t c = c0 + 8 * part;
-        const int left = (int)min((int64_t)4, x.rows - r0); // how many of the four rows exist
+        const int left = (int)min((int64_t)4, x.rows - r0); // number of the four rows that exist
         const char *from = (const char *)row_at(x, r0);
         unsigned char *to = t.q + r0 * t.q_ld + c;
         uint2 q[4]; // eight bytes of each of four rows
@@ -9518,7 +9580,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
             }
             top = max(top & 0xffff, top >> 16);
             most = max(most, top);
-            if (top >= (X == TT_BF16 ? 0x7f80 : 0x7c00)) { // infinities become NaN and do not saturate
+            if (top >= (X == TT_BF16 ? 0x7f80 : 0x7c00)) { // infinities must become NaN, not saturate
                 TT__UNROLL for (int k = 0; k < 4; k++)
                     raw[k] = make_uint4(without_infinities<X>(raw[k].x), without_infinities<X>(raw[k].y),
                                         without_infinities<X>(raw[k].z), without_infinities<X>(raw[k].w));
@@ -9535,7 +9597,8 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
                 float v[8] = {};
                 if (k < left && c < x.cols) load8(v, row_at(x, r0 + k), x.dtype, c, x.cols - c, t.wide);
                 most = fp8_larger(most, v);
-                TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, v[j] - v[j]); // inf: NaN
+                // v - v turns an infinity into NaN.
+                TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, v[j] - v[j]);
                 q[k] = fp8_of<E5M2>(v);
             }
         }
@@ -9544,7 +9607,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
         if (!t.across) continue;
         transpose_bytes(q[0].x, q[1].x, q[2].x, q[3].x);
         transpose_bytes(q[0].y, q[1].y, q[2].y, q[3].y);
-        __syncthreads(); // all threads have read the previous tile
+        __syncthreads(); // before this, threads may still read the previous tile
         TT__UNROLL for (int k = 0; k < 8; k++) // column k of the four rows
             ((uint32_t *)turned[8 * part + k])[four ^ 4 * part] = k < 4 ? q[k].x : q[k - 4].y;
         __syncthreads();
@@ -9589,7 +9652,7 @@ cudaError_t run_quantize(const tt__launch *l)
     return TT__LAUNCH(quantize, grid_for(tiles, 1, 528), 256, 0, d->stream, t);
 }
 
-// Moves the largest magnitudes of the step into the history, as on the CPU. A thread has a tensor.
+// Moves the largest magnitudes of the step into the history, as the CPU does. A thread works on one tensor.
 __global__ void __launch_bounds__(256) fp8_history(float *history, int64_t ld, float *largest, int64_t n)
 {
     tt__begin_kernel();
@@ -9620,13 +9683,13 @@ cudaError_t run_fp8_history(const tt__launch *l)
 /* ==== src/ops/kernels.cuh */
 namespace {
 
-// ================================================================================================== table
+// ======================================================================================= table of kernels
 
 typedef cudaError_t (*run_fn)(const tt__launch *l);
-typedef cudaError_t (*run_together_fn)(const tt__launch *l, int n); // launches as few kernels as possible
+typedef cudaError_t (*run_together_fn)(const tt__launch *l, int n); // runs n launches with few kernels
 
-// The function that runs an op (both NULL: CUDA has no kernel for the op), and the max numbers of rows and
-// columns of its operands (0: any number).
+// The function that runs an op, `run` or `together` (if both are NULL, CUDA has no kernel for the op), and
+// the max numbers of rows and columns of the op's operands (0: any number).
 struct op_kernels {
     run_fn run;
     run_together_fn together;
@@ -9713,11 +9776,11 @@ const char *cuda_refuses(int index, const tt__launch *l)
 {
     const op_kernels kernels = kernels_of(l->instr->op);
     if (!kernels.run && !kernels.together) return "the CUDA backend has no kernel for it";
-    int major = 9, minor = 0; // assumed if there is no device to ask
+    int major = 9, minor = 0; // the compute capability that is assumed if there is no device
     if (tt__is_fp8(l->in[0].dtype)) {
         if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) != cudaSuccess ||
             cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index) != cudaSuccess)
-            (void)cudaGetLastError(); // no device is no reason to refuse a program that is only planned
+            (void)cudaGetLastError(); // without a device, programs can still be planned
         if (major * 10 + minor < 89) return "matmul 'fp8' needs compute capability 8.9";
     }
     for (const tt__mat &m : l->in) {

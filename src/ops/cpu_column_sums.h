@@ -6,14 +6,15 @@
 #include "../cpu/rows.h"
 #include "cpu_rows.h"
 
-/* ---- column sums: partial sums of TT__SUM_ROWS rows, in the workspace, which are added in order ---- */
+/* ---- column sums: the workspace holds a partial sum for each TT__SUM_ROWS rows; these are added in order */
 
 TT__INLINE float *TT__K(partial_sum)(const tt__launch *l, int64_t k, int64_t cols)
 {
     return tt__workspace_at(l, (size_t)k * tt__row_bytes(cols));
 }
 
-/* Writes or adds to `to` the sum of `count` partial sums from number `first` on; `scratch` has two rows. */
+/* Sums `count` partial sums, beginning with number `first`, and writes the sum to `to` or (add) adds it to
+   `to`. `scratch` has two rows of to->cols floats. */
 TT__FN void TT__K(finish_column_sums)(const tt__launch *l, const tt__mat *to, bool add, int64_t first,
                                       int64_t count, float *scratch)
 {
@@ -32,7 +33,7 @@ TT__ROWS_FN(column_sum_rows)
     for (int64_t r = from; r < to; r++) TT__K(row_add)(sum, &l->in[0], r, scratch, 0);
 }
 
-/* Computes to = or += the sum of the rows of in[0]. */
+/* Writes the column sums of in[0] to `to` or, if `add`, adds them to `to`. */
 TT__INLINE void TT__K(column_sums)(const tt__launch *l, const tt__mat *to, bool add)
 {
     const int64_t parts = tt__ceil_div(l->in[0].rows, TT__SUM_ROWS);

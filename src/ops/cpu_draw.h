@@ -10,7 +10,7 @@ static uint64_t tt__dropout_key(const tt__launch *l)
                                      (uint64_t)run->micro << 32 | l->instr->random);
 }
 
-/* Computes the two words of the key for each round of a draw. */
+/* Computes the Philox key, two words, of each round of a draw. */
 static void tt__philox_keys(uint64_t key, uint64_t keys[2 * TT__DRAW_ROUNDS])
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);

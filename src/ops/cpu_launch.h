@@ -3,7 +3,7 @@
 #include "scratch.h"
 
 /* -------------------------------------------------------------------------------------------------- launches
-   Functions that share a kernel's rows out to threads, and that find its workspace and its elements. */
+   Functions that divide a kernel's rows among threads, and that find the kernel's workspace and elements. */
 
 typedef void (*tt__rows_fn)(const tt__launch *l, int64_t from, int64_t to, float *scratch);
 typedef struct tt__rows_job {
@@ -27,8 +27,8 @@ static void tt__rows_task(void *arg, int64_t task, int thread)
 
 static const tt__cpu *tt__cpu_of(const tt__launch *l) { return (const tt__cpu *)(const void *)l->device; }
 
-/* Calls fn for `rows` rows of `cols` columns, `chunk` rows a task. Threads' scratch begins after the first
-   `skip` bytes of the workspace. */
+/* Calls fn for `rows` rows of `cols` columns, `chunk` rows a task. The scratch of the threads begins after
+   the first `skip` bytes of the workspace. */
 static tt_status tt__for_chunks(const tt__launch *l, int64_t rows, int64_t cols, int64_t chunk, size_t skip,
                                 tt__rows_fn fn)
 {

@@ -10,7 +10,7 @@
    All kernels except matrix products and attention work on rows of floats. A row of another dtype is widened
    when it is read and rounded when it is written, so these kernels know no other dtype. */
 
-/* Returns row k of a thread's scratch. */
+/* Returns row k, of `cols` floats, of a thread's scratch. */
 TT__INLINE float *TT__K(scratch_row)(float *scratch, int64_t cols, int k)
 {
     return scratch + (size_t)k * (tt__row_bytes(cols) / 4);
@@ -25,13 +25,14 @@ TT__INLINE const float *TT__K(row_in)(const tt__mat *m, int64_t r, float *scratc
     return row;
 }
 
-/* Returns where to compute row r of m: in place, or in `row` if the result must be rounded or added. */
+/* Returns where to compute row r of m: in m itself, or in `row` if the result must be rounded or added. */
 TT__INLINE float *TT__K(row_begin)(const tt__mat *m, bool add, int64_t r, float *row)
 {
     return m->dtype == TT_F32 && !add ? (float *)tt__at(m, r) : row;
 }
 
-/* Writes or adds a row of floats to row r of m, unless it was computed in place; uses row k of scratch. */
+/* Writes (or, if `add`, adds) the floats of `row` to row r of m, unless they were computed in m itself. Uses
+   row k of scratch. */
 TT__INLINE void TT__K(row_end)(const tt__mat *m, bool add, int64_t r, const float *row, float *scratch, int k)
 {
     float *spare = TT__K(scratch_row)(scratch, m->cols, k);
@@ -48,8 +49,8 @@ TT__INLINE void TT__K(row_add)(float *sum, const tt__mat *m, int64_t r, float *s
     TT__K(axpby)(sum, 1, sum, 1, TT__K(row_in)(m, r, scratch, k), m->cols);
 }
 
-/* A function that computes y, row r of out[0] with n columns, from rows r of some operands; x[k] is NULL if
-   that operand is absent. more: data of the op. */
+/* A function that computes y, which is row r of out[0] and has n columns. x[k] is row r of operand k, or NULL
+   if the operand is absent; more: data of the op. */
 typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n,
                               const void *more);
 #define TT__UNUSED __attribute__((unused))
@@ -60,8 +61,8 @@ typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const
 #define TT__ROWS_FN(name) \
     TT__FN void TT__K(name)(const tt__launch *l, int64_t from, int64_t to, TT__UNUSED float *scratch)
 
-/* Computes rows [from, to) of out[0], each by fn from rows of `count` operands, at most 3, from in[first]
-   on. */
+/* Computes rows [from, to) of out[0]. fn computes each row from the same row of `count` operands, in[first]
+   and those after it (at most 3). */
 TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                 const int first, const int count, TT__K(row_fn) fn, const void *more)
 {
@@ -78,9 +79,9 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
     }
 }
 
-/* Define kernels of ops that compute rows of out[0]. RUN_ROWS: a statement computes rows [from, to). RUN_MAP
-   and RUN_MAP_OF: the function row_OP, or a statement, computes each row from rows of operands, as in
-   map_rows. */
+/* Macros that define the kernels of ops that compute rows of out[0]. TT__RUN_ROWS: the statement computes
+   rows [from, to). TT__RUN_MAP: the function row_OP computes one row (see map_rows). TT__RUN_MAP_OF: the
+   statement computes one row. */
 #define TT__RUN_ROWS(OP, statement) \
     TT__ROWS_FN(rows_##OP) { statement; } \
     TT__FN tt_status TT__K(run_##OP)(const tt__launch *l) \

@@ -6,11 +6,11 @@
 #include "record.h"
 
 /* ------------------------------------------------------------------------------------------------- gradients
-   The rule of gradients (see src/tape/): the first contribution to a gradient writes it, later ones add to
-   it. */
+   Functions that emit backward instructions. The first contribution to a gradient writes the gradient, later
+   contributions add to it (see src/tape/). */
 
-/* Emits an instruction that reads in[0] to in[n - 1] and has the attributes and random numbers of f, unless f
-   is NULL. Returns NULL when out of memory. */
+/* Emits an instruction whose operands are in[0] to in[n - 1]. If f is not NULL, copies f's attributes and
+   random numbers. Returns NULL when out of memory. */
 static tt__instr *tt__emit(tt__builder *b, int op, const tt__instr *f, const int32_t *in, int n)
 {
     tt__instr *i = b->ok ? tt__append(b->t, op) : NULL;
@@ -25,8 +25,8 @@ static tt__instr *tt__emit(tt__builder *b, int op, const tt__instr *f, const int
     return i;
 }
 
-/* Returns whether v has the values of a parameter: v is the parameter, or the tensor ranks gathered v from
-   shards of the parameter. */
+/* Returns whether v has the numbers of a parameter: v is the parameter itself, or v was gathered from the
+   parameter's shards on the tensor-parallel ranks. */
 static bool tt__is_weight(const tt_tape *t, int32_t v)
 {
     const tt__value *x = &t->values[v];
@@ -47,10 +47,10 @@ static void tt__fill(tt__builder *b, int32_t v, float x)
     if (!i) return;
     i->out[0] = v;
     i->attr.scale = x;
-    if (b->t->values[v].persistent) i->add_later = 1; /* v becomes x once, not in each micro-batch */
+    if (b->t->values[v].persistent) i->add_later = 1; /* v is set to x once, not in each micro-batch */
 }
 
-/* Makes a gradient of v, which is no view, with its own storage. Returns 0 when out of memory. */
+/* Creates the gradient of v with its own storage; v must not be a view. Returns 0 when out of memory. */
 static int32_t tt__new_gradient(tt__builder *b, int32_t v)
 {
     tt_tape *t = b->t;
@@ -65,7 +65,8 @@ static int32_t tt__new_gradient(tt__builder *b, int32_t v)
     return g;
 }
 
-/* Makes out[slot] of the last instruction v's gradient or its next contribution, if v needs a gradient. */
+/* If v needs a gradient, makes out[slot] of the tape's last instruction this gradient, or a contribution that
+   is added to it. */
 static void tt__grad_into(tt__builder *b, int slot, int32_t v)
 {
     tt_tape *t = b->t;
@@ -79,7 +80,7 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
         tt__value view = t->values[v], *whole = &t->values[base];
         bool all = view.shape.rows * view.shape.cols == whole->shape.rows * whole->shape.cols &&
                    view.part.split == whole->part.split;
-        if (!exists && !all) { /* first fill all with 0: other views of base may add to the rest */
+        if (!exists && !all) { /* first fill g with 0: other views of base may add to the rest of g */
             tt__instr last = t->code[--t->n_code];
             tt__fill(b, g, 0);
             tt__instr *again = tt__emit(b, last.op, NULL, NULL, 0);
@@ -96,8 +97,8 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
     else if (t->values[g].persistent) i->add_later |= 1u << slot;
 }
 
-/* Makes g, unchanged, the gradient of v or its next contribution. If may_take, nothing else will read g or
-   add to it, and v may take g over as its gradient; else g is copied or added. */
+/* Makes the value g a contribution to the gradient of v. If may_take, nothing else reads g or adds to g, so
+   that g itself can become the gradient of v. Otherwise g is copied to the gradient or added to it. */
 static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
 {
     tt_tape *t = b->t;
@@ -114,9 +115,9 @@ static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
     tt__grad_into(b, 0, v);
 }
 
-/* Emits an instruction of `op` with f's attributes and random numbers. Each letter of `reads` is an operand:
-   g is the gradient g, 0 to 9 are f's operands, A, B, C are f's results, - is none. The instruction's results
-   are gradients of f's operands, whose numbers are in `into`. */
+/* Emits an instruction of `op` with f's attributes and random numbers. Each letter of `reads` stands for one
+   operand: g is the gradient g, 0 to 9 are f's operands, A to C are f's results, - is an absent operand. Each
+   digit of `into` stands for one result: digit k is the gradient of f's operand k. */
 static void tt__emit_gradient(tt__builder *b, const tt__instr *f, int32_t g, int op, const char *reads,
                               const char *into)
 {

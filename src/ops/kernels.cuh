@@ -17,13 +17,13 @@
 
 namespace {
 
-// ================================================================================================== table
+// ======================================================================================= table of kernels
 
 typedef cudaError_t (*run_fn)(const tt__launch *l);
-typedef cudaError_t (*run_together_fn)(const tt__launch *l, int n); // launches as few kernels as possible
+typedef cudaError_t (*run_together_fn)(const tt__launch *l, int n); // runs n launches with few kernels
 
-// The function that runs an op (both NULL: CUDA has no kernel for the op), and the max numbers of rows and
-// columns of its operands (0: any number).
+// The function that runs an op, `run` or `together` (if both are NULL, CUDA has no kernel for the op), and
+// the max numbers of rows and columns of the op's operands (0: any number).
 struct op_kernels {
     run_fn run;
     run_together_fn together;
@@ -110,11 +110,11 @@ const char *cuda_refuses(int index, const tt__launch *l)
 {
     const op_kernels kernels = kernels_of(l->instr->op);
     if (!kernels.run && !kernels.together) return "the CUDA backend has no kernel for it";
-    int major = 9, minor = 0; // assumed if there is no device to ask
+    int major = 9, minor = 0; // the compute capability that is assumed if there is no device
     if (tt__is_fp8(l->in[0].dtype)) {
         if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) != cudaSuccess ||
             cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index) != cudaSuccess)
-            (void)cudaGetLastError(); // no device is no reason to refuse a program that is only planned
+            (void)cudaGetLastError(); // without a device, programs can still be planned
         if (major * 10 + minor < 89) return "matmul 'fp8' needs compute capability 8.9";
     }
     for (const tt__mat &m : l->in) {

@@ -16,7 +16,7 @@
 #include "optimizers/cpu.h"
 #include "collectives/cpu.h"
 
-/* ------------------------------------------------------------------------------------ the variant's table */
+/* ---------------------------------------------------------------- the kernel table of one CPU variant */
 
 #ifndef TT__OPTIMIZED /* tests that are built without optimisation define TT__OPTIMIZED as true */
 #ifdef __OPTIMIZE__

@@ -4,7 +4,8 @@
 #include "../tape/record.h"
 #include "shapes.h"
 
-/* ------------------------------------------------------------------------------------------- layout rules */
+/* ------------------------------------------------------------------------------------------- layout rules
+   Rules that decide how the results of an op are divided over the ranks: see tt__rules.layout. */
 
 /* Returns whether operand k has the layout `as` or is absent. */
 static bool tt__laid_out(const tt__instr *i, const tt__split *in, int k, tt__split as)
@@ -12,8 +13,8 @@ static bool tt__laid_out(const tt__instr *i, const tt__split *in, int k, tt__spl
     return !i->in[k] || in[k] == as;
 }
 
-/* The layout rule of ops element by element: all tensors of floats are split as operand 0. Operands of
-   integers have a number for each row; they are split if the rows are, else whole. */
+/* The layout rule of elementwise ops. All tensors of floats have the layout of operand 0. An operand of
+   integers has one number for each row: it is split if the rows of operand 0 are split, else whole. */
 static bool tt__layout_alike(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     if (in[0] == TT__PARTIAL) return false;
@@ -25,13 +26,14 @@ static bool tt__layout_alike(const tt_tape *t, const tt__instr *i, const tt__spl
     return true;
 }
 
-/* The layout rule of ops whose rows depend on other rows: tt__layout_alike, but rows may not be split. */
+/* The layout rule of ops whose rows depend on other rows: the rows must not be split; for the rest, the rule
+   is tt__layout_alike. */
 static bool tt__layout_by_columns(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     return in[0] != TT__ROWS && tt__layout_alike(t, i, in, out);
 }
 
-/* The layout rule of optimizers: the parameter and its state are split as the gradient. */
+/* The layout rule of optimizers: the parameter and its state have the layout of the gradient. */
 static bool tt__layout_of_update(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t;
@@ -61,7 +63,7 @@ static tt_status tt__launch_fail(const tt__launch *l, int operand, const char *f
                     l->tape->values[l->instr->in[operand]].name, text);
 }
 
-/* Fails unless every index is in [0, limit) or equal to *ignored (NULL: no such number). */
+/* Fails unless every index in the operand is in [0, limit) or equal to *ignored. ignored may be NULL. */
 static tt_status tt__check_indices(const tt__launch *l, int operand, int64_t limit, const int32_t *ignored,
                                    const char *of_what)
 {
@@ -74,7 +76,8 @@ static tt_status tt__check_indices(const tt__launch *l, int operand, int64_t lim
     return TT_OK;
 }
 
-/* Fails unless 0 = start[0] < start[1] < ... < start[seqs] = rows. */
+/* Fails unless the operand's numbers are the first rows of sequences, then the number of all rows:
+   0 = start[0] < start[1] < ... < start[seqs] = rows. */
 static tt_status tt__check_starts(const tt__launch *l, int operand, int64_t rows)
 {
     const int32_t *start = (const int32_t *)l->in[operand].data;
@@ -89,7 +92,7 @@ static tt_status tt__check_starts(const tt__launch *l, int operand, int64_t rows
     return tt__launch_fail(l, operand, "ends with %d, but there are %lld rows", start[seqs], (long long)rows);
 }
 
-/* Returns the sequence that contains a row. */
+/* Returns the number of the sequence that contains a row. */
 static int64_t tt__sequence_of(const int32_t *start, int64_t seqs, int64_t row)
 {
     int64_t low = 0, high = seqs; /* start[low] <= row < start[high] */

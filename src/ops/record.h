@@ -5,18 +5,18 @@
 
 /* ===========================================================================================================
    OPS                                                                                                src/ops/
-   Each op has one place: a block with the defaults of its options, its shape rule, the function that records
-   it, its backward, the rules of ops that only its backward or a pass emits, and all other facts about the
-   op. The block ends with the op's tt__rules. The row in TT__OPS (src/backend/ops.h) makes the op's number,
-   its name and its place in every table. Kernels are beside the rules: in cpu.h, and in cuda.cuh for
-   tinytrain_cuda.cu. Nothing else asks which op an instruction is: passes, planner and runs read rows and
-   rules. Uses tape.
+   All facts about an op are in one block of a file rules.h: the defaults of its options, its shape rule, the
+   function that records it, its backward, and the rules of ops that only its backward or a pass emits. The
+   block ends with the op's tt__rules. The op's row in TT__OPS (src/backend/ops.h) defines its number, its
+   name and its place in every table. Kernels are beside rules.h: in cpu.h, and in cuda.cuh for
+   tinytrain_cuda.cu. Passes, planner and runs do not ask which op an instruction has: they read its row and
+   its rules. Uses tape.
    ======================================================================================================== */
 
-/* Emits instructions onto the end of a tape. */
+/* The state of a function that emits instructions at the end of a tape. */
 typedef struct tt__builder {
     tt_tape *t;
-    bool accumulate;      /* gradients of parameters persist over micro-batches                             */
+    bool accumulate;      /* whether gradients of parameters persist over micro-batches                     */
     bool ok;              /* false: out of memory                                                           */
     tt__segment segment;  /* segment of the emitted instructions                                            */
     bool backward;
@@ -25,60 +25,63 @@ typedef struct tt__builder {
 
 /* The backward of an op. */
 typedef struct tt__gradient {
-    /* Emits the backward. f: a copy of the instruction; g: the gradient of its out[0]. NULL: see reads. */
+    /* Emits the backward of instruction f, of which it gets a copy; g: the gradient of f's out[0]. NULL if
+       `reads` is set. */
     void (*emit)(tt__builder *b, const tt__instr *f, int32_t g);
-    /* If reads is not NULL, the backward is one instruction of `op`, see tt__emit_gradient. */
+    /* Operands and results of a backward that is one instruction of `op` (see tt__emit_gradient), or NULL. */
     const char *reads, *into;
     int op;
 } tt__gradient;
 
-/* Numbers of elements that a member of a collective loads from the memory of other members (done), and that
-   any algorithm with the same result must load (least). ops/collectives/rules.h has them for each op. */
+/* done: the number of elements that a member of a collective loads from other members' memory. least: the
+   number that any algorithm with the same result must load. ops/collectives/rules.h computes both. */
 typedef struct tt__loads { int64_t done; double least; } tt__loads;
 
 /* The facts about an op that are not in its row of TT__OPS. */
 typedef struct tt__rules {
-    /* Checks the operands and writes the shapes of the outputs to `out`; false after tt__tape_fail. The
-       verifier calls shape, too, so shapes depend on the operands only. Outputs of ops that are not recorded
-       exist already. */
+    /* Checks the operands and writes the shapes of the outputs to `out`; returns false after tt__tape_fail.
+       The verifier calls shape, too, so shapes depend on the operands only. The outputs of ops that models do
+       not record exist before the call. */
     bool (*shape)(tt_tape *t, const tt__instr *i, tt__shape *out);
-    /* Writes the layouts of the results for operands with the layouts `in` to `out`; false if the op cannot
-       be computed from these. A result is partial only if its sum over the ranks equals the result of whole
-       operands. NULL: all operands and results are whole. */
+    /* Writes the layouts of the results to `out`, given the layouts `in` of the operands; returns false if
+       the op cannot be computed from such operands. A result is partial only if its sum over the ranks equals
+       the result of whole operands. NULL: all operands and results are whole. */
     bool (*layout)(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out);
     tt__gradient backward; /* empty: the op has no backward */
-    /* Bytes of scratch at capacity: on a CPU with `threads` threads (NULL: tt__widen_bytes), and on CUDA
-       (NULL: 0). */
+    /* Return the bytes of scratch for the max numbers of rows: on a CPU with `threads` threads (NULL:
+       tt__widen_bytes), and on CUDA (NULL: 0). */
     size_t (*cpu_scratch)(int threads, const tt_tape *t, const tt__instr *i);
     size_t (*cuda_scratch)(const tt_tape *t, const tt__instr *i);
-    /* Checks, before a run, the integers of operands, which are on the host, as kernels rely on them. NULL:
-       there is nothing to check. */
+    /* Checks the integers of operands in the host's memory before a run, because kernels do not check them.
+       NULL: there is nothing to check. */
     tt_status (*check)(const tt__launch *l);
-    /* Merges instruction k with another, mostly one whose result k reads, where possible: before
-       differentiation (fuse) and after it (fuse_later). root: the value for which the program is compiled.
-       NULL: never. */
+    /* Merge instruction k, where possible, with another one, mostly with the instruction whose result k
+       reads. fuse runs before differentiation, fuse_later after. root: the value for which the program is
+       compiled. NULL: no merging. */
     void (*fuse)(tt_tape *t, int k, int32_t root);
     void (*fuse_later)(tt_tape *t, int k, int32_t root);
-    /* Floating-point operations of matrix products; NULL: those of a TT__PRODUCT, else 0. in: the operands of
-       a run, with integers on the host, or operands at capacity without data. */
+    /* Returns the number of floating-point operations in the op's matrix products. in: the operands of a run,
+       with integers on the host, or operands of max size without data. NULL: 2 * m * n * k for a TT__PRODUCT,
+       0 for other ops. */
     double (*flops)(const tt__instr *i, const tt__mat *in);
     int phases;         /* phases of a collective, TT__REDUCE_PHASE and so on; 0: the op is no collective */
-    /* Elements that a member loads from others; `elements`: of the largest operand. NULL: none. */
+    /* Returns how many elements member `me` loads from other members. elements: the number of elements of the
+       largest operand. NULL: the op loads none. */
     tt__loads (*loads)(const tt__move *m, int64_t elements, int me, int members);
-    int table;          /* number of the operand of which only as many rows are read as out[0] has; 0: none */
+    int table;          /* k: in[k] is a table, of which the op reads as many rows as out[0] has; 0: none */
 } tt__rules;
 
 static const tt__rules *tt__rules_of(const tt__instr *i); /* the table is in ops/rules.h, after all rules */
 
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* Returns how many outputs, from the first on, may have column sums among the last outputs. */
+/* Returns n if the column sums of i's first n outputs can be further outputs of i (its last n). */
 static int tt__summed(const tt__instr *i)
 {
     return !tt__is(i, TT__COLUMN_SUMS) ? 0 : i->op == TT__OP_ATTENTION_BACKWARD ? 3 : 1;
 }
 
-/* Returns the number of the output that has the column sums of out[o]; 0 if i has none. */
+/* Returns k if out[k] has the column sums of out[o]; 0 if no output of i has them. */
 static int tt__column_sums(const tt__instr *i, int o)
 {
     const int sums = tt__ops[i->op].outputs - tt__summed(i) + o;
@@ -96,9 +99,9 @@ static bool tt__shape_of(tt_tape *t, const tt__instr *i, tt__shape out[TT__MAX_O
     return true;
 }
 
-/* Records i: checks it by its shape rule, creates its outputs and appends it. Each letter of `kinds` is the
-   kind of an operand that follows: v a tt_value, p a tt_param; V and P may be absent (id 0, NULL). Returns
-   out[0]. */
+/* Records i: checks it by its shape rule, creates its outputs and appends it. The arguments after `kinds` are
+   the operands; each letter of `kinds` is the type of one: v or V a tt_value, p or P a tt_param *. Operands
+   with V or P may be absent (id 0, NULL). Returns out[0]. */
 static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
 {
     tt__shape shape[TT__MAX_OUT];
@@ -121,7 +124,7 @@ static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
     *to = i;
     int at = t->n_code - 1;
     for (int k = 0; k < tt__ops[i.op].outputs; k++) {
-        if (!shape[k].rows) continue; /* an optional output, absent here */
+        if (!shape[k].rows) continue; /* an optional output that i lacks */
         int32_t id = tt__new_value(t, &shape[k], TT__TRANSIENT, k ? "%s.%d:%d" : "%s.%d", tt__instr_name(&i),
                                    at, k);
         if (!id) return tt__handle(t, 0);

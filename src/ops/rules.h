@@ -27,7 +27,7 @@ static const tt__rules *tt__rules_of(const tt__instr *i)
     return table[i->op];
 }
 
-/* Returns the floating-point operations of an instruction's matrix products; in: see tt__rules.flops. */
+/* Returns the number of floating-point operations in i's matrix products; in: see tt__rules.flops. */
 static double tt__flops(const tt__instr *i, const tt__mat *in)
 {
     if (tt__rules_of(i)->flops) return tt__rules_of(i)->flops(i, in);
@@ -36,7 +36,7 @@ static double tt__flops(const tt__instr *i, const tt__mat *in)
     return 2.0 * (double)p.m * (double)p.n * (double)p.k;
 }
 
-/* Returns operand `id` as a matrix at full capacity, without data; all 0 if id is 0. */
+/* Returns value `id` as a matrix of max size without data; all fields are 0 if id is 0. */
 static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
 {
     const tt__value *v = &t->values[id];
@@ -44,7 +44,8 @@ static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
     return m;
 }
 
-/* Returns the bytes of scratch of i at full capacity on a CPU; tt__cuda_workspace: on a CUDA device. */
+/* Returns the bytes of scratch that i needs on a CPU with operands of max size. tt__cuda_workspace returns
+   the bytes on a CUDA device. */
 static size_t tt__cpu_workspace(int threads, const tt_tape *t, const tt__instr *i)
 {
     const tt__rules *r = tt__rules_of(i);

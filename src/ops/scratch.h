@@ -4,9 +4,10 @@
 #include "shapes.h"
 
 /* ---------------------------------------------------------------------------------------- scratch of kernels
-   Sizes of scratch, on which the plan and the CPU kernels that lay the scratch out must agree. */
+   Sizes of scratch. The plan reserves these sizes, and the CPU kernels lay their scratch out by them. */
 
-/* Rows of floats into which a thread may widen rows. Threads take rows in chunks that the shape decides. */
+/* Number of rows of floats that each thread has as scratch, into which it can widen rows of other dtypes. The
+   number of rows that a thread computes at a time depends only on the shape. */
 #define TT__ROW_BUFFERS 5
 #define TT__SUM_ROWS 128 /* rows summed into one partial result of a column sum */
 
@@ -14,34 +15,36 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
 
 /* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication",
    2008: a panel of A (4..12 x K) stays in L1, a panel of B (K x 8..48) and a tile of A (TILE_M x K) in L2,
-   the packed A (M x K) and B (K x N) in L3. Sums over at most K elements need no memory for partial sums; so
-   K is the width of many models. M and TILE_M are multiples of each microkernel's height, N and TILE_N of its
-   width. */
+   the packed A (M x K) and B (K x N) in L3. Sums over at most K elements need no memory for partial sums, so
+   K is chosen as the width of many models. M and TILE_M are multiples of the height of every microkernel, N
+   and TILE_N multiples of its width. */
 #define TT__GEMM_K 768
 #define TT__GEMM_M 1056
 #define TT__GEMM_N 1056
 #define TT__GEMM_TILE_M 96
 #define TT__GEMM_TILE_N 192
-#define TT__GEMM_PACK_LINES 96 /* lines of a packing task, each with all k: whole panels of any width       */
-#define TT__GEMM_PACK_K 32    /* units of k of a packing task if lines are side by side; even               */
+#define TT__GEMM_PACK_LINES 96 /* rows of A or columns of B per packing task: whole panels of any width     */
+#define TT__GEMM_PACK_K 32    /* units of k per packing task if those do not run along memory; even         */
 #define TT__GEMM_ALONE 131072 /* number of multiplications that take no longer than waking a thread         */
-#define TT__GEMM_STRIP 64     /* columns of a task if B is not packed                                       */
-#define TT__GEMM_FEW_ROWS 24  /* max rows for which B, used only a few times, is not packed: dot products   */
-#define TT__GEMM_FEW_SUMS 4   /* max rows for which B with contiguous rows is not packed: sums of rows      */
+/* Few rows of A use each element of B too few times for packing B to pay. The product is then made by dot
+   products where the columns of B are contiguous, and by sums of rows of B where its rows are. */
+#define TT__GEMM_STRIP 64     /* columns of C per task if B is not packed                                   */
+#define TT__GEMM_FEW_ROWS 24  /* max rows of A for which a B with contiguous columns is not packed          */
+#define TT__GEMM_FEW_SUMS 4   /* max rows of A for which a B with contiguous rows is not packed             */
 #ifdef TINYTRAIN_CBLAS
 #include <cblas.h>
-#define TT__CBLAS_M 192 /* rows, with at most GEMM_N columns, that are finished while in the cache         */
+#define TT__CBLAS_M 192 /* rows of C, of at most GEMM_N columns, that are finished while in the cache      */
 #endif
 
-/* Returns the bytes of workspace of the product of (m, k) and (k, n). The number is the same for every
-   instruction set and number of threads, and never less for a larger m, n or k, so that a plan for the most
-   rows serves fewer. */
+/* Returns the bytes of workspace of the product of an (m, k) and a (k, n) matrix. The number is the same for
+   every instruction set and number of threads. It never shrinks as m, n or k grow, so a plan for the max
+   number of rows also serves fewer rows. */
 static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 {
-    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as floats */
-    size_t rows = (size_t)tt__min(m + 31, TT__GEMM_M); /* in whole panels */
+    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* a copy of A as floats */
+    size_t rows = (size_t)tt__min(m + 31, TT__GEMM_M); /* rounded up to whole panels */
     size_t cols = (size_t)tt__min(n + 47, TT__GEMM_N);
-    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K); /* 16: units of k in a tile */
+    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K); /* a tile has 16 units of k */
     size_t packed = tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4);
     if (k > TT__GEMM_K) packed += rows * cols * 4;
 #ifdef TINYTRAIN_CBLAS
@@ -51,58 +54,60 @@ static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
     return m > TT__GEMM_FEW_SUMS && packed > few ? packed : few;
 }
 
-/* Block sizes of the flash-style kernels. Tiles of KEYS x QUERIES scores, as floats, stay in the cache. A
-   forward task takes up to GROUP queries, so that packing a block of keys and values pays for itself. All
-   sizes are multiples of 16; one Philox call serves 8 keys. */
+/* Block sizes of the flash-attention kernels. A tile of KEYS x QUERIES scores, as floats, stays in the cache.
+   A forward task computes up to GROUP queries, so that packing a block of keys and values pays for itself.
+   All sizes are multiples of 16; one Philox call draws the random numbers of 16 keys. */
 enum {
     TT__ATTENTION_KEYS = 256,
     TT__ATTENTION_QUERIES = 64,
     TT__ATTENTION_GROUP = 256,
-    TT__ATTENTION_SPAN = 4096, /* queries whose dq the backward holds in fp32; bounds the workspace */
+    TT__ATTENTION_SPAN = 4096, /* max queries whose dq the backward holds in fp32; bounds the workspace */
     TT__ATTENTION_TILE = TT__ATTENTION_QUERIES + 16 /* row stride of tiles: an odd number of cache lines */
 };
 
-/* Returns the stride of packed rows, in floats: room for the widest vectors, and an odd number of cache
-   lines, because strides of a power of two would put a column of a block into few cache sets. */
+/* Returns the stride of packed rows in floats. It leaves room for the widest vectors and is an odd number of
+   cache lines, because strides of a power of two would put a column of a block into few cache sets. */
 static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(head_size, 16) | 1) * 16; }
 
 static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16; }
 
-/* Returns the rows of qt and doutt: columns of a head, or pairs of columns in whole tiles. */
+/* Returns the number of rows of qt and doutt, the transposes of q and dout: the columns of a head or, if that
+   is more, its pairs of columns padded to whole tiles. */
 static int64_t tt__attention_qt_rows(int64_t head_size)
 {
     return tt__max(head_size, tt__ceil_div(head_size, 32) * 16);
 }
 
-/* The buffers of one thread, each 64-byte aligned. X(of, name, floats): a buffer of the forward, the backward
-   or both; the sizes use variables of tt__attention_layout. Buffers of pairs, for products of bf16, hold two
-   bf16 in each float: a pair of columns or of rows, see attention_pairs_of_columns. */
+/* The buffers of one thread, each 64-byte aligned. X(of, name, floats) is a buffer of the forward, of the
+   backward or of both; `floats`, its size, uses variables of tt__attention_layout. Buffers of pairs, for
+   products of bf16, hold two bf16 in each float: neighbours in a row (pairs of columns) or in a column (pairs
+   of rows), see attention_pairs_of_columns. */
 #define TT__ATTENTION_BUFFERS(X) \
-    X(both, k_pairs, keys * whole / 2)           /* pairs of columns */ \
-    X(both, summed, keys * stride / 2)           /* pairs; forward by tiles of v: of rows, or transposed */ \
-    X(both, columns, queries * whole / 2)        /* pairs of q or dout, of columns */ \
-    X(both, left, keys * queries / 2)            /* pairs of weights or dscores, of rows or columns */ \
-    X(both, across, tt__max(whole * queries, keys * stride / 2)) /* by tiles: fp32; or pairs of rows */ \
+    X(both, k_pairs, keys * whole / 2)           /* pairs of columns of k */ \
+    X(both, summed, keys * stride / 2)           /* pairs of rows of v or k; for tiles, transposed */ \
+    X(both, columns, queries * whole / 2)        /* pairs of columns of q or dout */ \
+    X(both, left, keys * queries / 2)            /* pairs of rows or columns of weights or dscores */ \
+    X(both, across, tt__max(whole * queries, keys * stride / 2)) /* for tiles: fp32, or pairs of rows */ \
     X(both, k, keys * stride) \
     X(both, v, keys * stride) \
     X(both, weights, keys * tile)                /* scores, then weights */ \
     X(both, q, queries * stride) \
-    X(both, qt, blocks * qt_rows * tile)         /* for each block of queries of a task */ \
+    X(both, qt, blocks * qt_rows * tile)         /* q transposed, for each block of queries of a task */ \
     X(forward, out, most_queries * stride) \
     X(forward, most, most_queries)               /* running maximum of the scores */ \
     X(forward, sum, most_queries)                /* sum of the weights */ \
-    X(backward, v_pairs, keys * whole / 2)       /* pairs of columns */ \
-    X(backward, q_pairs, queries * stride / 2)   /* pairs of rows */ \
+    X(backward, v_pairs, keys * whole / 2)       /* pairs of columns of v */ \
+    X(backward, q_pairs, queries * stride / 2)   /* pairs of rows of q */ \
     X(backward, dout_pairs, queries * stride / 2) \
     X(backward, dk, keys * stride) \
     X(backward, dv, keys * stride) \
     X(backward, dscores, keys * tile) \
     X(backward, dout, queries * stride) \
     X(backward, doutt, qt_rows * tile) \
-    X(backward, lse, span)                       /* log2-sum-exp2 */ \
-    X(backward, delta, span)                     /* sum of dout * out */ \
+    X(backward, lse, span)                       /* log2-sum-exp2 of each query's scores */ \
+    X(backward, delta, span)                     /* sum of dout * out of each query */ \
     X(backward, dq, span * tt__attention_padded(head_size)) \
-    X(shared, all_dk, rows * stride)             /* of a sequence, from all heads of q that a key serves */ \
+    X(shared, all_dk, rows * stride)             /* dk of a sequence, summed over the heads of q */ \
     X(shared, all_dv, rows * stride)
 
 typedef struct tt__attention_buffers {
@@ -111,15 +116,15 @@ typedef struct tt__attention_buffers {
 #undef TT__BUFFER
 } tt__attention_buffers;
 
-/* Lays the buffers out in `memory`, unless that is NULL, and returns their bytes. rows: of the longest
-   sequence; group: the number of heads of q that a key serves. */
+/* Lays the buffers out in `memory`, unless that is NULL, and returns their bytes. rows: the number of rows of
+   the longest sequence; group: the number of heads of q that read one head of k. */
 static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size, int group, bool backward,
                                    tt__attention_buffers *b)
 {
     int64_t stride = tt__attention_stride(head_size), tile = TT__ATTENTION_TILE, keys = TT__ATTENTION_KEYS;
     int64_t queries = TT__ATTENTION_QUERIES, most_queries = TT__ATTENTION_GROUP;
     int64_t span = tt__attention_padded(tt__min(rows, TT__ATTENTION_SPAN));
-    int64_t whole = tt__ceil_div(head_size, 32) * 32; /* columns, in whole tiles of pairs */
+    int64_t whole = tt__ceil_div(head_size, 32) * 32; /* columns of a head, padded to whole tiles of pairs */
     int64_t qt_rows = tt__attention_qt_rows(head_size);
     int64_t blocks = backward ? 1 : tt__ceil_div(most_queries, queries);
     const bool both = true, forward = !backward, shared = backward && group > 1;
@@ -135,7 +140,8 @@ static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size
     return used;
 }
 
-/* Returns the bytes of workspace for sequences of up to max_rows rows, the same for all instruction sets. */
+/* Returns the bytes of workspace of attention for sequences of up to max_rows rows. The number is the same
+   for all instruction sets. */
 static size_t tt__attention_workspace(int64_t max_rows, int64_t head_size, int group, bool backward,
                                       int threads)
 {
@@ -148,7 +154,8 @@ static size_t tt__attention_queries_bytes(int64_t seqs, int64_t n)
     return tt__align_up((size_t)(seqs + 1 + 2 * n) * sizeof(int32_t));
 }
 
-/* Returns the bytes that linear_cross_entropy keeps: loss and hit of all rows, lse and logits of a chunk. */
+/* Returns the bytes that linear_cross_entropy keeps: loss and hit of each row, and log-sum-exp and logits of
+   a chunk of rows. */
 static size_t tt__loss_bytes(int64_t rows, int64_t classes)
 {
     int64_t chunk = tt__min(rows, TT__LOSS_CHUNK);
@@ -183,13 +190,13 @@ static size_t tt__widen_bytes(int threads, const tt_tape *t, const tt__instr *i)
     return tt__buffer_bytes(threads, tt__largest(t, i).cols);
 }
 
-/* Returns the bytes of partial column sums, one for each TT__SUM_ROWS rows. */
+/* Returns the bytes of partial column sums: one row of sums for each TT__SUM_ROWS rows. */
 static size_t tt__partial_bytes(int64_t rows, int64_t cols)
 {
     return (size_t)tt__ceil_div(rows, TT__SUM_ROWS) * tt__row_bytes(cols);
 }
 
-/* Returns the bytes of scratch of a kernel that sums all columns. */
+/* Returns the bytes of scratch of a kernel that computes column sums. */
 static size_t tt__sum_rows_bytes(int threads, int64_t rows, int64_t cols)
 {
     return tt__partial_bytes(rows, cols) + tt__buffer_bytes(threads, cols);
@@ -201,7 +208,7 @@ static size_t tt__row_pairs_bytes(int threads, const tt_tape *t, const tt__instr
     return tt__align_up((size_t)tt__largest(t, i).rows * 8) + tt__widen_bytes(threads, t, i);
 }
 
-/* Returns the bytes of scratch of a kernel that widens chunks of vectors. */
+/* Returns the bytes of scratch of a kernel that widens TT__CHUNK elements at a time. */
 static size_t tt__chunk_bytes(int threads, const tt_tape *t, const tt__instr *i)
 {
     (void)t; (void)i;
@@ -214,16 +221,16 @@ static size_t tt__no_bytes(int threads, const tt_tape *t, const tt__instr *i)
     return 0;
 }
 
-/* Sizes of a matrix product: (m, k) times (k, n). */
+/* Sizes of the product of an (m, k) and a (k, n) matrix. */
 typedef struct tt__mnk { int64_t m, n, k; } tt__mnk;
 
-/* Returns the sizes of i, a TT__PRODUCT, from the shapes of in[0] and in[1]. in[0] may have fewer rows than
-   its capacity; in[1] has the shape that it has with all rows. */
+/* Returns the sizes of i, a TT__PRODUCT. rows and cols: the shape of in[0], which may have fewer rows than
+   its capacity; w_rows and w_cols: the shape of in[1] at capacity. */
 static tt__mnk tt__mnk_of(const tt__instr *i, int64_t rows, int64_t cols, int64_t w_rows, int64_t w_cols)
 {
-    tt__mnk p = {rows, w_rows, cols};              /* linear: x, w                                          */
-    if (i->op == TT__OP_LINEAR_DX) p.n = w_cols;   /* dy, w                                                 */
-    if (i->op == TT__OP_LINEAR_DW) {               /* dy, x                                                 */
+    tt__mnk p = {rows, w_rows, cols};              /* LINEAR: the operands are x and w                      */
+    if (i->op == TT__OP_LINEAR_DX) p.n = w_cols;   /* the operands are dy and w                             */
+    if (i->op == TT__OP_LINEAR_DW) {               /* the operands are dy and x                             */
         p.m = cols;
         p.n = w_cols;
         p.k = rows;
@@ -244,8 +251,8 @@ static size_t tt__product_bytes(int threads, const tt_tape *t, const tt__instr *
     return tt__gemm_workspace(p.m, p.n, p.k);
 }
 
-/* Returns the bytes of scratch of CUDA's radix sort of (id, row) by id, which sorts one pair of arrays into
-   another. The sort's counts are in the resident workspace. */
+/* Returns the bytes of scratch of CUDA's radix sort of pairs (id, row) by id: two arrays of ids and two of
+   rows. The counts of the sort are in the resident workspace. */
 static size_t tt__sort_bytes(const tt_tape *t, const tt__instr *i)
 {
     return 4 * tt__align_to((size_t)tt__in(t, i, 1)->rows * 4, TT__CUDA_ALIGN);

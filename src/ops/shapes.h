@@ -43,14 +43,15 @@ static bool tt__shape_in(tt_tape *t, const tt__instr *i, int k, const tt__shape 
                    (long long)cols);
 }
 
-/* Fails unless operand k is absent or a matrix of floats with `rows` rows, of no axis, and `cols` columns. */
+/* Fails unless operand k is absent or is a matrix of floats with `cols` columns and `rows` rows, where the
+   number of rows is fixed (not an axis). */
 static bool tt__fixed_in(tt_tape *t, const tt__instr *i, int k, int64_t rows, int64_t cols)
 {
     const tt__shape like = {TT_F32, rows, cols, 0, 0};
     return !i->in[k] || tt__shape_in(t, i, k, &like, cols);
 }
 
-/* Fails unless operand k is i32 (any rows, 1). */
+/* Fails unless operand k has dtype i32 and one column. */
 static bool tt__index_in(tt_tape *t, const tt__instr *i, int k)
 {
     const tt__shape *s = tt__in(t, i, k);
@@ -59,7 +60,7 @@ static bool tt__index_in(tt_tape *t, const tt__instr *i, int k)
     return alone || tt__bad(t, i, k, "an input of its own, not a column of a wider one");
 }
 
-/* Fails if operand k exists and does not have a number for each row of operand `of`. */
+/* Fails if operand k is present and does not have one integer for each row of operand `of`. */
 static bool tt__numbers_in(tt_tape *t, const tt__instr *i, int k, int of)
 {
     if (!i->in[k]) return true;
@@ -68,7 +69,8 @@ static bool tt__numbers_in(tt_tape *t, const tt__instr *i, int k, int of)
     return same || tt__bad(t, i, k, "one number for each row of operand %d", of);
 }
 
-/* Fails if operand k exists and does not have the weights of a loss's targets, which get no gradient. */
+/* Fails if operand k is present and cannot be the weights of a loss's targets: it must have the rows of
+   `rows` and `cols` columns, and be an input, because weights get no gradient. */
 static bool tt__weights_in(tt_tape *t, const tt__instr *i, int k, const tt__shape *rows, int64_t cols)
 {
     if (!i->in[k]) return true;
@@ -79,7 +81,7 @@ static bool tt__weights_in(tt_tape *t, const tt__instr *i, int k, const tt__shap
 
 static bool tt__rate_in(tt_tape *t, const tt__instr *i)
 {
-    const float p = i->attr.dropout; /* must be below 1 also when rounded to a multiple of 2^-16 */
+    const float p = i->attr.dropout; /* p, rounded to a multiple of 2^-16, must be below 1 */
     if (p >= 0 && p < 65535.0f / 65536) return true;
     return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: dropout %g must be at least 0 and below 65535/65536",
                          tt__instr_name(i), p);
@@ -98,7 +100,7 @@ static void tt__set_fixed(tt__shape *to, tt_dtype dtype, int64_t rows, int64_t c
     *to = shape;
 }
 
-/* The shape rule of a result with the shape and dtype of operand 0, which may have any dtype. */
+/* The shape rule of an op whose result has the shape and dtype of operand 0. Any dtype is allowed. */
 static bool tt__shape_alike(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     out[0] = *tt__in(t, i, 0);
@@ -116,7 +118,7 @@ static void tt__set_loss(tt__shape *out)
     tt__set_fixed(&out[TT__LOSS_COUNTS], TT_F32, 1, 4);
 }
 
-/* The shape rule of an op element by element with two operands of one shape. */
+/* The shape rule of an elementwise op with two operands of the same shape. */
 static bool tt__shape_of_two(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     return tt__shape_elementwise(t, i, out) && tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols);

@@ -11,11 +11,11 @@
 #include "../linear/cpu_computing.h"
 
 /* ------------------------------------------------------------------------------------------------- attention
-   Flash-style attention (Dao et al., "FlashAttention", 2022). Scores exist only as tiles; the forward saves
-   only the log-sum-exp of each query, and the backward recomputes the scores. Tiles are transposed, with keys
-   as rows and queries in lanes, so that the softmax needs no shuffles, and both P V and P^T dO broadcast
-   their weights straight from the tile. Scores are in units of log 2 (the scale of Q includes log2 e), which
-   turns every exp into an exp2. */
+   Flash attention (Dao et al., "FlashAttention", 2022). Scores exist only as tiles; the forward saves only
+   the log-sum-exp of each query, and the backward recomputes the scores. Tiles are transposed, with keys as
+   rows and queries in lanes, so that the softmax needs no shuffles, and the products P V and P^T dO (P: the
+   weights) broadcast weights straight from the tile. Scores are in units of log 2 (the scale of Q includes
+   log2 e), so that every exp becomes an exp2. */
 
 typedef uint64_t TT__K(vw) __attribute__((vector_size(4 * TT__LANES)));
 #define tt__vw TT__K(vw)
@@ -37,9 +37,9 @@ TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
 
 TT__INLINE tt__vw TT__K(splat_w)(uint64_t x) { tt__vw v; memset(&v, 0, sizeof v); return x - v; }
 
-/* Computes a Philox draw in every lane: the four words of counter {c0, c1, c2, c3}. Even and odd lanes are in
-   separate vectors of 64-bit lanes, of which only the lower half counts: 32 x 32 -> 64 bit multiplications
-   take and return this form. */
+/* Computes a Philox draw in every lane: out[] gets the four words of counter {c0, c1, c2, c3}. Inside, even
+   and odd lanes are in separate vectors of 64-bit lanes whose lower halves hold the words, because
+   multiplications of 32 x 32 to 64 bits take operands in this form. */
 TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c0, tt__vu c1, tt__vu c2,
                               tt__vu c3, tt__vu out[4])
 {
@@ -61,8 +61,8 @@ TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c
     out[3] = (tt__vu)((e3 & 0xffffffffu) | (o3 << 32));
 }
 
-/* Returns the order in which philox_numbers takes counters. In this order, transposing quads of lanes puts
-   the four words of a counter side by side, followed by the words of the next counter. */
+/* Returns the order of counters in lanes that philox_numbers expects. With this order, transposing quads of
+   lanes puts the four words of a counter side by side, before the words of the next counter. */
 TT__INLINE tt__vu TT__K(philox_groups)(void)
 {
     tt__vu groups;
@@ -70,8 +70,8 @@ TT__INLINE tt__vu TT__K(philox_groups)(void)
     return groups;
 }
 
-/* Draws eight 16-bit numbers for each of TT__LANES counters {c0, c1, 0, 0}, the lower half of a word first.
-   The numbers are in the order of the counters if c0 is in the order of philox_groups. */
+/* Draws eight 16-bit numbers for each of TT__LANES counters {c0, c1, 0, 0}; the lower half of a word is the
+   earlier number. The numbers are in the order of the counters if c0 has the order of philox_groups. */
 TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c0, tt__vu c1,
                                       uint16_t numbers[8 * TT__LANES])
 {
@@ -84,16 +84,17 @@ TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[2 * TT__DRAW_ROUNDS], 
     memcpy(numbers, words, sizeof words);
 }
 
-/* A block of keys and queries of a sequence, in a head of d columns. Query i sees the keys <= i + diagonal;
-   no query sees the first `skip` keys, a multiple of 32. by: how products of bf16 are computed. */
+/* A block of `keys` keys and `queries` queries of a sequence, in a head of d columns. Query i of the block
+   sees the block's keys up to i + diagonal; no query sees the first `skip` keys. skip is a multiple of 32.
+   by: how products of bf16 are computed. */
 typedef struct TT__K(attention_block) {
     tt__bf16 by;
     int64_t skip, keys, queries, d, diagonal;
     const tt__attention_buffers *b;
 } TT__K(attention_block);
 
-/* Writes to (m, to_row) = from^T, times scale if `scaled`, in whole vectors. Rows of `from` from n on count
-   as zeros. */
+/* Transposes n rows of m columns of `from` into `to`, which has m rows to_row floats apart, and multiplies by
+   scale if `scaled`. Writes whole vectors, with zeros for rows of `from` after the n rows. */
 TT__INLINE void TT__K(attention_transpose)(float *to, int64_t to_row, const float *from, int64_t from_row,
                                            int64_t n, int64_t m, const bool scaled, float scale)
 {
@@ -110,9 +111,9 @@ TT__INLINE void TT__K(attention_transpose)(float *to, int64_t to_row, const floa
 }
 
 #ifdef TT__ATTENTION_BF16
-/* ---- bf16 operands for dot products and tiles: rows of pairs, made from fp32 blocks ---- */
+/* ---- bf16 operands for dot products and tiles: pairs of bf16, made from fp32 blocks ---- */
 
-/* Rounds n vectors to bf16, and fills the result with zeros up to a multiple of 32 elements. */
+/* Rounds n vectors of 16 floats to bf16, and pads the result with zeros to a multiple of 32 elements. */
 TT__DOT_INLINE void TT__K(attention_narrow)(float *to, const float *from, int64_t n)
 {
     for (int64_t v = 0; v < n; v += 2) {
@@ -122,7 +123,8 @@ TT__DOT_INLINE void TT__K(attention_narrow)(float *to, const float *from, int64_
     }
 }
 
-/* Writes to (n, ceil(width / 32) * 16): the bf16 pairs of neighbouring elements of each row of `from`. */
+/* Writes pairs of columns: each row of `to` gets the bf16 pairs of neighbouring elements of a row of `from`
+   (n, width). `to` has the shape (n, ceil(width / 32) * 16) in floats. */
 TT__DOT_FN void TT__K(attention_pairs_of_columns)(float *to, const float *from, int64_t stride, int64_t n,
                                                   int64_t width)
 {
@@ -130,8 +132,8 @@ TT__DOT_FN void TT__K(attention_pairs_of_columns)(float *to, const float *from, 
     for (int64_t i = 0; i < n; i++) TT__K(attention_narrow)(to + i * to_row, from + i * stride, vectors);
 }
 
-/* Writes to (ceil(n / 32) * 16, to_row): the bf16 pairs of each even row of `from` and the row after it. Rows
-   from n on count as zeros. */
+/* Writes pairs of rows: each row of `to` gets the bf16 pairs of an even row of `from` (n, width) and the row
+   after it. `to` has the shape (ceil(n / 32) * 16, to_row) in floats; missing rows of `from` count as 0. */
 TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const float *from, int64_t stride,
                                                int64_t n, int64_t width)
 {
@@ -149,9 +151,9 @@ TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const 
     }
 }
 
-/* Stores Y (keys, d), the matrix whose rows attention_to_queries adds up, as pairs of rows. The tile kernels
-   need the left operand's rows to run along the summed dimension; a transposed tile's rows do not. For the
-   tile kernels Y is therefore transposed, and out^T is computed. */
+/* Stores y (keys, d), the matrix whose rows attention_to_queries adds up, as pairs of rows. The tile kernels
+   need a left operand whose rows run along the summed dimension, the keys; the rows of `tile` do not. For the
+   tile kernels y is therefore transposed, as the left operand of out^T. */
 TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys,
                                          int64_t d, const float *y, int64_t stride)
 {
@@ -163,7 +165,7 @@ TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffer
 }
 
 #ifdef TT__TILES
-/* Replaces n floats by what rounding them to bf16 loses. */
+/* Replaces each of n floats by the error of rounding it to bf16. */
 TT__DOT_FN void TT__K(attention_rest)(float *x, int64_t n)
 {
     float half[16];
@@ -173,8 +175,8 @@ TT__DOT_FN void TT__K(attention_rest)(float *x, int64_t n)
     }
 }
 
-/* Computes attention_to_queries with the tile kernels. `twice`: also multiplies what rounding `tile` to bf16
-   loses. */
+/* Computes attention_to_queries with the tile kernels. `twice`: also adds the product of the errors of
+   rounding `tile` to bf16. */
 TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x, bool twice, float *tile,
                                                  float *out, int64_t out_stride, bool add)
 {
@@ -212,8 +214,9 @@ TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x
 
 /* ---- products ---- */
 
-/* A microkernel, and the rows and columns of its blocks. The microkernel takes `whole` elements along k at a
-   time, a power of 2. A unit, the place of a float, holds one of these elements or, if `pairs` is 1, two. */
+/* A microkernel, and the number of rows and columns of its blocks. The microkernel multiplies `whole`
+   elements along k at a time, a power of 2. The place of a float holds one element or, if `pairs` is 1,
+   two. */
 typedef struct TT__K(attention_kernel) {
     TT__K(micro_fn) run;
     int64_t rows, cols, whole;
@@ -242,8 +245,8 @@ TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
     return kernel;
 }
 
-/* Computes rows [i, rows) and columns [j, cols) of p's C, at most as many as the microkernel takes, summed
-   over elements [from, to). */
+/* Computes a block of the product p, summed over elements [from, to) of k. The block begins at row i and
+   column j of C; it ends at row `rows` and column `cols`, or where the microkernel's block ends. */
 TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel, const tt__product *p,
                                           int64_t i, int64_t rows, int64_t j, int64_t cols, int64_t from,
                                           int64_t to)
@@ -260,11 +263,11 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     kernel->run(tt__min(kernel->rows, rows - i), tt__min(kernel->cols, cols - j), &block);
 }
 
-/* The three products below neither compute nor read the parts of a tile that no query of a vector sees. With
-   listed queries they compute and read all parts, and the softmax sets the weights of unseen keys to 0. */
+/* The three products below skip the parts of a tile that no query of a vector of queries sees. With listed
+   queries they skip nothing, and the softmax sets the weights of unseen keys to 0. */
 
-/* Computes tile (keys, queries) = X (keys, d) Yt (d, queries). In bf16, X has pairs of columns, Yt has pairs
-   of rows, and the result is scaled; fp32 operands are already scaled. */
+/* Multiplies x (keys, d) by yt (d, queries) into tile (keys, queries). In bf16, x has pairs of columns, yt
+   has pairs of rows, and the product is multiplied by scale; fp32 operands are already scaled. */
 TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale, const float *x,
                                     const float *yt, float *tile)
 {
@@ -285,7 +288,8 @@ TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale
         for (int64_t j = 0; j < cols; j += TT__LANES) TT__K(store)(tile + j, TT__K(load)(tile + j) * scale);
 }
 
-/* Adds tile (keys, queries) Y (queries, d) to dX (keys, d). In bf16, Y has pairs of rows. */
+/* Adds the product of tile (keys, queries) and y (queries, d) to dx (keys, d). In bf16, y has pairs of
+   rows. */
 TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const float *tile, const float *y,
                                      float *dx)
 {
@@ -309,11 +313,11 @@ TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const floa
             TT__K(attention_multiply)(&kernel, &p, i, rows, j, cols, tt__max(0, i - s->diagonal), s->queries);
 }
 
-/* Computes out (queries, d) = or += tile^T (queries, keys) Y (keys, d). In bf16, Y comes from
-   attention_summed_bf16. All rows of a microkernel's block multiply the same keys (in bf16, pairs of keys),
-   with weights of 0 for keys that a query does not see. So a NaN or infinity in Y also reaches the few
-   queries before it in the block, with tiles the 32 queries before it, and with listed queries all queries of
-   the sequence. */
+/* Multiplies tile^T (queries, keys) by y (keys, d), and writes the product to out (queries, d) or, if `add`,
+   adds it. In bf16, y comes from attention_summed_bf16. All rows of a microkernel's block multiply the same
+   keys (in bf16, pairs of keys), with weights of 0 for keys that a query does not see. Therefore a NaN or
+   infinity in y also reaches the few queries before it in the block, with tiles the 32 queries before it, and
+   with listed queries all queries of the sequence. */
 TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool twice, float *tile,
                                         const float *y, float *out, int64_t out_row, bool add)
 {
@@ -344,8 +348,8 @@ TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool tw
 
 /* ---- copies of a head's rows into and out of fp32 blocks ---- */
 
-/* Reads a row of d numbers into an fp32 block, times scale. `dtype` is a constant, so that the loop over
-   whole vectors does not branch on it. */
+/* Reads a row of d numbers, multiplied by scale, into an fp32 block. `dtype` is a constant, so that the loop
+   over whole vectors does not branch on it. */
 TT__INLINE void TT__K(attention_row_in)(const tt_dtype dtype, float *to, const void *from, int64_t d,
                                         float scale)
 {
@@ -357,8 +361,8 @@ TT__INLINE void TT__K(attention_row_in)(const tt_dtype dtype, float *to, const v
     if (j < d) TT__K(store)(to + j, TT__K(load_as)(from, dtype, j, d - j) * scale);
 }
 
-/* Writes or, if `add`, adds a row of d numbers from an fp32 block, times scale. `dtype` is a constant, so
-   that the loop over whole vectors does not branch on it. */
+/* Writes a row of d numbers of an fp32 block, multiplied by scale, to `to` or, if `add`, adds it. `dtype` is
+   a constant, so that the loop over whole vectors does not branch on it. */
 TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const float *from, int64_t d,
                                          float scale, bool add)
 {
@@ -372,13 +376,14 @@ TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const f
         else TT__K(store_16)(h + j, x, dtype);
     }
     if (j == d) return;
-    /* Adding zero makes every zero in the rest of a row positive. */
+    /* Adding zero makes every zero among the last columns positive. */
     tt__vf x = TT__K(load)(from + j) * scale;
     TT__K(store_as)(to, dtype, j, x + (add ? TT__K(load_as)(to, dtype, j, d - j) : TT__K(zero)()), d - j);
 }
 
-/* Copies to (n, stride) = scale * rows [row, row + n) of the head that starts at `column`, or the rows that
-   `at` lists at [row, row + n). Fills each row with zeros up to a whole vector. */
+/* Copies n rows, multiplied by scale, of the head that starts at `column` of m to `to`, whose rows are stride
+   floats apart. The rows are row ... row + n - 1 or, if `at` is not NULL, at[row] ... at[row + n - 1]. Pads
+   each row with zeros to a whole vector. */
 TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n, int64_t column,
                                   int64_t d, float scale, float *to, int64_t stride)
 {
@@ -391,9 +396,9 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t r
     }
 }
 
-/* Sets or, if `add`, adds to rows [row, row + n) of the head that starts at `column`, or to the rows that
-   `at` lists at [row, row + n): scale * from (n, stride). A gradient that nothing needs is absent and is
-   skipped. */
+/* Writes n rows of `from`, multiplied by scale, to rows of the head that starts at `column` of m or, if
+   `add`, adds them. The rows of m are row ... row + n - 1 or, if `at` is not NULL, at[row] ... at[row + n -
+   1]. Does nothing if m is absent, a gradient that nothing needs. */
 TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n,
                                     int64_t column, int64_t d, float scale, const float *from, int64_t stride,
                                     bool add)
@@ -405,8 +410,8 @@ TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t
     }
 }
 
-/* Writes to (d, TILE) = scale * from^T of from (n, stride); in bf16, the pairs of rows of from^T,
-   unscaled. */
+/* Writes scale * from^T to `to`, whose d rows are TT__ATTENTION_TILE floats apart; `from` has n rows. In
+   bf16, writes the pairs of rows of from^T, without the scale. */
 TT__FN void TT__K(attention_columns)(const tt__attention_args *a, const tt__attention_buffers *b,
                                      const float *from, int64_t n, float scale, float *to)
 {

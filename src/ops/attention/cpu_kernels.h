@@ -25,7 +25,7 @@ TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
     return call;
 }
 
-/* Returns task `task` of a call, which works on sequence s. */
+/* Returns task number `task` of a call; the task works on sequence s. */
 TT__FN TT__K(attention_task) TT__K(attention_task_of)(const TT__K(attention_call) *call, int64_t task,
                                                       int64_t s, bool backward, int thread)
 {
@@ -38,7 +38,7 @@ TT__FN TT__K(attention_task) TT__K(attention_task_of)(const TT__K(attention_call
     return t;
 }
 
-/* Reads n keys and values, from row `row` of the batch on, into the task's buffers. */
+/* Copies n keys and values into the task's buffers, beginning with row `row` of the batch. */
 TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t row, int64_t n, bool backward)
 {
     const tt__attention_args *a = t->a;
@@ -56,11 +56,11 @@ TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t r
 #endif
 }
 
-#define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* the products take every key for every query */
+#define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* larger than any key: the products skip no key */
 
-/* Returns the part of a block of keys that any of n queries sees, in whole tiles unless the block ends
-   before; keys <= skip if no query sees any. key, query: the first key and the first query, counted in the
-   sequence. */
+/* Returns the part of a block of keys that any of n queries sees, extended to whole tiles unless the block
+   ends before. If no query sees any key, the result has keys <= skip. key, query: the first key and the first
+   query, counted in the sequence. */
 TT__INLINE TT__K(attention_block) TT__K(attention_block_of)(const TT__K(attention_task) *t, int64_t key,
                                                             int64_t keys, int64_t query, int64_t n)
 {
@@ -88,8 +88,8 @@ TT__INLINE TT__K(attention_fall) TT__K(attention_fall_of)(const TT__K(attention_
     return fall;
 }
 
-/* Adds a block of keys to the sums of a block of queries. key, query: the first key and the first query,
-   counted in the sequence. first: `out` has no sums yet and is set. */
+/* Adds the weighted values of a block of keys to the sums `out` of a block of queries. key, query: the first
+   key and the first query, counted in the sequence. first: `out` has no sums yet and is written. */
 TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool first, int64_t key,
                                           int64_t keys, int64_t query, int64_t n, const float *qt, float *out,
                                           float *most, float *sum)
@@ -121,8 +121,8 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool f
     TT__K(attention_to_queries)(&s, true, b->weights, b->v, out, stride, !first);
 }
 
-/* Writes the output and the log-sum-exp of n queries from number `query` on, whose sums are in the
-   buffers. */
+/* Writes the output and the log-sum-exp of n queries whose sums are in the buffers. query: the first query,
+   counted in the sequence. */
 TT__FN void TT__K(attention_put)(const TT__K(attention_task) *t, int64_t query, int64_t n)
 {
     const tt__attention_args *a = t->a;
@@ -136,8 +136,8 @@ TT__FN void TT__K(attention_put)(const TT__K(attention_task) *t, int64_t query, 
     }
 }
 
-/* Computes block-sparse attention for `queries` queries of a sequence from number `first` on, the queries of
-   one block at a time. */
+/* Computes block-sparse attention for `queries` queries of a sequence, the queries of one block at a time.
+   first: the first query, counted in the sequence. */
 TT__FN void TT__K(attention_forward_blocks)(TT__K(attention_task) *t, int64_t first, int64_t queries)
 {
     const tt__attention_args *a = t->a;
@@ -194,7 +194,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     key_begin &= ~(int64_t)15;
     int64_t query_block = tt__attention_block(queries, TT__ATTENTION_QUERIES);
     int64_t key_block = tt__attention_block(key_end - key_begin, TT__ATTENTION_KEYS);
-    const float q_scale = a->bf16 ? 1.0f : call->query_scale; /* in bf16, the products are scaled */
+    const float q_scale = a->bf16 ? 1.0f : call->query_scale; /* in bf16, the products are scaled instead */
     for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
         int64_t n = tt__min(query_block, queries - i);
         TT__K(attention_pack)(&a->q, a->query_at, t.x.first + first + i, n, column, d, q_scale, b->q, stride);
@@ -204,7 +204,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
         b->most[i] = -FLT_MAX;
         b->sum[i] = 0;
     }
-    /* With a window, no block of keys is the first for all queries, so the output begins with zeros. */
+    /* With a window, the queries do not share a first block of keys, so their sums begin as zeros. */
     if (a->window) memset(b->out, 0, (size_t)(queries * stride) * sizeof(float));
     for (int64_t key = key_begin; key < key_end; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
@@ -230,8 +230,8 @@ TT__FN void TT__K(attention_forward)(tt__pool *pool, const tt__attention_args *a
                      &call);
 }
 
-/* Reads the log2-sum-exp2 of the scores, and computes the sum of dout * out, of n queries from number `first`
-   on. */
+/* For n queries, beginning with number `first`: reads the log2-sum-exp2 of the scores into b->lse, and
+   computes the sums of dout * out into b->delta. */
 TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64_t first, int64_t n)
 {
     const tt__attention_args *a = t->a;
@@ -253,8 +253,8 @@ TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64
     }
 }
 
-/* Adds the gradients that come from a block of queries and a block of keys. span: the first query whose lse,
-   delta and dq are in the buffers. first: dq has no sums yet and is set. */
+/* Adds to dq, dk and dv in the buffers the contributions of a block of queries and a block of keys. span: the
+   first query whose lse, delta and dq are in the buffers. first: dq has no sums yet and is written. */
 TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool first, int64_t key,
                                            int64_t keys, int64_t span, int64_t query, int64_t n)
 {
@@ -306,7 +306,8 @@ typedef struct TT__K(attention_sums) {
     bool add_dk, add_dv;
 } TT__K(attention_sums);
 
-/* Writes or adds the gradients of `count` keys from key `key` on. Row `from` of the buffers has the first. */
+/* Writes or (add) adds the gradients of `count` keys to `to`. key: the first key, counted in the sequence;
+   from: the row of the buffers that has its gradients. */
 TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                       int64_t key, int64_t from, int64_t count, bool add)
 {
@@ -320,7 +321,7 @@ TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__
                             add || to->add_dv);
 }
 
-/* Computes attention_backward_span for a sequence of block-sparse attention. */
+/* Does the work of attention_backward_span for a sequence with block-sparse attention. */
 TT__FN void TT__K(attention_backward_blocks)(TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                              int64_t span, int64_t n)
 {
@@ -348,8 +349,8 @@ TT__FN void TT__K(attention_backward_blocks)(TT__K(attention_task) *t, const TT_
     t->x.from = 0;
 }
 
-/* Computes the gradients that come from n queries of a sequence, from number `span` on. If n is 0, writes
-   zeros for its keys and values. */
+/* Computes the gradients that come from n queries of a sequence, beginning with query `span`. If n is 0,
+   writes zeros as the gradients of the sequence's keys and values. */
 TT__FN void TT__K(attention_backward_span)(TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                            int64_t span, int64_t n)
 {
@@ -386,8 +387,8 @@ TT__FN void TT__K(attention_backward_span)(TT__K(attention_task) *t, const TT__K
                             a->add_dq);
 }
 
-/* Computes the gradients that one sequence has in one head of keys. If several heads of q share this head,
-   their sums stay in fp32 until the last of them. */
+/* Computes the gradients of one sequence in one head of keys. If several heads of q share the head of keys,
+   dk and dv stay in fp32 until the last head of q is done. */
 TT__FN void TT__K(attention_backward_task)(void *arg, int64_t task, int thread)
 {
     const TT__K(attention_call) *call = (const TT__K(attention_call) *)arg;

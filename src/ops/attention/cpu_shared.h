@@ -15,33 +15,33 @@
 typedef struct tt__attention_args {
     const int32_t *seq_start; int64_t seqs;
     const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
-    const int32_t *query_row;    /* row of the batch of each query; NULL: the query's number              */
-    const int32_t *query_at;     /* row of q of each query; NULL: the query's number                      */
+    const int32_t *query_row;    /* each query's row of the batch; NULL: the number of the query          */
+    const int32_t *query_at;     /* each query's row of q; NULL: the number of the query                  */
     int heads, first_head, group; /* group: heads of q that share a head of k and v                       */
     int64_t head_size;
     bool causal; float scale; float dropout; uint64_t dropout_key;
     int64_t window;               /* rows that a row sees back and, unless causal, ahead; 0: no window   */
-    float alibi; int alibi_heads; /* heads of all ranks; 0: no ALiBi                                     */
+    float alibi; int alibi_heads; /* alibi_heads: number of heads of all ranks; 0: no ALiBi              */
     bool alibi_rounded;           /* see tt_attention_options                                            */
     const tt__attr *attr;         /* options of block-sparse attention                                   */
     const uint16_t *lists;        /* lists of blocks, as in tt__launch                                   */
     tt__mat q, k, v, out;
     float *lse;
     tt__mat dout, dq, dk, dv;    /* only in the backward                                                  */
-    bool add_dq, add_dk, add_dv; /* only in the backward: the gradient is added to                        */
+    bool add_dq, add_dk, add_dv; /* only in the backward: whether to add to the gradient or write it      */
     tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to bf16 */
     void *workspace;             /* tt__attention_workspace bytes                                         */
 } tt__attention_args;
 
-/* Sorts the queries by sequence: sets query_start, query_row and query_at of `a`. `index` (n) has the row of
-   each query. `memory` has tt__attention_queries_bytes. */
+/* Sorts n queries by sequence: sets query_start, query_row and query_at of `a`. index[j] is the row of the
+   batch of query j. `memory` has tt__attention_queries_bytes bytes. */
 static void tt__attention_queries(tt__attention_args *a, const int32_t *index, int64_t n, void *memory)
 {
     int32_t *start = (int32_t *)memory, *row = start + a->seqs + 1, *at = row + n;
     memset(start, 0, (size_t)(a->seqs + 1) * sizeof *start);
     for (int64_t j = 0; j < n; j++) start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1]++;
     for (int64_t s = 0; s < a->seqs; s++) start[s + 1] += start[s];
-    /* From the last query to the first: start[s + 1] moves down from the end of sequence s to its
+    /* Goes from the last query to the first; start[s + 1] moves down from the end of sequence s to its
        beginning. */
     for (int64_t j = n - 1; j >= 0; j--) {
         int32_t number = --start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1];
@@ -55,11 +55,11 @@ static void tt__attention_queries(tt__attention_args *a, const int32_t *index, i
     a->query_at = at;
 }
 
-/* A sequence: rows [begin, begin + length) of the batch and queries [first, first + queries). */
+/* A sequence: it has rows [begin, begin + length) of the batch and queries [first, first + queries). */
 typedef struct tt__attention_sequence {
     int64_t begin, length, first, queries;
     bool diagonal;  /* query i is row i of the sequence and sees keys up to i */
-    int64_t blocks; /* blocks of block-sparse attention; 0: the sequence is dense */
+    int64_t blocks; /* number of blocks in block-sparse attention; 0: the sequence is dense */
     int64_t from;   /* the queries of the current tile see no key before this one */
 } tt__attention_sequence;
 
@@ -71,8 +71,8 @@ static tt__attention_sequence tt__attention_sequence_at(const tt__attention_args
     return x;
 }
 
-/* Returns how often the queries of block i of sequence x see block j of its keys. `head` counts the heads of
-   all ranks. */
+/* Returns how many times the queries of block i of sequence x see block j of its keys. head: a number among
+   the heads of all ranks. */
 static int tt__attention_times(const tt__attention_args *a, const tt__attention_sequence *x, int head,
                                int64_t i, int64_t j)
 {
@@ -85,8 +85,8 @@ static int tt__attention_times(const tt__attention_args *a, const tt__attention_
     return times;
 }
 
-/* Returns how many of the n queries of sequence x from number `query` on are in the same block, at most as
-   many as a tile holds. Sets *block to the number of that block. */
+/* Returns how many of n queries of sequence x, beginning with query `query`, are in the block of the first
+   one; at most as many as a tile holds. Sets *block to the number of that block. */
 static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__attention_sequence *x,
                                       int64_t query, int64_t n, int64_t *block)
 {
@@ -99,9 +99,9 @@ static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__att
     return count;
 }
 
-/* Returns the first of the next keys of [*at, end), at most a tile of them, and sets *keys to their number.
-   The first is a multiple of 16, as random numbers and tiles need; keys before x->from, which is set to the
-   old *at, are not seen. Moves *at past these keys. */
+/* Takes the next keys of [*at, end), at most a tile of them, and moves *at past them. Returns the first key
+   of the tile and sets *keys to the tile's number of keys. The first key is *at rounded down to a multiple
+   of 16, as random numbers and tiles need; x->from is set to the old *at: the keys before it are not seen. */
 static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, int64_t end, int64_t *keys)
 {
     const int64_t first = *at & ~(int64_t)15;
@@ -111,8 +111,8 @@ static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, i
     return first;
 }
 
-/* Returns the end, and in *from the first, of the keys of sequence x that any of its n queries from number
-   `query` on sees. Without a window, listed queries count as seeing all keys. */
+/* Finds the keys that any of n queries of sequence x, beginning with query `query`, sees: returns the end of
+   these keys and sets *from to the first. Without a window, listed queries count as seeing all keys. */
 static int64_t tt__attention_keys(const tt__attention_args *a, const tt__attention_sequence *x, int64_t query,
                                   int64_t n, int64_t *from)
 {
@@ -128,7 +128,7 @@ static int64_t tt__attention_keys(const tt__attention_args *a, const tt__attenti
     return tt__min(x->length, (a->causal ? high : high + a->window - 1) + 1);
 }
 
-/* Returns the largest number of rows or queries of a sequence. */
+/* Returns the largest number of rows or queries that any sequence has. */
 static int64_t tt__attention_longest(const tt__attention_args *a)
 {
     int64_t longest = 0;
@@ -139,7 +139,7 @@ static int64_t tt__attention_longest(const tt__attention_args *a)
     return longest;
 }
 
-/* Returns the buffers of a thread. Only their address depends on the thread; what is computed in them does
+/* Returns the buffers of a thread. Only their addresses depend on the thread, the numbers computed in them do
    not. */
 static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_args *a, int64_t longest,
                                                           bool backward, int thread)
@@ -152,8 +152,8 @@ static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_ar
 }
 
 /* Returns the number of the first group of queries of sequence s: query_start[s] / GROUP + s. This numbering
-   needs no look at every sequence and leaves room for as many groups as a sequence can have; some numbers
-   have no queries. */
+   leaves room for all groups of a sequence without counting the groups of earlier sequences; some numbers
+   have no group. */
 static int64_t tt__attention_first_group(const tt__attention_args *a, int64_t s)
 {
     return a->query_start[s] / TT__ATTENTION_GROUP + s;
@@ -170,8 +170,8 @@ static int64_t tt__attention_group_sequence(const tt__attention_args *a, int64_t
     return low;
 }
 
-/* Returns the size of about equal blocks of n numbers: at most `most`, and a multiple of 16. n and most
-   are > 0. */
+/* Returns the size of the blocks into which n numbers are divided about equally. The size is at most `most`
+   and a multiple of 16. n and most must be > 0. */
 static int64_t tt__attention_block(int64_t n, int64_t most)
 {
     return tt__attention_padded(tt__ceil_div(n, tt__ceil_div(n, most)));
@@ -182,9 +182,9 @@ static void *tt__attention_row(const tt__mat *m, int64_t row, int64_t column)
     return (char *)m->data + (size_t)(row * m->ld + column) * tt_dtype_bytes(m->dtype);
 }
 
-/* Prefetches a head's columns of a row. The rows of a head are far apart, where a CPU's prefetchers do not
-   look. `next`: prefetches into L2 the next head's columns of the row, which most likely are this thread's
-   next task. */
+/* Prefetches a head's columns of a row, because the rows of a head are too far apart for a CPU's own
+   prefetchers. `next`: prefetches, into L2, the columns of the next head instead, which most likely is this
+   thread's next task. */
 static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t column, int64_t d,
                                           const bool next)
 {

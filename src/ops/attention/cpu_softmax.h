@@ -28,21 +28,23 @@ typedef struct TT__K(attention_task) {
     tt__attention_buffers b;
 } TT__K(attention_task);
 
-/* A vector of queries beside a block of keys: what its lanes see, and what they share. */
+/* A vector of queries, one in each lane, and the keys of a block that they see. Keys are counted in the block
+   unless a field says otherwise. */
 typedef struct TT__K(attention_lanes) {
     tt__vi first, last;   /* the first and the last key of the block that each lane sees */
     int64_t skip;         /* no lane sees keys before this key                         */
     int64_t from, seen;   /* no lane sees keys outside [from, seen); from: a multiple of 8 */
     int64_t whole, full;  /* all lanes see [whole, full) */
-    tt__vu row;           /* row of the batch of each lane                             */
-    int64_t first_key;    /* the block's first key, in the sequence                    */
+    tt__vu row;           /* each lane's row of the batch                              */
+    int64_t first_key;    /* the block's first key, counted in the sequence            */
     int32_t head;
     bool drop;
     const uint64_t *keys; /* keys of Philox's rounds                                   */
     const uint32_t *either;
 } TT__K(attention_lanes);
 
-/* Returns the lanes of a vector of queries. query: the query of the first lane, counted in the sequence. */
+/* Returns the attention_lanes of a vector of queries. query: the first lane's query, counted in the
+   sequence. */
 TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attention_task) *t, int64_t first_key,
                                                             const TT__K(attention_block) *s, int64_t query)
 {
@@ -84,9 +86,9 @@ TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attentio
     return l;
 }
 
-/* Returns which of keys r .. r + 7 of the block dropout keeps, in bits 24 to 31 of each lane; r is a multiple
-   of 8. One draw serves 16 keys: the call for the first 8 keys leaves the draw in the upper half of *drawn,
-   for the call for the next 8. */
+/* Returns, in bits 24 to 31 of each lane, whether dropout keeps the weights for keys r ... r + 7 of the
+   block; r is a multiple of 8. One draw serves 16 keys: the call for the first 8 keys leaves the draw in the
+   upper half of *drawn, where the call for the next 8 keys finds it. */
 TT__INLINE tt__vu TT__K(attention_draw)(const TT__K(attention_lanes) *l, int64_t r, tt__vu *drawn)
 {
     const int64_t key = l->first_key + r;
@@ -104,7 +106,7 @@ TT__INLINE tt__vu TT__K(attention_draw)(const TT__K(attention_lanes) *l, int64_t
 
 TT__INLINE tt__vf TT__K(attention_and)(tt__vf x, tt__vi mask) { return (tt__vf)((tt__vi)x & mask); }
 
-/* Returns a mask of the lanes where key i (0..7) of attention_draw is kept. */
+/* Returns a mask of the lanes where dropout keeps the weight for key i (0 to 7) of attention_draw. */
 TT__INLINE tt__vi TT__K(attention_keep)(tt__vu kept, int i) { return (tt__vi)(kept << (7 - i)) >> 31; }
 
 /* Returns a mask of the lanes that see key r. */
@@ -120,19 +122,18 @@ TT__INLINE tt__vf TT__K(attention_visible)(const TT__K(attention_lanes) *l, int6
     return (tt__vf)(((tt__vi)x & visible) | ((tt__vi)other & ~visible));
 }
 
-/* ALiBi of a head. slope: the slope or, if ALiBi is rounded, only its power of two. digits: the slope divided
-   by that power, or 0 if ALiBi is not rounded. */
+/* ALiBi's slope of a head. slope: the slope or, if ALiBi is rounded, only the power of two in it. digits: the
+   slope divided by that power of two, or 0 if ALiBi is not rounded. */
 typedef struct TT__K(attention_fall) { float slope, digits; } TT__K(attention_fall);
 
-/* Returns slope * the number of a row in its sequence, divided by the slope's power of two, and rounded as
-   transformers does. */
+/* Returns digits * row, where row is counted in the sequence, with the roundings to bf16 of transformers. */
 TT__INLINE float TT__K(attention_rounded)(float digits, int64_t row)
 {
     return tt__from_bf16(tt__to_bf16(digits * tt__from_bf16(tt__to_bf16((float)row))));
 }
 
-/* Subtracts slope * the distance of query and key from the scores of a vector of queries. tile: the vector's
-   column; begin: the first row of the sequence. */
+/* Subtracts slope * (the distance of query and key) from the scores of a vector of queries. tile: the first
+   of the vector's columns in the tile of scores; begin: the sequence's first row of the batch. */
 TT__INLINE void TT__K(attention_alibi)(const TT__K(attention_lanes) *l, int64_t begin,
                                        const TT__K(attention_fall) *fall, float *tile)
 {
@@ -148,7 +149,8 @@ TT__INLINE void TT__K(attention_alibi)(const TT__K(attention_lanes) *l, int64_t 
 }
 
 /* Turns the scores of a vector of queries into weights, and updates each query's running max and sum. tile:
-   the vector's column. Returns the factor for earlier sums of weights. */
+   the first of the vector's columns in the tile. Returns the factors by which the queries' earlier sums must
+   be multiplied. */
 TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(attention_lanes) *l, int64_t keys,
                                            float *tile, float *most, float *sum)
 {
@@ -199,8 +201,8 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
     return correction;
 }
 
-/* Turns scores into weights after dropout, P~, and the gradients of these weights, dP~, into gradients of
-   scores, P (keep dP~ - delta). */
+/* Turns scores (`weights`) into weights after dropout, and the gradients of these weights (`dscores`) into
+   gradients of the scores: weight before dropout * ((kept ? gradient : 0) - delta). */
 TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__K(attention_lanes) *l,
                                                   int64_t keys, float *weights, float *dscores,
                                                   const float *lse, const float *delta)

@@ -16,7 +16,8 @@ namespace {
 // ---- launches
 
 // Sets the arguments that the forward and the backward share. If only some rows of the batch are queries,
-// sorts their numbers at the beginning of the workspace. Sets *used to the bytes of the workspace in use.
+// sorts the numbers of these rows into the beginning of the workspace. Sets *used to the bytes of the
+// workspace in use.
 cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *p, size_t *used)
 {
     const tt__attr *attr = &l->instr->attr;
@@ -47,7 +48,7 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->keep_scale = 256.0f / (float)(256 - TT__ATTENTION_DROP(attr->dropout));
     tt__attention_either(TT__ATTENTION_DROP(attr->dropout), p->either);
     p->random = l->instr->random;
-    p->block = attr->dense >= p->k.rows ? 0 : attr->block; // then all sequences are dense
+    p->block = attr->dense >= p->k.rows ? 0 : attr->block; // block 0: all sequences are dense
     p->dense = attr->dense;
     p->listed = attr->listed;
     p->list_rows = attr->list_rows;
@@ -75,20 +76,21 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
                       (const int32_t *)numbers->data, n, p->seq_start, p->seqs, start, row, at);
 }
 
-// Returns whether rows of a matrix can be loaded by 16 bytes.
+// Returns whether a matrix has this dtype and its rows can be loaded 16 bytes at a time.
 bool attention_aligned(const tt__mat *m, tt_dtype dtype)
 {
     return m->dtype == dtype && (uintptr_t)m->data % 16 == 0 && m->ld * (dtype == TT_F32 ? 4 : 2) % 16 == 0;
 }
 
-// Returns whether rows of a matrix can be stored by two elements; a matrix without data can.
+// Returns whether rows of a matrix can be stored two elements at a time. Returns true for a matrix without
+// data.
 bool attention_paired(const tt__mat *m, tt_dtype dtype)
 {
     return !m->data ||
         ((m->dtype == dtype || m->dtype == TT_F32) && (uintptr_t)m->data % 8 == 0 && m->ld % 2 == 0);
 }
 
-// Returns whether the kernels on tensor cores can run.
+// Returns whether the kernels on tensor cores can run with these arguments.
 bool attention_fast(const attention_args *p)
 {
     const tt_dtype dtype = p->q.dtype;
@@ -102,11 +104,12 @@ bool attention_fast(const attention_args *p)
         attention_paired(&p->dk, dtype) && attention_paired(&p->dv, dtype);
 }
 
-// Returns how many numbers the tiles of `size` rows take, those without a tile included.
+// Returns the number of thread blocks for tiles of `size` rows: all numbers that tiles may have, see
+// cuda_shared.cuh. Some numbers have no tile.
 int attention_tiles(const attention_args *p, int64_t rows, int size) { return (int)(rows / size + p->seqs); }
 
-// Launches a kernel with a block of `threads` for each tile of `size` of these rows, times `heads` and
-// `parts`.
+// Launches a kernel with a thread block for each tile of `size` rows, each of `heads` heads, and each of
+// `parts` parts of a head.
 template <class K>
 cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, int64_t rows, int size,
                              int heads, int parts, unsigned threads, size_t shared)
@@ -139,8 +142,8 @@ cudaError_t attention_forward_wide_on(tt__device *d, const attention_args *p)
     return TT__LAUNCH(kernel, (unsigned)blocks, 128 * (S::GROUPS + 1), shared, d->stream, args);
 }
 
-// Launches the forward by mma.sync. MT (rows of 16 for each warp) and KEYS (rows of the tiles that pass by)
-// are as many as the registers hold: 255 a thread, without spills.
+// Launches the forward by mma.sync. A warp has 16 MT queries, and tiles have KEYS keys; MT and KEYS are the
+// largest for which the sums fit into 255 registers a thread without spills.
 template <class T, int D, attention_kind KIND>
 cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
 {
@@ -157,8 +160,8 @@ size_t attention_backward_bytes(int head_size, int warps)
         + 6 * queries * sizeof(float);
 }
 
-// Returns whether attention_backward_wide makes all gradients. If one block has all keys of a sequence, dq
-// may be stored where dk is, as that block makes both; the dq of several blocks is complete only after dk is
+// Returns whether attention_backward_wide makes all gradients. dq may have the memory of dk or dv only if one
+// block has all keys of a sequence and makes all three; the dq of several blocks is complete only after dk is
 // stored.
 bool attention_spans(const tt__device *d, const attention_args *p)
 {
@@ -169,7 +172,8 @@ bool attention_spans(const tt__device *d, const attention_args *p)
 }
 
 // Returns the number of warps of attention_backward, which makes dq, dk and dv in one kernel; 0: two kernels
-// make them. With listed queries, dq may be stored among the dk of other blocks.
+// make the gradients. With listed queries, one kernel is wrong if dq has the memory of dk or dv, because the
+// rows of dq may then be rows of dk that another block makes.
 int attention_warps(const tt__device *d, const attention_args *p)
 {
     const int warps = p->longest <= 128 ? 4 : 8, head_size = p->head_size <= 32 ? 32 : 64;
@@ -178,8 +182,8 @@ int attention_warps(const tt__device *d, const attention_args *p)
     const bool apart = p->dq.data != p->dk.data && p->dq.data != p->dv.data;
     const bool all = p->dq.data && (p->dk.data || p->dv.data) && p->longest <= 256;
     const size_t bytes = attention_backward_bytes(head_size, warps)
-        + 256 + (2 * (size_t)warps + 4) * (size_t)head_size * sizeof(float); // and static shared memory
-    // 4 warps spill registers on compute capability 8.0 if heads are wider.
+        + 256 + (2 * (size_t)warps + 4) * (size_t)head_size * sizeof(float); // the static shared memory
+    // With 4 warps and wider heads, the kernel spills registers on compute capability 8.0.
     if (warps == 4 && head_size > 32) return 0;
     return all && (apart || !p->query_row) && bytes <= d->properties.sharedMemPerBlockOptin ? warps : 0;
 }
@@ -195,7 +199,7 @@ template <class T, int D, int WARPS> cudaError_t attention_backward_of(tt__devic
         ? TT__LAUNCH((attention_backward<T, D, WARPS>), blocks, 32 * WARPS, shared, d->stream, *p) : e;
 }
 
-// Returns the bytes of shared memory of attention_dkdv for two stages of bits.
+// Returns the bytes of shared memory of attention_dkdv for the bits of dropout, in two stages.
 size_t attention_kept_bytes(const attention_args *p, int keys, int queries)
 {
     return p->bits ? 2 * (size_t)keys * (size_t)queries / 8 : 0;
@@ -210,7 +214,7 @@ template <class T> cudaError_t attention_backward_spans(tt__device *d, attention
     if (whole) p->parts = NULL;
     p->parts_k = whole ? p->seqs : attention_tiles(p, p->k.rows, TT__SPAN);
     p->parts_q = whole ? p->seqs : attention_tiles(p, p->q.rows, 64);
-    // If all sequences have the max length, a sequence begins at each (spans + 1)-th number.
+    // If all sequences have the max length, each (spans + 1)-th number of a span begins a sequence.
     p->span_cols = p->causal && !whole && spans < p->parts_k ? spans + 1 : 1;
     p->span_rows = p->parts_k / p->span_cols;
     p->slots = tt__cuda_attention_slots(p->causal, p->longest);
@@ -254,7 +258,8 @@ cudaError_t attention_backward_on(tt__device *d, attention_args *p)
     return e;
 }
 
-// Returns whether attention_forward_wide can run: it has no ALiBi and no blocks, and stores whole vectors.
+// Returns whether attention_forward_wide can run. It supports neither ALiBi nor block-sparse attention, and
+// stores whole vectors.
 bool attention_forward_fits_wide(const tt__device *d, const attention_args *p)
 {
     return d->wgmma && p->scale > 0 && !p->alibi_heads && !p->block && p->head_size > 32
@@ -275,7 +280,7 @@ template <class T, int D> cudaError_t attention_of_size(tt__device *d, attention
 
 template <class T> cudaError_t attention_on(tt__device *d, attention_args *p)
 {
-    if (p->block) // attention_fast refuses larger heads
+    if (p->block) // heads have at most 64 columns here: attention_fast refuses larger ones
         return p->dout.data ? attention_backward_on<T, 64, BY_BLOCKS>(d, p)
                             : attention_forward_on<T, 64, BY_BLOCKS>(d, p);
 #define TT__ATTENTION_SIZE(D) if (p->head_size <= D) return attention_of_size<T, D>(d, p)
@@ -289,8 +294,8 @@ template <class T> cudaError_t attention_on(tt__device *d, attention_args *p)
 }
 
 // Runs attention on tensor cores. Random numbers need a head's number among the heads of all ranks. The
-// operands' addresses move back by the heads of the ranks before, so that the kernels need no other number of
-// a head, and no further register for it.
+// addresses of the operands are moved back by the heads of the ranks before this one, so that kernels can
+// index them with the same number and need no register for a second one.
 cudaError_t attention_on_cores(tt__device *d, attention_args *p)
 {
     tt__mat *mats[] = {&p->q, &p->out, &p->dout, &p->dq, &p->k, &p->v, &p->dk, &p->dv};
@@ -330,8 +335,9 @@ template <class T, int PARTS> cudaError_t attention_deltas_by(tt__device *d, con
     return TT__LAUNCH((attention_delta<T, PARTS>), blocks, 256, 0, d->stream, *p);
 }
 
-// Launches the sums of dout * out of each row and head. Heads of 16-bit operands with more than 64 columns
-// take the kernel for any operands: the kernel of dq makes their sums, unless dq is not wanted.
+// Launches a kernel for the sums of dout * out of each row and head. Heads of more than 64 columns in 16 bits
+// get the slow kernel for any operands; this is rare, because the kernel of dq makes their sums if dq is
+// wanted.
 cudaError_t attention_deltas(tt__device *d, const attention_args *p)
 {
     const tt_dtype dtype = p->out.dtype;
@@ -352,15 +358,15 @@ cudaError_t attention_backward_any(tt__device *d, const attention_args *p)
     cudaError_t e = cudaSuccess;
     if (p->dq.data && p->q.rows > 0)
         e = attention_launch(d, attention_dq_any, p, p->q.rows, 64, p->heads, parts, 256, 0);
-    // If no query sees a key, the key's gradients are 0.
+    // Runs even without queries: the gradients of a key that no query sees are 0.
     if (e == cudaSuccess && (p->dk.data || p->dv.data))
         e = attention_launch(d, attention_dkdv_any, p, p->k.rows, 64, p->heads / p->group, parts, 256, 0);
     return e;
 }
 
-// Runs the backward. The kernels on tensor cores also make column sums of results that they write (not add)
-// in 16 bits, if there is room for a row of partial sums for each tile of 64 rows. Other results are read a
-// second time for their sums.
+// Runs the backward of attention. The kernels on tensor cores also make the column sums of results that they
+// write (not add to) in 16 bits, if the resident workspace has room for a row of partial sums for each tile
+// of 64 rows. The column sums of other results need a second sweep over these results.
 cudaError_t run_attention_backward(const tt__launch *l)
 {
     tt__device *d = l->device;
@@ -407,7 +413,7 @@ cudaError_t run_attention_backward(const tt__launch *l)
             add_sums_to_finish(&all, partial[k], parts, l->out[k].cols, &l->out[3 + k], l->add[3 + k]);
     }
     if (e == cudaSuccess) e = run_all_finish_sums(d, &all);
-    for (int k = 0; k < 3 && e == cudaSuccess; k++) // uses the workspace of the sums above
+    for (int k = 0; k < 3 && e == cudaSuccess; k++) // run_column_sums reuses the workspace of `partial`
         if (l->out[3 + k].data && !partial[k])
             e = run_column_sums(l, &l->out[k], &l->out[3 + k], l->add[3 + k]);
     return e;

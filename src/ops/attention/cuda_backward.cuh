@@ -11,8 +11,8 @@ namespace {
 
 // ------------------------------------------------------------------- the backward on tensor cores (mma.sync)
 
-// Returns the sum of dout * out of a head of row `row` of out and dout. The four threads that have the row's
-// scores compute it together.
+// Returns the sum of dout * out over a head's columns of row `row`. The four threads that have the row's
+// scores compute the sum together.
 template <class T>
 __device__ __forceinline__ float attention_delta_of(const attention_args &p, int row, int head)
 {
@@ -29,8 +29,8 @@ __device__ __forceinline__ float attention_delta_of(const attention_args &p, int
     return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
 }
 
-// Reads the log-sum-exps of the scores of a thread's queries, to the base 2, and the sums of dout * out. If
-// this kernel makes the sums (p.sums_deltas), computes and stores them.
+// Reads, for a thread's queries, the log-sum-exps of the scores (converted to base 2) and the sums of
+// dout * out. If p.sums_deltas, computes these sums and stores them instead.
 template <class T, int MT>
 __device__ __forceinline__ void attention_row_sums(float (&lse)[MT][2], float (&delta)[MT][2],
                                                    const attention_args &p, const attention_queries<MT> &b)
@@ -50,8 +50,8 @@ __device__ __forceinline__ void attention_row_sums(float (&lse)[MT][2], float (&
         }
 }
 
-// Turns the products q k^T (s) and dout v^T (g) of queries (rows) and keys from `key` on (columns) into the
-// gradients of scores (g), without the factor `scale`. often: how often the queries see the keys.
+// Turns the products q k^T (s) and dout v^T (g) into the gradients of scores (g), without the factor `scale`.
+// Rows are queries, columns are keys from `key` on. often: how many times the queries see the keys.
 template <int MT, int KEYS, attention_kind KIND>
 __device__ __forceinline__ void attention_row_slopes(float (&s)[MT][KEYS / 8][4],
                                                      float (&g)[MT][KEYS / 8][4], const attention_args &p,
@@ -155,10 +155,10 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
                             (int)threadIdx.x);
 }
 
-// Copies QUERIES queries from number `first` on into one of two stages; the sequence has n from there on. qs
-// holds both stages of q, (2, QUERIES, PITCH), then both of dout; lses holds both stages of log-sum-exps, (2,
-// QUERIES), then both of deltas; rows, (2, QUERIES), gets the rows of the batch. Log-sum-exps and deltas
-// after the last query are 0.
+// Copies QUERIES queries, beginning with number `first`, into one of two stages; n is the number of queries
+// from `first` to the sequence's end. qs holds q, (2, QUERIES, PITCH) with one matrix for each stage, then
+// dout in the same form. lses holds log-sum-exps, (2, QUERIES), then deltas (2, QUERIES). rows, (2, QUERIES),
+// gets the queries' rows of the batch. Log-sum-exps and deltas after the last query become 0.
 template <class T, int D, int QUERIES, int THREADS, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int *rows,
                                                         const attention_args &p, int first, int n, int head,
@@ -181,15 +181,16 @@ __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int 
     tt__cp_async_commit();
 }
 
-// Copies attention_bits of the queries from `from` on and the keys from t.at on to (KEYS / 16, QUERIES, 16),
-// asynchronously. Bits after the sequence's end become zeros, as do those of tiles where no query sees a key:
-// dq goes by tiles of QUERIES x QUERIES and writes no bits there. begin: the sequence's attention_bits_begin.
+// Copies, asynchronously, attention_bits of the queries from `from` on and the keys from t.at on to `to`,
+// (KEYS / 16, QUERIES, 16) bits. Bits after the sequence's end become zeros. The bits of tiles of QUERIES x
+// QUERIES where no query sees a key become zeros, too, because the kernel of dq does not write them. begin:
+// the sequence's attention_bits_begin.
 template <int KEYS, int QUERIES>
 __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const attention_args &p,
                                                      const attention_tile &t, int64_t begin, int from,
                                                      int head)
 {
-    enum { PARTS = QUERIES / 8 }; // parts of 16 bytes of the bits of 16 keys
+    enum { PARTS = QUERIES / 8 }; // number of 16-byte parts in the bits of 16 keys
     const int i = tt__opaque((int)threadIdx.x), key = tt__opaque(t.at) + i / PARTS * 16;
     if (i >= KEYS / 16 * PARTS) return;
     const bool there = key < t.length && (!p.causal || key / QUERIES <= from / QUERIES);
@@ -198,8 +199,8 @@ __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const at
     tt__cp_async_16(to + i * 16, bits, there ? 16 : 0);
 }
 
-// Stores row `row` of dk (k: 0) or dv (k: 1), from the thread's elements 2 h, 2 h + 1 of each tile of 8
-// columns.
+// Stores the thread's elements of row `row` of dk (k is 0) or dv (k is 1): elements 2 h and 2 h + 1 of each
+// tile of 8 columns.
 template <class T, int D>
 __device__ __forceinline__ void attention_store_key(const attention_args &p, int k, int row, int head,
                                                     const float (&from)[D / 8][4], int h, int lane,
@@ -211,8 +212,8 @@ __device__ __forceinline__ void attention_store_key(const attention_args &p, int
                           k ? p.add_dv : p.add_dk, lane, columns, k ? p.sums_v : p.sums_k);
 }
 
-// Writes the thread block's column sums of dk and dv, from those of `parts` of its warps: part[warp] and
-// part[WARPS + warp].
+// Writes the thread block's column sums of dk and dv: adds up the column sums of its first `parts` warps,
+// which are in part[warp] for dk and in part[WARPS + warp] for dv.
 template <int D, int WARPS>
 __device__ __forceinline__ void attention_write_key_sums(const attention_args &p, int64_t at,
                                                          const float (*part)[D], int parts, int thread)
@@ -221,8 +222,8 @@ __device__ __forceinline__ void attention_write_key_sums(const attention_args &p
     attention_write_sums<D>(p.sums_v, at, part + WARPS, parts, p.head_size, thread);
 }
 
-// Writes the thread block's column sums of dk and dv, if sums are wanted, after a barrier. By then all warps
-// have stored their sums, and `at`, which may be in shared memory, is set.
+// Writes the thread block's column sums of dk and dv, if sums are wanted. Has a barrier first, so that all
+// warps have stored their sums and `at`, which may be in shared memory, is set.
 template <int D, int WARPS>
 __device__ __forceinline__ void attention_finish_key_sums(const attention_args &p, const int64_t &at,
                                                           const float (*part)[D], int parts, int thread)
@@ -232,8 +233,8 @@ __device__ __forceinline__ void attention_finish_key_sums(const attention_args &
     attention_write_key_sums<D, WARPS>(p, at, part, parts, thread);
 }
 
-// Moves on to the sequence's next tile of queries that sees any of the block's keys, or to the first such
-// tile of the next head.
+// Moves `to` to the sequence's next tile of queries that sees any of the block's keys; after the last such
+// tile, moves to `begin`, the first tile, of the next head.
 template <int QUERIES, bool BLOCKS>
 __device__ __forceinline__ void attention_advance(int &to, int &head, const attention_args &p,
                                                   const attention_sparse &sparse, int begin, int end)
@@ -243,8 +244,9 @@ __device__ __forceinline__ void attention_advance(int &to, int &head, const atte
     if (to >= end) { to = begin; head++; }
 }
 
-// Shares the tile of keys that a block works on, and what follows from the tile, among the block's threads:
-// if READS, attention_bits_begin, otherwise the tile's blocks in block-sparse attention.
+// Gives all threads of a block, in shared memory, the tile of keys that the block works on and a result
+// computed from the tile: attention_bits_begin if READS, otherwise the tile's blocks in block-sparse
+// attention.
 template <int KEYS, bool READS>
 __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &bits_begin,
                                                 attention_sparse &sparse, const attention_args &p,
@@ -259,11 +261,11 @@ __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &b
     __syncthreads();
 }
 
-// Turns the products q k^T (s) and dout v^T (g) of keys (rows) and queries (columns) into weights after
-// dropout (s) and the gradients of scores (g), without the factor `scale`. row: the queries' rows of the
-// batch, from the tile's first query on; lse, delta: from the thread's first column on; mine: the warp's
-// first key, counted in tile t. masked: not all of these queries see all of the warp's keys; often: how often
-// the queries see the keys.
+// Turns the products q k^T (s) and dout v^T (g) into weights after dropout (s) and the gradients of scores
+// (g), without the factor `scale`. Rows are keys, columns are queries. row: the queries' rows of the batch,
+// beginning with the tile's first query; lse, delta: of the queries, beginning with the thread's first
+// column; mine: the warp's first key, counted in tile t; masked: whether a query may miss some of the warp's
+// keys; often: how many times the queries see the keys.
 template <int MT, int QUERIES, attention_kind KIND>
 __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES / 8][4],
                                                         float (&g)[MT][QUERIES / 8][4],
@@ -277,7 +279,7 @@ __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES /
     TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
         TT__UNROLL for (int e = 0; e < 2; e++) {
             const int c = 8 * n + e;
-            // The last of the warp's keys that the query sees.
+            // The last key that the query sees, counted from the thread's first key.
             const int last = masked ? row[c + pair] - t.begin - t.at - mine - group : 16 * MT;
             const int ahead = row[c + pair] - t.begin - t.at - mine - group;
             const float log_sum = lse[c] * TT__LOG2E, sum = delta[c];
@@ -296,27 +298,27 @@ __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES /
         }
 }
 
-// Makes dk and dv. A row of scores is here a key, a column a query. READS: p.bits tells which weights dropout
-// keeps.
+// Makes dk and dv. Rows of scores are keys here, columns are queries. READS: p.bits tells which weights
+// dropout keeps.
 template <class T, int D, int MT, int QUERIES, attention_kind KIND, bool READS = false>
 __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 {
     tt__begin_kernel();
     enum { WARPS = 4, KEYS = 64 * MT, PITCH = D + 8, BITS = KEYS * QUERIES / 8 };
-    TT__SHARED(int64_t, sums_begin, ); // in shared memory, or these would take registers of the loop
+    TT__SHARED(int64_t, sums_begin, ); // in shared memory, as are the next two, to save registers in the loop
     TT__SHARED(int64_t, bits_begin, );
     TT__SHARED(uint64_t, random, );
-    TT__SHARED(attention_sparse, sparse, ); // sparse, tile: for kernels that have no registers left for them
+    TT__SHARED(attention_sparse, sparse, ); // `sparse` and `tile` serve kernels without registers for them
     TT__SHARED(attention_tile, tile, );
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
     float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
     int *rows = (int *)(deltas + 2 * QUERIES);                                       // rows of the batch
-    unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // see attention_fetch_bits, two stages
+    unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // two stages of attention_fetch_bits
     const int key_heads = p.heads / p.group, mine = (int)threadIdx.x / 32 * 16 * MT;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads), pair = threadIdx.x % 4 * 2;
     const attention_tile found = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / key_heads));
-    float (*const part)[D] = (float (*)[D])ks; // sums of dk of each warp, then of dv, at the end
+    float (*const part)[D] = (float (*)[D])ks; // after the loop: each warp's column sums of dk, then of dv
     static_assert(2 * WARPS * D * sizeof(float) <= KEYS * PITCH * sizeof(T), "their place is that of keys");
     if (threadIdx.x == 0) sums_begin = attention_sums_begin(p, key_heads, key_head);
     if (found.at < 0)
@@ -326,19 +328,19 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     const int count = min(KEYS + 0, t.length - t.at);
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
     const bool diagonal = p.causal && !p.query_row; // query i sees keys up to i
-    const float factor = p.scale * TT__LOG2E; // p.factor; computed here, it takes no register
+    const float factor = p.scale * TT__LOG2E; // p.factor, computed here to save a register
     if (threadIdx.x == 0) random = attention_key(p);
     float dk[MT][D / 8][4], dv[MT][D / 8][4];
     attention_clear(dk, dv);
     attention_fetch_rows<T, D, KEYS>(ks, vs, p, t.begin + t.at, count, key_head);
-    const auto fetch = [&](int from, int head, int stage) { // queries of the sequence from `from` on
+    const auto fetch = [&](int from, int head, int stage) { // copies queries, beginning with `from`
         if (READS) attention_fetch_bits<KEYS, QUERIES>(kept + stage * BITS, p, t, bits_begin, from, head);
         attention_fetch_queries<T, D, QUERIES, 128>(qs, lses, rows, p, t.first + from, t.queries - from,
                                                     head, stage);
     };
     const int begin = NEAR ? attention_queries_begin(p, t) : diagonal ? t.at : 0;
     const int end = NEAR ? attention_queries_end(p, t, count) : t.queries;
-    const int heads_end = begin < end ? (key_head + 1) * p.group : 0; // end of the heads of q with these keys
+    const int heads_end = begin < end ? (key_head + 1) * p.group : 0; // end of the heads that read key_head
     int from = begin, head = key_head * p.group;
     if (head < heads_end) fetch(from, head, 0);
     for (int stage = 0; head < heads_end;
@@ -350,7 +352,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         int next = from, next_head = head;
         attention_advance<QUERIES, BLOCKS>(next, next_head, p, sparse, begin, end);
         if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
-        // The warp has no keys, or none of them is seen.
+        // The warp has no keys, or no query of the tile sees any of them.
         if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue;
         const int often = !BLOCKS || !sparse.n ? 1
             : attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);
@@ -369,12 +371,12 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         attention_mma_add<T, D, MT, QUERIES>(dv, s, dt);
         attention_mma_add<T, D, MT, QUERIES>(dk, g, qt);
     }
-    tt__cp_async_wait<0>(); // k and v, where no tile of queries came
+    tt__cp_async_wait<0>(); // waits for k and v, if the loop did not run
     if (p.sums_k || p.sums_v) __syncthreads();
     const int thread = tt__opaque((int)threadIdx.x), warp = thread / 32, lane = thread % 32;
-    const int to_head = KIND == NEARBY // otherwise recomputed, so that the loop keeps nothing of it
+    const int to_head = KIND == NEARBY // otherwise computed again, to save a register in the loop
         ? key_head : p.first_head / p.group + tt__opaque((int)blockIdx.x) % key_heads;
-    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
+    // The same thread stores an element of dk and of dv, because dk and dv may have the same memory.
     TT__UNROLL for (int k = 0; k < 2; k++) {
         attention_columns<T, D> columns;
         columns.clear();
@@ -391,22 +393,22 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     attention_write_key_sums<D, WARPS>(p, sums_begin, part, WARPS, thread);
 }
 
-// Turns the products q k^T (s) and dout v^T (g) of keys (rows) and queries (columns) into weights after
-// dropout (s) and the gradients of scores (g), without the factor `scale`. lse, delta: from the thread's
-// first column on. first: row of the batch of the thread's first key. inside: number of keys from that key to
-// the sequence's end; weights after the end are 0, as they would make dq infinite where all scores are far
-// below 0.
+// Turns the products q k^T (s) and dout v^T (g) into weights after dropout (s) and the gradients of scores
+// (g), without the factor `scale`. Rows are keys, columns are queries. lse, delta: of the queries, beginning
+// with the thread's first column; first: row of the batch of the thread's first key; inside: number of keys
+// from that key to the sequence's end. Weights after the end are set to 0, because they could make dq
+// infinite where all scores are far below 0.
 template <int MT, int QUERIES>
 __device__ __forceinline__ void attention_slopes(float (&s)[MT][QUERIES / 8][4],
                                                  float (&g)[MT][QUERIES / 8][4], const attention_args &p,
                                                  uint32_t keep, const int *rows, const float *lse,
                                                  const float *delta, int first, int inside)
 {
-    const float factor = p.scale * TT__LOG2E; // p.factor; computed here, it takes no register
+    const float factor = p.scale * TT__LOG2E; // p.factor, computed here to save a register
     TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
         TT__UNROLL for (int e = 0; e < 2; e++) {
             const int c = 8 * n + e;
-            // The last of the warp's keys that the query sees.
+            // The last key that the query sees, counted from the thread's first key.
             const int last = min(p.causal ? rows[c + threadIdx.x % 4 * 2] - first : 16 * MT, inside - 1);
             const float log_sum = lse[c] * TT__LOG2E, sum = delta[c];
             TT__UNROLL for (int m = 0; m < MT; m++)

@@ -12,9 +12,9 @@ namespace {
 
 // ----------------------------------------------------- the backward in one kernel, and by warpgroups (wgmma)
 
-// The work of a thread block of attention_backward: a sequence, its rows of the batch and queries, the head
-// of its keys, and the end of the heads of q that share that head. thread: 0, which the compiler does not
-// know.
+// The work of a thread block of attention_backward: a sequence, with its rows of the batch (begin, count) and
+// its queries (first, queries), one head of keys, and the end of the heads of q that share this head. thread
+// is 0, but the compiler does not know this.
 struct attention_whole {
     int begin, count, first, queries, key_head, heads_end, thread;
     __device__ __forceinline__ void find(const attention_args &p)
@@ -30,8 +30,8 @@ struct attention_whole {
     }
 };
 
-// Computes to (16 MT, N) = a^T b of a (K, 16 MT) and b (K, N) in shared memory, over the first `end` of K
-// rows. A row of a has ACROSS elements, a row of b has PITCH.
+// Computes to = a^T b, where a (K, 16 MT) and b (K, N) are in shared memory and `to` is (16 MT, N). Sums over
+// the first `end` of the K rows. The rows of a are ACROSS elements apart, the rows of b are PITCH apart.
 template <class T, int MT, int N, int ACROSS, int PITCH>
 __device__ __forceinline__ void attention_mma_down(float (&to)[MT][N / 8][4], const T *a, const T *b,
                                                    int lane, int end)
@@ -54,14 +54,14 @@ __device__ __forceinline__ void attention_mma_down(float (&to)[MT][N / 8][4], co
     }
 }
 
-// Sizes of attention_backward. A warp makes 16 QM rows and COLUMNS columns of dq.
+// Sizes of attention_backward. A warp makes 16 * QM rows and COLUMNS columns of dq.
 template <int D, int WARPS> struct attention_whole_sizes {
     enum { MT = 2, KEYS = 32 * WARPS, QUERIES = 64, PART = 32, PITCH = D + 8, ACROSS = QUERIES + 8,
            QM = WARPS * D > 256 ? 2 : 1, DOWN = QUERIES / (16 * QM), COLUMNS = D * DOWN / WARPS };
 };
 
-// Writes the warp's gradients of scores, of keys (rows) and queries (columns), to `to` (ACROSS elements a
-// row); zeros unless any of these queries sees any of the keys.
+// Writes the warp's gradients of scores to `to`, with keys as rows, ACROSS elements apart, and queries as
+// columns. Writes zeros if none of the queries sees any of the keys.
 template <class T, int MT, int PART, int ACROSS>
 __device__ __forceinline__ void attention_put_slopes(T *to, const float (&g)[MT][PART / 8][4], bool seen)
 {
@@ -78,8 +78,8 @@ template <int D, int DOWN> __device__ __forceinline__ void attention_clear_sums(
         for (int k = 0; k < DOWN; k++) part[k][c] = 0;
 }
 
-// Makes dq of the tile of queries from `from` on, from the keys that these queries see. part_q: column sums
-// of dq so far.
+// Makes dq of the tile of queries that begins at `from`: multiplies the gradients of scores (`slopes`) by the
+// keys that these queries see. part_q: column sums of dq, to which this tile's are added.
 template <class T, int D, int WARPS>
 __device__ __forceinline__ void attention_whole_dq(const attention_args &p, const attention_whole &of,
                                                    const T *slopes, const T *ks, float (*part_q)[D], int from,
@@ -89,7 +89,7 @@ __device__ __forceinline__ void attention_whole_dq(const attention_args &p, cons
     enum { QM = S::QM, DOWN = S::DOWN, COLUMNS = S::COLUMNS };
     const int thread = (int)threadIdx.x + of.thread, warp = thread / 32, lane = thread % 32;
     const int row = warp % DOWN * 16 * QM, column = warp / DOWN * COLUMNS;
-    // End of the keys that any of the queries sees.
+    // The end of the keys that any of the tile's queries sees.
     const int end = min(of.count, diagonal ? from + S::QUERIES : of.count);
     float dq[QM][COLUMNS / 8][4];
     attention_mma_down<T, QM, COLUMNS, S::ACROSS, S::PITCH>(dq, slopes + row, ks + column, lane, end);
@@ -105,9 +105,10 @@ __device__ __forceinline__ void attention_whole_dq(const attention_args &p, cons
     if (p.sums_q) columns.write(part_q[warp % DOWN] + column, lane, true);
 }
 
-// Makes dq, dk and dv in one kernel, with five products. A block has all keys of a sequence of at most 32
-// WARPS keys, so the gradients of scores times these keys are all of dq. The gradients of QUERIES queries at
-// a time go to the warps that make dq through shared memory; the rest is done as in attention_dkdv.
+// Makes dq, dk and dv in one kernel, with five products. A block has all keys of a sequence of at most
+// 32 * WARPS keys, so its gradients of scores times these keys are the whole of dq. Shared memory passes the
+// gradients of the scores of QUERIES queries at a time to the warps that make dq. dk and dv are made as in
+// attention_dkdv.
 template <class T, int D, int WARPS>
 __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(attention_args p)
 {
@@ -116,12 +117,12 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     enum { MT = S::MT, KEYS = S::KEYS, QUERIES = S::QUERIES, PART = S::PART, PITCH = S::PITCH,
            ACROSS = S::ACROSS, DOWN = S::DOWN };
     TT__SHARED(uint64_t, random, );
-    TT__SHARED(attention_whole, of, ); // in shared memory, or the loop would keep it in registers
+    TT__SHARED(attention_whole, of, ); // in shared memory, to save registers in the loop
     TT__SHARED(float, part, [2 * WARPS][D]);
     TT__SHARED(float, part_q, [DOWN][D]); // column sums of a head's dq so far
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
-    T *slopes = ds + 2 * QUERIES * PITCH; // (KEYS, ACROSS)
+    T *slopes = ds + 2 * QUERIES * PITCH; // shape (KEYS, ACROSS)
     float *lses = (float *)(slopes + KEYS * ACROSS), *deltas = lses + 2 * QUERIES;
     int *rows = (int *)(deltas + 2 * QUERIES);
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
@@ -131,7 +132,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
         random = attention_key(p);
         of.find(p);
     }
-    const auto write_sums = [&](int of_head) { // of dq; the threads that have read the sums clear them
+    const auto write_sums = [&](int of_head) { // writes column sums of dq; each thread clears those it read
         const int64_t sequence = blockIdx.x / (p.heads / p.group);
         attention_write_sums<D>(p.sums_q, (sequence * p.heads + of_head) * p.head_size, part_q, DOWN,
                                 p.head_size, (int)threadIdx.x);
@@ -142,7 +143,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     float dk[MT][D / 8][4], dv[MT][D / 8][4];
     attention_clear(dk, dv);
     attention_fetch_rows<T, D, KEYS, 32 * WARPS>(ks, vs, p, of.begin, of.count, of.key_head);
-    const auto fetch = [&](int from, int head, int stage) { // queries of the sequence from `from` on
+    const auto fetch = [&](int from, int head, int stage) { // copies queries, beginning with `from`
         attention_fetch_queries<T, D, QUERIES, 32 * WARPS>(qs, lses, rows, p, of.first + from,
                                                            of.queries - from, head, stage);
     };
@@ -158,7 +159,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
             const int at = stage * QUERIES + part;
             const T *qt = qs + at * PITCH, *dt = ds + at * PITCH;
             float s[MT][PART / 8][4], g[MT][PART / 8][4];
-            const bool seen = !diagonal || mine < from + part + PART; // any of the warp's keys is seen
+            const bool seen = !diagonal || mine < from + part + PART; // a query may see a key of the warp
             if (seen) {
                 const uint32_t keep = attention_draw_columns<MT, PART>(p, random, rows + at, mine / 16, head);
                 attention_mma<T, D, MT, PART>(s, ks + mine * PITCH, qt);
@@ -177,13 +178,13 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
         from += QUERIES;
         if (from >= of.queries) { from = 0; head++; }
     }
-    tt__cp_async_wait<0>(); // k and v, where no tile of queries came
-    __syncthreads();        // dq may be the memory of dk, which is added to it after this
-    if (p.sums_q) // without queries, the sums of all heads are 0
+    tt__cp_async_wait<0>(); // waits for k and v, if the loop did not run
+    __syncthreads();        // dq may have the memory of dk, and dk is added to it after this barrier
+    if (p.sums_q) // writes the last head's sums or, without queries, the zeros of all heads
         for (int h = of.queries > 0 ? of.heads_end - 1 : of.key_head * p.group;
              h < (of.key_head + 1) * p.group; h++)
             write_sums(h);
-    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
+    // The same thread stores an element of dk and of dv, because dk and dv may have the same memory.
     const int last = tt__opaque((int)threadIdx.x);
     TT__UNROLL for (int k = 0; k < 2; k++) {
         attention_columns<T, D> columns;
@@ -202,13 +203,13 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
 }
 
 // The backward by warpgroups, in one kernel with five products. A block of two warpgroups owns 256 keys of a
-// sequence: tiles of 64, the even tiles in one group and the odd tiles in the other, with dk and dv in
+// sequence in tiles of 64 keys: one group has the even tiles, the other the odd tiles, with dk and dv in
 // registers. The block goes through the tiles of queries. Both groups write the gradients of a tile's scores
-// to shared memory, and the groups take turns at multiplying these gradients by the keys, while the other
-// group begins the next tile. The product is the block's part of dq. It is all of dq where no sequence has
-// more than 256 keys (p.parts is NULL); otherwise it is written in f32 to one of the slots of p.parts. The
-// first blocks of a sequence have a slot each. Later launches, of as many blocks each, add to the slots, and
-// attention_sum_parts adds the slots up.
+// to shared memory. The groups take turns: one multiplies these gradients by the keys, while the other begins
+// the next tile. The product is the block's part of dq. It is the whole of dq where no sequence has more than
+// 256 keys (p.parts is NULL); otherwise the block writes it in f32 to a slot of p.parts. The first launch
+// runs the first p.slots blocks of each sequence, one for each slot. Each later launch runs the next p.slots
+// blocks, which add to the slots. Finally attention_sum_parts sums the slots.
 enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = TT__CUDA_ATTENTION_SLOTS };
 
 // Returns the row of p.parts that has, in a slot, the first query of a sequence that begins at query `first`.
@@ -220,7 +221,7 @@ __device__ __forceinline__ int64_t attention_slot_row(const attention_args &p, i
     return p.slot_begin[slot] + (int64_t)first * (p.longest - before) / p.longest - before;
 }
 
-// Packs weights as the first operand of a product, those that dropout does not keep as 0.
+// Packs weights as the first operand of a product. Weights that dropout does not keep become 0.
 template <class T, class F>
 __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], const float (&w)[1][8][4],
                                                          F kept)
@@ -233,9 +234,10 @@ __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], c
         }
 }
 
-// Returns the span of keys that block `n` of a head has; at < 0: none. The first spans of causal sequences,
-// which most queries see, come first, so that the last blocks to begin are the shortest: the numbers of spans
-// are the rows of a matrix of span_cols columns, and its columns come one after another.
+// Returns the span of keys that block `n` of a head has; if at < 0, the block has none. The first spans of
+// causal sequences are seen by most queries and come first, so that the blocks that begin last have the least
+// work: the numbers of spans fill a matrix of span_cols columns row by row, and blocks take them column by
+// column.
 __device__ __forceinline__ attention_tile attention_find_span(const attention_args &p, int n)
 {
     const bool within = n < p.span_rows * p.span_cols;
@@ -249,17 +251,17 @@ __device__ __forceinline__ attention_tile attention_find_span(const attention_ar
     return t;
 }
 
-// A tile of queries in shared memory: from number `from` of the sequence on, of a head of q. lse, delta: from
-// the thread's first column on.
+// A tile of queries in shared memory, of head `head` of q. from: the first query, counted in the sequence;
+// lse, delta: of the queries, beginning with the thread's first column.
 template <class T> struct attention_span_queries {
     const T *q, *dout;
     const float *lse, *delta;
-    const int *row; // rows of the batch
+    const int *row; // the queries' rows of the batch
     int from, head;
 };
 
-// Stores a row of the block's part of dq in dq itself or in p.parts. i: the thread's query, counted in the
-// sequence; slot_row: attention_slot_row of the block.
+// Stores a row of the block's part of dq: in dq itself if p.parts is NULL, otherwise in a slot of p.parts.
+// i: the thread's query, counted in the sequence; slot_row: attention_slot_row of the block.
 template <class T>
 __device__ __forceinline__ void attention_span_put(const attention_args &p, const attention_tile &t,
                                                    const float (&dq)[8][4], int h, int i, int64_t slot_row,
@@ -283,20 +285,21 @@ __device__ __forceinline__ void attention_span_put(const attention_args &p, cons
     }
 }
 
-// Makes dq of the tile of queries from `from` on, from the gradients of their scores, (KEYS, QUERIES) as
-// tt__wgmma_matrix needs it. part_q: column sums of dq so far.
+// Makes the block's part of dq for the tile of queries that begins at `from`. slopes: the gradients of
+// scores, (KEYS, QUERIES) in the layout of tt__wgmma_matrix. part_q: column sums of dq, to which this tile's
+// are added.
 template <class T>
 __device__ __forceinline__ void attention_span_dq(const attention_args &p, const attention_tile &t,
                                                   const T *slopes, const T *ks, float (*part_q)[64], int from,
                                                   int head, int at, int count, int64_t slot_row)
 {
     const int thread = tt__opaque((int)threadIdx.x), lane = thread % 32, group = lane / 4;
-    // End of the keys that any of the queries sees.
+    // The end of the keys that any of the tile's queries sees.
     const int end = p.causal ? min(count, from + 64 - at) : count;
     const uint32_t a = tt__wgmma_matrix(slopes), b = tt__wgmma_matrix(ks);
     float dq[8][4];
     tt__wgmma_fence();
-    tt__wgmma_across<T>(dq, a, b, false); // apart, or these sums would take registers before the loop
+    tt__wgmma_across<T>(dq, a, b, false); // outside the loop, or cleared sums would take registers before it
     for (int k = 16; k < end; k += 16) tt__wgmma_across<T>(dq, a + k * 128 / 16, b + k * 128 / 16, true);
     tt__wgmma_commit();
     tt__wgmma_wait<0>();
@@ -311,8 +314,8 @@ __device__ __forceinline__ void attention_span_dq(const attention_args &p, const
     if (p.sums_q && !p.parts) columns.write(part_q[thread / 32], lane, true);
 }
 
-// Turns products q k^T into weights, of the warp's 16 keys from number `own` of the block's on (rows) and the
-// tile's queries (columns); 0 where a query does not see a key.
+// Turns the products q k^T (s) into weights, 0 where a query does not see a key. Rows are the warp's 16 keys,
+// beginning with key `own` of the block; columns are the tile's queries.
 template <class T>
 __device__ __forceinline__ void attention_span_weights(float (&s)[1][8][4], const attention_args &p,
                                                        const attention_span_queries<T> &b, int own, int at,
@@ -332,8 +335,9 @@ __device__ __forceinline__ void attention_span_weights(float (&s)[1][8][4], cons
             }
 }
 
-// Adds a tile of queries to dk and dv of the warp's 16 keys, from row `row` of the block's tile `tile` on. k,
-// v: that tile; slopes: where its gradients of scores go, (64, 64) of keys and queries.
+// Adds the contributions of a tile of queries to dk and dv of the warp's 16 keys, which begin at row `row` of
+// tile number `tile` of the block's keys. k, v: this tile. Writes the tile's gradients of scores to slopes,
+// (64 keys, 64 queries).
 template <class T, bool DROPS>
 __device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv)[8][4],
                                                    const attention_args &p, uint64_t random,
@@ -376,7 +380,7 @@ __device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv
     tt__wgmma_fence();
     attention_wide_add<T>(*(float (*)[1][8][4])dk, dw, b.q);
     tt__wgmma_commit();
-    // The 16 bytes n of a row are at n ^ row % 8.
+    // Part n, of 16 bytes, of a row of `slopes` is stored in place n ^ row % 8.
     char *to = (char *)slopes + (row + group) * 128 + pair * 2;
     TT__UNROLL for (int n = 0; n < 8; n++)
         TT__UNROLL for (int h = 0; h < 2; h++)
@@ -398,7 +402,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     TT__SHARED(float, part_q, [WARPS][D]); // column sums of dq so far
     TT__DYN_SHARED(T, shared);
     T *ks = attention_room(shared), *vs = ks + TILES * TILE, *qs = vs + TILES * TILE, *ds = qs + 2 * TILE;
-    T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), as tt__wgmma_matrix needs it
+    T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), in the layout of tt__wgmma_matrix
     float *lses = (float *)(slopes + 2 * TILES * TILE), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
     int *rows = (int *)(deltas + 2 * QUERIES);                                        // rows of the batch
     const int key_heads = p.heads / p.group;
@@ -428,7 +432,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     float dk[2][8][4], dv[2][8][4];
     attention_clear(dk, dv);
     attention_fetch_rows<T, D, KEYS, 256, true>(ks, vs, p, t.begin + at, count, key_head);
-    const auto fetch = [&](int from, int head, int stage) { // queries of the sequence from `from` on
+    const auto fetch = [&](int from, int head, int stage) { // copies queries, beginning with `from`
         attention_fetch_queries<T, D, QUERIES, 256, true>(qs, lses, rows, p, t.first + from, t.queries - from,
                                                           head, stage, tt__opaque((int)threadIdx.x));
     };
@@ -461,7 +465,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
         from = next; head = next_head;
     }
     if (p.sums_k || p.sums_v || p.dq.data == p.dk.data || p.dq.data == p.dv.data) __syncthreads();
-    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
+    // The same thread stores an element of dk and of dv, because dk and dv may have the same memory.
     const int last = tt__opaque((int)threadIdx.x), lane = last % 32;
     TT__UNROLL for (int k = 0; k < 2; k++) {
         attention_columns<T, D> columns;
@@ -480,7 +484,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     write_sums(WARPS);
 }
 
-// Sums the slots of p.parts to dq: a block makes a tile of 64 rows of a head.
+// Makes dq, the sum of the slots of p.parts. A block makes a tile of 64 rows of a head.
 template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(attention_args p)
 {
     tt__begin_kernel();
@@ -493,7 +497,7 @@ template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(at
         const int blocks = ((p.causal ? t.at : t.length - 1)) / TT__SPAN + 1;
         const int slots = min(blocks, p.slots);
         const int64_t first = t.first + t.at + r, column = (int64_t)head * p.head_size + c;
-        // The loads of these are in flight together.
+        // All loads of y are in flight together.
         float4 y[4][TT__SPAN_SLOTS];
         TT__UNROLL for (int slot = 0; slot < TT__SPAN_SLOTS; slot++) {
             const int64_t row = attention_slot_row(p, t.first, slot) + t.at + r;

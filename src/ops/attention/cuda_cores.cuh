@@ -7,10 +7,11 @@
 
 namespace {
 
-// ---- on tensor cores: q, k, v and dout in the same 16-bit dtype T, rows and heads at multiples of 16 bytes,
-// head sizes up to 128. D is the next of 32, 64, 80, 96, 128; its surplus columns are zero. Thread blocks
-// have 4 warps, each with 16 MT rows of the tile that the block owns. The other tiles come two at a time, one
-// in use and one in flight. Rows in shared memory are 16 bytes longer than D, so that eight of them are in
+// ---- attention on tensor cores. q, k, v and dout have the same 16-bit dtype T, their rows and heads begin
+// at multiples of 16 bytes, and heads have up to 128 columns. D is the head size rounded up to 32, 64, 80, 96
+// or 128; the surplus columns are zero. Thread blocks have 4 warps, each with 16 MT rows of the tile that the
+// block owns. The block reads the other tiles in turn and has two of them in shared memory, one in use and
+// one in flight. Rows in shared memory are 16 bytes longer than D elements, so that eight rows are in
 // different banks.
 
 template <class T> __device__ __forceinline__ uint32_t attention_pack(float low, float high)
@@ -18,14 +19,16 @@ template <class T> __device__ __forceinline__ uint32_t attention_pack(float low,
     return pack<T>(low, high);
 }
 
-// Copies rows first ... first + count - 1 of a head, or the rows that `at` lists there, to (ROWS, D + 8) or,
-// if WIDE, to (ROWS, D) as tt__wgmma_matrix needs it. The rest becomes zeros. The copies are asynchronous.
+// Copies, asynchronously, rows first ... first + count - 1 of a head or, if `at` is not NULL, rows at[first]
+// ... at[first + count - 1]. `to` is (ROWS, D + 8) or, if WIDE, (ROWS, D) in the layout of tt__wgmma_matrix.
+// Its other rows and columns become zeros.
 template <class T, int D, int ROWS, int THREADS = 128, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const int32_t *at, int first,
                                                 int count, int head, int head_size,
                                                 int thread = (int)threadIdx.x)
 {
-    // PARTS: vectors of a row; STEP: rows at a time. 8 threads of 128 idle where D is 80 or 96.
+    // PARTS: vectors of 16 bytes in a row; STEP: rows copied at a time. Of 128 threads, 8 idle where D is 80
+    // or 96.
     enum { PARTS = D / 8, STEP = THREADS / PARTS, PITCH = WIDE ? D : D + 8 };
     static_assert(!WIDE || (D == 64 && STEP % 8 == 0), "a row's vectors have one order in all steps");
     const int r = thread / PARTS, c = thread % PARTS * 8;
@@ -41,16 +44,17 @@ __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const i
     }
 }
 
-// By warpgroups (WIDE), with tiles of 64 rows, for heads of up to 64 columns: each of a group's four warps
-// has 16 rows, whose sums are distributed as by mma.sync with MT = 1. Tiles begin at multiples of 1,024
-// bytes; a launch asks for TT__WIDE_ROOM more shared memory for this alignment.
+// Kernels with WIDE compute by warpgroups, with tiles of 64 rows, for heads of up to 64 columns. Each of a
+// group's four warps has 16 rows; threads have the same elements of these rows as with mma.sync and MT = 1.
+// Tiles begin at multiples of 1,024 bytes; a launch asks for TT__WIDE_ROOM more bytes of shared memory for
+// this alignment.
 enum { TT__WIDE_ROOM = 1024 };
 template <class T> __device__ __forceinline__ T *attention_room(T *shared)
 {
     return shared + (-tt__shared_address(shared) & 1023) / sizeof(T);
 }
 
-// Computes s (64, 64) = a b^T of tiles of 64 rows.
+// Computes s = a b^T, where a and b are tiles of 64 rows and s is (64, 64).
 template <class T>
 __device__ __forceinline__ void attention_wide(float (&s)[1][8][4], const T *a, const T *b)
 {
@@ -59,7 +63,7 @@ __device__ __forceinline__ void attention_wide(float (&s)[1][8][4], const T *a, 
         tt__wgmma_rows<T>(s[0], ma + k * 2 / 16, mb + k * 2 / 16, k > 0);
 }
 
-// Adds w y to `to` (64, 64): w (64, 64) is in registers, rounded to T, and y is a tile.
+// Adds the product of w and y to `to`. All are (64, 64); w is in registers, rounded to T, and y is a tile.
 template <class T>
 __device__ __forceinline__ void attention_wide_add(float (&to)[1][8][4], const uint32_t (&w)[4][4],
                                                    const T *y)
@@ -68,7 +72,7 @@ __device__ __forceinline__ void attention_wide_add(float (&to)[1][8][4], const u
     TT__UNROLL for (uint32_t k = 0; k < 64; k += 16) tt__wgmma_add<T>(to[0], w[k / 16], my + k * 128 / 16);
 }
 
-// Packs sums as the first operand of a product; see attention_mma_add.
+// Rounds w to T and packs it as the first operand of a product.
 template <class T>
 __device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const float (&w)[1][8][4])
 {
@@ -77,7 +81,7 @@ __device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const 
             to[k][i] = pack<T>(w[0][2 * k + i / 2][i % 2 * 2], w[0][2 * k + i / 2][i % 2 * 2 + 1]);
 }
 
-// Clears the sums of a warp: M times 16 rows, N times 8 columns.
+// Clears the sums of a warp, 16 M rows and 8 N columns.
 template <int M, int N> __device__ __forceinline__ void attention_clear(float (&x)[M][N][4])
 {
     TT__UNROLL for (int m = 0; m < M; m++)
@@ -90,7 +94,7 @@ __device__ __forceinline__ void attention_clear(float (&x)[M][N][4], float (&y)[
     attention_clear(y);
 }
 
-// Computes s (16 MT, N) = a b^T of a (16 MT, D) and b (N, D) in shared memory.
+// Computes s = a b^T, where a (16 MT, D) and b (N, D) are in shared memory and s is (16 MT, N).
 template <class T, int D, int MT, int N>
 __device__ __forceinline__ void attention_mma(float (&s)[MT][N / 8][4], const T *a, const T *b)
 {
@@ -113,8 +117,8 @@ __device__ __forceinline__ void attention_mma(float (&s)[MT][N / 8][4], const T 
     }
 }
 
-// Adds w y to `to` (16 MT, D): w (16 MT, N) is in registers and is rounded to T; y (N, D) is in shared
-// memory.
+// Adds the product of w (16 MT, N) and y (N, D) to `to` (16 MT, D). w is in registers and is rounded to T; y
+// is in shared memory.
 template <class T, int D, int MT, int N>
 __device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], const float (&w)[MT][N / 8][4],
                                                   const T *y)
@@ -139,24 +143,24 @@ __device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], con
     }
 }
 
-// Column sums of what attention_store writes, of the numbers of T as they are stored. `sum` has the sums of
-// the thread's elements; write() then makes the sums of the warp's rows, part[column] = or += them. lane: the
-// thread's lane.
+// Column sums of the numbers that attention_store writes, as rounded to T. `sum` has the sums over the
+// thread's elements. write() sums these over the warp's rows, and writes the result to part[column] or (add)
+// adds it; lane: the thread's lane.
 template <class T, int D> struct attention_columns {
     enum { N = (D / 4 + 7) / 8 * 8 }; // elements of a row that a thread has, rounded up to a multiple of 8
     float sum[N];
     __device__ __forceinline__ void clear() { TT__UNROLL for (int i = 0; i < N; i++) sum[i] = 0; }
-    __device__ __forceinline__ void add(int n, uint32_t pair) // a pair of tile n of 8 columns
+    __device__ __forceinline__ void add(int n, uint32_t pair) // pair: two numbers of tile n of 8 columns
     {
         float x[8];
-        widen8<T>(x, {(uint32_t)tt__opaque((int)pair), 0, 0, 0}); // the packed numbers, not the floats before
+        widen8<T>(x, {(uint32_t)tt__opaque((int)pair), 0, 0, 0}); // widens the packed numbers as stored
         sum[2 * n] += x[0];
         sum[2 * n + 1] += x[1];
     }
     __device__ __forceinline__ void write(float *part, int lane, bool add)
     {
-        // The eight threads that have the same columns share the sums: each time, half of a thread's sums go
-        // to another thread.
+        // The eight threads that have the same columns divide the sums: in each of three rounds, a thread
+        // gives half of its sums to another thread.
         int n = N, first = 0;
         TT__UNROLL for (int bit = 16; bit > 2; bit /= 2) {
             const bool upper = lane & bit;
@@ -175,9 +179,10 @@ template <class T, int D> struct attention_columns {
     }
 };
 
-// Stores scale * the thread's elements 2 h, 2 h + 1 of each tile of 8 columns in row `row` of a head of an
-// output or, if `add`, adds them to the row. The first tile begins at `column` of the head. sums: also adds
-// what is stored to `columns`, for 16-bit results that are not added to.
+// Stores the thread's elements 2 h and 2 h + 1 of each tile of 8 columns, multiplied by scale, in row `row`
+// of head `head` of an output or, if `add`, adds them. The first tile begins at `column` of the head. If
+// `sums`, adds the stored numbers to `columns`, too; this works only for 16-bit results that are not added
+// to.
 template <class T, int D>
 __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int head, int head_size,
                                                 const float (&from)[D / 8][4], int h, float scale, bool add,
@@ -208,8 +213,8 @@ __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int h
     }
 }
 
-// Writes the thread block's sums of a head's columns, those of `parts` of its warps, from to[at] on. Does
-// nothing if `to` is NULL.
+// Adds up the column sums of a head over the first `parts` warps of the thread block, and writes them to
+// `to`, beginning with to[at]. Does nothing if `to` is NULL.
 template <int D>
 __device__ __forceinline__ void attention_write_sums(float *to, int64_t at, const float (*part)[D], int parts,
                                                      int head_size, int thread)
@@ -221,15 +226,16 @@ __device__ __forceinline__ void attention_write_sums(float *to, int64_t at, cons
     }
 }
 
-// Returns the place of the thread block's sums of head `head` in partial column sums. heads: the number of
-// heads of the output.
+// Returns the index at which the thread block's partial column sums of head `head` begin. heads: the number
+// of heads of the output.
 __device__ __forceinline__ int64_t attention_sums_begin(const attention_args &p, int heads, int head)
 {
     return ((int64_t)(blockIdx.x / heads) * heads + head) * p.head_size;
 }
 
-// Sets the rows of the batch of a warp's queries, in the forward and dq: row[m][h] is the row of query
-// mine + 16 m + 8 h + lane / 4 of the tile. Queries from count on get the last query's row.
+// Sets row[m][h] to the row of the batch of query mine + 16 m + 8 h + lane / 4 of the tile, where `mine` is
+// the warp's first query, in the kernels of the forward and dq. Queries from `count` on get the last query's
+// row.
 template <int MT>
 __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const attention_args &p, int first,
                                                   int count, int mine)
@@ -241,10 +247,10 @@ __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const atten
         }
 }
 
-// Draws which weights for keys key ... key + KEYS - 1 dropout keeps for the warp; see attention_kept. This
-// comes before the scores, which take the registers. Each of the four threads of a row draws for 16 keys:
-// together 64 keys of the row, or 32 keys of the row and of the row 8 further. to: attention_bits of the
-// warp's first query and the first of these keys; NULL: the bits are not written.
+// Draws which of the warp's weights for keys key ... key + KEYS - 1 dropout keeps; attention_kept reads the
+// result. The draw comes before the scores, which need the registers. The four threads of a row draw 16 bits
+// each: together for 64 keys of the row, or for 32 keys of the row and of row + 8. to: attention_bits
+// of the warp's first query and the first of these keys; NULL: the bits are not written.
 template <int MT, int KEYS>
 __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS / 64], const attention_args &p,
                                                     uint64_t random, const int (&row)[MT][2], int key,
@@ -267,7 +273,8 @@ __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS /
     }
 }
 
-// Returns whether the weight of row 16 m + 8 h + lane / 4 and key 8 n + lane % 4 * 2 + e is kept.
+// Returns whether dropout keeps the weight of row 16 * m + 8 * h + lane / 4 and key
+// 8 * n + lane % 4 * 2 + e of the warp's part of the tile.
 template <int MT, int KEYS>
 __device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS / 64], int m, int h, int n,
                                                int e)
@@ -276,29 +283,30 @@ __device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS 
     return keep[i / 4] >> (n % 4 * 8 + i % 4 * 2 + e) & 1;
 }
 
-// Kinds of kernels: of plain and causal attention; of attention with a window or ALiBi; of block-sparse
-// attention with blocks of a multiple of 64 rows.
+// Kinds of kernels. PLAIN: plain and causal attention; NEARBY: attention with a window or ALiBi; BY_BLOCKS:
+// block-sparse attention with blocks of a multiple of 64 rows.
 enum attention_kind { PLAIN, NEARBY, BY_BLOCKS };
 
-// Returns whether the warp's queries, from `at` on, see no key from `key` on.
+// Returns whether the warp's queries, which begin at row `at` of the sequence, all come before key `key` and
+// therefore do not see the keys from `key` on.
 template <int MT, attention_kind KIND>
 __device__ __forceinline__ bool attention_behind(const attention_args &p, int at, int key)
 {
     return KIND == PLAIN && p.causal && !p.query_row && key >= at + 16 * MT;
 }
 
-// The work of a warp in the forward and dq: the thread block's tile of queries, and in the tile the warp's
-// queries from `mine` on.
+// The work of a warp in the kernels of the forward and dq: t is the thread block's tile of queries, and the
+// warp's queries begin at `mine` in the tile.
 template <int MT> struct attention_queries {
     attention_tile t;
-    int head, mine, pair; // pair: the first of the thread's two columns of 8 scores
-    int first, count;     // number of the tile's first query; queries of the tile
-    int begin, end, all;  // any query sees keys [begin, end); each of the warp's sees all up to `all`
+    int head, mine, pair; // pair: the thread's first column of each 8 columns of scores; it has two
+    int first, count;     // number of the tile's first query; number of queries of the tile
+    int begin, end, all;  // no query sees keys outside [begin, end); all of the warp's see keys up to `all`
     int row[MT][2];       // see attention_rows_of
 };
 
-// Block-sparse attention of a sequence of n blocks: the blocks of queries (or of keys) [from, to] that a
-// thread block works on. n is 0 if the sequence is dense.
+// The blocks that a thread block works on in block-sparse attention: blocks from ... to, of queries or of
+// keys, of a sequence of n blocks. n is 0 if the sequence is dense.
 struct attention_sparse { int n, from, to; };
 
 __device__ __forceinline__ attention_sparse attention_sparse_of(const attention_args &p, int length, int at,
@@ -308,9 +316,9 @@ __device__ __forceinline__ attention_sparse attention_sparse_of(const attention_
     return b;
 }
 
-// Returns the first key from `at` on that is in a block which any of the blocks of queries sees (or, if KEYS,
-// the first query in a block that sees any of the blocks of keys); `end` or more if none exists. Asks 32
-// blocks at a time.
+// Returns the first key, from `at` on, in a block that any of b's blocks of queries sees. If KEYS, b has
+// blocks of keys: returns the first query, from `at` on, in a block that sees any of them. Returns `end` or
+// more if there is none. Tests 32 blocks at a time.
 template <bool KEYS>
 __device__ __forceinline__ int attention_seen_from(const attention_args &p, const attention_sparse &b,
                                                    int head, int at, int end)
@@ -327,8 +335,9 @@ __device__ __forceinline__ int attention_seen_from(const attention_args &p, cons
     return end;
 }
 
-// Finds the thread block's queries; returns false if it has none. Long sequences come first. NEAR: with a
-// window or ALiBi.
+// Finds the thread block's queries; returns false if it has none. In causal attention, the first thread
+// blocks get the last tiles, so that the tiles of a sequence that see most keys come first. NEAR: attention
+// with a window or ALiBi.
 template <bool NEAR, int MT, int WARPS = 4>
 __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b, const attention_args &p)
 {
@@ -348,7 +357,7 @@ __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b,
     return true;
 }
 
-// Copies rows first ... first + count - 1 of a head of keys and of values, as attention_fetch does.
+// Copies rows first ... first + count - 1 of a head of the keys and of the values by attention_fetch.
 template <class T, int D, int KEYS, int THREADS = 128, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch_rows(T *ks, T *vs, const attention_args &p, int first,
                                                      int count, int head)
@@ -358,7 +367,8 @@ __device__ __forceinline__ void attention_fetch_rows(T *ks, T *vs, const attenti
     tt__cp_async_commit();
 }
 
-// Copies a sequence's keys and values from `key` on to one of their two stages. head: of q.
+// Copies KEYS keys and values of a sequence, beginning with key `key`, into one of two stages. head: the head
+// of q that reads them.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attention_args &p,
                                                      const attention_tile &t, int key, int stage, int head)
@@ -370,8 +380,9 @@ __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attenti
     tt__cp_async_commit();
 }
 
-// Finishes the products of the warp's queries and keys key ... key + KEYS - 1: subtracts what ALiBi takes,
-// and sets keys that a query does not see to -INFINITY. slope: of ALiBi, in units of the products.
+// Finishes the products of the warp's queries and keys key ... key + KEYS - 1: subtracts ALiBi's bias, and
+// sets the products of keys that a query does not see to -INFINITY. slope: the slope of ALiBi in units of the
+// products.
 template <int MT, int KEYS, attention_kind KIND>
 __device__ __forceinline__ void attention_mask(float (&s)[MT][KEYS / 8][4], const attention_args &p,
                                                const attention_queries<MT> &b, int key, float slope)
@@ -396,9 +407,9 @@ __device__ __forceinline__ void attention_mask(float (&s)[MT][KEYS / 8][4], cons
             }
 }
 
-// Turns scores into weights after dropout. most, sum: the largest score of each row and the thread's sum of
-// its weights so far; `out`, the sum of values, is rescaled to the new largest score. often: how often the
-// queries see the keys.
+// Turns the scores of a tile of keys into weights after dropout. most, sum: each row's largest score so far,
+// and the thread's part of the row's sum of weights so far. Rescales `out`, the weighted sums of values, to
+// the new largest scores. often: how many times the queries see the keys.
 template <int MT, int KEYS, attention_kind KIND, int N>
 __device__ __forceinline__ void attention_weigh(float (&s)[MT][KEYS / 8][4], float (&most)[MT][2],
                                                 float (&sum)[MT][2], float (&out)[MT][N][4],
@@ -415,7 +426,7 @@ __device__ __forceinline__ void attention_weigh(float (&s)[MT][KEYS / 8][4], flo
             now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
             now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
             const float correction = tt__exp2((most[m][h] - now) * factor);
-            // A query may see nothing of the tiles before its window.
+            // With a window, a query may not have seen any key so far.
             const float offset = NEAR && now == -3.4028235e38f ? 0 : -now * factor;
             most[m][h] = now;
             TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
@@ -464,16 +475,16 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         if (BLOCKS && next < b.end) next = attention_seen_from<false>(p, sparse, head, next, b.end);
         tt__cp_async_wait<0>();
         __syncthreads(); // the tile has arrived, and the other tile is no longer in use
-        // With a negative scale, the largest score is the smallest product: negate the queries.
+        // With a negative scale, the largest score would be the smallest product. Negating q prevents this.
         if (key == begin && p.scale < 0) {
             for (int i = (int)threadIdx.x; i < QUERIES * PITCH / 2; i += 128)
                 if (i % (PITCH / 2) < D / 2) ((uint32_t *)qs)[i] ^= 0x80008000u;
             __syncthreads();
         }
         if (next < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, next, stage ^ 1, head);
-        // The warp has no queries, or none of them sees any of the keys.
+        // The warp has no queries, or none of its queries sees any of the tile's keys.
         if (mine >= count || attention_behind<MT, KIND>(p, t.at + mine, key)) continue;
-        int often = 1; // how often the warp's queries see the keys
+        int often = 1; // how many times the warp's queries see the keys
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
         if (often == 0) continue;

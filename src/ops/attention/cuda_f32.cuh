@@ -7,19 +7,19 @@
 
 namespace {
 
-// ---- in f32 arithmetic: any dtypes, strides and head sizes. Tiles of 64 queries and 64 keys, 256 threads.
-// Thread (x, y) of 16 x 16 has the scores of rows y + 16 a and columns x + 16 b, and the outputs of rows
-// y + 16 a and columns 4 x ... 4 x + 3 of the 64 columns that a block makes. Several blocks make a larger
-// head; each of them computes the scores.
+// ---- attention in f32 arithmetic, for any dtypes, strides and head sizes. A block of 256 threads works on
+// tiles of 64 queries and 64 keys. Thread (x, y) of 16 x 16 has the scores of rows y + 16 a and columns x +
+// 16 b, for a and b in 0 to 3, and the outputs of rows y + 16 a and columns 4 x ... 4 x + 3. A block makes 64
+// columns of a head; several blocks make a larger head, and each of them computes the scores.
 
-struct attention_rows { // `count` rows of a matrix, in the columns of a head
+struct attention_rows { // `count` rows of the matrix m
     const tt__mat *m;
     const int32_t *at; // row numbers; NULL: the rows from `first` on
     int first, count;
 };
 
-// Copies to (64, PITCH) = `columns` columns of `x` from `column` on. Columns up to COLUMNS, and rows from
-// count on, become zeros.
+// Copies columns of the rows x into `to` (64, PITCH): COLUMNS columns, beginning with `column`. Columns that
+// x does not have (it has `columns` of them) and rows after the last row of x become zeros.
 template <int COLUMNS, int PITCH>
 __device__ __forceinline__ void attention_stage(float *to, const attention_rows &x, int64_t column,
                                                 int columns)
@@ -44,11 +44,12 @@ __device__ __forceinline__ void attention_stage(float *to, const attention_rows 
     }
 }
 
-// Sizes in floats; the pitches spread the rows that a warp reads over the banks.
+// ATTENTION_STAGE: floats of two staged matrices, (64, 36) each. ATTENTION_PITCH: floats from row to row of a
+// tile. The pitches 36 and 68 spread the rows that a warp reads over the banks.
 enum { ATTENTION_STAGE = 2 * 64 * 36, ATTENTION_PITCH = 68 };
 
-// Computes s = a b^T over the columns of head a_head of a and head b_head of b. Has barriers at the beginning
-// and before the end; threads may still read `stage` after the last barrier.
+// Computes s = a b^T, summed over the columns of head a_head of a and head b_head of b. Has barriers at the
+// beginning and before the end; threads may still read `stage` after the last barrier.
 __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage, const attention_rows &a,
                                                  const attention_rows &b, int a_head, int b_head,
                                                  int head_size)
@@ -76,8 +77,8 @@ __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage,
     }
 }
 
-// Adds tile (64, ATTENTION_PITCH) y to `to`, for `columns` columns of y from `column` on. Has a barrier after
-// the writes to the tile, and none after the tile's last use.
+// Adds the product of tile (64, ATTENTION_PITCH) and y to `to`, for 64 columns of y, or `columns` if these
+// are fewer, beginning with `column`. Has a barrier before the tile is read, and none after the last read.
 __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *tile, float *stage,
                                               const attention_rows &y, int64_t column, int columns)
 {
@@ -102,7 +103,7 @@ __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *ti
     }
 }
 
-// Sets four columns of a row of an output to scale * from or, if `add`, adds scale * from to them.
+// Writes scale * from to the thread's four columns of a row of m or, if `add`, adds it.
 __device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, int64_t column, int columns,
                                                 const float (&from)[4], float scale, bool add)
 {
@@ -114,8 +115,8 @@ __device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, i
     }
 }
 
-// Writes keep (64 queries, 4) = attention_keep for 64 keys from `key` on. A barrier must separate this from
-// the use of `keep`.
+// Sets keep, (64 queries, 4 groups of 16 keys), to the results of attention_keep for 64 keys, beginning with
+// `key`. A barrier must follow before `keep` is read.
 __device__ __forceinline__ void attention_draw(uint16_t *keep, const attention_args &p, uint64_t random,
                                                const int32_t *rows, int first, int count, int key, int head)
 {
@@ -124,9 +125,9 @@ __device__ __forceinline__ void attention_draw(uint16_t *keep, const attention_a
                                                    p.first_head + head);
 }
 
-// Writes times (64, 64): how often each of a tile's `count` queries sees the blocks that have the 64 keys
-// from `key` on; the first of these blocks is the block of `key`. Returns false if no query sees any; has a
-// barrier.
+// Sets times, (64 queries, 64 blocks), to how many times each of a tile's `count` queries sees each block
+// that has any of the 64 keys from `key` on; block 0 is the block of `key`. Returns false if no query sees
+// any of these blocks. Has a barrier.
 __device__ __forceinline__ bool attention_time_tile(unsigned char *times, const attention_args &p,
                                                     const attention_tile &t, int first, int count, int key,
                                                     int blocks, int head)
@@ -143,10 +144,11 @@ __device__ __forceinline__ bool attention_time_tile(unsigned char *times, const 
 }
 
 // The work of a thread block of the f32 kernels: tile `t` of head `head`, and one part of the head's columns.
-// skip: columns of the head before that part; columns: columns from there to the head's end.
+// skip: number of the head's columns before the part; columns: number of columns from there to the head's
+// end.
 struct attention_block { attention_tile t; int head, skip, columns; };
 
-// Returns the work of thread block `block`. heads: number of heads that have blocks.
+// Returns the work of thread block number `block`. heads: number of heads over which the blocks are divided.
 __device__ __forceinline__ attention_block attention_block_at(const attention_args &p, const int32_t *start,
                                                               int heads, int64_t block)
 {
@@ -159,7 +161,7 @@ __device__ __forceinline__ attention_block attention_block_at(const attention_ar
     return b;
 }
 
-// NEAR: with a window, ALiBi or block-sparse attention.
+// Computes the forward in f32 arithmetic. NEAR: attention with a window or ALiBi, or block-sparse attention.
 template <bool NEAR>
 __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(attention_args p)
 {
@@ -179,7 +181,7 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
     const float slope = NEAR ? attention_slope(p, p.first_head + b.head) : 0;
     const int blocks = NEAR ? attention_blocks(p, t.length) : 0;
     float most[4], sum[4], out[4][4];
-    int row[4]; // row y + 16 a of the tile, counted in the sequence
+    int row[4]; // row[a]: the tile's row y + 16 a, counted in the sequence
     TT__UNROLL for (int a = 0; a < 4; a++) {
         row[a] = attention_row(p, q.first + min(y + 16 * a, q.count - 1)) - t.begin;
         most[a] = -3.4028235e38f;
@@ -233,9 +235,9 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
     }
 }
 
-// Turns an element's score into the weight after dropout, and its product dout v^T (dscore) into the gradient
-// of the score without the factor `scale`. seen: how often the query sees the key; bias: what ALiBi
-// subtracts.
+// Turns one product q k^T (`weight`) into the weight after dropout, and the product dout v^T (`dscore`) into
+// the gradient of the score without the factor `scale`. seen: how many times the query sees the key; bias:
+// the number that ALiBi subtracts from the score.
 __device__ __forceinline__ void attention_gradient(const attention_args &p, float &weight, float &dscore,
                                                    int seen, bool kept, float bias, float lse,
                                                    float delta)
@@ -301,8 +303,8 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     }
 }
 
-// Transposes squares of 8 x 8 bits over the 8 lanes whose numbers differ only in bits 2 to 4, which are
-// `group`: in each byte, bit i of lane k becomes bit k of lane i.
+// Transposes squares of 8 x 8 bits over 8 lanes: in each byte of x, bit i of lane k becomes bit k of lane i,
+// where i and k are values of `group`, bits 2 to 4 of a lane's number. Bits 0 and 1 of the 8 lanes are equal.
 __device__ __forceinline__ uint32_t attention_turn_bits(uint32_t x, int group)
 {
     TT__UNROLL for (int k = 1; k < 8; k *= 2) {
@@ -315,9 +317,9 @@ __device__ __forceinline__ uint32_t attention_turn_bits(uint32_t x, int group)
     return x;
 }
 
-// Returns which weights of the warp's keys (rows) and QUERIES queries (columns) dropout keeps. The thread's
-// element (m, n, h, e) has bit 8 (2 e + h) + m QUERIES / 8 + n. rows: the queries' rows of the batch; first:
-// the warp's first key / 16.
+// Returns, as bits, which of a thread's weights dropout keeps, where rows are the warp's keys and columns are
+// QUERIES queries. The thread's element (m, n, h, e) has bit 8 * (2 * e + h) + m * QUERIES / 8 + n. rows: the
+// queries' rows of the batch; first: the warp's first key / 16.
 template <int MT, int QUERIES>
 __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args &p, uint64_t random,
                                                            const int *rows, int first, int head,
@@ -327,7 +329,7 @@ __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args 
     static_assert(TILES == 8 || TILES == 4, "a thread draws for two queries or one");
     const int group = thread % 32 / 4, pair = thread % 4 * 2;
     if (!p.drop) return 0xffffffffu;
-    // Each of the eight threads of two columns draws for 16 keys of a tile.
+    // Eight threads have the same two columns; each of them draws for 16 keys.
     const int *const row = rows + group % ACROSS * 8 + pair;
     const int at = first + group % TILES / ACROSS;
     if (TILES == 8) {
@@ -338,19 +340,19 @@ __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args 
     return (bits & 0x0f0f) | (bits & 0xf0f0) << 12;
 }
 
-// Returns the bits that attention_draw_columns returns, but reads them: `bits` are those of QUERIES queries
-// and the warp's first 16 keys, as attention_fetch_bits copies them.
+// Returns the bits that attention_draw_columns would return, but reads them from `bits`, to which
+// attention_fetch_bits has copied them. bits: the bits of QUERIES queries and the warp's first 16 keys.
 template <int MT, int QUERIES>
 __device__ __forceinline__ uint32_t attention_read_columns(const unsigned char *bits)
 {
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
     uint32_t keep = 0;
-    TT__UNROLL for (int i = MT * QUERIES / 8 - 1; i >= 0; i--) // two queries, 16 keys
+    TT__UNROLL for (int i = MT * QUERIES / 8 - 1; i >= 0; i--) // the bits of two queries and 16 keys
         keep = 2 * keep + (*(const uint32_t *)(bits + 16 * i + 2 * pair) >> group & 0x01010101u);
     return keep;
 }
 
-// Makes dk and dv. A row of scores is here a key, a column a query.
+// Makes dk and dv in f32 arithmetic. Rows of scores are keys here, columns are queries.
 __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
 {
     tt__begin_kernel();
@@ -403,7 +405,7 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
             attention_add(dk, tile, stage, q, column, b.columns);
         }
     }
-    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
+    // The same thread stores an element of dk and of dv, because dk and dv may have the same memory.
     const int64_t column = (int64_t)b.head * p.head_size + b.skip;
     TT__UNROLL for (int a = 0; a < 4; a++) {
         if (y + 16 * a >= k.count) continue;

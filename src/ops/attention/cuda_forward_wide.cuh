@@ -10,22 +10,24 @@ namespace {
 
 // ---- the forward by warpgroups with different tasks (Shah et al.: "FlashAttention-3", 2024). The first
 // warpgroup of a block copies queries, keys and values, up to STAGES tiles ahead, and draws which weights
-// dropout keeps. The GROUPS others have 64 queries each. Warpgroups wait for one another at barriers of
-// phases. As many blocks run as the device holds; each takes one tile of queries after another, so that the
-// copies for the next tile run during the products of the current one. For heads of 64, a multiprocessor has
-// two blocks, which fill each other's waits. For heads of 128 it has one block, whose products of a tile with
-// values run beside the products for the next tile's scores (OVERLAPS).
+// dropout keeps. The other GROUPS warpgroups compute the products of 64 queries each. Warpgroups wait for one
+// another at barriers of phases. As many blocks run as the device holds; each takes one tile of queries after
+// another, so that the copies for the next tile run during the products of the current tile. For heads of 64
+// columns, a multiprocessor has two blocks, and one computes while the other waits. For heads of 128 columns
+// it has one block, which multiplies a tile's weights by values while it computes the next tile's scores
+// (OVERLAPS).
 template <int D> struct attention_wide_sizes {
     enum { GROUPS = 2, QUERIES = 64 * GROUPS, KEYS = D, BLOCKS = D > 64 ? 1 : 2, STAGES = D > 64 ? 2 : 4,
            OVERLAPS = D > 64, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8 }; // registers a thread
 };
 
-// A tile of QUERIES queries: `count` queries from number `first` on, which begins at row `at` of a sequence
-// of rows `begin` ... begin + length - 1. count < 0: no more tiles.
+// An item of work: a tile of up to QUERIES queries of one head. It has `count` queries, beginning with number
+// `first`, which is row `at` of a sequence. The sequence has rows begin ... begin + length - 1 of the batch.
+// count < 0: there are no more items.
 struct attention_item { int begin, length, at, first, count, head; };
 
-// Shared memory. keep: bit i of [stage][k][query] tells whether dropout keeps the weight for key 32 k + i of
-// the tile.
+// A block's shared memory. keep: bit i of keep[stage][k][query] tells whether dropout keeps the weight for
+// key 32 * k + i of the stage's tile of keys.
 template <class T, int D, bool DROPS> struct attention_wide_tiles {
     typedef attention_wide_sizes<D> S;
     enum { GROUPS = S::GROUPS, STAGES = S::STAGES, KEYS = S::KEYS };
@@ -33,8 +35,8 @@ template <class T, int D, bool DROPS> struct attention_wide_tiles {
     uint32_t keep[DROPS ? STAGES : 1][DROPS ? KEYS / 32 : 1][DROPS ? 64 * GROUPS : 1];
 };
 
-// Computes s (64, KEYS) = a b^T of a (64, D) and b (KEYS, D), both stored as parts of 64 columns, one after
-// another.
+// Computes s (64, KEYS) = a b^T, where a is (64, D) and b is (KEYS, D). Both are stored as parts of 64
+// columns, one part after another.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_wide_scores(float (&s)[KEYS / 8][4], const T *a, const T *b)
 {
@@ -45,7 +47,8 @@ __device__ __forceinline__ void attention_wide_scores(float (&s)[KEYS / 8][4], c
     }
 }
 
-// Adds w y to `to` (64, D): w (64, KEYS) is in registers; y (KEYS, D) is stored as parts of 64 columns.
+// Adds the product of w (64, KEYS) and y (KEYS, D) to `to` (64, D). w is in registers; y is stored as parts
+// of 64 columns.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4],
                                                       const uint32_t (&w)[KEYS / 16][4], const T *y)
@@ -56,10 +59,10 @@ __device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4],
             tt__wgmma_add<T>(to + 8 * part, w[k / 16], my + (part * KEYS + k) * 128 / 16);
 }
 
-// Returns item number `round` of a block. Items are ordered by groups of heads whose keys and values the
-// cache holds, and in a group from the heads' last tiles of queries on, which are the longest in causal
-// attention. Each second round goes backwards, so that a block with long items gets short ones too.
-// count < 0: no such item.
+// Returns item number `round` of a thread block. Items are ordered by groups of heads; the L2 cache holds the
+// keys and values of a group. Within a group, the last tiles of queries come first, because they take longest
+// in causal attention. In each second round, blocks take items in reverse order, so that a block with long
+// items also gets short ones. If count < 0, there is no such item.
 template <int QUERIES>
 __device__ __forceinline__ attention_item attention_item_of(const attention_args &p, int round)
 {
@@ -79,8 +82,9 @@ __device__ __forceinline__ attention_item attention_item_of(const attention_args
     return item;
 }
 
-// Return the first key, a multiple of KEYS, and the end of the keys of an item, as attention_window_begin and
-// attention_window_end do. at: the item's first row; behind: the row after its last.
+// Return the first key (rounded down to a multiple of KEYS) and the end of the keys that an item's queries
+// see; see attention_window_begin and attention_window_end. at: the item's first row; behind: the row after
+// its last row.
 template <int KEYS> __device__ __forceinline__ int attention_item_begin(const attention_args &p, int at)
 {
     return p.window && !p.query_row ? max(0, at - p.window + 1) / KEYS * KEYS : 0;
@@ -91,8 +95,8 @@ __device__ __forceinline__ int attention_item_end(const attention_args &p, int l
         : p.window ? min(length, behind + p.window - 1) : length;
 }
 
-// Copies rows of a head to (ROWS, D), in parts of 64 columns, as attention_fetch does. For 128 threads with
-// few registers.
+// Does the work of attention_fetch for `to` (ROWS, D), stored as parts of 64 columns, with 128 threads that
+// have few registers.
 template <class T, int D, int ROWS>
 __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const int32_t *at, int first,
                                                int count, int head, int head_size)
@@ -111,12 +115,12 @@ __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const in
     }
 }
 
-// Barriers of phases: for the two places of queries, and for STAGES places of keys and of values. A place is
-// filled at ..._there and free at ..._used.
+// Barriers of phases for the places in shared memory: two for queries, STAGES for keys and STAGES for values.
+// Passing the barrier ..._there means that the place is filled; passing ..._used means that it is free.
 struct attention_wide_barriers {
-    uint64_t *q_there; // for `items`, too
+    uint64_t *q_there; // queries and `items` are filled
     uint64_t *q_used, *k_there;
-    uint64_t *v_there; // for the tile's `keep`, too
+    uint64_t *v_there; // values and the tile's `keep` are filled
     uint64_t *k_used, *v_used;
     template <class S> __device__ __forceinline__ void begin(bool draws) const
     {
@@ -133,7 +137,7 @@ struct attention_wide_barriers {
     }
 };
 
-// The task of a block's first warpgroup: copies and draws.
+// The task of a block's first warpgroup: to copy, and to draw for dropout.
 template <class T, int D, bool DROPS> struct attention_wide_copies {
     typedef attention_wide_sizes<D> S;
     enum { GROUPS = S::GROUPS, QUERIES = S::QUERIES, KEYS = S::KEYS, STAGES = S::STAGES };
@@ -144,7 +148,7 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     uint32_t k0, k1;                     // halves of attention_key
     // The tile whose draw is still to be done: its item in found[warp] (-1: none) and its first key.
     int last, last_key;
-    int fetched, taken; // number of tiles of keys; of items
+    int fetched, taken; // number of tiles of keys copied so far; number of items begun so far
 
     __device__ __forceinline__ void draw()
     {
@@ -207,7 +211,7 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
 
     __device__ __forceinline__ void run()
     {
-        for (int from = 0; from < p.item_rounds; from += 32) { // the warp finds 32 items at once
+        for (int from = 0; from < p.item_rounds; from += 32) { // each lane finds one of 32 items
             const int round = from + (int)threadIdx.x % 32;
             attention_item mine = {0, 0, 0, 0, -1, 0};
             if (round < p.item_rounds) mine = attention_item_of<QUERIES>(p, round);
@@ -225,9 +229,9 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     }
 };
 
-// The task of the other warpgroups, of which this is number `group`: products. team, mine: the first query of
-// the group and of the warp, counted in the item. Lanes are computed where they are used, so that no register
-// keeps them.
+// The task of another warpgroup, number `group`: to compute products. team: the warpgroup's first query;
+// mine: the warp's first query; both are counted in the item. The lane is computed wherever it is used, to
+// save a register.
 template <class T, int D, bool DROPS> struct attention_wide_products {
     typedef attention_wide_sizes<D> S;
     enum { KEYS = S::KEYS, STAGES = S::STAGES };
@@ -236,7 +240,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
     const attention_wide_barriers &barriers;
     int group, team, mine;
     float factor;
-    int used; // number of tiles of keys used
+    int used; // number of tiles of keys used so far
 
     __device__ __forceinline__ int lane_of() const { return tt__opaque((int)threadIdx.x) % 32; }
     __device__ __forceinline__ void arrive(uint64_t *barrier) const
@@ -244,7 +248,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         if (lane_of() == 0) tt__phases_arrive(barrier);
     }
 
-    // Begins the products of queries and keys, s.
+    // Begins to compute s, the products of the queries in `slot` and a tile of keys.
     __device__ __forceinline__ void multiply(float (&s)[KEYS / 8][4], int slot) const
     {
         const int stage = used % STAGES;
@@ -268,8 +272,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         tt__wgmma_commit();
     }
 
-    // Sets the scores of those of keys [key, key + KEYS) that a query does not see to -INFINITY. Each of the
-    // warp's queries sees the keys up to `all`.
+    // Sets to -INFINITY the scores of the keys in [key, key + KEYS) that a query does not see. Each of the
+    // warp's queries sees the keys before `all`, except for keys before its window.
     __device__ __forceinline__ void mask(float (&s)[KEYS / 8][4], const attention_item &item, int key,
                                          int all) const
     {
@@ -295,8 +299,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             }
     }
 
-    // Turns scores into weights. Both rows are done side by side, each in two chains, because the latency of
-    // a chain decides the time.
+    // Turns scores into weights. Works on the thread's two rows side by side, with two chains of operations
+    // for each row, because the latency of a chain decides the time.
     __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4], float (&most)[2], float (&sum)[2],
                                           float (&correction)[2]) const
     {
@@ -310,7 +314,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         float offset[2];
         TT__UNROLL for (int h = 0; h < 2; h++) {
             correction[h] = tt__exp2((most[h] - now[h]) * factor);
-            // A query may see nothing of the tiles before its window.
+            // With a window, a query may not have seen any key so far.
             offset[h] = now[h] == -3.4028235e38f ? 0 : -now[h] * factor;
             most[h] = now[h];
         }
@@ -323,7 +327,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             sum[h] = sum[h] * correction[h] + (total[2 * h] + total[2 * h + 1]);
     }
 
-    // Packs the weights, after dropout, as the operand of a product.
+    // Applies dropout to the weights, and packs them as the first operand of a product.
     __device__ __forceinline__ void round(uint32_t (&w)[KEYS / 16][4], const float (&s)[KEYS / 8][4]) const
     {
         TT__UNROLL for (int k = 0; k < KEYS / 16; k++)
@@ -334,8 +338,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         tt__phases_wait(&barriers.v_there[stage], used / STAGES & 1);
         TT__UNROLL for (int part = 0; part < KEYS / 32; part++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
-                // The highest bits of bytes are the bits of the first (low) or second (high) of the thread's
-                // two keys of each 8.
+                // A thread has two of each 8 keys. The highest bit of each byte is the bit of the first
+                // key (low) or of the second key (high).
                 const uint32_t bits = tile.keep[stage][part][mine + 8 * h + lane / 4];
                 const uint32_t low = bits << (7 - pair), high = bits << (6 - pair);
                 TT__UNROLL for (int n = 0; n < 4; n++)
@@ -343,8 +347,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             }
     }
 
-    // Stores the warp's rows of the output. They first replace the warp's queries in shared memory, which are
-    // no longer in use; from there, whole vectors go to memory.
+    // Stores the warp's rows of the output. Writes them first to shared memory, over the warp's queries,
+    // which are no longer in use, and copies them from there to memory as whole vectors.
     __device__ __forceinline__ void store(const float (&out)[D / 8][4], const float (&most)[2],
                                           const float (&sum)[2], const attention_item &item, int slot) const
     {
@@ -379,7 +383,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
     {
         const int count = item.count, begin = attention_item_begin<KEYS>(p, item.at);
         // The group's queries see none of the item's keys from `end` on. Each of the warp's queries sees the
-        // keys up to `all`.
+        // keys before `all`.
         const int item_end = attention_item_end(p, item.length, item.at + count);
         const int end = team < count
             ? attention_item_end(p, item.length, item.at + min(count, team + 64)) : begin;

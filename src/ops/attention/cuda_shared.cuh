@@ -9,23 +9,22 @@ namespace {
 // ================================================================================================= attention
 // Attention within each sequence and head, without the matrix of scores in memory (Dao: "FlashAttention-2",
 // 2023). A thread block owns a tile of queries (or of keys) of one head and goes through the sequence's keys
-// (or queries). The backward is two kernels. One goes by tiles of queries and makes dq and the sums of
-// dout * out of each row and head; the other goes by tiles of keys and makes dk and dv. So scores are
-// computed twice, seven products in place of five, but no two blocks add to one number: no atomics, no dq in
-// fp32. Where a block holds all keys of a sequence, one kernel makes dq, dk and dv with five products;
-// bench/results/NOTES.md has the arithmetic. A kernel of their own makes the sums before that kernel, and
-// where no dq is wanted or the rows of out are not aligned.
-//
-// Tiles of ragged sequences: the tiles of SIZE rows of sequence s are numbered from start[s] / SIZE + s on.
-// This leaves room for all tiles, so rows / SIZE + seqs blocks are enough and the host need not know the
-// lengths; blocks whose number has no tile do nothing.
+// (or queries). The backward is two kernels. In one, a block owns a tile of queries and makes dq and the sums
+// of dout * out of each row and head; in the other, a block owns a tile of keys and makes dk and dv. The
+// scores are thus computed twice, with seven products instead of five, but no two blocks add to one number,
+// so that neither atomics nor a dq in fp32 are needed. Where a block holds all keys of a sequence, one kernel
+// makes dq, dk and dv with five products; bench/results/NOTES.md has the arithmetic. A separate kernel makes
+// the sums of dout * out before that kernel, and where no dq is wanted or the rows of out are not aligned.
+// The tiles of SIZE rows of sequence s are numbered from start[s] / SIZE + s on. These numbers leave room for
+// all tiles of sequences of any lengths, so rows / SIZE + seqs blocks are enough and the host need not know
+// the lengths. Blocks whose number has no tile do nothing.
 
 struct attention_args {
     tt__mat q, k, v, out, dout, dq, dk, dv;
     const int32_t *seq_start, *query_start; // (seqs + 1): first row, first query of each sequence
-    // Of each query: its row of the batch, and its row in q; NULL: the query's number.
+    // Each query's row of the batch, and each query's row in q; NULL: the row is the number of the query.
     const int32_t *query_row, *query_at;
-    // (rows of q, heads): log-sum-exp of the scores, and sum of dout * out.
+    // Log-sum-exp of the scores, and sum of dout * out; both have the shape (rows of q, heads).
     float *lse, *delta;
     const tt__run *run;
     int seqs, heads, head_size;
@@ -35,14 +34,14 @@ struct attention_args {
     bool causal, add_dq, add_dk, add_dv;
     int window;                             // rows seen back and, unless causal, ahead; 0: no window
     int least, most;                        // a row sees the keys for which row - key is in [least, most]
-    int alibi_heads;                        // heads of all ranks; 0: no ALiBi
+    int alibi_heads;                        // number of heads of all ranks; 0: no ALiBi
     float alibi;
     bool alibi_rounded;                     // see tt_attention_options
     int block, dense, listed, list_rows;    // see tt_attention_options; block 0: not block-sparse
     const uint16_t *lists;                  // tt__launch.lists in the device's memory
-    float scale, factor, keep_scale;        // factors: of scores; of scores for exp2; of kept weights
-    // Column sums of dq, dk and dv: a row for each of parts_q or parts_k thread blocks that own the same
-    // columns; NULL: not wanted.
+    float scale, factor, keep_scale;        // factors of scores, of scores for exp2, and of kept weights
+    // Partial column sums of dq (parts_q rows), dk and dv (parts_k rows), one row for each thread block that
+    // owns the column; NULL: the sums are not wanted.
     float *sums_q, *sums_k, *sums_v;
     int parts_q, parts_k;
     // Parts of dq: rows (heads, head_size) of the slots, one slot after another, see attention_backward_wide;
@@ -55,10 +54,11 @@ struct attention_args {
     bool drop;
     uint32_t either[4];                     // see tt__attention_either
     uint32_t random;
-    unsigned char *bits;                    // see attention_bits; NULL: each kernel draws by itself
-    bool sums_deltas;                       // the kernel of dq computes `delta`
+    unsigned char *bits;                    // see attention_bits; NULL: each kernel draws for itself
+    bool sums_deltas;                       // whether the kernel of dq computes `delta`
     int warps;                              // see attention_warps
-    int item_tiles, item_group, item_rounds; // see attention_item_of: a head's tiles, a group's heads, rounds
+    // Tiles of a head, heads of a group, and rounds of items: see attention_item_of.
+    int item_tiles, item_group, item_rounds;
 };
 
 #define TT__LOG2E 1.44269504088896341f
@@ -70,8 +70,8 @@ __device__ __forceinline__ uint64_t attention_key(const attention_args &p)
                                (uint64_t)run->micro << 32 | p.random) : 0;
 }
 
-// Returns which weights of a query (a row of the batch), for keys 16 group ... 16 group + 15 of its sequence,
-// dropout keeps, a bit each. See tt__attention_either.
+// Returns 16 bits that tell which weights of a query dropout keeps, for keys 16 * group ... 16 * group + 15
+// of its sequence. row: the query's row of the batch. See tt__attention_either.
 __device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint64_t key, int row, int group,
                                                    int head)
 {
@@ -87,19 +87,19 @@ __device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint
 // A tile of a sequence's queries or of its keys.
 struct attention_tile {
     int sequence;
-    int begin, length;  // the sequence's rows of the batch
-    int first, queries; // the sequence's queries
+    int begin, length;  // the sequence's first row of the batch, and its number of rows
+    int first, queries; // the sequence's first query, and its number of queries
     int at;             // first row or first query of the tile, counted in the sequence
 };
 
-// Returns tile `number` of the tiles of SIZE rows of the sequences that begin at start[]; at < 0: no tile has
-// that number.
+// Returns the tile of SIZE rows that has this number (see the beginning of the file); start[s] is the first
+// row or query of sequence s. If at < 0, no tile has the number.
 template <int SIZE>
 __device__ __forceinline__ attention_tile attention_find(const attention_args &p, const int32_t *start,
                                                          int number)
 {
     const int lane = threadIdx.x % 32;
-    int s = 0, n = p.seqs; // the sequence is one of s ... s + n - 1; each round asks 32 of them
+    int s = 0, n = p.seqs; // the sequence is in s ... s + n - 1; each round tests 32
     while (n > 1) {
         int step = (n + 31) / 32, probe = s + lane * step;
         bool before = lane * step < n && start[probe] / SIZE + probe <= number;
@@ -118,11 +118,11 @@ __device__ __forceinline__ attention_tile attention_find(const attention_args &p
     return t;
 }
 
-// Returns the bits that tell which weights dropout keeps, of 64 queries and 64 keys: tiles number `queries`
-// and `keys` of a sequence. The kernel of dq writes these bits for the kernel of dk and dv. (4, 64, 16) bits:
-// the bit of query i and key j, see attention_keep, has number (j / 16 * 64 + i) * 16 + j % 16. Pairs of
-// tiles are in the order of a matrix or, in causal attention, where no pair above the diagonal exists, of a
-// triangle. See tt__cuda_attention_bits. begin: the sequence's attention_bits_begin.
+// Returns the bits that tell which weights of 64 queries and 64 keys dropout keeps. queries, keys: the
+// numbers of the two tiles in a sequence. The kernel of dq writes these bits for the kernel of dk and dv.
+// They are (4, 64, 16) bits: the bit of query i and key j, see attention_keep, has number (j / 16 * 64 + i) *
+// 16 + j % 16. Pairs of tiles are stored as a matrix or, in causal attention, where no pair above the
+// diagonal exists, as a triangle. See tt__cuda_attention_bits. begin: the sequence's attention_bits_begin.
 __device__ __forceinline__ unsigned char *attention_bits(const attention_args &p, int64_t begin, int queries,
                                                          int keys, int head)
 {
@@ -130,7 +130,7 @@ __device__ __forceinline__ unsigned char *attention_bits(const attention_args &p
     return p.bits + ((begin + pair + keys) * p.heads + head) * TT__CUDA_ATTENTION_BITS;
 }
 
-// Returns how many pairs of tiles have their places before t's sequence.
+// Returns the number of pairs of tiles whose bits are stored before those of t's sequence.
 __device__ __forceinline__ int64_t attention_bits_begin(const attention_args &p, const attention_tile &t)
 {
     const int64_t across = (p.longest + 63) / 64, tiles = t.begin / 64 + t.sequence;
@@ -179,8 +179,8 @@ __device__ __forceinline__ int attention_blocks(const attention_args &p, int len
     return p.block && length > p.dense ? (length + p.block - 1) / p.block : 0;
 }
 
-// Returns how often block i of queries sees block j of keys, of n blocks of a sequence. `head` counts the
-// heads of all ranks.
+// Returns how many times block i of queries sees block j of keys in a sequence of n blocks. head: a number
+// among the heads of all ranks.
 __device__ __forceinline__ int attention_times(const attention_args &p, int head, int n, int i, int j)
 {
     const int last = n - 1;
@@ -192,8 +192,8 @@ __device__ __forceinline__ int attention_times(const attention_args &p, int head
     return times;
 }
 
-// The part of the lists of blocks that one launch of attention_write_lists passes as an argument. With a copy
-// instead, the host would have to wait before it may write the source again.
+// A part of the lists of blocks, which a launch of attention_write_lists passes as a kernel argument. If the
+// lists were copied instead, the host would have to wait before it could change them again.
 struct attention_lists { uint16_t block[1536]; };
 __global__ __launch_bounds__(256) void attention_write_lists(attention_lists lists, uint16_t *to, int n)
 {
@@ -201,7 +201,8 @@ __global__ __launch_bounds__(256) void attention_write_lists(attention_lists lis
     for (int i = (int)threadIdx.x; i < n; i += 256) to[i] = lists.block[i];
 }
 
-// Returns the ALiBi slope of head `head` of all ranks' heads, see tt__alibi_exponent; 0 without ALiBi.
+// Returns the ALiBi slope of a head, see tt__alibi_exponent; 0 without ALiBi. head: a number among the heads
+// of all ranks.
 __device__ __forceinline__ float attention_slope(const attention_args &p, int head)
 {
     const int n = p.alibi_heads ? 1 << (31 - __clz(p.alibi_heads)) : 1;
@@ -211,7 +212,7 @@ __device__ __forceinline__ float attention_slope(const attention_args &p, int he
     return p.alibi * (p.alibi_rounded ? to_float(round_to<bf16>(slope)) : slope);
 }
 
-// Returns what ALiBi subtracts from the score of a row and a key.
+// Returns the number that ALiBi subtracts from the score of a row and a key.
 __device__ __forceinline__ float attention_bias(const attention_args &p, float slope, int row, int key)
 {
     if (!p.alibi_rounded) return slope * fabsf((float)(row - key));
@@ -227,14 +228,15 @@ __device__ __forceinline__ int attention_row(const attention_args &p, int query)
     return p.query_row ? p.query_row[query] : query;
 }
 
-// Returns the place of a query and head in lse and delta.
+// Returns the index of a query and head in lse and delta.
 __device__ __forceinline__ int64_t attention_sums_at(const attention_args &p, int query, int head)
 {
     return (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + head;
 }
 
-// Sorts the queries, whose rows index (n) has, by sequence, and within a sequence in the order of index.
-// Makes n^2 comparisons, for tens of thousands of queries less work than one tile of scores of each query.
+// Sorts n queries by sequence, and within a sequence in the order of `index`; index[j] is the row of query j.
+// Makes n^2 comparisons, which even for tens of thousands of queries are less work than one tile of scores
+// for each query.
 __global__ __launch_bounds__(256) void attention_order(const int32_t *index, int n, const int32_t *seq_start,
                                                        int seqs, int32_t *query_start, int32_t *query_row,
                                                        int32_t *query_at)
@@ -267,8 +269,8 @@ __global__ __launch_bounds__(256) void attention_order(const int32_t *index, int
     } else if (j <= n + seqs) query_start[j - n] = rank;
 }
 
-// Computes the sums of dout * out of each row and head, by vectors of 16 bytes. PARTS threads of a warp share
-// a row and head, and make the sums of NUMBERS rows and heads, whose loads are in flight together.
+// Computes the sums of dout * out of each row and head, with loads of 16 bytes. PARTS threads of a warp
+// compute a sum together. They make NUMBERS sums, whose loads are in flight together.
 enum { TT__DELTA_NUMBERS = 4 };
 template <class T, int PARTS> __global__ __launch_bounds__(256) void attention_delta(attention_args p)
 {
@@ -296,7 +298,7 @@ template <class T, int PARTS> __global__ __launch_bounds__(256) void attention_d
     }
 }
 
-// Computes the sums of dout * out of each row and head for any dtypes and addresses, a warp for each.
+// Computes the sums of dout * out of each row and head for any dtypes and addresses; a warp computes one sum.
 __global__ __launch_bounds__(256) void attention_delta_any(attention_args p)
 {
     tt__begin_kernel();

@@ -20,7 +20,7 @@ tt_attention_options tt_attention_options_default(int heads)
 
 #define TT__MOST_HEAD 65536 /* max columns of a head; kernels keep blocks of queries and keys in scratch */
 
-/* Checks the options of block-sparse attention. */
+/* Fails if the options of block-sparse attention are invalid. */
 static bool tt__blocks_in(tt_tape *t, const tt__attr *a)
 {
     if (a->block < 0 || a->dense < 0 || a->listed < 0 || a->list_rows < 0)
@@ -50,7 +50,7 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
         return tt__tape_fail(t, TT_ERR_SHAPE, "attention: heads of %lld columns; at most %d are supported",
                              (long long)(q->cols / heads), TT__MOST_HEAD);
     for (int k = 1; k < 3; k++)
-        /* Heads are computed in parallel, so two of them must not add to one column. */
+        /* Heads are computed in parallel, so two heads must not add to the same column of a gradient. */
         for (int j = 0; j < k; j++) {
             const tt__value *a = &t->values[i->in[j]], *b = &t->values[i->in[k]];
             const int64_t apart = b->offset - a->offset;
@@ -123,7 +123,8 @@ static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
     i.attr.alibi = o->alibi;
     if (o->alibi != 0) i.attr.alibi_heads = o->heads;
     i.attr.alibi_rounded = o->alibi != 0 && o->alibi_rounded;
-    /* k's own number of heads, if it divides the heads of q; otherwise the shape rule reports the error. */
+    /* k may have fewer heads than q if their number divides q's; otherwise the shape rule reports an error.
+       */
     const int64_t head = o->heads < 1 ? 0 : tt_value_width(t, q) / o->heads;
     const int64_t key_heads = head && tt_value_width(t, k) % head == 0 ? tt_value_width(t, k) / head : 0;
     const bool divides = key_heads && key_heads <= o->heads && o->heads % key_heads == 0;
@@ -149,8 +150,8 @@ tt_value tt_attention_rows(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
 static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g)
 {
     const tt__value *v = b->t->values;
-    /* If operands share storage, dq, dk and dv are added to the gradient of that storage, in the kernel's
-       order. */
+    /* If operands share storage, dq, dk and dv are added to the gradient of that storage, in the order in
+       which the kernel writes them. */
     for (int k = 1; k < 3; k++)
         for (int j = 0; j < k; j++, v = b->t->values) {
             int32_t base = v[f->in[k]].base;
@@ -186,8 +187,8 @@ static inline int64_t tt__attention_blocks(const tt__attr *attr, int64_t length)
     return attr->block && length > attr->dense ? tt__ceil_div(length, attr->block) : 0;
 }
 
-/* Returns how many keys row `row` of a sequence of `length` rows sees. Each listed block counts as a whole
-   block. */
+/* Returns the number of keys that row `row` of a sequence of `length` rows sees. Counts each listed block as
+   a whole block. */
 static double tt__attention_seen(const tt__attr *attr, int64_t row, int64_t length)
 {
     const int64_t n = tt__attention_blocks(attr, length), i = n ? row / attr->block : 0;
@@ -200,8 +201,8 @@ static double tt__attention_seen(const tt__attr *attr, int64_t row, int64_t leng
     return (double)(1 + tt__min(row, most) + (attr->causal ? 0 : tt__min(length - 1 - row, most)));
 }
 
-/* Returns the number of pairs of a query and a key that it sees, over all rows of a sequence. Without a
-   window, causal rows count for half of the square, as is usual. */
+/* Returns the number of pairs of a query and a key that the query sees, in a sequence of `length` rows.
+   Without a window, causal attention counts as half of length * length, as is usual. */
 static double tt__attention_pairs(const tt__attr *attr, double length)
 {
     const double unseen = length - attr->window; /* keys that the last row does not see */
@@ -217,8 +218,8 @@ static double tt__attention_pairs(const tt__attr *attr, double length)
                         : length * length - unseen * (unseen + 1);
 }
 
-/* Returns the FLOPs of attention: two products in the forward and four in the backward, for each pair of a
-   query and a key. At capacity, sequences count as equally long. */
+/* Returns the floating-point operations of attention: two products in the forward and four in the backward,
+   for each pair of a query and a key that it sees. Without data, all sequences count as equally long. */
 static double tt__flops_of_attention(const tt__instr *i, const tt__mat *in)
 {
     const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);
@@ -247,10 +248,10 @@ static size_t tt__cpu_attention(int threads, const tt_tape *t, const tt__instr *
     return bytes + (i->in[at.numbers] ? tt__attention_queries_bytes(seqs, q->rows) : 0);
 }
 
-/* Returns the bytes of scratch on CUDA: the sorted row numbers of listed queries (starts, rows and places)
-   and the lists of blocks. The backward adds the sum of dout * out of each row and head, which all thread
-   blocks that own queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2), and the larger of
-   dropout's bits and the parts of dq. */
+/* Returns the bytes of scratch on CUDA. The scratch holds the sorted listed queries (starts, rows and places)
+   and the lists of blocks. In the backward it also holds the sum of dout * out of each row and head, which
+   all thread blocks that own queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2), and either
+   the bits of dropout or the parts of dq, whichever is larger. */
 static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
 {
     const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);

@@ -12,7 +12,8 @@
 
 static void tt__backward_CAST(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    bool weight = tt__is_weight(b->t, f->in[0]); /* a weight has its gradient already: tt__grad_owner */
+    /* A weight needs no CAST of its gradient, because tt__grad_owner makes g the weight's gradient. */
+    bool weight = tt__is_weight(b->t, f->in[0]);
     if (!weight) tt__emit_gradient(b, f, g, TT__OP_CAST, "g", "0");
 }
 
@@ -31,7 +32,8 @@ static bool tt__layout_FILL(const tt_tape *t, const tt__instr *i, const tt__spli
     return true;
 }
 
-/* Returns whether the results of i in `storage` are added to it, do not overlap, and cover its columns. */
+/* Returns whether i adds to all of `storage`: its results in `storage` are added, do not overlap, and cover
+   all columns. */
 static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t storage)
 {
     const tt__value *whole = &t->values[storage];
@@ -52,8 +54,9 @@ static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t s
     return cols == whole->shape.cols;
 }
 
-/* Drops a fill with zeros if the next instruction that uses the tensor adds to all of it, as attention's
-   backward does to the gradient of packed queries, keys and values. That instruction then does not add. */
+/* Drops a fill with zeros if the next instruction that uses the tensor adds to all of it; this instruction
+   then writes instead. The backward of attention is such an instruction, for the gradient of packed queries,
+   keys and values. */
 static void tt__fuse_FILL(tt_tape *t, int k, int32_t root)
 {
     const tt__instr *i = &t->code[k];

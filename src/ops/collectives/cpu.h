@@ -9,9 +9,10 @@
 #include "../cpu_rows.h"
 
 /* ----------------------------------------------------------------------------------------------- collectives
-   Each member reads the other members' memory. Between the phases, src/run/ has a barrier of all members. */
+   Each member reads the memory of the other members. Between the phases of a collective, all members wait at
+   a barrier (src/run/). */
 
-/* Returns x rounded to a dtype. */
+/* Returns the floats x rounded to a dtype. */
 TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)
 {
     uint16_t h[TT__LANES];
@@ -28,12 +29,12 @@ TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)
 TT__INLINE tt__vf TT__K(reduce_two)(const tt__reduce how, const tt_dtype dtype, tt__vf a, tt__vf b)
 {
     if (how == TT__SUM) return TT__K(rounded)(a + b, dtype);
-    tt__vf most = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* b if one is NaN */
+    tt__vf most = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* is b if a or b is NaN */
     return (tt__vf)TT__K(select)(a != a, (tt__vu)a, (tt__vu)most);
 }
 
-/* Loads a vector of leaf k, which has n elements from element c on. Prefetches far ahead, because another
-   core may have written the elements last. */
+/* Loads a vector of member k's elements: n elements, beginning with element c. Prefetches far ahead, because
+   another core may have written the elements last. */
 TT__INLINE tt__vf TT__K(leaf)(const tt__leaves *t, int k, int64_t c, int64_t n, const tt_dtype dtype)
 {
     __builtin_prefetch(t->x[k] + c * (dtype == TT_F32 ? 4 : 2) + 1024);
@@ -47,8 +48,8 @@ TT__INLINE tt__vf TT__K(two_leaves)(const tt__leaves *t, int k, int64_t c, int64
     return TT__K(reduce_two)(how, dtype, a, b);
 }
 
-/* Computes a vector of the tree's sum, which has n elements from element c on. count: `present` if that is 2
-   or 4, else 0. */
+/* Computes a vector of the tree's sum: n elements, beginning with element c. count: t->present if this is 2
+   or 4, otherwise 0. */
 TT__INLINE tt__vf TT__K(tree)(const tt__leaves *t, int64_t c, int64_t n, const tt__reduce how,
                               const tt_dtype dtype, const int count)
 {
@@ -81,7 +82,8 @@ TT__INLINE void TT__K(reduce_many)(const tt__leaves *t, void *y, int64_t n, cons
     else TT__K(reduce_as)(t, y, n, how, dtype, 0);
 }
 
-/* Reduces the members' elements from `from` on, by the tree, to n elements of out[0] from element `to` on. */
+/* Reduces n elements of all members' in[0], beginning with element `from`, by the tree. Writes or adds the
+   results to out[0], beginning with element `to`. */
 TT__OUTLINE void TT__K(reduce)(const tt__launch *l, int64_t from, int64_t to, int64_t n)
 {
     const tt__reduce how = l->instr->move.reduce;
@@ -135,7 +137,7 @@ TT__FN tt_status TT__K(run_ALL_GATHER)(const tt__launch *l)
 TT__FN tt_status TT__K(run_BROADCAST)(const tt__launch *l)
 {
     int64_t first, n = tt__piece_of(l, &l->out[0], false, l->me, &first);
-    if (l->out[0].data == l->peer_in[0].data) return TT_OK; /* this member has all already */
+    if (l->out[0].data == l->peer_in[0].data) return TT_OK; /* this member has the whole tensor already */
     if (l->phase == TT__REDUCE_PHASE) return tt__for_elements(l, n, tt__broadcast_rows);
     return tt__for_elements(l, tt__elements(&l->out[0]), tt__spread_rows);
 }
@@ -145,7 +147,7 @@ TT__FN tt_status TT__K(run_SUM_SLOTS)(const tt__launch *l)
     return l->present ? tt__for_elements(l, tt__elements(&l->out[0]), TT__K(reduce_rows)) : TT_OK;
 }
 
-TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; } /* the RECV fetches x */
+TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; } /* RECV fetches x */
 
 TT__FN tt_status TT__K(run_RECV)(const tt__launch *l)
 {

@@ -2,7 +2,7 @@
 #include "../../base/base.h"
 #include "../cpu_launch.h"
 
-/* ---- collectives except sums by vectors, for all instruction sets: see src/ops/collectives/rules.h ---- */
+/* ---- the parts of collectives that all instruction sets share: all but sums by vectors ---- */
 
 /* Sets *first to the first element of m in a member's shard; returns the number of elements in the shard. */
 static int64_t tt__piece_of(const tt__launch *l, const tt__mat *m, bool root, int member, int64_t *first)
@@ -22,13 +22,14 @@ static void tt__copy_elements(const tt__mat *to, int64_t at, const tt__mat *from
     if (n > 0 && x != y) memcpy(y, x, (size_t)n * tt_dtype_bytes(to->dtype));
 }
 
-/* Calls fn(l, from, to, no scratch) for chunks of n elements, which are shared out to the threads. */
+/* Calls fn(l, from, to, scratch) for chunks [from, to) of n elements, which are divided among the threads. fn
+   must not use scratch. */
 static tt_status tt__for_elements(const tt__launch *l, int64_t n, tt__rows_fn fn)
 {
     return tt__for_chunks(l, n, 0, TT__CHUNK, 0, fn);
 }
 
-/* Copies elements [from, to) of out[0], each from out[0] of the member whose shard has the element. */
+/* Copies elements [from, to) of out[0]: each from the out[0] of the member whose shard has the element. */
 static void tt__spread_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     (void)scratch;
@@ -50,7 +51,7 @@ static void tt__gather_rows(const tt__launch *l, int64_t from, int64_t to, float
     }
 }
 
-/* Copies elements [from, to) of this member's shard of out[0] from member 0's in[0]. */
+/* Copies elements [from, to) of this member's shard of out[0] from in[0] of member 0. */
 static void tt__broadcast_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     int64_t first;
@@ -65,7 +66,8 @@ static void tt__recv_rows(const tt__launch *l, int64_t from, int64_t to, float *
     tt__copy_elements(&l->out[0], from, &l->peer_in[l->instr->move.from], from, to - from);
 }
 
-/* The operands of a tree: x, the members' elements; y, the elements to which the sum is added, or NULL. */
+/* The operands of a tree of sums. x: the elements of each member; y: the elements to which the sum is added,
+   or NULL; present: number of members that have elements. */
 typedef struct tt__leaves {
     const char *x[TT__RANKS], *y;
     int present;
@@ -78,7 +80,8 @@ static double tt__reduce_two(tt__reduce how, double a, double b)
     return (how == TT__MAX ? a > b : a < b) ? a : b;
 }
 
-/* Reduces the members' f64 elements from `from` on, by the tree, to n elements of out[0] from `to` on. */
+/* Reduces n f64 elements of all members' in[0], beginning with element `from`, by the tree. Writes or adds
+   the results to out[0], beginning with element `to`. */
 static void tt__reduce_doubles(const tt__launch *l, int64_t from, int64_t to, int64_t n)
 {
     const tt__reduce how = l->instr->move.reduce;

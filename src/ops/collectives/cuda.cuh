@@ -13,12 +13,12 @@ namespace {
 // memory to which cuda_stage has copied them. One kernel does all sums of a launch, and another does all
 // copies, if the kernel's arguments have room for them.
 
-// Elements of a sum, and bytes of a copy, that a block takes.
+// Number of elements of a sum, and number of bytes of a copy, that a thread block works on.
 enum { TT__MOVE_ELEMENTS = 4 * 2048, TT__MOVE_BYTES = 1 << 15 };
 
 __device__ __forceinline__ float reduce_two(int how, tt_dtype dtype, float a, float b)
 {
-    if (how != TT__SUM) return a != a || (how == TT__MAX ? a > b : a < b) ? a : b; // NaN stays
+    if (how != TT__SUM) return a != a || (how == TT__MAX ? a > b : a < b) ? a : b; // NaN if either is NaN
     if (dtype == TT_F32) return a + b;
     TT__WITH_HALF(dtype, T, return to_float(round_to<T>(a + b)));
 }
@@ -28,8 +28,8 @@ __device__ __forceinline__ double reduce_two(int how, tt_dtype, double a, double
     return a + b;
 }
 
-// The tree of sums (src/ranks/threads.h) over members that come one after another. Level b holds a sum of 2^b
-// members, and is empty if bit b of the number of members so far is 0.
+// The tree of sums (src/ranks/threads.h), to which members are added one after another. Level b holds the sum
+// of 2^b members, or nothing if bit b of the number of members so far is 0.
 template <class T, int N, int LEVELS> struct sum_tree {
     T level[LEVELS][N];
 
@@ -47,7 +47,7 @@ template <class T, int N, int LEVELS> struct sum_tree {
         }
     }
 
-    // Sets x to the sum of all `count` members; count is at least 1.
+    // Sets x to the sum of all members so far. count: their number, at least 1.
     __device__ __forceinline__ void finish(int count, T (&x)[N], int how, tt_dtype dtype)
     {
         bool some = false;
@@ -62,7 +62,7 @@ template <class T, int N, int LEVELS> struct sum_tree {
     }
 };
 
-// Computes sums over members. LEVELS: 4 for at most 8 members, 7 for at most 64.
+// Computes sums over members. LEVELS: 4 for at most 8 members, 7 for at most 64 members.
 template <int LEVELS>
 __global__ void __launch_bounds__(256, LEVELS == 4 ? 3 : 2)
     sum_members(const __grid_constant__ member_sums s)
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(256, LEVELS == 4 ? 3 : 2)
     }
 }
 
-// Copies bytes [from, to) in units of T.
+// Copies bytes [from, to) of t, as elements of type T.
 template <class T> __device__ __forceinline__ void copy_as(const member_copy &t, int64_t from, int64_t to)
 {
     for (int64_t i = from / (int64_t)sizeof(T) + threadIdx.x; i < to / (int64_t)sizeof(T); i += 256)
@@ -127,13 +127,13 @@ __global__ void __launch_bounds__(256) copy_members(const __grid_constant__ memb
     copy_as<uint8_t>(t, whole, to);
 }
 
-// The sums and copies of a call of launch that are collected for the next kernels.
+// The sums and copies that run_move has collected for its next kernel launches.
 struct move_batch {
     cudaStream_t stream;
     member_sums *sums;
     member_copies *copies;
     unsigned sum_blocks, copy_blocks;
-    bool many;          // a sum has more than 8 members
+    bool many;          // whether any sum has more than 8 members
 };
 
 cudaError_t launch_sums(move_batch *b)
@@ -158,15 +158,15 @@ cudaError_t launch_copies(move_batch *b)
     return e;
 }
 
-// The work of a collective in a phase. Each member has a shard of the whole tensor. Without spread, a member
-// makes its own shard from the same elements of all operands. With spread, a member copies each member's
-// shard from that member's operand.
+// The work of a collective in one phase. Each member has a shard of the whole tensor. Unless `spread`, a
+// member makes its own shard from the same elements of all members' operands. If `spread`, a member copies
+// every member's shard from this member's operand.
 struct move_plan {
     bool spread;
-    bool sums;          // adds up the operands of the members that are present; false: copies one operand
-    bool of_results;    // operands are in peer_out; false: in peer_in
-    bool packed;        // an operand has only its member's shard
-    bool to_piece;      // the result has only this member's shard
+    bool sums;          // true: sums the operands of all present members; false: copies one operand
+    bool of_results;    // true: the operands are in peer_out; false: in peer_in
+    bool packed;        // whether an operand has only its member's shard
+    bool to_piece;      // whether the result has only this member's shard
     int owner;          // the member whose shard is the whole tensor; -1: tt__piece gives the shards
     int only;           // the only member with an operand; -1: all have one
 };
@@ -191,7 +191,7 @@ move_plan plan_of(const tt__launch *l)
 int64_t elements_of(const tt__mat &m) { return m.data ? m.rows * m.cols : 0; }
 
 // The part of a member's shard that a launch works on: elements [first, first + n) of the whole tensor. The
-// shard begins at element `begin`, and has `left` elements after this part.
+// shard begins at element `begin` and has `left` more elements after this part.
 struct piece_part { int64_t begin, first, n, left; };
 
 piece_part part_of(const tt__launch *l, const move_plan &p, int member)
@@ -213,7 +213,7 @@ char *element_of(const void *data, tt_dtype dtype, int64_t k)
     return (char *)data + k * (int64_t)tt_dtype_bytes(dtype);
 }
 
-// Returns where this member's kernels find the elements of `part` in member k's operand.
+// Returns the address at which this member's kernels read `part` of member k's operand.
 const void *operand_of(const tt__launch *l, const move_plan &p, int k, const piece_part &part)
 {
     const tt__mat &m = p.of_results ? l->peer_out[k] : l->peer_in[k];
@@ -223,7 +223,7 @@ const void *operand_of(const tt__launch *l, const move_plan &p, int k, const pie
     return element_of(l->staged[k], dtype, p.spread ? 0 : l->me * l->most);
 }
 
-// Returns the largest number of bytes, up to 16, of which both addresses are multiples.
+// Returns the largest power of two, up to 16 bytes, that divides both addresses.
 int unit_of(const void *x, const void *y)
 {
     int unit = 16;
@@ -274,7 +274,8 @@ cudaError_t add_move(move_batch *b, const tt__launch *l)
         return p.sums ? add_sum(b, l, p, part, to)
             : part.n ? add_copy(b, to, operand_of(l, p, p.only, part), part.n * item) : e;
     }
-    if (l->instr->op == TT__OP_BROADCAST && l->me == 0 && y.data == l->in[0].data) return e; // it has all
+    // In a broadcast, the result of member 0 may be its operand.
+    if (l->instr->op == TT__OP_BROADCAST && l->me == 0 && y.data == l->in[0].data) return e;
     for (int k = 0; k < l->members && e == cudaSuccess; k++) {
         const piece_part part = part_of(l, p, k);
         if (!part.n) continue;

@@ -8,7 +8,7 @@
 
 namespace {
 
-// ---- which devices can load from each other's memory
+// ---- trials that find out which devices can load from each other's memory
 
 #ifndef TT__PROBE_BYTES // tests make it smaller
 #define TT__PROBE_BYTES ((size_t)16 << 20)
@@ -27,7 +27,8 @@ __global__ void __launch_bounds__(256) fill_probe(uint4 *to, int64_t n)
         to[i] = probe_words(i);
 }
 
-// Adds to *wrong the number of p's n vectors that differ from those of fill_probe.
+// Counts those of the n vectors at p that differ from the vectors of fill_probe, and adds the count to
+// *wrong.
 __global__ void __launch_bounds__(256) check_probe(const uint4 *p, int64_t n, unsigned *wrong)
 {
     tt__begin_kernel();
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(256) check_probe(const uint4 *p, int64_t n, un
 // A trial with two devices: kernels of d load bytes from the memory of `from`.
 struct peer_probe {
     tt__device *d, *from;
-    void *source, *target, *pinned; // TT__PROBE_BYTES each: of `from`, of d, and of the host, if needed
+    void *source, *target, *pinned; // TT__PROBE_BYTES each, of memory of `from`, of d, of the host (or NULL)
     unsigned *wrong;                // number of wrong vectors, in d's memory
     enum { WORDS = TT__PROBE_BYTES / 16, BLOCKS = WORDS < 65536 ? 2 : 256 };
 };
@@ -64,7 +65,7 @@ tt_status open_probe(peer_probe *p)
 
 void close_probe(peer_probe *p)
 {
-    if (p->source || p->target) { // before memory is released that the other device may use
+    if (p->source || p->target) { // waits, because the other device may still use memory that is released
         cuda_wait(p->from);
         cuda_wait(p->d);
     }
@@ -74,7 +75,7 @@ void close_probe(peer_probe *p)
     if (p->wrong) cuda_release(p->d, p->wrong);
 }
 
-// Sets *wrong to the number of vectors of 16 bytes at `at` that d's kernels load wrongly.
+// Sets *wrong to the number of 16-byte vectors of the probe at `at` that kernels of d load with wrong bytes.
 tt_status count_wrong(peer_probe *p, const void *at, unsigned *wrong)
 {
     tt__device *d = p->d;
@@ -85,7 +86,8 @@ tt_status count_wrong(peer_probe *p, const void *at, unsigned *wrong)
     return status == TT_OK ? cuda_read(d, wrong, p->wrong, sizeof *wrong) : status;
 }
 
-// Adds to *ms the milliseconds of a copy, by a kernel of d, as in collectives, or by cudaMemcpyAsync.
+// Times a copy of TT__PROBE_BYTES on d, by the kernel that collectives use (by_kernel) or by cudaMemcpyAsync.
+// Adds the milliseconds to *ms.
 tt_status time_copy(tt__device *d, void *to, const void *from, bool by_kernel, double *ms)
 {
     cudaEvent_t event[2] = {NULL, NULL};
@@ -113,8 +115,8 @@ tt_status time_copy(tt__device *d, void *to, const void *from, bool by_kernel, d
     return status;
 }
 
-// Tries whether copies and loads by peer access bring the right bytes. Sets *wrong to what they do instead,
-// or leaves it NULL; adds the milliseconds of a copy to *ms.
+// Tests whether copies and loads by peer access get the right bytes. If not, sets *wrong to a message. Adds
+// the milliseconds of a copy to *ms.
 tt_status try_access(peer_probe *p, const char **wrong, double *ms)
 {
     tt__device *d = p->d;
@@ -136,7 +138,7 @@ tt_status try_access(peer_probe *p, const char **wrong, double *ms)
     return status;
 }
 
-// Adds to *ms the milliseconds of a copy through the host.
+// Times a copy through the host's memory, and adds the milliseconds to *ms.
 tt_status time_staged(peer_probe *p, double *ms)
 {
     if (!(p->pinned = cuda_allocate_host(p->from, TT__PROBE_BYTES)) ||

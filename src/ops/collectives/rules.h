@@ -12,15 +12,16 @@
 /* ----------------------------------------------------------------------------------- memories and streams */
 
 static const tt__rules tt__rules_COPY = {tt__shape_alike, tt__layout_alike, {NULL}, tt__no_bytes};
-/* WAIT has no results. */
+/* WAIT has no results, so that its shape rule and its layout rule decide nothing. */
 static const tt__rules tt__rules_WAIT = {tt__shape_alike, tt__layout_alike, {NULL}, tt__no_bytes};
 
 /* -------------------------------------------------------------------------------------------- collectives
-   A collective (see tt__move) reads an operand at the same place in the memory of each member. Operands and
-   results are contiguous and have one dtype. A result may be the operand's storage or a part of it; a shard
-   may be a view of the whole tensor. Sums follow the tree (ranks/threads.h) over the first `present` members:
-   x[0], x[1], ... in pairs, pairs of pairs and so on. Each sum is computed in fp32 (f64 for f64) and rounded
-   to the dtype; `add` adds the last sum to the result. If no member is present, nothing is written. */
+   A collective (see tt__move) reads the operands of all members, each at the same place in its member's
+   memory. Operands and results are contiguous and have the same dtype. A result may have the operand's
+   storage or a part of it; a shard may be a view of the whole tensor. Sums are trees (ranks/threads.h) over
+   the first `present` members: pairs of members are summed, then pairs of these sums, and so on. Each sum is
+   computed in fp32 (in f64 for f64) and rounded to the dtype; `add` adds the last sum to the result. If no
+   member is present, nothing is written. */
 
 static bool tt__bad_result(tt_tape *t, const tt__instr *i, const char *expected)
 {
@@ -31,7 +32,8 @@ static bool tt__bad_result(tt_tape *t, const tt__instr *i, const char *expected)
 
 static bool tt__contiguous(const tt__value *v) { return v->ld == v->shape.cols || v->shape.rows == 1; }
 
-/* Fails unless operand and result are contiguous and have one dtype, which is a float or f64 if `sums`. */
+/* Fails unless operand and result are contiguous and have the same dtype. If `sums`, the dtype must be a
+   float dtype or f64. */
 static bool tt__moved(tt_tape *t, const tt__instr *i, bool sums)
 {
     const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
@@ -51,7 +53,7 @@ static bool tt__in_units(tt_tape *t, const tt__instr *i)
                                              tt__instr_name(i));
 }
 
-/* Returns the shape of a shard over the data ranks, at capacity. */
+/* Returns the shape of the largest shard of a tensor that is divided over the data-parallel ranks. */
 static tt__shape tt__piece_shape(const tt_tape *t, tt_dtype dtype, const tt__part *part)
 {
     const int64_t units = tt__ceil_div(part->of, part->unit);
@@ -60,8 +62,8 @@ static tt__shape tt__piece_shape(const tt_tape *t, tt_dtype dtype, const tt__par
     return shape;
 }
 
-/* Returns whether `piece` can be a member's shard of `whole`. Shards over the data ranks are elements
-   (tt__part), shards over the tensor ranks are rows. */
+/* Returns whether value `piece` can be a member's shard of value `whole`. A shard over data-parallel ranks is
+   a range of elements (tt__part), a shard over tensor-parallel ranks is a range of rows. */
 static bool tt__is_piece(const tt_tape *t, const tt__instr *i, int32_t piece, int32_t whole)
 {
     const tt__value *p = &t->values[piece], *w = &t->values[whole];
@@ -117,7 +119,8 @@ static bool tt__shape_SEND(tt_tape *t, const tt__instr *i, tt__shape *out) /* SE
     return tt__moved(t, i, false);
 }
 
-/* The layout rule of collectives: over the tensor ranks they change the layout, over others they keep it. */
+/* The layout rule of collectives. Over tensor-parallel ranks a collective changes the layout; over other
+   ranks it keeps the layout. */
 static bool tt__layout_of_move(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     out[0] = i->in[0] ? in[0] : t->values[i->out[0]].part.split;
@@ -127,7 +130,8 @@ static bool tt__layout_of_move(const tt_tape *t, const tt__instr *i, const tt__s
     return i->op == TT__OP_ALL_GATHER && in[0] == TT__ROWS;
 }
 
-/* Emits the backward of a sum over the tensor ranks, whose gradient each rank has whole. */
+/* Emits the backward of a sum over the tensor-parallel ranks: passes the gradient of the sum on, which each
+   rank has whole. */
 static void tt__backward_ALL_REDUCE(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt__grad_pass(b, g, f->in[0], true);
@@ -139,7 +143,8 @@ static void tt__backward_REDUCE_SCATTER(tt__builder *b, const tt__instr *f, int3
     tt__grad_into(b, 0, f->in[0]);
 }
 
-/* Emits the backward of a gather over the tensor ranks: a rank takes its rows of the whole gradient. */
+/* Emits the backward of a gather over the tensor-parallel ranks: a rank takes its own rows of the whole
+   gradient. */
 static void tt__backward_ALL_GATHER(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt_tape *t = b->t;
@@ -150,10 +155,11 @@ static void tt__backward_ALL_GATHER(tt__builder *b, const tt__instr *f, int32_t 
     tt__grad_pass(b, own, f->in[0], false);
 }
 
-/* Returns the elements that one of n members loads if data is divided evenly: a sum loads the member's n-th
-   from the n - 1 others, and a gather loads the n - 1 others' n-ths. No algorithm moves less (Patarasuk,
-   Yuan: "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). With a root, member 0
-   alone sums, and each other member loads all, as from a server. */
+/* Returns the number of elements that a member must load if each of n members has an n-th of the tensor. In a
+   sum, a member loads its own n-th from the n - 1 others; in a gather, it loads the n-ths of the n - 1
+   others. No algorithm moves less (Patarasuk, Yuan: "Bandwidth optimal all-reduce algorithms for clusters of
+   workstations", 2009). With a root, this does not hold: member 0 alone sums, and each other member loads the
+   whole tensor. */
 
 static double tt__share(int64_t elements, int members)
 {

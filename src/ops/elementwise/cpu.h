@@ -12,7 +12,7 @@
 #include "../cpu_rows.h"
 
 /* ---------------------------------------------------------------------------------------- element by element
-   Kernels whose rows, or elements, depend only on the same rows of their operands. */
+   Kernels that compute each row, or each element, only from the same row of their operands. */
 
 TT__RUN_MAP_OF(SCALE, 0, 1, TT__K(axpby)(y, l->instr->attr.scale, x[0], 0, NULL, n))
 TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
@@ -34,7 +34,7 @@ TT__ROWS_FN(swiglu_backward_rows)
     const int64_t n = l->in[0].cols;
     for (int64_t r = from; r < to; r++) {
         const float *x[3]; /* dy, gate, up */
-        float *y[2];       /* dgate, dup: an absent one is computed too, into scratch */
+        float *y[2];       /* dgate, dup; an absent result is computed into scratch */
         for (int k = 0; k < 3; k++) x[k] = TT__K(row_in)(&l->in[k], r, scratch, 2 + k);
         for (int k = 0; k < 2; k++) {
             float *row = TT__K(scratch_row)(scratch, n, k);
@@ -55,10 +55,11 @@ TT__FN tt_status TT__K(run_SWIGLU_BACKWARD)(const tt__launch *l)
     return tt__for_rows(l, &l->in[0], 0, TT__K(swiglu_backward_rows));
 }
 
-/* Computes sine and cosine of an angle below 2^25 by Taylor series, within 2e-9 before they are rounded. */
+/* Computes the sine and the cosine of an angle below 2^25 by Taylor series in double. The error before
+   rounding to float is at most 2e-9. */
 TT__INLINE void TT__K(turn)(float angle, float *sine, float *cosine)
 {
-    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0; /* 1.5 * 2^52, to round */
+    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0; /* 1.5 * 2^52, rounds numbers */
     const double turns = (angle / half_pi + nearest) - nearest, x = angle - turns * half_pi, y = x * x;
     const double s = x * (1 - y / 6 * (1 - y / 20 * (1 - y / 42 * (1 - y / 72 * (1 - y / 110)))));
     const double c = 1 - y / 2 * (1 - y / 12 * (1 - y / 30 * (1 - y / 56 * (1 - y / 90))));
@@ -68,7 +69,7 @@ TT__INLINE void TT__K(turn)(float angle, float *sine, float *cosine)
     *cosine = (float)((quarter ^ quarter >> 1) & 1 ? -b : b);
 }
 
-/* Computes rows [from, to). The frequencies are at the beginning of the workspace. */
+/* Computes rows [from, to) of rotary positions. The frequencies are at the beginning of the workspace. */
 TT__ROWS_FN(rotary_rows)
 {
     const tt__instr *i = l->instr;
@@ -76,7 +77,7 @@ TT__ROWS_FN(rotary_rows)
     const int64_t n = l->in[0].cols, size = n / i->attr.heads, pairs = tt__rotary_pairs(o);
     const int32_t *position = (const int32_t *)l->in[1].data;
     const float *frequency = tt__workspace_at(l, 0), sign = i->attr.scale;
-    float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* a row of n floats holds both */
+    float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* both are in one row of scratch */
     for (int64_t r = from; r < to; r++) {
         const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
         float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
@@ -135,8 +136,9 @@ TT__FN tt_status TT__K(run_FILL)(const tt__launch *l)
     return l->add[0] ? TT_OK : tt__for_rows(l, &l->out[0], 0, TT__K(fill_rows));
 }
 
-/* Computes row r: y = x / (1 - p) where the element survives, else 0; plus the residual, if there is one.
-   Element c gets 16 random bits: number c % 8 of Philox counter {r, c / 8, 0, 0}. more: Philox's keys. */
+/* Computes row r of dropout: y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual
+   if it is present. Element c is decided by 16 random bits, number c % 8 of Philox counter {r, c / 8, 0, 0}.
+   more: the keys of Philox. */
 TT__ROW_FN(dropout_row)
 {
     const tt__vu groups = TT__K(philox_groups)();

@@ -9,7 +9,7 @@ namespace {
 
 // ---------------------------------------------------------------------------------------- element by element
 
-// Computes y = s x. Moves x and y once.
+// Computes y = s * x. Moves x and y once.
 struct op_scale {
     static constexpr int KIND = HOT_CASTS;
     float s;
@@ -28,7 +28,7 @@ cudaError_t run_scale(const tt__launch *l)
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], false, op);
 }
 
-// Computes y = a + b or (TIMES) a b, where b is a matrix or (ROW) a row. Moves a, b and y once.
+// Computes y = a + b or, if TIMES, y = a * b. b is a matrix or, if ROW, a single row. Moves a, b and y once.
 template <bool TIMES, bool ROW> struct op_two {
     static constexpr int KIND = HOT;
     static constexpr bool BY_ROW = ROW;
@@ -51,8 +51,8 @@ template <class OP> cudaError_t run_two(const tt__launch *l)
     return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], OP::BY_ROW, OP());
 }
 
-// Arguments of rotary positions. A thread turns up to 8 pairs, the same pairs of TURN_HEADS heads. Moves x
-// and y once.
+// Arguments of rotary positions. A thread rotates up to 8 pairs of columns of a head, and the same pairs of
+// TURN_HEADS heads. Moves x and y once.
 enum { TURN_HEADS = 8 };
 struct rotary_args {
     tt__mat x, y;
@@ -60,11 +60,11 @@ struct rotary_args {
     bool add, vector;
     int heads, head_size, pairs, neighbours;
     float sign, magnitude;
-    int64_t groups, spans, all; // groups of pairs in a head; groups of heads in a row; all groups
+    int64_t groups, spans, all; // groups of pairs in a head; groups of heads in a row; number of tasks
     float frequency[TT__MOST_PAIRS];
 };
 
-// Writes v to the n columns from c on of row r, or adds v to them.
+// Writes v to n columns of row r of y, beginning with column c, or (a.add) adds v to them.
 __device__ void put_group(const rotary_args &a, int64_t r, int64_t c, int n, float (&v)[8])
 {
     float old[8];
@@ -116,7 +116,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2) rotary_kernel(rotary_args 
             }
             put_group(a, r, lower, n_lower, v);
             put_group(a, r, upper, n_upper, w);
-            if (group || (a.x.data == a.y.data && !a.add)) continue; // below: columns that do not turn
+            if (group || (a.x.data == a.y.data && !a.add)) continue;
+            // Copies the columns that are not rotated.
             for (int64_t e = 2 * a.pairs; e < a.head_size; e += 8) {
                 const int rest = min((int64_t)8, a.head_size - e);
                 load_group(v, a.x, r, head + e, rest, a.vector);
@@ -154,7 +155,7 @@ cudaError_t run_rotary(const tt__launch *l)
     return e != cudaSuccess ? e : TT__LAUNCH(rotary_kernel, grid, TT__ROW_THREADS, 0, l->device->stream, a);
 }
 
-// Computes y = a constant, times the loss scale if `scale` is not NULL. Moves y once.
+// Sets y to a constant, multiplied by the loss scale if `scale` is not NULL. Moves y once.
 struct op_fill {
     static constexpr int KIND = RARE;
     float x;
@@ -174,7 +175,7 @@ cudaError_t run_fill(const tt__launch *l)
     return l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, l->out[0], false, false, op);
 }
 
-// Computes y = act(x); op_act_backward computes dx = dy act'(saved). Moves operands and results once.
+// Computes y = act(x); op_act_backward computes dx = dy * act'(saved). Both move operands and results once.
 template <int ACT> struct op_act {
     static constexpr int KIND = ACT == TT__ACT_GELU || ACT == TT__ACT_GELU_TANH ? HOT : RARE;
     __device__ void begin() {}
@@ -203,7 +204,7 @@ template <int ACT> struct op_act_backward {
     }
 };
 
-// Calls run(op) with the op of an activation.
+// Calls run(op), where op is OP<act> for the activation `act`.
 template <template <int> class OP, class RUN> cudaError_t with_act(int act, RUN run)
 {
     switch (act) {
@@ -238,7 +239,7 @@ cudaError_t run_activation_backward(const tt__launch *l)
     return run_slope(l, l->instr->attr.act, l->in[0], l->in[1], l->out[0], l->add[0], l->out[1], l->add[1]);
 }
 
-// Computes y = silu(gate) up. Moves gate, up and y once.
+// Computes y = silu(gate) * up. Moves gate, up and y once.
 struct op_swiglu {
     static constexpr int KIND = HOT;
     __device__ void begin() {}
@@ -257,8 +258,8 @@ cudaError_t run_swiglu(const tt__launch *l)
     return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], false, op_swiglu());
 }
 
-// Arguments of the backward of swiglu, in groups of 8 columns as in each_group. dgate or dup may be absent,
-// or in the place of an operand. Moves operands and results once.
+// Arguments of the backward of swiglu, which works on groups of 8 columns, as each_group does. dgate or dup
+// may be absent, or have the memory of an operand. Moves operands and results once.
 struct swiglu_args { tt__mat dy, gate, up, dgate, dup; bool add_dgate, add_dup, vector; int64_t per_row; };
 
 // Computes dgate and dup. X: dtype of all operands and results, or ANY.
@@ -319,10 +320,10 @@ cudaError_t run_swiglu_backward(const tt__launch *l)
     return TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
 }
 
-// Computes y = x / (1 - p) where the element survives, else 0; plus the residual. A group's 16-bit random
-// numbers are Philox block {r, c / 8, 0, 0}, where r and c count the rows and columns of all ranks; number[r]
-// replaces r if `number` is not NULL. Moves x, residual and y once; the random numbers take some 12 integer
-// operations an element.
+// Computes y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual if it is present.
+// A group of 8 columns gets its 16-bit random numbers from Philox counter {r, c / 8, 0, 0}, where r and c
+// count the rows and columns of all ranks; if `number` is not NULL, number[r] replaces r. Moves x, residual
+// and y once; the random numbers take some 12 integer operations an element.
 struct op_dropout {
     static constexpr int KIND = HOT;
     const tt__run *run;
@@ -344,7 +345,7 @@ struct op_dropout {
     {
         return number ? (uint32_t)number[r] : (uint32_t)(first_row + r);
     }
-    // Drops elements of group number `group` of row number `row`.
+    // Applies dropout to v, group number `group` of 8 columns of row number `row`.
     __device__ void apply(uint32_t row, uint32_t group, float (&v)[8]) const
     {
         const uint32_t counter[4] = {row, (uint32_t)(first_col / 8) + group, 0, 0};

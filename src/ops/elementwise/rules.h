@@ -31,15 +31,16 @@ static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t 
     tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "0");
 }
 
-/* Returns the instruction whose out[0] is v if v has only one reader, which may then take v over; else -1. */
+/* Returns the instruction whose out[0] is v if v has only one reader, so that the two can be merged; else
+   returns -1. */
 static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 {
     int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
     return at >= 0 && t->code[at].out[0] == v ? at : -1;
 }
 
-/* Lets the product that computes x apply the activation. The product without activation becomes its out[1],
-   which GELU and SiLU save; pruning drops out[1] if nothing reads it. */
+/* Merges activation k with the product that computes its operand. The merged instruction's out[1] is the
+   product before the activation, which GELU and SiLU save; pruning drops out[1] if nothing reads it. */
 static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root)
 {
     int at = tt__sole_producer(t, t->code[k].in[0], root);
@@ -54,7 +55,8 @@ static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root)
 static const tt__rules tt__rules_ACTIVATION = {tt__shape_elementwise, tt__layout_alike,
     {tt__backward_ACTIVATION}, NULL, NULL, NULL, tt__fuse_ACTIVATION};
 
-/* Lets the product that computes dy multiply by the derivative, so that dy itself is never stored. */
+/* Merges instruction k, the backward of an activation, with the product that computes its operand dy, so that
+   dy itself is never stored. */
 static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root)
 {
     int at = tt__sole_producer(t, t->code[k].in[0], root);
@@ -72,7 +74,7 @@ static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, tt__la
 
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b)
 {
-    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* else tt__record fails */
+    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* if not, tt__record fails */
     const bool row = both && !t->values[b.id].shape.axis &&
                      !tt__same_rows(&t->values[a.id].shape, &t->values[b.id].shape);
     return tt__record(t, tt__new_instr(row ? TT__OP_ADD_ROW : TT__OP_ADD), "vv", a, b);
@@ -83,11 +85,12 @@ static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
     const tt__value *v = b->t->values;
     tt_dtype dtype = v[g].shape.dtype;
     int take = v[f->in[0]].shape.dtype != dtype && v[f->in[1]].shape.dtype == dtype;
-    tt__grad_pass(b, g, f->in[1 - take], false); /* reads g before in[take] may take it over */
+    tt__grad_pass(b, g, f->in[1 - take], false); /* first, because in[take] may take g over */
     tt__grad_pass(b, g, f->in[take], true);
 }
 
-/* Lets the instruction that computes one of the operands add the other operand. */
+/* Merges addition k with the instruction that computes one of its operands; the merged instruction adds the
+   other operand. */
 static void tt__fuse_ADD(tt_tape *t, int k, int32_t root)
 {
     for (int side = 0; side < 2; side++) {
@@ -225,9 +228,9 @@ tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_o
     tt__instr i = tt__new_instr(TT__OP_ROTARY);
     tt_rotary_options *to = &i.attr.rotary;
     *to = *o;
-    to->heads = 0; /* attr.heads has the number, which is less for a shard of x */
+    to->heads = 0; /* attr.heads has the number of heads, which is less for a shard of x */
     if (!to->size && o->heads > 0) to->size = (int)tt__min(tt_value_width(t, x) / o->heads, INT_MAX);
-    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* an option that is not read may be anything */
+    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* sets options that are not read to fixed values */
     if (o->scaling < TT_ROTARY_LLAMA3) to->original = 1;
     if (o->scaling < TT_ROTARY_LLAMA3 || (o->low == 0 && o->high == 0)) {
         to->low = 1;
@@ -275,7 +278,7 @@ tt_value tt_scale(tt_tape *t, tt_value x, float s)
     return tt__record(t, i, "v", x);
 }
 
-/* Emits a collective of x with the `move` of f. */
+/* Emits a collective `op` of x with the same `move` as f. */
 static tt__instr *tt__emit_move(tt__builder *b, int op, const tt__instr *f, int32_t x)
 {
     tt__instr *i = tt__emit(b, op, NULL, &x, 1);
@@ -283,9 +286,9 @@ static tt__instr *tt__emit_move(tt__builder *b, int op, const tt__instr *f, int3
     return i;
 }
 
-/* Emits the backward of SCALE. A SCALE by 1 with `move` marks that tensor ranks make partial gradients of x
-   (tt__entered); these are summed before they are added to the rest of x's gradient. If rows of x were
-   gathered only for this SCALE, each rank gets only its own rows of the sum. */
+/* Emits the backward of SCALE. A SCALE by 1 that has a `move` marks that the tensor-parallel ranks make
+   partial gradients of x (tt__entered). These are summed over the ranks before they are added to the gradient
+   of x. If the rows of x were gathered only for this SCALE, each rank gets only its own rows of the sum. */
 static void tt__backward_SCALE(tt__builder *b, const tt__instr *f, int32_t g)
 {
     const tt_tape *t = b->t;
@@ -318,14 +321,15 @@ tt_value tt_dropout(tt_tape *t, tt_value x, float p)
 
 static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_DROPOUT, "g-2", "0"); /* f's mask */
+    /* With the random numbers of f, this DROPOUT drops the same elements. */
+    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_DROPOUT, "g-2", "0");
     tt__grad_pass(b, g, f->in[1], true);
 }
 
 static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, tt__layout_alike, {tt__backward_DROPOUT}};
 
-/* Returns whether a device has one kernel for i and `next`, which reads i's first result: dropout and a norm
-   of its result, or the backward of a norm and dropout of the gradient that the backward makes. */
+/* Returns whether a device has one kernel for both i and `next`, which reads the first result of i: for
+   dropout and a norm of its result, or for the backward of a norm and dropout of the resulting gradient. */
 static bool tt__has_kernel_of_both(const tt__instr *i, const tt__instr *next)
 {
     if (i->op == TT__OP_DROPOUT) return next->op == TT__OP_LAYERNORM || next->op == TT__OP_RMSNORM;

@@ -7,8 +7,8 @@
 
 /* ---------------------------------------------------------------------------------------------- embedding */
 
-/* Computes rows [from, to) of out[0]: row r is row r of m or, with `index`, row index[r] - first of m; 0
-   where m has no such row. */
+/* Computes rows [from, to) of out[0]. Row r is row r of m or, if index is not NULL, row index[r] - first of
+   m; it is zeros where m has no such row. */
 TT__INLINE void TT__K(take_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                  const tt__mat *m, const int32_t *index, int64_t first)
 {
@@ -37,9 +37,9 @@ TT__ROWS_FN(zero_rows)
     for (int64_t r = from; r < to; r++) memset(tt__at(&l->out[0], r), 0, bytes);
 }
 
-/* Adds up rows of dy by id. `order` has the numbers of dy's rows in the order of their ids (equal ids in row
-   order), without ids for which out[0] has no row. All rows of an id belong to the task in which the id
-   begins, so that one task adds these rows, in row order. */
+/* Sums the rows of dy that have equal ids. `order` has the numbers of the rows of dy, sorted by id and for
+   equal ids by row, without ids for which out[0] has no row. [from, to) counts entries of `order`. The task
+   in which an id begins adds all rows of this id, so that they are added in row order. */
 TT__ROWS_FN(embedding_backward_rows)
 {
     const int32_t *ids = (const int32_t *)l->in[0].data, *order = (const int32_t *)l->workspace;
@@ -64,7 +64,7 @@ TT__FN tt_status TT__K(run_EMBEDDING_BACKWARD)(const tt__launch *l)
     int64_t rows = l->in[0].rows, vocab = l->out[0].rows, n = l->out[0].cols, id;
     int32_t *order = (int32_t *)l->workspace, *first = order + rows;
     const int64_t first_row = l->first_row - l->instr->attr.offset;
-    memset(first, 0, (size_t)(vocab + 1) * 4); /* a counting sort by id */
+    memset(first, 0, (size_t)(vocab + 1) * 4); /* begins a counting sort by id */
     for (int64_t r = 0; r < rows; r++)
         if ((id = ids[r] - first_row) >= 0 && id < vocab) first[id + 1]++;
     for (int64_t v = 0; v < vocab; v++) first[v + 1] += first[v];

@@ -9,23 +9,25 @@
 
 namespace {
 
-// ---- gradients of tables: rows of dy are sorted by id, equal ids in row order; then equal ids are summed
+// ---- gradients of tables: sort the rows of dy by id, and for equal ids by row; then sum rows of equal ids
 
-#ifndef TT__SORT_TILES // max number of blocks; tests make it smaller
+#ifndef TT__SORT_TILES // max number of blocks of the radix sort; tests make it smaller
 #define TT__SORT_TILES 128
 #endif
-enum { TT__SORT_STEP = 1024 }; // ids that a block takes at a time
+enum { TT__SORT_STEP = 1024 }; // number of ids that a block sorts at a time
 
-// The kernels below run once or twice a step, and each time the device reads their code from its memory, so
-// that short code saves more time than unrolled loops.
+// The kernels below run only once or twice in a step, so the device reads their code from its memory each
+// time. Short code therefore saves more time than unrolled loops.
 
-// Loads four numbers, 32 apart, with all four loads in flight together.
+// Loads from[k], from[k + 32], from[k + 64] and from[k + 96], or 0 from `end` on, with all loads in flight
+// together.
 __device__ __forceinline__ void load_ids(int32_t (&to)[4], const int32_t *from, int64_t k, int64_t end)
 {
     TT__UNROLL for (int u = 0; u < 4; u++) to[u] = k + u * 32 < end ? from[k + u * 32] : 0;
 }
 
-// Sets counts[block][digit] to the number of the block's ids with this digit, 8 bits from bit `shift` on.
+// Sets counts[block][digit] to the number of the block's ids that have this digit. A digit is the 8 bits of
+// an id from bit `shift` on.
 __global__ void __launch_bounds__(TT__ROW_THREADS) count_digits(const int32_t *ids, int64_t n, int shift,
                                                                 int64_t tile, unsigned *counts)
 {
@@ -45,15 +47,15 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) count_digits(const int32_t *i
     counts[(int64_t)blockIdx.x * 256 + threadIdx.x] = count[threadIdx.x];
 }
 
-// Sorts ids and rows (NULL: 0, 1, ...) by their digit; ids with the same digit keep their order. Thread k of
-// a block is responsible for digit k.
+// Sorts ids, and their rows, by digit. Ids with the same digit keep their order. If rows is NULL, the rows
+// are 0, 1, ... Thread k of a block computes the counts and places of digit k.
 __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t *ids, const int32_t *rows,
                                                                   int64_t n, int shift, int64_t tile,
                                                                   const unsigned *counts, int32_t *to_ids,
                                                                   int32_t *to_rows)
 {
     tt__begin_kernel();
-    TT__SHARED(unsigned, place, [8][256]); // place of each warp's next id, by its digit
+    TT__SHARED(unsigned, place, [8][256]); // place of each warp's next id with a digit
     TT__SHARED(unsigned, totals, [8]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
@@ -67,7 +69,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
             all += count[u];
         }
     }
-    unsigned sum = all; // number of ids with a digit of this warp up to this thread's
+    unsigned sum = all; // becomes the number of ids with this digit or a lower digit of the same warp
     for (int m = 1; m < 32; m *= 2) {
         const unsigned other = __shfl_up_sync(0xffffffffu, sum, m);
         if (lane >= m) sum += other;
@@ -85,7 +87,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
         if (rows) load_ids(row, rows, first, to);
         TT__UNROLL for (int k = 0; k < 8; k++) place[warp][k * 32 + lane] = 0;
         __syncwarp();
-        // rank: how many ids with the same digit the warp has before each of its 128 ids.
+        // rank: the number of ids with the same digit that come before an id among the warp's 128 ids.
         TT__UNROLL for (int u = 0; u < 4; u++) {
             const bool there = first + u * 32 < to;
             const unsigned digit = (uint32_t)id[u] >> shift & 255;
@@ -113,13 +115,13 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
     }
 }
 
-// Sorts up to TT__RANKED ids and their rows at once: the place of an id is the number of ids before it. A
-// block counts for 32 ids, and each of its warps compares these with an eighth of all ids. Further blocks
-// write zeros.
+// Sorts up to TT__RANKED ids and their rows in one step: the place of an id is the number of ids that come
+// before it. A block counts these for 32 ids, and each of its 8 warps compares the 32 ids with an eighth of
+// all ids. The other blocks write zeros to `zero`.
 #ifndef TT__RANKED // tests make it smaller
 #define TT__RANKED 8192
 #endif
-enum { TT__ZEROS = 4096 }; // vectors of zeros that a block writes at a time
+enum { TT__ZEROS = 4096 }; // number of 16-byte vectors of zeros that a block writes at a time
 __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, int n, int32_t *to_ids,
                                                             int32_t *to_rows, uint4 *zero,
                                                             int64_t zero_vectors)
@@ -136,20 +138,21 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
                 if (k + u < zero_vectors) zero[k + u] = make_uint4(0, 0, 0, 0);
         return;
     }
-    const int from = (int)blockIdx.x * 32, each = ((n + 7) / 8 + 31) / 32 * 32; // each: ids of a warp
+    const int from = (int)blockIdx.x * 32, each = ((n + 7) / 8 + 31) / 32 * 32; // each: ids per warp
     const int whole = (uintptr_t)ids % 16 == 0 ? n / 4 * 4 : 0;
     TT__ROLLED for (int k = threadIdx.x * 4; k < whole; k += 4 * TT__ROW_THREADS)
         tt__cp_async_16(all + k, ids + k);
     TT__ROLLED for (int k = whole + threadIdx.x; k < n; k += TT__ROW_THREADS)
         tt__cp_async_4(all + k, ids + k);
-    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1; // < 256 of these
+    // Pads the ids to 8 * each with large ids, which are fewer than 256.
+    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1;
     tt__cp_async_commit();
     tt__cp_async_wait<0>();
     __syncthreads();
     const int32_t id = all[from + lane];
     unsigned count = 0;
     for (int at = warp * each; at < (warp + 1) * each; at += 32) {
-        const int32_t most = id + (at < from); // equal ids of earlier blocks come before it
+        const int32_t most = id + (at < from); // equal ids at earlier places come first
         TT__UNROLL for (int k = 0; k < 32; k += 4) {
             const int4 of = *(const int4 *)(all + at + k);
             // The sign of a difference costs less than a comparison; the numbers are not negative.
@@ -168,9 +171,9 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
     to_rows[count] = from + lane;
 }
 
-enum { TT__SUMMED = 16 }; // vectors in flight to each thread of sum_ids
+enum { TT__SUMMED = 16 }; // max vectors in flight to each thread of sum_ids
 
-// Copies 8 columns of a row, which are whole vectors, to shared memory asynchronously.
+// Copies 8 columns of row r, beginning with column c, asynchronously to shared memory as whole vectors.
 __device__ __forceinline__ void copy_group(uint4 *to, const tt__mat &m, int64_t r, int64_t c)
 {
     const int vectors = m.dtype == TT_F32 ? 2 : 1;
@@ -179,26 +182,28 @@ __device__ __forceinline__ void copy_group(uint4 *to, const tt__mat &m, int64_t 
     if (vectors == 2) tt__cp_async_16(to + 1, p + 1);
 }
 
-// Sums the rows of dy with equal ids. A block has a chunk of `chunk` rows. The sum of an id whose rows are
-// all in the chunk goes to row id - first of `to`, if there is one. The sum goes to partial[block][0] if rows
-// of the id are in the chunk before, and to partial[block][1] if the id begins in this chunk and goes on in
-// the next. wide: dy and `to` have whole groups of 8 columns at multiples of 16 bytes, and shared memory has
-// room for the rows in flight. Moves dy and the rows of `to` once.
+// Sums the rows of dy that have equal ids. A block sums a chunk of `chunk` rows in sorted order. The sum of
+// an id whose rows are all in the chunk goes to row id - first of `to`, if this row exists. Otherwise the sum
+// is partial: it goes to partial[block][0] if the chunk before also has rows of the id, and to
+// partial[block][1] if the id begins in this chunk and continues in the next. wide: dy and `to` have whole
+// groups of 8 columns at multiples of 16 bytes, and shared memory has room for the rows in flight. Moves dy
+// and the rows of `to` once.
 __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t *rows, int64_t n, tt__mat dy,
                                                tt__mat to, int64_t first, bool add, bool wide, int64_t chunk,
                                                float *partial)
 {
     tt__begin_kernel();
     TT__DYN_SHARED(uint4, coming);
-    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // ids of the row before, of the rows, of the row after
+    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // ids of the previous row, of `most` rows, of the next row
     TT__SHARED(int32_t, row, [TT__SUMMED]);
     const int64_t from = (int64_t)blockIdx.x * chunk, end = min(n, from + chunk);
     const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
     const int width = (int)max((int64_t)0, min(dy.cols - c, (int64_t)8)), t = (int)threadIdx.x;
     const bool copies = wide && width > 0;
-    const int vectors = dy.dtype == TT_F32 || (add && to.dtype == TT_F32) ? 2 : 1; // in 8 columns
+    const int vectors = dy.dtype == TT_F32 || (add && to.dtype == TT_F32) ? 2 : 1; // vectors in 8 columns
     const int most = TT__SUMMED / vectors / (add ? 2 : 1), step = (int)blockDim.x * vectors;
-    uint4 *const own = coming + t * vectors, *const old = own + most * step; // rows of dy, rows of `to`
+    // own: the thread's columns of rows of dy; old: those of rows of `to`.
+    uint4 *const own = coming + t * vectors, *const old = own + most * step;
     const tt__mat parts = {partial, TT_F32, 0, dy.cols, dy.cols};
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
     bool began = false;
@@ -237,8 +242,8 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
     }
 }
 
-// Adds up the partial sums of ids whose rows are in several chunks. The block of the chunk in which an id
-// begins adds up the id's sums.
+// Sums the partial sums of ids whose rows are in several chunks. The block of the chunk in which an id begins
+// sums the partial sums of this id.
 __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, tt__mat to, int64_t first,
                                                 bool add, bool vector, int64_t chunk, float *partial)
 {
@@ -250,7 +255,7 @@ __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, t
     const int32_t id = ids[end];
     const int64_t row = id - first;
     if ((from > 0 && ids[from - 1] == id) || row < 0 || row >= to.rows) return;
-    int64_t low = end, high = n; // ids[low] == id; ids from `high` on are greater
+    int64_t low = end, high = n; // ids[low] == id; ids from ids[high] on are larger
     while (high - low > 1) {
         const int64_t middle = (low + high) / 2;
         if (ids[middle] == id) low = middle;
@@ -284,7 +289,7 @@ cudaError_t run_table_backward(const tt__launch *l)
     const int64_t n = index->rows, first = embedding ? l->first_row - l->instr->attr.offset : 0;
     const int64_t ids_end = embedding && l->whole_rows ? l->whole_rows : to->rows;
     const size_t each = tt__align_to((size_t)n * sizeof(int32_t), TT__CUDA_ALIGN);
-    int32_t *array[4]; // ids, rows, and another pair of these
+    int32_t *array[4]; // two pairs of arrays: ids and rows
     for (int k = 0; k < 4; k++) array[k] = (int32_t *)((char *)l->workspace + k * each);
     const int32_t *ids = (const int32_t *)index->data, *rows = NULL;
     const bool ranked = n > 0 && n <= TT__RANKED;

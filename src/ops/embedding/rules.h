@@ -20,7 +20,8 @@ static bool tt__shape_EMBEDDING(tt_tape *t, const tt__instr *i, tt__shape *out)
     return !table->axis || tt__bad(t, i, 1, "a table with a fixed number of rows");
 }
 
-/* The layout rule: with a shard of the table, rows of ids outside the shard are 0; the result is partial. */
+/* The layout rule of EMBEDDING. If a rank has a shard of the table, its rows for ids outside the shard are 0,
+   so the result is partial. */
 static bool tt__layout_EMBEDDING(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t;
@@ -57,7 +58,7 @@ static bool tt__shape_EMBEDDING_BACKWARD(tt_tape *t, const tt__instr *i, tt__sha
     return tt__index_in(t, i, 0) && tt__shape_in(t, i, 1, tt__in(t, i, 0), cols);
 }
 
-/* The layout rule of the backward: a rank sums the gradients of the table's rows that it has. */
+/* The layout rule of EMBEDDING_BACKWARD. A rank sums the gradients of those rows of the table that it has. */
 static bool tt__layout_EMBEDDING_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                           tt__split *out)
 {

@@ -9,24 +9,25 @@ namespace {
 
 // ==================================================================================================== fp8
 
-// A tensor that is rounded to fp8. The scale comes from `known`, a row of the history, or from the tensor's
-// largest magnitude if `known` is NULL or 0.
+// A tensor x that is rounded to fp8. The scale is computed from the magnitude *known, in a row of the
+// history, or from x's largest magnitude if known is NULL or *known is 0.
 struct fp8_tensor {
     tt__mat x;
-    unsigned char *q, *across; // results (rows, q_ld), and transposed (columns, across_ld); NULL: not wanted
+    unsigned char *q, *across; // the results, row by row and transposed; NULL: not wanted
     int64_t q_ld, across_ld;
     const float *known;
-    unsigned *largest; // bits of the largest magnitude: with a history of the step so far, else of x
+    unsigned *largest; // bits of the largest magnitude of x; with a history, the largest of the step so far
     float *unscale;
     bool wide, e5m2;
 };
 
-// Returns the bits of the largest magnitude of all threads of a block of 256; NaN is larger than infinity.
+// Returns the largest of the magnitudes `most`, given as bits, of a block's 256 threads. As bits, a NaN is
+// larger than infinity.
 __device__ __forceinline__ unsigned fp8_largest_of_block(unsigned most)
 {
     TT__SHARED(unsigned, part, [8]);
     TT__UNROLL for (int m = 16; m; m >>= 1) most = max(most, __shfl_xor_sync(0xffffffffu, most, m));
-    __syncthreads(); // all threads have read `part` of an earlier call
+    __syncthreads(); // before this, threads may still read `part` of an earlier call
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = most;
     __syncthreads();
     TT__UNROLL for (int k = 0; k < 8; k++) most = max(most, part[k]);
@@ -39,8 +40,8 @@ __device__ __forceinline__ unsigned fp8_larger(unsigned most, const float (&v)[8
     return most;
 }
 
-// Returns the bits of the largest magnitude in some groups of eight elements. Groups are numbered in blocks
-// of 256, and the blocks are `block`, block + step, ...
+// Returns the bits of the largest magnitude in a part of t.x. Each 256 groups of eight elements form a block;
+// the part consists of blocks number block, block + step, block + 2 * step, ...
 __device__ __forceinline__ unsigned fp8_largest_of(const fp8_tensor &t, int64_t block, int64_t step)
 {
     const int64_t groups = (t.x.cols + 7) / 8;
@@ -61,7 +62,8 @@ __global__ void __launch_bounds__(256) fp8_largest(fp8_tensor t)
     if (threadIdx.x == 0) atomicMax(t.largest, most); // any order gives the same result
 }
 
-// Returns the factor of a tensor before it is rounded to fp8, as tt__fp8_scale does; `largest` is bits.
+// Returns the factor by which a tensor is multiplied before it is rounded to fp8, as tt__fp8_scale does.
+// largest: the bits of the tensor's largest magnitude.
 __device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
 {
     const float most = __uint_as_float(largest);
@@ -70,7 +72,7 @@ __device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
     return __uint_as_float(__float_as_uint(TT__FP8_MOST(e5m2) / most) & 0x7f800000u);
 }
 
-// Rounds eight numbers to fp8, one a byte.
+// Rounds eight numbers to fp8 and returns them as eight bytes.
 template <bool E5M2> __device__ __forceinline__ uint2 fp8_of(const float (&v)[8])
 {
     uint32_t two[4];
@@ -80,7 +82,7 @@ template <bool E5M2> __device__ __forceinline__ uint2 fp8_of(const float (&v)[8]
     return make_uint2(__byte_perm(two[0], two[1], 0x5410), __byte_perm(two[2], two[3], 0x5410));
 }
 
-// Transposes four rows of four bytes each.
+// Transposes a 4 x 4 matrix of bytes, whose rows are a, b, c and d.
 __device__ __forceinline__ void transpose_bytes(uint32_t &a, uint32_t &b, uint32_t &c, uint32_t &d)
 {
     const uint32_t ab = __byte_perm(a, b, 0x5140), ab_high = __byte_perm(a, b, 0x7362);
@@ -98,9 +100,9 @@ template <int X> __device__ __forceinline__ uint32_t without_infinities(uint32_t
 
 // Rounds x and its transpose to fp8 in one sweep over x, by tiles of 128 rows and 64 columns. A thread has
 // eight columns of four rows: it writes eight bytes of each row, and four bytes of each column through shared
-// memory, where a column's pieces of 16 bytes are permuted against bank conflicts. While the history knows
-// nothing, as in a first step, each block first reads all of x. X: the dtype of x, BF16 or F16, if the rows
-// of x are whole vectors of eight elements, or ANY.
+// memory, where the 16-byte parts of a column are permuted against bank conflicts. While the history has no
+// magnitude, as in the first step, each block first reads all of x. X: the dtype of x, BF16 or F16, if the
+// rows of x are whole vectors of eight elements; otherwise ANY.
 template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quantize(fp8_tensor t)
 {
     tt__begin_kernel();
@@ -116,14 +118,14 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
     const unsigned tiles = (unsigned)((rows + ROWS - 1) / ROWS) * across;
     const int part = (int)threadIdx.x % 8, four = (int)threadIdx.x / 8;
     float scale;
-    unsigned most = 0; // largest magnitude: bits of a float if X is ANY, else bits of a 16-bit number
+    unsigned most = 0; // bits of the largest magnitude: of a float if X is ANY, else of a 16-bit number
     if (t.known && *t.known > 0)
         scale = fp8_scale(__float_as_uint(*t.known), E5M2) / (1 << TT__FP8_MARGIN);
     else scale = fp8_scale(t.known ? fp8_largest_of(t, 0, 1) : *t.largest, E5M2);
     for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const int64_t r0 = (int64_t)(tile / across) * ROWS + 4 * four, c0 = tile % across * COLS;
         const int64_t c = c0 + 8 * part;
-        const int left = (int)min((int64_t)4, x.rows - r0); // how many of the four rows exist
+        const int left = (int)min((int64_t)4, x.rows - r0); // number of the four rows that exist
         const char *from = (const char *)row_at(x, r0);
         unsigned char *to = t.q + r0 * t.q_ld + c;
         uint2 q[4]; // eight bytes of each of four rows
@@ -140,7 +142,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
             }
             top = max(top & 0xffff, top >> 16);
             most = max(most, top);
-            if (top >= (X == TT_BF16 ? 0x7f80 : 0x7c00)) { // infinities become NaN and do not saturate
+            if (top >= (X == TT_BF16 ? 0x7f80 : 0x7c00)) { // infinities must become NaN, not saturate
                 TT__UNROLL for (int k = 0; k < 4; k++)
                     raw[k] = make_uint4(without_infinities<X>(raw[k].x), without_infinities<X>(raw[k].y),
                                         without_infinities<X>(raw[k].z), without_infinities<X>(raw[k].w));
@@ -157,7 +159,8 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
                 float v[8] = {};
                 if (k < left && c < x.cols) load8(v, row_at(x, r0 + k), x.dtype, c, x.cols - c, t.wide);
                 most = fp8_larger(most, v);
-                TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, v[j] - v[j]); // inf: NaN
+                // v - v turns an infinity into NaN.
+                TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, v[j] - v[j]);
                 q[k] = fp8_of<E5M2>(v);
             }
         }
@@ -166,7 +169,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
         if (!t.across) continue;
         transpose_bytes(q[0].x, q[1].x, q[2].x, q[3].x);
         transpose_bytes(q[0].y, q[1].y, q[2].y, q[3].y);
-        __syncthreads(); // all threads have read the previous tile
+        __syncthreads(); // before this, threads may still read the previous tile
         TT__UNROLL for (int k = 0; k < 8; k++) // column k of the four rows
             ((uint32_t *)turned[8 * part + k])[four ^ 4 * part] = k < 4 ? q[k].x : q[k - 4].y;
         __syncthreads();
@@ -211,7 +214,7 @@ cudaError_t run_quantize(const tt__launch *l)
     return TT__LAUNCH(quantize, grid_for(tiles, 1, 528), 256, 0, d->stream, t);
 }
 
-// Moves the largest magnitudes of the step into the history, as on the CPU. A thread has a tensor.
+// Moves the largest magnitudes of the step into the history, as the CPU does. A thread works on one tensor.
 __global__ void __launch_bounds__(256) fp8_history(float *history, int64_t ld, float *largest, int64_t n)
 {
     tt__begin_kernel();

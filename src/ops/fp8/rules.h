@@ -6,14 +6,14 @@
 #include "../scratch.h"
 
 /* ---------------------------------------------------------------------------------------------------- fp8
-   QUANTIZE rounds x to fp8 once, for all products that read x (Micikevicius et al.: "FP8 formats for deep
-   learning", 2022): to TT__E4M3 or TT__E5M2, the dtype of the results. cuBLASLt needs operands that are
-   contiguous along the summed dimension, so out[0] is x row by row and out[1] is x column by column. Both
-   have the shape of x; their `ld`, the distance of two rows or two columns, is a multiple of 16 elements,
-   with zeros after the elements of x. With a history the scale is known before x is read (delayed scaling, as
-   in NVIDIA's Transformer Engine): in[1] has the largest magnitudes of x in earlier steps, and at the end of
-   the step the history gets this step's largest magnitude from out[3]. Without a history, or while no
-   magnitude is known, QUANTIZE first finds the largest magnitude of x. */
+   QUANTIZE rounds x once, for all products that read x, to an fp8 dtype, TT__E4M3 or TT__E5M2 (Micikevicius
+   et al.: "FP8 formats for deep learning", 2022). cuBLASLt needs operands that are contiguous along the
+   summed dimension, so out[0] stores x row by row and out[1] stores x column by column. Both have the shape
+   of x. Their `ld`, the distance of two rows or two columns, is a multiple of 16 elements, with zeros after
+   the elements of x. With a history, the scale is known before x is read (delayed scaling, as in NVIDIA's
+   Transformer Engine): in[1] has the largest magnitudes of x in earlier steps, and at the end of the step the
+   history gets this step's largest magnitude from out[3]. Without a history, or while it has no magnitude,
+   QUANTIZE first finds the largest magnitude of x. */
 
 static bool tt__shape_QUANTIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -25,7 +25,7 @@ static bool tt__shape_QUANTIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 1 + TT__FP8_STEPS);
 }
 
-/* The layout rule: each tensor rank scales its own shard. */
+/* The layout rule of QUANTIZE: each tensor-parallel rank scales its own shard. */
 static bool tt__layout_QUANTIZE(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t;
@@ -34,7 +34,8 @@ static bool tt__layout_QUANTIZE(const tt_tape *t, const tt__instr *i, const tt__
     return in[0] <= TT__COLS && !i->in[1];
 }
 
-/* Returns the bytes of scratch on CUDA, for the largest magnitude; with a history out[3] holds it. */
+/* Returns the bytes of scratch on CUDA, which holds the largest magnitude of x. With a history, out[3] holds
+   the magnitude, and no scratch is needed. */
 static size_t tt__cuda_QUANTIZE(const tt_tape *t, const tt__instr *i)
 {
     (void)t;

@@ -8,8 +8,9 @@
 
 /* -------------------------------------------------------------------------------- linear layers: launches */
 
-/* Returns the arguments of the product C = out[0] (m, n) of A and B, summed over k. The rows of A and B run
-   along k, or their columns where a_columns or b_columns says so. */
+/* Returns the arguments of the product C = A B, where C is out[0] (m, n) and the sums run over k elements.
+   Each row of the matrix a is a row of A; if a_columns, each column is. Each row of the matrix b is a column
+   of B; if b_columns, each column is. */
 TT__INLINE tt__gemm_args TT__K(gemm_args)(const tt__launch *l, int64_t k, const tt__mat *a, bool a_columns,
                                           const tt__mat *b, bool b_columns)
 {

@@ -9,9 +9,9 @@
 #include "../../cpu/rows.h"
 #include "cpu_packing.h"
 
-/* ---- computing ---- */
+/* ---- microkernels ---- */
 
-typedef tt__vf TT__K(micro_sums)[12][4]; /* max size; the part that a microkernel uses is in registers */
+typedef tt__vf TT__K(micro_sums)[12][4]; /* [rows][vectors], max size; the used part is in registers */
 
 /* A microkernel computes a block of C. Its numbers of rows and vectors (nv) are constants, so that sums stay
    in registers. */
@@ -46,12 +46,13 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
     TT__K(micro_sums) sum;
     const float *a = p->a, *b = p->b;
     TT__K(micro_begin)(rows, nv, sum);
-    /* where two threads share a core, instructions other than multiplications limit the speed */
+    /* Unrolled, because where two threads share a core, instructions other than multiply-adds limit the
+       speed. */
     TT__UNROLL_BY(4)
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
         TT__EACH(v, nv) row[v] = TT__K(load)(b + v * TT__LANES);
-#ifdef TT__NEON /* multiplies by a lane: loads of single floats would take most of the registers */
+#ifdef TT__NEON /* multiplies by lanes of A: loads of single floats of A would take most of the registers */
         tt__vf column[12 / TT__LANES];
         const bool lanes = __builtin_constant_p(a_row) && a_row == 1 && rows % TT__LANES == 0;
         const int whole = lanes ? rows / TT__LANES : 0;
@@ -69,8 +70,9 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
     TT__K(micro_end)(rows, nv, sum, 1.0f, p);
 }
 
-/* Computes a block of C from panels of A and B. Of a panel of A it takes all rows, or as many thirds (of 4 or
-   8 rows: halves) as hold `rows`. Of a panel of B it takes all columns, or 16 of 48 if no more are needed. */
+/* Computes a block of C from a panel of A and a panel of B. Multiplies as many thirds of the panel of A (or
+   halves of a panel of 4 or 8 rows) as hold `rows` rows, and all columns of the panel of B, or only the first
+   16 of 48 if `cols` is at most 16. */
 TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, STEP = MR % 3 ? MR / 2 : MR / 3, THIRDS = STEP * 3 == MR, NV = TT__GEMM_NV };
@@ -112,8 +114,8 @@ TT__OUTLINE void TT__K(attention_micro)(int64_t rows, int64_t cols, const tt__pr
 
 #ifdef TT__DOT
 /* Computes a block of C from pairs of bf16: one instruction multiplies TT__DOT_DEPTH elements of a row and a
-   column. It shares no text with the fp32 microkernel, as functions for different CPUs are not inlined into
-   each other. */
+   column. It shares no code with the fp32 microkernel, because compilers do not inline a function into one
+   that is compiled for another CPU. */
 TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row, int64_t a_col,
                                      int64_t b_row, const float scale, const tt__product *p)
 {
@@ -121,7 +123,8 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
     const float *a = p->a, *b = p->b;
     TT__K(micro_begin)(rows, nv, sum);
 #if TT__DOT_DEPTH == 4
-    /* Sums of rows i and i + 1: sum[i][v] has columns 4 v and 4 v + 1, sum[i + 1][v] has the next two. */
+    /* Sums of rows i and i + 1: sum[i][v] has columns 4 * v and 4 * v + 1 of both rows, sum[i + 1][v] has the
+       next two columns. */
     for (int64_t k = p->k; k > 0; k -= 2, a += 2 * a_col, b += 2 * b_row) {
         tt__vf columns[4];
         TT__EACH(j, 2 * nv) columns[j] = TT__K(load)(b + 4 * j);
@@ -141,7 +144,7 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
         }
     }
 #else
-    TT__UNROLL_BY(4) /* see micro */
+    TT__UNROLL_BY(4) /* for the reason given in micro */
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
         TT__EACH(v, nv) row[v] = TT__K(load)(b + v * TT__LANES);
@@ -156,7 +159,7 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
     TT__K(micro_end)(rows, nv, sum, scale, p);
 }
 
-/* Computes a block of C from panels of pairs of bf16. Takes whole panels of A or halves of them. */
+/* Computes a block of C from panels of pairs of bf16. Multiplies a whole panel of A or a half of it. */
 TT__DOT_FN void TT__K(gemm_dot_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, NV = TT__GEMM_NV };
@@ -190,9 +193,9 @@ TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink) /* see peak_loop */
 #endif
 
 #ifdef TT__TILES
-/* Configures the eight tile registers, of 16 rows of 64 bytes each: 0 to 3 are 32 x 32 of C, 4 and 5 are 32
-   rows of A, 6 and 7 are 32 columns of B. Called before a thread works with tiles, and when `rows` of C (1 to
-   32) change. */
+/* Configures the eight tile registers, of 16 rows of 64 bytes each: tiles 0 to 3 hold 32 x 32 elements of C,
+   4 and 5 hold 32 rows of A, 6 and 7 hold 32 columns of B. A thread calls this before it works with tiles and
+   whenever `rows`, the number of rows of C (1 to 32), changes. */
 TT__TILES_FN void TT__K(tiles_begin)(int64_t rows)
 {
     struct { uint8_t palette, start_row, reserved[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } config;
@@ -211,12 +214,13 @@ TT__TILES_FN void TT__K(tiles_begin)(int64_t rows)
 
 TT__TILES_FN void TT__K(tiles_end)(void) { _tile_release(); }
 
-/* Computes a block of C with tiles: 32 rows (or as many as tiles_begin was given) and 32 columns, or 16 of
-   either where 16 are enough. k is a multiple of 16 units; base_row must be c_row. */
+/* Computes a block of C with tiles. The block has 32 rows (or the number given to tiles_begin) and 32
+   columns; where 16 rows or 16 columns are enough, only 16 are computed. p->k must be a multiple of 16 units,
+   and p->base_row must be p->c_row. */
 TT__TILES_FN void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     const bool below = rows > 16, beside = cols > 16;
-    const int64_t a_row = p->a_row * 4, b_row = p->b_row * 4, c_row = p->c_row * 4; /* in bytes */
+    const int64_t a_row = p->a_row * 4, b_row = p->b_row * 4, c_row = p->c_row * 4; /* strides in bytes */
     const float *a = p->a, *b = p->b, *base = p->base;
     float *c = p->c;
     TT__TILES_FENCE;
@@ -262,7 +266,7 @@ TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink) /* see peak_loop *
         _tile_dpbf16ps(3, 5, 7);
     }
     TT__K(tiles_end)();
-    (void)sink; /* the compiler drops no operation on tiles */
+    (void)sink; /* not needed: the compiler drops no operation on tiles */
     return (double)n * 4 * 2 * 16 * 16 * 32;
 }
 #else
@@ -270,8 +274,8 @@ TT__INLINE void TT__K(tiles_begin)(int64_t rows) { (void)rows; }
 TT__INLINE void TT__K(tiles_end)(void) {}
 #endif
 
-/* gemm_take, gemm_add and gemm_keep read, add to sums, or write elements [col, col + n) of a row. Sums are
-   whole vectors. */
+/* Work on elements [col, col + n) of a row of m: gemm_take reads them, gemm_add adds them to `sums`, and
+   gemm_keep writes them. `sums` has room for whole vectors. */
 TT__INLINE void TT__K(gemm_take)(float *to, const tt__mat *m, int64_t row, int64_t col, int64_t n)
 {
     TT__K(gemm_read)(to, m->data, m->dtype, TT_F32, row * m->ld + col, n);
@@ -299,16 +303,16 @@ TT__INLINE void TT__K(gemm_keep)(const tt__mat *m, int64_t row, int64_t col, con
     else TT__K(row_narrow)((uint16_t *)m->data + at, sums, m->dtype, n);
 }
 
-/* Computes C = act(sums + more + bias) + residual + old C for a part of C that begins at (row, col), or with
-   `saved` act'(saved) in place of act. Changes sums, whose rows are whole vectors; rows of `more` are as far
-   apart as rows of sums. Rows of a microkernel's tile are short and follow one another, so several at a time
-   are rounded and go through act. */
+/* Computes C = act(sums + more + bias) + residual + old C for the part of C that begins at (row, col). With
+   `saved`, multiplies by act'(saved) instead of applying act. Overwrites `sums`. The rows of `sums` and
+   `more` are whole vectors, sums_row floats apart. The rows of a microkernel's tile are short and contiguous,
+   so several rows at a time are rounded and go through act. */
 TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols,
                                float *sums, float *more, int64_t sums_row)
 {
     enum { STRIP = TT__GEMM_TILE_N, TOGETHER = 2 * STRIP };
     const int64_t most = cols == sums_row && cols <= STRIP ? TOGETHER / cols : 1;
-    /* act works on the numbers as they would be saved, so that it can be recomputed from the saved ones */
+    /* act reads its operand rounded as it is saved, so that recomputing act gives the same result. */
     const tt_dtype kept = g->pre.data ? g->pre.dtype : g->c.dtype;
     const bool keeps = g->pre.data && g->act != TT__ACT_NONE;
     uint16_t half[TOGETHER];
@@ -327,7 +331,7 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
                 if (g->saved.data) TT__K(gemm_take)(saved + t * n, &g->saved, r + t, at, n);
                 else if (keeps) TT__K(gemm_keep)(&g->pre, r + t, at, x + t * n, n);
             }
-            if (g->saved.data) { /* never with a bias */
+            if (g->saved.data) { /* `saved` is never combined with a bias */
                 TT__K(act_row)(g->act, x, x, saved, some * n);
             } else if (g->act != TT__ACT_NONE) {
                 if (kept != TT_F32) {

@@ -7,14 +7,15 @@
 #include "../../cpu/rows.h"
 
 /* ------------------------------------------------------------------------------------------- matrix product
-   One driver for every transposition and dtype. Blocks of A and B are packed into panels, [k][MR] and
-   [k][NR], of fp32 or pairs of bf16, so that the microkernel reads both in sequence (for AMX, A is packed as
-   tiles or read in place). Tiles of C are then shared out. One task computes an element of C, and sums over k
-   in blocks that depend on k alone, so neither tiles nor threads change a bit. */
+   One function, gemm, computes products of every transposition and dtype. Blocks of A and B are packed into
+   panels, [k][MR] and [k][NR], of fp32 or pairs of bf16, so that the microkernel reads both in sequence (for
+   AMX, A is packed as tiles or read in place). Tiles of C are then divided among tasks. A single task
+   computes an element of C, and the blocks of its sum depend on k alone, so the bits of C depend neither on
+   the tiles nor on the number of threads. */
 
-/* Heights in rows and widths in vectors of the microkernels, for panels and for attention's blocks. The
-   accumulators, one row of B and a broadcast fill the 32 (AVX-512, NEON) or 16 registers. With AVX-512, 8 x
-   48 loads less often than 12 x 32 and is 7% faster on Granite Rapids. */
+/* Heights in rows (MR) and widths in vectors (NV) of the microkernels, for panels and for attention's blocks.
+   The accumulators, one row of B and a broadcast element of A fill the 32 (AVX-512, NEON) or 16 registers.
+   With AVX-512, blocks of 8 x 48 need fewer loads than 12 x 32 and are 7% faster on Granite Rapids. */
 #if TT__LANES == 16
 #define TT__GEMM_MR 8
 #define TT__GEMM_NV 3
@@ -33,9 +34,10 @@
 #endif
 #define TT__GEMM_NR (TT__GEMM_NV * TT__LANES)
 #define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* max lines of a panel */
-#define TT__GEMM_TILES 32 /* rows and columns of C that four tiles hold */
+#define TT__GEMM_TILES 32 /* rows, and columns, of C that four tiles hold */
 
-/* Reads n numbers from element `at` on as float. Rounds f32 numbers to `narrow` unless that is TT_F32. */
+/* Reads n numbers, beginning with element `at`, as floats. Rounds f32 numbers to dtype `narrow`, unless
+   `narrow` is TT_F32. */
 TT__FN void TT__K(gemm_read)(float *to, const void *from, tt_dtype dtype, tt_dtype narrow, int64_t at,
                              int64_t n)
 {
@@ -51,8 +53,8 @@ TT__FN void TT__K(gemm_read)(float *to, const void *from, tt_dtype dtype, tt_dty
     }
 }
 
-/* Writes n pairs of bf16, each in the place of a float, with the number of lower k in the lower half. `odd`
-   may be NULL and then counts as zeros. */
+/* Writes n pairs of bf16, each in the place of a float: even[i] in the lower half, odd[i] in the upper half.
+   If `odd` is NULL, the upper halves are 0. */
 TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16_t *odd, int64_t n)
 {
     int64_t i = 0;
@@ -68,9 +70,9 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 
 /* ---- packing ---- */
 
-/* LOW, HIGH alternate the first or last two of each four lanes of a and b; FIRST, LAST take these lanes of a,
-   then of b. */
-#if TT__LANES == 16 /* masked with all ones, see max */
+/* Within each four lanes, LOW and HIGH interleave the first (HIGH: the last) two lanes of a with those of b;
+   FIRST and LAST concatenate the first (LAST: the last) two lanes of a and those of b. */
+#if TT__LANES == 16 /* masked with all ones because g++ 12 warns about the plain forms */
 #define TT__LOW(a, b) (tt__vf)_mm512_maskz_unpacklo_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__HIGH(a, b) (tt__vf)_mm512_maskz_unpackhi_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__FIRST(a, b) (tt__vf)_mm512_maskz_shuffle_ps(0xffff, (__m512)(a), (__m512)(b), 0x44)
@@ -89,7 +91,7 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 #define TT__LAST(a, b) TT__SHUFFLE(a, b, 2, 3, 6, 7)
 #endif
 
-/* Transposes each four lanes: lane j of vector i becomes lane i of vector j. */
+/* Transposes within each four lanes of four vectors: lane j of vector i becomes lane i of vector j. */
 TT__INLINE void TT__K(transpose_quads)(tt__vf r[4])
 {
     tt__vf a = TT__LOW(r[0], r[1]), b = TT__HIGH(r[0], r[1]), c = TT__LOW(r[2], r[3]),
@@ -100,7 +102,7 @@ TT__INLINE void TT__K(transpose_quads)(tt__vf r[4])
     r[3] = TT__LAST(b, d);
 }
 
-/* Transposes: lane j of vector i becomes lane i of vector j. */
+/* Transposes TT__LANES vectors: lane j of vector i becomes lane i of vector j. */
 TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
 {
     TT__UNROLL(4)
@@ -134,17 +136,17 @@ TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
 #undef TT__QUARTERS
 #undef TT__HALVES
 
-/* An operand as lines (rows of A, columns of B) of k elements: element (line, k) is at
-   line * line_step + k * k_step. Panels hold units, which k counts: floats or, for dot products and tiles,
-   pairs of bf16. */
+/* An operand seen as lines of k elements. The lines are the rows of A or the columns of B; element (line, k)
+   is at line * line_step + k * k_step. Panels hold units: floats or, for dot products and tiles, pairs of
+   bf16. The functions below count k in units. */
 typedef struct TT__K(gemm_operand) {
     const void *data;
     tt_dtype dtype, narrow; /* narrow: see tt__gemm_args.b_narrow */
     bool pairs;
-    int64_t lines, line_step, k_step, elements; /* elements: of a line */
+    int64_t lines, line_step, k_step, elements; /* elements: number of elements of a line */
 } TT__K(gemm_operand);
 
-/* Reads n units of a line from unit k on; for k_step 1. */
+/* Reads n units of a line, beginning with unit k, of an operand with k_step 1. */
 TT__INLINE void TT__K(gemm_line)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k, int64_t n)
 {
     if (!x->pairs) { TT__K(gemm_read)(to, x->data, x->dtype, x->narrow, line * x->line_step + k, n); return; }
@@ -155,10 +157,10 @@ TT__INLINE void TT__K(gemm_line)(float *to, const TT__K(gemm_operand) *x, int64_
     else memcpy(to, (const uint16_t *)x->data + line * x->line_step + 2 * k, (size_t)present * 2);
 }
 
-#define TT__GEMM_CHUNK 32    /* units of a line widened or transposed at a time                          */
-#define TT__GEMM_STRAIGHT 96 /* lines copied at a time if line_step is 1: whole panels */
+#define TT__GEMM_CHUNK 32    /* units of a line that are widened or transposed at a time                 */
+#define TT__GEMM_STRAIGHT 96 /* lines that are copied at a time if line_step is 1: whole panels          */
 
-/* Reads unit k of n lines, at most STRAIGHT; for line_step 1. */
+/* Reads unit k of n lines (at most TT__GEMM_STRAIGHT) of an operand with line_step 1. */
 TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k,
                                    int64_t n)
 {
@@ -177,16 +179,16 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
     }
 }
 
-/* Packs `lines` lines from `line` on, k units from k0 on, as panels [k][width] that begin `panel` floats
-   apart; missing lines of the last panel become 0. Where a vector is as wide as several panels, one
-   transposition serves that many times the k. */
+/* Packs `lines` lines, beginning with `line`, and of each line k units, beginning with k0, of an operand with
+   k_step 1. Writes panels [k][width] that begin `panel` floats apart; lines missing from the last panel
+   become 0. Where a vector is several panels wide, one transposition packs several times as many units. */
 TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int width,
                                             const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                             int64_t k0, int64_t k)
 {
     enum { L = TT__LANES };
     const int parts = width < L && L % width == 0 ? L / width : 1;
-    float copy[TT__GEMM_WIDEST * TT__GEMM_CHUNK]; /* copy of lines that are not whole or not float */
+    float copy[TT__GEMM_WIDEST * TT__GEMM_CHUNK]; /* copy of lines that are incomplete or not float */
     for (int64_t done = 0; done < lines; done += width, to += panel) {
         int64_t present = tt__min(width, lines - done);
         for (int64_t kk = 0; kk < k; kk += TT__GEMM_CHUNK) {
@@ -231,9 +233,9 @@ TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int 
     }
 }
 
-/* Packs as gemm_pack_transposed does, where the lines of one k are side by side. A panel is whole vectors
-   wide, or narrower than a vector. A narrower panel's vector spills into the place of the next k before that
-   is written; the last k is stored exactly. */
+/* Packs the panels of gemm_pack_transposed from an operand with line_step 1, whose lines are side by side. A
+   panel is a number of whole vectors wide, or narrower than a vector. The vector stored to a narrower panel
+   spills into the place of the next k, which is written later; only the last k is stored without a spill. */
 TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int width,
                                           const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                           int64_t k0, int64_t k)
@@ -243,7 +245,7 @@ TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int wi
     for (int64_t kk = 0; kk < k; kk++) {
         for (int64_t strip = 0; strip < lines; strip += TT__GEMM_STRAIGHT) {
             int64_t some = tt__min(TT__GEMM_STRAIGHT, lines - strip);
-            /* lines that are read beyond the last panel */
+            /* number of lines that are read beyond the last panel */
             const int spill = (width + TT__LANES - 1) / TT__LANES * TT__LANES - width;
             bool copied = x->dtype != TT_F32 || x->narrow != TT_F32 || some % width
                 || line + strip + some + spill > x->lines;
@@ -265,7 +267,7 @@ TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int wi
 }
 
 #if defined(TT__DOT) && TT__DOT_DEPTH == 4
-/* Puts each two units of a line side by side: [k / 2][width][2]; k is even. */
+/* Turns panels [k][width] into [k / 2][width][2], with each two units of a line side by side; k is even. */
 TT__INLINE void TT__K(gemm_regroup)(float *panels, int64_t panel, const int width, int64_t lines, int64_t k)
 {
     for (float *end = panels + tt__ceil_div(lines, width) * panel; panels < end; panels += panel) {
@@ -282,7 +284,8 @@ TT__INLINE void TT__K(gemm_regroup)(float *panels, int64_t panel, const int widt
 #endif
 
 #ifdef TT__TILES
-/* Packs panels of 32 lines for the rows of tiles, [k / 16][32][16] units; writes only lines that exist. */
+/* Packs lines of A for tiles: panels [k / 16][32][16] of units, with 32 lines each. Leaves the places of
+   lines that do not exist as they are. */
 TT__FN void TT__K(gemm_pack_tiles)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                    int64_t k0, int64_t k)
 {

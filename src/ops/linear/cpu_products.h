@@ -10,25 +10,26 @@
 
 /* ---- the packed product ---- */
 
-/* A step of the product: rows [row, row + rows), columns [col, col + cols), sums over units [k0, k0 + k). */
+/* A step of the product: computes rows [row, row + rows) and columns [col, col + cols) of C, and sums over
+   units [k0, k0 + k). */
 typedef struct TT__K(gemm_block) {
     const tt__gemm_args *args;
     TT__K(micro_fn) micro;
-    int mr, nr;                           /* lines of the panels of A and B */
+    int mr, nr;                           /* lines of a panel of A; lines of a panel of B */
     bool tiles, in_place;                 /* whether tile kernels run; whether they read A in place */
-    bool direct;                          /* sums are kept in C itself, on top of `base` if that has data */
+    bool direct;                          /* C itself holds the sums, which begin as `base` or as 0 */
     tt__mat base;
     TT__K(gemm_operand) a, b;
     /* partial[panel of columns][partial_rows][NR]: the sums over [0, k0). */
     float *a_panels, *b_panels, *partial;
     int64_t row, rows, col, cols, k0, k, partial_rows;
-    bool last;                            /* this is the last block of k */
-    int64_t a_tasks, pack_tasks;          /* packing tasks: for A, and in all; B's are spread among A's */
+    bool last;                            /* whether this is the last block of k */
+    int64_t a_tasks, pack_tasks;          /* packing tasks of A, and of A and B; the two kinds alternate */
     int64_t tile_rows, tile_cols, tiles_across;
 } TT__K(gemm_block);
 
-/* Runs task `task` of packing an operand: some lines, or some k of all lines where the lines of one k are
-   side by side. */
+/* Runs task `task` of packing an operand. A task packs TT__GEMM_PACK_LINES lines if lines run along memory;
+   otherwise it packs TT__GEMM_PACK_K units of all lines. */
 TT__FN void TT__K(gemm_pack_some)(const TT__K(gemm_block) *w, int64_t task, float *to, int width,
                                   const TT__K(gemm_operand) *x, int64_t line, int64_t lines)
 {
@@ -68,8 +69,7 @@ TT__FN void TT__K(gemm_pack_task)(void *arg, int64_t task, int thread)
     TT__K(gemm_pack_some)(w, a, w->a_panels, w->mr, &w->a, w->row, w->rows);
 }
 
-/* Prefetches part of a matrix, unless it is absent, so that the part is in the cache when the sums for it are
-   ready. */
+/* Prefetches a part of m, unless m is absent, so that the part is in the cache when its sums are ready. */
 TT__INLINE void TT__K(gemm_prefetch)(const tt__mat *m, int64_t row, int64_t col, int64_t rows, int64_t cols)
 {
     const int64_t item = (int64_t)tt_dtype_bytes(m->dtype), step = m->ld * item, last = (cols - 1) * item;
@@ -81,7 +81,8 @@ TT__INLINE void TT__K(gemm_prefetch)(const tt__mat *m, int64_t row, int64_t col,
     }
 }
 
-/* Runs the microkernel on the panels of row i and column j of the block. */
+/* Runs the microkernel on the panel of A that begins at row i of the block and the panel of B that begins at
+   column j. */
 TT__INLINE void TT__K(gemm_panels)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows,
                                    int64_t cols, float *c, int64_t c_row, const float *base, int64_t base_row)
 {
@@ -90,8 +91,8 @@ TT__INLINE void TT__K(gemm_panels)(const TT__K(gemm_block) *w, int64_t i, int64_
     w->micro(rows, cols, &p);
 }
 
-/* Computes a tile that needs only sums, in C itself. A smaller tile at the edge of C is computed in a
-   copy. */
+/* Computes a microkernel's tile in C itself, for products with `direct`. An incomplete tile at the edge of C
+   is computed in a copy. */
 TT__INLINE void TT__K(gemm_direct)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows,
                                    int64_t cols)
 {
@@ -144,7 +145,7 @@ TT__FN void TT__K(gemm_tile_task)(void *arg, int64_t task, int thread)
 }
 
 #ifdef TT__TILES
-#define TT__TILES_K 192 /* units that are summed at a time, so that the panel of B stays in L1 */
+#define TT__TILES_K 192 /* units summed at a time, so that the panel of B stays in L1 */
 
 TT__FN void TT__K(gemm_tiles_task)(void *arg, int64_t task, int thread)
 {
@@ -182,7 +183,8 @@ TT__FN void TT__K(gemm_tiles_task)(void *arg, int64_t task, int thread)
 }
 #endif
 
-/* Chooses tiles small enough that every thread has some, even for few rows. Returns their number. */
+/* Chooses the size of the tiles of C, small enough that there are tiles for every thread even with few rows.
+   Returns the number of tiles. */
 TT__FN int64_t TT__K(gemm_tile_count)(TT__K(gemm_block) *w)
 {
     int64_t rows = TT__GEMM_TILE_M, cols = TT__GEMM_TILE_N;
@@ -233,7 +235,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
     if (g->bias.data) w.base = g->bias;
     else if (g->residual.data) w.base = g->residual;
     else if (g->accumulate) w.base = g->c;
-    if (g->bias.data) w.base.ld = 0; /* the same bias for every row */
+    if (g->bias.data) w.base.ld = 0; /* every row adds the same bias */
     w.direct = g->c.dtype == TT_F32 && g->act == TT__ACT_NONE && addends <= 1
         && (!w.base.data || w.base.dtype == TT_F32);
     int64_t depth = tt__gemm_block(units, TT__GEMM_K, 16);
@@ -250,7 +252,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
             do {
                 w.k = tt__min(depth, units - w.k0);
                 w.last = w.k0 + w.k == units;
-                const bool whole = w.k == units; /* the panels of the block before can be used again */
+                const bool whole = w.k == units; /* if so, panels of an earlier block can be used again */
                 if (whole && w.col > 0 && w.rows == g->m) w.a_tasks = 0;
                 else if (!w.tiles) w.a_tasks = TT__K(gemm_pack_count)(&w, &w.a, w.rows);
                 else w.a_tasks = w.in_place ? 0 : tt__ceil_div(w.rows, TT__GEMM_PACK_LINES);
@@ -266,16 +268,16 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
 
 /* ---- the product with few rows ---- */
 
-#define TT__GEMM_DEPTH 1024 /* k elements of a 16-bit column of B widened at a time */
+#define TT__GEMM_DEPTH 1024 /* elements of a 16-bit column of B that are widened at a time */
 
 typedef struct TT__K(gemm_few) {
     const tt__gemm_args *args;
-    const float *a; /* A as float */
+    const float *a; /* A as floats */
     int64_t a_row;
 } TT__K(gemm_few);
 
-/* Computes sums[i * STRIP + j] += A(i, [0, k)) . b[j] for at most 4 rows and 2 columns, so that it loads less
-   than it multiplies. */
+/* Adds to sums[i * STRIP + j] the dot product of row i of A and column j of b, over k elements. Does this for
+   up to 4 rows and 2 columns at once, so that there are fewer loads than multiplications. */
 TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a, int64_t a_row,
                                  const float *b, int64_t b_col, int64_t k, float *sums)
 {
@@ -296,7 +298,7 @@ TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a,
         TT__EACH(i, rows)
             TT__EACH(j, cols) sum[2 * i + j] = TT__K(fma)(x[i], y[j], sum[2 * i + j]);
     }
-    /* After a transposition, the lanes of all sums are added at once. */
+    /* Transposes the sums, so that adding vectors adds the lanes of all sums at once. */
     TT__UNROLL(2)
     for (int first = 0; first < 8; first += TT__LANES) {
         tt__vf r[TT__LANES];
@@ -313,7 +315,7 @@ TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a,
         for (int j = 0; j < cols; j++) sums[i * TT__GEMM_STRIP + j] += total[2 * i + j];
 }
 
-/* Computes sums where columns of B are contiguous: by dot products. */
+/* Computes the sums of `cols` columns, from `col` on, of a B with contiguous columns: by dot products. */
 TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
 {
     const tt__gemm_args *g = w->args;
@@ -349,8 +351,8 @@ TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t 
     }
 }
 
-/* Computes sums where rows of B are contiguous: adds rows of B, four at a time so that the sums are loaded
-   less often. */
+/* Computes the sums of `cols` columns, from `col` on, of a B with contiguous rows: adds scaled rows of B to
+   the sums, four rows at a time so that the sums are loaded less often. */
 TT__FN void TT__K(gemm_few_rows)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
 {
     const tt__gemm_args *g = w->args;
@@ -416,8 +418,8 @@ TT__FN void TT__K(gemm_few_go)(tt__pool *pool, const tt__gemm_args *g)
 }
 
 #ifdef TINYTRAIN_CBLAS
-/* ---- the product by a CBLAS: into C, or block by block into the workspace, where gemm_finish takes it
-   ---- */
+/* ---- the product by a CBLAS: written to C, or block by block to the workspace, from which gemm_finish
+   computes C ---- */
 
 typedef struct TT__K(gemm_product) {
     const tt__gemm_args *args;
@@ -464,16 +466,16 @@ TT__FN void TT__K(gemm)(tt__pool *pool, const tt__gemm_args *args)
     else TT__K(gemm_packed)(pool, args);
 }
 
-/* Runs n rounds of multiply-adds that do not wait for one another, the most that one thread can do. Returns
-   the FLOPs done; *sink keeps the compiler from dropping them. */
+/* Runs n rounds of multiply-adds that do not depend on one another, at the max rate of a thread. Returns the
+   number of floating-point operations. Using *sink keeps the compiler from dropping the loop. */
 TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 {
-    enum { SUMS = TT__GEMM_MR * TT__GEMM_NV >= 24 ? 24 : 12 }; /* of 32 or 16 registers */
+    enum { SUMS = TT__GEMM_MR * TT__GEMM_NV >= 24 ? 24 : 12 }; /* number of sums, for 32 or 16 registers */
     tt__vf sum[SUMS], x = TT__K(splat)(0.999f), y = TT__K(splat)(*sink);
     TT__EACH(i, SUMS) sum[i] = TT__K(splat)((float)i);
     for (int64_t round = 0; round < n; round++) {
         TT__UNROLL(24)
-#ifdef TT__NEON /* NEON's instruction overwrites the addend: the other order would copy y */
+#ifdef TT__NEON /* NEON's instruction overwrites its addend: if this were y, y would have to be copied */
         for (int i = 0; i < SUMS; i++) sum[i] = TT__K(fma)(x, y, sum[i]);
 #else
         for (int i = 0; i < SUMS; i++) sum[i] = TT__K(fma)(sum[i], x, y);

@@ -4,29 +4,29 @@
 
 /* ---- matrix product: shared by all instruction sets ---- */
 
-/* Arguments of C = act(A B + bias) + residual, or act'(saved) A B; `accumulate` adds the old C.
-   A(i, k) = a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col], where one stride of A and one
-   stride of B is 1. Sums are fp32, in an order that does not depend on threads. Matrices without data are
-   absent. */
+/* Arguments of a product C = act(A B + bias) + residual or, with `saved`, C = act'(saved) * (A B);
+   `accumulate` adds the old C. A(i, k) = a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col],
+   where one stride of A and one stride of B is 1. Sums are fp32, in an order that does not depend on the
+   number of threads. Matrices without data are absent. */
 typedef struct tt__gemm_args {
     int64_t m, n, k;
     tt__mat a, b, c;
     int64_t a_row, a_col, b_row, b_col;
-    tt_dtype b_narrow;   /* f32 B is rounded to this dtype when read; TT_F32: not rounded            */
+    tt_dtype b_narrow;   /* dtype to which an f32 B is rounded when read; TT_F32: not rounded        */
     bool accumulate;
     tt__bf16 bf16;       /* how products are computed where A and B are bf16                          */
     int act;
-    tt__mat bias;        /* (n)                                                                       */
-    tt__mat pre;         /* (m, n): gets A B + bias, the operand of act                               */
-    tt__mat residual;    /* (m, n)                                                                    */
-    tt__mat saved;       /* (m, n): what act saved in the forward                                     */
+    tt__mat bias;        /* shape (n)                                                                 */
+    tt__mat pre;         /* (m, n): is set to A B + bias, the operand of act                          */
+    tt__mat residual;    /* shape (m, n)                                                              */
+    tt__mat saved;       /* (m, n): the numbers that act saved in the forward                         */
     void *workspace;     /* tt__gemm_workspace bytes, 64-byte aligned                                 */
 } tt__gemm_args;
 
-/* The work of a microkernel: C = scale * A B + base, a block whose sums stay in registers. k counts floats
-   or, in bf16 products, units: pairs of bf16 in the place of a float. A(i, k) = a[i * a_row + k * a_col], for
-   AMX a[i * a_row + k / 16 * a_col + k % 16]; the rows of B and C are b_row and c_row floats apart. `base` is
-   NULL, C itself, or another block. */
+/* The work of a microkernel: computes a block C = scale * (A B) + base, with the sums in registers. k counts
+   floats or, in bf16 products, pairs of bf16 in the place of a float. A(i, k) = a[i * a_row + k * a_col] or,
+   for AMX, a[i * a_row + k / 16 * a_col + k % 16]. The rows of B are b_row floats apart, the rows of C c_row
+   floats. `base` is NULL, C itself, or another block. */
 typedef struct tt__product {
     int64_t k;
     const float *a; int64_t a_row, a_col;
@@ -36,8 +36,8 @@ typedef struct tt__product {
     float scale;
 } tt__product;
 
-/* Returns the size of about equal blocks of n: at most `most`, and a multiple of `multiple`, which divides
-   `most`. */
+/* Returns the size of the blocks into which n is divided about equally. The size is at most `most` and a
+   multiple of `multiple`, which must divide `most`. */
 static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
 {
     int64_t blocks = tt__max(1, tt__ceil_div(n, most));
@@ -45,7 +45,7 @@ static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
 }
 
 #ifdef TINYTRAIN_CBLAS
-/* Returns whether a CBLAS takes the operands and strides of a product. */
+/* Returns whether a CBLAS can compute the product: it takes only f32 operands, and sizes of type int. */
 static bool tt__cblas_takes(const tt__gemm_args *g)
 {
     const int64_t sizes[] = {g->m, g->n, g->k, g->c.ld, g->a_row, g->a_col, g->b_row, g->b_col};
@@ -54,7 +54,8 @@ static bool tt__cblas_takes(const tt__gemm_args *g)
     return g->a.dtype == TT_F32 && g->b.dtype == TT_F32 && g->b_narrow == TT_F32 && g->k > 0;
 }
 
-/* Computes c (rows, c_row) = or += rows [row, row + rows) of A times columns [col, col + cols) of B. */
+/* Multiplies rows [row, row + rows) of A by columns [col, col + cols) of B. Writes the product to c or, if
+   `add`, adds it; the rows of c are c_row floats apart. */
 static void tt__cblas_product(const tt__gemm_args *g, int64_t row, int64_t rows, int64_t col, int64_t cols,
                               float *c, int64_t c_row, bool add)
 {

@@ -10,8 +10,8 @@ namespace {
 
 // --------------------------------------------------------------------------------------------- linear layers
 
-// Sets the operands of l's product, if they are fp8. Rows of both then run along k, with zeros up to a
-// multiple of 16.
+// Sets A and B of the product of l if they are fp8. The rows of both matrices then run along k and are padded
+// with zeros to a multiple of 16.
 void read_fp8(const tt__launch *l, product *g)
 {
     if (!tt__is_fp8(g->a_type)) return;
@@ -76,7 +76,7 @@ cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
     g.c = *dw;
     g.accumulate = add_w;
     read_fp8(l, &g);
-    g.sums = *db; // the product may make these sums, as it reads dy anyway
+    g.sums = *db; // the product may compute the sums of dy, as it reads dy anyway
     g.add_sums = add_b;
     if (dw->data) return matmul(l, &g);
     return db->data ? run_column_sums(l, dy, db, add_b) : cudaSuccess;

@@ -11,12 +11,12 @@
 namespace {
 
 // ================================================================================================== matmuls
-// Products are made by cuBLASLt, with its epilogues where they fit, and a sweep over the result for the rest.
-// Where cuBLASLt has no algorithm (operands of different dtypes), a kernel of our own makes them. Linear
-// layers take x (rows, in) and w (out, in), and give y (rows, out).
+// cuBLASLt makes the products. Its epilogues finish the sums where they fit; otherwise kernels of our own
+// sweep over the result. Where cuBLASLt has no algorithm (operands of different dtypes), a kernel of our own
+// makes the product. A linear layer computes y (rows, out) from x (rows, in) and w (out, in).
 
-// A product C = A B of A (m, k) and B (k, n). Element (i, j) of A is at i * a_row + j * a_col, and likewise
-// in B. These steps finish a sum v:
+// A product C = A B of A (m, k) and B (k, n). Element (i, j) of A is a[i * a_row + j * a_col], element (i, j)
+// of B is b[i * b_row + j * b_col]. These steps finish a sum v, element (i, j) of A B:
 //     v += bias[j];  pre[i, j] = v;  v = act(v)      or, with `saved`: v *= act'(saved[i, j])
 //     C[i, j] = v + residual[i, j] + (accumulate ? C[i, j] : 0)
 struct product {
@@ -24,18 +24,19 @@ struct product {
     const void *a, *b;
     tt_dtype a_type, b_type;
     int64_t a_row, a_col, b_row, b_col;
-    tt__mat c, pre, saved, residual; // without data: absent
-    tt__mat sums;                    // column sums of C, with `saved`; if sums_rows, row sums of A
+    tt__mat c, pre, saved, residual; // a matrix without data is absent
+    tt__mat sums;                    // gets the column sums of C (with `saved`) or row sums of A (sums_rows)
     const void *bias;
     tt_dtype bias_type;
     int act;
     bool accumulate, add_sums;
-    bool sums_rows;        // k counts the rows of a batch; otherwise m does
-    // Not NULL: A and B are in fp8 and are multiplied by *unscale_a and *unscale_b.
+    bool sums_rows;        // whether k is the number of rows of the batch; otherwise m is
+    // If not NULL, A and B are fp8, and A must be multiplied by *unscale_a, B by *unscale_b.
     const float *unscale_a, *unscale_b;
 };
 
-// Returns element i of an operand. FP8: of TT__E4M3 or TT__E5M2, which load_any does not know.
+// Returns element i of an operand as a float. FP8: the operand has dtype TT__E4M3 or TT__E5M2, which load_any
+// cannot read.
 template <bool FP8> __device__ __forceinline__ float factor(const void *p, tt_dtype dtype, int64_t i)
 {
     if (!FP8) return load_any(p, dtype, i);
@@ -51,7 +52,7 @@ __device__ __forceinline__ void finish_element(const product &g, int64_t i, int6
     } else if (g.act) {
         if (g.pre.data) {
             store_any(g.pre.data, g.pre.dtype, i * g.pre.ld + j, v);
-            v = element(g.pre, i, j); // rounded as the backward will read it
+            v = element(g.pre, i, j); // rounded to the number that the backward will read
         }
         v = activate(g.act, v);
     }
@@ -60,8 +61,8 @@ __device__ __forceinline__ void finish_element(const product &g, int64_t i, int6
     store_any(g.c.data, g.c.dtype, i * g.c.ld + j, v);
 }
 
-// Makes a product by tiles of 64 x 64, 256 threads with 4 x 4 sums each, in steps of 16. For small or rare
-// products for which cuBLASLt has no algorithm.
+// Makes a product by tiles of 64 x 64 elements of C: 256 threads have 4 x 4 sums each and add 16 products to
+// each sum at a time. For small or rare products for which cuBLASLt has no algorithm.
 template <bool FP8> __global__ void __launch_bounds__(256) any_matmul(product g)
 {
     tt__begin_kernel();
@@ -73,7 +74,7 @@ template <bool FP8> __global__ void __launch_bounds__(256) any_matmul(product g)
     float sum[4][4] = {};
     for (int64_t k0 = 0; k0 < g.k; k0 += 16) {
         for (int e = t; e < 1024; e += 256) {
-            // Neighbouring threads copy neighbours in memory.
+            // Neighbouring threads copy neighbouring elements.
             int ka = g.a_col == 1 ? e % 16 : e / 64, ia = g.a_col == 1 ? e / 16 : e % 64;
             int kb = g.b_col == 1 ? e / 64 : e % 16, jb = g.b_col == 1 ? e % 64 : e / 16;
             a[ka][ia] = i0 + ia < g.m && k0 + ka < g.k
@@ -115,21 +116,21 @@ cudaDataType_t lt_type(tt_dtype t)
 }
 
 // An epilogue of cuBLASLt. `bias` is added, or gets the sum of each row of A (BGRADB) or of each column of
-// the result (DGELU_BGRAD). For other kinds it is NULL: cublasLtMatmul returns CUBLAS_STATUS_INVALID_VALUE
-// for a pointer that the kind does not use, with algorithms that cublasLtMatmulAlgoGetHeuristic offers and
-// cublasLtMatmulAlgoCheck accepts with this pointer (cuBLASLt 13.1 does so). `aux`, the operand of GELU, is
-// written or read.
+// the result (DGELU_BGRAD). For other kinds, `bias` must be NULL: given a pointer that the kind does not use,
+// cublasLtMatmul returns CUBLAS_STATUS_INVALID_VALUE, even with algorithms that
+// cublasLtMatmulAlgoGetHeuristic offers and cublasLtMatmulAlgoCheck accepts (seen in cuBLASLt 13.1). `aux`,
+// the operand of GELU, is written or read.
 struct lt_epilogue { cublasLtEpilogue_t kind; const void *bias; tt__mat aux; };
 
-// A product as cuBLASLt gets it: to = g's A B (+ addend), with an epilogue. In cuBLASLt's column-major view
-// this is C^T = B^T A^T.
+// A product in the form for cuBLASLt: to = A B + addend with an epilogue, where A and B are those of g. In
+// cuBLASLt's column-major view this is C^T = B^T A^T.
 struct lt_product {
     const product *g;
     const tt__mat *to, *addend; // addend may be NULL
     const lt_epilogue *more;
     bool tf32;
 
-    bool a_plain() const { return g->a_col == 1; } // row-major
+    bool a_plain() const { return g->a_col == 1; } // whether A is row-major
     bool b_plain() const { return g->b_col == 1; }
     int64_t a_ld() const { return a_plain() ? g->a_row : g->a_col; }
     int64_t b_ld() const { return b_plain() ? g->b_row : g->b_col; }
@@ -137,13 +138,13 @@ struct lt_product {
     const void *c() const { return addend ? addend->data : to->data; }
 };
 
-// Everything on which cuBLASLt's choice of an algorithm depends.
+// All numbers on which cuBLASLt's choice of an algorithm depends.
 struct product_key {
     int64_t m, n, k, lda, ldb, ldc, ldd, ld_aux;
     int a_type, b_type, to_type, epilogue;
-    uint16_t alignment[6]; // of B, A, C, the result, bias and aux
+    uint16_t alignment[6]; // bytes to which B, A, C, the result, bias and aux are aligned
     bool a_plain, b_plain, adds, tf32, sums_rows, exact;
-    bool tuned; // of a program with `tune`
+    bool tuned; // whether the program was compiled with `tune`
 };
 
 struct product_choice { product_key key; cublasLtMatmulAlgo_t algo; bool used, possible; };
@@ -155,10 +156,10 @@ uint16_t alignment_of(const void *p)
     return (uintptr_t)p % 4 ? 2 : k;
 }
 
-// Returns the number of rows for which an algorithm is chosen. More than 128 rows count as the next multiple
-// of 128, which has as many tiles, so that batches of texts, whose lengths always vary, seldom need a new
-// choice. The number depends on nothing that happened before, as the bits of a product may depend on its
-// algorithm. `exact`: the number itself.
+// Returns the number of rows for which an algorithm is chosen: `rows` if `exact`, otherwise the next multiple
+// of 128 if there are more than 128 rows. The multiple has as many tiles, and batches of texts, whose lengths
+// always vary, then seldom need a new choice. The number must not depend on earlier products, because the
+// bits of a product may depend on its algorithm.
 int64_t rows_to_choose_for(int64_t rows, bool exact)
 {
     return exact || rows <= 128 ? rows : (rows + 127) / 128 * 128;
@@ -167,12 +168,12 @@ int64_t rows_to_choose_for(int64_t rows, bool exact)
 product_key key_of(const lt_product &p, bool exact, bool tuned)
 {
     product_key key;
-    memset(&key, 0, sizeof key); // also the padding between fields
+    memset(&key, 0, sizeof key); // clears also the padding between fields
     key.m = p.g->sums_rows ? p.g->m : rows_to_choose_for(p.g->m, exact);
     key.n = p.g->n;
     key.k = p.g->sums_rows ? rows_to_choose_for(p.g->k, exact) : p.g->k;
     key.lda = p.a_ld(); key.ldb = p.b_ld(); key.ldc = p.c_ld(); key.ldd = p.to->ld;
-    // If the rows of the batch run along memory, as in fp8, a line has no room for more rows.
+    // If the rows of the batch run along memory, as in fp8, lda and ldb limit the number of rows.
     if (p.g->sums_rows && p.a_plain()) key.k = min(key.k, min(key.lda, key.ldb));
     key.ld_aux = p.more->aux.data ? p.more->aux.ld : 0;
     key.a_type = lt_type(p.g->a_type); key.b_type = lt_type(p.g->b_type); key.to_type = lt_type(p.to->dtype);
@@ -184,8 +185,8 @@ product_key key_of(const lt_product &p, bool exact, bool tuned)
     return key;
 }
 
-// Returns the entry of a key, or a free entry, of a table that is emptied once three quarters are in use;
-// NULL if memory is out.
+// Returns the entry of `key` in the device's table of choices, or a free entry. Empties the table once three
+// quarters of its entries are in use. Returns NULL when out of memory.
 product_choice *choice_of(tt__device *d, const product_key &key)
 {
     if (!d->choices) d->choices = (product_choice *)calloc(TT__PRODUCT_CHOICES, sizeof *d->choices);
@@ -205,7 +206,7 @@ product_choice *choice_of(tt__device *d, const product_key &key)
     }
 }
 
-// The description of a product for cuBLASLt, with m rows of A and k columns.
+// cuBLASLt's description of a product whose A is (m, k).
 struct lt_description {
     cublasLtMatmulDesc_t desc = NULL;
     cublasLtMatrixLayout_t a = NULL, b = NULL, c = NULL, to = NULL;
@@ -227,7 +228,7 @@ struct lt_description {
             // Hopper sums fp8 products in 14 bits. Without fast accumulation, cuBLASLt adds these sums to f32
             // sums at intervals. Gradients need this more than values (Transformer Engine does the same).
             set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)(g.a_type != TT__E5M2));
-            // cuBLASLt accepts no other dtype of bias.
+            // cuBLASLt accepts no other dtype of bias for fp8 operands.
             const cudaDataType bias_type = p.to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF;
             if (more.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
         }
@@ -262,9 +263,10 @@ struct lt_description {
     }
 };
 
-constexpr int LT_OFFERS = 8; // cuBLASLt 13.1 offers no more, however many are asked for
+constexpr int LT_OFFERS = 8; // max algorithms per product: cuBLASLt 13.1 never offers more than 8
 
-// Finds the algorithms, at most `most`, that cuBLASLt's heuristic offers for the key, the fastest first.
+// Writes to `found` the algorithms, at most `most`, that cuBLASLt's heuristic offers for the key, the fastest
+// first, and sets *count to their number.
 cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key, int most,
                       cublasLtMatmulHeuristicResult_t (&found)[LT_OFFERS], int *count)
 {
@@ -292,7 +294,7 @@ cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key
     return s;
 }
 
-// Returns whether cuBLASLt has the algorithm for a product of the key's sizes, within the workspace.
+// Returns whether cuBLASLt can use `algo` for a product of the key's sizes with the resident workspace.
 bool lt_has(tt__device *d, const lt_product &p, const product_key &key, const cublasLtMatmulAlgo_t &algo)
 {
     const lt_description of(p, key.m, key.k);
@@ -305,9 +307,9 @@ bool lt_has(tt__device *d, const lt_product &p, const product_key &key, const cu
 
 enum lt_outcome { LT_DONE, LT_REFUSED, LT_NOT_OFFERED };
 
-// The result of timing a kind of product, measured or learnt from a text. possible: cuBLASLt's algorithm is
-// the fastest way; otherwise a way that is tried later is faster. met: a product of the device's programs has
-// this key at capacity.
+// The result of timing a kind of product, measured or read from a text. possible: the algorithm `algo` of
+// cuBLASLt is the fastest way; otherwise a way that is tried later is faster. met: a product in the device's
+// programs has this key when it has its max number of rows.
 struct tuned_product { product_key key; cublasLtMatmulAlgo_t algo; bool possible, met; };
 
 tuned_product *tuned_of(tt__device *d, const product_key &key)
@@ -317,9 +319,9 @@ tuned_product *tuned_of(tt__device *d, const product_key &key)
     return NULL;
 }
 
-// Returns the tuned entry of the key's kind of product with as many rows; otherwise the one with the fewest
-// rows above that; otherwise the one with the most rows. So what a product takes over depends on the met
-// products, and on nothing that ran before.
+// Returns the tuned entry that fits the key in all but the number of rows: the entry with exactly the key's
+// rows, else the one with the fewest rows above them, else the one with the most rows; NULL if none fits.
+// Only entries with `met` count, so the result does not depend on the products that ran before.
 const tuned_product *nearest_tuned(tt__device *d, const product_key &key)
 {
     const tuned_product *nearest = NULL;
@@ -338,8 +340,8 @@ const tuned_product *nearest_tuned(tt__device *d, const product_key &key)
 
 // Ways to make a product, in the order in which they are tried.
 enum product_way {
-    LT_WITH_SUMS,   // cuBLASLt also sums columns, of the result or of A's transpose
-    LT_WITH_GELU,   // cuBLASLt also applies GELU or its slope; kernels of our own sum
+    LT_WITH_SUMS,   // cuBLASLt also sums the columns of the result, or the rows of A
+    LT_WITH_GELU,   // cuBLASLt also applies GELU or its slope; kernels of our own compute the sums
     LT_ALONE,       // cuBLASLt adds a bias at most; kernels of our own do the rest
     LT_WAYS
 };
@@ -356,8 +358,8 @@ struct way_trial {
 
 struct product_trial {
     way_trial of[LT_WAYS];
-    int way, offer; // the way and the algorithm that are run now
-    bool asks;      // lt_run only finds what is offered, and makes nothing
+    int way, offer; // numbers of the way, and of its algorithm, that lt_run runs now
+    bool asks;      // whether lt_run only finds the offered algorithms and makes no product
 };
 
 cublasStatus_t lt_make(const tt__launch *l, const lt_product &p, const lt_description &of,
@@ -375,7 +377,8 @@ bool lt_refuses(cublasStatus_t s)
     return s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE;
 }
 
-// Does what lt_run does while a product is timed.
+// Does the work of lt_run while a product is timed: finds the algorithms for the trial's way, if they are not
+// known yet, and makes the product with the trial's algorithm.
 cublasStatus_t lt_try(const tt__launch *l, const lt_product &p, lt_outcome *outcome)
 {
     tt__device *d = l->device;
@@ -400,18 +403,19 @@ cublasStatus_t lt_try(const tt__launch *l, const lt_product &p, lt_outcome *outc
     return lt_refuses(s) ? CUBLAS_STATUS_SUCCESS : s;
 }
 
-// Returns whether a product takes this epilogue if nothing was timed. On an H200, for GPT-2's 16,384 rows of
-// 3,072 and 768, the slope of GELU with its column sums took 439 us; the product alone took 108 us, and
-// moving the bytes of a kernel of our own 75 us. Sums of A's rows took 154 us, against 112 and 25; but GELU
-// took 155 us, against 114 and 50.
+// Returns whether a product that was not timed uses this epilogue. Measured on an H200 with GPT-2's sizes,
+// 16,384 rows of 3,072 and 768 columns: a product with the slope of GELU and column sums as its epilogue took
+// 439 us, but 108 us without, and a kernel of our own moves its bytes in 75 us. A product with sums of A's
+// rows took 154 us, but 112 us without (kernel: 25 us). With GELU it took 155 us, 114 us without (kernel:
+// 50 us), so only the epilogue of GELU is faster.
 bool is_usual(cublasLtEpilogue_t kind)
 {
     return kind != CUBLASLT_EPILOGUE_DGELU && kind != CUBLASLT_EPILOGUE_DGELU_BGRAD &&
         kind != CUBLASLT_EPILOGUE_BGRADB;
 }
 
-// Makes the product with the algorithm that was chosen for its key, or chooses one: the tuned algorithm, or
-// the first offered one that is not refused.
+// Makes the product with the algorithm chosen for its key. If none was chosen yet, chooses the tuned
+// algorithm or the first offered algorithm that cuBLASLt does not refuse.
 cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_outcome *outcome)
 {
     tt__device *d = l->device;
@@ -422,9 +426,9 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
     if (!choice) return CUBLAS_STATUS_ALLOC_FAILED;
     *outcome = LT_NOT_OFFERED;
     if (choice->used && !choice->possible) return CUBLAS_STATUS_SUCCESS;
-    // From a tuned entry with another number of rows, a product takes over that cuBLASLt is slower than
-    // kernels of our own, but not the algorithm. On an H200, the algorithm for 6,144 rows of 3,072 inputs
-    // took 39 us for 3,072 rows, where the algorithm offered first took 27 us.
+    // If the tuned entry has another number of rows, only its `possible` is used, not its algorithm. On an
+    // H200, with 3,072 rows of 3,072 inputs, the fastest algorithm for 6,144 rows took 39 us, the algorithm
+    // offered first 27 us.
     const tuned_product *tuned = choice->used || exact || !l->tuned ? NULL : nearest_tuned(d, key);
     const bool same = tuned && memcmp(&tuned->key, &key, sizeof key) == 0;
     int count = 1;
@@ -442,7 +446,7 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
     }
     for (int k = 0; k < count && *outcome == LT_REFUSED; k++) {
         s = lt_make(l, p, of, &found[k].algo);
-        if (lt_refuses(s)) continue; // although the heuristic offered it
+        if (lt_refuses(s)) continue; // refused although the heuristic offered it
         if (s != CUBLAS_STATUS_SUCCESS) return s;
         choice->algo = found[k].algo;
         *outcome = LT_DONE;
@@ -452,7 +456,8 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// Makes the product (+ addend) with an epilogue by cuBLASLt; *done is false where cuBLASLt has no algorithm.
+// Makes to = A B + addend (NULL: no addend) with an epilogue by cuBLASLt. Sets *done to false where cuBLASLt
+// has no algorithm.
 cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
                       const tt__mat *addend, const lt_epilogue *more, bool *done)
 {
@@ -473,17 +478,17 @@ cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
     return cudaErrorUnknown;
 }
 
-// Returns whether cuBLASLt's GELU can be used. It is the tanh approximation
-// (github.com/pytorch/pytorch/pull/104061). GELU's operand must have the result's dtype, and rows a multiple
-// of 8 elements apart (cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
+// Returns whether cuBLASLt's GELU, the tanh approximation (github.com/pytorch/pytorch/pull/104061), can be
+// used. The operand of GELU must have the dtype of the result, and its rows must be a multiple of 8 elements
+// apart (cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
 bool lt_gelu(const product *g, const tt__mat *aux)
 {
     if (g->act != TT__ACT_GELU_TANH || g->accumulate || g->residual.data) return false;
     return !aux->data || (aux->dtype == g->c.dtype && aux->ld % 8 == 0 && (uintptr_t)aux->data % 16 == 0);
 }
 
-// Makes a product with an epilogue that also sums: sums = or +=. cuBLASLt writes sums in the dtype of the
-// result, and cannot add to them.
+// Makes a product with an epilogue that also computes sums, and writes or (add) adds these to `sums`.
+// cuBLASLt writes sums in the dtype of the result and cannot add, so sums to be added go through a buffer.
 cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, const tt__mat *addend,
                     lt_epilogue more, const tt__mat *sums, bool add, bool *done)
 {
@@ -498,7 +503,7 @@ cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, co
     return run_finish_sums(l->device, apart, 1, sums->cols, sums, true);
 }
 
-// Return the operands of a product as matrices whose rows run along memory.
+// Return A and B of a product as matrices with contiguous rows: the matrix itself or its transpose.
 tt__mat operand_a(const product *g)
 {
     return g->sums_rows ? tt__mat{(void *)g->a, g->a_type, g->k, g->m, g->a_col}
@@ -510,23 +515,22 @@ tt__mat operand_b(const product *g)
                          : tt__mat{(void *)g->b, g->b_type, g->n, g->k, g->b_col};
 }
 
-// Sums g's columns, or A's rows, by kernels of our own.
+// Computes g->sums, the column sums of C or the row sums of A, by kernels of our own.
 cudaError_t sum_apart(const tt__launch *l, const product *g)
 {
     const tt__mat a = operand_a(g);
     return run_column_sums(l, g->sums_rows ? &a : &g->c, &g->sums, g->add_sums);
 }
 
-// Returns whether cuBLASLt can make the product fast without copies: it is fp8, or tt__cuda_even holds for
-// all matrices.
+// Returns whether cuBLASLt can make the product fast without copies: the operands are fp8, or tt__cuda_even
+// is true of A, B and C.
 bool is_even(const product *g)
 {
     const tt__mat a = operand_a(g), b = operand_b(g);
     return g->unscale_a || (tt__cuda_even(&a) && tt__cuda_even(&b) && tt__cuda_even(&g->c));
 }
 
-// Finishes the sums `sum` of a product (see struct product), whose rows are sum.ld apart, and stores them in
-// c.
+// Finishes the f32 sums in `sum`, the matrix A B, by the steps of struct product, and stores them in g.c.
 __global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
 {
     tt__begin_kernel();
@@ -534,9 +538,9 @@ __global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
     if (r < g.m) finish_element(g, r, c, ((const float *)sum.data)[r * sum.ld + c]);
 }
 
-// Makes a product that is not even from copies of its operands at the end of the workspace
-// (tt__cuda_padded_bytes), at most TT__CUDA_LOSS_CHUNK rows of activations at a time. *done: false where the
-// workspace has no room, or cuBLASLt has no algorithm.
+// Makes a product for which is_even is false, from padded copies of its operands at the end of the workspace
+// (tt__cuda_padded_bytes), at most TT__CUDA_LOSS_CHUNK rows of activations at a time. Sets *done to false
+// where the workspace has no room or cuBLASLt has no algorithm.
 cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
 {
     tt__device *d = l->device;
@@ -583,24 +587,24 @@ cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
     return e == cudaSuccess && g->sums.data ? sum_apart(l, g) : e;
 }
 
-// A product in the form that its ways take.
+// A product prepared for matmul_by.
 struct matmul_form {
     const product *g;
-    tt__mat to;             // destination of the sums and the bias
+    tt__mat to;             // destination of the product plus its bias
     const tt__mat *addend, *aux;
-    lt_epilogue plain;      // with a bias at most
-    bool fits, gelu;        // cuBLASLt can make the product; can apply GELU or its slope
-    // passes: an activation follows the sum and the bias; later: `residual` is added at the end.
+    lt_epilogue plain;      // an epilogue that adds the bias, or does nothing
+    bool fits, gelu;        // cuBLASLt can make the product; it can apply GELU or its slope, too
+    // passes: an activation follows the sum and the bias; later: `residual` is added by a kernel afterwards.
     bool passes, later;
 };
 
-// Sets the form of g. Converts the bias if cuBLASLt needs another dtype.
+// Sets *f for the product g. Converts the bias if cuBLASLt needs it in another dtype.
 cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
 {
     f->g = g;
     f->passes = g->act != 0 || g->saved.data;
     f->to = f->passes && g->pre.data ? g->pre : g->c;
-    // cuBLASLt cannot add a 16-bit residual to an f32 result, so it is added afterwards.
+    // cuBLASLt cannot add a 16-bit residual to an f32 result, so a kernel adds the residual afterwards.
     f->later = !f->passes && !g->accumulate && g->residual.data && g->residual.dtype != f->to.dtype &&
         f->to.dtype == TT_F32;
     f->addend = !f->passes && g->accumulate ? &g->c
@@ -610,7 +614,7 @@ cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
     f->fits = is_even(g) && !(g->accumulate && (f->passes || g->residual.data)) &&
         !(f->passes && g->residual.data) && !(f->addend && f->addend->dtype != f->to.dtype);
     const bool fp8 = f->fits && g->unscale_a && g->k > 0;
-    // The dtype of a bias that cuBLASLt adds.
+    // The dtype that a bias needs for cuBLASLt.
     const tt_dtype bias_type = !fp8 || f->to.dtype != TT_F32 ? f->to.dtype : TT_BF16;
     cudaError_t e = cudaSuccess;
     if (f->fits && g->bias && g->bias_type != bias_type) {
@@ -627,8 +631,8 @@ cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
     return e;
 }
 
-// Makes a product in one of the ways. *done is false where cuBLASLt cannot; for LT_ALONE this happens only
-// while the product is timed.
+// Makes a product in one of the ways. Sets *done to false where cuBLASLt cannot; in the way LT_ALONE, a
+// kernel of our own then makes the product, except while the product is timed.
 cudaError_t matmul_by(const tt__launch *l, const matmul_form &f, int way, bool *done)
 {
     tt__device *d = l->device;
@@ -669,7 +673,7 @@ cudaError_t matmul_by(const tt__launch *l, const matmul_form &f, int way, bool *
     return g->sums_rows && g->sums.data ? sum_apart(l, g) : cudaSuccess;
 }
 
-// The products that a launch would make.
+// A list of the products that a launch would make.
 struct collected_products { product *list; int count, capacity; };
 
 cudaError_t collect(collected_products *to, const product *g)

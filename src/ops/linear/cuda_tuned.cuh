@@ -10,15 +10,15 @@
 namespace {
 
 // ------------------------------------------------------------------------------------------ tuned products
-// Finds the fastest way to make a product by timing (tt_compile_options.tune). All ways, with all algorithms
-// that cuBLASLt offers, are timed in rounds, one after another, so that a change of the clock rates affects
-// all of them; the median of the rounds counts. Operands have memory of their own with random numbers, which
-// take more power than zeros and so show the clock rates of training. Several sets of operands, together
-// twice the L2 cache, are used in turn, so that the cache holds no operand from the round before.
+// Timing finds the fastest way to make a product (tt_compile_options.tune). Each round times all ways, with
+// all algorithms that cuBLASLt offers, one after another, so that a change of the clock rates affects all of
+// them; the median of the rounds counts. The operands are separate copies with random numbers, because zeros
+// need less power and would give higher clock rates than training has. Several sets of operands, together
+// twice the size of the L2 cache, are used in turn, so that the cache holds no operand from earlier runs.
 
 enum { TUNE_ROUNDS = 7, TUNE_SETS = 16, TUNE_CANDIDATES = LT_WAYS * LT_OFFERS };
 
-// An operand of a product, and the bytes from its first to its last element.
+// An operand of a product. bytes: from its first to its last element; at: offset of its copy in a set.
 struct tuned_operand { const void *data; size_t bytes; tt_dtype dtype; size_t at; };
 
 // Calls each(pointer, bytes, dtype) for all operands of a product that are present.
@@ -36,13 +36,13 @@ template <class F> void each_operand(product *g, F each)
     matrix((const void **)&g->unscale_b, TT_F32, 1);
 }
 
-// Fills an operand with numbers in (-1, 1) of a dtype. Both kinds of fp8 get numbers of E4M3, whose bits are
-// no NaN of E5M2 either.
+// Fills an operand with random numbers in (-1, 1). Both kinds of fp8 get numbers of E4M3, whose bits, read as
+// E5M2, are never a NaN.
 __global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, int64_t n, uint32_t seed)
 {
     tt__begin_kernel();
     for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (int64_t)gridDim.x * 256) {
-        uint32_t u = (uint32_t)i * 2654435761u ^ seed; // Knuth, TAOCP 3, 6.4; mixed as MurmurHash3 ends
+        uint32_t u = (uint32_t)i * 2654435761u ^ seed; // Knuth, TAOCP 3, 6.4; then MurmurHash3's final mix
         u = (u ^ u >> 16) * 0x85ebca6bu;
         u = (u ^ u >> 13) * 0xc2b2ae35u;
         const float v = (float)(int32_t)(u ^ u >> 16) * 0x1p-31f;
@@ -52,22 +52,22 @@ __global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, 
     }
 }
 
-// Memory of a product that is timed: `sets` copies of its operands.
+// Memory for timing a product: `sets` copies of all its operands.
 struct tuning_sets {
     tuned_operand operand[10];
     int operands, sets;
-    size_t bytes;    // of a set
+    size_t bytes;    // bytes of one set
     char *memory;    // NULL: not enough memory
 
     tuning_sets(const tt__device *d, const product &g) : operands(0), sets(0), bytes(0), memory(NULL)
     {
         product of = g;
         each_operand(&of, [&](const void **data, size_t n, tt_dtype dtype) {
-            tuned_operand *x = find(*data); // a result may be in an operand's memory
+            tuned_operand *x = find(*data); // a result may have the memory of an operand
             if (!x) *(x = &operand[operands++]) = {*data, 0, dtype, 0};
             x->bytes = max(x->bytes, n);
         });
-        for (int k = 0; k < operands; k++) { // as far from a multiple of 256 bytes as the operand itself
+        for (int k = 0; k < operands; k++) { // a copy has the address of its operand, modulo 256
             operand[k].at = bytes + (uintptr_t)operand[k].data % TT__CUDA_ALIGN;
             bytes = tt__align_to(operand[k].at + operand[k].bytes, TT__CUDA_ALIGN);
         }
@@ -86,7 +86,7 @@ struct tuning_sets {
         for (int k = 0; k < operands; k++) if (operand[k].data == data) return &operand[k];
         return NULL;
     }
-    // Returns the product with the operands of a set.
+    // Returns the product g with the operands of set number `set`.
     product of(const product &g, int set)
     {
         product there = g;
@@ -108,14 +108,14 @@ struct tuning_sets {
     }
 };
 
-// A way, the number of one of its algorithms, and the times that these took.
+// A candidate: a way, the number of one of the way's algorithms, and the times that the product took with it.
 struct tuning_candidate {
     int way, offer;
     cudaEvent_t begin, end;
     float ms[TUNE_ROUNDS], median;
 };
 
-// Makes the product of a set as a candidate says.
+// Makes the product g in the way and with the algorithm of candidate c.
 cudaError_t make_candidate(const tt__launch *l, const product &g, const tuning_candidate &c, bool *done)
 {
     matmul_form f;
@@ -125,7 +125,7 @@ cudaError_t make_candidate(const tt__launch *l, const product &g, const tuning_c
     return e == cudaSuccess ? matmul_by(l, f, c.way, done) : e;
 }
 
-// Lists the candidates that cuBLASLt does not refuse, and makes each once.
+// Lists the candidates that cuBLASLt does not refuse, and makes the product once with each.
 cudaError_t list_candidates(const tt__launch *l, const product &g, tuning_candidate *c, int *count)
 {
     cudaError_t e = cudaSuccess;
@@ -145,8 +145,8 @@ cudaError_t list_candidates(const tt__launch *l, const product &g, tuning_candid
     return e;
 }
 
-// Times all candidates once. Before that, the operands are filled again. This replaces all of the L2 cache,
-// and meanwhile the host gets ahead of the device, so that no candidate waits for the host.
+// Times all candidates once. Fills the operands first: this replaces the contents of the L2 cache, and the
+// host meanwhile queues the launches, so that no candidate waits for the host.
 cudaError_t time_round(const tt__launch *l, const product &g, tuning_sets *sets, tuning_candidate *c,
                        int count, int round)
 {
@@ -184,9 +184,9 @@ bool add_tuned(tt__device *d, const tuned_product &x)
     return true;
 }
 
-// Times the candidates of a product and adds the best to the tuned entries: of the candidates within 1% of
-// the fastest, as timing repeats itself no better, the one offered first. *untimed: whether memory was too
-// short.
+// Times the candidates of a product and adds the best one to the tuned entries. The best is the candidate
+// offered first among those within 1% of the fastest, because timing is no more exact than 1%. Sets *untimed
+// to whether memory for the operands was lacking.
 cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
 {
     tt__device *d = l->device;
@@ -199,7 +199,7 @@ cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
     if (e == cudaSuccess) e = list_candidates(l, sets.of(g, 0), c, &count);
     for (int r = 0; r < TUNE_ROUNDS && e == cudaSuccess && count > 1; r++)
         e = time_round(l, g, &sets, c, count, r);
-    cudaStreamSynchronize(d->stream); // before the memory is freed
+    cudaStreamSynchronize(d->stream); // waits before `sets` frees the memory
     const tuning_candidate *best = NULL;
     for (int k = 0; k < count; k++) {
         for (cudaEvent_t event : {c[k].begin, c[k].end}) if (event) cudaEventDestroy(event);
@@ -222,7 +222,8 @@ cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
     return e;
 }
 
-// Notes that the device's programs have the product, and times it if nothing is known about it.
+// Marks the tuned entries of the product as met by the device's programs. If there are none, times the
+// product, if `times`.
 cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool *untimed)
 {
     tt__device *d = l->device;
@@ -238,7 +239,7 @@ cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool
         if (!trial.of[way].asked) continue;
         if (trial.of[way].known) trial.of[way].known->met = true;
         else unknown = true;
-        known = !unknown && trial.of[way].known->possible; // so the product is made in this way
+        known = !unknown && trial.of[way].known->possible; // a program would make the product in this way
     }
     trial.asks = false;
     if (e == cudaSuccess && unknown && times) e = time_product(l, g, untimed);
@@ -246,8 +247,8 @@ cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool
     return e;
 }
 
-// Collects the products that a launch would make. A captured stream takes all kernels beside the products, so
-// that nothing runs.
+// Adds to `to` the products that a launch would make. The stream is captured meanwhile, so that no kernel of
+// the launch runs.
 cudaError_t collect_products(const tt__launch *l, cudaError_t (*run)(const tt__launch *l),
                              collected_products *to)
 {
@@ -269,10 +270,10 @@ void forget_choices(tt__device *d)
     d->choice_count = 0;
 }
 
-// ---- tuned entries as text: a title, a line of the device, a line for each tuned product, and a last line
+// ---- tuned entries as text: a title, a line about the device, a line for each tuned product, a last line
 
 void append(text_buffer *text, const char *format, ...) TT_PRINTF(2, 3);
-void append(text_buffer *text, const char *format, ...) // text that does not fit is only counted
+void append(text_buffer *text, const char *format, ...) // counts text that does not fit
 {
     va_list args;
     const size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
@@ -284,8 +285,8 @@ void append(text_buffer *text, const char *format, ...) // text that does not fi
 
 #define TT__TUNED_TITLE "tinytrain: the fastest products, version 1"
 
-// Writes the line of the device. The meaning of an algorithm's 64 bytes depends only on cuBLASLt; which
-// algorithm is the fastest depends on the device.
+// Writes the line about the device. The meaning of an algorithm's 64 bytes depends only on the version of
+// cuBLASLt, but the choice of the fastest algorithm depends on the device.
 void tuned_device(const tt__device *d, char to[512])
 {
     snprintf(to, 512, "%s, compute capability %d.%d, %d multiprocessors, cuBLASLt %llu, workspace %llu",
@@ -296,7 +297,7 @@ void tuned_device(const tt__device *d, char to[512])
 enum { TUNED_NUMBERS = 23 };
 typedef char algorithm_is_64_bytes[sizeof(cublasLtMatmulAlgo_t) == 64 ? 1 : -1];
 
-// Sets n to the numbers of a key, in the order of the text.
+// Sets n to the fields of a key, in the order of the text.
 void numbers_of(const product_key &k, int64_t (&n)[TUNED_NUMBERS])
 {
     const int64_t all[TUNED_NUMBERS] = {
@@ -306,7 +307,7 @@ void numbers_of(const product_key &k, int64_t (&n)[TUNED_NUMBERS])
     memcpy(n, all, sizeof n);
 }
 
-// Sets a key from its numbers; returns false if no key has these numbers.
+// Sets a key from numbers of the text; returns false if no key can have these numbers.
 bool key_from(const int64_t (&n)[TUNED_NUMBERS], product_key *k)
 {
     int64_t again[TUNED_NUMBERS];
@@ -343,7 +344,8 @@ size_t cuda_tuned_text(tt__device *d, char *to, size_t capacity)
     return text.length;
 }
 
-// Reads a line of the text, without its end. Returns NULL, or what is wrong with the line.
+// Reads a tuned entry from a line of the text without its newline. Returns NULL, or a message that says what
+// is wrong with the line.
 const char *read_tuned(const char *line, tuned_product *x)
 {
     int64_t n[TUNED_NUMBERS];

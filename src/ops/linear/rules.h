@@ -13,7 +13,7 @@
 
 static bool tt__reads_fp8(const tt_tape *t, const tt__instr *i) { return tt__is_fp8(tt__in(t, i, 0)->dtype); }
 
-/* Checks operand k of a product: floats, or fp8 that QUANTIZE has made from floats of the same shape. */
+/* Fails unless operand k of a product has floats, or fp8 that QUANTIZE made from floats of the same shape. */
 static bool tt__factor_in(tt_tape *t, const tt__instr *i, int k)
 {
     if (!tt__reads_fp8(t, i)) return tt__float_in(t, i, k);
@@ -31,10 +31,10 @@ static bool tt__sums_rows_of(const tt__instr *i, int o)
     return i->op == TT__OP_LINEAR_DW || (i->op == TT__OP_LINEAR_DX && o == 1);
 }
 
-/* Returns the number of a product's result that is the sum of operand 0's columns; 0: none. */
+/* Returns k if result k of a product is the column sums of operand 0; 0 if no result is. */
 static int tt__operand_sums(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW && i->out[1] ? 1 : 0; }
 
-/* Returns the dtype of a product's result that is like operand 0. */
+/* Returns the dtype of a product's result: the dtype of operand 0, or f32 if operand 0 is fp8. */
 static tt_dtype tt__product_dtype(const tt_tape *t, const tt__instr *i)
 {
     return tt__reads_fp8(t, i) ? TT_F32 : tt__in(t, i, 0)->dtype;
@@ -52,8 +52,8 @@ static bool tt__shape_LINEAR(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__fixed_in(t, i, 2, 1, w->rows) && (!i->in[3] || tt__shape_in(t, i, 3, x, w->rows));
 }
 
-/* Sets how y is divided. If the rows of w are sharded, y is sharded by columns. If the columns of w and x are
-   sharded, y is partial, and only one rank adds the bias. */
+/* The layout rule of LINEAR. If the rows of w are sharded, y is sharded by columns. If the columns of w and x
+   are sharded, y is partial, and only one rank adds the bias. */
 static bool tt__layout_LINEAR(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     const bool by_rows = in[1] == TT__ROWS, by_cols = in[1] == TT__COLS;
@@ -80,7 +80,7 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
     int32_t dy = g;
     tt__instr product = *f;
     memset(&product.attr, 0, sizeof product.attr);
-    if (f->attr.act && (weights || x)) { /* backward of the activation, from what the activation saved */
+    if (f->attr.act && (weights || x)) { /* first the backward of the activation */
         const char *reads = tt__act_from_output(f->attr.act) ? "gA" : "gB";
         tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "");
         const tt__value *y = &t->values[f->out[0]];
@@ -96,8 +96,8 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
 
 static tt__mat tt__at_capacity(const tt_tape *t, int32_t id);
 
-/* Returns the bytes of scratch of a product on CUDA. x, w and y: the product's values. fp8 operands are
-   padded when they are rounded and need no scratch. */
+/* Returns the bytes of scratch of a product on CUDA. x, w and y: ids of the values of y = x w^T or of their
+   gradients. fp8 operands need no scratch, because they are padded when they are rounded. */
 static size_t tt__cuda_product(const tt_tape *t, const tt__instr *i, int32_t x, int32_t w, int32_t y)
 {
     const tt__mat of_x = tt__at_capacity(t, x), of_w = tt__at_capacity(t, w), of_y = tt__at_capacity(t, y);
@@ -167,9 +167,9 @@ static size_t tt__cpu_LINEAR_DW(int threads, const tt_tape *t, const tt__instr *
     return gemm > sums ? gemm : sums;
 }
 
-enum { TT__NEAR = 64 }; /* max instructions searched for the one that wrote an operand */
+enum { TT__NEAR = 64 }; /* max instructions that are searched for the one that wrote an operand */
 
-/* Gives result o of instruction k, the sums of in[0]'s columns, an instruction of its own before k. */
+/* Moves result o of instruction k, the column sums of in[0], to a new instruction before k. */
 static void tt__sum_columns_apart(tt_tape *t, int k, int o)
 {
     tt__instr i = t->code[k], sums = tt__instr_like(&i, TT__OP_SUM_ROWS, i.in[0], i.out[o]);
@@ -184,8 +184,9 @@ static void tt__sum_columns_apart(tt_tape *t, int k, int o)
     else tt__drop(t, k);
 }
 
-/* Returns, as bits, which outputs of i make up v: one output, or several side by side, whose columns i can
-   sum and does not sum yet; 0: none. Attention's backward sums only what its kernels write in 16 bits. */
+/* Returns a bit for each output of i that is a part of v: one output that is v, or several side by side that
+   make up v. Returns 0 if there are none, or if i cannot sum their columns or already does. The backward of
+   attention sums only columns that its kernels write in 16 bits. */
 static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, const tt__value *v)
 {
     const int summed = tt__summed(i), first = tt__ops[i->op].outputs - summed;
@@ -208,11 +209,11 @@ static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, cons
     return columns == v->shape.cols ? parts : 0;
 }
 
-/* Moves the last result of instruction k, the sums of in[0]'s columns, to the instruction that wrote in[0]
-   last, if the op of that instruction can sum columns (TT__COLUMN_SUMS). If that instruction wrote in[0] as
-   several results side by side, the sums are divided as well. A kernel that has a gradient in registers adds
-   it up at once; another kernel would read all of it a second time. Not done where memory is the host's, as
-   kernels there do not use this, nor with tensor ranks, which add to gradients in between. */
+/* Moves the last result of instruction k, the column sums of in[0], to the instruction that wrote in[0], if
+   the op of that instruction can sum columns (TT__COLUMN_SUMS). If that instruction wrote in[0] as several
+   results side by side, the sums are divided in the same way. A kernel that has a gradient in registers can
+   sum it at once; another kernel would read the whole gradient a second time. Nothing is moved on CPUs, where
+   kernels gain nothing by this, nor with tensor parallelism, where ranks add to gradients in between. */
 static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
 {
     tt__instr i = t->code[k];
@@ -226,11 +227,11 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
         if (from.op < 0) continue;
         if (tt__reads(t, &from, sums->base) || tt__writes(t, &from, sums->base)) return;
         if (!tt__writes(t, &from, v->base)) continue;
-        const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* no kernel of ours follows it */
+        const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* cuBLASLt writes in[0] */
         const unsigned parts = product ? 0 : tt__outputs_that_make(t, &from, v);
         if (!parts) return;
         if (from.segment != i.segment || from.slot != i.slot) return;
-        if (from.stage != i.stage) { /* the same sums, on the stage that has the bias */
+        if (from.stage != i.stage) { /* sums in an instruction of the stage that has the bias */
             tt__sum_columns_apart(t, k, o);
             return;
         }
@@ -261,14 +262,15 @@ static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LI
 /* Several products of one x, such as the products that make queries, keys and values, or the products that
    make the gradients of their weights, become one product if their other operands are side by side in memory:
    weights and their gradients row below row; biases and their gradients, results and their gradients column
-   beside column. An operand's role: 0 to 2 are in[0] to in[2], 3 and 4 are out[0] and out[1]. */
+   beside column. Each operand and result has a role: 0 to 2 are in[0] to in[2], 3 and 4 are out[0] and
+   out[1]. */
 
 enum { TT__ROLES = 5, TT__RESULT_ROLE = 3 };
 
 /* Returns the role of x, which the products share. */
 static int tt__shared_role(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW ? 1 : 0; }
 
-/* Returns whether operands of a role are joined row below row, not column beside column. */
+/* Returns whether operands with this role are joined row below row; otherwise column beside column. */
 static bool tt__lies_below(const tt__instr *i, int role)
 {
     return role == (i->op == TT__OP_LINEAR_DW ? TT__RESULT_ROLE : 1);
@@ -279,8 +281,8 @@ static int32_t tt__in_role(const tt__instr *i, int role)
     return role < TT__RESULT_ROLE ? i->in[role] : i->out[role - TT__RESULT_ROLE];
 }
 
-/* Returns whether products i and j do the same with one x, so that they are one product if their operands are
-   side by side. */
+/* Returns whether products i and j have the same x, op and attributes, so that they can become one product if
+   their other operands are side by side. */
 static bool tt__is_one_product(const tt_tape *t, const tt__instr *i, const tt__instr *j)
 {
     const bool joins = i->op == TT__OP_LINEAR || i->op == TT__OP_LINEAR_DW;
@@ -301,8 +303,8 @@ static tt__mat *tt__mat_in_role(tt__launch *l, int role)
     return role < TT__RESULT_ROLE ? &l->in[role] : &l->out[role - TT__RESULT_ROLE];
 }
 
-/* Returns whether b begins where a ends, below or beside it, so that both are one matrix. Also true if both
-   are absent. */
+/* Returns whether b begins in memory where a ends, below a or beside a, so that both are one matrix. Returns
+   true, too, if both are absent. */
 static bool tt__lies_behind(const tt__mat *a, const tt__mat *b, bool below)
 {
     const int64_t apart = (below ? a->rows * a->ld : a->cols) * (int64_t)tt_dtype_bytes(a->dtype);
@@ -312,8 +314,9 @@ static bool tt__lies_behind(const tt__mat *a, const tt__mat *b, bool below)
     return alike && a->dtype == b->dtype && (char *)a->data + apart == (char *)b->data;
 }
 
-/* Joins those of n products run together whose operands are side by side. Products that need scratch are left
-   out, as the scratch is for one product. Returns how many launches are left. */
+/* Joins those of the n products in l, which run together, whose operands are side by side. Does not join
+   products that need scratch, because the scratch is sized for one product. Returns the number of launches
+   left in l. */
 static int tt__join_launches(tt__launch *l, int n)
 {
     int last = 0;

@@ -10,8 +10,8 @@
 #include "../linear/cpu.h"
 
 /* ---------------------------------------------------------------------------------------------------- losses
-   The four counts of a loss: sum of weighted losses, sum of weights, sum of the weights of rows that were
-   predicted right, 0. */
+   A loss has four counts: the sum of the rows' weighted losses, the sum of their weights, the sum of the
+   weights of rows whose prediction is right, and 0. */
 
 TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
 {
@@ -19,15 +19,15 @@ TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
     return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch, 0) : 1.0f;
 }
 
-/* Returns the weights of classes, which are f32 as all inputs are; NULL if the operand has weights of
-   rows. */
+/* Returns the weights of classes, or NULL if the operand has weights of rows. The weights are f32, as are all
+   inputs. */
 TT__INLINE const float *TT__K(class_weights)(const tt__launch *l, int operand)
 {
     return l->instr->attr.by_class ? (const float *)l->in[operand].data : NULL;
 }
 
-/* Returns the logarithm of the sum of exp(x[c]) over a row. Sets *most to the largest and *sum_x to the sum
-   of x[c]. */
+/* Returns the logarithm of the sum of exp(x[c]) over a row x of n numbers. Sets *most to the largest number
+   of the row and *sum_x to the sum of the row. */
 TT__INLINE float TT__K(log_sum_exp)(const float *x, int64_t n, float *most, float *sum_x)
 {
     tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
@@ -62,13 +62,13 @@ TT__ROWS_FN(cross_entropy_rows)
         if (targets[r] == attr->ignore_index) { row_loss[r] = row_right[r] = 0; continue; }
         const float smoothed = attr->smoothing > 0 ? attr->smoothing * (sum_x / (float)n) : 0;
         row_loss[r] = lse - (1 - attr->smoothing) * x[targets[r]] - smoothed;
-        if (weights) { /* the loss includes the weights, as these differ within the row */
+        if (weights) { /* row_loss includes the weights of classes, which differ within the row */
             float all = 0;
             for (int64_t c = 0; c < n && attr->smoothing > 0; c++) all += weights[c] * (lse - x[c]);
             row_loss[r] = (1 - attr->smoothing) * weights[targets[r]] * (lse - x[targets[r]]) +
                           attr->smoothing / (float)n * all;
         }
-        /* The prediction is the first of the largest logits, as argmax has it. */
+        /* The prediction is the first of the largest logits, as in argmax. */
         bool right = x[targets[r]] == m;
         for (int64_t c = 0; c < targets[r] && right; c++) right = x[c] != m;
         row_right[r] = right;
@@ -99,7 +99,8 @@ TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Returns the factor of a row's gradient without the row's weight: upstream gradient / number of targets. */
+/* Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, outside a
+   run, by the sum of the targets' weights. */
 TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
 {
     double norm = TT__RUN_OF(l) ? TT__RUN_OF(l)->loss_norm : ((const float *)counts->data)[1];
@@ -133,9 +134,9 @@ TT__ROW_FN(row_CROSS_ENTROPY_BACKWARD)
 
 TT__RUN_MAP(CROSS_ENTROPY_BACKWARD, 1, 1)
 
-/* Computes forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (see
-   tt__fuse_CROSS_ENTROPY), with the kernels of those ops. Gradients of logits have the dtype of x and replace
-   the logits in memory. */
+/* Computes the forward and backward of a linear layer and its cross-entropy, one chunk of rows after another
+   (see tt__fuse_CROSS_ENTROPY), with the kernels of these two ops. The gradients of the logits have the dtype
+   of x and replace the logits in memory. */
 TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *dx = &l->out[1];

@@ -9,11 +9,11 @@
 namespace {
 
 // ================================================================================================== losses
-// The four counts of a loss: sum of weighted losses, sum of weights, sum of the weights of rows that were
-// predicted right, 0.
+// A loss has four counts: the sum of the rows' weighted losses, the sum of their weights, the sum of the
+// weights of rows whose prediction is right, and 0.
 
-// Max blocks of a loss, each of which leaves one partial sum in the resident workspace. Tests make it
-// smaller.
+// Max number of thread blocks of a loss; each block writes one partial sum to the resident workspace. Tests
+// make the number smaller.
 #ifndef TT__LOSS_BLOCKS
 #define TT__LOSS_BLOCKS 1024
 #endif
@@ -23,7 +23,8 @@ __device__ __forceinline__ float row_weight(const tt__mat &weights, int64_t r)
     return weights.data ? load_any(weights.data, weights.dtype, r * weights.ld) : 1.0f;
 }
 
-// Returns the factor of a row's gradient without the row's weight: upstream gradient / number of targets.
+// Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, outside a
+// run, by the sum of the targets' weights.
 __device__ __forceinline__ float loss_factor(const tt__run *run, const float *dloss, const float *counts)
 {
     double norm = run ? run->loss_norm : counts[1];
@@ -63,11 +64,12 @@ __global__ void __launch_bounds__(256) loss_counts(const loss_sums *partial, int
     store_counts<256>(sums, counts, loss);
 }
 
-// Result of a row's logits, the same in every thread that works on the row.
+// The result of a row of logits: log-sum-exp, loss, and whether the prediction is right. Every thread that
+// works on the row has the same result.
 struct row_result { float lse, loss; bool right; };
 
-// Merges what the lanes of a warp know of a row: m, the greatest logit; s, the sum of exponentials relative
-// to that logit; sx, the sum of logits; and `right`.
+// Merges the sums of a warp's lanes over their parts of a row. m: the largest logit; s: the sum of the
+// exponentials of logits - m; sx: the sum of the logits; right: see logit_sums.
 __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &right)
 {
     const float top = warp_max(m);
@@ -77,10 +79,10 @@ __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &
     m = top;
 }
 
-// Running sums of a thread over its part of a row of n logits. The sum of exponentials `s` is kept relative
-// to the greatest logit so far, `m` (Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018),
-// so that one sweep is enough. sx sums the logits. `right` tells whether the target's logit `own` is the
-// first of the greatest, as argmax has it.
+// Running sums of a thread over its part of a row of n logits. m is the largest logit so far, and s is the
+// sum of the exponentials of logits - m (Milakov, Gimelshein: "Online normalizer calculation for softmax",
+// 2018), so that one sweep is enough. sx is the sum of the logits. `right` tells whether `own`, the target's
+// logit, is the first of the largest logits, as in argmax.
 struct logit_sums {
     float m, s, sx, own;
     bool right;
@@ -91,7 +93,7 @@ struct logit_sums {
         own = logit_of_target;
         right = own == own;
     }
-    // Adds columns [c, c + N); columns from n on hold -INFINITY.
+    // Adds the logits v of columns [c, c + N). Logits of columns from n on must be -INFINITY.
     template <int N, class INDEX>
     __device__ __forceinline__ void add(const float (&v)[N], INDEX c, INDEX n, INDEX target, bool smooth)
     {
@@ -106,14 +108,14 @@ struct logit_sums {
         else if (target < c) right &= !(top > own);
         else TT__UNROLL for (int k = 0; k < N; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
     }
-    // Returns the result of the row, in each of its THREADS threads: a warp or a block.
+    // Merges the sums of the row's THREADS threads, a warp or a block, and returns the result in each thread.
     template <int THREADS> __device__ __forceinline__ row_result finish(int64_t n, float smoothing)
     {
         const int thread = (int)threadIdx.x % THREADS;
         merge_rows(m, s, sx, right);
         if (THREADS > 32) {
             TT__SHARED(float4, part, [(THREADS + 31) / 32]);
-            __syncthreads(); // the parts of the row before may still be read
+            __syncthreads(); // before this, threads may still read `part` of the previous row
             if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
             __syncthreads();
             const bool there = thread % 32 < THREADS / 32;
@@ -126,8 +128,8 @@ struct logit_sums {
     }
 };
 
-// Returns the result of a row of n logits, computed by a warp or by a block of THREADS. Target -1: only lse
-// is wanted.
+// Returns the result of a row of n logits, computed by THREADS threads, a warp or a block. With target -1,
+// only lse is valid.
 template <int THREADS>
 __device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide,
                                                         int64_t target, float smoothing)
@@ -142,8 +144,8 @@ __device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype 
     return sums.finish<THREADS>(n, smoothing);
 }
 
-// Returns, for a row of n logits, the sum over classes of weight (lse - logit), computed by a warp or by a
-// block of 256.
+// Returns the sum over classes of weight * (lse - logit) for a row of n logits, computed by THREADS threads,
+// a warp or a block of 256.
 template <int THREADS>
 __device__ __forceinline__ float row_of_classes(const void *x, tt_dtype dtype, int64_t n, bool wide,
                                                 const float *class_weights, float lse)
@@ -157,8 +159,9 @@ __device__ __forceinline__ float row_of_classes(const void *x, tt_dtype dtype, i
     return THREADS == 32 ? warp_sum(sum) : (float)block_sum<256>(sum);
 }
 
-// Computes lse and the partial counts of rows of logits x (rows, n), by groups of GROUP threads: a warp for
-// few classes, a block for many. Each row is read once; with weights of classes and smoothing, twice.
+// Computes the log-sum-exps and the partial counts of logits x (rows, n). GROUP threads work on a row: a warp
+// if there are few classes, a block if there are many. Reads each row once, or twice with weights of classes
+// and smoothing.
 template <int GROUP>
 __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *targets, tt__mat weights,
                                                      const float *class_weights, tt__mat lse, int ignore,
@@ -187,8 +190,8 @@ __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *t
     store_partial<256>(sums, partial);
 }
 
-// Returns the weights of classes, operand k, which are f32 as all inputs are; NULL if the operand has weights
-// of rows.
+// Returns the weights of classes, operand k, or NULL if the operand has weights of rows. The weights are f32,
+// as are all inputs.
 const float *class_weights_of(const tt__launch *l, int k)
 {
     return l->instr->attr.by_class ? (const float *)l->in[k].data : NULL;
@@ -213,8 +216,8 @@ cudaError_t run_cross_entropy(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Turns N logits from column c on into their gradients: (softmax - target) w, where the target is
-// smoothing / n for all classes and 1 - smoothing more for the target's class.
+// Turns N logits, beginning with column c, into their gradients: (softmax - t) * w, where t is smoothing / n
+// for all classes, plus 1 - smoothing for class `target`.
 template <int N, class INDEX>
 __device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, int64_t n, int32_t target,
                                                        float lse, float smoothing, float w)
@@ -225,8 +228,8 @@ __device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, i
     }
 }
 
-// Turns 8 logits from column c on into their gradients where classes have weights, whose sum is `sum`.
-// Smoothed targets take the weight of each class.
+// Turns 8 logits, beginning with column c, into their gradients if classes have weights; sum: the sum of the
+// weights. The share of each class in a smoothed target is multiplied by the weight of this class.
 __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8], int64_t c, int64_t n,
                                                                   int32_t target, float lse, float smoothing,
                                                                   const float *weights, float sum,
@@ -240,8 +243,8 @@ __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8],
     }
 }
 
-// Computes dx (rows, n) [+]= the gradients of logits. x and dx cross memory once. A thread takes eight
-// elements of a row at a time.
+// Computes the gradients of logits x (rows, n), and writes them to dx or (add) adds them. Moves x and dx
+// once. A thread works on eight elements of a row at a time.
 __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x,
                                                               const int32_t *targets, tt__mat weights,
                                                               const float *class_weights, tt__mat lse,
@@ -252,7 +255,7 @@ __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss
     tt__begin_kernel();
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
     const float factor = loss_factor(run, dloss, counts);
-    double sum = 0; // sum of the weights of classes
+    double sum = 0; // the sum of the weights of all classes
     if (class_weights && smoothing > 0) {
         for (int64_t c = threadIdx.x; c < n; c += 256) sum += class_weights[c];
         sum = block_sum<256>(sum);
@@ -292,8 +295,8 @@ cudaError_t run_cross_entropy_backward(const tt__launch *l)
                       is_wide(x) && is_wide(dx), TT__RUN_OF(l));
 }
 
-// Computes the statistics (lse, sum of p) and the partial counts of rows of logits x with probabilities p of
-// all classes, in groups as in cross_entropy. Logits cross memory twice, p once.
+// Computes the statistics (lse, sum of p) of each row and the partial counts, for logits x and probabilities
+// p of all classes. GROUP threads work on a row, as in cross_entropy. Moves the logits twice and p once.
 template <int GROUP>
 __global__ void __launch_bounds__(256) soft_cross_entropy(tt__mat x, tt__mat p, tt__mat weights,
                                                           tt__mat stats, bool wide, loss_sums *partial)
@@ -339,7 +342,7 @@ cudaError_t run_soft_cross_entropy(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Computes dx [+]= w (softmax(x) * sum of p - p). x, p and dx cross memory once.
+// Computes w * (softmax(x) * (sum of p) - p), and writes it to dx or (add) adds it. Moves x, p and dx once.
 __global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
                                                                    tt__mat weights, tt__mat stats,
                                                                    const float *counts, tt__mat dx, bool add,
@@ -370,8 +373,8 @@ cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
                       is_wide(x) && is_wide(p) && is_wide(dx), TT__RUN_OF(l));
 }
 
-// Computes the partial counts of x, y (rows, n), whose loss is the sum of w (x - y)^2 / n; x and y cross
-// memory once.
+// Computes the partial counts of the squared error of x and y (rows, n); the loss of a row with weight w is
+// w * the sum of (x - y)^2 / n. Moves x and y once.
 __global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide,
                                                      loss_sums *partial)
 {
@@ -405,7 +408,7 @@ cudaError_t run_mean_squared_error(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Computes dx [+]= 2 w (x - y) / n. x, y and dx cross memory once.
+// Computes 2 * w * (x - y) / n, and writes it to dx or (add) adds it. Moves x, y and dx once.
 __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
                                                               tt__mat weights, const float *counts,
                                                               tt__mat dx, bool add, bool wide,
@@ -436,8 +439,8 @@ cudaError_t run_mean_squared_error_backward(const tt__launch *l)
                       is_wide(dx), TT__RUN_OF(l));
 }
 
-// Sums over all rows the loss and hit that linear_cross_entropy left of each or, if row_loss is NULL, the
-// weights only. Moves up to 16 bytes a row.
+// Computes the counts of a loss from row_loss, the loss and hit that linear_cross_entropy stored of each row.
+// If row_loss is NULL, sums only the weights. Moves up to 16 bytes a row.
 __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_loss, int64_t rows,
                                                            const int32_t *targets, tt__mat weights,
                                                            int ignore, float *counts, float *loss)
@@ -455,9 +458,9 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
     store_counts<1024>(sums, counts, loss);
 }
 
-// Computes loss and hit of each row of a chunk's logits z (rows, n), f32 in rows of whole 32 bytes. Unless
-// dz.data is NULL, also writes the gradients dz in place of the rows, in dz's dtype, with zeros up to the end
-// of a row of z. A block takes a row, which it reads twice.
+// Computes the loss and the hit of each row of a chunk's logits z (rows, n), which are f32 in rows of whole
+// 32 bytes. Unless dz.data is NULL, also writes the gradients dz over the rows of z, in the dtype of dz, with
+// zeros up to the end of a row of z. A block works on one row and reads it twice.
 __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets,
                                                              tt__mat weights, const float *dloss,
                                                              const float *counts, float2 *row_loss,
@@ -481,15 +484,16 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
             cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
             TT__UNROLL for (int k = 0; k < 8; k++) if (c + k >= n) v[k] = 0;
         }
-        __syncthreads(); // 16-bit gradients replace logits that other threads read in this round
+        __syncthreads(); // 16-bit gradients are written over logits that other threads read in this round
         if (c < n) store8(row_at(dz, r), dz.dtype, c, 8, true, v);
     }
 }
 
-// Computes what linear_cross_entropy does, with gradients, for rows that fit into shared memory. The resident
-// blocks walk over the rows. Each thread copies its own columns, four of every 4,096, and fetches those of
-// the block's next row as soon as it has written the gradients of the current row. It sums the first of a
-// row's ROW_PARTS parts while the others are in flight. Moves n (4 + dz's size) bytes a row.
+// Does the work of linear_cross_entropy, with gradients, for rows that fit into shared memory. As many blocks
+// run as the device holds, and each works on one row after another. A thread copies its own columns, four of
+// every 4,096, to shared memory, and fetches those of the block's next row as soon as it has written the
+// gradients of the current row. It sums the first of a row's ROW_PARTS parts while the other parts are in
+// flight. Moves n * (4 + bytes of an element of dz) bytes a row.
 enum { ROW_PARTS = 4 };
 __global__ void __launch_bounds__(1024, 1)
     linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
@@ -499,7 +503,7 @@ __global__ void __launch_bounds__(1024, 1)
     tt__begin_kernel();
     TT__DYN_SHARED(float, logits);
     const int n = (int)z.cols, end = (n + 7) / 8 * 8, first = 4 * (int)threadIdx.x;
-    const int each = (n + ROW_PARTS * 4096 - 1) / (ROW_PARTS * 4096) * 4096; // columns of a part
+    const int each = (n + ROW_PARTS * 4096 - 1) / (ROW_PARTS * 4096) * 4096; // number of columns of a part
     const float factor = loss_factor(run, dloss, counts);
     int64_t r = blockIdx.x;
     int32_t target = targets[r];
@@ -513,10 +517,10 @@ __global__ void __launch_bounds__(1024, 1)
         const int64_t next = r + gridDim.x;
         const float *x = next < z.rows ? (const float *)row_at(z, next) : NULL;
         logit_sums sums;
-        const int32_t of_next = x ? targets[next] : ignore; // arrives by the time that it is needed
+        const int32_t of_next = x ? targets[next] : ignore; // used after the sums, which hide the load
         const float w = factor * row_weight(weights, r);
         sums.begin(own);
-        const auto add = [&](int part) { // of the thread's own columns
+        const auto add = [&](int part) { // adds the thread's columns of a part
             for (int c = part * each + first; c < min(n, (part + 1) * each); c += 4096) {
                 const float4 q = *(const float4 *)(logits + c);
                 float v[4] = {q.x, q.y, q.z, q.w};
@@ -578,9 +582,9 @@ tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
 #define TT__LOSS_CACHE ((size_t)1 << 20)
 #endif
 
-// Returns the matrix to which chunks add their shares of a gradient: the gradient itself or, if it has 16
-// bits and there are several chunks, f32 sums at *at in the workspace, from which the gradient is made at the
-// end.
+// Returns the matrix to which the chunks of rows add their contributions to gradient m. It is m itself or, if
+// m has 16 bits and there are several chunks (many), an f32 matrix at *at in the workspace, which is rounded
+// to m at the end.
 tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 {
     tt__mat sums = *m;
@@ -592,17 +596,17 @@ tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
     return sums;
 }
 
-// The classes beyond the last multiple of 64, if their number is not a multiple of 8. cuBLASLt has only slow
-// kernels for a product with such a size (1.68 ms instead of 0.26 for 2,048 x 50,257 x 768 on an H200). So
-// these classes have products of their own, from copies that end with zeros: rows of the weight, and elements
-// of the bias, up to a multiple of 8. Padding w itself would need room after it wherever it is stored: as the
-// parameter, as shards, gathered, offloaded and cast.
+// The tail: the classes after the last multiple of 64, if the number of classes is not a multiple of 8.
+// cuBLASLt has only slow kernels for a product with such a size (1.68 ms instead of 0.26 ms for 2,048 x
+// 50,257 x 768 on an H200). The tail therefore has products of its own, which read copies of the tail's rows
+// of the weight and elements of the bias, padded with zeros to a multiple of 8. Padding w itself would need
+// room after w wherever it is stored: as the parameter, as shards, gathered, offloaded and cast.
 struct class_tail {
-    int64_t first, count; // classes; count 0: none
-    tt__mat w, b, dw, db; // (rows, in) and (1, rows), rows: count up to a multiple of 8; f32 gradients
+    int64_t first, count; // the first class, and the number of classes; 0: there is no tail
+    tt__mat w, b, dw, db; // w, dw: (rows, in); b, db: (1, rows); rows is count padded; dw and db are f32
 };
 
-// Copies x to the upper left of `to`, and fills the rest with zeros. A thread copies eight columns.
+// Copies x to the upper left of `to`, and fills the rest of `to` with zeros. A thread copies eight columns.
 __global__ void __launch_bounds__(256) copy_padded(tt__mat x, tt__mat to)
 {
     tt__begin_kernel();
@@ -642,11 +646,11 @@ cudaError_t make_class_tail(tt__device *d, const tt__mat *w, const tt__mat *b, b
     return e;
 }
 
-// The three products of a chunk of the loss. The logits z and their gradients dz are in rows that have room
-// for the tail's zeros; z is f32.
+// The three products of a chunk of rows of the loss: logits, dx and dw. The rows of the logits z and of their
+// gradients dz have room for the zeros after the tail; z is f32.
 struct loss_products {
     const tt__launch *l;
-    tt__mat w, b; // w's first classes, and all of b
+    tt__mat w, b; // w: the rows of the classes before the tail; b: the whole bias
     class_tail tail;
 
     cudaError_t logits(const tt__mat *x, const tt__mat *z) const
@@ -663,8 +667,8 @@ struct loss_products {
         if (e == cudaSuccess && tail.count) e = linear_dx(l, &rest, &tail.w, dx, add || tail.first > 0);
         return e;
     }
-    // Adds a chunk to dw and db; the tail's gradients are summed beside dw and db. first: whether the chunk
-    // is the first.
+    // Adds a chunk's contributions to dw and db; the gradients of the tail are summed in tail.dw and tail.db.
+    // first: whether the chunk is the first.
     cudaError_t dw(const tt__mat *dz, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w,
                    bool add_b, bool first) const
     {
@@ -676,7 +680,7 @@ struct loss_products {
         if (e == cudaSuccess && tail.count) e = linear_dw(l, &rest, x, &rest_w, &rest_b, !first, !first);
         return e;
     }
-    // Sets or adds the tail's gradients to dw and db, after the last chunk.
+    // Writes or adds the gradients of the tail to dw and db, after the last chunk.
     cudaError_t finish(const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b) const
     {
         if (!tail.count) return cudaSuccess;
@@ -691,7 +695,7 @@ struct loss_products {
     }
 };
 
-// Computes the rows' losses and gradients of a chunk of logits.
+// Computes, for a chunk's logits z, the loss and hit of each row and the gradients dz.
 cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *dz, const int32_t *targets,
                           tt__mat weights, float2 *row_loss)
 {
@@ -715,7 +719,7 @@ cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *
                       weights, dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
 }
 
-// Returns the bytes at the end of the workspace for products whose operands have to be copied.
+// Returns the bytes at the end of the workspace for products whose operands must be copied (padded_matmul).
 int64_t loss_products_bytes(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *w = &l->in[3];
@@ -725,8 +729,8 @@ int64_t loss_products_bytes(const tt__launch *l)
                max(tt__cuda_padded_bytes(x, w, &z, x), tt__cuda_padded_bytes(x, w, &z, w)));
 }
 
-// Computes a linear layer, its cross-entropy and their gradients, chunk by chunk of rows, as on the CPU. The
-// workspace is laid out as tt__cuda_LINEAR_CROSS_ENTROPY says.
+// Computes a linear layer, its cross-entropy and their gradients, one chunk of rows after another, as the CPU
+// does. tt__cuda_LINEAR_CROSS_ENTROPY describes the layout of the workspace.
 cudaError_t run_linear_cross_entropy(const tt__launch *l)
 {
     tt__device *d = l->device;

@@ -37,8 +37,8 @@ static bool tt__shape_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *o
     return true;
 }
 
-/* Sets how the results are divided. If rows are sharded, the loss and its counts are partial; the mean is
-   taken later, from the sums of all ranks' counts. */
+/* The layout rule of losses. If rows are sharded, the loss and its counts are partial; the mean loss is
+   computed later, from the sums of all ranks' counts. */
 static bool tt__layout_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                      tt__split *out)
 {
@@ -64,16 +64,17 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
 
 /* The linear layer and its backward that a fused loss replaces. */
 typedef struct tt__head {
-    /* Instructions: the logits; their gradient (-1: none); the last that is replaced. */
+    /* Numbers of instructions: the one that makes the logits; the one that makes their gradient (-1: none);
+       the last one that is replaced. */
     int linear, back, last;
-    /* An instruction between these that is not replaced: it fills the memory to which a product adds a rank's
-       rows; 0: none. */
+    /* Number of an instruction among these that is not replaced: it fills a gradient to which a product then
+       adds a rank's rows. 0: no such instruction. */
     int fill;
     tt__instr fused;
 } tt__head;
 
-/* Finds the backward of the loss, and the gradients that come right after it. Returns false if they cannot be
-   fused. */
+/* Finds the backward of the loss that instruction k computes, and after it the backward of the linear layer,
+   and sets their fields in *h. Returns false if they cannot be fused. */
 static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__head *h)
 {
     int32_t loss = t->code[k].out[0];
@@ -107,17 +108,17 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
     return !t->code[h->back].add && t->values[d].base == d && tt__uses(t, d) == products;
 }
 
-/* Logits of fewer bytes than this are stored whole. */
+/* Logits of fewer bytes than this are stored whole, without fusion. */
 #ifndef TT__LOSS_WHOLE
 #define TT__LOSS_WHOLE ((int64_t)16 << 20)
 #endif
 
-/* Fuses linear + cross_entropy of many logits, and their backward, into one instruction. It computes loss and
-   gradients chunk by chunk of rows, so that only a chunk's logits ever exist: as in Liger Kernel (Hsu et al.,
-   arXiv 2410.10989). The instruction is placed where the last of the replaced ones was, so nothing may read
-   the loss before that place. A sum of several losses is therefore not fused. On a CPU, 16-bit gradients are
-   not fused either, as each chunk would round them once more. On CUDA the workspace holds their sums in
-   f32. */
+/* Fuses linear + cross_entropy of many logits, and their backward, into one instruction. The instruction
+   computes loss and gradients one chunk of rows after another, so that only a chunk's logits exist at a time,
+   as in Liger Kernel (Hsu et al., arXiv 2410.10989). It takes the place of the last instruction that it
+   replaces, so nothing may read the loss before that place. A sum of several losses is therefore not fused.
+   On a CPU, 16-bit gradients of parameters are not fused, because each chunk would round them once more. On
+   CUDA the workspace holds sums of these gradients in f32. */
 static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
 {
     int32_t logits = t->code[k].in[0];
@@ -152,15 +153,16 @@ static const tt__rules tt__rules_CROSS_ENTROPY = {tt__shape_CROSS_ENTROPY, tt__l
     {NULL, "g012BC", "0", TT__OP_CROSS_ENTROPY_BACKWARD}, tt__row_pairs_bytes, NULL, tt__check_CROSS_ENTROPY,
     NULL, tt__fuse_CROSS_ENTROPY};
 
-/* Checks dloss, x -> dx. */
+/* The shape rule of a loss's backward: operand 0 is the gradient of the loss; the result has the shape of
+   operand 1. */
 static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     out[0] = *tt__in(t, i, 1);
     return tt__fixed_in(t, i, 0, 1, 1) && tt__float_in(t, i, 1);
 }
 
-/* Sets how dx is divided. The counts, operand 5, may be those of a rank's rows: where rows are sharded, the
-   counts are not read. */
+/* The layout rule of a loss's backward. The counts, operand 5, may be partial where rows are sharded, because
+   the kernel does not read them there. */
 static bool tt__layout_CROSS_ENTROPY_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                               tt__split *out)
 {
@@ -189,7 +191,8 @@ static bool tt__shape_LINEAR_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__s
 static bool tt__layout_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                             tt__split *out)
 {
-    /* The backward divides by the number of all targets. */
+    /* Without `accumulate`, the backward divides by the sum of the weights of all ranks' rows, which a rank
+       that has only some rows does not know. */
     const bool backward = i->out[1] || i->out[3] || i->out[4];
     bool fits = in[0] <= TT__ROWS && (in[0] == TT__WHOLE || t->accumulate || !backward);
     for (int k = 1; k < 6; k++) fits = fits && tt__laid_out(i, in, k, k < 3 ? in[0] : TT__WHOLE);
@@ -217,8 +220,8 @@ static size_t tt__cpu_LINEAR_CROSS_ENTROPY(int threads, const tt_tape *t, const 
     return tt__loss_bytes(x->rows, classes) + most;
 }
 
-/* Returns the bytes of scratch for the three products of a chunk if the rows of x and w, which all three
-   read, are not even. */
+/* Returns the bytes of scratch for copies of operands in the three products of a chunk, see
+   tt__cuda_padded_bytes. */
 static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
 {
     const tt__mat x = tt__at_capacity(t, i->in[0]), w = tt__at_capacity(t, i->in[3]);
@@ -228,11 +231,12 @@ static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
     return (size_t)tt__max(of_y, tt__max(of_x, of_w));
 }
 
-/* Returns the bytes of scratch on CUDA. The scratch holds, in this order: loss and hit of each row; if the
-   number of classes is not a multiple of 8, copies of the classes beyond the last multiple of 64 (rows of
-   weight and bias) and f32 sums of their gradients, all up to a multiple of 8; if weight and bias have 16-bit
-   gradients and there are several chunks, f32 sums of these gradients; the logits of a chunk, with rows of a
-   multiple of 8; and at the end the scratch of the products. */
+/* Returns the bytes of scratch on CUDA. The scratch holds, in this order: the loss and hit of each row; if
+   the number of classes is not a multiple of 8, copies of the weight's rows and the bias's elements for the
+   classes after the last multiple of 64, and f32 sums of their gradients, all padded to a multiple of 8
+   classes; if weight and bias have 16-bit gradients and there are several chunks, f32 sums of these
+   gradients; the logits of a chunk, in rows of a multiple of 8; and at the end the scratch of the products.
+   */
 static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *w = tt__in(t, i, 3);
@@ -296,7 +300,7 @@ static void tt__backward_MEAN_SQUARED_ERROR(tt__builder *b, const tt__instr *f, 
 {
     const int op = TT__OP_MEAN_SQUARED_ERROR_BACKWARD;
     if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, op, "g012C", "0");
-    if (tt__wants(b->t, f->in[1])) tt__emit_gradient(b, f, g, op, "g102C", "1"); /* the error is symmetric */
+    if (tt__wants(b->t, f->in[1])) tt__emit_gradient(b, f, g, op, "g102C", "1"); /* swaps x and y */
 }
 
 static const tt__rules tt__rules_MEAN_SQUARED_ERROR = {tt__shape_MEAN_SQUARED_ERROR, NULL,

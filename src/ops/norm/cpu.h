@@ -10,8 +10,8 @@
 
 /* ---------------------------------------------------------------------------------------------- layernorm */
 
-/* Returns the sum of (x - mean)^2 over the whole pairs of vectors in x (n). Sets *rest to the sum over the
-   numbers after them. */
+/* Sums (x - mean)^2 over n numbers. Returns the sum over whole pairs of vectors, and sets *rest to the sum
+   over the numbers after the last whole pair. */
 TT__INLINE float TT__K(squares)(const float *x, int64_t n, const float mean, float *rest)
 {
     int64_t c = 0;
@@ -25,8 +25,8 @@ TT__INLINE float TT__K(squares)(const float *x, int64_t n, const float mean, flo
     return TT__K(sum)(s0 + s1);
 }
 
-/* Computes y = (x - mean) / sqrt(variance + eps) * w + b. more: w (n) and b (n), where b may be NULL. rmsnorm
-   is layernorm with a mean of 0, which is not stored. */
+/* Computes y = (x - mean) / sqrt(variance + eps) * w + b. more: an array of two pointers, to w (n) and to b
+   (n) or NULL. rmsnorm is layernorm with a mean of 0, which is not stored. */
 TT__ROW_FN(layernorm_row)
 {
     const float *const *weights = (const float *const *)more, *w = weights[0], *b = weights[1], *row = x[0];
@@ -55,7 +55,7 @@ TT__ROW_FN(layernorm_row)
 TT__ROWS_FN(layernorm_rows)
 {
     const float *weights[2] = {TT__K(row_in)(&l->in[1], 0, scratch, 3), NULL};
-    if (l->in[2].data) /* layernorm with a bias */
+    if (l->in[2].data) /* only layernorm can have a bias */
         weights[1] = TT__K(row_in)(&l->in[2], 0, scratch, 4);
     TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(layernorm_row), weights);
 }
@@ -63,8 +63,9 @@ TT__ROWS_FN(layernorm_rows)
 TT__RUN_ROWS(LAYERNORM, TT__K(layernorm_rows)(l, from, to, scratch))
 TT__RUN_ROWS(RMSNORM, TT__K(layernorm_rows)(l, from, to, scratch))
 
-/* Computes the gradients. With n = (x - mean) / std and g = dy w: dx = (g - avg(g) - n avg(g n)) / std,
-   dw = sum dy n, db = sum dy. rmsnorm has no mean and no avg(g). */
+/* Computes the gradients. With n = (x - mean) / std and g = dy * w, dx = (g - avg(g) - n * avg(g * n)) / std,
+   where avg is the average over a row. Summed over rows, dw = dy * n and db = dy. rmsnorm has no mean and no
+   avg(g). */
 TT__ROWS_FN(layernorm_backward_rows)
 {
     int64_t n = l->in[1].cols, parts = tt__ceil_div(l->in[1].rows, TT__SUM_ROWS), part = from / TT__SUM_ROWS;

@@ -10,8 +10,8 @@ namespace {
 
 // ---- layernorm
 
-// A thread of a row. The threads of a row are whole warps, and each has 8 of the row's columns: neighbours if
-// `vector`, otherwise columns that are as many apart as the row has threads.
+// A thread of a row. Whole warps share a row, and each thread has 8 of its columns: 8 neighbours if `vector`;
+// otherwise the thread's columns are `of` apart, the number of the row's threads.
 struct row_thread {
     int at, of; // the thread's number among the `of` threads of a row
     bool vector;
@@ -19,7 +19,7 @@ struct row_thread {
 };
 inline int row_threads(int64_t cols) { return (int)((cols + 255) / 256 * 32); }
 
-// Loads the thread's columns of row r. Columns beyond the last, and a row that is not there, become 0.
+// Loads the thread's columns of row r. Columns after the last become 0, as does the whole row unless `there`.
 template <int X>
 __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int64_t r, const row_thread &t,
                                           bool there = true)
@@ -40,7 +40,7 @@ __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int
     }
 }
 
-// Stores v to row r of m. v becomes the numbers as they were stored.
+// Stores v to row r of m. Sets v to the numbers as rounded to the dtype of m.
 template <int X>
 __device__ __forceinline__ void put_row(const tt__mat &m, int64_t r, const row_thread &t, float (&v)[8])
 {
@@ -74,15 +74,15 @@ template <int X> __device__ __forceinline__ void add_row(float (&v)[8], const ro
     TT__UNROLL for (int j = 0; j < 8; j++) v[j] += u[j];
 }
 
-// Sums each of N numbers (1, 2 or 4) over the threads of a row: at most MOST warps, of which the first is
-// warp `first` of the block. All threads of the block call this; `part` has a row for each warp of the block,
-// and must be free.
+// Sums each of N numbers (1, 2 or 4) over the threads of a row. These are `warps` warps, at most MOST,
+// beginning with warp `first` of the block. All threads of the block must call this. `part` has a row for
+// each warp of the block; no thread may still read it from an earlier call.
 template <int MOST, int N>
 __device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int first, int warps)
 {
     const int lane = threadIdx.x % 32;
     int m = 16;
-    TT__UNROLL for (int n = N; n > 1; n /= 2, m /= 2) // each lane keeps half of the numbers
+    TT__UNROLL for (int n = N; n > 1; n /= 2, m /= 2) // in each step, a lane keeps half of its numbers
         TT__UNROLL for (int k = 0; k < n / 2; k++) {
             const float keep = lane & m ? v[k + n / 2] : v[k], give = lane & m ? v[k] : v[k + n / 2];
             v[k] = keep + __shfl_xor_sync(0xffffffffu, give, m);
@@ -96,7 +96,7 @@ __device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int fi
             TT__UNROLL for (int n = 0; n < N; n++) v[n] += part[first + k][n];
 }
 
-// Statistics of a row: mean and 1 / std or, for rmsnorm, which is not centred, 1 / rms alone.
+// Statistics of a row: mean and 1 / std. For rmsnorm, `centred` is false, mean is 0 and rstd is 1 / rms.
 struct row_stats { bool centred; float mean, rstd; };
 
 __device__ __forceinline__ void set_stats(const tt__mat &stats, int64_t r, bool centred, float mean,
@@ -114,24 +114,26 @@ __device__ __forceinline__ row_stats get_stats(const tt__mat &stats, int64_t r)
     return {centred, centred ? at[0] : 0.0f, at[centred]};
 }
 
-// Dropout in a norm's kernel. Forward: x, which the norm reads, first becomes dropout(from) + residual (no
-// residual if its data is NULL). Backward: `to` becomes dropout(dx), and the sums are column sums of `to`.
+// Dropout in a norm's kernel. In the forward, the kernel first computes dropout(from) + residual, stores it
+// in x and normalises it; there is no residual if its data is NULL. In the backward, the kernel stores
+// dropout(dx) in `to`, and its third sums are column sums of `to`.
 struct norm_dropout { op_dropout op; tt__mat from, residual, to; };
 
-// Sizes of a block. A block for NARROW rows, of up to 1,024 columns, has EACH teams of threads, and each team
-// has two rows in a turn, or one row if operands are of any dtype. For other rows, a block is one team with
-// one row.
+// Sizes of a thread block. For NARROW rows, of up to 1,024 columns, a block has EACH teams of threads, and
+// each team works on two rows at a time (a turn), or on one row if X is ANY. For wider rows, a block is one
+// team and works on one row at a time.
 template <bool NARROW, int X, int EACH> struct norm_block {
     static constexpr int TEAMS = NARROW ? EACH : 1, ROWS = NARROW && X != ANY ? 2 : 1, TURN = TEAMS * ROWS;
     static constexpr int ROW_WARPS = NARROW ? 4 : 16, WARPS = TEAMS * ROW_WARPS, MOST = WARPS * 32;
 };
 template <bool NARROW, int X> using forward_block = norm_block<NARROW, X, 2>;
-template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>; // see sum_teams
+// The number of teams, 4 or 1, is that of sum_teams.
+template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>;
 
-// Computes y = (x - mean) / std w + b, and stores mean and 1 / std to stats. If not centred, the mean counts
-// as 0. A row stays in the registers of its threads and is read once; with typed operands, the next rows are
-// in flight meanwhile. X: dtype of x and y, W: dtype of w and b. DROP: with dropout, which needs typed
-// operands.
+// Computes y = (x - mean) / std * w + b, and stores mean and 1 / std to stats. If not `centred`, the mean
+// counts as 0. A row stays in the registers of its threads and is read once. X: dtype of x and y, or ANY; W:
+// dtype of w and b. Unless X is ANY, the next rows are in flight meanwhile. DROP: with dropout; X must not be
+// ANY.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == TT_BF16 && !DROP ? 3 : 2 : 1)
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
@@ -155,7 +157,7 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     uint32_t next_number[ROWS] = {};
     row_bits<W> bits;
     float scale[8], shift[8];
-    // The thread's first row in the current turn or, in what is fetched ahead, in the next turn.
+    // The thread's first row in the current turn. The rows in flight are those of the next turn.
     int64_t r = (int64_t)blockIdx.x * B::TURN + team;
     const int64_t step = (int64_t)gridDim.x * B::TURN, rows = x.rows;
     tt__mat from = DROP ? drop.from : x;
@@ -201,7 +203,7 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
         }
         if (centred) row_sums<B::ROW_WARPS>(sum, sum_part, team * warps, warps);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
-            sum[i] = centred ? sum[i] * each : 0.0f; // the mean
+            sum[i] = centred ? sum[i] * each : 0.0f; // from here on, the mean
             squares[i] = 0;
             TT__UNROLL for (int j = 0; j < 8; j++) {
                 v[i][j] -= sum[i];
@@ -223,11 +225,12 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
         }
         move_rows(step, y, stats);
         if (DROP) move_rows(step, x);
-        if (!centred) __syncthreads(); // square_part has been read
+        if (!centred) __syncthreads(); // waits until all threads have read square_part
     }
 }
 
-// Computes y and statistics of layernorm for wider rows: a block takes a row and reads it three times.
+// Computes y and the statistics of layernorm for rows of more than TT__ROW_COLUMNS columns. A block works on
+// one row and reads it three times.
 __global__ void __launch_bounds__(TT__ROW_THREADS)
     layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred,
                    bool add)
@@ -286,8 +289,8 @@ cudaError_t launch_layernorm(const tt__launch *l, bool centred, bool vector, con
                                              centred, l->add[0], vector, drop);
 }
 
-// Runs layernorm or rmsnorm. dropout: NULL, or the launch that makes x, which the kernel does at the same
-// time (run_with_dropout).
+// Runs layernorm or rmsnorm. dropout: NULL, or the launch of the dropout that makes x, which the same kernel
+// then computes, too (run_with_dropout).
 cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
@@ -313,8 +316,8 @@ cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 
 cudaError_t run_layernorm(const tt__launch *l) { return run_layernorm_with(l, NULL); }
 
-// Stores a block's sums over its rows to (2, cols): dw and db; or to (3, cols), with ds. memory: (TEAMS, 4,
-// threads of a row), if the block has several teams.
+// Stores a block's sums over its rows: dw and db to `to` (2, cols) or, if `sums`, dw, db and ds to `to`
+// (3, cols). memory: shared memory (TEAMS, 4, threads of a row), if the block has several teams.
 template <int TEAMS>
 __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const row_thread &t, int team,
                                                   float4 *memory, const float (&dw)[8], const float (&db)[8],
@@ -329,13 +332,13 @@ __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const
         store(0, dw);
         store(1, db);
         if (sums) store(2, ds);
-    } else { // sums over the teams; halves of 4 columns are apart
+    } else { // sums over the teams; a thread's 8 columns are stored as two separate halves
         float4 *const own = memory + team * 2 * width + t.at;
         const auto leave = [&](int place, const float (&v)[8]) {
             own[place * 2 * width] = make_float4(v[0], v[1], v[2], v[3]);
             own[place * 2 * width + width] = make_float4(v[4], v[5], v[6], v[7]);
         };
-        const auto sum_up = [&](int kind, int place, int count) { // one team sums one kind
+        const auto sum_up = [&](int kind, int place, int count) { // a team computes one kind of sums
             float all[8] = {0, 0, 0, 0, 0, 0, 0, 0};
             for (int k = place; k < place + count; k++) {
                 const float4 a = memory[k * 2 * width + t.at], b = memory[(k * 2 + 1) * width + t.at];
@@ -356,8 +359,8 @@ __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const
     }
 }
 
-// Begins the gradient of a row of dy (g) and x (n): n becomes (x - mean) / std, and g becomes dy w. sum gets
-// the thread's sums of g and of g n. dw and db, which run over rows, get dy n and dy added.
+// Begins the gradient of a row, given dy in g and x in n. Sets n to (x - mean) / std and g to dy * w, and sum
+// to the thread's sums of g and of g * n. Adds dy * n to dw, and dy to db, which are sums over rows.
 __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], float *sum, float (&dw)[8],
                                                float (&db)[8], const float (&scale)[8], const row_stats &of)
 {
@@ -373,12 +376,12 @@ __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], flo
     }
 }
 
-// Computes, with n = (x - mean) / std and g = dy w, dx = (g - avg(g) - n avg(g n)) / std, and this block's
-// sums of dw = sum dy n and db = sum dy. partial holds for each block the column sums of dw, of db and, with
-// `sums`, of dx (after dx was added to). dx.data may be NULL. X: dtype of dy, x and dx, W: dtype of w. A row
-// stays in the registers of its threads, as do the sums over rows. bf16 rows of the next turn are in flight
-// meanwhile. Bytes: dy, x and dx once, and what dx is added to. DROP: with dropout, which needs typed
-// operands and dx; the dropout's rows are as far apart as those of dx.
+// Computes dx = (g - avg(g) - n * avg(g * n)) / std, where n = (x - mean) / std and g = dy * w, and this
+// block's sums over rows of dw = dy * n and db = dy. Writes to partial, for each block, the sums of dw and db
+// and, if `sums`, the column sums of dx (if `add`, after the addition). dx.data may be NULL. X: dtype of dy,
+// x and dx; W: dtype of w. A row and the sums over rows stay in registers; with bf16, the rows of the next
+// turn are in flight meanwhile. Moves dy, x and dx once; if `add`, also reads dx. DROP: with dropout, which
+// needs dx and an X that is not ANY; the rows of drop.to are dx.ld elements apart.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
@@ -387,7 +390,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     tt__begin_kernel();
     typedef backward_block<NARROW, X> B;
     constexpr int TEAMS = B::TEAMS, ROWS = B::ROWS;
-    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]);
+    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]); // two parts, which the turns use alternately
     TT__SHARED(float4, memory, [NARROW ? 2048 : 1]);
     if (X != ANY) {
         dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
@@ -404,15 +407,16 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     row_stats next[ROWS];
     uint32_t next_number[ROWS] = {};
     row_bits<W> bits;
-    // `left`: rows of the block from the thread's first row in the current turn on. Operands and results
-    // begin at the thread's first row of the turn that is fetched next. All of a turn is fetched together: a
-    // thread that waits for one of its loads may wait for all loads in flight.
+    // `left`: number of the block's rows from the thread's first row in the current turn on. The pointers of
+    // operands and results are at the thread's first row of the turn that is fetched next. All rows of a turn
+    // are fetched together, because a thread that waits for one load may have to wait for all loads in
+    // flight.
     const int64_t from = (int64_t)blockIdx.x * rows_each;
     const int64_t end = min(x.rows, from + rows_each);
     int left = (int)(end - from) - team;
-    // Bytes from dy to x, whose rows are as far apart: one pointer less to keep.
+    // Bytes from dy to x. Both have the same ld, so that one pointer serves both.
     const int64_t beside = X != ANY ? (char *)x.data - (char *)dy.data : 0;
-    const int64_t dropped = (char *)drop.to.data - (char *)dx.data; // bytes from dx to its dropout
+    const int64_t dropped = (char *)drop.to.data - (char *)dx.data; // bytes from dx to drop.to
     move_rows(from + team, dy, dx, stats);
     if (X == ANY) move_rows(from + team, x);
     const auto fetch = [&](int many) {
@@ -453,8 +457,8 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
             TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] = g[i][j] * of[i].rstd + start[j];
         }
         if (!leaves) continue;
-        const int64_t back = AHEAD ? 2 * B::TURN : B::TURN; // from the next fetch to the current turn
-        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // alternating
+        const int64_t back = AHEAD ? 2 * B::TURN : B::TURN; // rows from the current turn to the next fetch
+        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             const float avg_g = centred ? sum[2 * i] * each : 0.0f, avg_gn = sum[2 * i + 1] * each;
             const float of_n = -of[i].rstd * avg_gn, rest = -of[i].rstd * avg_g;
@@ -473,8 +477,8 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
                              dw, db, ds, sums);
 }
 
-// Computes dx for wider rows, a block a row. Four blocks a multiprocessor: for eight, the compiler spills
-// registers on compute capability 10.0.
+// Computes dx for rows of more than TT__ROW_COLUMNS columns, one row for each block. A multiprocessor has
+// four blocks: with eight, the compiler spills registers on compute capability 10.0.
 __global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt__mat dy, tt__mat x,
         tt__mat w, tt__mat stats, tt__mat dx, bool add)
 {
@@ -499,7 +503,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt
     }
 }
 
-// Computes the sums of dw and db over a block's rows for wider rows, a column a thread.
+// Computes the sums of dw and db over a block's rows for rows of more than TT__ROW_COLUMNS columns. A thread
+// sums one column.
 __global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_sums_wide(tt__mat dy, tt__mat x, tt__mat stats,
         int64_t rows_each, float *partial)
 {
@@ -528,8 +533,8 @@ cudaError_t launch_layernorm_backward(const tt__launch *l, unsigned blocks, int6
                       vector, sums, 1.0f / (float)l->in[1].cols, drop);
 }
 
-// Runs the backward of layernorm or rmsnorm. dropout: NULL, or the launch that makes a dropout of dx, which
-// the kernel does at the same time (run_with_dropout).
+// Runs the backward of layernorm or rmsnorm. dropout: NULL, or the launch of the dropout of dx, which the
+// same kernel then computes, too (run_with_dropout).
 cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
@@ -546,7 +551,7 @@ cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *d
     if (wide) {
         e = TT__LAUNCH(layernorm_sums_wide, dim3((unsigned)blocks, blocks_for(x->cols, TT__ROW_THREADS)),
                        TT__ROW_THREADS, 0, d->stream, *dy, *x, *stats, each, partial);
-        if (e == cudaSuccess && dx->data) // last, as dx may be in the memory of dy
+        if (e == cudaSuccess && dx->data) // last, because dx may have the memory of dy
             e = TT__LAUNCH(layernorm_backward_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *dy, *x,
                            *w, *stats, *dx, l->add[0]);
     } else {
@@ -579,9 +584,9 @@ cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *d
 
 cudaError_t run_layernorm_backward(const tt__launch *l) { return run_layernorm_backward_with(l, NULL); }
 
-// ---- dropout and a norm in one kernel, where the second of two launches reads what the first writes
+// ---- dropout and a norm in one kernel, if the second of two launches reads the result of the first
 
-// Returns whether a and b have no bytes in common, or are the same rows at the same place.
+// Returns whether a and b share no bytes, or hold the same rows at the same place.
 bool is_apart(const tt__mat &a, const tt__mat &b)
 {
     if (!a.data || !b.data) return true;
@@ -593,11 +598,11 @@ bool is_apart(const tt__mat &a, const tt__mat &b)
     return end(a) <= (const char *)b.data || end(b) <= (const char *)a.data;
 }
 
-// Runs a norm of dropout's result, or dropout of the dx of a norm's backward. The memory plan assumes that
-// the first is done before the second begins, so results of the second may be stored where operands of the
-// first are. In one kernel, a thread reads and writes the same columns of its rows, which is right if memory
-// does not overlap or holds the same rows at the same place; otherwise two kernels run. The numbers are the
-// same either way.
+// Runs two launches: dropout and a norm of its result, or the backward of a norm and dropout of its dx. The
+// memory plan assumes that the first launch is done before the second begins, so the plan may store results
+// of the second where operands of the first are. In one kernel, a thread reads and writes the same columns of
+// its rows; this is right if operands and results do not overlap or hold the same rows at the same place.
+// Otherwise two kernels run. The results are the same either way.
 cudaError_t run_with_dropout(const tt__launch *l)
 {
     const bool forward = l->instr->op == TT__OP_DROPOUT;

@@ -9,7 +9,8 @@
 
 /* ---------------------------------------------------------------------------------------------- layernorm */
 
-/* Checks x, w, [b] -> y, statistics. The op keeps as many statistics of each row as it has parameters. */
+/* The shape rule of norms: reads x, w and maybe b; makes y and statistics. A row has as many statistics as
+   the op can have parameters: two for layernorm, one for rmsnorm. */
 static bool tt__shape_of_norm(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 0);
@@ -38,7 +39,8 @@ tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float ep
 static const tt__rules tt__rules_LAYERNORM = {tt__shape_of_norm, tt__layout_of_norm,
     {NULL, "g01B", "012", TT__OP_LAYERNORM_BACKWARD} };
 
-/* Checks dy, x, w, statistics -> [dx], [dw], [db]. */
+/* The shape rule of the backward of norms: reads dy, x, w and statistics; makes dx, dw and, for layernorm,
+   db. Each result may be absent. */
 static bool tt__shape_of_norm_backward(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 1);
@@ -49,7 +51,7 @@ static bool tt__shape_of_norm_backward(tt_tape *t, const tt__instr *i, tt__shape
            tt__shape_in(t, i, 3, x, statistics);
 }
 
-/* Sets how the gradients are divided. If rows are sharded, the sums over rows are partial. */
+/* The layout rule of the backward of norms. If rows are sharded, dw and db, sums over rows, are partial. */
 static bool tt__layout_of_norm_backward(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                         tt__split *out)
 {

@@ -15,19 +15,21 @@
    Parameters, gradients and states are contiguous, so kernels treat them as vectors, in chunks of
    TT__CHUNK. */
 
-/* Returns elements [from, from + n) of m as floats, in place or in row k of scratch. */
+/* Returns elements [from, from + n) of m as floats: in m itself if m is f32, else widened into row k of
+   scratch. */
 TT__INLINE float *TT__K(chunk_in)(const tt__mat *m, int64_t from, int64_t n, float *scratch, int k)
 {
     float *row = TT__K(scratch_row)(scratch, TT__CHUNK, k);
     if (m->dtype == TT_F32) return (float *)m->data + from;
     const uint16_t *h = (const uint16_t *)m->data + from;
-    /* prefetches the next chunk, which is most likely this thread's next task */
+    /* Prefetches the next chunk, which most likely is this thread's next task. */
     for (int64_t c = 0; c < n; c += 32) __builtin_prefetch(h + n + c, 0, 2);
     TT__K(row_widen)(row, h, m->dtype, n);
     return row;
 }
 
-/* Rounds x to 16 bits stochastically. group: number of h's first 8 elements; its low word does not wrap. */
+/* Rounds n floats x stochastically to 16 bits in h. group: the Philox counter of the first 8 elements; the
+   low word of the counters must not wrap within the n elements. */
 TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dtype, int64_t n,
                                  const uint64_t keys[2 * TT__DRAW_ROUNDS], uint64_t group)
 {
@@ -48,8 +50,8 @@ TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dty
 /* Rounds elements [from, from + n) of m back to 16 bits stochastically, so that steps smaller than half a
    unit in the last place survive on average (Gupta et al., "Deep learning with limited numerical precision",
    2015). Element e is rounded up with a probability equal to the dropped fraction, by number e % 8 of Philox
-   counter {e / 8}. e counts from the first element of the whole tensor, so that a shard is rounded as the
-   whole tensor is. which: the number of the result. */
+   counter {e / 8}. e counts from the first element of the whole tensor, so that the elements of a shard are
+   rounded as in the whole tensor. which: the number of the result. */
 TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n,
                                   const float *x, uint32_t which)
 {
@@ -122,7 +124,8 @@ TT__FN tt_status TT__K(run_MEAN_LOSS)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Computes the global norm and the factor of all gradients, as torch.nn.utils.clip_grad_norm_ does. */
+/* Computes the global norm of the gradients, and the factor by which all gradients are multiplied, as in
+   torch.nn.utils.clip_grad_norm_. */
 TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
 {
     const float *squares = (const float *)l->in[0].data;
@@ -133,7 +136,7 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
     const double loss_scale = l->in[2].data ? ((const tt__scale *)l->in[2].data)->scale : 1;
     double scale = (run ? run->loss_norm / totals->targets : 1) / loss_scale;
     double norm = sqrt(sum) * scale, factor = scale;
-    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; /* no parameter is updated */
+    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; /* then no parameter is updated */
     if (clip_norm > 0 && clip_norm < norm + 1e-6) factor *= clip_norm / (norm + 1e-6);
     ((tt__clipped *)l->out[0].data)->norm = (float)norm;
     ((tt__clipped *)l->out[0].data)->factor = (float)factor;
@@ -141,7 +144,8 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
 }
 
 /* Lowers the loss scale if gradients have overflowed, and raises it after `interval` steps without overflow.
-   Keeps a scale that is not at fault (the loss is not finite, or nothing was counted) or would be below 1. */
+   Does not lower the scale below 1, nor if the scale did not cause the overflow: if the loss is not finite,
+   or if there were no targets. */
 TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
 {
     const tt__totals *totals = (const tt__totals *)l->in[1].data;
@@ -160,7 +164,8 @@ TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Rounds x and its transpose to fp8. Magnitudes are compared as bits; the bits of NaN are the largest. */
+/* Rounds x and its transpose to fp8. Magnitudes are compared as integers, by their bits; a NaN is then larger
+   than any number. */
 TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *q = &l->out[0], *across = &l->out[1];
@@ -182,7 +187,7 @@ TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
             float v = 0;
             if (r < x->rows && c < x->cols)
                 tt__convert(&v, TT_F32, (char *)tt__at(x, r) + c * item, x->dtype, 1);
-            /* v - v: an infinity becomes NaN and does not saturate. */
+            /* v - v turns an infinity into NaN, so that it does not saturate. */
             const uint8_t rounded = tt__to_fp8(v * scale + (v - v), e5m2);
             if (q->data && r < x->rows) ((uint8_t *)q->data)[r * q->ld + c] = rounded;
             if (across->data && c < x->cols) ((uint8_t *)across->data)[c * across->ld + r] = rounded;
@@ -193,8 +198,8 @@ TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Moves the step's largest magnitudes into the history. Magnitudes that are not finite, as in a step that
-   updates nothing, are left out. */
+/* Moves the step's largest magnitudes into the history. Leaves out magnitudes that are not finite, which
+   occur in steps that update no parameter. */
 TT__FN tt_status TT__K(run_FP8_HISTORY)(const tt__launch *l)
 {
     float *largest = (float *)l->out[1].data;
@@ -270,7 +275,7 @@ TT__ROWS_FN(sgd_rows)
     if (m) TT__K(chunk_out)(l, &l->out[1], from, n, m, 1);
 }
 
-/* Updates all chunks if the norm of the gradients is finite. */
+/* Updates all chunks of a parameter if the norm of the gradients is finite. */
 TT__INLINE tt_status TT__K(update)(const tt__launch *l, tt__rows_fn rows)
 {
     if (!isfinite(((const tt__clipped *)l->in[1].data)->norm)) return TT_OK;

@@ -13,13 +13,14 @@ namespace {
 
 enum { TT__SQUARES_BLOCKS = 1024 };
 
-// Max number of tensors (of instructions that run together) in a launch. Tests make the number smaller.
+// Max number of tensors, of instructions that run together, in a kernel launch. Tests make the number
+// smaller.
 #ifndef TT__TENSORS
-// A kernel's arguments may have 32,764 bytes, or 4,096 before CUDA 12.1.
+// The arguments of a kernel may have 32,764 bytes, or 4,096 bytes before CUDA 12.1.
 #define TT__TENSORS (CUDART_VERSION >= 12010 ? 448 : 60)
 #endif
 
-// Returns the number of this block's tensor, of `count` tensors in the order of their first blocks.
+// Returns the number of this block's tensor. of: `count` tensors in the order of their first blocks.
 template <class T> __device__ __forceinline__ int tensor_of_block(const T *of, int count)
 {
     int low = 0;
@@ -42,7 +43,7 @@ struct square_sum {
 
 struct square_sums {
     int count;
-    double *partial; // the sum of each block
+    double *partial; // the sum of each thread block
     square_sum of[TT__TENSORS];
 };
 
@@ -55,8 +56,8 @@ __device__ __forceinline__ float squares8(const square_sum &t, int64_t i)
     return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
 
-// Sums the squares of tensors, for each block to partial: eight squares in f32, and these sums in double.
-// Reads each tensor once.
+// Sums the squares of tensors, and writes each block's sum to partial. Sums eight squares in f32, and these
+// sums in double. Reads each tensor once.
 __global__ void __launch_bounds__(256) sum_squares(const __grid_constant__ square_sums s)
 {
     tt__begin_kernel();
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(256) finish_sum_squares(const __grid_constant_
     if (threadIdx.x == 0) *(float *)t.to = (float)sum;
 }
 
-// Sums the squares of each chunk of a tensor, a block each; fold_squares adds up the sums of the chunks.
+// Sums the squares of each chunk of a tensor; a block sums one chunk. fold_squares adds up the chunks' sums.
 __global__ void __launch_bounds__(256) chunk_squares(const __grid_constant__ square_sums s)
 {
     tt__begin_kernel();
@@ -115,7 +116,7 @@ cudaError_t run_mean_loss(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Computes totals = or += the counts of a loss. totals: a tt__totals.
+// Writes the counts of a loss to totals, a tt__totals, or (add) adds them.
 __global__ void add_counts(const float *counts, double *totals, bool add)
 {
     tt__begin_kernel();
@@ -129,8 +130,8 @@ cudaError_t run_add_counts(const tt__launch *l)
                       l->add[0]);
 }
 
-// Computes the global norm and the factor of all gradients, as torch.nn.utils.clip_grad_norm_ does, from the
-// sums of squares of n gradients.
+// Computes, from the sums of squares of n gradients, the global norm and the factor by which all gradients
+// are multiplied, as in torch.nn.utils.clip_grad_norm_.
 __global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, float clip_norm,
                                             const tt__totals *totals, const tt__scale *loss_scale,
                                             const tt__run *run, tt__clipped *out)
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, flo
     if (threadIdx.x) return;
     double scale = (run ? run->loss_norm / totals->targets : 1) / (loss_scale ? loss_scale->scale : 1),
         norm = sqrt(sum) * scale, factor = scale;
-    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; // no parameter is updated
+    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; // then no parameter is updated
     if (clip_norm > 0 && clip_norm < norm + 1e-6) factor *= clip_norm / (norm + 1e-6);
     out->norm = (float)norm;
     out->factor = (float)factor;
@@ -189,7 +190,7 @@ cudaError_t run_copy(const tt__launch *l)
     const tt__mat *x = &l->in[0], *y = &l->out[0];
     const size_t size = tt_dtype_bytes(x->dtype);
     const bool whole = x->rows == 1 || (x->ld == x->cols && y->ld == y->cols);
-    if (whole) // contiguous data may be longer than the max row of cudaMemcpy2DAsync
+    if (whole) // a contiguous matrix may have more bytes than cudaMemcpy2DAsync allows in a row
         return cudaMemcpyAsync(y->data, x->data, (size_t)(x->rows * x->cols) * size, cudaMemcpyDefault,
                                stream_of(l));
     return cudaMemcpy2DAsync(y->data, (size_t)y->ld * size, x->data, (size_t)x->ld * size,
@@ -198,9 +199,9 @@ cudaError_t run_copy(const tt__launch *l)
 
 cudaError_t run_nothing(const tt__launch *) { return cudaSuccess; }
 
-// Rounds x to 16 bits stochastically, as the CPU's round_16 does: up with a probability equal to the dropped
-// fraction, by 16 random bits. Numbers that are not finite and, in f16, numbers from 65504 on are rounded to
-// nearest, so that they overflow no sooner than rounding to nearest does: at 65520.
+// Rounds x to 16 bits stochastically, as the CPU's round_16 does: rounds up with a probability equal to the
+// dropped fraction, by 16 random bits. Rounds numbers that are not finite and, in f16, numbers from 65504 on
+// to nearest, so that they overflow only from 65520 on, as with rounding to nearest.
 __device__ __forceinline__ uint32_t round_16(float x, uint32_t random, tt_dtype dtype)
 {
     const uint32_t u = __float_as_uint(x), magnitude = u & 0x7fffffff, sign = u >> 16 & 0x8000;
@@ -210,23 +211,23 @@ __device__ __forceinline__ uint32_t round_16(float x, uint32_t random, tt_dtype 
     if (magnitude >= 0x477ff000) return sign | 0x7c00;
     if (magnitude >= 0x477fe000) return sign | 0x7bff;
     if (magnitude >= 0x38800000) return sign | (magnitude - 0x38000000 + (random & 0x1fff)) >> 13;
-    const float units = __uint_as_float(magnitude) * 0x1p24f; // subnormal: exact, below 1024
+    const float units = __uint_as_float(magnitude) * 0x1p24f; // of subnormals: exact, below 1024
     const uint32_t whole = (uint32_t)units;
     return sign | (whole + ((units - (float)whole) * 65536.0f + (float)random >= 65536.0f));
 }
 
-// Returns x plus 16 random bits; the upper half of the sum is x in bf16, stochastically rounded. Kernels
-// compute NaN as 0x7fffffff, which the addition would overflow, so x is limited to 0x7fff0000. NaNs with
-// smaller bits stay NaN, because their upper half stays NaN.
+// Returns the bits of x plus 16 random bits; the upper half of the sum is x in bf16, stochastically rounded.
+// Kernels compute NaN as 0x7fffffff, where the addition would overflow, so the bits of x are limited to
+// 0x7fff0000. NaNs with smaller bits stay NaN, because their upper half is a NaN.
 __device__ __forceinline__ uint32_t round_up(float x, uint32_t random)
 {
     return (uint32_t)min((int)__float_as_uint(x), 0x7fff0000) + random;
 }
 
-// Rounds elements [i, i + 8) of a vector to its dtype and writes them. Element e of a 16-bit vector is
-// rounded stochastically, by number e % 8 of Philox counter {e / 8}, so that steps smaller than half a unit
-// in the last place survive on average (Gupta et al., "Deep learning with limited numerical precision",
-// 2015). e counts from the first element of the whole tensor; the vector begins at element 8 * first.
+// Rounds elements [i, i + 8) of a vector to its dtype and writes them. Rounds element e of a 16-bit vector
+// stochastically, by number e % 8 of Philox counter {e / 8}, so that steps smaller than half a unit in the
+// last place survive on average (Gupta et al., "Deep learning with limited numerical precision", 2015). e
+// counts from the first element of the whole tensor; the vector begins at element 8 * first of the tensor.
 __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide,
                                         const float (&x)[8], const philox_keys &keys, int64_t first)
 {
@@ -236,7 +237,7 @@ __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int6
     }
     const uint64_t group = (uint64_t)(first + i / 8);
     uint32_t random[4] = {(uint32_t)group, (uint32_t)(group >> 32), 0, 0}, h[8], none = 0;
-    tt__forget(none); // else the compiler would keep the keys in registers, which are too few
+    tt__forget(none); // otherwise the compiler would keep the keys in registers
     TT__UNROLL for (int pair = 0; 2 * pair < TT__DRAW_ROUNDS; pair++) {
         const uint4 k = keys[pair + none];
         philox_round(random, k.x, k.y);
@@ -255,14 +256,14 @@ __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int6
     store8_bits(p, i, left, wide, h);
 }
 
-struct param_update { // the update of a parameter
+struct param_update { // the update of one parameter, or of a rank's shard of it
     const void *g;
     void *p, *m, *v;    // m, v: Adam's moments; SGD: m is the momentum or NULL, v is unused
-    int64_t n, begin;   // p has n elements of the whole parameter, from element 8 * begin on
+    int64_t n, begin;   // p has n elements, beginning with element 8 * begin of the whole parameter
     unsigned first;
     float weight_decay;
     uint32_t random;    // the instruction's stream of random numbers
-    uint8_t types[3];   // dtypes of g, of p, and of m and v
+    uint8_t types[3];   // dtype of g; dtype of p; dtype of m and v
     bool wide;
 };
 
@@ -274,7 +275,7 @@ struct update_rule {
 struct param_updates {
     int count;
     update_rule rule;
-    const float *clip;  // a tt__clipped: the norm, and the factor of gradients
+    const float *clip;  // a tt__clipped: the norm of the gradients, and their factor
     param_update of[TT__TENSORS];
 };
 
@@ -287,7 +288,7 @@ struct member_sum { // a sum of members' elements, see ops/collectives/cuda.cuh
     void *y;
     int64_t n;
     unsigned first;
-    int peers, present; // number of the sum's first operand in member_sums.peers, and how many operands
+    int peers, present; // index of the sum's first operand in member_sums.peers; number of operands
     uint8_t type, how;
     bool add, wide;
 };
@@ -331,7 +332,7 @@ bool make_arguments(tt__device *d)
     return d->arguments != NULL;
 }
 
-// Runs SUM_SQUARES, CHUNK_SQUARES or FOLD_SQUARES, `count` instructions of one op.
+// Runs `count` instructions of one op: SUM_SQUARES, CHUNK_SQUARES or FOLD_SQUARES.
 cudaError_t run_squares(const tt__launch *l, int count)
 {
     tt__device *d = l->device;
@@ -357,7 +358,7 @@ cudaError_t run_squares(const tt__launch *l, int count)
         const unsigned tensors = (unsigned)s->count;
         cudaError_t e = cudaSuccess;
         if (op == TT__OP_SUM_SQUARES) e = TT__LAUNCH(sum_squares, blocks, 256, 0, d->stream, *s);
-        if (op == TT__OP_CHUNK_SQUARES && blocks) // a rank may have empty shards
+        if (op == TT__OP_CHUNK_SQUARES && blocks) // 0 blocks: all of the rank's shards may be empty
             e = TT__LAUNCH(chunk_squares, blocks, 256, 0, d->stream, *s);
         if (op == TT__OP_FOLD_SQUARES) e = TT__LAUNCH(fold_squares, tensors, 256, 0, d->stream, *s);
         if (e == cudaSuccess && op == TT__OP_SUM_SQUARES)
@@ -367,11 +368,12 @@ cudaError_t run_squares(const tt__launch *l, int count)
     return cudaSuccess;
 }
 
-enum { TT__UPDATE_CHUNK = 4 * 2048 }; // elements that a block updates
+enum { TT__UPDATE_CHUNK = 4 * 2048 }; // number of elements that a block updates
 
-// Updates parameters. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in
-// 16 bits half as many. G: dtype of all gradients of the launch; P: dtype of all parameters and their states.
-// With ANY, a thread needs more than the 64 registers with which four blocks fit a multiprocessor.
+// Updates parameters. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 for SGD
+// without; in 16 bits half as many. G: dtype of all gradients of the launch; P: dtype of all parameters and
+// their states; or ANY. With ANY, only three blocks fit a multiprocessor: a thread needs more registers than
+// the 64 that four blocks allow.
 template <bool ADAM, int G, int P>
 __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     update_parameters(const __grid_constant__ param_updates u, const tt__run *run)
@@ -379,7 +381,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     tt__begin_kernel();
     TT__SHARED(philox_keys, keys, [3]);
     TT__SHARED(float, of_step, [2]);
-    if (!isfinite(u.clip[0])) return; // true for all threads or for none
+    if (!isfinite(u.clip[0])) return; // either all threads return or none
     const param_update &t = u.of[tensor_of_block(u.of, u.count)];
     const tt_dtype type_g = (tt_dtype)(G != ANY ? G : t.types[0]);
     const tt_dtype type_p = (tt_dtype)(P != ANY ? P : t.types[1]);
@@ -392,7 +394,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     if (threadIdx.x < 3)
         expand_key(stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,
                               (uint64_t)threadIdx.x << 32 | t.random), keys[threadIdx.x]);
-    // Bias corrections, each by a thread of the second warp, which computes a power by squaring.
+    // Two threads of the second warp compute the two bias corrections, each a power, by squaring.
     if (ADAM && threadIdx.x / 2 == 16) {
         double power = 1, b = threadIdx.x % 2 ? b2 : b1;
         for (uint64_t e = (uint64_t)run->step + 1; e; e >>= 1, b *= b) if (e & 1) power *= b;
@@ -428,7 +430,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     int64_t i = from + 8 * threadIdx.x;
     if (P == ANY) {
         for (; i < to; i += 2048) update(i, to - i);
-    } else { // whole groups of 8, then the last elements
+    } else { // whole groups of 8 elements, then the last elements
         for (; i + 8 <= to; i += 2048) update(i, 8);
         if (i < to) update(i, to - i);
     }
@@ -445,7 +447,7 @@ cudaError_t launch_update(const tt__launch *l, const param_updates *u, unsigned 
         const param_update *t = &u->of[k];
         typed = typed && t->wide && t->types[0] == g && t->types[1] == p && (!t->m || t->types[2] == p);
     }
-    if constexpr (ADAM) { // gradients are f32 in 32-true, with accumulation, and of norms' weights
+    if constexpr (ADAM) { // f32 gradients: precision 32-true, accumulation, or weights of norms
         if (typed && g == TT_F32 && p == TT_F32) return TT__UPDATE(TT_F32, TT_F32);
         if (typed && g == TT_BF16 && p == TT_F32) return TT__UPDATE(TT_BF16, TT_F32);
         if (typed && g == TT_BF16 && p == TT_BF16) return TT__UPDATE(TT_BF16, TT_BF16);
@@ -464,7 +466,7 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
 {
     if (!make_arguments(l->device)) return cudaErrorMemoryAllocation;
     param_updates *u = &l->device->arguments->updates;
-    for (int from = 0; from < count; from += u->count) { // a launch has updates by the same rule
+    for (int from = 0; from < count; from += u->count) { // a kernel launch has updates by one rule
         const update_rule rule = rule_of(&l[from]);
         const float *clip = (const float *)l[from].in[1].data;
         unsigned blocks = 0;

@@ -14,7 +14,7 @@ static bool tt__shape_SUM_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out
     return tt__float_in(t, i, 0);
 }
 
-/* Returns the bytes of scratch on a CPU: a sum for each chunk, and the threads' rows. */
+/* Returns the bytes of scratch on a CPU: a sum for each chunk, and rows for the threads. */
 static size_t tt__cpu_SUM_SQUARES(int threads, const tt_tape *t, const tt__instr *i)
 {
     int64_t chunks = tt__ceil_div(tt__in(t, i, 0)->rows * tt__in(t, i, 0)->cols, TT__CHUNK);
@@ -24,9 +24,9 @@ static size_t tt__cpu_SUM_SQUARES(int threads, const tt_tape *t, const tt__instr
 static const tt__rules tt__rules_SUM_SQUARES = {tt__shape_SUM_SQUARES, tt__layout_of_squares, {NULL},
     tt__cpu_SUM_SQUARES};
 
-/* CHUNK_SQUARES, ALL_GATHER and FOLD_SQUARES do the work of SUM_SQUARES, to the same bits, for a gradient g
-   whose ranks have shards of whole chunks: CHUNK_SQUARES sums the squares of each chunk of a shard,
-   ALL_GATHER makes one table of all sums, and FOLD_SQUARES adds up the table. */
+/* For a gradient that is divided over ranks in shards of whole chunks, three instructions do the work of
+   SUM_SQUARES, with the same bits: CHUNK_SQUARES sums the squares of each chunk of a shard, ALL_GATHER makes
+   one table of all sums, and FOLD_SQUARES adds up the table. */
 static bool tt__shape_CHUNK_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *g = tt__in(t, i, 0);
@@ -53,7 +53,7 @@ static const tt__rules tt__rules_CHUNK_SQUARES = {tt__shape_CHUNK_SQUARES, tt__l
 static const tt__rules tt__rules_FOLD_SQUARES = {tt__shape_FOLD_SQUARES, tt__layout_FOLD_SQUARES, {NULL},
     tt__no_bytes};
 
-/* Fails unless operand k is f64 (1, 3), a part of tt__results. */
+/* Fails unless operand k has dtype f64 and shape (1, 3). Such values are parts of tt__results. */
 static bool tt__doubles_in(tt_tape *t, const tt__instr *i, int k)
 {
     const tt__shape *s = tt__in(t, i, k);
@@ -96,9 +96,9 @@ static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 2);
 }
 
-/* The op of each optimizer has tt__rules_OP and tt__use_OP. tt__use_OP appends to `wrong` what is wrong with
-   the options that the op reads (NULL: the options are valid), copies these options to the op's attributes,
-   and returns the number of states that the op keeps for each parameter. */
+/* The op of each optimizer has tt__rules_OP and tt__use_OP. tt__use_OP appends messages about invalid options
+   to `wrong`, which may be NULL if the options are known to be valid. It copies the options that the op reads
+   to the op's attributes, and returns the number of states that the op keeps for each parameter. */
 
 static const tt__rules tt__rules_SGD = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
 

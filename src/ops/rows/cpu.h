@@ -9,7 +9,8 @@
 
 /* ---------------------------------------------------------------- rows: gather, scatter, pooling, patches */
 
-/* Adds rows of dy to the rows of dx that `index` tells. Rows may repeat, so they are added in order. */
+/* Adds row r of dy to row index[r] of dx, for all r. The index may list a row several times, so the rows are
+   added one after another, in order. */
 TT__FN tt_status TT__K(run_GATHER_ROWS_BACKWARD)(const tt__launch *l)
 {
     const int32_t *index = (const int32_t *)l->in[1].data;
@@ -57,8 +58,8 @@ TT__ROWS_FN(set_rows_backward_rows)
     }
 }
 
-/* Computes the gradients of x and of the row. The index may list a row twice, but that row was set once, so
-   rows are marked first. */
+/* Computes the gradients of x and of the row to which the listed rows were set. Marks the listed rows first,
+   because the index may list a row twice and its gradient must count once. */
 TT__FN tt_status TT__K(run_SET_ROWS_BACKWARD)(const tt__launch *l)
 {
     const int32_t *index = (const int32_t *)l->in[1].data;
@@ -125,7 +126,7 @@ TT__FN tt_status TT__K(run_MEAN_POOL)(const tt__launch *l)
     return tt__for_chunks(l, l->out[0].rows, l->out[0].cols, 1, 0, TT__K(mean_pool_rows));
 }
 
-TT__ROWS_FN(mean_pool_backward_rows) /* [from, to): sequences */
+TT__ROWS_FN(mean_pool_backward_rows) /* [from, to) counts sequences, not rows */
 {
     const int32_t *start = (const int32_t *)l->in[1].data;
     int64_t n = l->in[0].cols;

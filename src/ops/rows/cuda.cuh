@@ -9,7 +9,7 @@ namespace {
 
 // ------------------------------------------------------------------- rows: gather, scatter, pooling, patches
 
-// Computes y[r] = x[index[r] - first]; 0 where x has no such row. Moves the rows of y twice.
+// Computes y[r] = x[index[r] - first], or zeros where x has no such row. Reads the rows of x and writes y.
 struct op_gather {
     static constexpr int KIND = HOT_CASTS;
     const int32_t *index;
@@ -44,7 +44,7 @@ __device__ __forceinline__ int64_t sequence_of(const int32_t *start, int64_t seq
     return low;
 }
 
-// Computes dx[r] = dy[s] / length of s, the sequence of row r. Moves dx once.
+// Computes dx[r] = dy[s] / (number of rows of sequence s), where s is the sequence of row r. Moves dx once.
 struct op_mean_pool_backward {
     static constexpr int KIND = RARE;
     const int32_t *start;
@@ -66,15 +66,15 @@ cudaError_t run_mean_pool_backward(const tt__launch *l)
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], true, op);
 }
 
-// Arguments of patches, which computes y[r] = patch number position[r] - 1 of row r's image, its channels one
-// after another; 0 for position 0. A thread takes up to 8 pixels of a line of a patch, with all C channels.
-// words: groups of 8 pixels begin at multiples of 4 bytes. Moves the pixels and y once.
+// Arguments of patches, which sets y[r] to patch number position[r] - 1 of the image of row r, one channel
+// after another, or to zeros if position[r] is 0. A thread works on up to 8 pixels of a line of a patch, with
+// all C channels. words: groups of 8 pixels begin at multiples of 4 bytes. Moves the pixels and y once.
 struct patches_args {
     const uint8_t *pixels;
     int64_t ld, seqs;
     const int32_t *position, *start;
     int width, patch;
-    float scale[4], shift[4]; // of each channel
+    float scale[4], shift[4]; // factor and addend of each channel
     tt__mat y;
     bool add, vector, words;
 };
@@ -89,7 +89,7 @@ template <int C> __global__ void __launch_bounds__(TT__ROW_THREADS) patches(patc
         const int64_t r = g.y.rows * each > INT32_MAX ? k / each : (uint32_t)k / each;
         const unsigned unit = (unsigned)(k - r * each), line = unit / runs, x = unit % runs * 8;
         const int n = min(8, g.patch - (int)x), p = g.position[r] - 1;
-        uint32_t pixels[2 * C]; // 8 pixels of C bytes
+        uint32_t pixels[2 * C]; // the bytes of 8 pixels, C channels each
         TT__UNROLL for (int i = 0; i < 2 * C; i++) pixels[i] = 0;
         if (p >= 0) {
             const int64_t corner = ((int64_t)((unsigned)p / across) * g.patch + line) * g.width
@@ -130,7 +130,8 @@ cudaError_t run_patches(const tt__launch *l)
         g.scale[c] = 1 / (255 * o->std[c]);
         g.shift[c] = -o->mean[c] / o->std[c];
     }
-    // words: all lines of images begin at multiples of 4 bytes; 8 pixels of C channels are whole words.
+    // words: whether all lines of images begin at multiples of 4 bytes; 8 pixels of C channels are whole
+    // words.
     const uintptr_t pitches = (uintptr_t)g.ld | (uintptr_t)(o->width * o->channels);
     g.words = o->patch % 8 == 0 && ((uintptr_t)g.pixels | pitches) % 4 == 0;
     if (!y->rows) return cudaSuccess;
@@ -143,10 +144,10 @@ cudaError_t run_patches(const tt__launch *l)
     return e != cudaSuccess ? e : TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
 }
 
-// ---- sums over rows, with special kernels
+// ---- sums over rows
 
-// Loads columns [c, c + n) of N rows; rows with negative numbers are zeros. All loads are in flight before
-// the first result is needed.
+// Loads columns [c, c + n) of the N rows that `rows` lists; a negative number stands for a row of zeros. All
+// loads are in flight together.
 template <int N>
 __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, const int64_t (&rows)[N],
                                           int64_t c, int n, bool vector)
@@ -171,8 +172,8 @@ __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, co
     }
 }
 
-// Computes y[s] = the mean of the rows of sequence s. A block takes 256 columns of a sequence, a warp every
-// eighth row. Moves x once.
+// Sets y[s] to the mean of the rows of sequence s. A block sums 256 columns of a sequence, and each of its
+// warps every eighth row. Moves x once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y,
                                                              bool add, bool vector)
 {
@@ -204,7 +205,7 @@ cudaError_t run_mean_pool(const tt__launch *l)
                       d->stream, l->in[0], (const int32_t *)l->in[1].data, *y, l->add[0], is_wide(&l->in[0]));
 }
 
-// ---- set rows: a bit marks each listed row, because the index may list a row twice
+// ---- set_rows: a bit marks each row that the index lists, because the index may list a row twice
 
 __global__ void __launch_bounds__(TT__ROW_THREADS) mark_rows(const int32_t *index, int64_t n, unsigned *bits)
 {
@@ -224,12 +225,13 @@ cudaError_t run_mark_rows(const tt__launch *l, int64_t rows)
                       (const int32_t *)l->in[1].data, l->in[1].rows, resident_of(l)->words);
 }
 
-// Computes y[r] = b where row r is set, else x[r], which is not read if y is in the place of x. Moves x and y
-// once, or only the set rows. In the backward b is absent: y[r] = 0 where row r is set, unless y is added to.
+// Sets y[r] to b where the bit of row r is set, and to x[r] elsewhere. If y has the memory of x, writes only
+// the set rows; otherwise moves x and y once. In the backward, b is absent: y[r] becomes 0 where the bit is
+// set or, if `add`, stays as it is.
 struct op_set_rows {
     static constexpr int KIND = RARE;
     const unsigned *bits;
-    bool in_place, add; // add: y[r] += x[r] where row r is not set
+    bool in_place, add; // in_place: y has the memory of x; add: y[r] += x[r] where row r is not set
     __device__ void begin() {}
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
@@ -284,8 +286,9 @@ cudaError_t run_store_rows(const tt__launch *l)
                       (const int32_t *)l->in[1].data, y, groups, is_wide(&x) && is_wide(&y));
 }
 
-// Computes partial[blockIdx.x][c] = the sum of dy's set rows among `words` words, each with the bits of 32
-// rows. A block has 256 columns, a warp every eighth word.
+// Sums the rows of dy whose bits are set, and writes the sum of column c to partial[blockIdx.x][c]. A block
+// sums 256 columns of the rows of `words` words of bits, 32 rows a word; each of its warps takes every eighth
+// word.
 __global__ void __launch_bounds__(TT__ROW_THREADS) sum_set_rows(tt__mat dy, const unsigned *bits,
                                                                 int64_t words, float *partial, bool vector)
 {
@@ -312,7 +315,7 @@ cudaError_t run_set_rows_backward(const tt__launch *l)
     const unsigned *bits = resident_of(l)->words;
     float *partial = resident_of(l)->sums + used / sizeof(float);
     cudaError_t e = run_mark_rows(l, dy->rows);
-    if (e == cudaSuccess && l->out[1].data) { // first, because dx may be in the place of dy
+    if (e == cudaSuccess && l->out[1].data) { // first, because dx may have the memory of dy
         const int64_t all = (dy->rows + 31) / 32;
         const int64_t blocks = sum_blocks(d, 2, (all + 7) / 8, used, (size_t)dy->cols * 4);
         const int64_t words = (all + blocks - 1) / blocks;

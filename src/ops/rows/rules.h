@@ -20,7 +20,7 @@ tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index)
     return tt__record(t, tt__new_instr(TT__OP_GATHER_ROWS), "vv", x, index);
 }
 
-/* Fails unless operand 1 has only numbers of rows of operand 0. */
+/* Fails unless each number in operand 1 is the number of a row of operand 0. */
 static tt_status tt__check_rows(const tt__launch *l)
 {
     const char *what = tt__is(l->instr, TT__GATHERS) ? "rows to gather from" : "rows to set";
@@ -78,8 +78,8 @@ static const tt__rules tt__rules_SET_ROWS = {tt__shape_SET_ROWS, NULL,
     {NULL, "g1", "02", TT__OP_SET_ROWS_BACKWARD}, NULL, NULL, tt__check_rows};
 
 /* --------------------------------------------------------------------------------------------- store_rows
-   Instructions read and write a cache in the order of recording. Training with a cache fails: no gradient
-   flows back through rows that an earlier run has stored. */
+   Instructions read and write a cache in the order in which they were recorded. Training a model that has a
+   cache fails, because no gradient can flow back through rows that an earlier run stored. */
 
 tt_value tt_cache(tt_tape *t, const char *name, int64_t rows, int64_t width)
 {
@@ -138,7 +138,7 @@ static bool tt__shape_SET_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shap
     return tt__float_in(t, i, 0) && tt__index_in(t, i, 1);
 }
 
-/* Returns the bytes of scratch on a CPU: a mark for each row, and the threads' rows. */
+/* Returns the bytes of scratch on a CPU: a mark for each row, and rows for the threads. */
 static size_t tt__cpu_SET_ROWS_BACKWARD(int threads, const tt_tape *t, const tt__instr *i)
 {
     return tt__align_up((size_t)tt__in(t, i, 0)->rows) + tt__widen_bytes(threads, t, i);
