@@ -17858,7 +17858,7 @@ typedef struct tt__crew {
     const tt__device_kind *kind;
     int ranks, index[TT__RANKS];   /* number of ranks; for each rank: number of its device */
     int first, local;
-    int moved;                     /* index[] exceeds the numbers in the name by so much */
+    int moved;                     /* index[] exceeds the numbers in the name by this number */
     char name[96];                 /* as in "cuda:0,2" or "cpu*2 in 4 processes"; cut if too long */
     tt__device *device[TT__RANKS]; /* NULL until opened, and for ranks of other processes */
     tt__device *host[TT__RANKS];   /* CPU device for updates in the host's memory; NULL until needed */
@@ -19991,7 +19991,7 @@ typedef struct tt__settings {
     tt__crew *crew;
     int threads;            /* threads of a rank on the device "cpu" */
     int stage;              /* the program's stage of the pipeline */
-    int in_flight;          /* max number of micro-batches whose forward has run and whose backward has not */
+    int in_flight;          /* max number of micro-batches that await their backward */
     tt__precision precision;
     tt__matmul matmul;
     tt__recompute recompute;
@@ -37334,7 +37334,7 @@ static void tt__print_member(tt__text *to, const char *from)
     }
 }
 
-/* Where the value of a member of config.json comes from when a model is saved. */
+/* The source of the value of a member of config.json when a model is saved. */
 typedef enum tt__lm_writer {
     TT__LM_KEPT,  /* copied from the config.json that was loaded */
     TT__LM_SHAPE, /* copied while tt__lm_has_shape holds; otherwise tt__lm_print writes the new value */

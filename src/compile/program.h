@@ -48,7 +48,7 @@ typedef struct tt__settings {
     tt__crew *crew;
     int threads;            /* threads of a rank on the device "cpu" */
     int stage;              /* the program's stage of the pipeline */
-    int in_flight;          /* max number of micro-batches whose forward has run and whose backward has not */
+    int in_flight;          /* max number of micro-batches that await their backward */
     tt__precision precision;
     tt__matmul matmul;
     tt__recompute recompute;

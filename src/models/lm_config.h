@@ -21,7 +21,7 @@ static void tt__print_member(tt__text *to, const char *from)
     }
 }
 
-/* Where the value of a member of config.json comes from when a model is saved. */
+/* The source of the value of a member of config.json when a model is saved. */
 typedef enum tt__lm_writer {
     TT__LM_KEPT,  /* copied from the config.json that was loaded */
     TT__LM_SHAPE, /* copied while tt__lm_has_shape holds; otherwise tt__lm_print writes the new value */

@@ -11,7 +11,7 @@ typedef struct tt__crew {
     const tt__device_kind *kind;
     int ranks, index[TT__RANKS];   /* number of ranks; for each rank: number of its device */
     int first, local;
-    int moved;                     /* index[] exceeds the numbers in the name by so much */
+    int moved;                     /* index[] exceeds the numbers in the name by this number */
     char name[96];                 /* as in "cuda:0,2" or "cpu*2 in 4 processes"; cut if too long */
     tt__device *device[TT__RANKS]; /* NULL until opened, and for ranks of other processes */
     tt__device *host[TT__RANKS];   /* CPU device for updates in the host's memory; NULL until needed */
