@@ -689,6 +689,7 @@ static inline tt_value bench_record_decoder(tt_context *ctx, tt_tape *t, const b
              starts = tt_seq_start(t, "starts", texts);
     tt_attention_options attention = tt_attention_options_default(s->heads);
     attention.causal = true;
+    attention.max_length = (int)length;
     tt_param *words = bench_param(ctx, "words.weight", s->vocab, width, 0.02f);
     tt_value x = tt_embedding(t, ids, words);
     for (int k = 0; k < s->layers; k++) {
