@@ -8,6 +8,8 @@ repository's root.
 comments_of_AREA: PATTERNS match the comments of an area (a folder, or the Markdown files) at most as often as
 LIMITS says. A limit above 0 is the number of today, in an area whose comments have not been rewritten yet: a
 limit may only become smaller, and must become so with the number.
+
+words_of_README: README.md has at most README_WORDS words outside of code and tables.
 """
 import glob
 import re
@@ -35,6 +37,7 @@ PATTERNS = {name: re.compile(pattern) for name, pattern in (
     ("one behind the other", r"\bone behind (?:the other|another)\b"),
     ("such as has", r"\bsuch (?:as|an?) (?:is|are|has|have)\b"),
     ("stands in", r"\bstands? (?:in(?! for)|at|behind|before|there)\b"))}
+README_WORDS = 900
 SOURCES = ("*.h", "*.c", "*.cuh", "*.cu", "*.cpp", "*.py", "*.sh", "*.mk")
 AREAS = {
     "src": [f"src/**/{kind}" for kind in SOURCES],
@@ -80,6 +83,12 @@ def findings(patterns):
                         yield path, line, name, text
 
 
+def words_of_readme():
+    with open("README.md", encoding="utf-8") as f:
+        text = re.sub(r"(?ms)^```.*?^```|^\|.*?$", "", f.read())
+    return len(re.sub(r"\]\([^)]*\)", "]", text).split())
+
+
 def main():
     passed = failed = 0
     for area, patterns in AREAS.items():
@@ -97,6 +106,10 @@ def main():
         print(f"FAILED comments_of_{area}: {why}" if why else f"ok comments_of_{area}")
         passed, failed = passed + (not why), failed + bool(why)
     if "--list" not in sys.argv[1:]:
+        words = words_of_readme()
+        wrong = f"{words} words, {README_WORDS} allowed: move text to docs/" if words > README_WORDS else ""
+        print(f"FAILED words_of_README: {wrong}" if wrong else "ok words_of_README")
+        passed, failed = passed + (not wrong), failed + bool(wrong)
         print(f"{passed} passed, {failed} failed")
     sys.exit(failed > 0)
 
