@@ -2710,8 +2710,10 @@ static inline int64_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, 
 #define TT__CUDA_ATTENTION_SLOTS 4
 static inline int tt__cuda_attention_slots(bool causal, int64_t longest)
 {
-    const int64_t spans = (longest + 255) / 256, max = causal ? TT__CUDA_ATTENTION_SLOTS : 2;
-    return (int)(spans < max ? spans : max);
+    const int max = causal ? TT__CUDA_ATTENTION_SLOTS : 2;
+    int slots = 1;
+    while (slots < max && 256 * slots < longest) slots++;
+    return slots;
 }
 
 /* Returns the row of slot `slot` at which a sequence that begins at row `row` of the batch has its first row.
