@@ -225,11 +225,6 @@ def main():
     check("bench-peers without libraries", check_peers([]))
     check("bench-peers without packages", check_peers(["torch", "transformers", "onednn-devel-cpu-gomp"]))
     check("bench-peers without venv and llm.c", check_peers([], venv=False, llmc=True))
-    table = subprocess.run([sys.executable, "bench/gpu.py", "expected"], stdout=subprocess.PIPE, text=True)
-    with open("bench/results/NOTES.md") as f:
-        notes = f.read()
-    check("bench/results/NOTES.md has the table that bench/gpu.py prints",
-          [] if table.stdout.count("\n") > 20 and table.stdout in notes else [table.stdout[:200]])
     missing = [p for p in sorted({r.split()[0] for r in RUNS}) if not os.access(os.path.join(B, p), os.X_OK)]
     if missing:
         print(f"skip bench: {B}/{missing[0]} is not built: make bench-programs")
