@@ -161,7 +161,9 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
             float s[MT][PART / 8][4], g[MT][PART / 8][4];
             const bool seen = !diagonal || mine < from + part + PART; // a query may see a key of the warp
             if (seen) {
-                const uint32_t keep = attention_draw_columns<MT, PART>(p, random, rows + at, mine / 16, head);
+                const int thread = (int)threadIdx.x + of.thread; // computed here, to save registers
+                const uint32_t keep = attention_draw_columns<MT, PART>(p, random, rows + at, MT * (thread / 32),
+                                                                       head, (uint32_t)thread);
                 attention_mma<T, D, MT, PART>(s, ks + mine * PITCH, qt);
                 attention_mma<T, D, MT, PART>(g, vs + mine * PITCH, dt);
                 attention_slopes<MT, PART>(s, g, p, keep, rows + at, lses + at + pair, deltas + at + pair,
