@@ -7395,10 +7395,8 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
     const int mine = 16 * MT * (int)(threadIdx.x / 32);
     const bool diagonal = p.causal && !p.query_row;
-    if (threadIdx.x == 0) {
-        random = attention_key(p);
-        of.find(p);
-    }
+    if (threadIdx.x == 0) random = attention_key(p);
+    if (threadIdx.x == 0) of.find(p);
     const auto write_sums = [&](int of_head) { // writes column sums of dq; each thread clears those it read
         const int64_t sequence = blockIdx.x / (p.heads / p.group);
         attention_write_sums<D>(p.sums_q, (sequence * p.heads + of_head) * p.head_size, part_q, DOWN,
@@ -7428,9 +7426,8 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
             float s[MT][PART / 8][4], g[MT][PART / 8][4];
             const bool seen = !diagonal || mine < from + part + PART; // a query may see a key of the warp
             if (seen) {
-                const int thread = (int)threadIdx.x + of.thread; // computed here, to save registers
-                const uint32_t keep = attention_draw_columns<MT, PART>(p, random, rows + at, MT * (thread / 32),
-                                                                       head, (uint32_t)thread);
+                const uint32_t x = threadIdx.x + of.thread, first = MT * (x / 32); // saves registers
+                const auto keep = attention_draw_columns<MT, PART>(p, random, rows + at, first, head, x);
                 attention_mma<T, D, MT, PART>(s, ks + mine * PITCH, qt);
                 attention_mma<T, D, MT, PART>(g, vs + mine * PITCH, dt);
                 attention_slopes<MT, PART>(s, g, p, keep, rows + at, lses + at + pair, deltas + at + pair,
