@@ -7395,8 +7395,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
     const int mine = 16 * MT * (int)(threadIdx.x / 32);
     const bool diagonal = p.causal && !p.query_row;
-    if (threadIdx.x == 0) random = attention_key(p);
-    if (threadIdx.x == 0) of.find(p);
+    if (threadIdx.x == 0) { random = attention_key(p); of.find(p); }
     const auto write_sums = [&](int of_head) { // writes column sums of dq; each thread clears those it read
         const int64_t sequence = blockIdx.x / (p.heads / p.group);
         attention_write_sums<D>(p.sums_q, (sequence * p.heads + of_head) * p.head_size, part_q, DOWN,
@@ -7426,8 +7425,9 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
             float s[MT][PART / 8][4], g[MT][PART / 8][4];
             const bool seen = !diagonal || mine < from + part + PART; // a query may see a key of the warp
             if (seen) {
-                const uint32_t x = threadIdx.x + of.thread, first = MT * (x / 32); // saves registers
-                const auto keep = attention_draw_columns<MT, PART>(p, random, rows + at, first, head, x);
+                const uint32_t x = threadIdx.x + of.thread; // computed here, or it would stay in a register
+                const auto keep =
+                    attention_draw_columns<MT, PART>(p, random, rows + at, MT * (x / 32), head, x);
                 attention_mma<T, D, MT, PART>(s, ks + mine * PITCH, qt);
                 attention_mma<T, D, MT, PART>(g, vs + mine * PITCH, dt);
                 attention_slopes<MT, PART>(s, g, p, keep, rows + at, lses + at + pair, deltas + at + pair,

@@ -109,10 +109,9 @@ static void count_attention(const tt_tape *t, const tt__instr *i, cost *costs, d
     add(costs, kind, 1, bytes, 4 * pairs * (double)q->cols * (backward ? 2.5 : 1));
     costs[kind].seconds += draws * (backward ? draws_backward : draws_forward) * 1e-12;
     if (!backward) return;
-    /* Two more launches: sums of dout * out for each row and head, and the sum of the parts of dq, of which
-       causal attention writes a little more than half. */
+    /* Two more launches: sums of dout * out for each row and head, and the sum of the parts of dq. */
     add(costs, kind, 1, bytes_of(t, i->in[0]) + bytes_of(t, i->in[5]), 0);
-    if (parts > 0) add(costs, kind, 1, parts * (i->attr.causal ? 0.625 : 1) + bytes_of(t, i->out[0]), 0);
+    if (parts > 0) add(costs, kind, 1, parts + bytes_of(t, i->out[0]), 0);
 }
 
 static void count(const tt_program *p, cost costs[KINDS], double length)

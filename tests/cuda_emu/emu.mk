@@ -14,8 +14,8 @@ CUDA_TESTS         ?= test_ops test_models test_lm test_cuda test_peers test_ten
 CUDA_T_test_ops    := reference_cuda gradient_cuda attention_by_warpgroups stochastic_rounding_of_each_isa \
                       pieces_are_updated_as_the_whole cuda_epilogues cuda_tensors_share_launches \
                       cuda_rows_in_flight cuda_kernels_of_each_dtype cuda_column_sums_of_attention \
-                      cuda_dropout_kept_for_keys \
-                      cuda_dropout_with_norms cuda_programs_with_dropout_and_norms \
+                      cuda_dropout_kept_for_keys cuda_dropout_with_norms \
+                      cuda_programs_with_dropout_and_norms \
                       cuda_backward_by_warpgroups biases_of_attention_cuda cuda_products_of_one_x \
                       matmul_in_tf32 quantize history_of_fp8_scales matmul_in_fp8 \
                       training_in_fp8 parameters_begin_on_the_device device_described_cuda
