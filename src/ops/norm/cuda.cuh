@@ -191,9 +191,7 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
             residual[i] = next_residual[i];
             number[i] = next_number[i];
         }
-        if (AHEAD) {
-            fetch(r + step);
-        }
+        if constexpr (AHEAD) fetch(r + step);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             if constexpr (DROP) {
                 drop.op.apply(number[i], (uint32_t)t.at, v[i]);
@@ -451,9 +449,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
             of[i] = next[i];
             number[i] = next_number[i];
         }
-        if (AHEAD) {
-            fetch(left - B::TURN);
-        }
+        if constexpr (AHEAD) fetch(left - B::TURN);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             float start[8] = {};
             if (add) widen_row(start, old[i]);
