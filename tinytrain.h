@@ -796,7 +796,7 @@ typedef struct tt_costs {
                                            "host" */
     double memory;                      /* bytes a second that no op exceeds */
     double to_host, from_host, between_ranks; /* bytes a second of links */
-    double launch, meeting;             /* seconds to start an op; seconds of a barrier before ranks move
+    double launch, barrier;             /* seconds to start an op; seconds of a barrier before ranks move
                                            data */
 } tt_costs;
 /* Returns the costs of an imagined device, an A100 or H100 with PCIe 4: 300 TFLOP/s in 16 bits and 60 in
@@ -942,8 +942,8 @@ tt_status tt_check_options(tt_context *ctx, tt_compile_options *o);
 tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o);
 void tt_program_free(tt_program *p);
 
-/* Returns the largest number n, up to `most`, of rows, sequences or whatever `record` counts, with which a
-   program fits o->memory_budget: a program of n fits, and, below `most`, a program of n + 1 does not. (With
+/* Returns the largest number n, up to `max`, of rows, sequences or whatever `record` counts, with which a
+   program fits o->memory_budget: a program of n fits, and, below `max`, a program of n + 1 does not. (With
    "budget" among the options a still larger one might fit again.) record(user, t, n) records a micro-batch of
    n on a new tape, with parameters that already exist, and returns the root. The function only makes about
    ten plans: it allocates nothing, and works for a kind of device that this machine lacks. memory_budget 0
@@ -951,7 +951,7 @@ void tt_program_free(tt_program *p);
    for CUDA itself; on the CPU it is refused. Returns 0 after an error, which is the plan's error if not even
    n = 1 fits. For a trainer use tt_largest_micro_batch. */
 int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape *t, int64_t n), void *user,
-                         const tt_compile_options *o, int64_t most);
+                         const tt_compile_options *o, int64_t max);
 
 typedef enum tt_category {
     TT_MEM_PARAMETERS, TT_MEM_GRADIENTS, TT_MEM_OPTIMIZER, TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE,
@@ -967,18 +967,18 @@ typedef struct tt_plan {
     size_t bytes;                      /* the arena: exactly this much is allocated. If an earlier program's
                                           arena holds parameters, only that program's plan counts them.
                                           `bytes` and the fields below describe rank 0, which has most */
-    size_t bytes_least;                /* bytes of the rank that has least: fewer if rank 0 is a server */
+    size_t min_bytes;                /* bytes of the rank that has min: fewer if rank 0 is a server */
     /* Bytes that a rank loads from other ranks' memory in a step of one full micro-batch on each data rank
        (the largest of all ranks), and the smallest number of bytes with which any method could do the same.
        For a sum over n ranks that number is 2 * (n - 1) / n times the tensor's bytes; half of that if each
        rank needs only its shard, and also half for gathering the shards. A server sums alone: it loads the
-       gradients of all other ranks, and each of them loads all parameters. moved_least_bytes leaves out
+       gradients of all other ranks, and each of them loads all parameters. min_moved_bytes leaves out
        bookkeeping (norms, losses). */
-    size_t moved_bytes, moved_least_bytes;
+    size_t moved_bytes, min_moved_bytes;
     /* Bytes that all ranks of this process together send to other processes in a step of one full micro-batch
        on each data rank, and the smallest number of bytes with which any method could do the same. 0 with one
        process. */
-    size_t sent_bytes, sent_least_bytes;
+    size_t sent_bytes, min_sent_bytes;
     size_t persistent_bytes;           /* parameters, optimizer state, kept gradients, resident workspace */
     /* Bytes of the host's memory: settings and results of runs, and what tt_compile_options.offload keeps
        there, where programs that share an arena share the parameters. If the device has its own memory, also
@@ -2021,10 +2021,10 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
 void tt_trainer_free(tt_trainer *t);
 /* Calls tt_wait for the training program, after tt_train_batch without stats. */
 tt_status tt_trainer_wait(tt_trainer *t, tt_stats *stats);
-/* Returns the largest max_seqs, up to `most`, with which a trainer of these options fits their memory_budget;
+/* Returns the largest max_seqs, up to `max`, with which a trainer of these options fits their memory_budget;
    it works as tt_largest_batch does. Each sequence brings o->max_tokens / o->max_seqs tokens. The caller
    chooses whether steps become larger or have fewer micro-batches; other micro-batches give other bits. */
-int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_train_options *o, int most);
+int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_train_options *o, int max);
 const tt_program *tt_trainer_program(const tt_trainer *t); /* the program that trains, or the only one */
 int64_t tt_trainer_steps(const tt_trainer *t);             /* tt_program_steps of the trainer's program */
 /* Returns the steps in the state last saved or loaded, here or by tt_fit, from which a resumed run continues;
@@ -2281,14 +2281,14 @@ typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(
    and per step. In the stages of a pipeline the backwards of micro-batches are a separate segment. A round
    (LAP) is as many micro-batches as the tree of sums has leaves (see src/ranks/threads.h). */
 typedef enum tt__segment {
-    TT__EACH_MICRO, TT__EACH_BACKWARD, TT__EACH_LAP, TT__EACH_STEP, TT__SEGMENTS
+    TT__EACH_MICRO, TT__EACH_BACKWARD, TT__EACH_ROUND, TT__EACH_STEP, TT__SEGMENTS
 } tt__segment;
 
 /* Ranks: devices that run one program together, each on its shards of the tensors. Rank number = (stage *
    data ranks + data rank) * tensor ranks + tensor rank. A collective instruction runs at once on all ranks
    along an axis. These ranks are its members, numbered along the axis; of stages, the last is member 0. TIED:
    the members are the ranks at the same place of two stages, member `from` and member `to`. SLOTS: the
-   members are the slots of one storage (tt__value.slots). */
+   members are the slots of one storage (tt__tape_value.slots). */
 enum { TT__RANKS = 64 }; /* largest number of ranks */
 typedef enum tt__over {
     TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS, TT__OVER_STAGES, TT__OVER_TIED
@@ -2305,7 +2305,7 @@ typedef struct tt__move {
 
 /* Computes the shard that `member` of `members` has of a tensor: elements [*first, *first + count) of its
    `elements` elements. Returns count. */
-static inline int64_t tt__piece(int64_t elements, int64_t unit, bool root, int member, int members,
+static inline int64_t tt__shard(int64_t elements, int64_t unit, bool root, int member, int members,
                                 int64_t *first)
 {
     const int64_t units = (elements + unit - 1) / unit;
@@ -2338,7 +2338,7 @@ typedef struct tt__instr {
     tt__segment segment;
     int stage;          /* 1 + number of the pipeline stage that runs it; 0: unknown, or there is one stage */
     bool backward;      /* emitted by autodiff, or by recompute as a copy of such an instruction            */
-    bool again;         /* a copy that recomputes a value                                                   */
+    bool recomputed; /* a copy that recomputes a value */
     bool always;        /* ranks without a micro-batch run it as well                                       */
     bool later;         /* runs only when add_later applies: once earlier micro-batches have left a result  */
     bool with_next;     /* launched with the next instruction, of the same op: see tt__backend.launch */
@@ -2504,26 +2504,26 @@ enum {
 };
 
 /* Settings of a step, which the host writes before it runs a segment. */
-typedef struct tt__run {
+typedef struct tt__step_settings {
     uint64_t seed;
     int64_t step, micro;    /* optimizer steps done so far; number of the micro-batch in this step          */
     float lr;
     double loss_norm;       /* divides gradients while the number of targets is unknown (accumulation)      */
-} tt__run;
+} tt__step_settings;
 
 /* Results of a step, which the host reads: totals of losses, the loss scale, and what CLIP computes.
    Instructions read and write each of the three. */
 typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* sums of the micro-batches so
                                                                             far */
-typedef struct tt__scale {
+typedef struct tt__scale_state {
     double scale;               /* scale of the loss's gradient: a power of two                             */
     double good_steps, skipped; /* steps since the scale changed; steps without an update                   */
-} tt__scale;
+} tt__scale_state;
 #define TT__LOSS_SCALE_MOST 0x1p40
 typedef struct tt__clipped { /* norm of the gradient (not finite: no parameter was changed); factor on it   */
     float norm, factor;
 } tt__clipped;
-typedef struct tt__results { tt__totals totals; tt__scale scale; tt__clipped clipped; } tt__results;
+typedef struct tt__results { tt__totals totals; tt__scale_state scale; tt__clipped clipped; } tt__results;
 
 typedef struct tt__device tt__device; /* an open device, opaque outside its backend                         */
 
@@ -2556,14 +2556,14 @@ typedef struct tt__launch {
        [from, from + most) of each shard are processed. staged NULL: all elements, from peer_in and
        peer_out. */
     void *const *staged;
-    int64_t from, most;
+    int64_t from, max;
     void *workspace;        /* scratch memory of the size that tt__device_kind.workspace returns at
                                capacity */
     void *resident;         /* the device's resident workspace; any instruction may use it                  */
 } tt__launch;
 
 /* Settings of the step in the device's memory; NULL: the instruction needs none. */
-#define TT__RUN_OF(l) ((const tt__run *)(l)->in[TT__RUN_IN].data)
+#define TT__RUN_OF(l) ((const tt__step_settings *)(l)->in[TT__RUN_IN].data)
 
 /* Rows that linear_cross_entropy processes at a time: enough that reading and writing the weight's gradient
    each time costs little compared with the product. The logits of these rows are f32; the gradients of the
@@ -2622,7 +2622,7 @@ static inline void tt__attention_either(int32_t drop, uint32_t either[4])
 /* Largest number of rotary pairs in a head. The frequencies of all pairs follow transformers' formulas
    (modeling_rope_utils.py). */
 enum { TT__MOST_PAIRS = 256 };
-static inline int tt__rotary_pairs(const tt_rotary_options *o) { return (o->size + 1) / 2; }
+static inline int tt__rotary_pairs_of(const tt_rotary_options *o) { return (o->size + 1) / 2; }
 
 static inline void tt__rotary_frequencies(const tt_rotary_options *o, double frequency[TT__MOST_PAIRS])
 {
@@ -2633,7 +2633,7 @@ static inline void tt__rotary_frequencies(const tt_rotary_options *o, double fre
     from = from > 0 ? from : 0;
     to = to < size - 1 ? to : size - 1;
     if (!(from < to)) to = from + 0.001;
-    for (int j = 0; j < tt__rotary_pairs(o); j++) {
+    for (int j = 0; j < tt__rotary_pairs_of(o); j++) {
         const double plain = pow(o->base, -2 * j / size), turns = o->original * plain / turn;
         double part = 1; /* fraction of the frequency that is divided by the factor */
         if (o->scaling == TT_ROTARY_PLAIN) part = 0;
@@ -2983,7 +2983,7 @@ struct tt_context {
     bool no_arrivals;      /* plans reserve no memory for the inputs of the next run, as under a tight
                               budget */
     tt__cpu cpu;           /* device "cpu", set up by the options */
-    struct tt__crew *crews; /* list of the device groups that have programs */
+    struct tt__device_group *device_groups; /* list of the device groups that have programs */
     struct tt__net *net;   /* the other processes; NULL: there are none */
     tt_param **params;
     int n_params, cap_params;
@@ -3133,10 +3133,10 @@ static char *tt__strdup(tt_context *ctx, const char *text)
 /* --------------------------------------------------------------------------------------------------- text */
 
 /* A text that grows in the caller's buffer. As with snprintf, `length` also counts bytes that did not fit. */
-typedef struct tt__text { char *to; size_t capacity, length; } tt__text;
+typedef struct tt__text_buffer { char *to; size_t capacity, length; } tt__text_buffer;
 
 TT_PRINTF(2, 3)
-static void tt__print(tt__text *text, const char *format, ...)
+static void tt__print(tt__text_buffer *text, const char *format, ...)
 {
     va_list args;
     size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
@@ -3172,11 +3172,11 @@ static const char *tt__match_class(const char *pattern, char c)
 /* Returns whether `name` matches `pattern` ('*': any characters, '?': any one, '[0-3a]': one of these). */
 static bool tt__match(const char *pattern, const char *name)
 {
-    const char *star = NULL, *retry = NULL, *behind;
+    const char *star = NULL, *retry = NULL, *after;
     while (*name) {
         if (*pattern == '*') { star = pattern++; retry = name; }
         else if (*pattern == '?' || *pattern == *name) { pattern++; name++; }
-        else if ((behind = tt__match_class(pattern, *name)) != NULL) { pattern = behind; name++; }
+        else if ((after = tt__match_class(pattern, *name)) != NULL) { pattern = after; name++; }
         else if (star) { pattern = star + 1; name = ++retry; }
         else return false;
     }
@@ -3187,7 +3187,7 @@ static bool tt__match(const char *pattern, const char *name)
 /* ==== src/base/numbers.h */
 /* ------------------------------------------------------------------------------------------------- dtypes */
 
-static const struct tt__dtype {
+static const struct tt__dtype_row {
     const char *name;
     size_t bytes;
     bool is_float;
@@ -3405,10 +3405,10 @@ static void tt__float_restore(tt__float_mode mode) { fesetenv(&mode); }
 static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
 {
     static const int raised[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
-    sigset_t most, before;
-    sigfillset(&most);
-    for (int k = 0; k < TT__COUNT(raised); k++) sigdelset(&most, raised[k]);
-    pthread_sigmask(SIG_BLOCK, &most, &before);
+    sigset_t max, before;
+    sigfillset(&max);
+    for (int k = 0; k < TT__COUNT(raised); k++) sigdelset(&max, raised[k]);
+    pthread_sigmask(SIG_BLOCK, &max, &before);
     int failed = pthread_create(handle, NULL, run, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return failed == 0;
@@ -3491,7 +3491,7 @@ static void *tt__pool_main(void *arg)
     }
 }
 
-static void tt__parallel(tt__pool *pool, int64_t count, tt__task run, void *arg)
+static void tt__run_tasks(tt__pool *pool, int64_t count, tt__task run, void *arg)
 {
     if (count <= 0) return;
     tt__float_mode mode = tt__float_default();
@@ -3615,7 +3615,7 @@ static void tt__each_group(const char *root, const char *controller,
     fclose(f);
 }
 
-static void tt__least_quota(const char *folder, void *arg)
+static void tt__min_quota(const char *folder, void *arg)
 {
     double *quota = (double *)arg;
     *quota = fmin(*quota, tt__quota_in(folder));
@@ -3625,7 +3625,7 @@ static void tt__least_quota(const char *folder, void *arg)
 static double tt__cgroup_quota(const char *root)
 {
     double quota = HUGE_VAL;
-    tt__each_group(root, "cpu", tt__least_quota, &quota);
+    tt__each_group(root, "cpu", tt__min_quota, &quota);
     return quota;
 }
 
@@ -4098,8 +4098,8 @@ static void tt__sort_indices(uint32_t *items, size_t n, tt__less less, const voi
    programs that accumulate over micro-batches, the first contribution to a parameter's gradient also adds in
    all micro-batches but the first (`add_later`). The totals of losses follow the same rule.
 
-   The state of a step is on the tape, too. The host writes the step's settings (tt__run) into one value
-   before it runs a segment. Instructions write the step's results (tt__results) into another value:
+   The state of a step is on the tape, too. The host writes the step's settings (tt__step_settings) into one
+   value before it runs a segment. Instructions write the step's results (tt__results) into another value:
    ADD_COUNTS writes what losses counted, CLIP the norm and the factor, LOSS_SCALE the next loss scale.
    ======================================================================================================== */
 
@@ -4115,18 +4115,18 @@ struct tt_param {
     int64_t dims[4], size;
     tt_init init;
     bool frozen;
-    /* Source of the parameter's values until the arena `holder` has memory: `read` if not NULL, else
+    /* Source of the parameter's values until the arena `owner` has memory: `read` if not NULL, else
        `init`. */
     tt_status (*read)(void *source, int64_t first, int64_t n, float *to);
     void (*release)(tt_context *ctx, void *source);
     void *source;
     /* Arena that holds the parameter's values, from the compilation of the first program that uses the
-       parameter; NULL: none. If two stages of a pipeline use the parameter, `again` is the arena of the other
-       stage. */
-    struct tt__arena *holder, *again;
+       parameter; NULL: none. If two stages of a pipeline use the parameter, `second_owner` is the arena of
+       the other stage. */
+    struct tt__arena *owner, *second_owner;
     uint64_t stages;        /* set of the pipeline stages that held the parameter when tt_compile began, one
                                bit for each; 0: none */
-    bool source_stays;      /* `source` is not released yet: only one of `holder` and `again` has memory */
+    bool keeps_source; /* `source` is not released yet: only one of `owner` and `second_owner` has memory */
 };
 
 /* Kind of a storage. STEP: settings and results of the step. CACHE: the rows of a tt_cache. */
@@ -4140,17 +4140,17 @@ typedef enum tt__mark { TT__UNMARKED, TT__MARKED_KEEP, TT__MARKED_AGAIN } tt__ma
 typedef enum tt__space { TT__DEVICE, TT__HOST, TT__SPACES } tt__space;
 /* The layout of a tensor over the tensor ranks. WHOLE: replicated, each rank has the whole tensor. ROWS,
    COLS: sharded, each rank has its own rows or columns. The shards are equally large, unless the rows are an
-   axis: then tt__piece gives a rank's rows (tt__axis.parts). Instructions leave two more layouts in a
+   axis: then tt__shard gives a rank's rows (tt__row_axis.parts). Instructions leave two more layouts in a
    storage. PARTIAL: each rank has a summand of the whole tensor's shape, and the sum over the ranks is the
    tensor. ZEROS: all elements are 0; a storage of any other layout may start as ZEROS. */
 typedef enum tt__split { TT__WHOLE, TT__ROWS, TT__COLS, TT__PARTIAL, TT__ZEROS } tt__split;
 /* The shard of a tensor that a value or a placement has. Over the tensor ranks: `split` is WHOLE, ROWS or
    COLS, and the shape counts the elements of one rank. A view may be a rank's shard of the rows of a
-   replicated storage. Over the data ranks: if `unit` is not 0, tt__piece computes the shard from `of`
+   replicated storage. Over the data ranks: if `unit` is not 0, tt__shard computes the shard from `of`
    elements, `unit` and `root`, and the shape is (1, elements of the largest shard). */
 typedef struct tt__part {
     tt__split split;
-    bool root;          /* the argument `root` of tt__piece */
+    bool root;          /* the argument `root` of tt__shard */
     int64_t unit, of;
 } tt__part;
 
@@ -4161,7 +4161,7 @@ typedef struct tt__shape {
     int32_t extra;      /* actual rows = rows of the axis + extra (1 for sequence starts) */
 } tt__shape;
 
-typedef struct tt__value {
+typedef struct tt__tape_value {
     tt__shape shape;
     int64_t ld;         /* elements from the start of one row in the storage to the start of the next */
     tt__storage storage;
@@ -4171,12 +4171,12 @@ typedef struct tt__value {
        leaves; 0: one slot. slot: in a view, 1 + the number of its slot; 0: the slot of the micro-batch that
        runs. */
     int32_t slots, slot;
-    bool visits;        /* storage of an update that runs in the host's memory: a temporary host copy of a
+    bool host_copy;        /* storage of an update that runs in the host's memory: a temporary host copy of a
                            device storage */
-    /* Fields of a storage of a pipeline stage. stays: the contents are saved from a micro-batch's forward to
+    /* Fields of a storage of a pipeline stage. saved: the contents are saved from a micro-batch's forward to
        its backward, or until another stage has received them. copies: number of micro-batches whose contents
        are saved at the same time; 0: one. */
-    bool stays;
+    bool saved;
     int32_t copies;
     int32_t ends;       /* 1 + number of the pipeline stage that ends with this value; 0: none */
     bool elsewhere;     /* a parameter that only other stages read */
@@ -4202,26 +4202,26 @@ typedef struct tt__value {
        that write it. views: its views. reader, writer: the last instruction that reads it, and the last that
        writes it. */
     int32_t producer, uses, writes, views, reader, writer;
-    int32_t behind;     /* in a persistent storage: the storage, of a higher number, that must be placed
+    int32_t after;     /* in a persistent storage: the storage, of a higher number, that must be placed
                            directly after this one; 0: none */
     int32_t arrival;    /* in an input: the value into which the host writes the next run's data
                            (src/passes/overlap.h); 0: the input itself */
     bool named;         /* the name was set by tt_name or by a pass */
     size_t place;       /* planner: byte offset in the value's region of the arena */
     char name[72];
-} tt__value;
+} tt__tape_value;
 
 /* A number of rows that may differ in each run. If `parts` is not 0, the rows are one rank's shard of the
-   rows of axis `of`, divided over `parts` tensor ranks (tt__piece); a rank may have 0 rows. */
-typedef struct tt__axis { char name[72]; int64_t capacity; int32_t of; int parts; } tt__axis;
+   rows of axis `of`, divided over `parts` tensor ranks (tt__shard); a rank may have 0 rows. */
+typedef struct tt__row_axis { char name[72]; int64_t capacity; int32_t of; int parts; } tt__row_axis;
 
 struct tt_tape {
     tt_context *ctx;
     uint32_t number;                                /* number in the field `tape` of each tt_value of this
                                                        tape; copies of the tape have the same number */
-    tt__value *values; int n_values, cap_values;    /* values[0] means "none" */
+    tt__tape_value *values; int n_values, cap_values;    /* values[0] means "none" */
     tt__instr *code; int n_code, cap_code;
-    tt__axis *axes; int n_axes, cap_axes;           /* axes[0] means "none" */
+    tt__row_axis *axes; int n_axes, cap_axes;           /* axes[0] means "none" */
     int32_t *params; int n_params, cap_params;      /* value of each of ctx->params; 0: none */
     uint32_t n_random;
     size_t alignment;                               /* bytes of alignment of storages, which the kind of
@@ -4240,7 +4240,7 @@ struct tt_tape {
     int stages, stage;                              /* number of stages of the pipeline, and of this tape's
                                                        stage; 0, 0: there is no pipeline */
     int tensor;                                     /* number of tensor ranks; 0, 1: one */
-    /* Values of the step's settings and results, and views of the results: tt__totals, tt__scale,
+    /* Values of the step's settings and results, and views of the results: tt__totals, tt__scale_state,
        tt__clipped; 0: none. */
     int32_t run, results, totals, scale, clipped;
     int32_t counted;    /* value of what losses counted on a rank, in each slot, to be summed into `totals`;
@@ -4333,7 +4333,7 @@ static bool tt__out_of_memory(tt_tape *t)
 TT_PRINTF(4, 5)
 static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage storage, const char *format, ...)
 {
-    tt__value v;
+    tt__tape_value v;
     va_list args;
     memset(&v, 0, sizeof v);
     v.shape = *shape;
@@ -4368,7 +4368,7 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
 {
     int32_t id = tt__new_value(t, shape, t->values[of].storage, "%s", name);
     if (!id) return 0;
-    tt__value *v = &t->values[id], *b = &t->values[of];
+    tt__tape_value *v = &t->values[id], *b = &t->values[of];
     v->base = b->base;
     v->offset = b->offset + offset;
     v->ld = ld;
@@ -4384,8 +4384,8 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
    value id is f32. Returns id. */
 static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
 {
-    const tt__value *like = &t->values[v];
-    tt__value *x = &t->values[id];
+    const tt__tape_value *like = &t->values[v];
+    tt__tape_value *x = &t->values[id];
     if (!id) return 0;
     x->part = like->part;
     x->needs_grad = like->needs_grad;
@@ -4397,7 +4397,7 @@ static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
    of view v. */
 static int32_t tt__view_like(tt_tape *t, int32_t v, int32_t of, int64_t offset)
 {
-    const tt__value like = t->values[v];
+    const tt__tape_value like = t->values[v];
     const int32_t id = tt__new_view(t, of, &like.shape, offset, like.ld, like.name);
     if (id) t->values[id].part = like.part;
     return id;
@@ -4477,7 +4477,7 @@ int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity)
                              (long long)capacity, (long long)t->axes[k].capacity);
     }
     if (!TT__GROW(t->ctx, t->axes, t->n_axes, t->cap_axes)) return tt__out_of_memory(t);
-    tt__axis *a = &t->axes[t->n_axes];
+    tt__row_axis *a = &t->axes[t->n_axes];
     memset(a, 0, sizeof *a);
     snprintf(a->name, sizeof a->name, "%s", name);
     a->capacity = capacity;
@@ -4504,12 +4504,12 @@ static bool tt__is_own_rows(const tt_tape *t, int32_t v)
 
 /* Returns the bytes from the beginning of one slot of a storage to the beginning of the next slot.
    tt__storage_bytes returns the bytes of all slots and copies. */
-static size_t tt__slot_bytes(const tt__value *v)
+static size_t tt__slot_bytes(const tt__tape_value *v)
 {
     return tt__align_up((size_t)v->shape.rows * (size_t)v->shape.cols * tt_dtype_bytes(v->shape.dtype));
 }
 
-static size_t tt__storage_bytes(const tt__value *v)
+static size_t tt__storage_bytes(const tt__tape_value *v)
 {
     return tt__slot_bytes(v) * (v->slots > 1 ? (size_t)v->slots : 1) *
            (v->copies > 1 ? (size_t)v->copies : 1);
@@ -4687,7 +4687,7 @@ tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
     char what[256];
     tt__shape to;
     if (!tt__on_tape(t, "reshape", 0, x)) return tt__handle(t, 0);
-    tt__value *v = &t->values[x.id];
+    tt__tape_value *v = &t->values[x.id];
     bool ok = width >= 1 && tt__decode_rows(t, rows, &to) && v->ld == v->shape.cols;
     const tt__shape *from = &v->shape;
     if (ok && from->axis) ok = to.axis == from->axis && to.extra == from->extra && width == from->cols;
@@ -4713,7 +4713,7 @@ static void tt__count(tt_tape *t, int k, int by)
     const tt__instr *i = &t->code[k];
     for (int j = 0; j < TT__MAX_IN; j++) if (i->in[j]) t->values[t->values[i->in[j]].base].uses += by;
     for (int j = 0; j < TT__MAX_OUT; j++) {
-        tt__value *y = &t->values[i->out[j]];
+        tt__tape_value *y = &t->values[i->out[j]];
         if (!i->out[j]) continue;
         t->values[y->base].writes += by;
         if (by > 0 && k > t->values[y->base].writer) t->values[y->base].writer = k;
@@ -4726,7 +4726,7 @@ static void tt__count(tt_tape *t, int k, int by)
 static int tt__index(tt_tape *t)
 {
     for (int32_t v = 0; v < t->n_values; v++) {
-        tt__value *x = &t->values[v];
+        tt__tape_value *x = &t->values[v];
         x->producer = x->uses = x->writes = x->views = x->reader = x->writer = 0;
     }
     for (int32_t v = 1; v < t->n_values; v++) t->values[t->values[v].base].views += t->values[v].base != v;
@@ -4762,7 +4762,7 @@ static int tt__producer(const tt_tape *t, int32_t v) { return t->values[v].produ
    storage, not a view, and neither `root`, an output nor the end of a stage. */
 static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
 {
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     const bool kept = v == root || x->keep || x->ends;
     return v && !kept && x->base == v && x->storage == TT__TRANSIENT && x->uses == 1;
 }
@@ -4907,9 +4907,9 @@ typedef struct tt__gradient {
     int op;
 } tt__gradient;
 
-/* done: the number of elements that a member of a collective loads from other members' memory. least: the
+/* done: the number of elements that a member of a collective loads from other members' memory. min: the
    number that any algorithm with the same result must load. ops/collectives/rules.h computes both. */
-typedef struct tt__loads { int64_t done; double least; } tt__loads;
+typedef struct tt__loads { int64_t done; double min; } tt__loads;
 
 /* The facts about an op that are not in its row of TT__OPS. */
 typedef struct tt__rules {
@@ -5256,7 +5256,7 @@ static tt__instr *tt__emit(tt__builder *b, int op, const tt__instr *f, const int
    parameter's shards on the tensor-parallel ranks. */
 static bool tt__is_weight(const tt_tape *t, int32_t v)
 {
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     return x->storage == TT__PARAMETER || (x->storage == TT__TRANSIENT && x->param >= 0);
 }
 
@@ -5281,7 +5281,7 @@ static void tt__fill(tt__builder *b, int32_t v, float x)
 static int32_t tt__new_gradient(tt__builder *b, int32_t v)
 {
     tt_tape *t = b->t;
-    const tt__value *of = &t->values[v];
+    const tt__tape_value *of = &t->values[v];
     const bool parameter = of->storage == TT__PARAMETER;
     const tt__storage storage = parameter ? TT__GRADIENT : TT__TRANSIENT;
     int32_t g = tt__value_like(t, v, tt__new_value(t, &of->shape, storage, "d(%.60s)", of->name));
@@ -5304,15 +5304,15 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
     int32_t g = exists ? t->values[base].grad : tt__new_gradient(b, base);
     if (!g) return;
     if (base != v) {
-        tt__value view = t->values[v], *whole = &t->values[base];
+        tt__tape_value view = t->values[v], *whole = &t->values[base];
         bool all = view.shape.rows * view.shape.cols == whole->shape.rows * whole->shape.cols &&
                    view.part.split == whole->part.split;
         if (!exists && !all) { /* first fill g with 0: other views of base may add to the rest of g */
             tt__instr last = t->code[--t->n_code];
             tt__fill(b, g, 0);
-            tt__instr *again = tt__emit(b, last.op, NULL, NULL, 0);
-            if (!again) return;
-            *again = last;
+            tt__instr *recomputed = tt__emit(b, last.op, NULL, NULL, 0);
+            if (!recomputed) return;
+            *recomputed = last;
             exists = true;
         }
         g = tt__view_like(t, v, g, view.offset);
@@ -5330,7 +5330,7 @@ static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
 {
     tt_tape *t = b->t;
     if (!b->ok || !v || !t->values[v].needs_grad) return;
-    const tt__value *x = &t->values[v], *from = &t->values[g];
+    const tt__tape_value *x = &t->values[v], *from = &t->values[g];
     bool whole = x->base == v && from->base == g && x->storage == TT__TRANSIENT;
     if (may_take && whole && !x->grad && from->shape.dtype == x->shape.dtype && tt__grad_owner(t, v) == v) {
         t->values[v].grad = g;
@@ -5450,9 +5450,9 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
     X(both, weights, keys * tile)                /* scores, then weights */ \
     X(both, q, queries * stride) \
     X(both, qt, blocks * qt_rows * tile)         /* q transposed, for each block of queries of a task */ \
-    X(forward, out, most_queries * stride) \
-    X(forward, most, most_queries)               /* running maximum of the scores */ \
-    X(forward, sum, most_queries)                /* sum of the weights */ \
+    X(forward, out, max_queries * stride) \
+    X(forward, max, max_queries)               /* running maximum of the scores */ \
+    X(forward, sum, max_queries)                /* sum of the weights */ \
     X(backward, v_pairs, keys * whole / 2)       /* pairs of columns of v */ \
     X(backward, q_pairs, queries * stride / 2)   /* pairs of rows of q */ \
     X(backward, dout_pairs, queries * stride / 2) \
@@ -5479,11 +5479,11 @@ static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size
                                    tt__attention_buffers *b)
 {
     int64_t stride = tt__attention_stride(head_size), tile = TT__ATTENTION_TILE, keys = TT__ATTENTION_KEYS;
-    int64_t queries = TT__ATTENTION_QUERIES, most_queries = TT__ATTENTION_GROUP;
+    int64_t queries = TT__ATTENTION_QUERIES, max_queries = TT__ATTENTION_GROUP;
     int64_t span = tt__attention_padded(tt__min(rows, TT__ATTENTION_SPAN));
     int64_t whole = tt__ceil_div(head_size, 32) * 32; /* columns of a head, padded to whole tiles of pairs */
     int64_t qt_rows = tt__attention_qt_rows(head_size);
-    int64_t blocks = backward ? 1 : tt__ceil_div(most_queries, queries);
+    int64_t blocks = backward ? 1 : tt__ceil_div(max_queries, queries);
     const bool both = true, forward = !backward, shared = backward && group > 1;
     size_t used = 0;
     memset(b, 0, sizeof *b);
@@ -5530,15 +5530,15 @@ static size_t tt__buffer_bytes(int threads, int64_t cols)
 /* Returns the max number of rows and the max number of columns of all operands and results. */
 static tt__shape tt__largest(const tt_tape *t, const tt__instr *i)
 {
-    tt__shape most;
-    tt__set_fixed(&most, TT_F32, 1, 1);
+    tt__shape max;
+    tt__set_fixed(&max, TT_F32, 1, 1);
     for (int k = 0; k < TT__MAX_IN + TT__MAX_OUT; k++) {
         int32_t id = k < TT__MAX_IN ? i->in[k] : i->out[k - TT__MAX_IN];
         if (!id) continue;
-        most.cols = tt__max(most.cols, t->values[id].shape.cols);
-        most.rows = tt__max(most.rows, t->values[id].shape.rows);
+        max.cols = tt__max(max.cols, t->values[id].shape.cols);
+        max.rows = tt__max(max.rows, t->values[id].shape.rows);
     }
-    return most;
+    return max;
 }
 
 /* Returns the bytes of scratch of a kernel that widens rows of any of its operands. */
@@ -5690,7 +5690,7 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
     if (f->attr.act && (weights || x)) { /* first the backward of the activation */
         const char *reads = tt__act_from_output(f->attr.act) ? "gA" : "gB";
         tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "");
-        const tt__value *y = &t->values[f->out[0]];
+        const tt__tape_value *y = &t->values[f->out[0]];
         dy = b->ok ? tt__new_value(t, &y->shape, TT__TRANSIENT, "d(%.56s.pre)", y->name) : 0;
         if (!(b->ok = dy != 0)) return;
         t->values[dy].part = t->values[f->out[0]].part;
@@ -5794,14 +5794,14 @@ static void tt__sum_columns_apart(tt_tape *t, int k, int o)
 /* Returns a bit for each output of i that is a part of v: one output that is v, or several side by side that
    make up v. Returns 0 if there are none, or if i cannot sum their columns or already does. The backward of
    attention sums only columns that its kernels write in 16 bits. */
-static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, const tt__value *v)
+static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, const tt__tape_value *v)
 {
     const int summed = tt__summed(i), first = tt__ops[i->op].outputs - summed;
     unsigned parts = 0;
     int64_t columns = 0;
     if (i->op == TT__OP_ATTENTION_BACKWARD && v->shape.dtype == TT_F32) return 0;
     for (int j = 0; j < TT__MAX_OUT; j++) {
-        const tt__value *y = &t->values[i->out[j]];
+        const tt__tape_value *y = &t->values[i->out[j]];
         if (!i->out[j] || y->base != v->base) continue;
         const bool rows = tt__same_rows(&y->shape, &v->shape) && y->ld == v->ld &&
                           y->offset / y->ld == v->offset / v->ld;
@@ -5825,7 +5825,7 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
 {
     tt__instr i = t->code[k];
     const int o = tt__ops[i.op].outputs - 1;
-    const tt__value *v = &t->values[i.in[0]], *sums = &t->values[i.out[o]];
+    const tt__tape_value *v = &t->values[i.in[0]], *sums = &t->values[i.out[o]];
     const int64_t begin = v->offset;
     (void)root;
     if (!i.out[o] || t->host || t->tensor > 1) return;
@@ -5844,7 +5844,7 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
         }
         for (int j = 0, first = tt__ops[from.op].outputs - tt__summed(&from); j < tt__summed(&from); j++) {
             if (!(parts >> j & 1)) continue;
-            const tt__value y = t->values[from.out[j]], whole = t->values[i.out[o]];
+            const tt__tape_value y = t->values[from.out[j]], whole = t->values[i.out[o]];
             const tt__shape columns = {whole.shape.dtype, 1, y.shape.cols, 0, 0};
             const bool all = y.shape.cols == whole.shape.cols;
             from.out[first + j] = all ? i.out[o]
@@ -5901,7 +5901,8 @@ static bool tt__is_one_product(const tt_tape *t, const tt__instr *i, const tt__i
         if (!a != !b || t->values[a].shape.dtype != t->values[b].shape.dtype) return false;
     }
     return i->out[0] && i->add == j->add && i->add_later == j->add_later && i->segment == j->segment &&
-           i->stage == j->stage && i->again == j->again && i->always == j->always && i->later == j->later &&
+           i->stage == j->stage && i->recomputed == j->recomputed && i->always == j->always &&
+           i->later == j->later &&
            i->slot == j->slot && i->once == j->once;
 }
 
@@ -5912,7 +5913,7 @@ static tt__mat *tt__mat_in_role(tt__launch *l, int role)
 
 /* Returns whether b begins in memory where a ends, below a or beside a, so that both are one matrix. Returns
    true, too, if both are absent. */
-static bool tt__lies_behind(const tt__mat *a, const tt__mat *b, bool below)
+static bool tt__lies_after(const tt__mat *a, const tt__mat *b, bool below)
 {
     const int64_t apart = (below ? a->rows * a->ld : a->cols) * (int64_t)tt_dtype_bytes(a->dtype);
     const bool alike = below ? a->cols == b->cols && a->ld == b->ld
@@ -5934,7 +5935,7 @@ static int tt__join_launches(tt__launch *l, int n)
         for (int role = 0; role < TT__ROLES && joins; role++) {
             const bool below = tt__lies_below(to->instr, role);
             const tt__mat *a = tt__mat_in_role(to, role), *b = tt__mat_in_role(&l[k], role);
-            joins = role == x || tt__lies_behind(a, b, below);
+            joins = role == x || tt__lies_after(a, b, below);
         }
         if (!joins && ++last != k) l[last] = l[k];
         for (int role = 0; role < TT__ROLES && joins; role++) {
@@ -6125,8 +6126,8 @@ static bool tt__layout_of_norm_backward(const tt_tape *t, const tt__instr *i, co
 
 static size_t tt__cpu_LAYERNORM_BACKWARD(int threads, const tt_tape *t, const tt__instr *i)
 {
-    tt__shape most = tt__largest(t, i);
-    return 2 * tt__partial_bytes(most.rows, most.cols) + tt__widen_bytes(threads, t, i);
+    tt__shape max = tt__largest(t, i);
+    return 2 * tt__partial_bytes(max.rows, max.cols) + tt__widen_bytes(threads, t, i);
 }
 
 static const tt__rules tt__rules_LAYERNORM_BACKWARD = {tt__shape_of_norm_backward,
@@ -6219,7 +6220,7 @@ tt_value tt_add(tt_tape *t, tt_value a, tt_value b)
 
 static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    const tt__value *v = b->t->values;
+    const tt__tape_value *v = b->t->values;
     tt_dtype dtype = v[g].shape.dtype;
     int take = v[f->in[0]].shape.dtype != dtype && v[f->in[1]].shape.dtype == dtype;
     tt__grad_pass(b, g, f->in[1 - take], false); /* first, because in[take] may take g over */
@@ -6342,7 +6343,7 @@ static bool tt__shape_ROTARY(tt_tape *t, const tt__instr *i, tt__shape *out)
     if (heads < 1 || x->cols % heads)
         return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: width %lld is not a multiple of %d heads",
                              (long long)x->cols, heads);
-    if (o->size < 1 || 2 * tt__rotary_pairs(o) > x->cols / heads || o->size > 2 * TT__MOST_PAIRS)
+    if (o->size < 1 || 2 * tt__rotary_pairs_of(o) > x->cols / heads || o->size > 2 * TT__MOST_PAIRS)
         return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: %d columns of heads of %lld cannot turn: their number "
                              "(and one if odd) must be 2 to %d, and not above that of a head", o->size,
                              (long long)(x->cols / heads), 2 * TT__MOST_PAIRS);
@@ -6390,7 +6391,7 @@ static void tt__backward_ROTARY(tt__builder *b, const tt__instr *f, int32_t g)
 
 static size_t tt__rotary_table_bytes(const tt__instr *i)
 {
-    return tt__align_up((size_t)tt__rotary_pairs(&i->attr.rotary) * sizeof(float));
+    return tt__align_up((size_t)tt__rotary_pairs_of(&i->attr.rotary) * sizeof(float));
 }
 
 static size_t tt__cpu_ROTARY(int threads, const tt_tape *t, const tt__instr *i)
@@ -6519,7 +6520,7 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     for (int k = 1; k < 3; k++)
         /* Heads are computed in parallel, so two heads must not add to the same column of a gradient. */
         for (int j = 0; j < k; j++) {
-            const tt__value *a = &t->values[i->in[j]], *b = &t->values[i->in[k]];
+            const tt__tape_value *a = &t->values[i->in[j]], *b = &t->values[i->in[k]];
             const int64_t apart = b->offset - a->offset;
             const bool overlap = apart < a->shape.cols && -apart < b->shape.cols;
             if (a->base == b->base && overlap && (apart || a->shape.cols != b->shape.cols))
@@ -6616,7 +6617,7 @@ tt_value tt_attention_rows(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
 
 static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    const tt__value *v = b->t->values;
+    const tt__tape_value *v = b->t->values;
     /* If operands share storage, dq, dk and dv are added to the gradient of that storage, in the order in
        which the kernel writes them. */
     for (int k = 1; k < 3; k++)
@@ -6633,11 +6634,11 @@ static tt_status tt__check_ATTENTION(const tt__launch *l)
 {
     tt_status status = tt__check_starts(l, 3, l->in[1].rows);
     const int32_t *start = (const int32_t *)l->in[3].data;
-    const int most = l->instr->attr.max_length;
-    for (int64_t s = 0; s < l->in[3].rows - 1 && most && status == TT_OK; s++)
-        if (start[s + 1] - start[s] > most)
+    const int max = l->instr->attr.max_length;
+    for (int64_t s = 0; s < l->in[3].rows - 1 && max && status == TT_OK; s++)
+        if (start[s + 1] - start[s] > max)
             return tt__launch_fail(l, 3, "has a sequence of %d rows at %lld; attention's max_length is %d",
-                                   start[s + 1] - start[s], (long long)s, most);
+                                   start[s + 1] - start[s], (long long)s, max);
     return status == TT_OK ? tt__check_indices(l, 4, l->in[1].rows, NULL, "rows to gather from") : status;
 }
 
@@ -6664,8 +6665,8 @@ static double tt__attention_seen(const tt__attr *attr, int64_t row, int64_t leng
         for (int64_t j = tt__max(1, i - 1); j < tt__min(n - 1, i + 2); j++) keys += attr->block;
         return (double)(keys + (i < attr->list_rows ? (int64_t)attr->listed * attr->block : 0));
     }
-    const int64_t most = attr->window ? attr->window - 1 : length;
-    return (double)(1 + tt__min(row, most) + (attr->causal ? 0 : tt__min(length - 1 - row, most)));
+    const int64_t max = attr->window ? attr->window - 1 : length;
+    return (double)(1 + tt__min(row, max) + (attr->causal ? 0 : tt__min(length - 1 - row, max)));
 }
 
 /* Returns the number of pairs of a query and a key that the query sees, in a sequence of `length` rows.
@@ -6856,7 +6857,7 @@ tt_value tt_store_rows(tt_tape *t, tt_value cache, tt_value x, tt_value index)
     tt__instr i = tt__new_instr(TT__OP_STORE_ROWS);
     if (!tt__on_tape(t, "store_rows", 0, cache) || !tt__on_tape(t, "store_rows", 1, x) ||
         !tt__on_tape(t, "store_rows", 2, index)) return tt__handle(t, 0);
-    const tt__value *c = &t->values[cache.id];
+    const tt__tape_value *c = &t->values[cache.id];
     if (c->storage != TT__CACHE || c->base != cache.id) {
         tt__tape_fail(t, TT_ERR_ARGUMENT, "store_rows: '%s' is not a cache (tt_cache)", c->name);
         return tt__handle(t, 0);
@@ -7071,7 +7072,7 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
 static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
 {
     int32_t logits = t->code[k].in[0];
-    const tt__value *v = &t->values[logits];
+    const tt__tape_value *v = &t->values[logits];
     tt__head h = {tt__producer(t, logits), -1, k, 0, t->code[k]};
     if (h.linear < 0 || v->base != logits || v->keep || logits == root) return;
     if (v->shape.rows <= TT__LOSS_CHUNK || t->code[k].attr.by_class) return;
@@ -7160,13 +7161,13 @@ static size_t tt__cpu_LINEAR_CROSS_ENTROPY(int threads, const tt_tape *t, const 
 {
     const tt__shape *x = tt__in(t, i, 0);
     int64_t chunk = tt__min(x->rows, TT__LOSS_CHUNK), classes = tt__in(t, i, 3)->rows;
-    size_t widen = tt__buffer_bytes(threads, classes), most = 0;
+    size_t widen = tt__buffer_bytes(threads, classes), max = 0;
     size_t parts[] = {tt__gemm_workspace(chunk, classes, x->cols),
                       tt__gemm_workspace(chunk, x->cols, classes),
                       tt__gemm_workspace(classes, x->cols, chunk),
                       tt__partial_bytes(chunk, classes) + widen, tt__align_up((size_t)chunk * 8) + widen};
-    for (int k = 0; k < TT__COUNT(parts); k++) most = parts[k] > most ? parts[k] : most;
-    return tt__loss_bytes(x->rows, classes) + most;
+    for (int k = 0; k < TT__COUNT(parts); k++) max = parts[k] > max ? parts[k] : max;
+    return tt__loss_bytes(x->rows, classes) + max;
 }
 
 /* Returns the bytes of scratch for copies of operands in the three products of a chunk, see
@@ -7285,15 +7286,15 @@ static bool tt__layout_FILL(const tt_tape *t, const tt__instr *i, const tt__spli
    all columns. */
 static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t storage)
 {
-    const tt__value *whole = &t->values[storage];
+    const tt__tape_value *whole = &t->values[storage];
     int64_t cols = 0;
     for (int j = 0; j < TT__MAX_OUT; j++) {
-        const tt__value *y = &t->values[i->out[j]];
+        const tt__tape_value *y = &t->values[i->out[j]];
         if (!i->out[j] || y->base != storage) continue;
         const bool adds = i->add >> j & 1, columns = tt__same_rows(&y->shape, &whole->shape);
         if (!adds || !columns || y->ld != whole->ld) return false;
         for (int o = 0; o < j; o++) {
-            const tt__value *other = &t->values[i->out[o]];
+            const tt__tape_value *other = &t->values[i->out[o]];
             const bool apart = y->offset + y->shape.cols <= other->offset ||
                                other->offset + other->shape.cols <= y->offset;
             if (i->out[o] && other->base == storage && !apart) return false;
@@ -7310,7 +7311,7 @@ static void tt__fuse_FILL(tt_tape *t, int k, int32_t root)
 {
     const tt__instr *i = &t->code[k];
     const int32_t g = i->out[0];
-    const tt__value *v = &t->values[g];
+    const tt__tape_value *v = &t->values[g];
     (void)root;
     if (i->attr.scale != 0 || i->add || v->base != g || v->storage != TT__TRANSIENT) return;
     for (int m = k + 1; m <= v->writer; m++) {
@@ -7426,7 +7427,7 @@ static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out)
 
 static const tt__rules tt__rules_SGD = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
 
-static int tt__use_SGD(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong)
+static int tt__use_SGD(const tt_optimizer_options *o, tt__attr *a, tt__text_buffer *wrong)
 {
     if (!(o->momentum >= 0 && o->momentum < 1))
         tt__print(wrong, "; momentum %g is not in [0, 1)", o->momentum);
@@ -7437,7 +7438,7 @@ static int tt__use_SGD(const tt_optimizer_options *o, tt__attr *a, tt__text *wro
 }
 
 static const tt__rules tt__rules_ADAM = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
-static int tt__use_ADAM(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong)
+static int tt__use_ADAM(const tt_optimizer_options *o, tt__attr *a, tt__text_buffer *wrong)
 {
     if (!(o->beta1 >= 0 && o->beta1 < 1)) tt__print(wrong, "; beta1 %g is not in [0, 1)", o->beta1);
     if (!(o->beta2 >= 0 && o->beta2 < 1)) tt__print(wrong, "; beta2 %g is not in [0, 1)", o->beta2);
@@ -7454,7 +7455,7 @@ typedef struct tt__optimizer {
     int op;
     bool decoupled;
     struct { const char *name, *word; } state[TT__STATES];
-    int (*use)(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong);
+    int (*use)(const tt_optimizer_options *o, tt__attr *a, tt__text_buffer *wrong);
 } tt__optimizer;
 #define TT__OPTIMIZER(kind, name, op, decoupled, state, word, second, its_word) \
     {name, TT__OP_##op, decoupled, {{state, word}, {second, its_word}}, tt__use_##op},
@@ -7483,13 +7484,13 @@ static bool tt__bad_result(tt_tape *t, const tt__instr *i, const char *expected)
                          tt__describe(t, i->out[0], what, sizeof what), expected);
 }
 
-static bool tt__contiguous(const tt__value *v) { return v->ld == v->shape.cols || v->shape.rows == 1; }
+static bool tt__contiguous(const tt__tape_value *v) { return v->ld == v->shape.cols || v->shape.rows == 1; }
 
 /* Fails unless operand and result are contiguous and have the same dtype. If `sums`, the dtype must be a
    float dtype or f64. */
 static bool tt__moved(tt_tape *t, const tt__instr *i, bool sums)
 {
-    const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
+    const tt__tape_value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
     const bool number = tt__is_float(x->shape.dtype) || x->shape.dtype == TT__F64;
     if (sums && !number) return tt__bad(t, i, 0, "floats");
     if (!tt__contiguous(x)) return tt__bad(t, i, 0, "a contiguous matrix");
@@ -7507,25 +7508,25 @@ static bool tt__in_units(tt_tape *t, const tt__instr *i)
 }
 
 /* Returns the shape of the largest shard of a tensor that is divided over the data-parallel ranks. */
-static tt__shape tt__piece_shape(const tt_tape *t, tt_dtype dtype, const tt__part *part)
+static tt__shape tt__shard_shape(const tt_tape *t, tt_dtype dtype, const tt__part *part)
 {
     const int64_t units = tt__ceil_div(part->of, part->unit);
-    const int64_t most = part->unit * tt__ceil_div(units, t->data);
-    const tt__shape shape = {dtype, 1, part->root ? part->of : tt__min(most, part->of), 0, 0};
+    const int64_t max = part->unit * tt__ceil_div(units, t->data);
+    const tt__shape shape = {dtype, 1, part->root ? part->of : tt__min(max, part->of), 0, 0};
     return shape;
 }
 
-/* Returns whether value `piece` can be a member's shard of value `whole`. A shard over data-parallel ranks is
+/* Returns whether value `shard` can be a member's shard of value `whole`. A shard over data-parallel ranks is
    a range of elements (tt__part), a shard over tensor-parallel ranks is a range of rows. */
-static bool tt__is_piece(const tt_tape *t, const tt__instr *i, int32_t piece, int32_t whole)
+static bool tt__is_shard(const tt_tape *t, const tt__instr *i, int32_t shard, int32_t whole)
 {
-    const tt__value *p = &t->values[piece], *w = &t->values[whole];
+    const tt__tape_value *p = &t->values[shard], *w = &t->values[whole];
     const int64_t elements = w->shape.rows * w->shape.cols;
     if (i->move.over == TT__OVER_TENSOR)
         return p->shape.cols == w->shape.cols && p->shape.rows <= w->shape.rows &&
                i->move.unit % w->shape.cols == 0;
     if (p->part.unit != i->move.unit || p->part.root != i->move.root || p->part.of != elements) return false;
-    const tt__shape shape = tt__piece_shape(t, p->shape.dtype, &p->part);
+    const tt__shape shape = tt__shard_shape(t, p->shape.dtype, &p->part);
     return p->shape.rows == 1 && p->shape.cols == shape.cols && !p->shape.axis && !w->shape.axis;
 }
 
@@ -7543,14 +7544,14 @@ static bool tt__shape_REDUCE_SCATTER(tt_tape *t, const tt__instr *i, tt__shape *
 {
     out[0] = t->values[i->out[0]].shape;
     if (!tt__moved(t, i, true) || !tt__in_units(t, i)) return false;
-    return tt__is_piece(t, i, i->out[0], i->in[0]) || tt__bad_result(t, i, "a piece of the operand");
+    return tt__is_shard(t, i, i->out[0], i->in[0]) || tt__bad_result(t, i, "a piece of the operand");
 }
 
 static bool tt__shape_ALL_GATHER(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     out[0] = t->values[i->out[0]].shape;
     if (!tt__moved(t, i, false) || !tt__in_units(t, i)) return false;
-    return tt__is_piece(t, i, i->in[0], i->out[0]) || tt__bad(t, i, 0, "a piece of the result");
+    return tt__is_shard(t, i, i->in[0], i->out[0]) || tt__bad(t, i, 0, "a piece of the result");
 }
 
 static bool tt__shape_BROADCAST(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -7560,7 +7561,7 @@ static bool tt__shape_BROADCAST(tt_tape *t, const tt__instr *i, tt__shape *out)
 
 static bool tt__shape_RECV(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    const tt__value *y = &t->values[i->out[0]];
+    const tt__tape_value *y = &t->values[i->out[0]];
     out[0] = y->shape;
     if (!i->in[0]) return tt__contiguous(y) || tt__bad_result(t, i, "a contiguous matrix");
     return tt__shape_alike(t, i, out) && tt__moved(t, i, false);
@@ -7601,7 +7602,7 @@ static void tt__backward_REDUCE_SCATTER(tt__builder *b, const tt__instr *f, int3
 static void tt__backward_ALL_GATHER(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt_tape *t = b->t;
-    const tt__value x = t->values[f->in[0]];
+    const tt__tape_value x = t->values[f->in[0]];
     const int32_t own = tt__new_view(t, g, &x.shape, 0, x.shape.cols, t->values[g].name);
     if (!(b->ok = own != 0)) return;
     t->values[own].part = x.part;
@@ -7621,7 +7622,7 @@ static double tt__share(int64_t elements, int members)
 
 static tt__loads tt__loads_REDUCE_SCATTER(const tt__move *m, int64_t elements, int me, int members)
 {
-    int64_t first, n = tt__piece(elements, m->unit, m->root, me, members, &first);
+    int64_t first, n = tt__shard(elements, m->unit, m->root, me, members, &first);
     const tt__loads loads = {n * (members - 1), tt__share(elements, members)};
     const tt__loads of_root = {loads.done, (double)loads.done};
     return m->root ? of_root : loads;
@@ -7629,7 +7630,7 @@ static tt__loads tt__loads_REDUCE_SCATTER(const tt__move *m, int64_t elements, i
 
 static tt__loads tt__loads_ALL_GATHER(const tt__move *m, int64_t elements, int me, int members)
 {
-    int64_t first, n = tt__piece(elements, m->unit, m->root, me, members, &first);
+    int64_t first, n = tt__shard(elements, m->unit, m->root, me, members, &first);
     const tt__loads loads = {elements - n, tt__share(elements, members)};
     const tt__loads of_root = {loads.done, (double)loads.done};
     return m->root ? of_root : loads;
@@ -7641,7 +7642,7 @@ static tt__loads tt__loads_ALL_REDUCE(const tt__move *m, int64_t elements, int m
     even.root = false;
     const tt__loads sums = tt__loads_REDUCE_SCATTER(&even, elements, me, members);
     const tt__loads rest = tt__loads_ALL_GATHER(&even, elements, me, members);
-    const tt__loads both = {sums.done + rest.done, sums.least + rest.least};
+    const tt__loads both = {sums.done + rest.done, sums.min + rest.min};
     return both;
 }
 
@@ -7701,7 +7702,7 @@ static double tt__flops(const tt__instr *i, const tt__mat *in)
 /* Returns value `id` as a matrix of max size without data; all fields are 0 if id is 0. */
 static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
 {
-    const tt__value *v = &t->values[id];
+    const tt__tape_value *v = &t->values[id];
     const tt__mat m = {NULL, v->shape.dtype, v->shape.rows, v->shape.cols, v->ld};
     return m;
 }
@@ -7712,13 +7713,13 @@ static size_t tt__cpu_workspace(int threads, const tt_tape *t, const tt__instr *
 {
     const tt__rules *r = tt__rules_of(i);
     const size_t own = r->cpu_scratch ? r->cpu_scratch(threads, t, i) : tt__widen_bytes(threads, t, i);
-    size_t most = own;
+    size_t max = own;
     for (int o = 0; o < tt__summed(i); o++) {
         const tt__shape *y = &t->values[i->out[o]].shape;
         const size_t sums = tt__column_sums(i, o) ? tt__sum_rows_bytes(threads, y->rows, y->cols) : 0;
-        if (sums > most) most = sums;
+        if (sums > max) max = sums;
     }
-    return most;
+    return max;
 }
 
 static size_t tt__cuda_workspace(int threads, const tt_tape *t, const tt__instr *i)
@@ -7793,10 +7794,10 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
 static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j, const tt__shape *rule,
                                      const tt__known *known)
 {
-    const tt__value *v = &t->values[i->out[j]];
+    const tt__tape_value *v = &t->values[i->out[j]];
     const tt__known *k = &known[v->base];
     /* A copy may go back to the storage that it was made from. */
-    bool kept = v->space == TT__HOST || t->values[t->values[i->in[0]].base].visits;
+    bool kept = v->space == TT__HOST || t->values[t->values[i->in[0]].base].host_copy;
     bool returns = tt__is(i, TT__ANY_SPACE) && kept;
     bool updates = tt__is(i, TT__RMW) || (returns && v->storage != TT__INPUT && i->out[j] != t->run);
     bool adds = i->add >> j & 1;
@@ -7848,7 +7849,7 @@ static tt__split tt__contents(const tt_tape *t, const tt__split *layout, int32_t
 /* Notes that result j of i, of layout `now`, is left in its storage. Returns the fault; NULL: none. */
 static const char *tt__lay_out(const tt_tape *t, const tt__instr *i, int j, tt__split now, tt__split *layout)
 {
-    const tt__value *y = &t->values[i->out[j]];
+    const tt__tape_value *y = &t->values[i->out[j]];
     tt__split *to = &layout[y->base], before = *to;
     /* joins: the storage keeps other contents, too. */
     const bool adds = i->add >> j & 1, joins = adds || y->base != i->out[j];
@@ -7910,13 +7911,13 @@ static tt__split *tt__first_layouts(const tt_tape *t)
 static tt_status tt__verify(tt_tape *t, const char *pass)
 {
     tt_status status = TT_OK;
-    int group = 1, under_way = 0;
+    int group = 1, in_flight = 0;
     if (!t->ctx->options.verify) return TT_OK;
     tt__known *known = (tt__known *)tt__calloc(t->ctx, sizeof *known * (size_t)t->n_values);
     tt__split *layout = t->tensor > 1 ? tt__first_layouts(t) : NULL;
     if (!known || (!layout && t->tensor > 1)) status = TT_ERR_MEMORY;
     for (int32_t v = 1; v < t->n_values && status == TT_OK; v++) {
-        const tt__value *x = &t->values[v];
+        const tt__tape_value *x = &t->values[v];
         bool kept = x->persistent && (x->storage == TT__STATE || x->storage == TT__STEP ||
                                       x->storage == TT__CACHE);
         bool given = x->storage == TT__INPUT || x->storage == TT__PARAMETER || v == t->run;
@@ -7951,7 +7952,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
         if (!wrong && tt__is(i, TT__WAITS)) {
             which = i->in[0];
             wrong = tt__verify_wait(t, i, known);
-            under_way--;
+            in_flight--;
         }
         if (!wrong && i->stream && !i->out[0]) wrong = "is of another stream and writes nothing";
         if (!wrong && layout) wrong = tt__derive(t, i, layout, &which);
@@ -7964,10 +7965,10 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
             x->group = group;
             if (i->stream && i->out[j]) x->writer = k + 1;
         }
-        under_way += i->stream != 0;
+        in_flight += i->stream != 0;
         group += !i->with_next;
     }
-    for (int32_t v = 1; v < t->n_values && under_way && status == TT_OK; v++)
+    for (int32_t v = 1; v < t->n_values && in_flight && status == TT_OK; v++)
         if (known[v].writer) status = tt__verify_fail(t, pass, known[v].writer - 1, "is never waited for", v);
     tt__free(t->ctx, known);
     tt__free(t->ctx, layout);
@@ -8033,7 +8034,7 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
     if (!instead) return TT_ERR_MEMORY;
     for (int k = 0; k < n; k++) {
         tt__instr *i = &t->code[k];
-        const tt__value *y = &t->values[i->out[0]];
+        const tt__tape_value *y = &t->values[i->out[0]];
         tt__map_operands(i, instead);
         if (!train) i->attr.dropout = 0;
         if (!train && i->attr.lists_for_training) i->attr.lists = 0;
@@ -8093,7 +8094,7 @@ static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
         gather.in[1] = index;
         gather.out[0] = tt__new_value(t, &shape, TT__TRANSIENT, "rows of %.60s", t->values[v].name);
         if (!gather.out[0]) return 0;
-        tt__value *y = &t->values[gather.out[0]];
+        tt__tape_value *y = &t->values[gather.out[0]];
         y->named = true;
         y->needs_grad = t->values[v].needs_grad;
         y->pinned_f32 = t->values[v].storage != TT__TRANSIENT && shape.dtype == TT_F32; /* stays exact, like
@@ -8115,11 +8116,11 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     unsigned by_row = tt__ops[i.op].flags / TT__BY_ROW(1) & 15;
     tt__shape shape[TT__MAX_OUT];
     if (!by_row || i.out[0] != v || (numbers && i.in[numbers])) return TT_OK;
-    bool most = 2 * t->values[index].shape.rows > t->values[v].shape.rows;
+    bool max = 2 * t->values[index].shape.rows > t->values[v].shape.rows;
     /* Attention skips keys that no query sees only when all rows are queries. */
-    if ((i.attr.causal || i.attr.window) && most) return TT_OK;
+    if ((i.attr.causal || i.attr.window) && max) return TT_OK;
     i.out[0] = t->code[k].out[0];
-    tt__value *y = &t->values[i.out[0]];
+    tt__tape_value *y = &t->values[i.out[0]];
     if (!y->named) memcpy(y->name, t->values[v].name, sizeof y->name);
     y->block_end = y->block_end || (t->stages > 1 && t->values[v].block_end); /* stages may end here */
     tt__drop(t, k);
@@ -8195,10 +8196,10 @@ typedef struct tt__tensor {
     int32_t *own_uses;      /* of each storage: number of operands that OWN instructions read whole */
     int32_t *values; int n_values;  /* the values of the region that is being searched */
     int32_t unsplit;        /* the value that kept the last candidate from being a region; 0: none */
-    /* For each value, another value made from it, or 0. gathered: all rows of a sharded value; entered: the
-       value that ranks read when their gradients of the value are partial; own: a rank's shard of the rows of
-       a replicated value. */
-    int32_t *gathered, *entered, *own;
+    /* For each value, another value made from it, or 0. gathered: all rows of a sharded value; region_input:
+       the value that ranks read when their gradients of the value are partial; own: a rank's shard of the
+       rows of a replicated value. */
+    int32_t *gathered, *region_input, *own;
 } tt__tensor;
 
 static bool tt__is_activation(const tt_tape *t, int32_t v)
@@ -8210,7 +8211,7 @@ static bool tt__is_activation(const tt_tape *t, int32_t v)
    an output nor the root and has no views. */
 static bool tt__may_split(const tt__tensor *s, int32_t v)
 {
-    const tt__value *x = &s->t->values[v];
+    const tt__tape_value *x = &s->t->values[v];
     const bool alone = x->base == v && !x->views && !x->keep && v != s->root;
     return alone && tt__is_activation(s->t, v) && x->writes == 1;
 }
@@ -8219,7 +8220,7 @@ static bool tt__may_split(const tt__tensor *s, int32_t v)
    single reader. */
 static bool tt__may_lay_out(const tt__tensor *s, int32_t v, tt__split split)
 {
-    const tt__value *p = &s->t->values[v];
+    const tt__tape_value *p = &s->t->values[v];
     if (p->held && p->held != 1 + (int)split) return false;
     if (split == TT__WHOLE) return true;
     bool alone = p->storage == TT__PARAMETER && p->base == v && !p->views && !p->keep && p->uses == 1;
@@ -8231,7 +8232,7 @@ static bool tt__may_lay_out(const tt__tensor *s, int32_t v, tt__split split)
    without a gradient always may be read so. */
 static bool tt__may_enter(const tt__tensor *s, int32_t v)
 {
-    const tt__value *x = &s->t->values[v];
+    const tt__tape_value *x = &s->t->values[v];
     return (x->storage == TT__TRANSIENT && x->base == v) || !x->needs_grad;
 }
 
@@ -8334,7 +8335,7 @@ static bool tt__find_region(tt__tensor *s, int k)
 }
 
 /* Returns whether a value has rows that can be sharded. */
-static bool tt__has_rows(const tt__value *x) { return x->shape.axis && !x->shape.extra; }
+static bool tt__has_rows(const tt__tape_value *x) { return x->shape.axis && !x->shape.extra; }
 
 /* Finds the head: a linear layer with many output columns whose results only the loss reads. Each rank
    computes its shard of the rows of both. The loss must be the root, because no rank knows the loss before
@@ -8386,7 +8387,7 @@ static bool tt__looks_up(const tt__tensor *s, int k, int j)
 static bool tt__may_split_table(const tt__tensor *s, int32_t v)
 {
     const tt_tape *t = s->t;
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     bool fits = x->storage == TT__PARAMETER && x->base == v && !x->views && !x->keep;
     if (x->held) return fits && x->held == 1 + (int)TT__ROWS;
     if (x->shape.rows % s->ranks || x->shape.rows * x->shape.cols < TT__TENSOR_LEAST) return false;
@@ -8403,7 +8404,7 @@ static int32_t tt__own_axis(tt_tape *t, int32_t of, int parts)
 {
     for (int32_t a = 1; a < t->n_axes; a++) if (t->axes[a].of == of && t->axes[a].parts == parts) return a;
     if (!TT__GROW(t->ctx, t->axes, t->n_axes, t->cap_axes)) return tt__out_of_memory(t);
-    tt__axis a = t->axes[of];
+    tt__row_axis a = t->axes[of];
     const int64_t named = tt__min((int64_t)strlen(a.name), (int64_t)sizeof a.name - 2);
     memcpy(a.name + named, "/", 2); /* the axis "tokens" becomes "tokens/" */
     a.capacity = tt__ceil_div(a.capacity, parts);
@@ -8441,7 +8442,7 @@ static int32_t tt__move_value(const tt__tensor *s, int at, int op, int32_t v, co
    0: out of memory. */
 static int32_t tt__gathered_rows(const tt__tensor *s, int at, int32_t v)
 {
-    const tt__value *x = &s->t->values[v];
+    const tt__tape_value *x = &s->t->values[v];
     if (x->part.split != TT__ROWS || s->gathered[v]) return x->part.split == TT__ROWS ? s->gathered[v] : v;
     tt__shape shape = x->shape;
     if (shape.axis) shape.axis = s->t->axes[shape.axis].of;
@@ -8457,8 +8458,8 @@ static int32_t tt__entered(const tt__tensor *s, int at, int32_t v)
     const int32_t whole = tt__gathered_rows(s, at, v);
     if (!whole || !s->train || !s->t->values[v].needs_grad) return whole;
     const tt__shape shape = s->t->values[whole].shape;
-    if (!s->entered[v]) s->entered[v] = tt__move_value(s, at, TT__OP_SCALE, whole, &shape);
-    return s->entered[v];
+    if (!s->region_input[v]) s->region_input[v] = tt__move_value(s, at, TT__OP_SCALE, whole, &shape);
+    return s->region_input[v];
 }
 
 /* Returns the value that instruction `at` reads instead of v if a rank computes its shard of the rows: a
@@ -8478,7 +8479,7 @@ static int32_t tt__own_rows(const tt__tensor *s, int at, int32_t v)
 /* Gives a value or parameter the shape of a rank's shard. */
 static void tt__split_value(const tt__tensor *s, int32_t v, tt__split split)
 {
-    tt__value *x = &s->t->values[v];
+    tt__tape_value *x = &s->t->values[v];
     if (split == TT__ROWS) x->shape.rows /= s->ranks;
     else x->ld = x->shape.cols /= s->ranks;
     x->part.split = split;
@@ -8490,7 +8491,7 @@ static tt_status tt__split_results(const tt__tensor *s, const tt__instr *i, tt__
     tt__shape shape[TT__MAX_OUT];
     if (!tt__shape_of(s->t, i, shape)) return s->t->status;
     for (int o = 0; o < TT__MAX_OUT; o++) {
-        tt__value *y = &s->t->values[i->out[o]];
+        tt__tape_value *y = &s->t->values[i->out[o]];
         if (!i->out[o]) continue;
         y->shape = shape[o];
         y->ld = y->shape.cols;
@@ -8577,7 +8578,7 @@ static bool tt__gives_parts(const tt__tensor *s, int k)
 {
     const tt__instr *i = &s->t->code[k];
     for (int j = 0; j < TT__MAX_IN; j++) {
-        const tt__value *x = &s->t->values[i->in[j]];
+        const tt__tape_value *x = &s->t->values[i->in[j]];
         if (!s->train || !x->needs_grad || (tt__row_operands(i) >> j & 1)) continue;
         const bool alike = s->own_uses[x->base] == s->t->values[x->base].uses;
         if (x->storage != TT__PARAMETER || !alike) return false;
@@ -8659,10 +8660,10 @@ static tt_status tt__split_instr(tt__tensor *s, int k)
    needed whole. */
 static tt_status tt__held_in_parts(tt__tensor *s, int32_t v)
 {
-    const tt__value *p = &s->t->values[v];
+    const tt__tape_value *p = &s->t->values[v];
     char why[160] = "the ops around it are others";
     if (p->uses == 1) tt__find_region(s, p->reader);
-    const tt__value *x = &s->t->values[p->uses == 1 ? s->unsplit : 0];
+    const tt__tape_value *x = &s->t->values[p->uses == 1 ? s->unsplit : 0];
     const bool output = x->keep || s->unsplit == s->root;
     if (p->uses > 1) snprintf(why, sizeof why, "%d ops read it", (int)p->uses);
     else if (s->unsplit)
@@ -8676,7 +8677,7 @@ static tt_status tt__held_in_parts(tt__tensor *s, int32_t v)
    Row shards can be gathered. */
 static bool tt__is_unfit(const tt__tensor *s, int32_t v, tt__split split)
 {
-    const tt__value *p = &s->t->values[v];
+    const tt__tape_value *p = &s->t->values[v];
     const bool held = p->held == 1 + (int)split && p->uses && !s->inside[v];
     return held && (p->uses > 1 || s->role[p->reader] == TT__APART);
 }
@@ -8693,7 +8694,7 @@ static tt_status tt__check_held(tt__tensor *s)
     }
     for (int split = TT__ROWS; split <= TT__COLS; split++)
         for (int32_t v = 1; v < s->t->n_values; v++) {
-            const tt__value *p = &s->t->values[v];
+            const tt__tape_value *p = &s->t->values[v];
             const bool unfit = tt__is_unfit(s, v, (tt__split)split);
             if (unfit && !gathers) return tt__held_in_parts(s, v);
             if (unfit) s->inside[v] = true;
@@ -8739,8 +8740,8 @@ static tt_status tt__pass_tensor(tt_tape *t, int32_t root, int ranks, bool seque
     tt_status status = s.role && s.code && s.inside && s.values ? TT_OK : TT_ERR_MEMORY;
     if (status == TT_OK) {
         s.gathered = s.values + values;
-        s.entered = s.gathered + values;
-        s.own = s.entered + values;
+        s.region_input = s.gathered + values;
+        s.own = s.region_input + values;
         s.own_uses = s.own + values;
         s.by_rows = s.inside + values;
         for (int k = 0; k < s.n; k++)
@@ -8764,7 +8765,7 @@ static tt_status tt__pass_tensor(tt_tape *t, int32_t root, int ranks, bool seque
    value; 0: out of memory. */
 static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
 {
-    const tt__value of = t->values[g];
+    const tt__tape_value of = t->values[g];
     const int32_t part = tt__new_value(t, &of.shape, TT__TRANSIENT, "part of %.60s", of.name);
     tt__instr *sum = tt__value_like(t, g, part) ? tt__append(t, TT__OP_ALL_REDUCE) : NULL;
     if (!sum) return 0;
@@ -8782,7 +8783,7 @@ static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
 static void tt__map_views(tt_tape *t, int values, const int32_t *map)
 {
     for (int32_t v = 1; v < values; v++) {
-        tt__value *x = &t->values[v];
+        tt__tape_value *x = &t->values[v];
         if (x->base != v && map[x->base]) x->base = map[x->base];
     }
 }
@@ -8940,7 +8941,7 @@ typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt_
 static bool tt__into_residual(tt_tape *t, int32_t v)
 {
     if (tt__is_own_rows(t, v)) v = t->values[v].base;
-    const tt__value *x = &t->values[v], *base = &t->values[x->base];
+    const tt__tape_value *x = &t->values[v], *base = &t->values[x->base];
     int at = x->base == v ? tt__producer(t, v) : -1;
     if (base->residual || base->pinned_f32 || x->storage != TT__TRANSIENT) return true;
     if (at < 0 || t->code[at].out[0] != v || t->code[at].attr.act) return false;
@@ -8992,10 +8993,10 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
     for (int k = 0; k < n; k++) {
         const tt__instr *i = &t->code[k];
         const bool loss = tt__is(i, TT__LOSS);
-        tt__value *y = &t->values[i->out[0]];
+        tt__tape_value *y = &t->values[i->out[0]];
         bool number = y->shape.rows == 1 && y->shape.cols == 1 && !y->shape.axis && tt__is(i, TT__MOVES);
         for (int j = 0; j < 2; j++) {
-            tt__value *x = &t->values[t->values[i->in[j]].base];
+            tt__tape_value *x = &t->values[t->values[i->in[j]].base];
             if (loss && x->storage == TT__TRANSIENT) x->pinned_f32 = true;
             if (number && x->pinned_f32) y->pinned_f32 = true;
         }
@@ -9003,12 +9004,12 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
     for (int k = 2 * n - 1; k >= 0; k--) { /* values that tensor ranks exchange keep their dtype */
         const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n]; /* first in reverse order, then in order */
         if (i->move.over != TT__OVER_TENSOR) continue;
-        tt__value *x = &t->values[t->values[i->in[0]].base], *y = &t->values[i->out[0]];
+        tt__tape_value *x = &t->values[t->values[i->in[0]].base], *y = &t->values[i->out[0]];
         if (x->storage == TT__TRANSIENT) x->pinned_f32 = y->pinned_f32 = x->pinned_f32 || y->pinned_f32;
     }
     if (precision->residual_f32) tt__mark_residual(t);
     for (int32_t v = 1; v < t->n_values; v++) {
-        tt__value *x = &t->values[v], *base = &t->values[x->base];
+        tt__tape_value *x = &t->values[v], *base = &t->values[x->base];
         const bool weight = tt__is_weight(t, v);
         const bool f32 = base->pinned_f32 || x->pinned_f32 || base->residual;
         const bool computed = x->storage == TT__TRANSIENT || x->storage == TT__CACHE;
@@ -9038,7 +9039,7 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
    unit 0: the tensor is not divided, each rank has it whole. */
 static tt__part tt__data_part(const tt_tape *t, int32_t v)
 {
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     tt__part part = x->part;
     const int64_t elements = x->shape.rows * x->shape.cols;
     const bool whole = !t->server && (t->zero == 0 || elements < TT__PIECES_FROM);
@@ -9058,7 +9059,7 @@ static void tt__pass_fold_casts(tt_tape *t)
         tt__instr *i = &t->code[k];
         int number = tt__weight(i), at = number ? tt__producer(t, i->in[number]) : -1;
         if (at < 0 || !tt__is(&t->code[at], TT__CASTS)) continue;
-        const tt__value *w = &t->values[t->code[at].in[0]];
+        const tt__tape_value *w = &t->values[t->code[at].in[0]];
         if (!tt__is_weight(t, t->code[at].in[0]) || w->shape.dtype != TT_F32) continue;
         if (t->zero == 3 && tt__data_part(t, t->code[at].in[0]).unit) continue; /* the copy is gathered */
         i->attr.narrow = t->values[i->in[number]].shape.dtype;
@@ -9069,7 +9070,7 @@ static void tt__pass_fold_casts(tt_tape *t)
 /* Returns whether v is written once and read only by products whose other operand has this 16-bit dtype. */
 static bool tt__only_feeds_products(const tt_tape *t, int32_t v, tt_dtype dtype)
 {
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     if (x->base != v || x->views || x->storage != TT__TRANSIENT || x->keep || x->ends || x->writes != 1)
         return false;
     if (t->code[tt__producer(t, v)].move.over != TT__ALONE) return false; /* the ranks exchange f32 */
@@ -9116,21 +9117,21 @@ static tt_status tt__pass_alike_operands(tt_tape *t)
 /* ==== src/passes/recompute.h */
 /* ---------------------------------------------------------------------------------------------- recompute */
 
-typedef enum tt__recompute {
+typedef enum tt__recompute_policy {
     TT__RECOMPUTE_NONE, TT__RECOMPUTE_CHEAP, TT__RECOMPUTE_ATTENTION, TT__RECOMPUTE_BLOCKS,
     TT__RECOMPUTE_BUDGET    /* a value of the option only: tt_compile chooses another */
-} tt__recompute;
+} tt__recompute_policy;
 
 typedef struct tt__recomputer {
     tt_tape *t;
-    tt__recompute policy;
+    tt__recompute_policy policy;
     const bool *drop; int n_drop; /* for each of n_drop values: recompute it whatever the policy */
     int forward;     /* the first instruction of the backward */
     int whole;       /* policy "blocks": number of instructions, from the first on, that are recomputed
                         whole */
     int at;          /* the instruction that needs a recomputed value, and before which instructions are
                         inserted */
-    int32_t *again;  /* for each value, its recomputed copy; 0: none yet */
+    int32_t *recomputed;  /* for each value, its recomputed copy; 0: none yet */
 } tt__recomputer;
 
 /* Returns whether the backward reads v, so that v is saved unless recomputed. */
@@ -9141,7 +9142,7 @@ static bool tt__is_saved(const tt__recomputer *r, int32_t v)
 
 static bool tt__is_dropped(const tt__recomputer *r, int32_t v)
 {
-    const tt__value *x = &r->t->values[v];
+    const tt__tape_value *x = &r->t->values[v];
     if (x->mark != TT__UNMARKED) return x->mark == TT__MARKED_AGAIN && x->writes == 1;
     return tt__producer(r->t, v) < r->whole || (v < r->n_drop && r->drop[v] && x->writes == 1);
 }
@@ -9149,7 +9150,7 @@ static bool tt__is_dropped(const tt__recomputer *r, int32_t v)
 /* Returns whether v is never recomputed, whatever the policy and the marks. */
 static bool tt__is_kept(const tt__recomputer *r, int32_t v)
 {
-    const tt__value *x = &r->t->values[v];
+    const tt__tape_value *x = &r->t->values[v];
     const int at = tt__producer(r->t, v);
     return at < 0 || at >= r->forward || x->keep || x->persistent || x->block_end || x->offload;
 }
@@ -9160,7 +9161,7 @@ static bool tt__is_kept(const tt__recomputer *r, int32_t v)
    after the call: the recomputation of v is deep. */
 static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *deep)
 {
-    const tt__value *x = &r->t->values[v];
+    const tt__tape_value *x = &r->t->values[v];
     const tt__instr none = tt__new_instr(-1);
     if (tt__is_kept(r, v)) return none;
     const tt__instr *f = &r->t->code[tt__producer(r->t, v)];
@@ -9184,15 +9185,15 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
         return storage == TT__INPUT || storage == TT__PARAMETER ? *f : none;
     }
     const unsigned cheap = r->policy == TT__RECOMPUTE_ATTENTION ? TT__AGAIN_KEPT : TT__AGAIN;
-    const bool again = (tt__ops[f->op].flags & cheap) != 0;
+    const bool recomputed = (tt__ops[f->op].flags & cheap) != 0;
     const bool gathers = tt__rules_of(f)->phases && r->t->values[f->in[0]].storage == TT__TRANSIENT;
     /* Shards take less memory than the gathered tensor. */
-    return again && (gathers || tt__is_saved(r, f->in[0])) ? *f : none;
+    return recomputed && (gathers || tt__is_saved(r, f->in[0])) ? *f : none;
 }
 
 static int32_t tt__new_like(tt_tape *t, int32_t v)
 {
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     return tt__value_like(t, v, tt__new_value(t, &x->shape, TT__TRANSIENT, "%s", x->name));
 }
 
@@ -9202,7 +9203,7 @@ static int32_t tt__read_again(tt__recomputer *r, int32_t v, bool deep)
 {
     tt_tape *t = r->t;
     int32_t base = t->values[v].base;
-    if (!r->again[base]) {
+    if (!r->recomputed[base]) {
         if (tt__is_kept(r, base)) return v;
         tt__instr i = tt__recomputation(r, base, &deep);
         if (i.op < 0) return v;
@@ -9213,13 +9214,13 @@ static int32_t tt__read_again(tt__recomputer *r, int32_t v, bool deep)
             if (!old) continue;
             i.out[o] = tt__new_like(t, old);
             if (!i.out[o]) return 0;
-            r->again[old] = i.out[o];
+            r->recomputed[old] = i.out[o];
         }
         i.backward = true;
-        i.again = true;
+        i.recomputed = true;
         if (!tt__insert(t, r->at, &i)) return 0;
     }
-    return v == base ? r->again[base] : tt__view_like(t, v, r->again[base], t->values[v].offset);
+    return v == base ? r->recomputed[base] : tt__view_like(t, v, r->recomputed[base], t->values[v].offset);
 }
 
 /* Returns the number of instructions of the forward. */
@@ -9236,14 +9237,14 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
 {
     /* One more than the instruction that computes the marked value, for each of the last two marks. */
     int end[2] = {0, 0};
-    int most = 0, marks = 0; /* `most`: the end of the last block wanted */
+    int max = 0, marks = 0; /* `max`: the end of the last block wanted */
     double bytes[2] = {0, 0}; /* bytes computed between the last two marks, and after the last */
     for (int k = 0; k < forward; k++)
         for (int o = 0; o < TT__MAX_OUT; o++)
             if (t->code[k].out[o] && t->values[t->code[k].out[o]].block_end) {
                 end[0] = end[1];
                 end[1] = k + 1;
-                if (++marks <= blocks) most = k + 1;
+                if (++marks <= blocks) max = k + 1;
             }
     for (int k = end[0]; k < forward; k++)
         for (int o = 0; o < TT__MAX_OUT; o++)
@@ -9251,19 +9252,19 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
                 bytes[k >= end[1]] += (double)tt__storage_bytes(&t->values[t->code[k].out[o]]);
     /* 0: only a head follows the last mark; 1: another block follows the last mark. */
     const int last = bytes[1] < bytes[0] / 2 ? 0 : 1;
-    return most < end[last] ? most : end[last];
+    return max < end[last] ? max : end[last];
 }
 
 /* Makes the backward read recomputed values, so that the forward's results need not be saved. A recomputing
    instruction is inserted before the first instruction that reads its result. blocks: number of first blocks
    to recompute with policy "blocks". drop: for each of the tape's first n_drop values, whether it is
    recomputed whatever the policy. */
-static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy, int blocks, const bool *drop,
+static tt_status tt__pass_recompute(tt_tape *t, tt__recompute_policy policy, int blocks, const bool *drop,
                                     int n_drop)
 {
     tt__recomputer r = {t, policy, drop, n_drop, tt__forward_of(t), 0, 0, tt__new_map(t)};
     const int n = tt__index(t);
-    bool ok = r.again != NULL;
+    bool ok = r.recomputed != NULL;
     if (policy == TT__RECOMPUTE_BLOCKS) r.whole = tt__blocks_to_recompute(t, r.forward, blocks);
     for (r.at = r.forward; r.at < n && ok; r.at++)
         for (int j = 0; j < TT__MAX_IN && t->code[r.at].backward && ok; j++) {
@@ -9271,7 +9272,7 @@ static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy, int blocks
             ok = with || !v;
             t->code[r.at].in[j] = with;
         }
-    tt__free(t->ctx, r.again);
+    tt__free(t->ctx, r.recomputed);
     return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
@@ -9336,7 +9337,7 @@ static tt_status tt__pass_settings(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
         if (!tt__needs_run(&t->code[k], t->accumulate)) continue;
-        if (!t->run) t->run = tt__new_step_value(t, TT_U8, sizeof(tt__run), 0, 0, "step settings");
+        if (!t->run) t->run = tt__new_step_value(t, TT_U8, sizeof(tt__step_settings), 0, 0, "step settings");
         if (!t->run) return TT_ERR_MEMORY;
         t->code[k].in[TT__RUN_IN] = t->run;
     }
@@ -9357,8 +9358,8 @@ static bool tt__is_trained(const tt_tape *t, int32_t v)
    instruction the same random numbers. The forwards of micro-batches are one segment and the backwards
    another, and a schedule orders them. One value passes from a stage to the next in the forward, and its
    gradient passes back: by a SEND on one stage and a RECV on the other. A stage saves what the backward reads
-   of the forward once for each micro-batch in flight (tt__value.copies). A stage has the parameters that it
-   reads. */
+   of the forward once for each micro-batch in flight (tt__tape_value.copies). A stage has the parameters that
+   it reads. */
 
 /* A place where the forward may be cut: after instruction `at`, whose result `value` is all that later
    instructions read. */
@@ -9389,7 +9390,7 @@ static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut 
     int cuts = 0, crossing = 0;
     *all = 0;
     for (int32_t v = 1; v < t->n_values; v++) {
-        const tt__value *x = &t->values[v];
+        const tt__tape_value *x = &t->values[v];
         if (x->base != v || x->storage != TT__TRANSIENT || !first[v] || x->reader < first[v]) continue;
         cross[first[v] - 1]++;
         cross[x->reader]--;
@@ -9400,7 +9401,7 @@ static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut 
         crossing += cross[k];
         for (int j = 0; j < TT__MAX_OUT; j++) {
             const int32_t v = i->out[j];
-            const tt__value *x = &t->values[v];
+            const tt__tape_value *x = &t->values[v];
             const bool may = v && x->block_end && x->base == v && x->writer == k && x->reader > k;
             if (!may || crossing != 1) continue;
             const tt__cut c = {k, v, *all};
@@ -9414,7 +9415,7 @@ static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut 
 static bool tt__held_elsewhere(const tt_tape *t, const tt__instr *i, int s)
 {
     for (int j = 0; j < TT__MAX_IN; j++) {
-        const tt__value *x = &t->values[t->values[i->in[j]].base];
+        const tt__tape_value *x = &t->values[t->values[i->in[j]].base];
         if (x->storage != TT__PARAMETER) continue;
         const uint64_t stages = t->ctx->params[x->param]->stages;
         if (stages && !(stages >> s & 1)) return true;
@@ -9438,15 +9439,15 @@ static tt_status tt__choose_cuts(tt_tape *t, const tt__cut *cut, int cuts, doubl
     for (int s = 0; s < stages && status == TT_OK; s++)
         for (int c = 0, k = 0, count = 0; c <= cuts; c++) {
             const double end = c < cuts ? cut[c].cost : all;
-            double *most = &best[s * row + c];
+            double *max = &best[s * row + c];
             for (; k < n && (c == cuts || k <= cut[c].at); k++)
                 count += tt__held_elsewhere(t, &t->code[k], s);
             refused[s * row + c] = count;
-            *most = s || count ? INFINITY : end;
+            *max = s || count ? INFINITY : end;
             for (int b = s - 1; b < c && s; b++) {
                 const double with = fmax(best[(s - 1) * row + b], end - cut[b].cost);
-                if (!(with < *most) || refused[s * row + b] != count) continue;
-                *most = with;
+                if (!(with < *max) || refused[s * row + b] != count) continue;
+                *max = with;
                 from[s * row + c] = b;
             }
         }
@@ -9469,7 +9470,7 @@ static tt_status tt__pass_ends(tt_tape *t)
 {
     const int n = tt__index(t), stages = t->stages;
     char names[256] = "";
-    tt__text text = {names, sizeof names, 0};
+    tt__text_buffer text = {names, sizeof names, 0};
     double all;
     tt__cut *cut = (tt__cut *)tt__alloc(t->ctx, sizeof *cut * (size_t)(n + 1) * TT__MAX_OUT);
     int *cross = (int *)tt__calloc(t->ctx, sizeof *cross * (size_t)(n + 1)), marks = 0;
@@ -9499,7 +9500,7 @@ static void tt__number_stages(tt_tape *t)
         int ends = 0;
         t->code[k].stage = stage;
         for (int j = 0; j < TT__MAX_OUT; j++) {
-            const tt__value *y = &t->values[t->code[k].out[j]];
+            const tt__tape_value *y = &t->values[t->code[k].out[j]];
             if (t->code[k].out[j] && y->ends) ends = y->ends;
         }
         if (ends) stage = ends + 1;
@@ -9552,7 +9553,7 @@ static tt_status tt__check_forward(const tt__cutter *c)
     for (int k = 0; k < c->n; k++)
         for (int j = 0; j < TT__MAX_IN && c->kept[k]; j++) {
             const int32_t base = t->values[t->code[k].in[j]].base;
-            const tt__value *x = &t->values[base];
+            const tt__tape_value *x = &t->values[base];
             const int at = x->producer - 1;
             if (!base || x->storage != TT__TRANSIENT || at < 0 || at >= c->forward || c->kept[at]) continue;
             if (x->ends == c->me - 1 || t->code[at].stage > c->me) continue;
@@ -9581,7 +9582,7 @@ static tt_status tt__share_parameters(const tt__cutter *c)
 {
     tt_tape *t = c->t;
     for (int32_t v = 1; v < t->n_values; v++) {
-        tt__value *x = &t->values[v];
+        tt__tape_value *x = &t->values[v];
         if (x->storage != TT__PARAMETER || x->base != v) continue;
         uint64_t stages = c->reading[v];
         if (!stages) stages = 1;
@@ -9612,11 +9613,11 @@ static bool tt__begin_gradients(const tt__cutter *c)
         for (int j = 0; j < TT__MAX_OUT && c->kept[k]; j++) {
             tt__instr *i = &t->code[k];
             const int32_t y = i->out[j], base = t->values[y].base;
-            tt__value *g = &t->values[base];
+            tt__tape_value *g = &t->values[base];
             if (!y || g->storage != TT__GRADIENT || c->written[base]) continue;
             c->written[base] = true;
             if (!(i->add >> j & 1)) continue;
-            const tt__value *x = &t->values[y];
+            const tt__tape_value *x = &t->values[y];
             if (x->shape.rows * x->shape.cols == g->shape.rows * g->shape.cols) {
                 i->add &= ~(1u << j);
                 if (g->persistent) i->add_later |= 1u << j;
@@ -9628,7 +9629,7 @@ static bool tt__begin_gradients(const tt__cutter *c)
             if (!tt__insert(t, k, &zeros)) return false;
         }
     for (int32_t v = 1; v < t->n_values; v++) {
-        tt__value *x = &t->values[v], *g = &t->values[x->grad];
+        tt__tape_value *x = &t->values[v], *g = &t->values[x->grad];
         const bool trained = (x->storage == TT__PARAMETER || x->elsewhere) && x->base == v && x->grad;
         if (!trained || c->written[x->grad]) continue;
         if (x->elsewhere) { g->persistent = false; continue; }
@@ -9655,7 +9656,7 @@ static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, t
 
 /* Returns the place directly after the last kept instruction, from `first` on, that writes a storage; else
    `first`. */
-static int tt__behind_writer(const tt__cutter *c, int32_t base, int first)
+static int tt__after_writer(const tt__cutter *c, int32_t base, int first)
 {
     for (int k = c->n - 1; k >= first; k--)
         if (c->kept[k] && tt__writes(c->t, &c->t->code[k], base)) return k + 1;
@@ -9673,11 +9674,11 @@ static bool tt__join_stages(const tt__cutter *c, int32_t from_next, int32_t to_b
         const int ends = t->values[v].base == v ? t->values[v].ends : 0;
         if (ends && ends == s) ok = tt__put_move(t, false, v, s - 1, 0, TT__EACH_MICRO);
         if (ends && ends == s + 1)
-            ok = tt__put_move(t, true, v, s + 1, tt__behind_writer(c, v, 0), TT__EACH_MICRO);
+            ok = tt__put_move(t, true, v, s + 1, tt__after_writer(c, v, 0), TT__EACH_MICRO);
     }
-    const int behind = tt__behind_writer(c, to_before, c->forward);
+    const int after = tt__after_writer(c, to_before, c->forward);
     if (from_next && ok) ok = tt__put_move(t, false, from_next, s + 1, c->forward, TT__EACH_BACKWARD);
-    if (to_before && ok) ok = tt__put_move(t, true, to_before, s - 1, behind, TT__EACH_BACKWARD);
+    if (to_before && ok) ok = tt__put_move(t, true, to_before, s - 1, after, TT__EACH_BACKWARD);
     return ok;
 }
 
@@ -9733,28 +9734,28 @@ static tt_status tt__pass_stages(tt_tape *t)
     return status;
 }
 
-/* Notes which storages of a stage hold several micro-batches at once. At most `most` micro-batches are
+/* Notes which storages of a stage hold several micro-batches at once. At most `max` micro-batches are
    between their forward and backward. first: tt__first_writers. */
-static void tt__hold_micros(tt_tape *t, const int32_t *first, int most)
+static void tt__hold_micros(tt_tape *t, const int32_t *first, int max)
 {
-    const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_LAP);
+    const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_ROUND);
     for (int k = backward; k < end; k++)
         for (int j = 0; j < TT__MAX_IN; j++) {
             const int32_t base = t->values[t->code[k].in[j]].base;
-            tt__value *x = &t->values[base];
+            tt__tape_value *x = &t->values[base];
             const bool micro = x->storage == TT__TRANSIENT || x->storage == TT__INPUT;
             const int made = first[base] - 1;
             if (!base || x->persistent || !micro || (x->storage != TT__INPUT && made >= backward)) continue;
-            x->stays = true; /* all micro-batches share a weight's copy */
-            x->copies = made >= 0 && tt__casts_weight(t, &t->code[made]) ? 1 : most;
+            x->saved = true; /* all micro-batches share a weight's copy */
+            x->copies = made >= 0 && tt__casts_weight(t, &t->code[made]) ? 1 : max;
         }
     for (int k = 0; k < end; k++) {
         const tt__instr *i = &t->code[k];
         if (i->move.over != TT__OVER_STAGES || !i->in[0]) continue;
-        tt__value *x = &t->values[t->values[i->in[0]].base];
-        if (i->segment == TT__EACH_MICRO) x->copies = most;
-        else if (!x->stays) x->copies = 1;
-        x->stays = true;
+        tt__tape_value *x = &t->values[t->values[i->in[0]].base];
+        if (i->segment == TT__EACH_MICRO) x->copies = max;
+        else if (!x->saved) x->copies = 1;
+        x->saved = true;
     }
 }
 
@@ -9766,9 +9767,9 @@ static void tt__hold_micros(tt_tape *t, const int32_t *first, int most)
 enum { TT__SLICE = 16 }; /* elements that a collective never divides: a cache line of f32 */
 
 /* Returns a view of the rank's shard of v, which is replicated; 0 after tt__tape_fail. */
-static int32_t tt__piece_view(tt_tape *t, int32_t v, const tt__part *part)
+static int32_t tt__shard_view(tt_tape *t, int32_t v, const tt__part *part)
 {
-    const tt__shape shape = tt__piece_shape(t, t->values[v].shape.dtype, part);
+    const tt__shape shape = tt__shard_shape(t, t->values[v].shape.dtype, part);
     int32_t id = tt__new_view(t, v, &shape, 0, shape.cols, t->values[v].name);
     if (!id) return 0;
     t->values[id].part = *part;
@@ -9779,7 +9780,7 @@ static int32_t tt__piece_view(tt_tape *t, int32_t v, const tt__part *part)
 /* Returns a view of slot number k of storage v; 0 after tt__tape_fail. */
 static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
 {
-    const tt__value x = t->values[v];
+    const tt__tape_value x = t->values[v];
     int32_t id = tt__new_view(t, v, &x.shape, 0, x.ld, x.name);
     if (id) t->values[id].slot = k + 1;
     return id;
@@ -9811,7 +9812,7 @@ static bool tt__append_step(tt_tape *t, const tt__instr *i, bool together)
     tt__instr *to = tt__append(t, i->op);
     if (!to) return false;
     *to = *i;
-    to->segment = i->segment == TT__EACH_LAP ? TT__EACH_LAP : TT__EACH_STEP;
+    to->segment = i->segment == TT__EACH_ROUND ? TT__EACH_ROUND : TT__EACH_STEP;
     const bool alike = t->n_code > 1 && to[-1].op == i->op && to[-1].segment == to->segment;
     if (together && alike && to[-1].slot == i->slot) to[-1].with_next = true;
     return true;
@@ -9833,7 +9834,7 @@ static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
 static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__part *part, int stage, int k)
 {
     int32_t x = t->slots > 1 ? tt__slot_view(t, v, k) : v, y = x;
-    if (x && part->unit) y = tt__piece_view(t, x, part);
+    if (x && part->unit) y = tt__shard_view(t, x, part);
     if (!x || !y) return false;
     if (stage < 2) {
         tt__instr sum = tt__data_sum(part, x, t->slots == 1 && total ? total : y);
@@ -9869,7 +9870,7 @@ static tt_status tt__sum_steps(tt_tape *t)
         const int32_t g = t->values[v].grad;
         if (t->slots > 1) ok = tt__sum_leaves_of(t, g, 0, &part, 2, 0);
         int32_t y = t->slots > 1 ? tt__slot_view(t, g, 0) : g;
-        if (y && t->data > 1 && part.unit) y = tt__piece_view(t, y, &part);
+        if (y && t->data > 1 && part.unit) y = tt__shard_view(t, y, &part);
         t->values[v].grad = y;
         ok = ok && y;
     }
@@ -9881,12 +9882,12 @@ static tt_status tt__sum_steps(tt_tape *t)
    sum. `part` is the storage's shard. */
 static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slots)
 {
-    const tt__value *like = &t->values[g];
-    const tt__shape shape = part->unit ? tt__piece_shape(t, like->shape.dtype, part) : like->shape;
+    const tt__tape_value *like = &t->values[g];
+    const tt__shape shape = part->unit ? tt__shard_shape(t, like->shape.dtype, part) : like->shape;
     int32_t id = tt__new_value(t, &shape, TT__GRADIENT, slots > 1 ? "leaves of %.60s" : "sum of %.60s",
                                like->name);
     if (!tt__value_like(t, g, id)) return 0;
-    tt__value *x = &t->values[id];
+    tt__tape_value *x = &t->values[id];
     x->param = t->values[g].param;
     x->part = *part;
     x->slots = slots;
@@ -9946,7 +9947,7 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
     for (int32_t v = 1; v < values && ok && t->slots > 1; v++) {
         if (!tt__is_trained(t, v)) continue;
         const int32_t first = tt__slot_view(t, leaves[v], 0);
-        tt__instr i = tt__sum_slots(first, t->values[v].grad, TT__EACH_LAP);
+        tt__instr i = tt__sum_slots(first, t->values[v].grad, TT__EACH_ROUND);
         i.add_later = 1;
         ok = first && tt__append_step(t, &i, false);
     }
@@ -9987,8 +9988,8 @@ static bool tt__find_readers(const tt_tape *t, int n, tt__readers *r)
 static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
 {
     const tt__instr *i = &t->code[(x - 1) / TT__MAX_IN];
-    const bool casts_piece = tt__is(i, TT__CASTS) && t->values[i->out[0]].part.unit;
-    return i->segment == TT__EACH_MICRO && i->backward == backward && !casts_piece;
+    const bool casts_shard = tt__is(i, TT__CASTS) && t->values[i->out[0]].part.unit;
+    return i->segment == TT__EACH_MICRO && i->backward == backward && !casts_shard;
 }
 
 /* Makes operands of the backward (of the forward if not `backward`) read w instead of v, or a view of w
@@ -10025,13 +10026,13 @@ static bool tt__gather_casts(tt_tape *t, const tt__readers *r, int32_t v)
         tt__instr cast = t->code[k];
         if (cast.op < 0 || !tt__is(&cast, TT__CASTS) || cast.in[0] != v) continue;
         const tt__part part = t->values[v].part;
-        const tt__shape shape = tt__piece_shape(t, t->values[cast.out[0]].shape.dtype, &part);
-        const int32_t piece = tt__new_value(t, &shape, TT__TRANSIENT, "%s", t->values[cast.out[0]].name);
-        if (!piece) return false;
-        t->values[piece].part = part;
-        tt__instr gather = tt__data_move(TT__OP_ALL_GATHER, piece, cast.out[0], &part);
+        const tt__shape shape = tt__shard_shape(t, t->values[cast.out[0]].shape.dtype, &part);
+        const int32_t shard = tt__new_value(t, &shape, TT__TRANSIENT, "%s", t->values[cast.out[0]].name);
+        if (!shard) return false;
+        t->values[shard].part = part;
+        tt__instr gather = tt__data_move(TT__OP_ALL_GATHER, shard, cast.out[0], &part);
         gather.backward = cast.backward;
-        cast.out[0] = piece;
+        cast.out[0] = shard;
         cast.always = true;
         tt__put(t, k, &cast);
         if (!tt__insert(t, k + 1, &gather)) return false;
@@ -10047,10 +10048,10 @@ static tt_status tt__pass_gather(tt_tape *t)
     tt__readers r = {NULL, NULL};
     bool ok = t->zero != 3 || tt__find_readers(t, n, &r);
     for (int32_t v = 1; v < values && t->zero == 3 && ok; v++) {
-        const tt__value x = t->values[v];
+        const tt__tape_value x = t->values[v];
         const tt__part part = tt__data_part(t, v);
         if (x.storage != TT__PARAMETER || x.base != v || part.unit == x.part.unit) continue;
-        t->values[v].shape = tt__piece_shape(t, x.shape.dtype, &part);
+        t->values[v].shape = tt__shard_shape(t, x.shape.dtype, &part);
         t->values[v].ld = t->values[v].shape.cols;
         t->values[v].part = part;
         ok = tt__gather_casts(t, &r, v);
@@ -10173,7 +10174,7 @@ static bool tt__square_gradients(tt__updater *u)
     for (int stage = 0; stage < 3; stage++)
         for (int m = 0; m < u->rows && ok; m++) {
             const int k = u->row[m];
-            const tt__value *x = &t->values[u->list[k]];
+            const tt__tape_value *x = &t->values[u->list[k]];
             const int32_t g = x->grad;
             tt__part part = t->values[g].part;
             if (!part.unit || tt__is_tied_again(t, u->list[k])) continue;
@@ -10184,11 +10185,11 @@ static bool tt__square_gradients(tt__updater *u)
             int32_t *chunks = &u->due[u->list[k]].chunks;
             if (!*chunks) *chunks = tt__new_value(t, &shape, TT__TRANSIENT, "squares of %.60s", x->name);
             const int32_t table = *chunks;
-            const int32_t piece = table && stage < 2 ? tt__piece_view(t, table, &part) : 0;
-            if (stage == 0) ok = tt__emit_step(t, TT__OP_CHUNK_SQUARES, g, piece);
+            const int32_t shard = table && stage < 2 ? tt__shard_view(t, table, &part) : 0;
+            if (stage == 0) ok = tt__emit_step(t, TT__OP_CHUNK_SQUARES, g, shard);
             else if (stage == 1) {
-                tt__instr gather = tt__data_move(TT__OP_ALL_GATHER, piece, table, &part);
-                ok = piece && tt__append_step(t, &gather, true);
+                tt__instr gather = tt__data_move(TT__OP_ALL_GATHER, shard, table, &part);
+                ok = shard && tt__append_step(t, &gather, true);
             } else
                 ok = tt__emit_step(t, TT__OP_FOLD_SQUARES, table,
                                    tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
@@ -10252,7 +10253,7 @@ static bool tt__before_squares(tt__updater *u)
     bool ok = tt__over_stages(t, TT__OP_BROADCAST, t->totals) && tt__append_zeros(t, t->squares) &&
               (!u->parted || tt__append_zeros(t, u->parts));
     for (int m = 0; m < u->rows && ok; m++) {
-        const tt__value *x = &t->values[u->list[u->row[m]]];
+        const tt__tape_value *x = &t->values[u->list[u->row[m]]];
         if (!x->tied[1]) continue;
         tt__instr sum = tt__data_move(TT__OP_ALL_REDUCE, x->grad, x->grad, NULL);
         sum.move.over = TT__OVER_TIED;
@@ -10297,10 +10298,10 @@ static bool tt__spread_parameters(tt__updater *u)
         const int32_t v = u->list[u->row[m]];
         const tt__part part = t->values[t->values[v].grad].part;
         if (!part.unit || t->values[v].part.unit) continue;
-        const int32_t piece = part.root ? v : tt__piece_view(t, v, &part);
+        const int32_t shard = part.root ? v : tt__shard_view(t, v, &part);
         const int op = part.root ? TT__OP_BROADCAST : TT__OP_ALL_GATHER;
-        tt__instr i = tt__data_move(op, piece, v, &part);
-        if (!piece || !tt__append_step(t, &i, true)) return false;
+        tt__instr i = tt__data_move(op, shard, v, &part);
+        if (!shard || !tt__append_step(t, &i, true)) return false;
     }
     return true;
 }
@@ -10321,8 +10322,8 @@ static bool tt__prepare_updates(tt__updater *u)
         d->random = ++t->n_random;
         if (t->values[v].elsewhere) continue;
         const tt__part part = t->values[t->values[v].grad].part;
-        const bool piece = part.unit && !t->values[v].part.unit;
-        d->target = piece ? tt__piece_view(t, v, &part) : v;
+        const bool shard = part.unit && !t->values[v].part.unit;
+        d->target = shard ? tt__shard_view(t, v, &part) : v;
         if (!d->target) return false;
         for (int k = 0; k < states; k++) d->state[k] = tt__new_state(&b, d->target, how->state[k].name);
         d->clipped = t->clipped;
@@ -10520,7 +10521,7 @@ static tt_status tt__pass_number_factors(tt_tape *t, bool train)
     t->fp8_largest = tt__new_value(t, &shape, TT__STEP, "largest magnitudes of a step");
     if (!t->fp8_history || !t->fp8_largest) return TT_ERR_MEMORY;
     for (int k = 0; k < 2; k++) {
-        tt__value *v = &t->values[k ? t->fp8_history : t->fp8_largest];
+        tt__tape_value *v = &t->values[k ? t->fp8_history : t->fp8_largest];
         v->persistent = v->pinned_f32 = true;
     }
     return TT_OK;
@@ -10543,7 +10544,7 @@ typedef struct tt__fp8 {
 /* Makes a value for the fp8 of v or of its transpose, in the layout that QUANTIZE writes. */
 static int32_t tt__new_fp8(tt_tape *t, int32_t v, tt_dtype dtype, bool transposed)
 {
-    const tt__value x = t->values[v];
+    const tt__tape_value x = t->values[v];
     tt__shape shape = x.shape, whole;
     const int64_t ld = (int64_t)tt__align_to((size_t)(transposed ? shape.rows : shape.cols), 16);
     const char *format = transposed ? "fp8 of %.52s, transposed" : "fp8 of %.60s";
@@ -10569,15 +10570,15 @@ static int tt__quantize(tt__fp8 *f, int k, int o)
     tt__quantized *q = &f->of[2 * v + gradient];
     if (q->at) {
         const tt__instr *found = &t->code[q->at - 1];
-        const tt__value *x = &t->values[base];
-        const bool stays = x->storage != TT__TRANSIENT || x->keep || f->read[base] > k;
+        const tt__tape_value *x = &t->values[base];
+        const bool saved = x->storage != TT__TRANSIENT || x->keep || f->read[base] > k;
         const bool together = found->segment == product.segment && found->stage == product.stage &&
                               found->always == product.always && found->later == product.later;
-        const bool again = product.backward && !found->backward && stays;
-        if (together && !again && f->written[base] <= q->before) return q->at;
+        const bool recomputed = product.backward && !found->backward && saved;
+        if (together && !recomputed && f->written[base] <= q->before) return q->at;
     }
     tt__instr i = tt__instr_like(&product, TT__OP_QUANTIZE, v, 0);
-    i.again = product.again;
+    i.recomputed = product.recomputed;
     const tt__shape scalar = {TT_F32, 1, 1, 0, 0};
     i.out[2] = tt__new_value(t, &scalar, TT__TRANSIENT, "1/scale of %.58s", t->values[v].name);
     if (!i.out[2]) return 0;
@@ -10618,9 +10619,9 @@ static bool tt__read_fp8(tt__fp8 *f, int k, int o)
 static bool tt__emit_fp8_history(tt_tape *t)
 {
     tt__instr i = tt__instr_of(TT__OP_FP8_HISTORY, t->fp8_largest, t->fp8_history);
-    tt__instr most = tt__data_move(TT__OP_ALL_REDUCE, t->fp8_largest, t->fp8_largest, NULL);
-    most.move.reduce = TT__MAX;
-    if (t->data > 1 && !tt__append_step(t, &most, false)) return false;
+    tt__instr max = tt__data_move(TT__OP_ALL_REDUCE, t->fp8_largest, t->fp8_largest, NULL);
+    max.move.reduce = TT__MAX;
+    if (t->data > 1 && !tt__append_step(t, &max, false)) return false;
     i.out[1] = t->fp8_largest;
     return tt__append_step(t, &i, false);
 }
@@ -10699,7 +10700,7 @@ enum { TT__ONE_BY_ONE = 30 }; /* number of halvings that make TT__OFFLOAD_TOGETH
 /* Returns whether two values are the same elements of the same storage. */
 static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
 {
-    const tt__value *x = &t->values[a], *y = &t->values[b];
+    const tt__tape_value *x = &t->values[a], *y = &t->values[b];
     return a == b || (x->base == y->base && x->slot == y->slot && x->offset == y->offset && x->ld == y->ld &&
                       x->shape.rows == y->shape.rows && x->shape.cols == y->shape.cols &&
                       x->part.unit == y->part.unit && x->part.split == y->part.split);
@@ -10751,7 +10752,7 @@ static tt__use tt__use_of(const tt_tape *t, int32_t v, int from, int to)
    and `of` belong to the same storage. Returns 0 after tt__tape_fail. */
 static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
 {
-    const tt__value x = t->values[of];
+    const tt__tape_value x = t->values[of];
     const bool slots = t->values[d].slots > 1;
     if (!slots && tt__same_part(t, like, of)) return d;
     int32_t id = tt__view_like(t, of, d, x.offset - t->values[like].offset);
@@ -10776,17 +10777,17 @@ static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32
    Returns 0 if out of memory. */
 static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *like)
 {
-    const tt__value base = t->values[v], x = t->values[u->any];
+    const tt__tape_value base = t->values[v], x = t->values[u->any];
     *like = u->any;
     if (u->several || (!x.part.unit && !x.slot)) *like = x.slot ? tt__slot_view(t, v, x.slot - 1) : v;
     if (!*like) return 0;
-    const tt__value of = t->values[*like];
+    const tt__tape_value of = t->values[*like];
     const tt__storage storage = base.storage == TT__PARAMETER ? TT__TRANSIENT : base.storage;
     int32_t d = tt__value_like(t, v, tt__new_value(t, &of.shape, storage, "%s", base.name));
     if (!d) return 0;
     t->values[d].part = of.part;
     t->values[d].param = base.param;
-    t->values[d].visits = base.space == TT__DEVICE;
+    t->values[d].host_copy = base.space == TT__DEVICE;
     t->values[d].space = base.space == TT__DEVICE ? TT__HOST : TT__DEVICE;
     t->values[d].slots = u->all_slots ? base.slots : 0;
     return d;
@@ -10798,7 +10799,7 @@ static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, i
 {
     const tt__instr first = t->code[from];
     const int32_t what = u->reads_several ? like : u->read;
-    const tt__value x = t->values[what];
+    const tt__tape_value x = t->values[what];
     bool ok = true;
     if (!u->in) return true;
     if (!u->all_slots) return tt__copy_before(t, from, &first, what, tt__in_copy(t, d, like, what), u->always,
@@ -10851,9 +10852,9 @@ static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
    there only if it waits for the end of the round or step. */
 static bool tt__goes_out(const tt_tape *t, int32_t v, unsigned what)
 {
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     const bool large = x->param >= 0 && t->ctx->params[x->param]->size >= TT__PIECES_FROM;
-    const bool waits = x->persistent || x->reader >= tt__segment_first(t, TT__EACH_LAP);
+    const bool waits = x->persistent || x->reader >= tt__segment_first(t, TT__EACH_ROUND);
     if (x->base != v || (!large && !x->offload)) return false;
     if (x->storage == TT__PARAMETER) return what & TT__OUT_PARAMETERS || x->offload;
     if (x->storage == TT__STATE) return what & TT__OUT_OPTIMIZER || t->on_host;
@@ -10886,13 +10887,13 @@ static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
 
 /* Returns whether pass "offload" has put a storage into the host's memory. Step settings and results in the
    host's memory do not count. */
-static bool tt__is_out(const tt__value *base)
+static bool tt__is_out(const tt__tape_value *base)
 {
     return base->space == TT__HOST && base->storage != TT__STEP;
 }
 
 /* Returns whether a storage is in the memory that instruction i does not work on. */
-static bool tt__is_away(const tt__value *base, const tt__instr *i)
+static bool tt__is_away(const tt__tape_value *base, const tt__instr *i)
 {
     return i->on_host ? base->space == TT__DEVICE : tt__is_out(base);
 }
@@ -10903,17 +10904,17 @@ static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
     size_t bytes = 0;
     for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
         const int32_t id = j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
-        const tt__value *x = &t->values[id];
+        const tt__tape_value *x = &t->values[id];
         if (id && tt__is_away(&t->values[x->base], i)) bytes += tt__slot_bytes(x);
     }
     return bytes;
 }
 
 /* Cuts a group off the instructions that run together from k on, and returns its range. Its instructions work
-   on one memory and use at most `most` bytes of storages in the other memory, unless the group is a single
+   on one memory and use at most `max` bytes of storages in the other memory, unless the group is a single
    instruction. The rest runs together after the group. *largest: bytes so far of the group that the limit
    TT__OFFLOAD_TOGETHER would give. */
-static tt__range tt__cut_group(tt_tape *t, int k, size_t most, size_t *largest)
+static tt__range tt__cut_group(tt_tape *t, int k, size_t max, size_t *largest)
 {
     tt__range r = {k, k};
     size_t bytes = tt__out_bytes(t, &t->code[k]);
@@ -10921,7 +10922,7 @@ static tt__range tt__cut_group(tt_tape *t, int k, size_t most, size_t *largest)
     *largest += bytes;
     while (t->code[r.to].with_next) {
         const size_t more = tt__out_bytes(t, &t->code[r.to + 1]);
-        const bool full = more && bytes + more > most;
+        const bool full = more && bytes + more > max;
         const bool cut = full && *largest + more <= TT__OFFLOAD_TOGETHER;
         t->cuts += cut;
         if (!cut && full) *largest = 0;
@@ -10956,7 +10957,7 @@ static bool tt__use_group(tt_tape *t, tt__range r)
 static bool tt__activation_goes_out(const tt_tape *t, int32_t v, int32_t root, bool large,
                                     const tt__range *of)
 {
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     const bool between = of[0].from >= 0 && of[1].from >= 0;
     if (x->storage != TT__TRANSIENT || x->base != v || x->keep || v == t->values[root].base) return false;
     if (!between || x->writer >= of[1].from) return false;
@@ -10998,7 +10999,7 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
     for (int32_t v = 1; v < t->n_values; v++) any = any || t->values[v].offload;
     if (!any) return TT_OK;
     const int end = tt__blocks_to_recompute(t, tt__forward_of(t), what & TT__OUT_ACTIVATIONS ? blocks : 0);
-    const int n = tt__index(t), values = t->n_values, laps = tt__segment_first(t, TT__EACH_LAP);
+    const int n = tt__index(t), values = t->n_values, rounds = tt__segment_first(t, TT__EACH_ROUND);
     tt__range (*micro)[2] = (tt__range (*)[2])tt__alloc(t->ctx, sizeof *micro * (size_t)values);
     bool ok = micro != NULL;
     for (int32_t v = 1; v < values && ok; v++) {
@@ -11007,7 +11008,7 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
         if (tt__goes_out(t, v, what)) t->values[v].space = TT__HOST;
     }
     for (int32_t v = 1; v < values && ok; v++) t->values[v].space = t->values[t->values[v].base].space;
-    for (int k = 0; k < laps && ok; k++)
+    for (int k = 0; k < rounds && ok; k++)
         for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
             const tt__instr *i = &t->code[k];
             const int32_t base = t->values[j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN]].base;
@@ -11057,7 +11058,7 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
             if (tt__column_sums(i, o)) needed[t->values[i->out[o]].base] = true;
         if (!live) i->op = -1;
         if (!live || !drop_saved || !tt__is(i, TT__SAVES1) || !i->out[1]) continue;
-        const tt__value *x = &t->values[i->out[1]];
+        const tt__tape_value *x = &t->values[i->out[1]];
         /* an output of another dtype is kept: out[0] is computed from its rounded values */
         bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype;
         if (same && !needed[x->base]) i->out[1] = 0;
@@ -11079,7 +11080,7 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
     X(product_16, 300e12) X(product_f32, 60e12) X(attention_16, 300e12) X(attention_f32, 60e12) \
     X(rows_16, 2e12) X(rows_f32, 2e12) X(update_16, 2e12) X(update_f32, 2e12) X(update_host, 50e9) \
     X(memory, 2e12) X(to_host, 25e9) X(from_host, 25e9) X(between_ranks, 50e9) X(launch, 3e-6) \
-    X(meeting, 25e-6)
+    X(barrier, 25e-6)
 
 tt_costs tt_costs_default(void)
 {
@@ -11097,7 +11098,7 @@ static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
     const struct { const char *name; double value; } costs[] = {TT__COSTS(TT__COST)};
 #undef TT__COST
     char text[1024];
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     for (int k = 0; k < TT__COUNT(costs); k++) {
         const double value = costs[k].value;
         const bool seconds = k >= TT__COUNT(costs) - 2;
@@ -11111,7 +11112,7 @@ static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
 /* Returns the stream beside computation on which an instruction could run; else TT__COMPUTE_STREAM. */
 static int tt__stream_beside(const tt_tape *t, const tt__instr *i)
 {
-    const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
+    const tt__tape_value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
     if (i->out[0] && i->move.over == TT__OVER_STAGES && i->move.from != i->move.to) return TT__RANKS_STREAM;
     if (!i->in[0] || !i->out[0] || tt__is(i, TT__WAITS)) return TT__COMPUTE_STREAM;
     if (tt__is(i, TT__ANY_SPACE) && x->space != y->space)
@@ -11141,13 +11142,13 @@ static double tt__touched_bytes(const tt_tape *t, const tt__instr *i)
 /* Returns the largest number of bytes that a member of a collective loads. */
 static double tt__loaded_bytes(const tt_tape *t, const tt__instr *i)
 {
-    const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
+    const tt__tape_value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
     const int64_t elements = tt__max(x->shape.rows * x->shape.cols, y->shape.rows * y->shape.cols);
     const int members = i->move.over == TT__OVER_DATA ? t->data : (int)tt__max(1, t->tensor);
-    int64_t most = 0;
+    int64_t max = 0;
     for (int me = 0; me < members && tt__rules_of(i)->loads; me++)
-        most = tt__max(most, tt__rules_of(i)->loads(&i->move, elements, me, members).done);
-    return (double)most * (double)tt_dtype_bytes(x->shape.dtype);
+        max = tt__max(max, tt__rules_of(i)->loads(&i->move, elements, me, members).done);
+    return (double)max * (double)tt_dtype_bytes(x->shape.dtype);
 }
 
 /* The limit of an instruction's speed: FLOPs of products or of attention; bytes touched by row kernels or by
@@ -11200,11 +11201,11 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
 {
     const int stream = tt__stream_beside(t, i);
     tt_costs c = *costs;
-    const double launch = first ? c.launch : 0, meeting = first ? c.meeting : 0;
+    const double launch = first ? c.launch : 0, barrier = first ? c.barrier : 0;
     if (tt__is(i, TT__WAITS)) return 0;
     if (i->move.over == TT__OVER_STAGES && i->move.from != i->move.to)
-        return tt__operand_bytes(t, i->out[0]) / c.between_ranks + meeting;
-    if (stream == TT__RANKS_STREAM) return tt__work_of(t, i) / c.between_ranks + meeting;
+        return tt__operand_bytes(t, i->out[0]) / c.between_ranks + barrier;
+    if (stream == TT__RANKS_STREAM) return tt__work_of(t, i) / c.between_ranks + barrier;
     if (stream) return launch + tt__operand_bytes(t, i->in[0]) /
                                 (stream == TT__OUT_STREAM ? c.to_host : c.from_host);
     if (i->on_host) return launch + tt__touched_bytes(t, i) / c.update_host;
@@ -11387,8 +11388,8 @@ static void tt__sink(tt__order *o, int x, double until, int last)
    of computation. */
 static bool tt__brings(const tt_tape *t, const tt__instr *i)
 {
-    if (t->values[t->values[i->out[0]].base].visits) return true;
-    if (t->values[t->values[i->in[0]].base].visits) return false;
+    if (t->values[t->values[i->out[0]].base].host_copy) return true;
+    if (t->values[t->values[i->in[0]].base].host_copy) return false;
     return i->stream == TT__IN_STREAM ||
            (i->stream == TT__RANKS_STREAM && !(tt__rules_of(i)->phases & TT__REDUCE_PHASE));
 }
@@ -11473,20 +11474,20 @@ static bool tt__part_start(tt__order *o, int k, int stream)
 
 static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
 {
-    const size_t most = 2 * (size_t)n + 1; /* each instruction may get a WAIT */
+    const size_t max = 2 * (size_t)n + 1; /* each instruction may get a WAIT */
     memset(o, 0, sizeof *o);
     o->t = t;
-    o->begin = (double *)tt__calloc(t->ctx, 3 * sizeof *o->begin * most);
-    o->at = (int *)tt__calloc(t->ctx, 4 * sizeof *o->at * most);
-    o->ends = (bool *)tt__calloc(t->ctx, sizeof *o->ends * most);
-    o->uses = (uint64_t *)tt__alloc(t->ctx, 2 * sizeof *o->uses * most);
+    o->begin = (double *)tt__calloc(t->ctx, 3 * sizeof *o->begin * max);
+    o->at = (int *)tt__calloc(t->ctx, 4 * sizeof *o->at * max);
+    o->ends = (bool *)tt__calloc(t->ctx, sizeof *o->ends * max);
+    o->uses = (uint64_t *)tt__alloc(t->ctx, 2 * sizeof *o->uses * max);
     if (!o->begin || !o->at || !o->ends || !o->uses) return false;
-    o->writes = o->uses + most;
-    o->seconds = o->begin + most;
-    o->moves = o->seconds + most;
-    o->place = o->at + most;
-    o->block = o->place + most;
-    o->wait = o->block + most;
+    o->writes = o->uses + max;
+    o->seconds = o->begin + max;
+    o->moves = o->seconds + max;
+    o->place = o->at + max;
+    o->block = o->place + max;
+    o->wait = o->block + max;
     tt__mark_blocks(o, n);
     double now = 0;
     for (int k = 0, blocks = 0; k < n; k++) {
@@ -11572,11 +11573,11 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
         double *next = &due[t->code[k].stream];
         if (!o.wait[k] || !tt__brings(t, &t->code[k])) continue;
         const double end = fmin(*next, o.begin[o.wait[k]]);
-        const bool visits = t->values[t->values[t->code[k].out[0]].base].visits;
+        const bool host_copy = t->values[t->values[t->code[k].out[0]].base].host_copy;
         tt__hoist(&o, k, end, ahead);
         const double latest = end - o.moves[k]; /* updates that run together may have moved the start further
                                                    up */
-        *next = fmin(*next, visits ? fmax(o.begin[k], latest) : o.begin[k]);
+        *next = fmin(*next, host_copy ? fmax(o.begin[k], latest) : o.begin[k]);
     }
     for (int at = 0; at < o.n && ok; at++) { /* the starts in their new order */
         const int k = o.at[at];
@@ -11628,7 +11629,7 @@ static bool *tt__never_joined(const tt_tape *t)
 /* Returns whether v is a plain storage of the device: contiguous, whole, without slots or copies. */
 static bool tt__is_plain(const tt_tape *t, int32_t v)
 {
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     return x->base == v && x->ld == x->shape.cols && x->slots < 2 && x->copies < 2 && !x->part.unit &&
            x->part.split == TT__WHOLE && x->space == TT__DEVICE;
 }
@@ -11637,11 +11638,11 @@ static bool tt__is_plain(const tt_tape *t, int32_t v)
    alignment of 16 bytes that kernels need. */
 static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const bool *apart)
 {
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     const bool passes = x->storage == TT__TRANSIENT || x->storage == TT__GRADIENT;
     const int64_t row = x->shape.cols * (int64_t)tt_dtype_bytes(x->shape.dtype);
     return passes && tt__is_plain(t, v) && x->views == 0 && x->writes == 1 && !x->persistent && !x->slot &&
-           !x->stays && !x->ends && !x->keep && !x->block_end && !x->visits && v != root && !apart[v] &&
+           !x->saved && !x->ends && !x->keep && !x->block_end && !x->host_copy && v != root && !apart[v] &&
            row % 16 == 0;
 }
 
@@ -11658,7 +11659,7 @@ static bool tt__may_be_followed(const tt_tape *t, int32_t v)
    values must live at about the same time, so that the joined value takes hardly more memory. */
 static bool tt__may_lie_beside(const tt_tape *t, int32_t a, int32_t b, int32_t root, const bool *apart)
 {
-    const tt__value *x = &t->values[a], *y = &t->values[b];
+    const tt__tape_value *x = &t->values[a], *y = &t->values[b];
     if (a == b || x->storage != y->storage || x->persistent != y->persistent) return false;
     if (x->persistent) return tt__may_be_followed(t, a) && tt__may_be_followed(t, b);
     return tt__may_be_joined(t, a, root, apart) && tt__may_be_joined(t, b, root, apart) &&
@@ -11724,13 +11725,13 @@ static bool tt__join_values(tt_tape *t, int first, int last, int role)
 {
     const bool below = tt__lies_below(&t->code[first], role);
     const int32_t of_first = tt__in_role(&t->code[first], role);
-    const tt__value v = t->values[of_first];
+    const tt__tape_value v = t->values[of_first];
     tt__shape whole = v.shape;
     int64_t at = 0;
     if (!of_first) return true;
     for (int k = first; k < last && v.persistent; k++) {
         const int32_t a = tt__in_role(&t->code[k], role), b = tt__in_role(&t->code[k + 1], role);
-        if (a < b && !t->values[a].behind) t->values[a].behind = b;
+        if (a < b && !t->values[a].after) t->values[a].after = b;
     }
     if (v.persistent) return true;
     for (int k = first + 1; k <= last; k++) {
@@ -11740,7 +11741,7 @@ static bool tt__join_values(tt_tape *t, int first, int last, int role)
     }
     const int32_t id = tt__new_value(t, &whole, v.storage, "%.60s ...", v.name);
     for (int k = first; k <= last && id; k++) {
-        tt__value *x = &t->values[tt__in_role(&t->code[k], role)];
+        tt__tape_value *x = &t->values[tt__in_role(&t->code[k], role)];
         x->base = id;
         x->offset = at;
         x->ld = whole.cols;
@@ -11792,25 +11793,25 @@ typedef struct tt__box {
 } tt__box;
 
 /* Returns the largest number of bytes of a space that are alive at one instruction, counting only boxes of
-   `least` bytes or more; SIZE_MAX when out of memory. *at receives that instruction. */
-static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__space space, size_t least,
+   `min` bytes or more; SIZE_MAX when out of memory. *at receives that instruction. */
+static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__space space, size_t min,
                            tt_context *ctx, int *at)
 {
     int64_t *change = (int64_t *)tt__calloc(ctx, sizeof *change * ((size_t)instructions + 1));
-    size_t live = 0, most = 0;
+    size_t live = 0, max = 0;
     if (!change) return SIZE_MAX;
     for (int k = 0; k < n; k++) {
-        if (box[k].merged != k || box[k].space != space || box[k].bytes < least) continue;
+        if (box[k].merged != k || box[k].space != space || box[k].bytes < min) continue;
         change[box[k].first] += (int64_t)box[k].bytes;
         change[box[k].last + 1] -= (int64_t)box[k].bytes;
     }
     *at = 0;
     for (int k = 0; k <= instructions; k++) {
         live = (size_t)((int64_t)live + change[k]);
-        if (live > most) { most = live; *at = k; }
+        if (live > max) { max = live; *at = k; }
     }
     tt__free(ctx, change);
-    return most;
+    return max;
 }
 
 /* Sets of the bytes that are in use at each instruction: a binary tree over the instructions (a segment tree:
@@ -12037,8 +12038,8 @@ static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool
 {
     size_t best = tt__place_in_order(box, order, n, tightest, SIZE_MAX, taken), height = best;
     bool best_tightest = tightest;
-    const int most = n && box[order[0]].space == TT__HOST ? TT__IMPROVE_HOST : TT__IMPROVE;
-    int rounds = n < TT__FEW_BOXES && best > bound ? most / (n + 1) : 0;
+    const int max = n && box[order[0]].space == TT__HOST ? TT__IMPROVE_HOST : TT__IMPROVE;
+    int rounds = n < TT__FEW_BOXES && best > bound ? max / (n + 1) : 0;
     if (n >= TT__FEW_BOXES && best > bound + bound / 64) rounds = TT__IMPROVE_MANY;
     memcpy(best_order, order, sizeof *order * (size_t)n);
     for (int round = 0; round < rounds && best > bound && height != SIZE_MAX; round++) {
@@ -12068,12 +12069,12 @@ static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instruction
     tt__taken taken;
     bool room = tt__taken_open(ctx, &taken, instructions) && order;
     *bound = tt__max_live(box, n, instructions, space, 0, ctx, peak_at);
-    size_t least = n < TT__FEW_BOXES ? 0 : *bound / 1024, best = SIZE_MAX;
-    size_t goal = tt__max_live(box, n, instructions, space, least, ctx, &at);
+    size_t min = n < TT__FEW_BOXES ? 0 : *bound / 1024, best = SIZE_MAX;
+    size_t goal = tt__max_live(box, n, instructions, space, min, ctx, &at);
     room = room && *bound != SIZE_MAX && goal != SIZE_MAX;
     for (int k = 0; k < 2 * n && room; k++) { /* large boxes, then small ones */
         const tt__box *b = &box[k % n];
-        if (b->merged != k % n || b->space != space || !b->bytes || (b->bytes < least) != (k >= n)) continue;
+        if (b->merged != k % n || b->space != space || !b->bytes || (b->bytes < min) != (k >= n)) continue;
         order[all++] = k % n;
         large += k < n;
     }
@@ -12102,7 +12103,7 @@ static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instruction
     return *height == SIZE_MAX ? TT_ERR_MEMORY : TT_OK;
 }
 
-static size_t tt__arena_bytes(const tt_tape *t, const tt__value *v)
+static size_t tt__arena_bytes(const tt_tape *t, const tt__tape_value *v)
 {
     return tt__align_to(tt__storage_bytes(v), t->alignment);
 }
@@ -12111,20 +12112,20 @@ static size_t tt__arena_bytes(const tt_tape *t, const tt__value *v)
    overflows. */
 static tt_status tt__check_total(const tt_tape *t, size_t more)
 {
-    const size_t most = SIZE_MAX / 4;
+    const size_t max = SIZE_MAX / 4;
     int32_t largest = 0;
     size_t total = more, bytes, of_largest = 0;
     char what[256];
-    for (int32_t v = 1; v < t->n_values && total <= most; v++) {
+    for (int32_t v = 1; v < t->n_values && total <= max; v++) {
         if (t->values[v].base != v) continue;
         total += bytes = tt__arena_bytes(t, &t->values[v]);
         if (bytes <= of_largest) continue;
         of_largest = bytes;
         largest = v;
     }
-    for (int k = 0; k < t->n_code && total <= most; k++)
+    for (int k = 0; k < t->n_code && total <= max; k++)
         total += tt__align_to(t->code[k].workspace, t->alignment);
-    if (total <= most) return TT_OK;
+    if (total <= max) return TT_OK;
     return tt__fail(t->ctx, TT_ERR_SHAPE,
                     "the tensors of the program are together 2^62 bytes or more; the largest is %s",
                     tt__describe(t, largest, what, sizeof what));
@@ -12149,7 +12150,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
     int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* index of the box of each base value;
                                                                           -1: none */
     int n = 0, group = 0, group_end = 0; /* first and last of the instructions that run together */
-    const int micro_end = (int)tt__max(0, tt__segment_first(t, TT__EACH_LAP) - 1);
+    const int micro_end = (int)tt__max(0, tt__segment_first(t, TT__EACH_ROUND) - 1);
     *out = box;
     if (!box || !of) { tt__free(ctx, of); tt__free(ctx, box); *out = NULL; return TT_ERR_MEMORY; }
     for (int32_t v = 0; v < t->n_values; v++) of[v] = -1;
@@ -12161,13 +12162,13 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             int32_t id = j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
             if (!id) continue;
             int32_t base = t->values[id].base;
-            const tt__value *v = &t->values[base];
+            const tt__tape_value *v = &t->values[base];
             if (v->persistent) continue;
             bool given = v->storage == TT__INPUT || base == t->run; /* the host writes it before the run */
             const int first = given ? 0 : group;
             if (of[base] < 0)
-                tt__new_box(t, box, of[base] = n++, base, tt__storage_bytes(v), v->stays ? 0 : first, 0);
-            const int last = v->stays && group_end < micro_end ? micro_end : group_end;
+                tt__new_box(t, box, of[base] = n++, base, tt__storage_bytes(v), v->saved ? 0 : first, 0);
+            const int last = v->saved && group_end < micro_end ? micro_end : group_end;
             box[of[base]].last = v->keep || base == t->values[root].base ? end : last;
         }
         if (!i->workspace) continue;
@@ -12175,7 +12176,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
         box[n - 1].space = i->on_host ? TT__HOST : TT__DEVICE;
     }
     for (int32_t v = 1; v < t->n_values; v++) { /* inputs that only tt_get may read */
-        const tt__value *x = &t->values[v];
+        const tt__tape_value *x = &t->values[v];
         bool kept = x->keep || v == t->values[root].base;
         if (x->storage != TT__INPUT || x->base != v || of[v] >= 0 || !kept) continue;
         tt__new_box(t, box, of[v] = n++, v, tt__storage_bytes(x), 0, end);
@@ -12311,11 +12312,11 @@ typedef struct tt__product {
     float scale;
 } tt__product;
 
-/* Returns the size of the blocks into which n is divided about equally. The size is at most `most` and a
-   multiple of `multiple`, which must divide `most`. */
-static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
+/* Returns the size of the blocks into which n is divided about equally. The size is at most `max` and a
+   multiple of `multiple`, which must divide `max`. */
+static int64_t tt__gemm_block(int64_t n, int64_t max, int64_t multiple)
 {
-    int64_t blocks = tt__max(1, tt__ceil_div(n, most));
+    int64_t blocks = tt__max(1, tt__ceil_div(n, max));
     return tt__ceil_div(tt__ceil_div(n, blocks), multiple) * multiple;
 }
 
@@ -12348,7 +12349,7 @@ static void tt__cblas_product(const tt__gemm_args *g, int64_t row, int64_t rows,
 /* Runs tasks in parallel, or one after another if the whole product is too small to share. */
 static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count, tt__task run, void *arg)
 {
-    if ((double)g->m * (double)g->n * (double)g->k > TT__GEMM_ALONE) tt__parallel(pool, count, run, arg);
+    if ((double)g->m * (double)g->n * (double)g->k > TT__GEMM_ALONE) tt__run_tasks(pool, count, run, arg);
     else for (int64_t task = 0; task < count; task++) run(arg, task, 0);
 }
 
@@ -12519,11 +12520,11 @@ static int64_t tt__attention_group_sequence(const tt__attention_args *a, int64_t
     return low;
 }
 
-/* Returns the size of the blocks into which n numbers are divided about equally. The size is at most `most`
+/* Returns the size of the blocks into which n numbers are divided about equally. The size is at most `max`
    and a multiple of 16. n and most must be > 0. */
-static int64_t tt__attention_block(int64_t n, int64_t most)
+static int64_t tt__attention_block(int64_t n, int64_t max)
 {
-    return tt__attention_padded(tt__ceil_div(n, tt__ceil_div(n, most)));
+    return tt__attention_padded(tt__ceil_div(n, tt__ceil_div(n, max)));
 }
 
 static void *tt__attention_row(const tt__mat *m, int64_t row, int64_t column)
@@ -12576,7 +12577,7 @@ static tt_status tt__for_chunks(const tt__launch *l, int64_t rows, int64_t cols,
                                 tt__rows_fn fn)
 {
     tt__rows_job job = {l, fn, rows, chunk, skip, TT__ROW_BUFFERS * tt__row_bytes(cols)};
-    tt__parallel(tt__cpu_of(l)->pool, tt__ceil_div(rows, chunk), tt__rows_task, &job);
+    tt__run_tasks(tt__cpu_of(l)->pool, tt__ceil_div(rows, chunk), tt__rows_task, &job);
     return TT_OK;
 }
 
@@ -12604,9 +12605,9 @@ static tt__mat tt__rows_of(const tt__mat *m, int64_t first, int64_t n)
 /* ---- the parts of collectives that all instruction sets share: all but sums by vectors ---- */
 
 /* Sets *first to the first element of m in a member's shard; returns the number of elements in the shard. */
-static int64_t tt__piece_of(const tt__launch *l, const tt__mat *m, bool root, int member, int64_t *first)
+static int64_t tt__shard_of(const tt__launch *l, const tt__mat *m, bool root, int member, int64_t *first)
 {
-    return tt__piece(tt__elements(m), l->instr->move.unit, root, member, l->members, first);
+    return tt__shard(tt__elements(m), l->instr->move.unit, root, member, l->members, first);
 }
 
 static char *tt__element(const tt__mat *m, int64_t k)
@@ -12633,18 +12634,18 @@ static void tt__spread_rows(const tt__launch *l, int64_t from, int64_t to, float
 {
     (void)scratch;
     for (int k = 0; k < l->members; k++) {
-        int64_t first, n = tt__piece_of(l, &l->out[0], false, k, &first);
+        int64_t first, n = tt__shard_of(l, &l->out[0], false, k, &first);
         const int64_t begin = tt__max(from, first), end = tt__min(to, first + n);
         tt__copy_elements(&l->out[0], begin, &l->peer_out[k], begin, end - begin);
     }
 }
 
 /* Copies elements [from, to) of out[0] from the shards of all members. The shard of a member is its in[0]. */
-static void tt__gather_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+static void tt__all_gather_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     (void)scratch;
     for (int k = 0; k < l->members; k++) {
-        int64_t first, n = tt__piece_of(l, &l->out[0], l->instr->move.root, k, &first);
+        int64_t first, n = tt__shard_of(l, &l->out[0], l->instr->move.root, k, &first);
         const int64_t begin = tt__max(from, first), end = tt__min(to, first + n);
         tt__copy_elements(&l->out[0], begin, &l->peer_in[k], begin - first, end - begin);
     }
@@ -12655,7 +12656,7 @@ static void tt__broadcast_rows(const tt__launch *l, int64_t from, int64_t to, fl
 {
     int64_t first;
     (void)scratch;
-    tt__piece_of(l, &l->out[0], false, l->me, &first);
+    tt__shard_of(l, &l->out[0], false, l->me, &first);
     tt__copy_elements(&l->out[0], first + from, &l->peer_in[0], first + from, to - from);
 }
 
@@ -12698,7 +12699,7 @@ static void tt__reduce_doubles(const tt__launch *l, int64_t from, int64_t to, in
 
 static uint64_t tt__dropout_key(const tt__launch *l)
 {
-    const tt__run *run = TT__RUN_OF(l);
+    const tt__step_settings *run = TT__RUN_OF(l);
     return !run ? 0 : tt__stream_key(run->seed, TT__RANDOM_DROPOUT, (uint64_t)run->step,
                                      (uint64_t)run->micro << 32 | l->instr->random);
 }
@@ -13916,7 +13917,7 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
                                float *sums, float *more, int64_t sums_row)
 {
     enum { STRIP = TT__GEMM_TILE_N, TOGETHER = 2 * STRIP };
-    const int64_t most = cols == sums_row && cols <= STRIP ? TOGETHER / cols : 1;
+    const int64_t max = cols == sums_row && cols <= STRIP ? TOGETHER / cols : 1;
     /* act reads its operand rounded as it is saved, so that recomputing act gives the same result. */
     const tt_dtype kept = g->pre.data ? g->pre.dtype : g->c.dtype;
     const bool keeps = g->pre.data && g->act != TT__ACT_NONE;
@@ -13927,7 +13928,7 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
         int64_t n = tt__min(STRIP, cols - j), at = col + j;
         if (g->bias.data) TT__K(gemm_take)(bias, &g->bias, 0, at, n);
         for (int64_t i = 0, some; i < rows; i += some) {
-            some = tt__min(most, rows - i);
+            some = tt__min(max, rows - i);
             float *x = sums + i * sums_row + j;
             int64_t r = row + i, whole = tt__ceil_div(some * n, TT__LANES) * TT__LANES;
             for (int64_t t = 0; t < some; t++) {
@@ -15003,10 +15004,10 @@ TT__INLINE void TT__K(attention_alibi)(const TT__K(attention_lanes) *l, int64_t 
    the first of the vector's columns in the tile. Returns the factors by which the queries' earlier sums must
    be multiplied. */
 TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(attention_lanes) *l, int64_t keys,
-                                           float *tile, float *most, float *sum)
+                                           float *tile, float *max, float *sum)
 {
     const tt__vf lowest = TT__K(splat)(-FLT_MAX);
-    tt__vf old = TT__K(load)(most), m0 = old, m1 = old, total0 = TT__K(zero)(), total1 = total0;
+    tt__vf old = TT__K(load)(max), m0 = old, m1 = old, total0 = TT__K(zero)(), total1 = total0;
     tt__vu drawn = TT__K(splat_u)(0);
     int64_t r = l->from;
     for (; r < tt__min(l->whole, l->seen); r++) {
@@ -15047,7 +15048,7 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
     }
     for (r = l->seen; r < keys; r++) TT__K(store)(tile + r * TT__ATTENTION_TILE, TT__K(zero)());
     tt__vf correction = TT__K(exp2)(old - m0);
-    TT__K(store)(most, m0);
+    TT__K(store)(max, m0);
     TT__K(store)(sum, TT__K(fma)(TT__K(load)(sum), correction, total0 + total1));
     return correction;
 }
@@ -15180,7 +15181,7 @@ TT__INLINE TT__K(attention_fall) TT__K(attention_fall_of)(const TT__K(attention_
    key and the first query, counted in the sequence. first: `out` has no sums yet and is written. */
 TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool first, int64_t key,
                                           int64_t keys, int64_t query, int64_t n, const float *qt, float *out,
-                                          float *most, float *sum)
+                                          float *max, float *sum)
 {
     const tt__attention_args *a = t->a;
     const tt__attention_buffers *b = &t->b;
@@ -15193,8 +15194,8 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool f
     for (int64_t i = 0; i < n; i += TT__LANES) {
         TT__K(attention_lanes) l = TT__K(attention_lanes_at)(t, key, &s, query + i);
         if (fall.slope != 0) TT__K(attention_alibi)(&l, t->x.begin, &fall, b->weights + i);
-        tt__vf c = l.drop ? TT__K(attention_softmax)(true, &l, s.keys, b->weights + i, most + i, sum + i)
-                          : TT__K(attention_softmax)(false, &l, s.keys, b->weights + i, most + i, sum + i);
+        tt__vf c = l.drop ? TT__K(attention_softmax)(true, &l, s.keys, b->weights + i, max + i, sum + i)
+                          : TT__K(attention_softmax)(false, &l, s.keys, b->weights + i, max + i, sum + i);
         TT__K(store)(correction + i, c);
     }
     for (int64_t i = 0; !first && i < n; i++) {
@@ -15220,7 +15221,7 @@ TT__FN void TT__K(attention_put)(const TT__K(attention_task) *t, int64_t query, 
         int64_t number = t->x.first + query + i, row = a->query_at ? a->query_at[number] : number;
         TT__K(attention_unpack)(&a->out, NULL, row, 1, t->head * d, d, t->call->keep_scale / b->sum[i],
                                 b->out + i * stride, stride, false);
-        a->lse[row * a->heads + t->head] = b->most[i] * 0.693147180559945309f + logf(b->sum[i]);
+        a->lse[row * a->heads + t->head] = b->max[i] * 0.693147180559945309f + logf(b->sum[i]);
     }
 }
 
@@ -15241,7 +15242,7 @@ TT__FN void TT__K(attention_forward_blocks)(TT__K(attention_task) *t, int64_t fi
                               stride);
         TT__K(attention_columns)(a, b, b->q, count, 1.0f, b->qt);
         for (int64_t k = 0; k < TT__ATTENTION_QUERIES; k++) {
-            b->most[k] = -FLT_MAX;
+            b->max[k] = -FLT_MAX;
             b->sum[k] = 0;
         }
         for (int64_t j = 0, end; j < t->x.blocks; j = end) {
@@ -15252,7 +15253,7 @@ TT__FN void TT__K(attention_forward_blocks)(TT__K(attention_task) *t, int64_t fi
                 const int64_t key = tt__attention_next_keys(&t->x, &at, to, &keys);
                 TT__K(attention_take_keys)(t, t->x.begin + key, keys, false);
                 for (int k = 0; k < times; k++, begun = true)
-                    TT__K(attention_forward_tile)(t, !begun, key, keys, query, count, b->qt, b->out, b->most,
+                    TT__K(attention_forward_tile)(t, !begun, key, keys, query, count, b->qt, b->out, b->max,
                                                   b->sum);
             }
         }
@@ -15289,7 +15290,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
         TT__K(attention_columns)(a, b, b->q, n, 1.0f, b->qt + block * qt_size);
     }
     for (int64_t i = 0; i < TT__ATTENTION_GROUP; i++) {
-        b->most[i] = -FLT_MAX;
+        b->max[i] = -FLT_MAX;
         b->sum[i] = 0;
     }
     /* With a window, the queries do not share a first block of keys, so their sums begin as zeros. */
@@ -15300,7 +15301,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
         for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
             int64_t n = tt__min(query_block, queries - i);
             TT__K(attention_forward_tile)(&t, !a->window && key == 0, key, keys, first + i, n,
-                                          b->qt + block * qt_size, b->out + i * stride, b->most + i,
+                                          b->qt + block * qt_size, b->out + i * stride, b->max + i,
                                           b->sum + i);
         }
     }
@@ -15314,7 +15315,7 @@ TT__FN void TT__K(attention_forward)(tt__pool *pool, const tt__attention_args *a
 {
     TT__K(attention_call) call = TT__K(attention_begin)(a);
     if (a->seqs > 0)
-        tt__parallel(pool, tt__attention_first_group(a, a->seqs) * a->heads, TT__K(attention_forward_task),
+        tt__run_tasks(pool, tt__attention_first_group(a, a->seqs) * a->heads, TT__K(attention_forward_task),
                      &call);
 }
 
@@ -15507,7 +15508,7 @@ TT__FN void TT__K(attention_backward)(tt__pool *pool, const tt__attention_args *
 {
     TT__K(attention_call) call = TT__K(attention_begin)(a);
     const int64_t tasks = a->seqs * (a->heads / a->group);
-    if (a->seqs > 0) tt__parallel(pool, tasks, TT__K(attention_backward_task), &call);
+    if (a->seqs > 0) tt__run_tasks(pool, tasks, TT__K(attention_backward_task), &call);
 }
 
 #undef TT__ATTENTION_MR
@@ -15666,7 +15667,7 @@ TT__ROWS_FN(rotary_rows)
 {
     const tt__instr *i = l->instr;
     const tt_rotary_options *o = &i->attr.rotary;
-    const int64_t n = l->in[0].cols, size = n / i->attr.heads, pairs = tt__rotary_pairs(o);
+    const int64_t n = l->in[0].cols, size = n / i->attr.heads, pairs = tt__rotary_pairs_of(o);
     const int32_t *position = (const int32_t *)l->in[1].data;
     const float *frequency = tt__workspace_at(l, 0), sign = i->attr.scale;
     float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* both are in one row of scratch */
@@ -15705,14 +15706,14 @@ TT__FN tt_status TT__K(run_ROTARY)(const tt__launch *l)
     double frequency[TT__MOST_PAIRS];
     const tt_rotary_options *o = &l->instr->attr.rotary;
     tt__rotary_frequencies(o, frequency);
-    for (int j = 0; j < tt__rotary_pairs(o); j++) tt__workspace_at(l, 0)[j] = (float)frequency[j];
+    for (int j = 0; j < tt__rotary_pairs_of(o); j++) tt__workspace_at(l, 0)[j] = (float)frequency[j];
     return tt__for_rows(l, &l->out[0], tt__rotary_table_bytes(l->instr), TT__K(rotary_rows));
 }
 
 TT__ROWS_FN(fill_rows)
 {
     const tt__mat *y = &l->out[0];
-    const float loss_scale = l->in[0].data ? (float)((const tt__scale *)l->in[0].data)->scale : 1.0f;
+    const float loss_scale = l->in[0].data ? (float)((const tt__scale_state *)l->in[0].data)->scale : 1.0f;
     const float x = l->instr->attr.scale * loss_scale;
     const uint16_t half = tt__to_half(x, y->dtype);
     for (int64_t r = from; r < to; r++) {
@@ -16263,7 +16264,7 @@ TT__INLINE const float *TT__K(class_weights)(const tt__launch *l, int operand)
 
 /* Returns the logarithm of the sum of exp(x[c]) over a row x of n numbers. Sets *most to the largest number
    of the row and *sum_x to the sum of the row. */
-TT__INLINE float TT__K(log_sum_exp)(const float *x, int64_t n, float *most, float *sum_x)
+TT__INLINE float TT__K(log_sum_exp)(const float *x, int64_t n, float *max, float *sum_x)
 {
     tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
     int64_t c = 0;
@@ -16278,7 +16279,7 @@ TT__INLINE float TT__K(log_sum_exp)(const float *x, int64_t n, float *most, floa
     float sum = TT__K(sum)(s);
     *sum_x = TT__K(sum)(sx);
     for (; c < n; c++) { sum += expf(x[c] - m); *sum_x += x[c]; }
-    *most = m;
+    *max = m;
     return m + logf(sum);
 }
 
@@ -16557,7 +16558,7 @@ TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t
     const uint64_t group = (uint64_t)(l->first + from) / 8;
     uint64_t keys[2 * TT__DRAW_ROUNDS];
     if (m->dtype == TT_F32) return;
-    const tt__run *run = TT__RUN_OF(l);
+    const tt__step_settings *run = TT__RUN_OF(l);
     tt__philox_keys(tt__stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,
                                    (uint64_t)which << 32 | l->instr->random), keys);
     TT__BY_HALF(m->dtype, D, TT__K(round_row)(h, x, D, n, keys, group));
@@ -16628,10 +16629,10 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
 {
     const float *squares = (const float *)l->in[0].data;
     const tt__totals *totals = (const tt__totals *)l->in[1].data;
-    const tt__run *run = TT__RUN_OF(l);
+    const tt__step_settings *run = TT__RUN_OF(l);
     double sum = 0, clip_norm = l->instr->attr.clip_norm;
     for (int64_t k = 0; k < l->in[0].rows; k++) sum += squares[k];
-    const double loss_scale = l->in[2].data ? ((const tt__scale *)l->in[2].data)->scale : 1;
+    const double loss_scale = l->in[2].data ? ((const tt__scale_state *)l->in[2].data)->scale : 1;
     double scale = (run ? run->loss_norm / totals->targets : 1) / loss_scale;
     double norm = sqrt(sum) * scale, factor = scale;
     if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; /* then no parameter is updated */
@@ -16648,7 +16649,7 @@ TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
 {
     const tt__totals *totals = (const tt__totals *)l->in[1].data;
     const tt__attr *a = &l->instr->attr;
-    tt__scale *s = (tt__scale *)l->out[0].data;
+    tt__scale_state *s = (tt__scale_state *)l->out[0].data;
     if (!isfinite(totals->loss) || !(totals->targets > 0)) return TT_OK;
     if (isfinite(((const tt__clipped *)l->in[0].data)->norm)) {
         if (++s->good_steps < a->interval) return TT_OK;
@@ -16691,8 +16692,8 @@ TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
             if (across->data && c < x->cols) ((uint8_t *)across->data)[c * across->ld + r] = rounded;
         }
     *(float *)l->out[2].data = 1 / scale;
-    float *most = (float *)l->out[3].data;
-    if (most && largest > tt__bits(*most)) *most = tt__float(largest);
+    float *max = (float *)l->out[3].data;
+    if (max && largest > tt__bits(*max)) *max = tt__float(largest);
     return TT_OK;
 }
 
@@ -16726,7 +16727,7 @@ TT__FN tt_status TT__K(run_WAIT)(const tt__launch *l) { (void)l; return TT_OK; }
 TT__ROWS_FN(adam_rows)
 {
     const tt__attr *a = &l->instr->attr;
-    const tt__run *run = TT__RUN_OF(l);
+    const tt__step_settings *run = TT__RUN_OF(l);
     int64_t n = to - from, c = 0;
     double t = (double)run->step + 1;
     const float *g = TT__K(chunk_in)(&l->in[0], from, n, scratch, 0);
@@ -16753,7 +16754,7 @@ TT__ROWS_FN(adam_rows)
 TT__ROWS_FN(sgd_rows)
 {
     const tt__attr *a = &l->instr->attr;
-    const tt__run *run = TT__RUN_OF(l);
+    const tt__step_settings *run = TT__RUN_OF(l);
     int64_t n = to - from;
     const float *g = TT__K(chunk_in)(&l->in[0], from, n, scratch, 0);
     float *p = TT__K(chunk_in)(&l->out[0], from, n, scratch, 1);
@@ -16805,8 +16806,8 @@ TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)
 TT__INLINE tt__vf TT__K(reduce_two)(const tt__reduce how, const tt_dtype dtype, tt__vf a, tt__vf b)
 {
     if (how == TT__SUM) return TT__K(rounded)(a + b, dtype);
-    tt__vf most = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* is b if a or b is NaN */
-    return (tt__vf)TT__K(select)(a != a, (tt__vu)a, (tt__vu)most);
+    tt__vf max = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* is b if a or b is NaN */
+    return (tt__vf)TT__K(select)(a != a, (tt__vu)a, (tt__vu)max);
 }
 
 /* Loads a vector of member k's elements: n elements, beginning with element c. Prefetches far ahead, because
@@ -16878,14 +16879,14 @@ TT__OUTLINE void TT__K(reduce)(const tt__launch *l, int64_t from, int64_t to, in
 TT__ROWS_FN(all_reduce_rows)
 {
     int64_t first;
-    tt__piece_of(l, &l->out[0], false, l->me, &first);
+    tt__shard_of(l, &l->out[0], false, l->me, &first);
     TT__K(reduce)(l, first + from, first + from, to - from);
 }
 
 TT__ROWS_FN(reduce_scatter_rows)
 {
     int64_t first;
-    tt__piece_of(l, &l->in[0], l->instr->move.root, l->me, &first);
+    tt__shard_of(l, &l->in[0], l->instr->move.root, l->me, &first);
     TT__K(reduce)(l, first + from, from, to - from);
 }
 
@@ -16893,7 +16894,7 @@ TT__ROWS_FN(reduce_rows) { TT__K(reduce)(l, from, from, to - from); }
 
 TT__FN tt_status TT__K(run_ALL_REDUCE)(const tt__launch *l)
 {
-    int64_t first, n = tt__piece_of(l, &l->out[0], false, l->me, &first);
+    int64_t first, n = tt__shard_of(l, &l->out[0], false, l->me, &first);
     if (!l->present) return TT_OK;
     if (l->phase == TT__REDUCE_PHASE) return tt__for_elements(l, n, TT__K(all_reduce_rows));
     return tt__for_elements(l, tt__elements(&l->out[0]), tt__spread_rows);
@@ -16901,18 +16902,18 @@ TT__FN tt_status TT__K(run_ALL_REDUCE)(const tt__launch *l)
 
 TT__FN tt_status TT__K(run_REDUCE_SCATTER)(const tt__launch *l)
 {
-    int64_t first, n = tt__piece_of(l, &l->in[0], l->instr->move.root, l->me, &first);
+    int64_t first, n = tt__shard_of(l, &l->in[0], l->instr->move.root, l->me, &first);
     return l->present ? tt__for_elements(l, n, TT__K(reduce_scatter_rows)) : TT_OK;
 }
 
 TT__FN tt_status TT__K(run_ALL_GATHER)(const tt__launch *l)
 {
-    return tt__for_elements(l, tt__elements(&l->out[0]), tt__gather_rows);
+    return tt__for_elements(l, tt__elements(&l->out[0]), tt__all_gather_rows);
 }
 
 TT__FN tt_status TT__K(run_BROADCAST)(const tt__launch *l)
 {
-    int64_t first, n = tt__piece_of(l, &l->out[0], false, l->me, &first);
+    int64_t first, n = tt__shard_of(l, &l->out[0], false, l->me, &first);
     if (l->out[0].data == l->peer_in[0].data) return TT_OK; /* this member has the whole tensor already */
     if (l->phase == TT__REDUCE_PHASE) return tt__for_elements(l, n, tt__broadcast_rows);
     return tt__for_elements(l, tt__elements(&l->out[0]), tt__spread_rows);
@@ -17005,7 +17006,7 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
    ======================================================================================================== */
 
 /* The ranks of a process that run together, one thread each: their barriers, and their common failure. */
-typedef struct tt__world {
+typedef struct tt__rank_group {
     tt_context *ctx;
     int ranks;
     double timeout;          /* seconds */
@@ -17022,15 +17023,15 @@ typedef struct tt__world {
        stage ([0]) and how many gradients to the previous stage ([1]); how many values it has taken from the
        previous stage ([0]) and how many gradients from the next ([1]). */
     uint64_t sent[TT__RANKS][2], taken[TT__RANKS][2];
-} tt__world;
+} tt__rank_group;
 
 /* The members of a collective or a barrier: `count` ranks first, first + stride, first + 2 * stride and so
    on. */
 typedef struct tt__members { int first, stride, count; } tt__members;
 
-static tt__world *tt__world_new(tt_context *ctx, int ranks, double timeout)
+static tt__rank_group *tt__rank_group_new(tt_context *ctx, int ranks, double timeout)
 {
-    tt__world *w = (tt__world *)tt__calloc(ctx, sizeof *w);
+    tt__rank_group *w = (tt__rank_group *)tt__calloc(ctx, sizeof *w);
     if (!w) return NULL;
     w->ctx = ctx;
     w->ranks = ranks;
@@ -17041,7 +17042,7 @@ static tt__world *tt__world_new(tt_context *ctx, int ranks, double timeout)
     return w;
 }
 
-static void tt__world_free(tt__world *w)
+static void tt__rank_group_free(tt__rank_group *w)
 {
     if (!w) return;
     pthread_cond_destroy(&w->wake);
@@ -17049,7 +17050,7 @@ static void tt__world_free(tt__world *w)
     tt__free(w->ctx, w);
 }
 
-static void tt__world_wake(tt__world *w)
+static void tt__rank_group_wake(tt__rank_group *w)
 {
     pthread_mutex_lock(&w->mutex);
     if (w->sleepers) pthread_cond_broadcast(&w->wake);
@@ -17057,14 +17058,14 @@ static void tt__world_wake(tt__world *w)
 }
 
 /* Ends the waiting of all ranks. The rank that calls this function has called tt__fail. */
-static void tt__world_fail(tt__world *w)
+static void tt__rank_group_fail(tt__rank_group *w)
 {
     __atomic_store_n(&w->failed, 1, __ATOMIC_SEQ_CST);
-    tt__world_wake(w);
+    tt__rank_group_wake(w);
 }
 
 /* Resets all barriers and counts, as a failure may have left them unequal. No rank may be running. */
-static void tt__world_reset(tt__world *w)
+static void tt__rank_group_reset(tt__rank_group *w)
 {
     memset(w->met, 0, sizeof w->met);
     memset(w->sent, 0, sizeof w->sent);
@@ -17076,7 +17077,7 @@ static void tt__world_reset(tt__world *w)
 
 /* Notes the op and the value on which a rank works. A rank that waits for this rank too long names them in
    its error. */
-static void tt__world_note(tt__world *w, int rank, const char *op, const char *on)
+static void tt__rank_group_note(tt__rank_group *w, int rank, const char *op, const char *on)
 {
     __atomic_store_n(&w->op[rank], op, __ATOMIC_RELAXED);
     __atomic_store_n(&w->on[rank], on, __ATOMIC_RELAXED);
@@ -17101,7 +17102,7 @@ static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double second
 
 /* Sleeps until *count is at least `times` or a rank has failed. Returns false after the timeout, which starts
    anew as long as a rank waits for other processes. */
-static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
+static bool tt__await(tt__rank_group *w, const uint64_t *count, uint64_t times)
 {
     double begin = tt__seconds();
     bool done = false;
@@ -17120,7 +17121,7 @@ static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
 
 /* Makes rank `me` wait until *count, a count of rank `rank`, is at least `times`. Returns false after the
    timeout, or if a rank has failed. */
-static bool tt__wait_for(tt__world *w, int me, int rank, const uint64_t *count, uint64_t times)
+static bool tt__wait_for(tt__rank_group *w, int me, int rank, const uint64_t *count, uint64_t times)
 {
     for (int i = 0; i < w->spins && !tt__has_come(count, times); i++) tt__pause();
     const bool late = !tt__has_come(count, times) && !tt__await(w, count, times);
@@ -17134,27 +17135,27 @@ static bool tt__wait_for(tt__world *w, int me, int rank, const uint64_t *count, 
         }
         tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not come%s%s", me,
                  w->timeout, rank, where[0], where[1]);
-        tt__world_wake(w);
+        tt__rank_group_wake(w);
     }
     return !__atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
 }
 
 /* Adds one to a count of this rank, for which another rank may wait. */
-static void tt__count_on(tt__world *w, uint64_t *count)
+static void tt__count_on(tt__rank_group *w, uint64_t *count)
 {
     __atomic_add_fetch(count, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__world_wake(w);
+    if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__rank_group_wake(w);
 }
 
 /* Makes rank `me`, a member, wait at a barrier until all members have reached it. After the barrier, all
    members see the memory that any member wrote before it. Returns false after the timeout, or if a rank has
    failed. */
-static bool tt__meet(tt__world *w, int me, tt__members members)
+static bool tt__barrier(tt__rank_group *w, int me, tt__members members)
 {
     bool come = true;
     for (int k = 0; k < members.count; k++)
         __atomic_add_fetch(&w->met[me][members.first + k * members.stride], 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__world_wake(w);
+    if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__rank_group_wake(w);
     for (int k = 0; k < members.count && come; k++) {
         const int rank = members.first + k * members.stride;
         come = tt__wait_for(w, me, rank, &w->met[rank][me], w->met[me][rank]);
@@ -17166,17 +17167,18 @@ static bool tt__meet(tt__world *w, int me, tt__members members)
 /* ------------------------------------------------------------------------------------- several processes
    Processes that a launcher such as `mpirun` started together run one program. Each process calls the same
    functions with the same arguments and has the same number of ranks. Ranks are numbered through all
-   processes. Messages go from one process to another (tt__wire). MPI's own sums are not used, as MPI chooses
-   their order. To sum a tensor over ranks, a process first sums the numbers of its own ranks, as far as these
-   ranks form subtrees of the tree of sums (tt__collective). Each process is responsible for one part of the
-   tensor: it receives the other processes' sums of this part, adds them up, and sends the result to all
-   others. For a tensor of n bytes on P processes, a process sends (P - 1) * n / P bytes before the sum and as
-   many after it, which is the minimum, and no message waits for another. Halving and doubling would send as
-   many bytes, but in log2(P) rounds in which messages wait for each other. Processes agree (tt__agree) where
-   all must make the same decision: each sends the others a note with its status and the facts that the others
-   need. An error of one process is then an error of all, and all may continue. If a rank fails elsewhere, its
-   process tells the others, which may be waiting for that rank; this ends the common work for good. The
-   common work also ends if a process closes its context or lets others wait longer than the timeout. */
+   processes. Messages go from one process to another (tt__transport). MPI's own sums are not used, as MPI
+   chooses their order. To sum a tensor over ranks, a process first sums the numbers of its own ranks, as far
+   as these ranks form subtrees of the tree of sums (tt__collective). Each process is responsible for one part
+   of the tensor: it receives the other processes' sums of this part, adds them up, and sends the result to
+   all others. For a tensor of n bytes on P processes, a process sends (P - 1) * n / P bytes before the sum
+   and as many after it, which is the minimum, and no message waits for another. Halving and doubling would
+   send as many bytes, but in log2(P) rounds in which messages wait for each other. Processes agree
+   (tt__agree) where all must make the same decision: each sends the others a note with its status and the
+   facts that the others need. An error of one process is then an error of all, and all may continue. If a
+   rank fails elsewhere, its process tells the others, which may be waiting for that rank; this ends the
+   common work for good. The common work also ends if a process closes its context or lets others wait longer
+   than the timeout. */
 
 /* Tags of messages: end messages (tt__end), notes, fetched data. Messages of collectives have tags from
    TT__DATA_TAG on. */
@@ -17192,14 +17194,14 @@ typedef struct tt__request {
 /* A transport, which carries messages between processes. Messages with the same tag from one process to
    another arrive in the order in which they were sent. The functions return NULL, or an error message. Only
    one thread at a time calls them. */
-typedef struct tt__wire {
+typedef struct tt__transport {
     const char *(*send)(struct tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r);
     const char *(*receive)(struct tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r);
     const char *(*test)(struct tt__net *n, tt__request *r); /* sets r->done */
     /* Receives a message with tag TT__END_TAG, if one has arrived; else sets *from to -1. */
     const char *(*take_end)(struct tt__net *n, int *from, void *data, size_t bytes);
     void (*close)(struct tt__net *n);
-} tt__wire;
+} tt__transport;
 
 /* The message that a process sends to the others when it stops, because a rank has failed or the process
    closes its context. */
@@ -17218,7 +17220,7 @@ typedef struct tt__note {
 /* The processes that run together, from the view of this process. */
 typedef struct tt__net {
     tt_context *ctx;
-    const tt__wire *wire;
+    const tt__transport *transport;
     int processes, me;
     char host[TT__RANKS][64];
     pthread_mutex_t mutex;  /* guards the transport and the fields marked "guarded" */
@@ -17227,11 +17229,11 @@ typedef struct tt__net {
     char why[1100];         /* why the processes no longer work together */
     tt__end end, ended[TT__RANKS]; /* this process's end message; guarded: those received, by process */
     bool has_ended[TT__RANKS];     /* guarded; for each process: its end message has arrived */
-    char heard[TT__RANKS][128];    /* guarded; for each process: the instruction of its last message */
+    char last_message[TT__RANKS][128];    /* guarded; for each process: the instruction of its last message */
     int ranks;              /* number of ranks of each process in the last program; 0: none has memory yet */
     tt__note *note;         /* for each process: its note in the last tt__agree */
     bool cuda_aware;        /* the MPI of every process can send from and receive into GPU memory */
-    double sent, least;     /* guarded: bytes that collectives have sent so far; the minimum that any method
+    double sent, min;     /* guarded: bytes that collectives have sent so far; the minimum that any method
                                must send */
 #ifdef TINYTRAIN_MPI
     MPI_Comm talk, data;    /* for notes and end messages; for collectives */
@@ -17271,7 +17273,7 @@ static const char *tt__net_ends(tt__net *n)
     tt__end end;
     int from = -1;
     char name[96], why[1100];
-    const char *error = n->wire->take_end(n, &from, &end, sizeof end);
+    const char *error = n->transport->take_end(n, &from, &end, sizeof end);
     if (error || from < 0) return error;
     n->ended[from] = end;
     n->has_ended[from] = true;
@@ -17309,7 +17311,7 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count && !*why; k++) {
             if (r[k].done) continue;
-            *why = n->wire->test(n, &r[k]);
+            *why = n->transport->test(n, &r[k]);
             left -= r[k].done;
             if (!r[k].done && slow < 0) slow = r[k].process;
         }
@@ -17348,7 +17350,7 @@ static const char *tt__ranks_name(const tt__net *n, int process, char to[160])
 /* Fails with the reason why tt__net_wait returned false. `where` names the work that waited. */
 static tt_status tt__net_waited(tt__net *n, const char *where, int late, const char *why)
 {
-    char name[160], heard[128];
+    char name[160], last_message[128];
     tt_context *ctx = n->ctx;
     if (why) return tt__fail(ctx, TT_ERR_DEVICE, "%s: MPI has failed: %s", where, why);
     if (late < 0) return tt__net_status(ctx);
@@ -17356,13 +17358,13 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
     pthread_mutex_lock(&n->mutex);
     const bool closed = n->has_ended[late];
     const tt__end end = n->ended[late];
-    memcpy(heard, n->heard[late], sizeof heard);
+    memcpy(last_message, n->last_message[late], sizeof last_message);
     pthread_mutex_unlock(&n->mutex);
     if (closed)
         return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has closed its context%s%s", where, name,
                         end.why[0] ? ", after: " : "", end.why);
     return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not come for %g s%s%s", where, name, ctx->options.timeout,
-                    heard[0] ? "; its last message came in " : "", heard);
+                    last_message[0] ? "; its last message came in " : "", last_message);
 }
 
 /* Sends this process's end message to all others, and waits at most `seconds`. Returns false if some process
@@ -17376,14 +17378,14 @@ static bool tt__net_send_end(tt__net *n, double seconds)
     for (int p = 0; p < n->processes; p++) {
         if (p == n->me) continue;
         r[count].done = false;
-        if (!n->wire->send(n, p, TT__END_TAG, &n->end, sizeof n->end, &r[count])) count++;
+        if (!n->transport->send(n, p, TT__END_TAG, &n->end, sizeof n->end, &r[count])) count++;
     }
     pthread_mutex_unlock(&n->mutex);
     while (left && tt__seconds() - begin < seconds) {
         left = 0;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count; k++) {
-            if (!r[k].done && n->wire->test(n, &r[k])) r[k].done = true; /* that process is out of reach */
+            if (!r[k].done && n->transport->test(n, &r[k])) r[k].done = true; /* the process is out of reach */
             left += !r[k].done;
         }
         pthread_mutex_unlock(&n->mutex);
@@ -17437,8 +17439,8 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
     pthread_mutex_lock(&n->mutex);
     for (int p = 0; p < n->processes && !why; p++) {
         if (p == n->me) continue;
-        why = n->wire->receive(n, p, TT__NOTE_TAG, &n->note[p], sizeof n->note[p], &r[count]);
-        if (!why) why = n->wire->send(n, p, TT__NOTE_TAG, own, size, &r[count + 1]);
+        why = n->transport->receive(n, p, TT__NOTE_TAG, &n->note[p], sizeof n->note[p], &r[count]);
+        if (!why) why = n->transport->send(n, p, TT__NOTE_TAG, own, size, &r[count + 1]);
         count += 2;
     }
     pthread_mutex_unlock(&n->mutex);
@@ -17482,10 +17484,10 @@ static tt_status tt__net_fetch(tt_context *ctx, int owner, int taker, const char
     if (owner == taker || (taker >= 0 && n->me != taker && n->me != owner)) return TT_OK;
     if (tt__net_has_failed(n)) return tt__net_status(ctx);
     pthread_mutex_lock(&n->mutex);
-    if (n->me != owner) why = n->wire->receive(n, owner, TT__FETCH_TAG, data, bytes, &r[count++]);
+    if (n->me != owner) why = n->transport->receive(n, owner, TT__FETCH_TAG, data, bytes, &r[count++]);
     for (int p = 0; p < n->processes && n->me == owner && !why; p++)
         if (p != owner && (taker < 0 || p == taker))
-            why = n->wire->send(n, p, TT__FETCH_TAG, data, bytes, &r[count++]);
+            why = n->transport->send(n, p, TT__FETCH_TAG, data, bytes, &r[count++]);
     pthread_mutex_unlock(&n->mutex);
     if (!why && tt__net_wait(n, NULL, r, count, &late, &why)) return TT_OK;
     return tt__net_fail(ctx, tt__net_waited(n, where, late, why));
@@ -17518,7 +17520,7 @@ static void tt__net_close(tt_context *ctx)
                     tt__process_name(n, late, name), tt__seconds() - begin);
         }
     }
-    if (all) n->wire->close(n); /* else close would wait for a process that is gone */
+    if (all) n->transport->close(n); /* else close would wait for a process that is gone */
     ctx->net = NULL;
     pthread_mutex_destroy(&n->mutex);
     tt__free(ctx, n->note);
@@ -17665,7 +17667,7 @@ static void tt__mpi_close(tt__net *n)
     pthread_mutex_unlock(&tt__mpi.mutex);
 }
 
-static const tt__wire tt__mpi_wire = {tt__mpi_send, tt__mpi_receive, tt__mpi_test, tt__mpi_take_end,
+static const tt__transport tt__mpi_transport = {tt__mpi_send, tt__mpi_receive, tt__mpi_test, tt__mpi_take_end,
                                       tt__mpi_close};
 
 /* Fails because other processes have not called tt_open in time; MPI does not say which processes. */
@@ -17769,7 +17771,7 @@ static tt_status tt__mpi_open(tt__net *n)
     MPI_Comm_rank(n->talk, &n->me);
     n->processes = processes;
     n->cuda_aware = tt__mpi_is_cuda_aware();
-    n->wire = &tt__mpi_wire;
+    n->transport = &tt__mpi_transport;
     return TT_OK;
 }
 
@@ -17853,9 +17855,10 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
 /* ==== src/ranks/groups.h */
 /* ----------------------------------------------------------------------------------------- device groups */
 
-/* A crew: the ranks that run a program together, each with its own device, all of one kind. This process has
-   the ranks [first, first + local), each with a thread. It cannot access the memory of the other ranks. */
-typedef struct tt__crew {
+/* A device group: the ranks that run a program together, each with its own device, all of one kind. This
+   process has the ranks [first, first + local), each with a thread. It cannot access the memory of the other
+   ranks. */
+typedef struct tt__device_group {
     tt_context *ctx;
     const tt__device_kind *kind;
     int ranks, index[TT__RANKS];   /* number of ranks; for each rank: number of its device */
@@ -17865,23 +17868,23 @@ typedef struct tt__crew {
     tt__device *device[TT__RANKS]; /* NULL until opened, and for ranks of other processes */
     tt__device *host[TT__RANKS];   /* CPU device for updates in the host's memory; NULL until needed */
     tt__pool *threads;             /* a thread for each rank; NULL until opened, or for a single rank */
-    tt__world *world;              /* barriers and counters of these threads */
+    tt__rank_group *rank_group;              /* barriers and counters of these threads */
     /* Each rank's staging memory on the host: TT__STAGE bytes, or twice that with several processes. NULL if
        the devices use the host's memory and there is only this process. */
     void *stage[TT__RANKS];
     void *event[TT__RANKS];        /* by which streams of other devices wait; NULL until used */
-    bool apart[TT__RANKS][TT__RANKS]; /* [a][b]: kernels of rank a cannot load from the memory of rank b */
-    bool tried;                    /* `apart` has been found out */
-    struct tt__crew *next;
-} tt__crew;
+    bool no_peer[TT__RANKS][TT__RANKS]; /* [a][b]: kernels of rank a cannot load from the memory of rank b */
+    bool tried;                    /* `no_peer` has been found out */
+    struct tt__device_group *next;
+} tt__device_group;
 
-static bool tt__is_local(const tt__crew *c, int rank)
+static bool tt__is_local(const tt__device_group *c, int rank)
 {
     return rank >= c->first && rank < c->first + c->local;
 }
 
 /* Returns the number of the process that has a rank. */
-static int tt__process_of(const tt__crew *c, int rank) { return rank / c->local; }
+static int tt__process_of(const tt__device_group *c, int rank) { return rank / c->local; }
 
 /* Bytes of staging memory: max number of bytes that a rank copies to the host's memory at once, if ranks
    cannot load from each other's memory. */
@@ -17912,7 +17915,7 @@ static const char *tt__device_name(const tt__device_kind *kind, int index, char 
 
 /* Returns `status`, which a function of a rank's device has returned. If it is an error, sets the context's
    error to the device's message. */
-static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank, tt_status status)
+static tt_status tt__device_status(tt_context *ctx, const tt__device_group *c, int rank, tt_status status)
 {
     if (status == TT_OK || c->kind->host) return status; /* the CPU device has called tt__fail */
     char name[32];
@@ -17929,7 +17932,7 @@ static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank,
 
 /* One or more collectives of the same op that a rank runs together, and the ranks that take part. */
 typedef struct tt__collective {
-    tt__crew *crew;
+    tt__device_group *group;
     tt__launch *l;          /* array of n launches */
     int n;
     tt__members all, near;  /* all members; the members of this process, or both members of a pair */
@@ -17937,7 +17940,7 @@ typedef struct tt__collective {
     int processes, own;     /* number of processes with members; number of this process among these */
     int grain, nodes;       /* number of members of a node; number of nodes of a process */
     int leader, tag;        /* the rank that sends and receives for this process; the tag of its messages */
-    bool apart;             /* kernels of some rank in `near` cannot load from another's memory */
+    bool no_peer;             /* kernels of some rank in `near` cannot load from another's memory */
     bool direct;            /* messages begin and end in ranks' memory, not in the host's staging memory */
 } tt__collective;
 
@@ -17950,22 +17953,23 @@ static bool tt__is_pair(const tt__instr *i)
 }
 
 /* Returns whether the kernels of any member cannot load from the memory of another member. */
-static bool tt__is_apart(const tt__crew *c, tt__members m)
+static bool tt__has_no_peer(const tt__device_group *c, tt__members m)
 {
     for (int a = 0; a < m.count; a++)
         for (int b = 0; b < m.count; b++)
-            if (c->apart[m.first + a * m.stride][m.first + b * m.stride]) return true;
+            if (c->no_peer[m.first + a * m.stride][m.first + b * m.stride]) return true;
     return false;
 }
 
-static tt__collective tt__collective_of(tt__crew *crew, int rank, tt__members all, int me, tt__over over)
+static tt__collective tt__collective_of(tt__device_group *group, int rank, tt__members all, int me,
+                                        tt__over over)
 {
     static const int tags[] = {0, 0, 1, 0, 2, 3}; /* by tt__over */
     tt__collective c;
     int local = 0;
     memset(&c, 0, sizeof c);
-    for (int k = 0; k < all.count; k++) local += tt__is_local(crew, all.first + k * all.stride);
-    c.crew = crew;
+    for (int k = 0; k < all.count; k++) local += tt__is_local(group, all.first + k * all.stride);
+    c.group = group;
     c.rank = rank;
     c.me = me;
     c.low = me / local * local;
@@ -17978,39 +17982,39 @@ static tt__collective tt__collective_of(tt__crew *crew, int rank, tt__members al
     c.grain = local & -local;
     c.nodes = local / c.grain;
     c.tag = TT__DATA_TAG + tags[over] * (int)TT__RANKS + all.first;
-    c.apart = tt__is_apart(crew, c.near);
-    c.direct = crew->kind->host || (crew->ctx->net && crew->ctx->net->cuda_aware && !c.apart);
+    c.no_peer = tt__has_no_peer(group, c.near);
+    c.direct = group->kind->host || (group->ctx->net && group->ctx->net->cuda_aware && !c.no_peer);
     return c;
 }
 
 /* Makes a barrier of streams: stream `stream` of this rank's device waits for all work that the other members
    have issued on the same stream of their devices. On the CPU, where a launch is done when it returns, only
    the ranks' threads wait. */
-static tt_status tt__sync(tt__crew *c, int rank, tt__members members, int stream)
+static tt_status tt__sync(tt__device_group *c, int rank, tt__members members, int stream)
 {
     const tt__backend *b = c->kind->backend;
     tt__device *d = c->device[rank];
     tt_status status = TT_OK;
-    if (c->kind->host) return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE;
+    if (c->kind->host) return tt__barrier(c->rank_group, rank, members) ? TT_OK : TT_ERR_DEVICE;
     status = tt__device_status(c->ctx, c, rank, b->mark(d, stream, &c->event[rank]));
     if (status != TT_OK) return status;
-    if (!tt__meet(c->world, rank, members)) return TT_ERR_DEVICE;
+    if (!tt__barrier(c->rank_group, rank, members)) return TT_ERR_DEVICE;
     for (int k = 0; k < members.count && status == TT_OK; k++) {
         const int other = members.first + k * members.stride;
         if (other != rank) status = b->after(d, stream, c->event[other]);
     }
     if (status != TT_OK) return tt__device_status(c->ctx, c, rank, status);
-    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* then events may be reused */
+    return tt__barrier(c->rank_group, rank, members) ? TT_OK : TT_ERR_DEVICE; /* then events may be reused */
 }
 
-static tt_status tt__meet_near(const tt__collective *c)
+static tt_status tt__barrier_near(const tt__collective *c)
 {
-    return tt__sync(c->crew, c->rank, c->near, c->l->instr->stream);
+    return tt__sync(c->group, c->rank, c->near, c->l->instr->stream);
 }
 
 /* Waits until a stream of the rank's device has done all its work. Needed before messages, or updates in the
    host's memory, read the results. */
-static tt_status tt__await_stream(tt__crew *c, int rank, int stream)
+static tt_status tt__await_stream(tt__device_group *c, int rank, int stream)
 {
     const tt__backend *b = c->kind->backend;
     if (c->kind->host) return TT_OK;
@@ -18022,28 +18026,28 @@ static tt_status tt__await_stream(tt__crew *c, int rank, int stream)
 /* Launches one phase of n collectives on a rank, then waits at a barrier. */
 static tt_status tt__launch_phase(const tt__collective *c, tt__launch *l, int n)
 {
-    tt_status status = c->crew->kind->backend->launch(l, n);
-    status = tt__device_status(c->crew->ctx, c->crew, c->rank, status);
-    return status == TT_OK ? tt__meet_near(c) : status;
+    tt_status status = c->group->kind->backend->launch(l, n);
+    status = tt__device_status(c->group->ctx, c->group, c->rank, status);
+    return status == TT_OK ? tt__barrier_near(c) : status;
 }
 
 /* Launches one phase of one collective on a rank, if some members cannot load from others' memory. The data
    of these members goes through the host's memory, a part at a time. */
 static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
 {
-    tt__crew *crew = c->crew;
+    tt__device_group *group = c->group;
     void *staged[TT__RANKS];
     bool more = true;
     tt_status status = TT_OK;
     for (int k = 0; k < l->members; k++) {
         const int other = c->all.first + k * c->all.stride;
-        staged[k] = other == c->rank || crew->apart[c->rank][other] ? crew->stage[other] : NULL;
+        staged[k] = other == c->rank || group->no_peer[c->rank][other] ? group->stage[other] : NULL;
     }
     l->staged = staged;
-    l->most = (int64_t)(TT__STAGE / (size_t)l->members / tt_dtype_bytes(l->in[0].dtype)) & ~(int64_t)15;
-    for (l->from = 0; more && status == TT_OK; l->from += l->most) {
-        status = tt__device_status(crew->ctx, crew, c->rank, crew->kind->backend->stage(l, &more));
-        if (status == TT_OK) status = tt__meet_near(c);
+    l->max = (int64_t)(TT__STAGE / (size_t)l->members / tt_dtype_bytes(l->in[0].dtype)) & ~(int64_t)15;
+    for (l->from = 0; more && status == TT_OK; l->from += l->max) {
+        status = tt__device_status(group->ctx, group, c->rank, group->kind->backend->stage(l, &more));
+        if (status == TT_OK) status = tt__barrier_near(c);
         if (status == TT_OK) status = tt__launch_phase(c, l, 1);
     }
     l->staged = NULL;
@@ -18057,7 +18061,7 @@ static int tt__pair_tag(int from, int to) { return TT__DATA_TAG + (4 + from) * (
 
 /* The messages in flight that belong to one instruction. */
 typedef struct tt__mail {
-    const tt__crew *crew;
+    const tt__device_group *group;
     const tt_tape *tape;
     const tt__instr *i;
     int tag, count;
@@ -18066,14 +18070,14 @@ typedef struct tt__mail {
 
 static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
 {
-    const tt__mail m = {c->crew, c->l->tape, c->l->instr, c->tag, 0, r};
+    const tt__mail m = {c->group, c->l->tape, c->l->instr, c->tag, 0, r};
     return m;
 }
 
 /* Writes the place of an error for its message: op and value, such as "reduce 'd(w)'". */
 static void tt__net_where(const tt__mail *m, char to[128])
 {
-    const tt__value *x = &m->tape->values[m->i->in[0] ? m->i->in[0] : m->i->out[0]];
+    const tt__tape_value *x = &m->tape->values[m->i->in[0] ? m->i->in[0] : m->i->out[0]];
     snprintf(to, 128, "%s '%.96s'", tt__instr_name(m->i), x->name);
 }
 
@@ -18081,7 +18085,7 @@ static void tt__net_where(const tt__mail *m, char to[128])
 static tt_status tt__net_late(const tt__mail *m, int late, const char *why)
 {
     char where[128];
-    tt__net *net = m->crew->ctx->net;
+    tt__net *net = m->group->ctx->net;
     const bool own = late < 0 && !why && !tt__net_has_failed(net); /* a rank of this process failed */
     if (own) return TT_ERR_DEVICE;
     tt__net_where(m, where);
@@ -18091,8 +18095,8 @@ static tt_status tt__net_late(const tt__mail *m, int late, const char *why)
 /* Waits until all messages of *m have been sent or received, and leaves *m empty. */
 static tt_status tt__net_all_there(tt__mail *m)
 {
-    tt__net *net = m->crew->ctx->net;
-    tt__world *w = m->crew->world;
+    tt__net *net = m->group->ctx->net;
+    tt__rank_group *w = m->group->rank_group;
     const tt__request *r = m->r;
     const char *why;
     char at[128];
@@ -18105,7 +18109,8 @@ static tt_status tt__net_all_there(tt__mail *m)
     __atomic_sub_fetch(&w->outside, 1, __ATOMIC_SEQ_CST);
     tt__net_where(m, at);
     pthread_mutex_lock(&net->mutex);
-    for (int k = 0; k < n; k++) if (r[k].comes && r[k].done) memcpy(net->heard[r[k].process], at, sizeof at);
+    for (int k = 0; k < n; k++)
+        if (r[k].comes && r[k].done) memcpy(net->last_message[r[k].process], at, sizeof at);
     pthread_mutex_unlock(&net->mutex);
     return come ? TT_OK : tt__net_late(m, late, why);
 }
@@ -18121,18 +18126,18 @@ static tt_status tt__net_first_there(tt__mail *m, int n)
     return status;
 }
 
-/* Begins to send or, if `comes`, to receive bytes, as messages of at most `most` bytes, with one request for
+/* Begins to send or, if `comes`, to receive bytes, as messages of at most `max` bytes, with one request for
    each message. */
-static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes, size_t most, bool comes)
+static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes, size_t max, bool comes)
 {
-    tt__net *n = m->crew->ctx->net;
+    tt__net *n = m->group->ctx->net;
     const char *why = NULL;
     pthread_mutex_lock(&n->mutex);
     for (size_t at = 0, some; at < bytes && !why; at += some) {
         tt__request *r = &m->r[m->count++];
-        some = bytes - at < most ? bytes - at : most;
-        why = comes ? n->wire->receive(n, process, m->tag, (char *)data + at, some, r)
-                    : n->wire->send(n, process, m->tag, (char *)data + at, some, r);
+        some = bytes - at < max ? bytes - at : max;
+        why = comes ? n->transport->receive(n, process, m->tag, (char *)data + at, some, r)
+                    : n->transport->send(n, process, m->tag, (char *)data + at, some, r);
         r->comes = comes;
         if (!comes) n->sent += (double)some;
     }
@@ -18155,7 +18160,7 @@ static tt_status tt__net_receive(tt__mail *m, int process, void *data, size_t by
 static void tt__net_must_send(tt__net *n, double bytes)
 {
     pthread_mutex_lock(&n->mutex);
-    n->least += bytes;
+    n->min += bytes;
     pthread_mutex_unlock(&n->mutex);
 }
 
@@ -18165,7 +18170,7 @@ static void tt__net_must_send(tt__net *n, double bytes)
 /* Returns the process number of the k-th process that has members of the collective. */
 static int tt__net_process(const tt__collective *c, int k)
 {
-    return tt__process_of(c->crew, c->all.first + k * c->near.count * c->all.stride);
+    return tt__process_of(c->group, c->all.first + k * c->near.count * c->all.stride);
 }
 
 /* The first function returns how many members of the k-th process contribute to a reduction, the second how
@@ -18182,7 +18187,7 @@ static int tt__net_nodes(const tt__collective *c, int k, int present)
 
 /* A part of a collective: elements [from, from + most) of each member's shard, in collective number k of the
    collectives that run together. */
-typedef struct tt__net_job { int k; int64_t from, most; } tt__net_job;
+typedef struct tt__net_job { int k; int64_t from, max; } tt__net_job;
 enum { TT__NET_JOBS = 128 };
 
 /* Returns the tensor that is divided into the members' shards: the tensor to sum or, in other phases, the
@@ -18201,9 +18206,9 @@ static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int me
     const bool to_first = tt__net_is(l, TT__OF_FIRST); /* the shard of member 0 is all */
     int64_t n = member ? 0 : tt__elements(&l->in[0]);
     *first = 0;
-    if (!to_first) n = tt__piece_of(l, tt__net_whole(l), l->instr->move.root, member, first);
+    if (!to_first) n = tt__shard_of(l, tt__net_whole(l), l->instr->move.root, member, first);
     *first += job->from;
-    return tt__max(0, tt__min(job->most, n - job->from));
+    return tt__max(0, tt__min(job->max, n - job->from));
 }
 
 static int64_t tt__net_longest(const tt__launch *l)
@@ -18220,7 +18225,7 @@ static size_t tt__net_size(const tt__launch *l, int64_t n)
 }
 
 /* Launches op `op` with the operands of collective *l, on the collective's stream. */
-static tt_status tt__net_launch(const tt__crew *c, int rank, tt__launch *l, int op)
+static tt_status tt__net_launch(const tt__device_group *c, int rank, tt__launch *l, int op)
 {
     tt__instr other = *l->instr;
     other.op = op;
@@ -18240,12 +18245,12 @@ static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const
     s.members = s.present = count;
     s.me = 0;
     s.add[0] = add;
-    return tt__net_launch(c->crew, c->rank, &s, TT__OP_SUM_SLOTS);
+    return tt__net_launch(c->group, c->rank, &s, TT__OP_SUM_SLOTS);
 }
 
 /* Copies bytes between a rank's device and the host, on the collective's stream. */
-static tt_status tt__net_copy(const tt__crew *c, int rank, const tt__launch *l, void *to, const void *from,
-                              int64_t bytes)
+static tt_status tt__net_copy(const tt__device_group *c, int rank, const tt__launch *l, void *to,
+                              const void *from, int64_t bytes)
 {
     const tt__mat x = {(void *)(uintptr_t)from, TT_U8, 1, bytes, bytes}, y = {to, TT_U8, 1, bytes, bytes};
     tt__launch s = *l;
@@ -18255,7 +18260,7 @@ static tt_status tt__net_copy(const tt__crew *c, int rank, const tt__launch *l, 
 }
 
 /* Returns the minimum number of bytes that a process must send, by any method, in a phase of a collective. */
-static double tt__net_least(const tt__collective *c, const tt__launch *l)
+static double tt__net_min(const tt__collective *c, const tt__launch *l)
 {
     const tt__mat *x = tt__net_whole(l);
     const bool of_first = l->instr->move.root || tt__net_is(l, TT__OF_FIRST);
@@ -18268,21 +18273,21 @@ static double tt__net_least(const tt__collective *c, const tt__launch *l)
 /* Returns the number of bytes that tt__net_reduce, tt__net_gather, tt__net_broadcast or tt__net_pair sends
    for a rank's process in a phase. Sets *least to the minimum that any method must send. Both numbers are 0
    for a rank that is not the leader of its process. */
-static double tt__net_sends(const tt__collective *c, double *least)
+static double tt__net_sends(const tt__collective *c, double *min)
 {
     const tt__net_job all = {0, 0, INT64_MAX};
     const tt__launch *l = c->l;
     const double item = (double)tt_dtype_bytes(l->in[0].data ? l->in[0].dtype : l->out[0].dtype);
     double bytes = 0;
     int64_t first;
-    *least = 0;
+    *min = 0;
     if (tt__is_pair(l->instr)) {
         if (l->phase == TT__SPREAD_PHASE && c->me == l->instr->move.from)
-            *least = bytes = item * (double)tt__elements(&l->in[0]);
+            *min = bytes = item * (double)tt__elements(&l->in[0]);
         return bytes;
     }
     if (c->me != c->low) return 0;
-    *least = tt__net_least(c, l);
+    *min = tt__net_min(c, l);
     if (l->phase == TT__SPREAD_PHASE && tt__net_is(l, TT__OF_FIRST))
         return c->own + 1 < c->processes ? item * (double)tt__elements(&l->in[0]) : 0;
     for (int m = 0; m < c->all.count; m++) {
@@ -18321,9 +18326,9 @@ static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_
         const int64_t item = (int64_t)tt_dtype_bytes(l->in[0].dtype), left = tt__net_longest(l) - *from;
         const tt__net_job next = {*k, *from, tt__min(left, (int64_t)room / item)};
         if (left > 0) job[count++] = next;
-        if (left > 0) room -= tt__net_size(l, next.most);
-        *from += next.most;
-        if (next.most == left || left <= 0) {
+        if (left > 0) room -= tt__net_size(l, next.max);
+        *from += next.max;
+        if (next.max == left || left <= 0) {
             *from = 0;
             ++*k;
         }
@@ -18367,7 +18372,7 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
    Needed if kernels of this process's ranks cannot load from each other's memory. */
 static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b)
 {
-    char *to = (char *)c->crew->stage[c->rank] + TT__STAGE + b->begin;
+    char *to = (char *)c->group->stage[c->rank] + TT__STAGE + b->begin;
     tt_status status = TT_OK;
     for (int at = 0; at < c->processes * b->jobs; at++) {
         const int q = at / b->jobs, j = at % b->jobs;
@@ -18375,7 +18380,7 @@ static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b
         for (int k = q * c->near.count; k < (q + 1) * c->near.count && status == TT_OK; k++) {
             int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
             const int64_t bytes = c->me < x->present ? n * (int64_t)tt_dtype_bytes(x->in[0].dtype) : 0;
-            status = tt__net_copy(c->crew, c->rank, x, to, tt__element(&x->in[0], first), bytes);
+            status = tt__net_copy(c->group, c->rank, x, to, tt__element(&x->in[0], first), bytes);
             to += tt__net_size(x, n);
         }
     }
@@ -18404,7 +18409,7 @@ static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, c
                     const int other = c->near.first + m * c->near.stride;
                     leaf[m - begin] = x->peer_in[c->low + m];
                     leaf[m - begin].data = tt__element(&leaf[m - begin], first);
-                    if (c->apart) leaf[m - begin].data = (char *)c->crew->stage[other] + laid;
+                    if (c->no_peer) leaf[m - begin].data = (char *)c->group->stage[other] + laid;
                 }
                 const bool mine = turn++ % c->near.count == c->me - c->low;
                 if (mine && n) status = tt__net_sum(c, x, leaf, end - begin, to, n, false);
@@ -18446,12 +18451,12 @@ static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b,
 /* Waits for the messages of a batch, then sums this rank's shard. */
 static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
 {
-    const char *stage = (const char *)c->crew->stage[c->leader] + b->begin;
+    const char *stage = (const char *)c->group->stage[c->leader] + b->begin;
     if (!b->jobs) return TT_OK;
     tt_status status = tt__net_all_there(&b->mail);
-    if (status == TT_OK) status = tt__meet_near(c);
+    if (status == TT_OK) status = tt__barrier_near(c);
     if (status == TT_OK) status = tt__net_unpack(c, b, stage, stage + TT__STAGE);
-    if (status == TT_OK) status = tt__meet_near(c);
+    if (status == TT_OK) status = tt__barrier_near(c);
     b->jobs = 0;
     return status;
 }
@@ -18462,7 +18467,7 @@ static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
 static tt_status tt__net_reduce(const tt__collective *c)
 {
     const tt__instr *i = c->l->instr;
-    char *stage = (char *)c->crew->stage[c->leader];
+    char *stage = (char *)c->group->stage[c->leader];
     const int flights = tt__net_flights(c);
     tt__net_batch flight[TT__NET_FLIGHTS];
     tt_status status = TT_OK;
@@ -18475,13 +18480,13 @@ static tt_status tt__net_reduce(const tt__collective *c)
         b->begin = (size_t)(turn % flights) * tt__net_part(c);
         b->mail = tt__mail_of(c, b->r);
         if (!b->jobs && k < c->n)
-            return tt__fail(c->crew->ctx, TT_ERR_INTERNAL, "%s: no room for messages", tt__instr_name(i));
+            return tt__fail(c->group->ctx, TT_ERR_INTERNAL, "%s: no room for messages", tt__instr_name(i));
         tt__net_place(c, b);
-        if (c->apart) status = tt__net_lay_out(c, b);
-        if (c->apart && status == TT_OK) status = tt__meet_near(c);
+        if (c->no_peer) status = tt__net_lay_out(c, b);
+        if (c->no_peer && status == TT_OK) status = tt__barrier_near(c);
         if (status == TT_OK) status = tt__net_pack(c, b, stage + b->begin);
-        if (status == TT_OK) status = tt__meet_near(c);
-        if (status == TT_OK && c->rank == c->leader) status = tt__await_stream(c->crew, c->rank, i->stream);
+        if (status == TT_OK) status = tt__barrier_near(c);
+        if (status == TT_OK && c->rank == c->leader) status = tt__await_stream(c->group, c->rank, i->stream);
         for (int q = 0; q < c->processes && status == TT_OK && c->rank == c->leader; q++) {
             const int process = tt__net_process(c, q);
             if (q == c->own) continue;
@@ -18506,7 +18511,7 @@ static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int 
     const tt__launch *l = &c->l[job->k];
     const bool gathers = tt__net_is(l, TT__PIECES_IN);
     int64_t first;
-    if (!c->direct) return (char *)c->crew->stage[c->leader] + (size_t)m * room;
+    if (!c->direct) return (char *)c->group->stage[c->leader] + (size_t)m * room;
     tt__net_piece(l, job, m, &first);
     if (m / c->near.count != c->own) return (char *)tt__element(&l->out[0], first);
     return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
@@ -18525,9 +18530,9 @@ static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, 
         char *staged = tt__net_begin(c, job, m, room);
         char *own = (char *)tt__element(x, gathers && !come ? job->from : first);
         if (come && m == c->me && !gathers) continue;
-        status = tt__net_copy(c->crew, c->rank, l, come ? own : staged, come ? staged : own, bytes);
+        status = tt__net_copy(c->group, c->rank, l, come ? own : staged, come ? staged : own, bytes);
     }
-    return status == TT_OK ? tt__meet_near(c) : status;
+    return status == TT_OK ? tt__barrier_near(c) : status;
 }
 
 /* Exchanges shards with other processes. The leader of each process sends and receives the messages; the
@@ -18536,19 +18541,19 @@ static tt_status tt__net_gather(const tt__collective *c)
 {
     enum { REQUESTS = 4 * TT__RANKS };
     const size_t room = 2 * TT__STAGE / (size_t)c->all.count & ~(size_t)(TT__ALIGN - 1); /* bytes per shard */
-    const size_t most = c->direct ? TT__NET_MESSAGE : room;
+    const size_t max = c->direct ? TT__NET_MESSAGE : room;
     const bool leads = c->rank == c->leader, waits = leads && !c->direct;
     tt__request r[REQUESTS + TT__NET_REQUESTS(2 * TT__STAGE)];
     tt__mail mail = tt__mail_of(c, r);
     const int stream = c->l->instr->stream;
-    tt_status status = leads && c->direct ? tt__await_stream(c->crew, c->rank, stream) : TT_OK;
+    tt_status status = leads && c->direct ? tt__await_stream(c->group, c->rank, stream) : TT_OK;
     for (int k = 0; k < c->n; k++) {
         const tt__launch *l = &c->l[k];
         const int64_t item = (int64_t)tt_dtype_bytes(l->out[0].dtype), longest = tt__net_longest(l);
-        tt__net_job job = {k, 0, (int64_t)most / item};
-        for (; job.from < longest && status == TT_OK; job.from += job.most) {
+        tt__net_job job = {k, 0, (int64_t)max / item};
+        for (; job.from < longest && status == TT_OK; job.from += job.max) {
             if (!c->direct) status = tt__net_stage(c, &job, room, false);
-            if (waits && status == TT_OK) status = tt__await_stream(c->crew, c->rank, stream);
+            if (waits && status == TT_OK) status = tt__await_stream(c->group, c->rank, stream);
             for (int m = 0; m < c->all.count && status == TT_OK && leads; m++) {
                 const int own = c->low + m % c->near.count, process = tt__net_process(c, m / c->near.count);
                 int64_t first, come = item * tt__net_piece(l, &job, m, &first);
@@ -18562,7 +18567,7 @@ static tt_status tt__net_gather(const tt__collective *c)
                 status = tt__net_first_there(&mail, mail.count / 2);
             if (status != TT_OK || c->direct) continue;
             status = tt__net_all_there(&mail);
-            if (status == TT_OK) status = tt__meet_near(c);
+            if (status == TT_OK) status = tt__barrier_near(c);
             if (status == TT_OK) status = tt__net_stage(c, &job, room, true);
         }
     }
@@ -18573,20 +18578,20 @@ static tt_status tt__net_gather(const tt__collective *c)
 static tt_status tt__net_broadcast(const tt__collective *c)
 {
     const bool leads = c->rank == c->leader, waits = leads && !c->direct, last = c->own + 1 == c->processes;
-    const size_t most = c->direct ? TT__NET_MESSAGE : TT__STAGE;
+    const size_t max = c->direct ? TT__NET_MESSAGE : TT__STAGE;
     const int stream = c->l->instr->stream;
     tt__request r[2][TT__NET_REQUESTS(TT__STAGE)];
     tt__mail in = tt__mail_of(c, r[0]), out = tt__mail_of(c, r[1]);
-    tt_status status = leads && c->direct ? tt__await_stream(c->crew, c->rank, stream) : TT_OK;
+    tt_status status = leads && c->direct ? tt__await_stream(c->group, c->rank, stream) : TT_OK;
     for (int k = 0; k < c->n; k++) {
         const tt__launch *l = &c->l[k];
         const int64_t bytes = tt__elements(&l->in[0]) * (int64_t)tt_dtype_bytes(l->in[0].dtype);
         char *own = (char *)(c->own || c->me ? l->out[0].data : l->in[0].data);
         for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
-            m = tt__min(bytes - at, (int64_t)most);
-            char *data = c->direct ? own + at : (char *)c->crew->stage[c->leader];
-            if (c->me == 0) status = tt__net_copy(c->crew, c->rank, l, data, (char *)l->in[0].data + at, m);
-            if (status == TT_OK && waits) status = tt__await_stream(c->crew, c->rank, stream);
+            m = tt__min(bytes - at, (int64_t)max);
+            char *data = c->direct ? own + at : (char *)c->group->stage[c->leader];
+            if (c->me == 0) status = tt__net_copy(c->group, c->rank, l, data, (char *)l->in[0].data + at, m);
+            if (status == TT_OK && waits) status = tt__await_stream(c->group, c->rank, stream);
             if (status == TT_OK && leads && c->own)
                 status = tt__net_receive(&in, tt__net_process(c, c->own - 1), data, (size_t)m);
             if (status == TT_OK) status = tt__net_all_there(&in);
@@ -18594,10 +18599,10 @@ static tt_status tt__net_broadcast(const tt__collective *c)
                 status = tt__net_send(&out, tt__net_process(c, c->own + 1), data, (size_t)m);
             if (status == TT_OK && (!c->direct || out.count >= TT__RANKS)) status = tt__net_all_there(&out);
             if (c->direct) continue;
-            if (status == TT_OK) status = tt__meet_near(c);
+            if (status == TT_OK) status = tt__barrier_near(c);
             if (status == TT_OK && (c->me || l->out[0].data != l->in[0].data))
-                status = tt__net_copy(c->crew, c->rank, l, (char *)l->out[0].data + at, data, m);
-            if (status == TT_OK) status = tt__meet_near(c);
+                status = tt__net_copy(c->group, c->rank, l, (char *)l->out[0].data + at, data, m);
+            if (status == TT_OK) status = tt__barrier_near(c);
         }
     }
     return status == TT_OK ? tt__net_all_there(&out) : status;
@@ -18615,7 +18620,7 @@ static tt_status tt__net_spread(const tt__collective *c)
         for (int m = 0; m < c->all.count; m++) {
             int64_t first;
             if (m / c->near.count == c->own && !all) continue;
-            tt__piece_of(l, &l->out[0], l->instr->move.root, m, &first);
+            tt__shard_of(l, &l->out[0], l->instr->move.root, m, &first);
             if (m != c->low) out[m].data = at->data;
             if (!all) in[m].data = tt__element(at, first);
         }
@@ -18631,27 +18636,27 @@ static tt_status tt__net_pair(const tt__collective *c)
     const tt__move *move = &i->move;
     const int from = c->all.first + move->from * c->all.stride, to = c->all.first + move->to * c->all.stride;
     const bool receives = c->me == move->to;
-    const bool direct = c->crew->kind->host || c->crew->ctx->net->cuda_aware;
-    const size_t most = direct ? TT__NET_MESSAGE : TT__STAGE;
-    const int process = tt__process_of(c->crew, receives ? from : to);
+    const bool direct = c->group->kind->host || c->group->ctx->net->cuda_aware;
+    const size_t max = direct ? TT__NET_MESSAGE : TT__STAGE;
+    const int process = tt__process_of(c->group, receives ? from : to);
     tt__request r[TT__NET_REQUESTS(TT__STAGE)];
     tt__mail mail = tt__mail_of(c, r);
-    tt_status status = direct ? tt__await_stream(c->crew, c->rank, i->stream) : TT_OK;
+    tt_status status = direct ? tt__await_stream(c->group, c->rank, i->stream) : TT_OK;
     mail.tag = tt__pair_tag(from, to);
     for (int k = 0; k < c->n; k++) {
         const tt__launch *l = &c->l[k];
         const tt__mat *x = receives ? &l->out[0] : &l->in[0];
         const int64_t bytes = tt__elements(x) * (int64_t)tt_dtype_bytes(x->dtype);
-        if (!receives) tt__net_must_send(c->crew->ctx->net, (double)bytes);
+        if (!receives) tt__net_must_send(c->group->ctx->net, (double)bytes);
         for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
-            m = tt__min(bytes - at, (int64_t)most);
-            char *own = (char *)x->data + at, *data = direct ? own : (char *)c->crew->stage[c->rank];
-            if (!receives) status = tt__net_copy(c->crew, c->rank, l, data, own, m);
-            if (status == TT_OK && !direct) status = tt__await_stream(c->crew, c->rank, i->stream);
+            m = tt__min(bytes - at, (int64_t)max);
+            char *own = (char *)x->data + at, *data = direct ? own : (char *)c->group->stage[c->rank];
+            if (!receives) status = tt__net_copy(c->group, c->rank, l, data, own, m);
+            if (status == TT_OK && !direct) status = tt__await_stream(c->group, c->rank, i->stream);
             if (status == TT_OK)
                 status = tt__net_post(&mail, process, data, (size_t)m, TT__NET_MESSAGE, receives);
             if (status == TT_OK && (!direct || mail.count >= TT__RANKS)) status = tt__net_all_there(&mail);
-            if (status == TT_OK && receives) status = tt__net_copy(c->crew, c->rank, l, own, data, m);
+            if (status == TT_OK && receives) status = tt__net_copy(c->group, c->rank, l, own, data, m);
         }
     }
     return status == TT_OK ? tt__net_all_there(&mail) : status;
@@ -18662,10 +18667,10 @@ static tt_status tt__net_phase(const tt__collective *c)
 {
     tt_status status = TT_OK;
     for (int k = 0; k < c->n && c->rank == c->leader; k++)
-        tt__net_must_send(c->crew->ctx->net, tt__net_least(c, &c->l[k]));
+        tt__net_must_send(c->group->ctx->net, tt__net_min(c, &c->l[k]));
     if (c->l->phase == TT__REDUCE_PHASE) return tt__net_reduce(c);
     status = tt__net_is(c->l, TT__OF_FIRST) ? tt__net_broadcast(c) : tt__net_gather(c);
-    if (status == TT_OK && c->direct) status = tt__meet_near(c);
+    if (status == TT_OK && c->direct) status = tt__barrier_near(c);
     return status == TT_OK && c->direct ? tt__net_spread(c) : status;
 }
 
@@ -18675,13 +18680,13 @@ static tt_status tt__run_collective(const tt__collective *c, bool met)
 {
     const int phases = tt__rules_of(c->l->instr)->phases;
     const bool net = c->processes > 1, from_first = (phases & TT__OF_FIRST) && (phases & TT__SPREAD_PHASE);
-    tt_status status = met ? TT_OK : tt__meet_near(c);
+    tt_status status = met ? TT_OK : tt__barrier_near(c);
     for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && status == TT_OK; phase++) {
         if (!(phases & phase) || (net && from_first && phase == TT__REDUCE_PHASE)) continue;
         for (int k = 0; k < c->n; k++) c->l[k].phase = phase;
         if (net) status = tt__net_phase(c);
-        else if (!c->apart) status = tt__launch_phase(c, c->l, c->n);
-        for (int k = 0; k < c->n && c->apart && !net && status == TT_OK; k++)
+        else if (!c->no_peer) status = tt__launch_phase(c, c->l, c->n);
+        for (int k = 0; k < c->n && c->no_peer && !net && status == TT_OK; k++)
             status = tt__launch_staged(c, &c->l[k]);
     }
     return status;
@@ -18696,12 +18701,12 @@ static tt_status tt__run_collective(const tt__collective *c, bool met)
 /* ------------------------------------------------------------------------------------------------- memory */
 
 /* The placement of a parameter in an arena. */
-typedef struct tt__home {
+typedef struct tt__placement {
     size_t offset;      /* bytes from the start of the arena's memory in `space`; TT__NO_PLACE: not stored */
     tt_dtype dtype;
     tt__space space;
     tt__part part;      /* the part of the parameter that a rank stores */
-} tt__home;
+} tt__placement;
 
 /* The values that tt_compile_options.memory names. */
 typedef enum tt__memory_kind {
@@ -18738,7 +18743,7 @@ typedef struct tt__arena {
     int references;     /* number of programs, and of parameters stored here */
     struct tt_program *programs; /* linked list */
     const tt__device_kind *kind;
-    tt__crew *crew;
+    tt__device_group *group;
     int data, tensor;   /* data ranks and tensor ranks */
     int stage, stages;  /* stage of a pipeline, and number of stages; 0 and 1 without one */
     bool allocated;
@@ -18751,9 +18756,9 @@ typedef struct tt__arena {
     char *host[TT__RANKS];
     size_t on_host;
     size_t budget;      /* min of the programs' memory_budget; 0: none has one */
-    tt__home *home;     /* indexed by tt_param.index */
-    int n_homes;
-    bool torn;          /* an update failed half-way: parameters may differ between ranks */
+    tt__placement *placement;     /* indexed by tt_param.index */
+    int n_placements;
+    bool partly_updated;          /* an update failed half-way: parameters may differ between ranks */
     bool tuned;         /* the programs' matrix products were timed, or must not be timed */
     bool learnt;        /* a loaded state says how to compute matrix products, so they must not be timed */
     const void *results_of; /* program whose last outputs are in the transient bytes; NULL: none */
@@ -18761,13 +18766,13 @@ typedef struct tt__arena {
 
 /* Allocates host memory from and to which a rank's device can copy. Returns NULL after an error; the device's
    backend then has the reason. */
-static char *tt__host_allocate(tt_context *ctx, const tt__crew *c, int rank, size_t bytes)
+static char *tt__host_allocate(tt_context *ctx, const tt__device_group *c, int rank, size_t bytes)
 {
     if (c->kind->host) return (char *)tt__alloc(ctx, bytes);
     return (char *)c->kind->backend->allocate_host(c->device[rank], bytes);
 }
 
-static void tt__host_release(tt_context *ctx, const tt__crew *c, int rank, char *memory)
+static void tt__host_release(tt_context *ctx, const tt__device_group *c, int rank, char *memory)
 {
     if (c->kind->host) tt__free(ctx, memory);
     else if (memory) c->kind->backend->release_host(c->device[rank], memory);
@@ -18779,10 +18784,10 @@ static int tt__first_rank(const tt__arena *a) { return a->stage * tt__stage_rank
 static int tt__end_rank(const tt__arena *a) { return tt__first_rank(a) + tt__stage_ranks(a); }
 
 /* The ranks of an arena that this process has are [tt__near_rank, tt__near_end). */
-static int tt__near_rank(const tt__arena *a) { return (int)tt__max(tt__first_rank(a), a->crew->first); }
+static int tt__near_rank(const tt__arena *a) { return (int)tt__max(tt__first_rank(a), a->group->first); }
 static int tt__near_end(const tt__arena *a)
 {
-    return (int)tt__min(tt__end_rank(a), a->crew->first + a->crew->local);
+    return (int)tt__min(tt__end_rank(a), a->group->first + a->group->local);
 }
 
 static void tt__paging_free(tt_context *ctx, tt__arena *a)
@@ -18790,8 +18795,8 @@ static void tt__paging_free(tt_context *ctx, tt__arena *a)
     tt__paging *g = a->paging;
     const tt__backend *b = a->kind->backend;
     if (!g) return;
-    for (int k = 0; k < TT__WINDOWS; k++) if (g->there[k]) b->release_event(a->crew->device[0], g->there[k]);
-    if (g->began) b->release_event(a->crew->device[0], g->began);
+    for (int k = 0; k < TT__WINDOWS; k++) if (g->there[k]) b->release_event(a->group->device[0], g->there[k]);
+    if (g->began) b->release_event(a->group->device[0], g->began);
     tt__free(ctx, g->used);
     tt__free(ctx, g->stamp);
     tt__free(ctx, g->kept);
@@ -18804,9 +18809,9 @@ static void tt__arena_empty(tt_context *ctx, tt__arena *a)
 {
     tt__paging_free(ctx, a);
     for (int r = tt__near_rank(a); r < tt__near_end(a); r++) {
-        if (a->memory[r]) a->kind->backend->release(a->crew->device[r], a->memory[r]);
-        if (a->bounce[r]) a->kind->backend->release_host(a->crew->device[r], a->bounce[r]);
-        tt__host_release(ctx, a->crew, r, a->host[r]);
+        if (a->memory[r]) a->kind->backend->release(a->group->device[r], a->memory[r]);
+        if (a->bounce[r]) a->kind->backend->release_host(a->group->device[r], a->bounce[r]);
+        tt__host_release(ctx, a->group, r, a->host[r]);
         a->memory[r] = a->bounce[r] = a->host[r] = NULL;
     }
 }
@@ -18815,7 +18820,7 @@ static void tt__arena_release(tt_context *ctx, tt__arena *a)
 {
     if (!a || --a->references > 0) return;
     tt__arena_empty(ctx, a);
-    tt__free(ctx, a->home);
+    tt__free(ctx, a->placement);
     tt__free(ctx, a);
 }
 
@@ -18826,32 +18831,34 @@ static size_t tt__arena_size(const tt__arena *a, int rank)
 }
 
 /* Returns where arena `a` stores a parameter; NULL if it stores none of that index. */
-static const tt__home *tt__home_in(const tt__arena *a, int param)
+static const tt__placement *tt__placement_in(const tt__arena *a, int param)
 {
-    return a && param < a->n_homes && a->home[param].offset != TT__NO_PLACE ? &a->home[param] : NULL;
+    const bool stored = a && param < a->n_placements && a->placement[param].offset != TT__NO_PLACE;
+    return stored ? &a->placement[param] : NULL;
 }
 
 /* Grows a->home to one entry for each parameter of the context. */
-static tt_status tt__homes_grow(tt_context *ctx, tt__arena *a)
+static tt_status tt__placements_grow(tt_context *ctx, tt__arena *a)
 {
-    if (ctx->n_params <= a->n_homes) return TT_OK;
-    tt__home *home = (tt__home *)tt__realloc(ctx, a->home, sizeof *home * (size_t)ctx->n_params);
-    if (!home) return TT_ERR_MEMORY;
-    for (int k = a->n_homes; k < ctx->n_params; k++) home[k].offset = TT__NO_PLACE;
-    a->home = home;
-    a->n_homes = ctx->n_params;
+    if (ctx->n_params <= a->n_placements) return TT_OK;
+    const size_t bytes = sizeof(tt__placement) * (size_t)ctx->n_params;
+    tt__placement *placement = (tt__placement *)tt__realloc(ctx, a->placement, bytes);
+    if (!placement) return TT_ERR_MEMORY;
+    for (int k = a->n_placements; k < ctx->n_params; k++) placement[k].offset = TT__NO_PLACE;
+    a->placement = placement;
+    a->n_placements = ctx->n_params;
     return TT_OK;
 }
 
 /* Returns the arena in which a program of arena `a` finds parameter p; NULL: no arena stores p yet. Usually
-   this is p's holder: in a pipeline of `stages` stages, the holder that belongs to `stage`. For a kind of
+   this is p's owner: in a pipeline of `stages` stages, the holder that belongs to `stage`. For a kind of
    device without a backend, where parameters have no holder, it is `a`. */
-static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p, int stage,
+static tt__arena *tt__placement_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p, int stage,
                                  int stages)
 {
-    if (!kind->backend) return tt__home_in(a, p->index) ? a : NULL;
-    if (!p->holder || p->holder->stages != stages || p->holder->stage == stage) return p->holder;
-    return p->again && p->again->stage == stage ? p->again : NULL;
+    if (!kind->backend) return tt__placement_in(a, p->index) ? a : NULL;
+    if (!p->owner || p->owner->stages != stages || p->owner->stage == stage) return p->owner;
+    return p->second_owner && p->second_owner->stage == stage ? p->second_owner : NULL;
 }
 
 /* ==== src/context/cpu.h */
@@ -18957,12 +18964,12 @@ static void tt__init_values(tt_init init, uint64_t key, int64_t first, int64_t n
 static tt_status tt__cpu_init(tt__device *d, void *memory, tt_dtype dtype, int64_t first, int64_t n,
                               tt_init init, uint64_t key)
 {
-    float piece[4096];
+    float shard[4096];
     (void)d;
     for (int64_t done = 0, m; done < n; done += m) {
-        m = tt__min(TT__COUNT(piece), n - done);
-        tt__init_values(init, key, first + done, m, piece);
-        tt__convert((char *)memory + (size_t)done * tt_dtype_bytes(dtype), dtype, piece, TT_F32, (size_t)m);
+        m = tt__min(TT__COUNT(shard), n - done);
+        tt__init_values(init, key, first + done, m, shard);
+        tt__convert((char *)memory + (size_t)done * tt_dtype_bytes(dtype), dtype, shard, TT_F32, (size_t)m);
     }
     return TT_OK;
 }
@@ -19022,7 +19029,7 @@ static const tt__backend tt__cpu_backend = {
 /* ==== src/context/devices.h */
 /* ----------------------------------------------------------------------------------- ranks and their devices
    The kinds of devices, the devices that a name such as "cuda:0,2" denotes, and reads and writes of device
-   memory. A crew is the group of the devices of all ranks of a program. */
+   memory. A device group is the group of the devices of all ranks of a program. */
 
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
     {"cpu", &tt__cpu_backend, TT__ALIGN, 0, true, tt__cpu_workspace},
@@ -19033,8 +19040,8 @@ static const tt__device_kind tt__device_kinds[TT__KINDS] = {
 #endif
 };
 
-/* Finds which devices of a crew can access each other's memory, and warns if some cannot. */
-static void tt__crew_try(tt_context *ctx, tt__crew *c)
+/* Finds which devices of a device group can access each other's memory, and warns if some cannot. */
+static void tt__device_group_try(tt_context *ctx, tt__device_group *c)
 {
     char first[704] = "";
     int pairs = 0;
@@ -19042,7 +19049,7 @@ static void tt__crew_try(tt_context *ctx, tt__crew *c)
         for (int b = c->first; b < c->first + c->local; b++) {
             double rate;
             const char *why = a == b ? NULL : c->kind->backend->peer(c->device[a], c->device[b], &rate);
-            c->apart[a][b] = why != NULL;
+            c->no_peer[a][b] = why != NULL;
             if (why && !pairs++) snprintf(first, sizeof first, "%s", why);
         }
     c->tried = true;
@@ -19052,8 +19059,8 @@ static void tt__crew_try(tt_context *ctx, tt__crew *c)
     else if (pairs) tt__log(ctx, TT_LOG_WARNING, "peers", "%s", first);
 }
 
-/* Opens the devices of a crew that are not open yet, and starts its threads. */
-static tt_status tt__crew_open(tt_context *ctx, tt__crew *c)
+/* Opens the devices of a device group that are not open yet, and starts its threads. */
+static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
 {
     char why[512] = "no reason given", name[32];
     for (int r = c->first; r < c->first + c->local; r++) {
@@ -19071,15 +19078,15 @@ static tt_status tt__crew_open(tt_context *ctx, tt__crew *c)
         if (!c->stage[r]) c->stage[r] = c->kind->backend->allocate_host(c->device[r], stage);
         if (!c->stage[r]) return tt__device_status(ctx, c, r, TT_ERR_MEMORY);
     }
-    if (c->kind->backend->peer) tt__crew_try(ctx, c);
+    if (c->kind->backend->peer) tt__device_group_try(ctx, c);
     if (ctx->net) ctx->net->ranks = c->local;
-    if (!c->world) c->world = tt__world_new(ctx, c->local, ctx->options.timeout);
-    if (c->world && !c->threads) c->threads = tt__pool_new(ctx, c->local);
+    if (!c->rank_group) c->rank_group = tt__rank_group_new(ctx, c->local, ctx->options.timeout);
+    if (c->rank_group && !c->threads) c->threads = tt__pool_new(ctx, c->local);
     return c->threads ? TT_OK : ctx->status;
 }
 
 /* Opens the CPU devices, one for each rank, on which updates in the host's memory run. */
-static tt_status tt__crew_open_host(tt_context *ctx, tt__crew *c)
+static tt_status tt__device_group_open_host(tt_context *ctx, tt__device_group *c)
 {
     char why[512];
     for (int r = c->first; r < c->first + c->local; r++) {
@@ -19090,10 +19097,10 @@ static tt_status tt__crew_open_host(tt_context *ctx, tt__crew *c)
     return TT_OK;
 }
 
-static void tt__crew_free(tt_context *ctx, tt__crew *c)
+static void tt__device_group_free(tt_context *ctx, tt__device_group *c)
 {
     tt__pool_free(ctx, c->threads);
-    tt__world_free(c->world);
+    tt__rank_group_free(c->rank_group);
     for (int r = 0; r < c->ranks; r++) {
         if (c->stage[r]) c->kind->backend->release_host(c->device[r], c->stage[r]);
         if (c->event[r]) c->kind->backend->release_event(c->device[r], c->event[r]);
@@ -19103,22 +19110,22 @@ static void tt__crew_free(tt_context *ctx, tt__crew *c)
     tt__free(ctx, c);
 }
 
-/* A function that runs on all ranks of a crew at once. */
-typedef struct tt__crew_job {
-    tt__crew *crew;
+/* A function that runs on all ranks of a device group at once. */
+typedef struct tt__device_group_job {
+    tt__device_group *group;
     tt_status (*run)(void *arg, int rank);
     void *arg;
     tt_status status;
     int failed;         /* one more than the number of the rank that failed; 0: none failed */
     bool named;         /* the context's error message comes from the failed rank */
-} tt__crew_job;
+} tt__device_group_job;
 
-static void tt__crew_task(void *arg, int64_t task, int thread)
+static void tt__device_group_task(void *arg, int64_t task, int thread)
 {
-    tt__crew_job *job = (tt__crew_job *)arg;
-    tt__world *w = job->crew->world;
+    tt__device_group_job *job = (tt__device_group_job *)arg;
+    tt__rank_group *w = job->group->rank_group;
     (void)thread;
-    const int rank = job->crew->first + (int)task;
+    const int rank = job->group->first + (int)task;
     const tt_status status = job->run(job->arg, rank);
     if (status == TT_OK) return;
     pthread_mutex_lock(&w->ctx->mutex);
@@ -19129,20 +19136,21 @@ static void tt__crew_task(void *arg, int64_t task, int thread)
         job->named = named;
     }
     pthread_mutex_unlock(&w->ctx->mutex);
-    tt__world_fail(w);
+    tt__rank_group_fail(w);
 }
 
 /* Calls run(arg, rank) for all ranks of this process at once, each on its own thread, and returns when all
    have ended. An error on one rank ends the others; the error's sentence names that rank. */
-static tt_status tt__on_ranks(tt_context *ctx, tt__crew *c, tt_status (*run)(void *arg, int rank), void *arg)
+static tt_status tt__on_ranks(tt_context *ctx, tt__device_group *c, tt_status (*run)(void *arg, int rank),
+                              void *arg)
 {
     char error[sizeof ctx->error], name[32];
-    tt__crew_job job = {c, run, arg, TT_OK, 0, false};
+    tt__device_group_job job = {c, run, arg, TT_OK, 0, false};
     if (c->ranks == 1) return run(arg, 0);
-    tt__world_reset(c->world);
+    tt__rank_group_reset(c->rank_group);
     ctx->ranks_run = true;
     ctx->rank_failed = false;
-    tt__parallel(c->threads, c->local, tt__crew_task, &job);
+    tt__run_tasks(c->threads, c->local, tt__device_group_task, &job);
     ctx->ranks_run = false;
     if (!job.failed) return TT_OK;
     if (ctx->net && tt__net_has_failed(ctx->net)) return tt__net_status(ctx);
@@ -19167,27 +19175,27 @@ static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type
 {
     const tt__arena *a = x->arena;
     const tt__backend *b = a->kind->backend;
-    tt__device *d = a->crew->device[x->rank];
-    const size_t item = tt_dtype_bytes(x->dtype), to_item = tt_dtype_bytes(to_type), most = TT__PIECE / 2;
-    float piece[TT__PIECE / 4];
+    tt__device *d = a->group->device[x->rank];
+    const size_t item = tt_dtype_bytes(x->dtype), to_item = tt_dtype_bytes(to_type), max = TT__PIECE / 2;
+    float shard[TT__PIECE / 4];
     const bool of_host = a->kind->host || x->space == TT__HOST;
     tt_status status = a->kind->host || !of_host ? TT_OK : b->wait(d);
     if (of_host && status == TT_OK) tt__convert(to, to_type, x->data, x->dtype, n);
     else if (x->dtype == to_type && !of_host) status = b->read(d, to, x->data, n * item);
     else
         for (size_t done = 0, m; done < n && !of_host && status == TT_OK; done += m) {
-            m = n - done < most ? n - done : most;
-            status = b->read(d, piece, (const char *)x->data + done * item, m * item);
-            if (status == TT_OK) tt__convert((char *)to + done * to_item, to_type, piece, x->dtype, m);
+            m = n - done < max ? n - done : max;
+            status = b->read(d, shard, (const char *)x->data + done * item, m * item);
+            if (status == TT_OK) tt__convert((char *)to + done * to_item, to_type, shard, x->dtype, m);
         }
-    return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
+    return tt__device_status(a->group->ctx, a->group, x->rank, status);
 }
 
 /* Reads the first n numbers at *x into `to` and converts them to dtype to_type. If the ranks belong to
    several processes, the process that has rank x->rank reads, and all processes get the numbers. */
 static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
-    const tt__crew *c = x->arena->crew;
+    const tt__device_group *c = x->arena->group;
     tt_status status = tt__is_local(c, x->rank) ? tt__read_memory(x, to, to_type, n) : TT_OK;
     if (c->local == c->ranks) return status;
     if (status != TT_OK) return tt__net_fail(c->ctx, status);
@@ -19196,7 +19204,7 @@ static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_typ
 }
 
 /* Sends bytes that the process of a rank has read to the first process. */
-static tt_status tt__net_to_first(const tt__crew *c, int rank, void *data, size_t bytes)
+static tt_status tt__net_to_first(const tt__device_group *c, int rank, void *data, size_t bytes)
 {
     if (c->local == c->ranks) return TT_OK;
     return tt__net_fetch(c->ctx, tt__process_of(c, rank), 0, "what a rank has", data, bytes);
@@ -19207,7 +19215,7 @@ static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtyp
 {
     const tt__arena *a = x->arena;
     const tt__backend *b = a->kind->backend;
-    tt__device *d = a->crew->device[x->rank];
+    tt__device *d = a->group->device[x->rank];
     const size_t item = tt_dtype_bytes(x->dtype);
     const bool of_host = a->kind->host || x->space == TT__HOST;
     tt_status status = a->kind->host || !of_host ? TT_OK : b->wait(d);
@@ -19219,7 +19227,7 @@ static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtyp
         status = b->copy(d, TT__COMPUTE_STREAM, (char *)x->data + done * item, bounce, m * item);
         if (status == TT_OK) status = b->wait(d);
     }
-    return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
+    return tt__device_status(a->group->ctx, a->group, x->rank, status);
 }
 
 /* Returns `option` or, if it is NULL or "", the value of environment variable `variable`; NULL if both are
@@ -19253,11 +19261,11 @@ static int tt__device_numbers(const char *list, int index[TT__RANKS])
     return *list ? 0 : n;
 }
 
-/* Sets a crew's name to the shortest name of its devices, such as "cuda", "cuda:1", "cuda*4" or
+/* Sets a device group's name to the shortest name of its devices, such as "cuda", "cuda:1", "cuda*4" or
    "cuda:0,2". */
-static void tt__crew_name(tt__crew *c)
+static void tt__device_group_name(tt__device_group *c)
 {
-    tt__text text = {c->name, sizeof c->name, 0};
+    tt__text_buffer text = {c->name, sizeof c->name, 0};
     bool rising = c->local > 1;
     for (int r = 0; r < c->local; r++) rising = rising && c->index[r] - c->moved == r;
     tt__print(&text, "%s", c->kind->name);
@@ -19275,15 +19283,15 @@ static int tt__processes_before(const tt__net *n)
     return before;
 }
 
-/* Returns the crew (device group) with `local` devices, those of numbers index[], in each process: the
-   existing crew, or a new one whose devices are not open yet. moved: see tt__crew.moved. Returns NULL after
-   tt__fail. */
-static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const int *index, int local,
-                             int moved)
+/* Returns the device group with `local` devices, those of numbers index[], in each process:
+   the existing device group, or a new one whose devices are not open yet. moved: see tt__device_group.moved.
+   Returns NULL after tt__fail. */
+static tt__device_group *tt__device_group_of(tt_context *ctx, const tt__device_kind *kind, const int *index,
+                             int local, int moved)
 {
     const size_t bytes = sizeof *index * (size_t)local;
     const int processes = ctx->net ? ctx->net->processes : 1;
-    for (tt__crew *c = ctx->crews; c; c = c->next)
+    for (tt__device_group *c = ctx->device_groups; c; c = c->next)
         if (c->kind == kind && c->local == local && c->moved == moved && memcmp(c->index, index, bytes) == 0)
             return c;
     if (processes * local > TT__RANKS) {
@@ -19291,7 +19299,7 @@ static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const
                  local, (int)TT__RANKS);
         return NULL;
     }
-    tt__crew *c = (tt__crew *)tt__calloc(ctx, sizeof *c);
+    tt__device_group *c = (tt__device_group *)tt__calloc(ctx, sizeof *c);
     if (!c) return NULL;
     c->ctx = ctx;
     c->kind = kind;
@@ -19300,19 +19308,19 @@ static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const
     c->first = ctx->net ? ctx->net->me * local : 0;
     c->moved = moved;
     for (int r = 0; r < c->ranks; r++) c->index[r] = index[r % local];
-    tt__crew_name(c);
-    c->next = ctx->crews;
-    return ctx->crews = c;
+    tt__device_group_name(c);
+    c->next = ctx->device_groups;
+    return ctx->device_groups = c;
 }
 
-/* Returns the crew of the devices that a name denotes: "cuda" and "cuda:0" are the first device of the kind,
-   "cuda*2" and "cuda:0,1" the first two. Without a name, uses TINYTRAIN_DEVICE or "cpu". Returns NULL after
-   tt__fail if the name is invalid. */
-static tt__crew *tt__find_devices(tt_context *ctx, const char *name)
+/* Returns the device group of the devices that a name denotes: "cuda" and "cuda:0" are the first device of
+   the kind, "cuda*2" and "cuda:0,1" the first two. Without a name, uses TINYTRAIN_DEVICE or "cpu". Returns
+   NULL after tt__fail if the name is invalid. */
+static tt__device_group *tt__find_devices(tt_context *ctx, const char *name)
 {
     char known[128];
     int index[TT__RANKS];
-    tt__text text = {known, sizeof known, 0};
+    tt__text_buffer text = {known, sizeof known, 0};
     name = tt__option(name, "TINYTRAIN_DEVICE");
     if (!name) name = "cpu";
     for (int k = 0; k < TT__KINDS; k++) {
@@ -19332,7 +19340,7 @@ static tt__crew *tt__find_devices(tt_context *ctx, const char *name)
             const bool in_turn = !kind->host && name[length] != ':'; /* each process takes its own */
             const int moved = in_turn ? ranks * tt__processes_before(ctx->net) : 0;
             for (int r = 0; r < ranks; r++) index[r] += moved;
-            return tt__crew_of(ctx, kind, index, ranks, moved);
+            return tt__device_group_of(ctx, kind, index, ranks, moved);
         }
         return NULL;
     }
@@ -19342,14 +19350,14 @@ static tt__crew *tt__find_devices(tt_context *ctx, const char *name)
 
 tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t capacity)
 {
-    tt__crew *c = tt__find_devices(ctx, name);
+    tt__device_group *c = tt__find_devices(ctx, name);
     if (capacity) *to = 0;
     if (!c) return ctx->status;
     if (!c->kind->backend)
         return tt__fail(ctx, TT_ERR_UNSUPPORTED, "this build has no code for device '%s': define "
                         "TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does", c->kind->name);
     if (capacity) c->kind->backend->describe(ctx, c->index[0], to, capacity);
-    return tt__crew_open(ctx, c);
+    return tt__device_group_open(ctx, c);
 }
 
 int tt_process(const tt_context *ctx) { return ctx->net ? ctx->net->me : 0; }
@@ -19444,7 +19452,8 @@ tt_context *tt_open(const tt_context_options *options)
     const int first = 0;
     tt_status status = ctx->cpu.pool ? TT_OK : ctx->status;
     if (status == TT_OK) status = tt__net_open(ctx, tt_isa(ctx), tt__bf16_name[ctx->cpu.bf16]);
-    if (status == TT_OK && !tt__crew_of(ctx, &tt__device_kinds[0], &first, 1, 0)) status = ctx->status;
+    if (status == TT_OK && !tt__device_group_of(ctx, &tt__device_kinds[0], &first, 1, 0))
+        status = ctx->status;
     if (status == TT_OK && !ctx->cpu.isa->optimized)
         tt__log(ctx, TT_LOG_WARNING, "build", "training takes several times as long as it could, as %s",
                 tt__unoptimized);
@@ -19461,7 +19470,7 @@ static void tt__cpu_describe(tt_context *ctx, int index, char *to, size_t capaci
 {
     static const char *const isas[] = {"portable", "avx2", "avx512", "neon"};
     static const char *const text_of_bf16[] = {"converted to fp32", "bf16 dot products", "tiles (AMX)"};
-    tt__text text = {to, capacity, 0};
+    tt__text_buffer text = {to, capacity, 0};
     char line[128], available[128];
     (void)index;
     long online = sysconf(_SC_NPROCESSORS_ONLN);
@@ -19531,7 +19540,7 @@ double tt_measured_peak(tt_context *ctx)
     for (int attempt = 0; attempt < 8 && ctx->measured_peak <= 0; attempt++)
         for (int k = 0; k < 8; k++) { /* keeps the best run: other programs can only slow a run down */
             double start = tt__seconds(), flops = 0;
-            tt__parallel(ctx->cpu.pool, threads, tt__peak_task, &job);
+            tt__run_tasks(ctx->cpu.pool, threads, tt__peak_task, &job);
             double seconds = tt__seconds() - start;
             for (int t = 0; t < threads; t++) flops += job.flops[t];
             if (seconds > 0) ctx->measured_peak = fmax(ctx->measured_peak, flops / seconds);
@@ -19661,8 +19670,8 @@ static void tt__params_undo(tt_context *ctx, int count)
         *tt__param_slot(ctx, last->name) = 0;
         ctx->n_params--;
         tt__param_drop_source(last);
-        tt__arena_release(ctx, last->holder);
-        tt__arena_release(ctx, last->again);
+        tt__arena_release(ctx, last->owner);
+        tt__arena_release(ctx, last->second_owner);
         tt__free(ctx, last->name);
         tt__free(ctx, last);
     }
@@ -19691,8 +19700,11 @@ int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen)
     return n;
 }
 
-static const tt__home *tt__param_home(const tt_param *p) { return tt__home_in(p->holder, p->index); }
-static bool tt__has_memory(const tt_param *p) { return p->holder && p->holder->allocated; }
+static const tt__placement *tt__param_placement(const tt_param *p)
+{
+    return tt__placement_in(p->owner, p->index);
+}
+static bool tt__has_memory(const tt_param *p) { return p->owner && p->owner->allocated; }
 
 /* Returns whether `rank` belongs both to this process and to arena `a`; false if `a` is NULL. */
 static bool tt__has_rank(const tt__arena *a, int rank)
@@ -19704,10 +19716,10 @@ static bool tt__has_rank(const tt__arena *a, int rank)
    rank belongs to another process. */
 static char *tt__param_memory(const tt_param *p, int rank)
 {
-    tt__arena *a = tt__has_rank(p->again, rank) ? p->again : p->holder;
-    const tt__home *home = tt__home_in(a, p->index);
-    if (!tt__is_local(a->crew, rank)) return NULL;
-    return (home->space == TT__HOST ? a->host : a->memory)[rank] + home->offset;
+    tt__arena *a = tt__has_rank(p->second_owner, rank) ? p->second_owner : p->owner;
+    const tt__placement *placement = tt__placement_in(a, p->index);
+    if (!tt__is_local(a->group, rank)) return NULL;
+    return (placement->space == TT__HOST ? a->host : a->memory)[rank] + placement->offset;
 }
 
 /* A tensor (rows, cols) whose parts ranks store. */
@@ -19728,23 +19740,23 @@ static tt__stored tt__stored_of(const tt_param *p, const tt__part *part, const t
 
 static tt__stored tt__param_stored(const tt_param *p)
 {
-    return tt__stored_of(p, &tt__param_home(p)->part, p->holder);
+    return tt__stored_of(p, &tt__param_placement(p)->part, p->owner);
 }
 
 /* Returns how many elements of the tensor a rank stores. *first: number of the first of them within the shard
    that the rank's tensor rank has. */
-static int64_t tt__stored_piece(const tt__stored *s, int rank, int64_t *first)
+static int64_t tt__stored_shard(const tt__stored *s, int rank, int64_t *first)
 {
     *first = 0;
     if (!s->part.unit) return s->rows * s->cols / (s->part.split ? s->tensor : 1);
-    return tt__piece(s->part.of, s->part.unit, s->part.root, (rank - s->first) / s->tensor, s->data, first);
+    return tt__shard(s->part.of, s->part.unit, s->part.root, (rank - s->first) / s->tensor, s->data, first);
 }
 
 /* Returns the index in the whole tensor of element `at` of a rank. *n: how many elements from this one on are
    contiguous both in the tensor and on the rank. */
 static int64_t tt__stored_element(const tt__stored *s, int rank, int64_t at, int64_t *n)
 {
-    int64_t first, count = tt__stored_piece(s, rank, &first), tensor_rank = rank % s->tensor;
+    int64_t first, count = tt__stored_shard(s, rank, &first), tensor_rank = rank % s->tensor;
     const int64_t part_cols = s->cols / s->tensor, e = first + at;
     *n = count - at;
     if (s->part.split == TT__WHOLE) return e;
@@ -19772,7 +19784,7 @@ static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t 
     }
     for (int d = 0; d < s->data; d++) {
         *rank = s->first + d * s->tensor + (int)tensor_rank;
-        count = tt__stored_piece(s, *rank, &first);
+        count = tt__stored_shard(s, *rank, &first);
         if (at < first + count) break;
     }
     *n = tt__min(*n, first + count - at);
@@ -19782,7 +19794,7 @@ static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t 
 /* Returns whether each process stores the whole tensor. */
 static bool tt__is_everywhere(const tt__stored *s, const tt__arena *a)
 {
-    const tt__crew *c = a->crew;
+    const tt__device_group *c = a->group;
     if (c->local == c->ranks) return true;
     return a->stages == 1 && !s->part.unit && (s->part.split == TT__WHOLE || c->local % s->tensor == 0);
 }
@@ -19790,8 +19802,8 @@ static bool tt__is_everywhere(const tt__stored *s, const tt__arena *a)
 /* Fails if an update stopped half-way: parameters and states must be loaded again. */
 static tt_status tt__check_whole(tt_context *ctx, const tt__arena *a)
 {
-    if (!a->torn) return TT_OK;
-    if (a->crew->ranks == 1)
+    if (!a->partly_updated) return TT_OK;
+    if (a->group->ranks == 1)
         return tt__fail(ctx, TT_ERR_DEVICE, "an update has not ended, and some parameters have new values: "
                         "load the last state");
     return tt__fail(ctx, TT_ERR_DEVICE, "an update has not ended on all ranks, whose parameters may differ "
@@ -19819,18 +19831,18 @@ static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t
 static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     if (!tt__has_memory(p)) return tt__param_read_source(p, first, n, to);
-    tt_status status = tt__check_whole(p->ctx, p->holder);
-    const tt__home *home = tt__param_home(p);
+    tt_status status = tt__check_whole(p->ctx, p->owner);
+    const tt__placement *placement = tt__param_placement(p);
     const tt__stored stored = tt__param_stored(p);
-    const tt__crew *c = p->holder->crew;
-    const bool everywhere = tt__is_everywhere(&stored, p->holder); /* each process reads from its own ranks */
+    const tt__device_group *c = p->owner->group;
+    const bool everywhere = tt__is_everywhere(&stored, p->owner); /* each process reads from its own ranks */
     for (int64_t done = 0, m; done < n && status == TT_OK; done += m) {
         int rank;
         const int64_t at = tt__stored_at(&stored, first + done, &rank, &m);
         if (everywhere) rank += c->first;
         char *memory = tt__param_memory(p, rank);
-        if (memory) memory += (size_t)at * tt_dtype_bytes(home->dtype);
-        const tt__memory x = {p->holder, rank, home->space, home->dtype, memory};
+        if (memory) memory += (size_t)at * tt_dtype_bytes(placement->dtype);
+        const tt__memory x = {p->owner, rank, placement->space, placement->dtype, memory};
         m = tt__min(m, n - done);
         status = (everywhere ? tt__read_memory : tt__fetch_memory)(&x, to + done, TT_F32, (size_t)m);
     }
@@ -19840,7 +19852,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
 /* Fails if parameter p is stored as f16 and one of the finite `values` would become infinite. */
 static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t first, int64_t n)
 {
-    const bool narrow = tt__param_home(p)->dtype == TT_F16;
+    const bool narrow = tt__param_placement(p)->dtype == TT_F16;
     for (int64_t k = 0; k < n && narrow; k++)
         if (fabsf(values[k]) >= 65520 && isfinite(values[k]))
             return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s': element %lld is %g, more than f16 can "
@@ -19855,41 +19867,41 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
 static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64_t first, int64_t n,
                                     float *to)
 {
-    const bool other = a == p->again && tt__has_memory(p) && !p->source_stays;
+    const bool other = a == p->second_owner && tt__has_memory(p) && !p->keeps_source;
     return other ? tt__param_read(p, first, n, to) : tt__param_read_source(p, first, n, to);
 }
 
 /* Fills a rank's part of parameter p from p's source. Keeps the source, in case filling another parameter
-   fails. piece: a buffer of TT__PIECE floats. An initialiser whose numbers cannot exceed the dtype's range
+   fails. shard: a buffer of TT__PIECE floats. An initialiser whose numbers cannot exceed the dtype's range
    writes directly to the rank's memory. */
-static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
+static tt_status tt__param_fill(const tt_param *p, int rank, float *shard)
 {
     char *memory = tt__param_memory(p, rank);
-    const tt__arena *a = tt__has_rank(p->again, rank) ? p->again : p->holder;
-    const tt__home *home = tt__home_in(a, p->index);
-    const tt__stored stored = tt__stored_of(p, &home->part, a);
-    const bool of_source = a == p->holder || !tt__has_memory(p) || p->source_stays;
+    const tt__arena *a = tt__has_rank(p->second_owner, rank) ? p->second_owner : p->owner;
+    const tt__placement *placement = tt__placement_in(a, p->index);
+    const tt__stored stored = tt__stored_of(p, &placement->part, a);
+    const bool of_source = a == p->owner || !tt__has_memory(p) || p->keeps_source;
     /* Max absolute value that p->init can give: normal numbers reach sqrt(-2 log(2^-25)) = 5.9 standard
        deviations. */
-    const double most = fabs((double)p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1);
-    const bool fits = home->dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || most < 65504;
+    const double max = fabs((double)p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1);
+    const bool fits = placement->dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || max < 65504;
     const tt__backend *b = a->kind->backend;
     tt_status status = TT_OK;
     tt__float_mode mode = tt__float_default();
-    int64_t first, count = tt__stored_piece(&stored, rank, &first);
+    int64_t first, count = tt__stored_shard(&stored, rank, &first);
     for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
         const int64_t e = tt__stored_element(&stored, rank, at, &n), before = e % 4;
-        char *to = memory + (size_t)at * tt_dtype_bytes(home->dtype);
+        char *to = memory + (size_t)at * tt_dtype_bytes(placement->dtype);
         if (!p->read && fits && !before && of_source) {
-            status = b->init(a->crew->device[rank], to, home->dtype, e, n, p->init, tt__init_key(p));
-            status = tt__device_status(p->ctx, a->crew, rank, status);
+            status = b->init(a->group->device[rank], to, placement->dtype, e, n, p->init, tt__init_key(p));
+            status = tt__device_status(p->ctx, a->group, rank, status);
             continue;
         }
         n = tt__min(TT__PIECE - before, n);
-        status = tt__param_read_for(p, a, e - before, n + before, piece);
-        if (status == TT_OK) status = tt__param_fits(p, piece + before, e, n);
-        const tt__memory x = {a, rank, home->space, home->dtype, to};
-        if (status == TT_OK) status = tt__write_memory(&x, piece + before, TT_F32, (size_t)n);
+        status = tt__param_read_for(p, a, e - before, n + before, shard);
+        if (status == TT_OK) status = tt__param_fits(p, shard + before, e, n);
+        const tt__memory x = {a, rank, placement->space, placement->dtype, to};
+        if (status == TT_OK) status = tt__write_memory(&x, shard + before, TT_F32, (size_t)n);
     }
     tt__float_restore(mode);
     return status;
@@ -19905,23 +19917,23 @@ tt_status tt_param_set(tt_param *p, const float *values)
 {
     tt_status status = tt__has_memory(p) ? tt__param_fits(p, values, 0, p->size) : TT_OK;
     for (int k = 0; k < 2 && tt__has_memory(p); k++) {
-        const tt__arena *a = k ? p->again : p->holder;
+        const tt__arena *a = k ? p->second_owner : p->owner;
         if (!a || !a->allocated) continue; /* this arena is filled later from the other one */
-        const tt__home *home = tt__home_in(a, p->index);
-        const tt__stored stored = tt__stored_of(p, &home->part, a);
+        const tt__placement *placement = tt__placement_in(a, p->index);
+        const tt__stored stored = tt__stored_of(p, &placement->part, a);
         for (int rank = tt__first_rank(a); rank < tt__end_rank(a); rank++) {
             char *memory = tt__param_memory(p, rank);
             if (!memory) continue;
-            int64_t first, count = tt__stored_piece(&stored, rank, &first);
+            int64_t first, count = tt__stored_shard(&stored, rank, &first);
             for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
                 const int64_t e = tt__stored_element(&stored, rank, at, &n);
-                char *to = memory + (size_t)at * tt_dtype_bytes(home->dtype);
-                const tt__memory x = {a, rank, home->space, home->dtype, to};
+                char *to = memory + (size_t)at * tt_dtype_bytes(placement->dtype);
+                const tt__memory x = {a, rank, placement->space, placement->dtype, to};
                 status = tt__write_memory(&x, values + e, TT_F32, (size_t)n);
             }
         }
     }
-    p->source_stays = false; /* p has new values: those of the source are out of date */
+    p->keeps_source = false; /* p has new values: those of the source are out of date */
     if (tt__has_memory(p)) return status;
     float *copy = (float *)tt__alloc(p->ctx, sizeof(float) * (size_t)p->size);
     if (!copy) return TT_ERR_MEMORY;
@@ -19940,9 +19952,9 @@ void tt_close(tt_context *ctx)
     if (!ctx) return;
     tt__params_undo(ctx, 0);
     tt__net_close(ctx);
-    for (tt__crew *c; (c = ctx->crews) != NULL;) {
-        ctx->crews = c->next;
-        tt__crew_free(ctx, c);
+    for (tt__device_group *c; (c = ctx->device_groups) != NULL;) {
+        ctx->device_groups = c->next;
+        tt__device_group_free(ctx, c);
     }
     tt__free(ctx, ctx->params);
     tt__free(ctx, ctx->param_slots);
@@ -19977,11 +19989,11 @@ enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MOST = 64 };
 
 /* The two host buffers from which an input is copied to a device with separate memory. Runs use them in turn.
    copied: for each buffer, the event after which the host may write to the buffer. arrived: number of bytes
-   of the next run's input that were copied to tt__value.arrival. */
+   of the next run's input that were copied to tt__tape_value.arrival. */
 typedef struct tt__staged { char *buffer[2]; void *copied[2]; int now; size_t arrived; } tt__staged;
 
 /* The values that tt_compile_options.update, matmul and recompute name. */
-typedef enum tt__update { TT__UPDATE_END, TT__UPDATE_BACKWARD, TT__UPDATE_HOST } tt__update;
+typedef enum tt__update_place { TT__UPDATE_END, TT__UPDATE_BACKWARD, TT__UPDATE_HOST } tt__update_place;
 static const char *const tt__update_names[] = {"end", "backward", "host"};
 static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
@@ -19990,16 +20002,16 @@ static const char *const tt__recompute_names[] = {"none", "cheap", "attention", 
 typedef struct tt__settings {
     tt_compile_options options; /* in `parallel`, defaults replace zeros */
     const tt__device_kind *kind;
-    tt__crew *crew;
+    tt__device_group *group;
     int threads;            /* threads of a rank on the device "cpu" */
     int stage;              /* the program's stage of the pipeline */
     int in_flight;          /* max number of micro-batches that await their backward */
     tt__precision precision;
     tt__matmul matmul;
-    tt__recompute recompute;
+    tt__recompute_policy recompute;
     unsigned offload;       /* the storages kept in the host's memory: TT__OUT_ flags */
     bool offload_fits, zero_fits; /* `offload` and `parallel.zero` are "budget" */
-    tt__update update;
+    tt__update_place update;
     tt__memory_kind memory;
     bool scales;            /* the loss scale changes */
     tt_costs costs;
@@ -20009,11 +20021,11 @@ enum { TT__AHEAD = 2 }; /* max of tt__choice.ahead on devices that have streams 
 
 /* The decisions that the compiler may change to fit a program into a memory budget. */
 typedef struct tt__choice {
-    tt__recompute recompute;
+    tt__recompute_policy recompute;
     unsigned offload;       /* TT__OUT_ flags */
     int activations;        /* with TT__OUT_ACTIVATIONS: max number of blocks to offload, never the last
                                block */
-    tt__update update;
+    tt__update_place update;
     int ahead;              /* number of blocks that copies and collectives may run ahead; 0: no overlap */
     int blocks;             /* policy "blocks" recomputes the first `blocks` blocks; INT_MAX: all but the
                                last */
@@ -20038,7 +20050,7 @@ typedef struct tt__built {
     size_t host_persistent, host_transient, host_of_first;
     size_t of_first;        /* bytes on the device that only data rank 0 has */
     int together;           /* max number of instructions that run together */
-    int under_way;          /* max number of instructions in flight on other streams */
+    int in_flight;          /* max number of instructions in flight on other streams */
     /* For a stage of a pipeline: the SEND instructions to the next stage ([0]) and to the previous stage
        ([1]), each as one more than the instruction's number, and the segment that first writes the SEND's
        operand. */
@@ -20073,7 +20085,7 @@ typedef struct tt__passed {
 typedef struct tt__now {
     int64_t round;          /* round of the step: the number of the micro-batch on its data rank */
     int present;            /* data ranks that have a micro-batch in this round */
-    bool later;             /* not the first lap: instructions that accumulate add to earlier results */
+    bool later;             /* not the first round: instructions that accumulate add to earlier results */
     const int64_t *rows;    /* rows of each axis; NULL: tt__rank.axis_rows applies */
 } tt__now;
 
@@ -20093,10 +20105,10 @@ typedef struct tt__rank {
     tt__launch *launches;   /* launches of instructions that run together */
     tt__mat *peers;         /* operands of `launches` on other ranks */
     void *ready;            /* the event by which other streams wait for the computation stream */
-    void *taken;            /* the event after which new inputs may overwrite those in tt__value.arrival */
+    void *taken; /* the event after which new inputs may overwrite those in tt__tape_value.arrival */
     /* Transfers of a pipeline stage: one entry for each of `in_flight` micro-batches. */
     tt__passed *passed;
-    tt__started *started;   /* built.under_way entries */
+    tt__started *started;   /* built.in_flight entries */
     tt__recording recordings[TT__RECORDINGS];
     int next_recording;     /* the entry that the next new run may take */
     tt__now now;
@@ -20112,10 +20124,10 @@ typedef struct tt__unread {
 } tt__unread;
 
 /* The inputs of one micro-batch of a data rank, kept until a pipeline runs it. */
-typedef struct tt__fed {
-    char *inputs;           /* data of all inputs; tt_program.fed_at holds each input's offset in bytes */
+typedef struct tt__queued {
+    char *inputs;           /* data of all inputs; tt_program.queued_at holds each input's offset in bytes */
     int64_t *rows;          /* rows of each axis */
-} tt__fed;
+} tt__queued;
 
 /* How the last step ended. TT__HALF_UPDATED: a step with update "backward" failed after some parameters had
    been updated. */
@@ -20130,7 +20142,7 @@ struct tt_program {
     tt__built built;
     tt__arena *arena;
     struct tt_program *next; /* next program of the arena */
-    tt__rank *rank;         /* state on each rank of the crew; the stages share this array */
+    tt__rank *rank;         /* state on each rank of the device group; the stages share this array */
     bool zeroed;            /* tt__zero_states has run */
     bool ready;             /* the arena and all parameters have memory */
     bool tunes;             /* tt_compile_options.tune is not "off" */
@@ -20139,11 +20151,11 @@ struct tt_program {
     tt__choice chosen;      /* the choice that was built; `drop` is NULL */
     /* Fields of the head alone. */
     struct tt_program *stage[TT__RANKS]; int stages;
-    tt__fed *fed; int n_fed, cap_fed; /* entry r * data + d: micro-batch r of data rank d */
-    size_t *fed_at;         /* byte offset of each input in tt__fed.inputs, then the end; NULL: no pipeline */
+    tt__queued *queued; int n_queued, cap_queued; /* entry r * data + d: micro-batch r of data rank d */
+    size_t *queued_at; /* byte offset of each input in tt__queued.inputs, then the end; NULL: no pipeline */
     int n_recorded, n_axes; /* numbers of values and of axes of the tape that was compiled */
     int64_t last_round;     /* last round that was run */
-    tt__run run;            /* settings of the next run; each rank sets `micro` */
+    tt__step_settings run;            /* settings of the next run; each rank sets `micro` */
     tt__results results;    /* results of all ranks, as read last */
     /* Counts of the current step: rounds done (one micro-batch on each data rank); data ranks with a
        micro-batch in this round; data ranks that had a micro-batch in each slot. */
@@ -20202,7 +20214,7 @@ tt_compile_options tt_compile_options_default(void)
 static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options *o)
 {
     char text[512];
-    tt__text all = {text, sizeof text, 0}; /* collects all errors for one message */
+    tt__text_buffer all = {text, sizeof text, 0}; /* collects all errors for one message */
     tt__attr unread;
     if ((unsigned)o->kind < TT__COUNT(tt__optimizers)) tt__optimizers[o->kind].use(o, &unread, &all);
     else tt__print(&all, "; kind %d is unknown", (int)o->kind);
@@ -20213,16 +20225,16 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
 }
 
 /* Returns whether x is a power of two and in the range least to most. */
-static bool tt__is_power_of_two(double x, double least, double most)
+static bool tt__is_power_of_two(double x, double min, double max)
 {
     int exponent;
-    return x >= least && x <= most && frexp(x, &exponent) == 0.5;
+    return x >= min && x <= max && frexp(x, &exponent) == 0.5;
 }
 
 static tt_status tt__check_loss_scale(tt_context *ctx, const tt_loss_scale *s)
 {
     char text[512];
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     if (!tt__is_power_of_two(s->init, 1, TT__LOSS_SCALE_MOST))
         tt__print(&all, "; init %g is not a power of two in 1..2^40", (double)s->init);
     if (!tt__is_power_of_two(s->growth, 1, FLT_MAX))
@@ -20267,7 +20279,7 @@ static uint64_t tt__tape_hash(const tt_tape *t)
     for (int k = 1; k < t->n_axes; k++)
         hash = tt__hash_on(hash, &t->axes[k].capacity, sizeof t->axes[k].capacity);
     for (int32_t v = 1; v < t->n_values; v++) {
-        const tt__value *x = &t->values[v];
+        const tt__tape_value *x = &t->values[v];
         const tt__shape *s = &x->shape;
         const int64_t shape[] = {(int64_t)s->dtype, s->rows, s->cols, s->axis, x->base, x->offset};
         const char *param = x->storage == TT__PARAMETER ? t->ctx->params[x->param]->name : "";
@@ -20326,13 +20338,13 @@ static void tt__leave_arena(tt_program *p)
     tt_program **at = &a->programs;
     while (*at != p) at = &(*at)->next;
     *at = p->next;
-    for (int k = 0; k < a->n_homes && !a->programs && !a->allocated; k++) {
+    for (int k = 0; k < a->n_placements && !a->programs && !a->allocated; k++) {
         tt_param *param = p->ctx->params[k];
-        if (param->again == a) param->again = NULL;
-        else if (param->holder != a) continue;
+        if (param->second_owner == a) param->second_owner = NULL;
+        else if (param->owner != a) continue;
         else {
-            param->holder = param->again;
-            param->again = NULL;
+            param->owner = param->second_owner;
+            param->second_owner = NULL;
         }
         a->references--;
     }
@@ -20345,13 +20357,13 @@ static void tt__rank_free(tt_program *p, int rank)
     tt_context *ctx = p->ctx;
     tt__rank *r = &p->rank[rank];
     const tt__backend *b = p->settings.kind->backend;
-    tt__device *d = p->settings.crew->device[rank];
+    tt__device *d = p->settings.group->device[rank];
     for (int32_t v = 0; r->staging && v < 2 * p->built.t->n_values; v++) {
         void *copied = r->staged[v / 2].copied[v % 2];
         if (copied) b->release_event(d, copied);
     }
     if (r->staging) b->release_host(d, r->staging);
-    tt__host_release(ctx, p->settings.crew, rank, r->host);
+    tt__host_release(ctx, p->settings.group, rank, r->host);
     for (int k = 0; k < 2 * p->settings.in_flight && r->passed; k++) {
         if (r->passed[k / 2].sent[k % 2]) b->release_event(d, r->passed[k / 2].sent[k % 2]);
         if (r->passed[k / 2].taken[k % 2]) b->release_event(d, r->passed[k / 2].taken[k % 2]);
@@ -20360,7 +20372,7 @@ static void tt__rank_free(tt_program *p, int rank)
     if (r->ready) b->release_event(d, r->ready);
     if (r->taken) b->release_event(d, r->taken);
     if (r->has_found) b->release_event(d, r->has_found);
-    for (int k = 0; k < p->built.under_way && r->started; k++)
+    for (int k = 0; k < p->built.in_flight && r->started; k++)
         if (r->started[k].done) b->release_event(d, r->started[k].done);
     for (int k = 0; k < TT__RECORDINGS; k++) {
         if (r->recordings[k].made) b->forget(d, r->recordings[k].made);
@@ -20379,12 +20391,12 @@ void tt_program_free(tt_program *p)
     if (!p) return;
     tt_context *ctx = p->ctx;
     for (int s = 1; s < p->stages; s++) tt_program_free(p->stage[s]);
-    for (int k = 0; k < p->n_fed; k++) {
-        tt__free(ctx, p->fed[k].inputs);
-        tt__free(ctx, p->fed[k].rows);
+    for (int k = 0; k < p->n_queued; k++) {
+        tt__free(ctx, p->queued[k].inputs);
+        tt__free(ctx, p->queued[k].rows);
     }
-    tt__free(ctx, p->fed);
-    tt__free(ctx, p->fed_at);
+    tt__free(ctx, p->queued);
+    tt__free(ctx, p->queued_at);
     const tt_parallel *how = &p->settings.options.parallel;
     const int ranks = how->data * how->tensor, first = p->settings.stage * ranks;
     for (int r = first; p->rank && r < first + ranks; r++) tt__rank_free(p, r);
@@ -20404,7 +20416,7 @@ void tt_program_free(tt_program *p)
 static void tt__mark_gradients(tt_tape *t)
 {
     for (int32_t v = 1; v < t->n_values; v++) {
-        tt__value *x = &t->values[v];
+        tt__tape_value *x = &t->values[v];
         x->needs_grad = x->storage == TT__PARAMETER && !t->ctx->params[x->param]->frozen;
     }
     for (int k = 0; k < t->n_code; k++) {
@@ -20456,8 +20468,8 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
     TT__PASS(t, "fuse later", tt__pass_fuse(t, b->root, true));
     if (s->matmul == TT__MATMUL_FP8) TT__PASS(t, "number factors", tt__pass_number_factors(t, train));
     b->forward_values = t->n_values;
-    const int forward = tt__forward_of(t), most = train ? tt__blocks_to_recompute(t, forward, INT_MAX) : 0;
-    while (tt__blocks_to_recompute(t, forward, b->blocks) < most) b->blocks++;
+    const int forward = tt__forward_of(t), max = train ? tt__blocks_to_recompute(t, forward, INT_MAX) : 0;
+    while (tt__blocks_to_recompute(t, forward, b->blocks) < max) b->blocks++;
     return TT_OK;
 }
 
@@ -20497,7 +20509,7 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
    Turns the options of a program into settings, and refuses options that contradict one another. */
 
 /* Fails if the device has no kernel for an instruction of the tape. */
-static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
+static tt_status tt__refused(const tt_tape *t, const tt__device_group *c)
 {
     const tt__device_kind *kind = c->kind;
     const int index = c->index[0];
@@ -20521,10 +20533,10 @@ static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
 }
 
 /* Checks the fields of *p, which say how the ranks share the work, and replaces fields of 0 by defaults. */
-static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
+static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt_parallel *p)
 {
     char text[512];
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     if (p->tensor == 0) p->tensor = 1;
     if (p->pipeline == 0) p->pipeline = 1;
     if (p->data == 0 && p->tensor > 0 && p->pipeline > 0)
@@ -20565,12 +20577,12 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_paralle
 /* Checks the options, each of which is valid alone, for contradictions. Appends "; " and a sentence to *all
    for each broken rule, and returns the status of the first broken rule. A rule is TT__RULE(condition that
    breaks it, status, sentence). */
-static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
+static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
 {
     const tt_compile_options *o = &s->options;
     const tt_parallel *p = &o->parallel;
     const char *kind = s->kind ? s->kind->name : "", *memory = tt__memory_names[s->memory];
-    const int ranks = s->crew ? s->crew->ranks : 1;
+    const int ranks = s->group ? s->group->ranks : 1;
     const bool on_host = s->kind && s->kind->host, managed = s->memory != TT__OWN_MEMORY;
     const bool fp8 = s->matmul == TT__MATMUL_FP8, staged = p->pipeline > 1;
     const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* ranks divide gradients too */
@@ -20578,7 +20590,7 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
     const bool early = s->update == TT__UPDATE_BACKWARD && o->train;
     tt_status status = TT_OK;
     char text[400];
-    tt__text late = {text, sizeof text, 0}; /* collects options that need all gradients at once */
+    tt__text_buffer late = {text, sizeof text, 0}; /* collects options that need all gradients at once */
     if (o->accumulate)
         tt__print(&late, ", nor with accumulate, as gradients are final at the step's end only");
     if (o->optimizer.clip_norm > 0)
@@ -20613,17 +20625,18 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
     TT__RULE(managed && on_host, TT_ERR_UNSUPPORTED,
              "memory '%s' is for device 'cuda', and the device is '%s'", memory, kind)
     TT__RULE(managed && ranks > 1, TT_ERR_UNSUPPORTED,
-             "memory '%s' is for one rank, and '%s' has %d: leave `memory` out", memory, s->crew->name, ranks)
+             "memory '%s' is for one rank, and '%s' has %d: leave `memory` out", memory, s->group->name,
+                 ranks)
 #undef TT__RULE
     return status;
 }
 
 /* Returns whether the options, with parallel.zero and update set to these values, contradict one another in
    no way. */
-static bool tt__goes_together(const tt__settings *s, int zero, tt__update update)
+static bool tt__goes_together(const tt__settings *s, int zero, tt__update_place update)
 {
     tt__settings other = *s;
-    tt__text unread = {NULL, 0, 0};
+    tt__text_buffer unread = {NULL, 0, 0};
     other.options.parallel.zero = zero;
     other.update = update;
     return tt__contradictions(&other, &unread) == TT_OK;
@@ -20631,15 +20644,15 @@ static bool tt__goes_together(const tt__settings *s, int zero, tt__update update
 
 /* Appends the error of a failed check to *all, which collects the errors. *first: status of the first
    failure. */
-static void tt__note_error(tt_context *ctx, tt__text *all, tt_status *first, tt_status status)
+static void tt__note_error(tt_context *ctx, tt__text_buffer *all, tt_status *first, tt_status status)
 {
     if (status != TT_OK) tt__print(all, "; %s", ctx->error);
     if (*first == TT_OK) *first = status;
 }
 
 /* Parses the options that are strings, each one of a list of words. NULL stands for the default. */
-static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__settings *s, tt__text *all,
-                            tt_status *status)
+static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__settings *s,
+                            tt__text_buffer *all, tt_status *status)
 {
     const struct {
         const char *option, *word, *usual; const char *const *names; int n; const char *use;
@@ -20655,16 +20668,16 @@ static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__se
                        tt__parse(ctx, rows[k].option, rows[k].word ? rows[k].word : rows[k].usual,
                                  rows[k].names, rows[k].n, rows[k].use, &found[k]));
     s->matmul = (tt__matmul)found[0];
-    s->recompute = (tt__recompute)found[1];
+    s->recompute = (tt__recompute_policy)found[1];
     s->memory = (tt__memory_kind)found[2];
-    s->update = (tt__update)found[3];
+    s->update = (tt__update_place)found[3];
 }
 
 /* Checks options and turns them into settings *s. If options are wrong, one message names all errors. */
 static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o, tt__settings *s)
 {
     char text[sizeof ctx->error];
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     tt_status status = TT_OK;
     memset(s, 0, sizeof *s);
     s->options = *o;
@@ -20680,11 +20693,11 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     s->costs = o->costs ? *o->costs : tt_costs_default();
     tt__note_error(ctx, &all, &status, tt__check_costs(ctx, &s->costs));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
-    s->crew = tt__find_devices(ctx, o->device);
-    s->kind = s->crew ? s->crew->kind : NULL;
-    s->threads = s->crew ? tt__rank_threads(ctx, s->crew->local) : ctx->cpu.pool->threads;
+    s->group = tt__find_devices(ctx, o->device);
+    s->kind = s->group ? s->group->kind : NULL;
+    s->threads = s->group ? tt__rank_threads(ctx, s->group->local) : ctx->cpu.pool->threads;
     tt__note_error(ctx, &all, &status,
-                   s->crew ? tt__parallel_for(ctx, s->crew, &s->options.parallel) : ctx->status);
+                   s->group ? tt__parallel_for(ctx, s->group, &s->options.parallel) : ctx->status);
     const tt_status together = tt__contradictions(s, &all);
     if (status == TT_OK) status = together;
     return status == TT_OK ? TT_OK : tt__fail(ctx, status, "%s", text + 2);
@@ -20722,7 +20735,7 @@ static tt_status tt__place_transients(tt__built *b)
         else t->code[box->first].workspace_place = box->place;
     }
     for (int32_t v = 1; v < t->n_values; v++) {
-        tt__value *x = &t->values[v];
+        tt__tape_value *x = &t->values[v];
         if (!x->persistent || x->base != v || x->space != TT__HOST) continue;
         if (x->storage == TT__PARAMETER) continue; /* placed in the arena */
         size_t *end = x->part.root ? &b->host_of_first : &b->host_persistent;
@@ -20771,13 +20784,16 @@ static void tt__note_held(tt_tape *t, const tt__settings *s)
 {
     tt__arena *shared = s->options.share ? s->options.share->arena : NULL;
     for (int32_t v = 1; v < t->n_values; v++) {
-        tt__value *x = &t->values[v];
+        tt__tape_value *x = &t->values[v];
         if (x->storage != TT__PARAMETER || x->base != v) continue;
         tt_param *p = t->ctx->params[x->param];
-        if (!t->stage) p->stages = tt__stage_bit(p->holder, t->stages) | tt__stage_bit(p->again, t->stages);
-        const tt__arena *a = tt__home_arena(s->kind, shared, t->ctx->params[x->param], t->stage, t->stages);
-        const tt__home *home = tt__home_in(a, x->param);
-        if (home && a->crew == s->crew && tt__same_ranks(a, s)) x->held = 1 + (int)home->part.split;
+        if (!t->stage)
+            p->stages = tt__stage_bit(p->owner, t->stages) | tt__stage_bit(p->second_owner, t->stages);
+        const tt__arena *a = tt__placement_arena(s->kind, shared, t->ctx->params[x->param], t->stage,
+                                                 t->stages);
+        const tt__placement *placement = tt__placement_in(a, x->param);
+        if (placement && a->group == s->group && tt__same_ranks(a, s))
+            x->held = 1 + (int)placement->part.split;
     }
 }
 
@@ -20830,8 +20846,8 @@ static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__ch
         tt__free(t->ctx, first);
     }
     for (int32_t v = 1; status == TT_OK && v < t->n_values; v++) {
-        tt__value *x = &t->values[v];
-        const tt__value *base = &t->values[x->base];
+        tt__tape_value *x = &t->values[v];
+        const tt__tape_value *base = &t->values[x->base];
         const bool apart = x->persistent && x->base == v && x->space != TT__HOST;
         x->parted = base->slots > 1 || base->copies > 1 || x->part.unit || tt__is_own_rows(t, v);
         if (apart && x->part.root) b->of_first += tt__arena_bytes(t, x);
@@ -20842,7 +20858,7 @@ static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__ch
         b->together = (int)tt__max(b->together, n);
         n = i->with_next ? n + 1 : 1;
         started += (i->stream != TT__COMPUTE_STREAM) - tt__is(i, TT__WAITS);
-        b->under_way = (int)tt__max(b->under_way, started);
+        b->in_flight = (int)tt__max(b->in_flight, started);
     }
     return status == TT_OK ? tt__replay_of(t, &s->costs, &b->replay) : status;
 }
@@ -20858,7 +20874,7 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
     status = tt__end_build(b, s, choice);
     if (status == TT_OK) status = tt__check_total(b->t, s->kind->resident);
     if (status == TT_OK) status = tt__place_transients(b);
-    if (status == TT_OK) status = tt__refused(b->t, s->crew);
+    if (status == TT_OK) status = tt__refused(b->t, s->group);
     if (status != TT_OK) {
         tt__built_free(t->ctx, b);
         memset(b, 0, sizeof *b);
@@ -20867,24 +20883,25 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
 }
 
 /* Fails if the program cannot use parameter v in the placement and dtype in which arena `a` stores it. */
-static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t v)
+static tt_status tt__check_placement(const tt_program *p, const tt__arena *a, int32_t v)
 {
     const tt__settings *s = &p->settings;
-    const tt__value *x = &p->built.t->values[v];
+    const tt__tape_value *x = &p->built.t->values[v];
     const char *name = p->ctx->params[x->param]->name;
-    const tt__home *home = tt__home_in(a, x->param);
-    const tt_dtype dtype = home->dtype;
-    if (a->crew != s->crew)
+    const tt__placement *placement = tt__placement_in(a, x->param);
+    const tt_dtype dtype = placement->dtype;
+    if (a->group != s->group)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives on device '%s', where an earlier "
-                        "program has put it, and this program is for '%s'", name, a->crew->name,
-                        s->crew->name);
-    if (!tt__same_ranks(a, s) || home->part.split != x->part.split || home->part.unit != x->part.unit)
+                        "program has put it, and this program is for '%s'", name, a->group->name,
+                        s->group->name);
+    if (!tt__same_ranks(a, s) || placement->part.split != x->part.split ||
+        placement->part.unit != x->part.unit)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "an earlier program has parameter '%s' in other parts on "
                         "the ranks than this one: compile both with the same `parallel`", name);
-    if (home->space != x->space)
+    if (placement->space != x->space)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lies in the %s memory, where an earlier "
                         "program has put it: compile both with the same `offload`", name,
-                        home->space == TT__HOST ? "host's" : "device's");
+                        placement->space == TT__HOST ? "host's" : "device's");
     if (dtype == x->shape.dtype) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "precision '%s' needs parameter '%s' as %s, but an earlier "
                     "program holds it as %s: compile both with the same precision",
@@ -20893,7 +20910,7 @@ static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t
 }
 
 /* Returns whether a value's storage is persistent and part of an arena. */
-static bool tt__in_arena(const tt__value *x)
+static bool tt__in_arena(const tt__tape_value *x)
 {
     return x->persistent && (x->space == TT__DEVICE || x->storage == TT__PARAMETER);
 }
@@ -20908,7 +20925,7 @@ static size_t tt__offloaded_bytes(const tt__built *b)
     size_t bytes = 0;
     bool any = b->t->on_host;
     for (int32_t v = 1; v < b->t->n_values; v++) {
-        const tt__value *x = &b->t->values[v];
+        const tt__tape_value *x = &b->t->values[v];
         const bool moved = x->base == v && x->space == TT__HOST && x->storage != TT__STEP;
         if (moved && x->persistent && x->storage != TT__PARAMETER) bytes += tt__arena_bytes(b->t, x);
         any = any || moved;
@@ -20924,14 +20941,15 @@ static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes
     const tt_tape *t = p->built.t;
     bytes[TT__DEVICE] = bytes[TT__HOST] = 0;
     for (int32_t v = 1; v < t->n_values; v++) {
-        const tt__value *x = &t->values[v];
-        const tt__arena *home = NULL;
+        const tt__tape_value *x = &t->values[v];
+        const tt__arena *placement = NULL;
         if (!tt__in_arena(x) || x->base != v) continue;
         if (x->storage == TT__PARAMETER)
-            home = tt__home_arena(p->settings.kind, a, p->ctx->params[x->param], t->stage, t->stages);
-        tt_status status = home ? tt__check_home(p, home, v) : TT_OK;
+            placement = tt__placement_arena(p->settings.kind, a, p->ctx->params[x->param], t->stage,
+                                            t->stages);
+        tt_status status = placement ? tt__check_placement(p, placement, v) : TT_OK;
         if (status != TT_OK) return status;
-        if (!home && !x->part.root) bytes[x->space] += tt__arena_bytes(t, x);
+        if (!placement && !x->part.root) bytes[x->space] += tt__arena_bytes(t, x);
     }
     return TT_OK;
 }
@@ -21012,7 +21030,7 @@ enum { TT__LARGE = 300 }; /* for programs with this many instructions, few of th
 typedef struct tt__shortage {
     size_t bytes;           /* bytes of the program that recomputes and offloads as little as possible */
     double flops;           /* FLOPs of the program that recomputes and offloads as little as possible */
-    size_t least;           /* bytes of the smallest program built; SIZE_MAX: none was built */
+    size_t min;           /* bytes of the smallest program built; SIZE_MAX: none was built */
     tt__choice how;         /* the choice of the smallest program; owns `drop` */
     int items;              /* values that the smallest program recomputes beyond its policy */
 } tt__shortage;
@@ -21024,7 +21042,7 @@ typedef struct tt__job {
     const tt_tape *t;
     int32_t root;
     tt__arena *shared;
-    tt__shortage *least;
+    tt__shortage *min;
 } tt__job;
 
 typedef struct tt__candidate {
@@ -21129,7 +21147,7 @@ static double tt__flops_of_copies(const tt_tape *t)
 {
     double flops = 0;
     for (int k = 0; k < t->n_code; k++)
-        if (t->code[k].again) flops += tt__flops_at_capacity(t, &t->code[k]);
+        if (t->code[k].recomputed) flops += tt__flops_at_capacity(t, &t->code[k]);
     return flops;
 }
 
@@ -21185,7 +21203,7 @@ static int tt__micros_of(const tt__settings *s)
    most bytes are live, belongs to a segment that runs in groups. */
 static bool tt__is_at_groups(const tt_tape *t, int peak)
 {
-    return t->early || (peak < t->n_code && t->code[peak].segment >= TT__EACH_LAP);
+    return t->early || (peak < t->n_code && t->code[peak].segment >= TT__EACH_ROUND);
 }
 
 /* Computes the cost and the bytes of candidate *x from its rewritten tape b->t. */
@@ -21296,12 +21314,12 @@ static tt__choice tt__at_slowest(tt__choice how)
 enum { TT__HALVINGS = 5 };
 static int tt__halved(size_t grouped, int trial)
 {
-    int least = 1;
+    int min = 1;
     if (trial == 0) return 0;
     if (!grouped) return -1;
     if (trial == 1) return TT__ONE_BY_ONE;
-    while (TT__OFFLOAD_TOGETHER >> least >= grouped) least++;
-    return least + trial - 2 < TT__ONE_BY_ONE ? least + trial - 2 : -1;
+    while (TT__OFFLOAD_TOGETHER >> min >= grouped) min++;
+    return min + trial - 2 < TT__ONE_BY_ONE ? min + trial - 2 : -1;
 }
 
 /* Adds candidate k, which has the slowest pace, at faster paces: for each number of blocks that copies may
@@ -21359,17 +21377,17 @@ static double tt__cost_again(const tt__chooser *c, const tt__recomputer *r, int 
 /* Allocates the arrays of the list of items, which stays empty. */
 static tt_status tt__items_open(tt__chooser *c)
 {
-    const size_t most = (size_t)tt__front(c)->t->n_values;
-    c->item = (int32_t *)tt__alloc(c->ctx, sizeof *c->item * most);
-    c->price = (double *)tt__alloc(c->ctx, sizeof *c->price * most);
-    c->made = (int *)tt__alloc(c->ctx, 3 * sizeof *c->made * most);
-    c->attention = (bool *)tt__calloc(c->ctx, 4 * sizeof *c->attention * most);
+    const size_t max = (size_t)tt__front(c)->t->n_values;
+    c->item = (int32_t *)tt__alloc(c->ctx, sizeof *c->item * max);
+    c->price = (double *)tt__alloc(c->ctx, sizeof *c->price * max);
+    c->made = (int *)tt__alloc(c->ctx, 3 * sizeof *c->made * max);
+    c->attention = (bool *)tt__calloc(c->ctx, 4 * sizeof *c->attention * max);
     if (!c->item || !c->price || !c->made || !c->attention) return TT_ERR_MEMORY;
-    c->before = c->made + most;
-    c->after = c->before + most;
-    c->banned = c->attention + most;
-    c->drop = c->banned + most;
-    c->set = c->drop + most;
+    c->before = c->made + max;
+    c->after = c->before + max;
+    c->banned = c->attention + max;
+    c->drop = c->banned + max;
+    c->set = c->drop + max;
     return TT_OK;
 }
 
@@ -21383,7 +21401,7 @@ static void tt__list_items(tt__chooser *c)
         for (int o = 0; o < 2; o++) {
             const tt__instr *i = &t->code[k];
             const int32_t v = i->out[o];
-            const tt__value *x = &t->values[v];
+            const tt__tape_value *x = &t->values[v];
             bool deep = false;
             if (!v || x->storage != TT__TRANSIENT || x->writes != 1) continue;
             const bool asked = x->mark != TT__UNMARKED || x->keep || x->block_end || x->offload;
@@ -21507,13 +21525,13 @@ static tt_status tt__try_sets(tt__chooser *c)
     tt_status status = TT_OK;
     int at;
     const int64_t left = c->by_seconds ? TT__FOR_CONFIGURATIONS : 0; /* reserved for configurations */
-    const int64_t most = tt__max(64, (c->left - left) / (tt__front(c)->t->n_code + 1));
+    const int64_t max = tt__max(64, (c->left - left) / (tt__front(c)->t->n_code + 1));
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
     memset(c->banned, 0, sizeof *c->banned * (size_t)c->n);
     status = tt__consider(c, &how, c->set, &at);
     if (c->recompute) {
         how.recompute = TT__RECOMPUTE_CHEAP;
-        if (status == TT_OK) status = tt__try_path(c, &how, (int)(1 + 2 * c->n / most));
+        if (status == TT_OK) status = tt__try_path(c, &how, (int)(1 + 2 * c->n / max));
         if (status == TT_OK) status = tt__try_blocks(c, &how);
         if (status == TT_OK) status = tt__try_neighbours(c, &how, left);
     }
@@ -21660,7 +21678,7 @@ static tt_status tt__try_extremes(tt__chooser *c, const tt__choice *list, int n)
         const bool moves = c->offload && list[k].offload && c->blocks;
         for (int policy = moves ? last : first; policy <= last && status == TT_OK; policy++) {
             tt__choice how = tt__at_slowest(list[k]);
-            how.recompute = (tt__recompute)policy;
+            how.recompute = (tt__recompute_policy)policy;
             if (moves) how.offload |= TT__OUT_ACTIVATIONS, how.activations = c->blocks;
             status = tt__consider(c, &how, c->set, &at);
             const bool may = status == TT_OK && tt__may_fit(c, at) && c->list[at].floor < c->best;
@@ -21766,8 +21784,8 @@ static bool tt__is_small(const tt__chooser *c)
     tt__choice list[24];
     if (c->by_seconds && tt__front(c)->t->n_code >= TT__LARGE) return false;
     const int configurations = tt__list_configurations(c, list) * (c->offload ? c->blocks + 1 : 1);
-    const int64_t most = TT__ESTIMATES / (tt__front(c)->t->n_code + 1) / tt__max(1, configurations);
-    return c->n < 20 && (int64_t)1 << c->n < tt__max(c->by_seconds ? 2 : 64, most);
+    const int64_t max = TT__ESTIMATES / (tt__front(c)->t->n_code + 1) / tt__max(1, configurations);
+    return c->n < 20 && (int64_t)1 << c->n < tt__max(c->by_seconds ? 2 : 64, max);
 }
 
 /* Lists candidates: for a small program, all of them; for others, levels of recomputation, then
@@ -21787,14 +21805,14 @@ static tt_status tt__list_candidates(tt__chooser *c)
 /* -------- builds */
 
 /* Notes in *s a choice and the bytes of its program, if the program is the smallest so far. */
-static tt_status tt__note_least(tt_context *ctx, const tt__choice *choice, size_t bytes, tt__shortage *s)
+static tt_status tt__note_min(tt_context *ctx, const tt__choice *choice, size_t bytes, tt__shortage *s)
 {
     bool *drop = NULL;
-    if (bytes >= s->least) return TT_OK;
+    if (bytes >= s->min) return TT_OK;
     if (choice->n_drop && !tt__copy_array(ctx, (void **)&drop, choice->drop, (size_t)choice->n_drop))
         return TT_ERR_MEMORY;
     tt__free(ctx, (void *)(uintptr_t)s->how.drop);
-    s->least = bytes;
+    s->min = bytes;
     s->how = *choice;
     s->how.drop = drop;
     s->items = 0;
@@ -21812,7 +21830,7 @@ static tt_status tt__try_build(const tt__job *j, const tt__choice *choice, tt__e
     p->chosen.drop = NULL;
     p->builds++;
     if (status == TT_OK) status = tt__extent_of(p, j->shared, e);
-    return status == TT_OK && j->least ? tt__note_least(p->ctx, choice, e->bytes, j->least) : status;
+    return status == TT_OK && j->min ? tt__note_min(p->ctx, choice, e->bytes, j->min) : status;
 }
 
 /* Returns the bytes of the operands of the largest group of instructions; 0 if smaller groups cannot make the
@@ -21842,17 +21860,17 @@ static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt
     }
     if (status != TT_OK || tt__fits(e)) return status;
     size_t grouped = tt__groups_at_peak(p);
-    const int most = p->built.under_way ? now.ahead : 0;
+    const int max = p->built.in_flight ? now.ahead : 0;
     tt__choice best = tt__at_slowest(now);
     if (!p->built.t->grouped) best.halved = 0;
-    if (!p->built.t->grouped && !most) return TT_OK;
+    if (!p->built.t->grouped && !max) return TT_OK;
     status = tt__try_build(j, &best, e);
     if (status != TT_OK || !tt__fits(e)) return status;
     double seconds = tt__seconds_built(p);
     bool last = true; /* the best program is the last one built */
-    for (now.ahead = most; now.ahead >= 0 && status == TT_OK; now.ahead--) {
+    for (now.ahead = max; now.ahead >= 0 && status == TT_OK; now.ahead--) {
         bool fits = false;
-        for (int trial = now.ahead == most; trial < TT__HALVINGS && status == TT_OK; trial++) {
+        for (int trial = now.ahead == max; trial < TT__HALVINGS && status == TT_OK; trial++) {
             now.halved = tt__halved(grouped, trial);
             if (now.halved < 0 || (now.ahead == 0 && now.halved == best.halved)) continue;
             status = tt__try_build(j, &now, e);
@@ -21921,14 +21939,14 @@ static tt_status tt__tune(tt__chooser *c, int k)
     return status;
 }
 
-/* Builds the candidates, from the cheapest on, until one fits or `most` builds were made for the program. *e:
+/* Builds the candidates, from the cheapest on, until one fits or `max` builds were made for the program. *e:
    the arena's sizes with the last build, which may exceed the budget. */
-static tt_status tt__build_cheapest(tt__chooser *c, int most, tt__extent *e)
+static tt_status tt__build_cheapest(tt__chooser *c, int max, tt__extent *e)
 {
     const int before = c->job.p->builds;
     tt_status status = TT_OK;
     size_t room = c->budget;
-    for (int k; status == TT_OK && c->job.p->builds < most && (k = tt__cheapest(c, room)) >= 0;) {
+    for (int k; status == TT_OK && c->job.p->builds < max && (k = tt__cheapest(c, room)) >= 0;) {
         if (!c->list[k].raised) {
             status = tt__raise(c, k);
             continue;
@@ -21940,7 +21958,7 @@ static tt_status tt__build_cheapest(tt__chooser *c, int most, tt__extent *e)
         status = tt__build_candidate(c, k, e);
         if (status == TT_OK && tt__fits(e)) return TT_OK;
         if (status == TT_OK) status = tt__lower(c, k);
-        const bool many = c->job.p->builds - before > (most - before) / 2;
+        const bool many = c->job.p->builds - before > (max - before) / 2;
         const size_t over = e->bytes > c->budget ? e->bytes - c->budget : 0;
         if (many && over < room) room -= over;
     }
@@ -21960,21 +21978,21 @@ static bool tt__is_smaller(const tt__candidate *a, const tt__candidate *b)
 
 /* Returns how many of the smallest candidates to build, as placement adds bytes to the estimates: for a small
    program, enough to find the smallest; for a large one 4, as more builds would save few bytes. */
-static int tt__most_least(const tt__chooser *c)
+static int tt__max_min(const tt__chooser *c)
 {
     const int n = tt__front(c)->t->n_code;
     return n < TT__LARGE ? 4 + 6000 / (1 + n) : 4;
 }
 
-/* Builds the candidates, from the smallest on and at most `most`, until one fits or no other can be smaller
+/* Builds the candidates, from the smallest on and at most `max`, until one fits or no other can be smaller
    than the program in job.least. */
-static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e)
+static tt_status tt__build_min(tt__chooser *c, int max, tt__extent *e)
 {
-    for (int k = 0; k < most; k++) {
+    for (int k = 0; k < max; k++) {
         int best = -1;
         for (int j = 0; j < c->n_list; j++)
             if (!c->list[j].failed && (best < 0 || tt__is_smaller(&c->list[j], &c->list[best]))) best = j;
-        if (best < 0 || c->list[best].bytes >= c->job.least->least) return TT_OK;
+        if (best < 0 || c->list[best].bytes >= c->job.min->min) return TT_OK;
         const tt_status status = tt__build_candidate(c, best, e);
         if (status == TT_ERR_MEMORY) return status;
         if (status == TT_OK && tt__fits(e)) return TT_OK; /* other errors: the device may lack a kernel */
@@ -21988,7 +22006,7 @@ static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e)
 enum { TT__MAY_ZERO = 1, TT__MAY_RECOMPUTE = 2, TT__MAY_OFFLOAD = 4, TT__MAY_UPDATE = 8, TT__MAY_ALL = 15 };
 
 /* Returns whether the program could be compiled with this value of tt_compile_options.update. */
-static bool tt__may_update(const tt_program *p, tt__update update)
+static bool tt__may_update(const tt_program *p, tt__update_place update)
 {
     const tt_compile_options *o = &p->settings.options;
     if (!o->train || (update == TT__UPDATE_HOST && tt__one_memory(p))) return update == p->settings.update;
@@ -22012,12 +22030,13 @@ static bool tt__vary(const tt__chooser *c, unsigned may, int k, tt__choice *how)
     const bool train = p->settings.options.train;
     if (k < 4 && may & TT__MAY_ZERO && tt__may_zero(p, k) && (k || !c->zero)) how->zero = k;
     k -= 4;
-    if (k >= 0 && k < 4 && may & TT__MAY_RECOMPUTE && train) how->recompute = (tt__recompute)k;
+    if (k >= 0 && k < 4 && may & TT__MAY_RECOMPUTE && train) how->recompute = (tt__recompute_policy)k;
     k -= 4;
     const bool moves = may & TT__MAY_OFFLOAD && !tt__one_memory(p);
     if (k >= 0 && k < 4 && moves && (train || 1u << k == TT__OUT_PARAMETERS)) how->offload ^= 1u << k;
     k -= 4;
-    if (k >= 0 && may & TT__MAY_UPDATE && tt__may_update(p, (tt__update)k)) how->update = (tt__update)k;
+    if (k >= 0 && may & TT__MAY_UPDATE && tt__may_update(p, (tt__update_place)k))
+        how->update = (tt__update_place)k;
     return how->zero != was.zero || how->recompute != was.recompute || how->offload != was.offload ||
            how->update != was.update;
 }
@@ -22048,7 +22067,7 @@ static bool tt__combine(const tt__chooser *c, unsigned may, int k, tt__choice *h
 }
 
 /* Returns the smallest candidate from number `from` on; -1: none. */
-static int tt__least_live(const tt__chooser *c, int from)
+static int tt__min_live(const tt__chooser *c, int from)
 {
     int best = -1;
     for (int k = from; k < c->n_list; k++) {
@@ -22059,7 +22078,7 @@ static int tt__least_live(const tt__chooser *c, int from)
 }
 
 /* Returns a choice in which each option in `may` has the value that usually saves the most memory. */
-static tt__choice tt__most_saving(const tt__chooser *c, unsigned may)
+static tt__choice tt__max_saving(const tt__chooser *c, unsigned may)
 {
     tt__choice how = tt__at_slowest(c->base);
     how.arrivals = false;
@@ -22082,17 +22101,17 @@ static tt_status tt__try_single(tt__chooser *c, unsigned may, int from)
 {
     tt_status status = TT_OK;
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
-    for (int least = from, before = -1; least != before && status == TT_OK;) {
-        const tt__choice was = c->list[least].how;
+    for (int min = from, before = -1; min != before && status == TT_OK;) {
+        const tt__choice was = c->list[min].how;
         for (int k = 0; k < TT__VALUES && c->left > 0 && status == TT_OK; k++) {
             tt__choice how = was;
             if (tt__vary(c, may, k, &how)) status = tt__consider_slowest(c, how, c->set);
         }
-        before = least;
+        before = min;
         for (int k = 0; k < c->n_list; k++) {
             const bool plain = !c->n || !memchr(c->list[k].set, true, (size_t)c->n);
             const bool known = plain && c->list[k].bytes < SIZE_MAX;
-            if (known && tt__is_smaller(&c->list[k], &c->list[least])) least = k;
+            if (known && tt__is_smaller(&c->list[k], &c->list[min])) min = k;
         }
     }
     return status;
@@ -22101,15 +22120,15 @@ static tt_status tt__try_single(tt__chooser *c, unsigned may, int from)
 /* Adds candidates whose set has one item less, or one more, than the set of the smallest candidate, as long
    as the smallest candidate becomes smaller. Adds only items that were banned before, and items whose
    instruction has a second result, which is recomputed with the item and may live longer. */
-static tt_status tt__try_other_sets(tt__chooser *c, const tt__choice *how, int *least)
+static tt_status tt__try_other_sets(tt__chooser *c, const tt__choice *how, int *min)
 {
     tt_status status = TT_OK;
-    memcpy(c->set, c->list[*least].set, sizeof *c->set * (size_t)c->n);
+    memcpy(c->set, c->list[*min].set, sizeof *c->set * (size_t)c->n);
     for (int n = 0, same = 0; same < c->n && c->left > 0 && status == TT_OK; n = (n + 1) % c->n, same++) {
         if (!c->set[n] && !c->banned[n] && !tt__front(c)->t->code[c->made[n]].out[1]) continue;
         c->set[n] = !c->set[n];
         status = tt__estimate(c, how, c->set);
-        if (c->list[c->n_list - 1].bytes < c->list[*least].bytes) *least = c->n_list - 1, same = 0;
+        if (c->list[c->n_list - 1].bytes < c->list[*min].bytes) *min = c->n_list - 1, same = 0;
         else c->set[n] = !c->set[n];
     }
     return status;
@@ -22117,29 +22136,29 @@ static tt_status tt__try_other_sets(tt__chooser *c, const tt__choice *how, int *
 
 /* Searches for the set of items that makes a configuration need the fewest bytes: starts from the empty set,
    then tries whole blocks, then starts from the best of these. The search depends on the program and the
-   configuration alone, so that a later compilation finds the program that an error message names. *least: the
+   configuration alone, so that a later compilation finds the program that an error message names. *min: the
    number of the smallest candidate; -1: none, or this configuration was searched before. */
-static tt_status tt__try_least_set(tt__chooser *c, tt__choice how, int *least)
+static tt_status tt__try_min_set(tt__chooser *c, tt__choice how, int *min)
 {
-    const int64_t most = TT__FOR_LEAST / (tt__front(c)->t->n_code + 1);
+    const int64_t max = TT__FOR_LEAST / (tt__front(c)->t->n_code + 1);
     const int from = c->n_list;
     how.recompute = TT__RECOMPUTE_CHEAP;
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
     const uint64_t hash = tt__hash_choice(c, &how, c->set);
-    *least = -1;
+    *min = -1;
     for (int k = 0; k < c->n_searched; k++) if (c->searched[k] == hash) return TT_OK;
     if (c->n_searched < TT__COUNT(c->searched)) c->searched[c->n_searched++] = hash;
     c->left = TT__FOR_LEAST;
     tt_status status = TT_OK;
     for (size_t before = SIZE_MAX; status == TT_OK;) {
         memset(c->banned, 0, sizeof *c->banned * (size_t)c->n);
-        status = tt__try_path(c, &how, (int)(1 + c->n / tt__max(1, most)));
+        status = tt__try_path(c, &how, (int)(1 + c->n / tt__max(1, max)));
         if (status == TT_OK && before == SIZE_MAX) status = tt__try_blocks(c, &how);
-        *least = tt__least_live(c, from);
-        if (*least < 0 || status != TT_OK) break;
-        status = tt__try_other_sets(c, &how, least);
-        if (c->list[*least].bytes >= before || c->left <= 0) break;
-        before = c->list[*least].bytes;
+        *min = tt__min_live(c, from);
+        if (*min < 0 || status != TT_OK) break;
+        status = tt__try_other_sets(c, &how, min);
+        if (c->list[*min].bytes >= before || c->left <= 0) break;
+        before = c->list[*min].bytes;
     }
     return status;
 }
@@ -22150,15 +22169,15 @@ static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how
 {
     const int from = c->n_list;
     const tt__choice was = c->list[k].how;
-    size_t least = c->list[k].bytes;
+    size_t min = c->list[k].bytes;
     bool found = false;
     memcpy(c->set, c->list[k].set, sizeof *c->set * (size_t)c->n);
     for (int change = 0; change < TT__VALUES && *status == TT_OK; change++) {
         tt__choice other = was;
         if (!tt__vary(c, may & ~(unsigned)TT__MAY_RECOMPUTE, change, &other)) continue;
         *status = tt__consider_slowest(c, other, c->set);
-        if (c->n_list == from || c->list[c->n_list - 1].bytes >= least) continue;
-        least = c->list[c->n_list - 1].bytes;
+        if (c->n_list == from || c->list[c->n_list - 1].bytes >= min) continue;
+        min = c->list[c->n_list - 1].bytes;
         *how = c->list[c->n_list - 1].how;
         found = true;
     }
@@ -22169,7 +22188,7 @@ static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how
 /* Adds candidates for the smallest program if the options in `may` can change: for a small program, all
    combinations of values; then changes of one option at a time; then, for the smallest of these, sets of
    items to recompute. */
-static tt_status tt__try_least(tt__chooser *c, unsigned may)
+static tt_status tt__try_min(tt__chooser *c, unsigned may)
 {
     tt__choice how;
     int64_t combinations = 0;
@@ -22181,15 +22200,15 @@ static tt_status tt__try_least(tt__chooser *c, unsigned may)
     for (int k = 0; k < TT__COMBINATIONS && all && status == TT_OK; k++)
         if (tt__combine(c, may, k, &how)) status = tt__consider_slowest(c, how, c->set);
     if (status == TT_OK) status = tt__consider_slowest(c, c->base, c->set);
-    if (status == TT_OK) status = tt__consider_slowest(c, tt__most_saving(c, may), c->set);
-    int least = tt__least_live(c, 0);
-    if (least < 0 || status != TT_OK) return status;
-    status = tt__try_single(c, may, least);
-    least = tt__least_live(c, 0);
-    how = c->list[least].how;
+    if (status == TT_OK) status = tt__consider_slowest(c, tt__max_saving(c, may), c->set);
+    int min = tt__min_live(c, 0);
+    if (min < 0 || status != TT_OK) return status;
+    status = tt__try_single(c, may, min);
+    min = tt__min_live(c, 0);
+    how = c->list[min].how;
     for (int k = 0; k < 3 && c->n && status == TT_OK; k++) {
-        status = tt__try_least_set(c, how, &least);
-        if (status != TT_OK || least < 0 || !tt__find_change(c, may, least, &how, &status)) break;
+        status = tt__try_min_set(c, how, &min);
+        if (status != TT_OK || min < 0 || !tt__find_change(c, may, min, &how, &status)) break;
     }
     return status;
 }
@@ -22243,7 +22262,7 @@ static const char *tt__say_bytes(const tt_context *ctx, size_t bytes, char to[32
 }
 
 /* Prints a choice as options. items: number of values recomputed beyond policy "cheap". */
-static void tt__print_options(tt__text *text, const tt_program *p, const tt__choice *x, int items)
+static void tt__print_options(tt__text_buffer *text, const tt_program *p, const tt__choice *x, int items)
 {
     const bool train = p->settings.options.train;
     char said[96], zero[12];
@@ -22274,7 +22293,7 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[9
     const char *value = k == 0 ? "3" : k == 8 ? "backward" : "host";
     if (k == 0 && tt__may_zero(p, 3)) x->zero = 3;
     if (k >= 1 && k <= 3) {
-        const tt__recompute policy = (tt__recompute)(TT__RECOMPUTE_CHEAP + k - 1);
+        const tt__recompute_policy policy = (tt__recompute_policy)(TT__RECOMPUTE_CHEAP + k - 1);
         if (o->train && policy > x->recompute) x->recompute = policy;
         value = tt__recompute_names[policy];
     }
@@ -22324,28 +22343,28 @@ static tt_status tt__advise(tt__chooser *c, const tt__choice *last, tt__extent *
     }
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
     tt_status status = tt__consider_slowest(c, *last, c->set);
-    if (status == TT_OK) status = tt__try_least(c, TT__MAY_ALL);
-    if (status == TT_OK) status = tt__build_least(c, tt__most_least(c), e);
+    if (status == TT_OK) status = tt__try_min(c, TT__MAY_ALL);
+    if (status == TT_OK) status = tt__build_min(c, tt__max_min(c), e);
     return status;
 }
 
 /* Prints the bytes of the smallest program that the "budget" options allow (*s) and, if changes of other
    options make it smaller, of the smallest possible program (*least). */
-static void tt__print_least(tt__text *text, const tt__chooser *c, const tt__shortage *s,
-                            const tt__shortage *least, bool advised)
+static void tt__print_min(tt__text_buffer *text, const tt__chooser *c, const tt__shortage *s,
+                            const tt__shortage *min, bool advised)
 {
     const tt_program *p = c->job.p;
     const bool chooses = c->recompute || c->by_seconds;
-    const bool same = least->least >= s->bytes && !chooses; /* no option makes the program smaller */
+    const bool same = min->min >= s->bytes && !chooses; /* no option makes the program smaller */
     char said[32];
-    if (chooses && !advised && least->least < s->least) {
+    if (chooses && !advised && min->min < s->min) {
         tt__print(text, "%s at least %s with ", text->length ? "," : ":",
-                  tt__say_bytes(p->ctx, s->least, said));
+                  tt__say_bytes(p->ctx, s->min, said));
         tt__print_options(text, p, &s->how, s->items);
         tt__print(text, "; if more may change, the smallest possible is %s with ",
-                  tt__say_bytes(p->ctx, least->least, said));
+                  tt__say_bytes(p->ctx, min->min, said));
     } else {
-        tt__print(text, "; the smallest possible is %s%s", tt__say_bytes(p->ctx, least->least, said),
+        tt__print(text, "; the smallest possible is %s%s", tt__say_bytes(p->ctx, min->min, said),
                   same ? "" : " with ");
     }
 }
@@ -22360,23 +22379,23 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
     tt_program *p = j->p;
     const tt_wording *words = &p->ctx->options.wording;
     char steps[720], name[96], said[32], limit[32];
-    tt__text text = {steps, sizeof steps, 0};
+    tt__text_buffer text = {steps, sizeof steps, 0};
     tt__choice now = tt__at_slowest(c->base);
     const bool chooses = c->recompute || c->by_seconds, staged = p->settings.options.parallel.pipeline > 1;
     const char *const which_fits = staged ? ", with which this stage fits" : ", which fits";
     size_t bytes = s->bytes;
-    bool fits = false, advised = false, first = true, least_told = false, replaced = false;
+    bool fits = false, advised = false, first = true, min_reported = false, replaced = false;
     tt_status status = p->built.t ? tt__check_extent(p, j->shared, e) : TT_OK;
-    tt__shortage least = {0, 0, SIZE_MAX, c->base, 0};
+    tt__shortage min = {0, 0, SIZE_MAX, c->base, 0};
     steps[0] = 0;
     for (int k = 0; k < 2 * TT__STEPS && !fits && status == TT_OK; k++) {
         const int step = k % TT__STEPS;
         const bool advice = k >= TT__STEPS;
         tt__choice next = now;
         if (advice && p->ctx->searches) break;
-        if (advice && chooses && s->least < bytes) bytes = s->least; /* the message names it first */
+        if (advice && chooses && s->min < bytes) bytes = s->min; /* the message names it first */
         if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name)) continue;
-        c->job.least = advice ? &least : s;
+        c->job.min = advice ? &min : s;
         const tt_status built = tt__try_build(j, &next, e);
         if (built == TT_ERR_MEMORY) status = built;
         /* A step may fail because parameters are already stored in another way. */
@@ -22384,11 +22403,11 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         fits = tt__fits(e);
         if (fits && !advice) return TT_OK;
         if (advice && !advised && chooses) {
-            least_told = s->least < s->bytes;
-            if (least_told)
+            min_reported = s->min < s->bytes;
+            if (min_reported)
                 tt__print(&text, "%s at least %s with ", text.length ? "," : ":",
-                          tt__say_bytes(p->ctx, s->least, said));
-            if (least_told) tt__print_options(&text, p, &s->how, s->items);
+                          tt__say_bytes(p->ctx, s->min, said));
+            if (min_reported) tt__print_options(&text, p, &s->how, s->items);
             tt__print(&text, "%s if more may change, ", text.length ? ";" : ":");
         } else {
             tt__print(&text, "%s", text.length ? ", then " : ": ");
@@ -22403,26 +22422,26 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         if (step >= 1 && step <= 3) tt__print(&text, " (%+.1f%% FLOPs)", 100 * copies / s->flops);
         if (fits) tt__print(&text, "%s", which_fits);
     }
-    c->job.least = &least;
-    if (status == TT_OK && !fits) status = tt__note_least(p->ctx, &s->how, s->least, &least);
+    c->job.min = &min;
+    if (status == TT_OK && !fits) status = tt__note_min(p->ctx, &s->how, s->min, &min);
     if (status == TT_OK && !fits && !p->ctx->searches) status = tt__advise(c, &now, e);
-    if (status == TT_OK && !fits && chooses && tt__is_free(c, &least.how)) {
-        status = tt__note_least(p->ctx, &least.how, least.least, s);
+    if (status == TT_OK && !fits && chooses && tt__is_free(c, &min.how)) {
+        status = tt__note_min(p->ctx, &min.how, min.min, s);
         if (status == TT_OK && tt__fits(e) && tt__is_free(c, &p->chosen)) {
-            tt__free(p->ctx, (void *)(uintptr_t)least.how.drop);
+            tt__free(p->ctx, (void *)(uintptr_t)min.how.drop);
             return TT_OK;
         }
     }
     if (status == TT_OK && !fits) {
-        tt__print_least(&text, c, s, &least, advised);
-        const bool all = bytes == least.least && advised && !least_told && !replaced;
+        tt__print_min(&text, c, s, &min, advised);
+        const bool all = bytes == min.min && advised && !min_reported && !replaced;
         if (all) tt__print(&text, "all of these");
-        else if (least.least < s->bytes || chooses) tt__print_options(&text, p, &least.how, least.items);
-        if (least.least <= e->budget) tt__print(&text, "%s", which_fits);
+        else if (min.min < s->bytes || chooses) tt__print_options(&text, p, &min.how, min.items);
+        if (min.min <= e->budget) tt__print(&text, "%s", which_fits);
     }
-    tt__free(p->ctx, (void *)(uintptr_t)least.how.drop);
-    p->ctx->needs = s->least;
-    p->ctx->advised = fits ? 0 : least.least;
+    tt__free(p->ctx, (void *)(uintptr_t)min.how.drop);
+    p->ctx->needs = s->min;
+    p->ctx->advised = fits ? 0 : min.min;
     if (status != TT_OK) return status;
     char of_stage[32] = "";
     if (staged) snprintf(of_stage, sizeof of_stage, " of stage %d", p->settings.stage);
@@ -22432,7 +22451,7 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
                   tt__say_option(p->ctx, "offload", NULL, name));
     return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %s%s%s, %s is %s%s%s. %s needs less", of_stage,
                     tt__say_bytes(p->ctx, s->bytes, said), words->bytes == tt__default_bytes ? " bytes" : "",
-                    p->settings.crew->ranks > 1 ? " a rank" : "", words->budget,
+                    p->settings.group->ranks > 1 ? " a rank" : "", words->budget,
                     tt__say_bytes(p->ctx, e->budget, limit),
                     e->by_them ? " for a program that this one shares an arena with" : "", steps,
                     words->smaller);
@@ -22455,21 +22474,21 @@ static void tt__chooser_close(tt__chooser *c)
 }
 
 /* Notes where earlier programs have stored the parameters, which stay there. */
-static void tt__note_homes(tt__chooser *c)
+static void tt__note_placements(tt__chooser *c)
 {
     const tt_tape *t = c->job.t;
     const tt__settings *s = &c->job.p->settings;
     for (int32_t v = 1; v < t->n_values && c->by_seconds; v++) {
-        const tt__value *x = &t->values[v];
+        const tt__tape_value *x = &t->values[v];
         const tt_param *param = x->storage == TT__PARAMETER && x->base == v ? c->ctx->params[x->param] : NULL;
         if (!param || param->size < TT__PIECES_FROM || x->offload) continue;
-        const tt__arena *a = tt__home_arena(s->kind, c->job.shared, param, s->stage,
+        const tt__arena *a = tt__placement_arena(s->kind, c->job.shared, param, s->stage,
                                             s->options.parallel.pipeline);
-        const tt__home *home = tt__home_in(a, x->param);
-        if (!home) continue;
+        const tt__placement *placement = tt__placement_in(a, x->param);
+        if (!placement) continue;
         c->held = true;
-        c->held_on_host = home->space == TT__HOST;
-        c->held_split = home->part.unit == TT__CHUNK;
+        c->held_on_host = placement->space == TT__HOST;
+        c->held_split = placement->part.unit == TT__CHUNK;
     }
     if (c->zero && c->held_split) c->base.zero = 3;
     if (c->offload && c->held_on_host) c->base.offload = TT__OUT_PARAMETERS;
@@ -22533,7 +22552,7 @@ static void tt__note_whole(const tt_program *p, const tt__extent *e, tt__shortag
 static tt_status tt__build_again(tt__chooser *c, const tt__shortage *s, tt__extent *e)
 {
     tt__job job = c->job;
-    job.least = NULL;
+    job.min = NULL;
     return tt__try_build(&job, &s->how, e);
 }
 
@@ -22546,13 +22565,13 @@ static tt_status tt__descend(tt__chooser *c, bool small, const tt__shortage *s, 
     const bool large = tt__front(c)->t->n_code >= TT__LARGE;
     tt_status status = TT_OK;
     size_t before = SIZE_MAX;
-    for (int k = 0; s->least < before && s->least > budget && (k < 3 || !large) && status == TT_OK; k++) {
-        const int most = large ? c->job.p->builds + 6 : TT__BUILDS - 2;
-        c->budget = before = s->least;
+    for (int k = 0; s->min < before && s->min > budget && (k < 3 || !large) && status == TT_OK; k++) {
+        const int max = large ? c->job.p->builds + 6 : TT__BUILDS - 2;
+        c->budget = before = s->min;
         if (!small && !c->n_kept) tt__set_aside(c);
         if (!small) tt__forget(c, 0);
         if (!small) status = tt__list_candidates(c);
-        if (status == TT_OK) status = tt__build_cheapest(c, most, e);
+        if (status == TT_OK) status = tt__build_cheapest(c, max, e);
     }
     c->budget = budget;
     if (!small) tt__forget(c, 0);
@@ -22579,18 +22598,18 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     }
     status = tt__chooser_open(c);
     if (status != TT_OK) return status;
-    const tt__choice saving = tt__most_saving(c, may);
-    const bool small = tt__is_small(c), search = s->least > c->budget;
+    const tt__choice saving = tt__max_saving(c, may);
+    const bool small = tt__is_small(c), search = s->min > c->budget;
     if (search && tt__try_build(&c->job, &saving, e) == TT_ERR_MEMORY) return TT_ERR_MEMORY;
-    const bool tight = s->least > c->budget;
+    const bool tight = s->min > c->budget;
     if (tight) {
-        const int most = (int)tt__min(TT__LEAST_BUILDS - 1, tt__most_least(c));
+        const int max = (int)tt__min(TT__LEAST_BUILDS - 1, tt__max_min(c));
         if (small) status = tt__try_all(c);
-        if (status == TT_OK) status = tt__try_least(c, may);
-        if (status == TT_OK) status = tt__build_least(c, most, e);
+        if (status == TT_OK) status = tt__try_min(c, may);
+        if (status == TT_OK) status = tt__build_min(c, max, e);
         const bool descends = !c->ctx->searches || tt__front(c)->t->n_code < TT__LARGE;
-        if (status == TT_OK && s->least > c->budget && descends) status = tt__descend(c, small, s, e);
-        if (status == TT_OK && s->least > c->budget) return tt__refuse(c, s, e);
+        if (status == TT_OK && s->min > c->budget && descends) status = tt__descend(c, small, s, e);
+        if (status == TT_OK && s->min > c->budget) return tt__refuse(c, s, e);
         if (!small && !c->n_kept) tt__set_aside(c);
     }
     if (status == TT_OK && c->ctx->searches) return tt__fits(e) ? status : tt__build_again(c, s, e);
@@ -22598,7 +22617,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - (tight ? 4 : TT__LEAST_BUILDS), e);
     if (status == TT_OK && !tt__fits(e)) { /* retries with c->kept or a larger budget */
         if (c->n_kept) status = tt__take_back(c);
-        else c->budget = s->least;
+        else c->budget = s->min;
         if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - 1, e);
     }
     return status != TT_OK || tt__fits(e) ? status : tt__build_again(c, s, e);
@@ -22613,8 +22632,8 @@ static tt_status tt__build_chosen(const tt__job *to)
     tt__shortage s = {0, 0, SIZE_MAX, c.base, 0};
     tt__extent e;
     memset(&e, 0, sizeof e);
-    job.least = c.job.least = &s;
-    tt__note_homes(&c);
+    job.min = c.job.min = &s;
+    tt__note_placements(&c);
     tt_status status = c.by_seconds ? tt__try_build(&job, &c.base, &e) : tt__build_within(&job, &c.base, &e);
     if (status == TT_OK && c.by_seconds && !tt__fits(&e) && c.base.arrivals) {
         c.base.arrivals = false;
@@ -22653,22 +22672,22 @@ static bool tt__place_in_arena(tt_program *p, int32_t v, int32_t before)
 {
     tt_tape *t = p->built.t;
     tt__arena *a = p->arena;
-    tt__value *x = &t->values[v];
-    const tt__value *y = &t->values[before];
+    tt__tape_value *x = &t->values[v];
+    const tt__tape_value *y = &t->values[before];
     tt_param *param = x->storage == TT__PARAMETER ? p->ctx->params[x->param] : NULL;
     if (!tt__in_arena(x) || x->base != v || x->place != TT__NO_PLACE) return false;
-    if (param && tt__home_arena(a->kind, a, param, a->stage, a->stages)) return false;
+    if (param && tt__placement_arena(a->kind, a, param, a->stage, a->stages)) return false;
     size_t *end = x->space == TT__HOST ? &a->on_host : x->part.root ? &a->of_first : &a->persistent;
     x->place = before ? y->place + tt__storage_bytes(y) : *end;
     *end += tt__arena_bytes(t, x);
     if (!param) return true;
-    a->home[x->param].offset = x->place;
-    a->home[x->param].dtype = x->shape.dtype;
-    a->home[x->param].space = x->space;
-    a->home[x->param].part = x->part;
+    a->placement[x->param].offset = x->place;
+    a->placement[x->param].dtype = x->shape.dtype;
+    a->placement[x->param].space = x->space;
+    a->placement[x->param].part = x->part;
     if (!a->kind->backend) return true;
-    if (param->holder) param->again = a;
-    else param->holder = a;
+    if (param->owner) param->second_owner = a;
+    else param->owner = a;
     a->references++;
     return true;
 }
@@ -22677,7 +22696,7 @@ static void tt__place_persistent(tt_program *p)
 {
     const tt_tape *t = p->built.t;
     for (int32_t v = 1; v < t->n_values; v++)
-        for (int32_t next = v, before = 0; next; next = t->values[next].behind)
+        for (int32_t next = v, before = 0; next; next = t->values[next].after)
             before = tt__place_in_arena(p, next, before) ? next : 0;
 }
 
@@ -22695,7 +22714,7 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
     if (!a) return TT_ERR_MEMORY;
     if (!shared) {
         a->kind = s->kind;
-        a->crew = s->crew;
+        a->group = s->group;
         a->data = s->options.parallel.data;
         a->tensor = s->options.parallel.tensor;
         a->stages = s->options.parallel.pipeline;
@@ -22704,7 +22723,7 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
         a->memory_kind = s->memory;
     }
     a->references++;
-    if ((status = tt__homes_grow(ctx, a)) != TT_OK) {
+    if ((status = tt__placements_grow(ctx, a)) != TT_OK) {
         tt__arena_release(ctx, a);
         return status;
     }
@@ -22722,7 +22741,7 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
 static tt_status tt__make_rank(tt_program *p, tt__rank *r, bool local)
 {
     const size_t values = (size_t)p->built.t->n_values, axes = (size_t)p->built.t->n_axes;
-    const size_t together = (size_t)p->built.together + 1, ranks = (size_t)p->settings.crew->ranks;
+    const size_t together = (size_t)p->built.together + 1, ranks = (size_t)p->settings.group->ranks;
     const size_t slots = (size_t)(p->settings.options.parallel.groups / p->settings.options.parallel.data);
     const size_t peers = 2 * together * (ranks > slots ? ranks : slots);
     r->axis_rows = (int64_t *)tt__alloc(p->ctx, sizeof *r->axis_rows * axes);
@@ -22732,7 +22751,7 @@ static tt_status tt__make_rank(tt_program *p, tt__rank *r, bool local)
     r->staged = (tt__staged *)tt__calloc(p->ctx, values * sizeof *r->staged);
     r->launches = (tt__launch *)tt__calloc(p->ctx, sizeof *r->launches * together);
     r->peers = (tt__mat *)tt__calloc(p->ctx, sizeof *r->peers * (peers > 2 * together ? peers : 1));
-    r->started = (tt__started *)tt__calloc(p->ctx, sizeof *r->started * (size_t)(p->built.under_way + 1));
+    r->started = (tt__started *)tt__calloc(p->ctx, sizeof *r->started * (size_t)(p->built.in_flight + 1));
     if (!r->axis_rows || !r->input || !r->staged || !r->launches || !r->peers || !r->started)
         return TT_ERR_MEMORY;
     const size_t micros = (size_t)p->settings.in_flight;
@@ -22747,7 +22766,7 @@ static tt_status tt__make_ranks(tt_program *p)
     const int of_stage = how->data * how->tensor, first = p->settings.stage * of_stage;
     tt_status status = TT_OK;
     for (int r = first; r < first + of_stage && status == TT_OK; r++)
-        status = tt__make_rank(p, &p->rank[r], tt__is_local(p->settings.crew, r));
+        status = tt__make_rank(p, &p->rank[r], tt__is_local(p->settings.group, r));
     return status;
 }
 
@@ -22756,9 +22775,9 @@ static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
     const tt_program *share = s->options.share;
     if (share && share->ctx != ctx)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` belongs to another context");
-    if (share && share->settings.crew != s->crew)
+    if (share && share->settings.group != s->group)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program for device '%s', and this "
-                        "one is for '%s'", share->settings.crew->name, s->crew->name);
+                        "one is for '%s'", share->settings.group->name, s->group->name);
     if (share && share->settings.memory != s->memory)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program with memory '%s', and this "
                         "one is with '%s'", tt__memory_names[share->settings.memory],
@@ -22798,7 +22817,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
     if (status == TT_OK && !p->rank) { /* the stages of a pipeline share this array */
-        p->rank = (tt__rank *)tt__calloc(p->ctx, sizeof *p->rank * (size_t)p->settings.crew->ranks);
+        p->rank = (tt__rank *)tt__calloc(p->ctx, sizeof *p->rank * (size_t)p->settings.group->ranks);
         if (!p->rank) status = TT_ERR_MEMORY;
     }
     if (status == TT_OK) status = tt__build_chosen(&job);
@@ -22820,7 +22839,7 @@ static void tt__count_params(const tt_program *p, int64_t *all, int64_t *split)
 {
     *all = *split = 0;
     for (int32_t v = 1; v < p->built.t->n_values; v++) {
-        const tt__value *x = &p->built.t->values[v];
+        const tt__tape_value *x = &p->built.t->values[v];
         if (p->stages > 1 && v >= p->n_recorded) break;
         for (int s = 0; s < p->stages && x->elsewhere; s++) x = &p->stage[s]->built.t->values[v];
         if (x->storage != TT__PARAMETER || x->base != v) continue;
@@ -22836,8 +22855,8 @@ static void tt__tell_unsplit(const tt_program *p)
     tt__count_params(p, &all, &split);
     if (p->arena->tensor == 1 || split || !all) return;
     tt__log(p->ctx, TT_LOG_WARNING, "tensor", "'%s', tensor %d: the program has no layers of %d weights that "
-            "can be split, so that all tensor ranks do the same work", p->arena->crew->name, p->arena->tensor,
-            (int)TT__TENSOR_LEAST);
+            "can be split, so that all tensor ranks do the same work", p->arena->group->name,
+            p->arena->tensor, (int)TT__TENSOR_LEAST);
 }
 
 /* Returns whether any stage reads input v. */
@@ -22854,14 +22873,14 @@ static bool tt__reads_input(const tt_program *p, int32_t v)
 typedef struct tt__short_stages {
     size_t needs, advised;  /* tt_context.needs and tt_context.advised of the stage that needs the most
                                bytes */
-    size_t most;            /* max of tt_context.advised over the stages */
-    int at;                 /* number of the stage whose tt_context.advised is `most` */
+    size_t max;            /* max of tt_context.advised over the stages */
+    int at;                 /* number of the stage whose tt_context.advised is `max` */
     char error[TT__ERROR];  /* error of the stage that needs the most bytes; "": all stages fit */
 } tt__short_stages;
 
 static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r)
 {
-    if (ctx->advised > r->most) r->most = ctx->advised, r->at = stage;
+    if (ctx->advised > r->max) r->max = ctx->advised, r->at = stage;
     if (r->error[0] && ctx->needs <= r->needs) return;
     r->needs = ctx->needs;
     r->advised = ctx->advised;
@@ -22874,10 +22893,10 @@ static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r
 static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 {
     ctx->needs = r->needs;
-    if (r->most <= r->advised) return tt__fail(ctx, TT_ERR_BUDGET, "%s", r->error);
+    if (r->max <= r->advised) return tt__fail(ctx, TT_ERR_BUDGET, "%s", r->error);
     char said[32];
     return tt__fail(ctx, TT_ERR_BUDGET, "%.*s. Of stage %d the smallest possible is %s",
-                    TT__ERROR - 80, r->error, r->at, tt__say_bytes(ctx, r->most, said));
+                    TT__ERROR - 80, r->error, r->at, tt__say_bytes(ctx, r->max, said));
 }
 
 /* Compiles the other stages of a pipeline. p: the first stage, whose compilation returned `status`. */
@@ -22891,8 +22910,8 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     if (stages == 1) return status;
     memset(&refused, 0, sizeof refused);
     p->stages = stages;
-    p->fed_at = (size_t *)tt__calloc(p->ctx, sizeof *p->fed_at * (values + 1));
-    if (!p->fed_at) return TT_ERR_MEMORY;
+    p->queued_at = (size_t *)tt__calloc(p->ctx, sizeof *p->queued_at * (values + 1));
+    if (!p->queued_at) return TT_ERR_MEMORY;
     for (int s = 0;;) {
         if (status != TT_OK && (status != TT_ERR_BUDGET || !all)) return status;
         if (status != TT_OK) tt__note_stage(p->ctx, s, &refused);
@@ -22908,9 +22927,10 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     }
     if (refused.error[0]) return tt__refuse_stages(p->ctx, &refused);
     for (size_t v = 1; v <= values; v++) {
-        const tt__value *x = &p->built.t->values[v - 1];
-        const bool fed = x->storage == TT__INPUT && x->base == (int32_t)v - 1 && tt__reads_input(p, x->base);
-        p->fed_at[v] = p->fed_at[v - 1] + (fed ? tt__slot_bytes(x) : 0);
+        const tt__tape_value *x = &p->built.t->values[v - 1];
+        const bool is_input = x->storage == TT__INPUT && x->base == (int32_t)v - 1;
+        const bool queued = is_input && tt__reads_input(p, x->base);
+        p->queued_at[v] = p->queued_at[v - 1] + (queued ? tt__slot_bytes(x) : 0);
     }
     return TT_OK;
 }
@@ -22919,14 +22939,14 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
    depend on these facts. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
-    tt__text text = {to, capacity, 0};
+    tt__text_buffer text = {to, capacity, 0};
     char n[6][32];
     const tt_compile_options *o = &p->settings.options;
     const tt_parallel *r = &o->parallel;
     const tt_optimizer_options *u = &o->optimizer;
     const tt_loss_scale *l = &o->loss_scale;
     if (!p->built.t) return; /* compiling has failed */
-    tt__print(&text, "device '%s'\n", p->settings.crew->name);
+    tt__print(&text, "device '%s'\n", p->settings.group->name);
     tt__print(&text, "data %d, tensor %d, groups %d\n", r->data, r->tensor, r->groups);
     if (r->pipeline > 1)
         tt__print(&text, "pipeline %d, schedule '%s', micros %d\n", r->pipeline, r->schedule, r->micros);
@@ -23008,14 +23028,14 @@ static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_o
 /* Returns the bytes that memory_budget counts for a program; for a pipeline, those of its largest stage. */
 static size_t tt__bytes_of_largest_stage(tt_program *p)
 {
-    size_t most = 0;
+    size_t max = 0;
     for (int s = 0; s < tt__stages(p); s++) {
         const tt_program *q = p->stage[s];
         const size_t moved = tt__one_memory(q) ? q->arena->on_host + tt__offloaded_bytes(&q->built) : 0;
         const size_t bytes = tt__arena_size(q->arena, tt__first_rank(q->arena)) + moved;
-        if (bytes > most) most = bytes;
+        if (bytes > max) max = bytes;
     }
-    return most;
+    return max;
 }
 
 /* Adds advice to the error about a plan that exceeds memory_budget: the bytes that the plan needs in
@@ -23085,23 +23105,23 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
    reserve of an eighth but at most TT__LEFT_FREE bytes, divided among the ranks that share the device. */
 static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budget)
 {
-    size_t least = SIZE_MAX;
+    size_t min = SIZE_MAX;
     if (*budget) return TT_OK;
-    tt__crew *c = tt__find_devices(ctx, device);
+    tt__device_group *c = tt__find_devices(ctx, device);
     if (!c) return ctx->status;
     if (c->kind->host || !c->kind->backend)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch for device '%s' depends on memory_budget, "
                         "which is not set%s", c->name,
                         c->kind->host ? "" : ", and this build cannot ask the device what it has free");
-    tt_status status = tt__crew_open(ctx, c);
+    tt_status status = tt__device_group_open(ctx, c);
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
         size_t bytes = 0, sharers = 0;
         for (int k = c->first; k < c->first + c->local; k++) sharers += c->index[k] == c->index[r];
         status = tt__device_status(ctx, c, r, c->kind->backend->available(c->device[r], &bytes));
         bytes -= bytes / 8 < TT__LEFT_FREE ? bytes / 8 : TT__LEFT_FREE;
-        if (bytes / sharers < least) least = bytes / sharers;
+        if (bytes / sharers < min) min = bytes / sharers;
     }
-    *budget = least ? least : 1;
+    *budget = min ? min : 1;
     return status;
 }
 
@@ -23117,19 +23137,19 @@ static double tt__line_meets(double from, double from_bytes, double to, double t
     return rise > 0 ? floor(to + (budget - to_bytes) / rise) : 0;
 }
 
-/* Returns the largest batch size n, at most `most`, whose plan fits the budget; 0 after an error or if none
+/* Returns the largest batch size n, at most `max`, whose plan fits the budget; 0 after an error or if none
    fits. The bytes of a plan grow almost linearly with n, and so do the bytes that an error names for a plan
    that does not fit. The next n to try is where the line through the two nearest plans reaches the budget. If
    that line does not rise (a larger n may need fewer bytes), bytes are assumed to be proportional to n. */
-static int64_t tt__largest_size(tt_context *ctx, int64_t most, size_t budget, tt__try_size try_size,
+static int64_t tt__largest_size(tt_context *ctx, int64_t max, size_t budget, tt__try_size try_size,
                                 void *arg)
 {
-    int64_t fits = 0, fails = most + 1, next = 1;
+    int64_t fits = 0, fails = max + 1, next = 1;
     double bytes = 0, needs = 0; /* bytes of the plans for sizes `fits` and `fails`; 0: unknown */
     int slow = 0; /* number of consecutive trials that did not halve the gap between `fits` and `fails` */
     int64_t up = 1; /* how far to go up from `fits` when no guess is better */
-    if (most < 1)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: most %lld is less than 1", (long long)most),
+    if (max < 1)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: most %lld is less than 1", (long long)max),
                0;
     void (*const log)(void *, tt_log_level, const char *, const char *) = ctx->options.logger.log;
     ctx->options.logger.log = NULL; /* trial programs are not logged */
@@ -23153,8 +23173,8 @@ static int64_t tt__largest_size(tt_context *ctx, int64_t most, size_t budget, tt
             guess = tt__line_meets((double)fits, bytes, (double)fails, needs, (double)budget);
         slow = 2 * (fails - fits) > gap ? slow + 1 : 0;
         guess = fmin(guess, 16.0 * (double)fits); /* for a small n, most bytes do not depend on n */
-        if (fails <= most && slow > 2) guess = 0, slow = 0;
-        const bool halve = guess <= 0 && fails <= most;
+        if (fails <= max && slow > 2) guess = 0, slow = 0;
+        const bool halve = guess <= 0 && fails <= max;
         next = halve ? fits + (fails - fits) / 2 : guess > (double)fits ? (int64_t)guess : fits + up;
         up = !halve && next == fits + up ? 2 * up : 1;
         if (next >= fails) next = fails - 1;
@@ -23186,7 +23206,7 @@ static tt_status tt__try_batch(void *arg, int64_t n, size_t *bytes)
 }
 
 int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape *t, int64_t n), void *user,
-                         const tt_compile_options *o, int64_t most)
+                         const tt_compile_options *o, int64_t max)
 {
     tt__batch_of b = {ctx, record, user, o ? *o : tt_compile_options_default()};
     if (b.options.share)
@@ -23194,7 +23214,7 @@ int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape
                         "grow with all that is tried: leave it out"), 0;
     ctx->unbudgeted = !b.options.memory_budget;
     tt_status status = tt__budget_on(ctx, b.options.device, &b.options.memory_budget);
-    const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, most, b.options.memory_budget,
+    const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, max, b.options.memory_budget,
                                                              tt__try_batch, &b);
     ctx->unbudgeted = false;
     return n;
@@ -23229,11 +23249,11 @@ static tt_program *tt__last_stage(const tt_program *p) { return p->stage[p->stag
 
 /* tt__is_here returns whether a rank belongs to this process; tt__has_data_rank, whether any of the ranks
    that form a data rank does. */
-static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.crew, rank); }
+static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.group, rank); }
 
 static bool tt__has_data_rank(const tt_program *p, int data_rank)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     bool has = false;
     for (int s = 0; s < tt__stages(p); s++) {
         const int first = s * tt__stage_ranks(p->arena) + data_rank * p->arena->tensor;
@@ -23281,13 +23301,13 @@ static int tt__slot(const tt_program *p, int64_t round) { return (int)(round % t
 static int tt__slots_used(const tt_program *p, int64_t round, tt__segment segment)
 {
     const int64_t slots = tt__slots(p);
-    return (int)(segment == TT__EACH_LAP ? (round + slots - 1) % slots + 1 : tt__min(round, slots));
+    return (int)(segment == TT__EACH_ROUND ? (round + slots - 1) % slots + 1 : tt__min(round, slots));
 }
 
 /* Returns the inputs that a pipeline keeps for a rank in a round. */
-static const tt__fed *tt__fed_at(const tt_program *p, int64_t round, int rank)
+static const tt__queued *tt__queued_at(const tt_program *p, int64_t round, int rank)
 {
-    return &p->head->fed[round * p->arena->data + tt__data_rank(p, rank)];
+    return &p->head->queued[round * p->arena->data + tt__data_rank(p, rank)];
 }
 
 static tt__now tt__now_of(const tt_program *head)
@@ -23302,17 +23322,17 @@ static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int 
 {
     if (now->rows) return now->rows;
     if (tt__stages(p) == 1) return p->rank[rank].axis_rows;
-    return tt__fed_at(p, now->round, rank)->rows;
+    return tt__queued_at(p, now->round, rank)->rows;
 }
 
 /* Returns how many rows of an axis a rank has in a run, and sets *first to the number of its first row. */
 static int64_t tt__axis_rows(const tt_program *p, const tt__now *now, int rank, int32_t axis, int64_t *first)
 {
-    const tt__axis *a = &p->built.t->axes[axis];
+    const tt__row_axis *a = &p->built.t->axes[axis];
     const int64_t *rows = tt__run_rows(p, now, rank);
     *first = 0;
     if (!a->parts) return rows[axis];
-    return tt__piece(rows[a->of], 1, false, rank % p->arena->tensor, a->parts, first);
+    return tt__shard(rows[a->of], 1, false, rank % p->arena->tensor, a->parts, first);
 }
 
 static int64_t tt__actual_rows(const tt_program *p, const tt__now *now, int rank, int32_t id)
@@ -23331,7 +23351,7 @@ static tt_status tt__params_ready(const tt_program *p)
     for (int32_t v = 1; v < t->n_values && status == TT_OK; v++) {
         if (t->values[v].storage != TT__PARAMETER || t->values[v].base != v) continue;
         const tt_param *param = p->ctx->params[t->values[v].param];
-        const tt__arena *a = tt__home_arena(p->settings.kind, p->arena, param, p->arena->stage,
+        const tt__arena *a = tt__placement_arena(p->settings.kind, p->arena, param, p->arena->stage,
                                             p->arena->stages);
         if (!a)
             return tt__fail(p->ctx, TT_ERR_ARGUMENT, "the program that held parameter '%s' was freed before "
@@ -23339,14 +23359,14 @@ static tt_status tt__params_ready(const tt_program *p)
         if (a != p->arena && !a->allocated)
             return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives in a program that is not "
                             "allocated: allocate that one first, or compile with `share`", param->name);
-        status = tt__check_home(p, a, v);
+        status = tt__check_placement(p, a, v);
     }
     return status;
 }
 
 /* Returns the offset in bytes, in a rank's device memory, of the region (persistent, transient, ...) that has
    storage x. */
-static size_t tt__region(const tt_program *p, const tt__value *x)
+static size_t tt__region(const tt_program *p, const tt__tape_value *x)
 {
     if (!x->persistent) return p->arena->persistent;
     return x->part.root ? p->arena->persistent + p->arena->transient : 0;
@@ -23361,14 +23381,14 @@ static size_t tt__host_size(const tt_program *p, int rank)
     return b->host_persistent + b->host_transient + (first ? b->host_of_first : 0);
 }
 
-static size_t tt__host_region(const tt_program *p, const tt__value *x)
+static size_t tt__host_region(const tt_program *p, const tt__tape_value *x)
 {
     if (!x->persistent) return p->built.host_persistent;
     return x->part.root ? p->built.host_persistent + p->built.host_transient : 0;
 }
 
 /* Returns the address of a storage on a rank. NULL: the rank is in another process. */
-static char *tt__storage_memory(const tt_program *p, int rank, const tt__value *x)
+static char *tt__storage_memory(const tt_program *p, int rank, const tt__tape_value *x)
 {
     if (!tt__is_here(p, rank)) return NULL;
     if (x->storage == TT__PARAMETER) return tt__param_memory(p->ctx->params[x->param], rank);
@@ -23385,15 +23405,15 @@ static tt_status tt__zero_states(tt_program *p)
     for (int s = 1; s < p->stages && status == TT_OK; s++) status = tt__zero_states(p->stage[s]);
     for (int r = tt__near_rank(a); r < tt__near_end(a) && !p->zeroed && status == TT_OK; r++) {
         for (int32_t v = 1; v < p->built.t->n_values && status == TT_OK; v++) {
-            const tt__value *x = &p->built.t->values[v];
+            const tt__tape_value *x = &p->built.t->values[v];
             const bool elsewhere = x->storage == TT__PARAMETER || x->space == TT__HOST;
             if (!x->persistent || x->base != v || elsewhere || x->storage == TT__INPUT) continue;
             if (x->part.root && tt__data_rank(p, r)) continue;
             char *memory = tt__storage_memory(p, r, x);
-            status = a->kind->backend->fill(a->crew->device[r], memory, 0, tt__storage_bytes(x));
+            status = a->kind->backend->fill(a->group->device[r], memory, 0, tt__storage_bytes(x));
         }
         if (p->rank[r].host) memset(p->rank[r].host, 0, tt__host_size(p, r));
-        status = tt__device_status(p->ctx, a->crew, r, status);
+        status = tt__device_status(p->ctx, a->group, r, status);
     }
     p->zeroed = status == TT_OK;
     return status;
@@ -23409,10 +23429,10 @@ static tt_status tt__zero_states(tt_program *p)
 
 /* Returns how many bytes a storage has in its program's arena, and sets *first to the offset of the first.
    Returns 0 if the storage is not in the arena. */
-static size_t tt__arena_extent(const tt_program *p, const tt__value *x, size_t *first)
+static size_t tt__arena_extent(const tt_program *p, const tt__tape_value *x, size_t *first)
 {
     if (x->space != TT__DEVICE) return 0;
-    if (x->storage == TT__PARAMETER && p->ctx->params[x->param]->holder != p->arena) return 0;
+    if (x->storage == TT__PARAMETER && p->ctx->params[x->param]->owner != p->arena) return 0;
     if (x->storage != TT__PARAMETER && x->place == TT__NO_PLACE) return 0;
     *first = (size_t)(tt__storage_memory(p, 0, x) - p->arena->memory[0]);
     return tt__storage_bytes(x);
@@ -23458,7 +23478,7 @@ static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t 
 typedef struct tt__windows {
     int next, end;      /* instructions [next, end) belong to no window yet */
     int until[TT__WINDOWS]; /* for each of the last windows: the end of its instructions */
-    int made, entered;  /* number of windows that were made so far; number that began to run */
+    int made, region_input;  /* number of windows that were made so far; number that began to run */
 } tt__windows;
 
 /* Prefetches the blocks whose stamp is in (before, last], except those that are still on the device. A block
@@ -23478,7 +23498,7 @@ static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last,
         if (!run) continue;
         const size_t first = (b - run) * TT__BLOCK, end = tt__arena_size(a, 0);
         const size_t bytes = b * TT__BLOCK < end ? run * TT__BLOCK : end - first;
-        status = a->kind->backend->prefetch(a->crew->device[0], TT__IN_STREAM, a->memory[0] + first, bytes);
+        status = a->kind->backend->prefetch(a->group->device[0], TT__IN_STREAM, a->memory[0] + first, bytes);
         g->prefetched += bytes;
         *any = true;
         run = 0;
@@ -23494,7 +23514,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     tt__paging *g = p->arena->paging;
     tt__instr *code = p->built.t->code;
     const uint64_t before = g->stamps;
-    const size_t most = g->room / (TT__WINDOWS + 1);
+    const size_t max = g->room / (TT__WINDOWS + 1);
     const int first = w->next;
     int group = first; /* first instruction of the group that runs together with k */
     size_t bytes = 0, of_group = 0; /* bytes that the window needs; bytes of these that the group added */
@@ -23506,7 +23526,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
         const size_t added = tt__stamp_instr(p, &code[k], before);
         /* A group on another stream is never divided. */
         const bool may_end = group > first || code[k].stream == TT__COMPUTE_STREAM;
-        if (bytes && bytes + added > most && may_end) {
+        if (bytes && bytes + added > max && may_end) {
             w->next = group > first ? group : k;
             if (group == first && k > first) code[k - 1].with_next = false;
             g->clock += bytes - (group > first ? of_group : 0);
@@ -23532,7 +23552,7 @@ static tt_status tt__bring_window(tt_program *p, tt__windows *w)
     g->brought[slot] = false;
     tt_status status = tt__bring_blocks(p, before, last, began, &g->brought[slot]);
     if (status == TT_OK && g->brought[slot])
-        status = a->kind->backend->mark(a->crew->device[0], TT__IN_STREAM, &g->there[slot]);
+        status = a->kind->backend->mark(a->group->device[0], TT__IN_STREAM, &g->there[slot]);
     w->until[slot] = w->next;
     w->made++;
     return status;
@@ -23546,27 +23566,27 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     tt__arena *a = p->arena;
     tt__paging *g = a->paging;
     const tt__backend *b = a->kind->backend;
-    tt__device *d = a->crew->device[0];
+    tt__device *d = a->group->device[0];
     tt_status status = TT_OK;
-    if (!g || (w->entered && k < w->until[(w->entered - 1) % TT__WINDOWS])) return TT_OK;
-    while (!w->entered && w->made < TT__WINDOWS - 1 && w->next < w->end && status == TT_OK)
+    if (!g || (w->region_input && k < w->until[(w->region_input - 1) % TT__WINDOWS])) return TT_OK;
+    while (!w->region_input && w->made < TT__WINDOWS - 1 && w->next < w->end && status == TT_OK)
         status = tt__bring_window(p, w); /* the first windows of the segment */
     if (status == TT_OK) status = b->mark(d, TT__COMPUTE_STREAM, &g->began);
     if (status == TT_OK) status = b->after(d, TT__IN_STREAM, g->began);
     if (status == TT_OK) status = tt__bring_window(p, w);
-    const int slot = w->entered++ % TT__WINDOWS;
+    const int slot = w->region_input++ % TT__WINDOWS;
     if (status == TT_OK && g->brought[slot]) status = b->after(d, TT__COMPUTE_STREAM, g->there[slot]);
-    return tt__device_status(p->ctx, a->crew, 0, status);
+    return tt__device_status(p->ctx, a->group, 0, status);
 }
 
 /* Marks the blocks that contain bytes [first, first + bytes) as kept on the device, as long as all kept
-   blocks together have at most `most` bytes. *kept: bytes of the kept blocks so far. */
-static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t most, size_t *kept)
+   blocks together have at most `max` bytes. *kept: bytes of the kept blocks so far. */
+static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t max, size_t *kept)
 {
     const size_t from = first / TT__BLOCK, end = bytes ? (first + bytes - 1) / TT__BLOCK + 1 : from;
     size_t added = 0;
     for (size_t b = from; b < end; b++) added += g->kept[b] ? 0 : TT__BLOCK;
-    if (*kept + added > most) return;
+    if (*kept + added > max) return;
     for (size_t b = from; b < end; b++) g->kept[b] = true;
     *kept += added;
 }
@@ -23580,7 +23600,7 @@ static size_t tt__choose_kept(const tt__arena *a, size_t available)
     size_t kept = 0, first;
     for (const tt_program *p = a->programs; p; p = p->next) programs++;
     tt__keep_bytes(a->paging, 0, a->kind->resident, available, &kept);
-    const size_t most = kept + (available - kept) / 2;
+    const size_t max = kept + (available - kept) / 2;
     for (int n = programs; n-- > 0;) {
         const tt_program *p = a->programs;
         for (int k = 0; k < n; k++) p = p->next;
@@ -23588,9 +23608,9 @@ static size_t tt__choose_kept(const tt__arena *a, size_t available)
         for (int k = 0; k < t->n_code; k++)
             for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
                 const int32_t id = tt__operand(&t->code[k], j);
-                const tt__value *x = &t->values[t->values[id].base];
+                const tt__tape_value *x = &t->values[t->values[id].base];
                 const size_t bytes = id && x->persistent ? tt__arena_extent(p, x, &first) : 0;
-                if (bytes) tt__keep_bytes(a->paging, first, bytes, most, &kept);
+                if (bytes) tt__keep_bytes(a->paging, first, bytes, max, &kept);
             }
     }
     return kept;
@@ -23601,9 +23621,9 @@ static size_t tt__choose_kept(const tt__arena *a, size_t available)
 static tt_status tt__plan_paging(tt_context *ctx, tt__arena *a, size_t available)
 {
     const tt__backend *b = a->kind->backend;
-    tt__device *d = a->crew->device[0];
+    tt__device *d = a->group->device[0];
     const size_t size = tt__arena_size(a, 0), blocks = (size + TT__BLOCK - 1) / TT__BLOCK;
-    if (size <= available) return tt__device_status(ctx, a->crew, 0, b->keep(d, a->memory[0], size));
+    if (size <= available) return tt__device_status(ctx, a->group, 0, b->keep(d, a->memory[0], size));
     tt__paging *g = a->paging = (tt__paging *)tt__calloc(ctx, sizeof *g);
     if (!g) return TT_ERR_MEMORY;
     g->used = (uint64_t *)tt__calloc(ctx, blocks * sizeof *g->used);
@@ -23619,66 +23639,66 @@ static tt_status tt__plan_paging(tt_context *ctx, tt__arena *a, size_t available
         const size_t first = from * TT__BLOCK, last = end * TT__BLOCK < size ? end * TT__BLOCK : size;
         if (end > from) status = b->keep(d, a->memory[0] + first, last - first);
     }
-    return tt__device_status(ctx, a->crew, 0, status);
+    return tt__device_status(ctx, a->group, 0, status);
 }
 
 /* Allocates an arena's memory on the device of one rank. */
 static tt_status tt__allocate_device(tt_context *ctx, tt__arena *a, int rank)
 {
     const tt__backend *b = a->kind->backend;
-    tt__device *d = a->crew->device[rank];
+    tt__device *d = a->group->device[rank];
     const size_t size = tt__arena_size(a, rank), bytes = size ? size : 1;
     size_t available = 0;
     void *memory = NULL;
     if (a->memory_kind == TT__OWN_MEMORY) {
         a->memory[rank] = (char *)b->allocate(d, bytes);
-        return a->memory[rank] ? TT_OK : tt__device_status(ctx, a->crew, rank, TT_ERR_MEMORY);
+        return a->memory[rank] ? TT_OK : tt__device_status(ctx, a->group, rank, TT_ERR_MEMORY);
     }
     const bool beyond = a->memory_kind == TT__OVERSUBSCRIBED;
     tt_status status = b->allocate_managed(d, bytes, beyond, &memory, &available);
     a->memory[rank] = (char *)memory;
-    if (status != TT_OK) return tt__device_status(ctx, a->crew, rank, status);
+    if (status != TT_OK) return tt__device_status(ctx, a->group, rank, status);
     return tt__plan_paging(ctx, a, available);
 }
 
-/* Allocates an arena's memory on one rank and fills the rank's shards of parameters. piece: a buffer of
+/* Allocates an arena's memory on one rank and fills the rank's shards of parameters. shard: a buffer of
    TT__BOUNCE bytes. */
-static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, float *piece)
+static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, float *shard)
 {
     const tt__backend *b = a->kind->backend;
-    tt__device *d = a->crew->device[rank];
+    tt__device *d = a->group->device[rank];
     tt_status status = tt__allocate_device(ctx, a, rank);
     if (status != TT_OK) return status;
     if (!a->kind->host) a->bounce[rank] = (char *)b->allocate_host(d, TT__BOUNCE);
     status = a->bounce[rank] || a->kind->host ? TT_OK : TT_ERR_MEMORY;
-    if (status == TT_OK && a->on_host) a->host[rank] = tt__host_allocate(ctx, a->crew, rank, a->on_host);
+    if (status == TT_OK && a->on_host) a->host[rank] = tt__host_allocate(ctx, a->group, rank, a->on_host);
     if (a->on_host && !a->host[rank]) status = TT_ERR_MEMORY;
     if (status == TT_OK && a->kind->resident) status = b->fill(d, a->memory[rank], 0, a->kind->resident);
-    status = tt__device_status(ctx, a->crew, rank, status);
+    status = tt__device_status(ctx, a->group, rank, status);
     for (int k = 0; k < ctx->n_params && status == TT_OK; k++)
-        if (ctx->params[k]->holder == a || ctx->params[k]->again == a)
-            status = tt__param_fill(ctx->params[k], rank, piece);
+        if (ctx->params[k]->owner == a || ctx->params[k]->second_owner == a)
+            status = tt__param_fill(ctx->params[k], rank, shard);
     return status;
 }
 
 /* Allocates an arena's memory on all ranks of this process and fills the parameters. */
 static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 {
-    tt_status status = tt__crew_open(ctx, a->crew);
+    tt_status status = tt__device_group_open(ctx, a->group);
     if (status != TT_OK) return status;
-    float *piece = (float *)tt__alloc(ctx, TT__BOUNCE);
-    if (!piece) return TT_ERR_MEMORY;
+    float *shard = (float *)tt__alloc(ctx, TT__BOUNCE);
+    if (!shard) return TT_ERR_MEMORY;
     for (int r = tt__near_rank(a); r < tt__near_end(a) && status == TT_OK; r++)
-        status = tt__allocate_memory(ctx, a, r, piece);
-    tt__free(ctx, piece);
+        status = tt__allocate_memory(ctx, a, r, shard);
+    tt__free(ctx, shard);
     a->allocated = status == TT_OK;
     for (int k = 0; k < ctx->n_params && status == TT_OK; k++) {
         tt_param *p = ctx->params[k];
-        const tt__arena *other = p->holder == a ? p->again : p->again == a ? p->holder : NULL;
-        if (p->holder != a && p->again != a) continue;
+        const tt__arena *other = p->owner == a ? p->second_owner : p->second_owner == a ? p->owner : NULL;
+        if (p->owner != a && p->second_owner != a) continue;
         /* Keeps the source for the other arena, which may be in a process that cannot read this arena. */
-        p->source_stays = other && !other->allocated;
-        if (!p->source_stays) tt__param_drop_source(p);
+        p->keeps_source = other && !other->allocated;
+        if (!p->keeps_source) tt__param_drop_source(p);
     }
     if (status != TT_OK) tt__arena_empty(ctx, a);
     return status;
@@ -23687,14 +23707,14 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 /* Returns whether the host writes value v to a device through a staging buffer. */
 static bool tt__is_staged(const tt_program *p, int32_t v)
 {
-    const tt__value *x = &p->built.t->values[v];
+    const tt__tape_value *x = &p->built.t->values[v];
     const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent ones are arrivals */
     if (p->settings.kind->host || (!input && x->storage != TT__STEP)) return false;
     return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }
 
 /* Returns the bytes of a storage that belong to one micro-batch. */
-static size_t tt__micro_bytes(const tt__value *x)
+static size_t tt__micro_bytes(const tt__tape_value *x)
 {
     return tt__storage_bytes(x) / (size_t)tt__max(1, x->copies);
 }
@@ -23704,7 +23724,7 @@ static size_t tt__micro_bytes(const tt__value *x)
    micro-batches in flight. Returns 0 if i is no such instruction or the device is the CPU. */
 static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const tt__mat x = tt__at_capacity(p->built.t, i->out[0] ? i->out[0] : i->in[0]);
     const int rank = tt__first_rank(p->arena);
     int way;
@@ -23719,7 +23739,7 @@ static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
 static bool tt__reads_later(const tt_program *p)
 {
     const tt__settings *s = &p->settings;
-    const bool whole = s->options.parallel.pipeline <= 1 && s->crew->local == s->crew->ranks;
+    const bool whole = s->options.parallel.pipeline <= 1 && s->group->local == s->group->ranks;
     return !s->kind->host && s->options.train && !s->scales && whole && !p->ctx->profiles;
 }
 
@@ -23742,14 +23762,14 @@ static tt_status tt__allocate_rank(tt_program *p, int rank)
     const tt_tape *t = p->built.t;
     const size_t on_host = tt__host_size(p, rank), bytes = tt__staging_bytes(p);
     const tt__backend *b = p->settings.kind->backend;
-    tt__device *d = p->settings.crew->device[rank];
+    tt__device *d = p->settings.group->device[rank];
     tt__rank *r = &p->rank[rank];
     for (int k = 0; k < 2 * p->settings.in_flight && !p->settings.kind->host; k++) {
         tt_status status = b->mark(d, TT__COMPUTE_STREAM, &r->passed[k / 2].sent[k % 2]);
         if (status == TT_OK) status = b->mark(d, TT__COMPUTE_STREAM, &r->passed[k / 2].taken[k % 2]);
         if (status != TT_OK) return status;
     }
-    if (on_host && !r->host && !(r->host = tt__host_allocate(p->ctx, p->settings.crew, rank, on_host)))
+    if (on_host && !r->host && !(r->host = tt__host_allocate(p->ctx, p->settings.group, rank, on_host)))
         return TT_ERR_MEMORY;
     if (bytes && !(r->staging = (char *)b->allocate_host(d, bytes))) return TT_ERR_MEMORY;
     char *at = r->staging;
@@ -23774,11 +23794,11 @@ static tt_status tt__allocate_rank(tt_program *p, int rank)
    device. */
 static tt_status tt__check_neighbours(const tt_program *p)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const int each = tt__stage_ranks(p->arena);
     char a[32], b[32];
     for (int r = c->first; r + each < c->first + c->local; r++)
-        if (c->apart[r][r + each] || c->apart[r + each][r])
+        if (c->no_peer[r][r + each] || c->no_peer[r + each][r])
             return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "parallel: pipeline %d needs devices that load from "
                             "each other's memory, and '%s' and '%s' do not: use data or tensor ranks",
                             p->arena->stages, tt__device_name(c->kind, c->index[r], a),
@@ -23827,14 +23847,15 @@ tt_status tt_allocate(tt_program *p)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "this build plans programs for device '%s' and cannot "
                         "run them: define TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does, or "
                         "compile for \"cpu\"", p->settings.kind->name);
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     tt_status status = tt__params_ready(p);
     if (!p->arena->allocated && p->head == p) { /* all processes check before one allocates */
         if (status == TT_OK) status = tt__memory_suffices(p);
         status = tt__agree(p->ctx, "the memory of a plan", status, NULL, 0);
     }
     if (status == TT_OK && !p->arena->allocated) status = tt__allocate_arena(p->ctx, p->arena);
-    if (status == TT_OK && p->built.t->on_host) status = tt__crew_open_host(p->ctx, p->settings.crew);
+    if (status == TT_OK && p->built.t->on_host)
+        status = tt__device_group_open_host(p->ctx, p->settings.group);
     if (status == TT_OK && p->stages > 1) status = tt__check_neighbours(p);
     for (int r = tt__near_rank(p->arena); r < tt__near_end(p->arena) && status == TT_OK; r++)
         status = tt__device_status(p->ctx, c, r, tt__allocate_rank(p, r));
@@ -23852,7 +23873,7 @@ tt_status tt_allocate(tt_program *p)
 /* Returns how many elements of the storage precede a rank's own rows in view `id`. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
-    const tt__value *v = &p->built.t->values[id];
+    const tt__tape_value *v = &p->built.t->values[id];
     int64_t first = rank % p->arena->tensor * v->shape.rows;
     if (v->shape.axis) tt__axis_rows(p, now, rank, v->shape.axis, &first);
     return first * v->ld;
@@ -23862,7 +23883,7 @@ static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, 
    rank's own rows. */
 static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, int32_t id, tt__mat *m)
 {
-    const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
+    const tt__tape_value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
     const size_t item = m->data ? tt_dtype_bytes(base->shape.dtype) : 0;
     char *data = (char *)m->data;
     int64_t first;
@@ -23871,7 +23892,7 @@ static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, 
     if (base->copies > 1) data += (size_t)(now->round % base->copies) * tt__slot_bytes(base);
     if (tt__is_own_rows(p->built.t, id)) data += (size_t)tt__own_first(p, now, rank, id) * item;
     if (v->part.unit) {
-        m->cols = m->ld = tt__piece(v->part.of, v->part.unit, v->part.root, tt__data_rank(p, rank),
+        m->cols = m->ld = tt__shard(v->part.of, v->part.unit, v->part.root, tt__data_rank(p, rank),
                                     p->arena->data, &first);
         if (!base->part.unit) data += (size_t)first * item; /* else the storage is the shard */
     }
@@ -23884,7 +23905,7 @@ static tt__mat tt__resolve_in(const tt_program *p, const tt__now *now, int rank,
 {
     tt__mat m = tt__at_capacity(p->built.t, id);
     if (!id) return m;
-    const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
+    const tt__tape_value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
     const size_t item = tt_dtype_bytes(base->shape.dtype);
     m.data = tt__storage_memory(p, rank, base);
     if (m.data) m.data = (char *)m.data + (size_t)v->offset * item;
@@ -23903,7 +23924,7 @@ static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
 static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void *data, size_t bytes)
 {
     const tt__backend *b = p->settings.kind->backend;
-    tt__device *d = p->settings.crew->device[rank];
+    tt__device *d = p->settings.group->device[rank];
     tt__staged *staged = &p->rank[rank].staged[id];
     const int32_t arrival = p->built.t->values[id].arrival;
     const int stream = arrival ? TT__IN_STREAM : TT__COMPUTE_STREAM;
@@ -23918,15 +23939,15 @@ static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void
     }
     if (status == TT_OK && b->mark(d, stream, &staged->copied[staged->now]) != TT_OK) status = b->wait(d);
     if (arrival) staged->arrived = bytes;
-    return tt__device_status(p->ctx, p->settings.crew, rank, status);
+    return tt__device_status(p->ctx, p->settings.group, rank, status);
 }
 
-/* Copies the inputs that were written to arrivals (tt__value.arrival) on a rank to the inputs' own storages,
-   where the run reads them. */
+/* Copies the inputs that were written to arrivals (tt__tape_value.arrival) on a rank to the inputs' own
+   storages, where the run reads them. */
 static tt_status tt__take_arrivals(tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;
-    tt__device *d = p->settings.crew->device[rank];
+    tt__device *d = p->settings.group->device[rank];
     tt__rank *r = &p->rank[rank];
     tt_status status = TT_OK;
     bool any = false;
@@ -23942,7 +23963,7 @@ static tt_status tt__take_arrivals(tt_program *p, int rank)
         any = true;
     }
     if (any && status == TT_OK) status = b->mark(d, TT__COMPUTE_STREAM, &r->taken);
-    return tt__device_status(p->ctx, p->settings.crew, rank, status);
+    return tt__device_status(p->ctx, p->settings.group, rank, status);
 }
 
 static void tt__mark_input(tt__rank *r, int32_t v, tt__input_state state)
@@ -23959,7 +23980,7 @@ static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank
     for (tt_program *q = a->programs; q; q = q->next) {
         tt__rank *r = &q->rank[rank];
         for (int32_t v = 1; v < q->built.t->n_values && q != reader && r->inputs_set; v++) {
-            const tt__value *x = &q->built.t->values[v];
+            const tt__tape_value *x = &q->built.t->values[v];
             if (r->input[v] != TT__SET || x->place == TT__NO_PLACE || x->space != TT__DEVICE) continue;
             const bool apart = from >= x->place + tt__storage_bytes(x) || x->place >= from + bytes;
             if (!apart) tt__mark_input(r, v, TT__OVERWRITTEN);
@@ -23969,14 +23990,14 @@ static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank
 
 /* Sets the number of rows of the axis of input v. Fails if another input with this axis is already set with
    another number; but if v itself was set before, unsets these other inputs instead. */
-static tt_status tt__set_rows(tt_program *p, tt__rank *r, int32_t v, int64_t rows)
+static tt_status tt__set_input_rows(tt_program *p, tt__rank *r, int32_t v, int64_t rows)
 {
-    const tt__value *values = p->built.t->values, *x = &values[v];
+    const tt__tape_value *values = p->built.t->values, *x = &values[v];
     int64_t *axis = &r->axis_rows[x->shape.axis];
-    const bool other = *axis != rows - x->shape.extra, again = r->input[v] != TT__UNSET;
+    const bool other = *axis != rows - x->shape.extra, recomputed = r->input[v] != TT__UNSET;
     for (int32_t k = 1; k < p->built.t->n_values && other; k++) {
         if (r->input[k] != TT__SET || k == v || values[k].shape.axis != x->shape.axis) continue;
-        if (!again)
+        if (!recomputed)
             return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: input '%s' has %lld rows, but '%s' was set with "
                             "%lld on the same axis '%s'", x->name, (long long)rows, values[k].name,
                             (long long)(*axis + values[k].shape.extra), p->built.t->axes[x->shape.axis].name);
@@ -23989,9 +24010,9 @@ static tt_status tt__set_rows(tt_program *p, tt__rank *r, int32_t v, int64_t row
 /* Sets input v, whose arguments were checked, on one rank. */
 static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *data, int64_t rows)
 {
-    const tt__value *x = &p->built.t->values[v];
+    const tt__tape_value *x = &p->built.t->values[v];
     tt__rank *r = &p->rank[rank];
-    tt_status status = x->shape.axis ? tt__set_rows(p, r, v, rows) : TT_OK;
+    tt_status status = x->shape.axis ? tt__set_input_rows(p, r, v, rows) : TT_OK;
     if (status != TT_OK) return status;
     tt__mark_input(r, v, TT__SET);
     if (x->place == TT__NO_PLACE) return TT_OK; /* no instruction reads it */
@@ -24003,15 +24024,15 @@ static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *d
 }
 
 /* Returns where a pipeline keeps the inputs of its next micro-batch on a data rank. NULL: out of memory. */
-static tt__fed *tt__fed_of(tt_program *p, int data_rank)
+static tt__queued *tt__queued_of(tt_program *p, int data_rank)
 {
     const int at = (int)p->round * p->arena->data + data_rank;
-    const size_t bytes = p->fed_at[p->n_recorded], rows = sizeof(int64_t) * (size_t)p->n_axes;
-    while (p->n_fed <= at) {
-        if (!TT__GROW(p->ctx, p->fed, p->n_fed, p->cap_fed)) return NULL;
-        memset(&p->fed[p->n_fed++], 0, sizeof *p->fed);
+    const size_t bytes = p->queued_at[p->n_recorded], rows = sizeof(int64_t) * (size_t)p->n_axes;
+    while (p->n_queued <= at) {
+        if (!TT__GROW(p->ctx, p->queued, p->n_queued, p->cap_queued)) return NULL;
+        memset(&p->queued[p->n_queued++], 0, sizeof *p->queued);
     }
-    tt__fed *f = &p->fed[at];
+    tt__queued *f = &p->queued[at];
     if (!f->inputs) f->inputs = (char *)tt__alloc(p->ctx, bytes ? bytes : 1);
     if (!f->rows) f->rows = (int64_t *)tt__alloc(p->ctx, rows);
     return f->inputs && f->rows ? f : NULL;
@@ -24022,14 +24043,15 @@ static tt__fed *tt__fed_of(tt_program *p, int data_rank)
    the states of inputs. */
 static tt_status tt__feed_input(tt_program *p, int data_rank, int32_t v, const void *data, int64_t rows)
 {
-    const tt__value *x = &p->built.t->values[v];
+    const tt__tape_value *x = &p->built.t->values[v];
     tt__rank *r = &p->rank[tt__first_of(p, data_rank)];
-    const tt__fed *f = tt__fed_of(p, data_rank);
-    tt_status status = !f ? TT_ERR_MEMORY : x->shape.axis ? tt__set_rows(p, r, v, rows) : TT_OK;
+    const tt__queued *f = tt__queued_of(p, data_rank);
+    tt_status status = !f ? TT_ERR_MEMORY : x->shape.axis ? tt__set_input_rows(p, r, v, rows) : TT_OK;
     if (status != TT_OK) return status;
     tt__mark_input(r, v, TT__SET);
     if (!tt__reads_input(p, v) || !tt__has_data_rank(p, data_rank)) return TT_OK;
-    memcpy(f->inputs + p->fed_at[v], data, (size_t)(rows * x->shape.cols) * tt_dtype_bytes(x->shape.dtype));
+    memcpy(f->inputs + p->queued_at[v], data,
+           (size_t)(rows * x->shape.cols) * tt_dtype_bytes(x->shape.dtype));
     return TT_OK;
 }
 
@@ -24046,7 +24068,7 @@ static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *dat
     tt_status status = tt_allocate(p);
     if (status == TT_OK) status = tt__check_data_rank(p, "tt_set_rank", rank);
     if (status != TT_OK) return status;
-    const tt__value *x = tt__has_value(t, v) ? &t->values[v.id] : NULL;
+    const tt__tape_value *x = tt__has_value(t, v) ? &t->values[v.id] : NULL;
     if (!x || x->storage != TT__INPUT || x->base != v.id || x->persistent)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: %s%s is no input of this program%s%s",
                         x ? "'" : "the value", x ? x->name : "", x ? "'" : ": it ",
@@ -24091,13 +24113,13 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
     return tt__note_refused(p, status == TT_OK ? tt__set_on(p, 0, v, data, rows) : status);
 }
 
-static bool tt__is_in_parts(const tt__value *v) { return v->part.unit || v->part.split != TT__WHOLE; }
+static bool tt__is_in_parts(const tt__tape_value *v) { return v->part.unit || v->part.split != TT__WHOLE; }
 
 /* Copies a parameter, or a view of one, to `to`: collects the shards of all ranks. Does the work of
    tt_get. */
 static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, size_t capacity)
 {
-    const tt__value *x = &p->built.t->values[id];
+    const tt__tape_value *x = &p->built.t->values[id];
     const tt_param *param = p->ctx->params[x->param];
     const bool all = x->base == id;
     const int64_t rows = all ? 1 : x->shape.rows, cols = all ? param->size : x->shape.cols;
@@ -24115,7 +24137,7 @@ static tt_program *tt__stage_with(tt_program *p, int32_t v)
 {
     for (int s = p->stages - 1; s > 0 && v > 0 && v < p->n_recorded; s--) {
         const tt_tape *t = p->stage[s]->built.t;
-        const tt__value *base = &t->values[t->values[v].base];
+        const tt__tape_value *base = &t->values[t->values[v].base];
         if (base->persistent || base->place != TT__NO_PLACE) return p->stage[s];
     }
     return p;
@@ -24126,7 +24148,7 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
     tt_program *p = tt__stage_with(head, v.id);
     const tt_tape *t = p->built.t;
     tt__now now = tt__now_of(head);
-    const tt__value *x = tt__has_value(t, v) ? &t->values[v.id] : NULL;
+    const tt__tape_value *x = tt__has_value(t, v) ? &t->values[v.id] : NULL;
     tt_status status = tt__check_data_rank(p, "tt_get_rank", rank);
     if (status != TT_OK) return status;
     if (!x) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: the value %s", tt__why_no_value(t, v));
@@ -24236,14 +24258,14 @@ static void tt__poison(tt_program *p, int rank, int instruction)
     for (int k = 0; k < p->built.n_boxes && instruction < p->built.t->n_code - 1; k++) {
         const tt__box *box = &p->built.box[k];
         if (box->merged != k || box->last != instruction) continue;
-        if (p->built.t->values[box->value].stays) continue; /* other micro-batches need the value */
+        if (p->built.t->values[box->value].saved) continue; /* other micro-batches need the value */
         char *host = p->rank[rank].host + p->built.host_persistent + box->place;
         if (box->space == TT__HOST && a->kind->host) memset(host, 0xff, box->bytes);
         /* Host memory of a device's program is left out: the host would have to wait for the device, and the
            wait would hide wrong orders of streams. */
         if (box->space == TT__HOST) continue;
         char *memory = a->memory[rank] + a->persistent + box->place;
-        a->kind->backend->fill(a->crew->device[rank], memory, 0xff, box->bytes);
+        a->kind->backend->fill(a->group->device[rank], memory, 0xff, box->bytes);
     }
 }
 
@@ -24252,14 +24274,14 @@ static void tt__poison(tt_program *p, int rank, int instruction)
    device is the CPU. */
 static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
 {
-    const tt__value *x = &p->built.t->values[id];
+    const tt__tape_value *x = &p->built.t->values[id];
     const tt__staged *staged = &p->rank[rank].staged[x->base];
     tt__mat m = tt__resolve(p, rank, id);
     const tt__now *now = &p->rank[rank].now;
-    const bool waits = tt__stages(p) > 1; /* the data is in tt__fed */
+    const bool waits = tt__stages(p) > 1; /* the data is in tt__queued */
     if (x->storage != TT__INPUT || (!waits && !staged->buffer[0])) return m;
     const int64_t own = tt__is_own_rows(p->built.t, id) ? tt__own_first(p, now, rank, id) : 0;
-    const char *from = waits ? tt__fed_at(p, now->round, rank)->inputs + p->head->fed_at[x->base]
+    const char *from = waits ? tt__queued_at(p, now->round, rank)->inputs + p->head->queued_at[x->base]
                              : staged->buffer[staged->now];
     m.data = (char *)(uintptr_t)from + (size_t)(x->offset + own) * tt_dtype_bytes(m.dtype);
     return m;
@@ -24278,7 +24300,7 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
         const int32_t id = j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
         if (p->built.t->values[id].part.split != TT__WHOLE) split = id;
     }
-    const tt__value *v = &p->built.t->values[split];
+    const tt__tape_value *v = &p->built.t->values[split];
     const bool own = v->part.split == TT__ROWS && v->shape.axis; /* the rows are an axis */
     if (split) l->whole_rows = v->shape.rows * (v->part.split == TT__ROWS ? tensor : 1);
     if (own) l->whole_rows = tt__run_rows(p, now, rank)[p->built.t->axes[v->shape.axis].of];
@@ -24295,7 +24317,7 @@ static tt_status tt__check_inputs(void *arg, int rank)
     tt_program *head = (tt_program *)arg, *p = tt__stage_of(head, rank);
     tt__launch *l = &p->rank[rank].launches[0];
     tt_status status = TT_OK;
-    const int end = tt__segment_first(p->built.t, TT__EACH_LAP);
+    const int end = tt__segment_first(p->built.t, TT__EACH_ROUND);
     p->rank[rank].flops = 0;
     p->rank[rank].now = tt__now_of(head);
     if (tt__data_rank(p, rank) >= head->present) return TT_OK;
@@ -24317,7 +24339,7 @@ static tt_status tt__check_inputs(void *arg, int rank)
    segment must add to them. */
 static bool tt__adds_later(const tt_program *p, tt__segment segment)
 {
-    const int64_t done = segment == TT__EACH_LAP ? p->round - 1 : p->round;
+    const int64_t done = segment == TT__EACH_ROUND ? p->round - 1 : p->round;
     return segment != TT__EACH_STEP && done >= tt__slots(p);
 }
 
@@ -24342,7 +24364,7 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
     tt__recording *x = &r->recordings[r->next_recording];
     r->next_recording = (r->next_recording + 1) % TT__RECORDINGS;
     if (x->credit-- > 0) return NULL;
-    if (x->made) p->settings.kind->backend->forget(p->settings.crew->device[rank], x->made);
+    if (x->made) p->settings.kind->backend->forget(p->settings.group->device[rank], x->made);
     if (!x->rows) x->rows = (int64_t *)tt__alloc(p->ctx, all);
     if (x->rows) memcpy(x->rows, r->axis_rows, all);
     x->made = NULL;
@@ -24372,7 +24394,7 @@ static int tt__present(const tt_program *p, int rank, const tt__instr *i, int me
    0, returns `own`. */
 static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, int32_t v, tt__mat own)
 {
-    const tt__value *x = &q->built.t->values[v], *base = &q->built.t->values[x->base];
+    const tt__tape_value *x = &q->built.t->values[v], *base = &q->built.t->values[x->base];
     if (!v) return own;
     own.data = tt__storage_memory(q, other, base);
     if (own.data) own.data = (char *)own.data + (size_t)x->offset * tt_dtype_bytes(own.dtype);
@@ -24424,7 +24446,7 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
         }
         peers[k] = tt__resolve_in(p, &p->rank[rank].now, other, i->in[0]);
         peers[m.count + k] = tt__resolve_in(p, &p->rank[rank].now, other, i->out[0]);
-        const tt__value *base = &p->built.t->values[p->built.t->values[i->in[0]].base];
+        const tt__tape_value *base = &p->built.t->values[p->built.t->values[i->in[0]].base];
         if (slots) peers[k].data = (char *)l->in[0].data + (size_t)k * tt__slot_bytes(base);
     }
 }
@@ -24434,9 +24456,9 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
 static tt_status tt__after_staged(tt_program *p, int rank, const tt__instr *i)
 {
     const tt__rank *r = &p->rank[rank];
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     tt_status status = TT_OK;
-    for (int k = 0; k < p->built.under_way && status == TT_OK && !i->stream; k++) {
+    for (int k = 0; k < p->built.in_flight && status == TT_OK && !i->stream; k++) {
         if (!r->started[k].at || !tt__is_collective(&p->built.t->code[r->started[k].at - 1])) continue;
         status = c->kind->backend->after(c->device[rank], i->stream, r->started[k].done);
     }
@@ -24447,7 +24469,7 @@ static tt__collective tt__collective_on(const tt_program *p, int rank, const tt_
 {
     int me;
     const tt__members all = tt__members_of(p, rank, move, &me);
-    return tt__collective_of(p->settings.crew, rank, all, me, move->over);
+    return tt__collective_of(p->settings.group, rank, all, me, move->over);
 }
 
 /* ==== src/run/processes.h */
@@ -24456,18 +24478,18 @@ static tt__collective tt__collective_on(const tt_program *p, int rank, const tt_
 
 /* Returns the number of bytes that the ranks of this process send to other processes in a step with one full
    micro-batch on each data rank. Sets *least to the minimum number that any method must send. */
-static double tt__net_plan(const tt_program *head, double *least)
+static double tt__net_plan(const tt_program *head, double *min)
 {
-    const tt__crew *crew = head->settings.crew;
-    double bytes = *least = 0, some;
-    for (int rank = crew->first; rank < crew->first + crew->local && crew->local < crew->ranks; rank++) {
+    const tt__device_group *group = head->settings.group;
+    double bytes = *min = 0, some;
+    for (int rank = group->first; rank < group->first + group->local && group->local < group->ranks; rank++) {
         const tt_program *p = tt__stage_of(head, rank);
         for (int k = 0; k < p->built.t->n_code; k++) {
             const tt__instr *i = &p->built.t->code[k];
             if (!tt__is_collective(i) || i->move.over == TT__OVER_SLOTS || i->slot > 1) continue;
             tt__collective c = tt__collective_on(p, rank, &i->move);
             const int pair = tt__is_pair(i) ? c.all.first + c.all.stride * i->move.to : rank;
-            const bool alone = tt__is_pair(i) ? tt__is_local(crew, pair) : c.processes == 1;
+            const bool alone = tt__is_pair(i) ? tt__is_local(group, pair) : c.processes == 1;
             tt__launch l;
             memset(&l, 0, sizeof l);
             l.instr = i;
@@ -24483,7 +24505,7 @@ static double tt__net_plan(const tt_program *head, double *least)
                 if (!(phases & phase) || (from_first && phase == TT__REDUCE_PHASE)) continue;
                 l.phase = phase;
                 bytes += tt__net_sends(&c, &some);
-                *least += some;
+                *min += some;
             }
         }
     }
@@ -24506,10 +24528,10 @@ static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, i
                                  c.all.stride * (move->to - move->from), 2};
         net = !tt__is_here(p, two.first) || !tt__is_here(p, two.first + two.stride);
         c.near = two;
-        c.apart = !net && tt__is_apart(c.crew, two);
+        c.no_peer = !net && tt__has_no_peer(c.group, two);
         c.processes = 1;
     }
-    const bool staged = !c.crew->kind->host && (net || c.apart);
+    const bool staged = !c.group->kind->host && (net || c.no_peer);
     tt_status status = staged ? tt__after_staged(p, rank, i) : TT_OK;
     if (status != TT_OK) return status;
     return pair && net ? tt__net_pair(&c) : tt__run_collective(&c, met);
@@ -24519,7 +24541,7 @@ static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, i
    operands and results of other ranks. */
 static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__launch *l, tt__mat *peers)
 {
-    const tt__value *y = &p->built.t->values[i->out[0]];
+    const tt__tape_value *y = &p->built.t->values[i->out[0]];
     l->instr = i;
     l->lists = tt__lists_of(p->built.t, i);
     for (int j = 0; j < TT__MAX_IN; j++) if (i->in[j]) l->in[j] = tt__resolve(p, rank, i->in[j]);
@@ -24532,11 +24554,11 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
     if (i->on_host) {
         l->workspace = p->rank[rank].host + p->built.host_persistent + i->workspace_place;
         l->in[TT__RUN_IN].data = &p->head->run; /* `micro` is not set: no update reads it */
-        if (!p->settings.kind->host) l->device = p->settings.crew->host[rank];
+        if (!p->settings.kind->host) l->device = p->settings.group->host[rank];
     }
     if (p->arena->tensor > 1) tt__set_tensor_rank(p, rank, l);
     if (y->part.unit)
-        tt__piece(y->part.of, y->part.unit, y->part.root, tt__data_rank(p, rank), p->arena->data, &l->first);
+        tt__shard(y->part.of, y->part.unit, y->part.root, tt__data_rank(p, rank), p->arena->data, &l->first);
     if (tt__is(i, TT__RMW) && y->part.split != TT__WHOLE) {
         const int64_t elements = y->part.unit ? y->part.of : y->shape.rows * y->shape.cols;
         l->first += rank % p->arena->tensor * ((elements + 7) / 8 * 8);
@@ -24553,31 +24575,32 @@ static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l,
 {
     const bool receives = l->instr->out[0] != 0;
     const tt__mat *x = receives ? &l->out[0] : &l->in[0];
-    const size_t bytes = (size_t)tt__elements(x) * tt_dtype_bytes(x->dtype), most = (size_t)1 << 30;
+    const size_t bytes = (size_t)tt__elements(x) * tt_dtype_bytes(x->dtype), max = (size_t)1 << 30;
     const int from = receives ? other : rank, to = receives ? rank : other;
-    const int process = tt__process_of(p->settings.crew, other), tag = tt__pair_tag(from, to);
+    const int process = tt__process_of(p->settings.group, other), tag = tt__pair_tag(from, to);
     const int64_t turn = p->rank[rank].now.round % p->settings.in_flight;
     tt__passed *own = &p->rank[rank].passed[turn];
     tt__request part[TT__PARTS];
-    tt__mail mail = {p->settings.crew, l->tape, l->instr, tag, 0, receives ? part : own->part[way]};
+    tt__mail mail = {p->settings.group, l->tape, l->instr, tag, 0, receives ? part : own->part[way]};
     const bool host = p->settings.kind->host;
     tt_status status = TT_OK;
     char *data = (char *)x->data;
-    if (bytes > most * TT__PARTS)
+    if (bytes > max * TT__PARTS)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: %zu bytes are more than go from process to process "
                         "at once", tt__instr_name(l->instr), bytes);
     if (!host && receives) data = p->rank[rank].receives[way];
     if (!host && !receives) {
         const size_t each = tt__message_bytes(p, l->instr) / (size_t)p->settings.in_flight;
         data = p->rank[rank].sends[way] + (size_t)turn * each;
-        status = tt__net_copy(mail.crew, rank, l, data, x->data, (int64_t)bytes);
+        status = tt__net_copy(mail.group, rank, l, data, x->data, (int64_t)bytes);
     }
-    if (status == TT_OK) status = tt__await_stream(p->settings.crew, rank, l->instr->stream);
-    if (status == TT_OK) status = tt__net_post(&mail, process, data, bytes, most, receives);
+    if (status == TT_OK) status = tt__await_stream(p->settings.group, rank, l->instr->stream);
+    if (status == TT_OK) status = tt__net_post(&mail, process, data, bytes, max, receives);
     if (!receives) tt__net_must_send(p->ctx->net, (double)bytes);
     if (!receives) own->parts[way] = mail.count;
     if (receives && status == TT_OK) status = tt__net_all_there(&mail);
-    if (receives && status == TT_OK) status = tt__net_copy(mail.crew, rank, l, x->data, data, (int64_t)bytes);
+    if (receives && status == TT_OK)
+        status = tt__net_copy(mail.group, rank, l, x->data, data, (int64_t)bytes);
     return status;
 }
 
@@ -24589,7 +24612,7 @@ static void tt__go_on_passing(const tt_program *p, int rank)
         tt__passed *x = &p->rank[rank].passed[k / 2];
         if (!x->parts[k % 2]) continue;
         pthread_mutex_lock(&n->mutex);
-        for (int j = 0; j < x->parts[k % 2]; j++) n->wire->test(n, &x->part[k % 2][j]);
+        for (int j = 0; j < x->parts[k % 2]; j++) n->transport->test(n, &x->part[k % 2][j]);
         pthread_mutex_unlock(&n->mutex);
     }
 }
@@ -24599,7 +24622,7 @@ static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t roun
 {
     tt__passed *x = &p->rank[rank].passed[round % p->settings.in_flight];
     const tt__instr *i = &p->built.t->code[p->built.send[way] - 1];
-    tt__mail mail = {p->settings.crew, p->built.t, i, 0, x->parts[way], x->part[way]};
+    tt__mail mail = {p->settings.group, p->built.t, i, 0, x->parts[way], x->part[way]};
     x->parts[way] = 0;
     return tt__net_all_there(&mail);
 }
@@ -24608,7 +24631,7 @@ static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t roun
    ready, and does not wait. A RECV waits for the SEND and copies its operand. */
 static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const tt__backend *b = c->kind->backend;
     tt__device *d = c->device[rank];
     const int64_t round = p->rank[rank].now.round;
@@ -24620,23 +24643,23 @@ static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
     tt_status status = TT_OK;
     if (!l->instr->out[0]) {
         status = b->mark(d, TT__COMPUTE_STREAM, &own->sent[way]);
-        if (status == TT_OK) tt__count_on(c->world, &c->world->sent[rank][way]);
+        if (status == TT_OK) tt__count_on(c->rank_group, &c->rank_group->sent[rank][way]);
         return tt__device_status(p->ctx, c, rank, status);
     }
-    if (!tt__wait_for(c->world, rank, other, &c->world->sent[other][way], (uint64_t)round + 1))
+    if (!tt__wait_for(c->rank_group, rank, other, &c->rank_group->sent[other][way], (uint64_t)round + 1))
         return TT_ERR_DEVICE;
     l->phase = TT__SPREAD_PHASE;
     status = b->after(d, l->instr->stream, theirs->sent[way]);
     if (status == TT_OK) status = b->launch(l, 1);
     if (status == TT_OK) status = b->mark(d, l->instr->stream, &own->taken[way]);
-    if (status == TT_OK) tt__count_on(c->world, &c->world->taken[rank][way]);
+    if (status == TT_OK) tt__count_on(c->rank_group, &c->rank_group->taken[rank][way]);
     return tt__device_status(p->ctx, c, rank, status);
 }
 
 /* Waits, before a segment overwrites a value that another stage receives, until that stage has copied it. */
 static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const tt__backend *b = c->kind->backend;
     const int64_t round = p->rank[rank].now.round;
     tt_status status = TT_OK;
@@ -24651,7 +24674,7 @@ static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
             if (round >= copies) status = tt__await_passed(p, rank, way, round - copies);
             continue;
         }
-        if (round >= copies && !tt__wait_for(c->world, rank, other, &c->world->taken[other][way],
+        if (round >= copies && !tt__wait_for(c->rank_group, rank, other, &c->rank_group->taken[other][way],
                                              (uint64_t)(round + 1 - copies)))
             return TT_ERR_DEVICE;
         for (int m = 0; m < theirs && !c->kind->host && status == TT_OK; m++)
@@ -24674,7 +24697,7 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
         if (!y->data || !bytes || l->add[j]) continue;
         status = p->settings.kind->backend->fill(l->device, y->data, 0, bytes);
     }
-    return tt__device_status(p->ctx, p->settings.crew, rank, status);
+    return tt__device_status(p->ctx, p->settings.group, rank, status);
 }
 
 /* Launches n instructions together that are no collectives: on the device or, if tt__instr.on_host, on the
@@ -24682,10 +24705,10 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
     const bool on_host = l->instr->on_host;
-    tt_status status = on_host ? tt__await_stream(p->settings.crew, rank, TT__COMPUTE_STREAM) : TT_OK;
+    tt_status status = on_host ? tt__await_stream(p->settings.group, rank, TT__COMPUTE_STREAM) : TT_OK;
     if (status != TT_OK) return status;
     if (on_host) return tt__cpu_launch(l, n);
-    return tt__device_status(p->ctx, p->settings.crew, rank, p->settings.kind->backend->launch(l, n));
+    return tt__device_status(p->ctx, p->settings.group, rank, p->settings.kind->backend->launch(l, n));
 }
 
 /* ==== src/run/launch.h */
@@ -24694,7 +24717,7 @@ static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, 
    them, or as a recorded graph. */
 
 /* The progress of a rank through a segment. */
-typedef struct tt__progress {
+typedef struct tt__rank_progress {
     tt__launch like;        /* fields that all launches have in common */
     bool absent;            /* the rank has no micro-batch: it only runs what all ranks run together */
     bool later;             /* a copy of tt__now.later */
@@ -24703,9 +24726,9 @@ typedef struct tt__progress {
        equal values of the two fields. */
     tt__over met;
     int met_stream;
-} tt__progress;
+} tt__rank_progress;
 
-static bool tt__is_left_out(const tt__progress *at, const tt__instr *i)
+static bool tt__is_left_out(const tt__rank_progress *at, const tt__instr *i)
 {
     return (at->absent && !i->always) || (i->later && !at->later);
 }
@@ -24714,10 +24737,10 @@ static bool tt__is_left_out(const tt__progress *at, const tt__instr *i)
    they are the minimum so far. */
 static tt_status tt__note_time(const tt_program *p, int k, double begin)
 {
-    const tt__crew *c = p->settings.crew;
-    double *least = &p->ctx->profile[k];
+    const tt__device_group *c = p->settings.group;
+    double *min = &p->ctx->profile[k];
     tt_status status = tt__device_status(p->ctx, c, 0, c->kind->backend->wait(c->device[0]));
-    *least = fmin(*least, tt__seconds() - begin);
+    *min = fmin(*min, tt__seconds() - begin);
     return status;
 }
 
@@ -24735,20 +24758,20 @@ static bool tt__leads_to_next(const tt_program *p, int k)
 }
 
 /* Launches instruction k and those that run together with it in one call. */
-static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, int k)
+static tt_status tt__launch_together(tt_program *p, int rank, tt__rank_progress *at, int k)
 {
     tt_status status = TT_OK;
     const tt__rank *r = &p->rank[rank];
     const tt__instr *i = &p->built.t->code[k];
-    const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
+    const size_t peers = 2 * (size_t)tt__max(p->settings.group->ranks, tt__slots(p));
     const bool pair = i->move.from != i->move.to, together = tt__is_collective(i);
     const bool nothing = i->move.over && tt__present(p, rank, i, 1) == 0;
     const bool met = at->met == i->move.over && at->met_stream == i->stream && !pair;
     const bool timed = p->ctx->profile && rank == 0;
     const double begin = timed ? tt__seconds() : 0;
     int some = 0; /* number of launches that have work to do */
-    if (p->settings.crew->world)
-        tt__world_note(p->settings.crew->world, rank, tt__instr_name(i),
+    if (p->settings.group->rank_group)
+        tt__rank_group_note(p->settings.group->rank_group, rank, tt__instr_name(i),
                        p->built.t->values[i->out[0] ? i->out[0] : i->in[0]].name);
     for (int n = 0; n == 0 || i[n - 1].with_next || (n == 1 && tt__leads_to_next(p, k)); n++) {
         tt__launch *l = &r->launches[some];
@@ -24777,9 +24800,9 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
 static bool tt__runs_late(const tt_program *p) { return p->ctx->late && p->settings.kind->host; }
 
 /* Starts instruction k on its own stream, after all work issued on the computation stream so far. */
-static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
+static tt_status tt__start(tt_program *p, int rank, tt__rank_progress *at, int k)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const tt__backend *b = c->kind->backend;
     tt__device *d = c->device[rank];
     tt__rank *r = &p->rank[rank];
@@ -24801,12 +24824,12 @@ static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
 
 /* Runs WAIT instruction k: makes the computation stream wait for the work, on another stream, that k
    names. */
-static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
+static tt_status tt__finish(tt_program *p, int rank, tt__rank_progress *at, int k)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const tt__instr *code = p->built.t->code;
     tt__rank *r = &p->rank[rank];
-    tt__started *x = r->started, *const end = x + p->built.under_way;
+    tt__started *x = r->started, *const end = x + p->built.in_flight;
     while (x < end && !(x->at && code[x->at - 1].out[0] == code[k].in[0])) x++;
     at->met = TT__ALONE;
     if (x == end) return TT_OK; /* this rank has not started the work */
@@ -24834,9 +24857,9 @@ static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *l
     tt_status status = TT_OK;
     const tt__now *now = &p->rank[rank].now;
     const bool absent = s->segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= now->present;
-    tt__progress at = {*like, absent, now->later, TT__ALONE, TT__COMPUTE_STREAM};
+    tt__rank_progress at = {*like, absent, now->later, TT__ALONE, TT__COMPUTE_STREAM};
     tt__windows windows = {s->first, s->end, {0}, 0, 0};
-    for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* after a failure */
+    for (int k = 0; k < p->built.in_flight; k++) p->rank[rank].started[k].at = 0; /* after a failure */
     for (int k = s->first, n; k < s->end && status == TT_OK; k += n) {
         const tt__instr *i = &p->built.t->code[k];
         if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may clear with_next */
@@ -24856,7 +24879,7 @@ static void tt__record_stretch(tt_program *p, int rank, tt__launch *l, const tt_
                                char why[512])
 {
     const tt__backend *b = p->settings.kind->backend;
-    tt__device *d = p->settings.crew->device[rank];
+    tt__device *d = p->settings.group->device[rank];
     tt_status status = b->capture(d);
     const bool began = status == TT_OK;
     if (began) status = tt__launch_stretch(p, rank, l, s);
@@ -24878,7 +24901,7 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *box = &p->built.box[k];
         if (box->space != TT__DEVICE || box->first >= end || box->last < first) continue;
-        for (int r = 0; r < p->settings.crew->ranks; r++)
+        for (int r = 0; r < p->settings.group->ranks; r++)
             tt__overwrite(p->arena, reader, r, box->place, box->bytes);
     }
 }
@@ -24890,7 +24913,7 @@ static bool tt__needs_host(const tt_program *p, tt__segment segment)
     const int end = tt__segment_first(p->built.t, segment + 1u);
     for (int k = tt__segment_first(p->built.t, segment); k < end; k++) {
         const tt__instr *i = &p->built.t->code[k];
-        if (i->on_host || (p->settings.crew->ranks > 1 && tt__is_collective(i))) return true;
+        if (i->on_host || (p->settings.group->ranks > 1 && tt__is_collective(i))) return true;
     }
     return false;
 }
@@ -24900,7 +24923,7 @@ static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
 {
     const tt_tape *t = p->built.t;
     const tt__results *results = &p->head->results;
-    tt__run run = p->head->run;
+    tt__step_settings run = p->head->run;
     tt_status status = TT_OK;
     run.micro = p->rank[rank].now.round * p->arena->data + tt__data_rank(p, rank);
     if (t->run) status = tt__write_value(p, rank, t->run, &run, sizeof run);
@@ -24914,7 +24937,7 @@ static tt__launch tt__launch_on(const tt_program *p, int rank)
 {
     tt__launch l;
     memset(&l, 0, sizeof l);
-    l.device = p->settings.crew->device[rank];
+    l.device = p->settings.group->device[rank];
     l.tape = p->built.t;
     l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
     l.tuned = p->tunes;
@@ -24927,7 +24950,7 @@ static tt__launch tt__launch_on(const tt_program *p, int rank)
    records no more. */
 static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const tt__backend *b = c->kind->backend;
     tt__rank *r = &p->rank[rank];
     char why[512] = "";
@@ -24971,7 +24994,7 @@ static int tt__results_end(const tt_program *p, const tt__stretch *s)
 /* Starts to copy a step's results to the host, on a stream beside the next computations. */
 static tt_status tt__send_results(tt_program *p, int rank)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const tt__backend *b = c->kind->backend;
     tt__device *d = c->device[rank];
     tt__rank *r = &p->rank[rank];
@@ -24991,7 +25014,7 @@ static tt_status tt__run_rank(void *arg, int rank)
 {
     const tt__segment_job *job = (const tt__segment_job *)arg;
     tt_program *p = tt__stage_of(job->p, rank);
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const tt__stretch all = tt__whole_segment(p, job->segment);
     const bool sends = job->sends && rank == tt__first_of(p, 0);
     tt__stretch s = all;
@@ -25019,7 +25042,7 @@ static tt_status tt__run_rank(void *arg, int rank)
 static void tt__tell_graphs(tt_program *p)
 {
     char device[32];
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     for (int r = c->first; r < c->first + c->local; r++) {
         if (!p->rank[r].why[0]) continue;
         tt__log(p->ctx, TT_LOG_WARNING, "graph", "device '%s' cannot record the launches of a step, which "
@@ -25033,7 +25056,7 @@ static void tt__tell_graphs(tt_program *p)
    ranks. */
 static tt_status tt__agree_flops(tt_program *p, tt_status status)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     double flops = 0;
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) flops += p->rank[r].flops;
     status = tt__agree(p->ctx, "a micro-batch", status, &flops, sizeof flops);
@@ -25050,7 +25073,7 @@ static tt_status tt__agree_flops(tt_program *p, tt_status status)
 static char *tt__tuned_text(const tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;
-    tt__device *d = p->settings.crew->device[rank];
+    tt__device *d = p->settings.group->device[rank];
     const size_t length = b->tuned_text(d, NULL, 0);
     char *text = (char *)tt__alloc(p->ctx, length + 1);
     if (text) b->tuned_text(d, text, length + 1);
@@ -25062,7 +25085,7 @@ static char *tt__tuned_text(const tt_program *p, int rank)
 static tt_status tt__learn(const tt_program *p, int rank, const char *text, const char *from)
 {
     const tt__backend *b = p->settings.kind->backend;
-    tt__device *d = p->settings.crew->device[rank];
+    tt__device *d = p->settings.group->device[rank];
     int line = 0;
     const tt_status status = b->learn(d, text, &line);
     if (status == TT_OK) return TT_OK;
@@ -25073,7 +25096,7 @@ static tt_status tt__learn(const tt_program *p, int rank, const char *text, cons
    choices. */
 static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const char *from)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     tt_status status = TT_OK;
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
         status = tt__learn(p, r, text, from);
@@ -25091,14 +25114,14 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     const tt_tape *t = p->built.t;
     tt__rank *r = &p->rank[rank];
     const tt__backend *b = p->settings.kind->backend;
-    const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
+    const size_t peers = 2 * (size_t)tt__max(p->settings.group->ranks, tt__slots(p));
     const tt__now before = r->now;
     const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* number of rounds of the first lap */
     int64_t *round = &r->now.round; /* goes through the slots, then to a round that adds to them */
     int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
     tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
     const tt__launch like = tt__launch_on(p, rank);
-    tt__progress at = {like, false, false, TT__ALONE, TT__COMPUTE_STREAM};
+    tt__rank_progress at = {like, false, false, TT__ALONE, TT__COMPUTE_STREAM};
     for (int32_t k = 0; k < t->n_axes && rows; k++) rows[k] = t->axes[k].capacity;
     r->now.rows = rows;
     for (*round = 0; *round <= rounds; ++*round) {
@@ -25117,7 +25140,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
             }
             if (some > 1 && tt__is(i, TT__PRODUCT)) some = tt__join_launches(r->launches, some);
             if (some)
-                status = tt__device_status(p->ctx, p->settings.crew, rank,
+                status = tt__device_status(p->ctx, p->settings.group, rank,
                                            b->tune(r->launches, some, times, untimed));
         }
     }
@@ -25141,7 +25164,7 @@ static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untime
 static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
 {
     tt_context *ctx = p->ctx;
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     tt_status status = TT_OK;
     for (int process = 0; process < tt_processes(ctx) && status == TT_OK; process++) {
         uint64_t bytes = 0;
@@ -25203,7 +25226,7 @@ static tt_status tt__tune_products(tt_program *p)
 {
     tt_context *ctx = p->ctx;
     tt__arena *a = p->arena;
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     char *text = NULL, from[1100];
     int untimed = 0;
     const double begin = tt__seconds();
@@ -25240,7 +25263,7 @@ static tt_status tt__tune_products(tt_program *p)
 /* Discards the recordings of all programs of an arena; later runs record anew. */
 static void tt__forget_recordings(tt_program *p)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     for (tt_program *q = p->arena->programs; q; q = q->next)
         for (int r = c->first; r < c->first + c->local; r++)
             for (int k = 0; k < TT__RECORDINGS; k++) {
@@ -25255,7 +25278,7 @@ static tt_status tt__read_unread(tt_program *p);
    reads another's memory or has unfinished work. */
 static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int rank), void *arg)
 {
-    tt__crew *c = p->settings.crew;
+    tt__device_group *c = p->settings.group;
     tt_status status = tt__on_ranks(p->ctx, c, run, arg);
     if (status == TT_OK) p->scale_set = true;
     if (status == TT_OK) return status;
@@ -25272,11 +25295,11 @@ static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int
 static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
 {
     tt__segment_job job = {p, segment, sends};
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const bool micro = segment == TT__EACH_MICRO;
     tt_status status = tt__check_whole(p->ctx, p->arena);
     if (p->ctx->net) p->ctx->net->ranks = c->local;
-    if (status == TT_OK && micro) status = tt__on_ranks(p->ctx, p->settings.crew, tt__check_inputs, p);
+    if (status == TT_OK && micro) status = tt__on_ranks(p->ctx, p->settings.group, tt__check_inputs, p);
     if (status == TT_OK) status = tt__zero_states(p);
     if (micro) status = tt__agree_flops(p, status);
     for (tt_program *q = p->arena->programs; q && status == TT_OK; q = q->next)
@@ -25286,11 +25309,11 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
     if (status != TT_OK) return status;
     tt__overwrite_segment(p, segment);
     const bool may_tear = p->built.t->early || (segment == TT__EACH_STEP && c->ranks > 1);
-    for (int s = 0; s < p->stages; s++) p->stage[s]->arena->torn = may_tear;
+    for (int s = 0; s < p->stages; s++) p->stage[s]->arena->partly_updated = may_tear;
     status = tt__run_on_ranks(p, tt__run_rank, &job);
     tt__tell_graphs(p);
     if (status != TT_OK) return status;
-    for (int s = 0; s < p->stages; s++) p->stage[s]->arena->torn = false;
+    for (int s = 0; s < p->stages; s++) p->stage[s]->arena->partly_updated = false;
     if (micro) p->arena->results_of = p;
     return TT_OK;
 }
@@ -25302,7 +25325,7 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     tt__rank *r = &p->rank[rank];
     tt_status status = TT_OK;
     const tt__arena *a = p->arena;
-    const tt__crew *c = a->crew;
+    const tt__device_group *c = a->group;
     if (!t->results) return tt__device_status(p->ctx, c, rank, a->kind->backend->wait(c->device[rank]));
     const tt__memory from = {a, rank, t->values[t->results].space, TT_U8,
                               tt__resolve(p, rank, t->results).data};
@@ -25322,7 +25345,7 @@ typedef char tt__found_fits_a_note[sizeof(tt__found) * TT__RANKS <= TT__NOTE ? 1
    rank. */
 static tt_status tt__exchange_results(tt_program *p)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const int data = p->arena->data;
     tt_program *last = tt__last_stage(p);
     tt__found found[TT__RANKS]; /* for each data rank; 0 if it is in another process */
@@ -25352,7 +25375,7 @@ static tt_status tt__exchange_results(tt_program *p)
    function. */
 static tt_status tt__read_first(tt_program *p, int rank)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const int own = tt__is_here(p, rank) ? rank : c->first;
     tt__results *results = &p->rank[rank].results;
     tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* waits for this process's rank too */
@@ -25372,7 +25395,7 @@ static void tt__add_totals(tt__totals *to, const tt__totals *x)
    adds up the results of the data ranks that ran a micro-batch. */
 static tt_status tt__read_results(tt_program *p)
 {
-    const bool trains = p->settings.options.train, net = p->settings.crew->local < p->settings.crew->ranks;
+    const bool trains = p->settings.options.train, net = p->settings.group->local < p->settings.group->ranks;
     tt_program *q = tt__last_stage(p);
     if (!trains && net) {
         tt_status found = tt__exchange_results(p);
@@ -25397,8 +25420,8 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
 {
     tt_program *p = tt__last_stage(head);
     const tt_tape *t = p->built.t;
-    const tt__value *x = &t->values[t->counted];
-    const tt__crew *c = p->settings.crew;
+    const tt__tape_value *x = &t->values[t->counted];
+    const tt__device_group *c = p->settings.group;
     const int data = p->arena->data, leaves = tt__slots(p) * data;
     tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* totals of all leaves; of each leaf of this process */
     tt_status status = t->counted ? TT_OK : tt__read_results(head);
@@ -25481,11 +25504,11 @@ static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
     for (int s = 0; s < p->stages && isfinite(largest); s++) {
         tt_program *q = p->stage[s];
         for (int32_t v = 1; v < q->built.t->n_values && isfinite(largest); v++) {
-            const tt__value *x = &q->built.t->values[v];
+            const tt__tape_value *x = &q->built.t->values[v];
             for (int r = tt__near_rank(q->arena); r < tt__near_end(q->arena); r++) {
-                const float most = x->storage == TT__PARAMETER && x->base == v ? tt__largest_of(q, r, v) : 0;
-                if (!(most > largest)) continue;
-                largest = most;
+                const float max = x->storage == TT__PARAMETER && x->base == v ? tt__largest_of(q, r, v) : 0;
+                if (!(max > largest)) continue;
+                largest = max;
                 name = x->name;
             }
         }
@@ -25547,21 +25570,21 @@ static int64_t tt__pipeline_action(int64_t k, int64_t micros, int64_t ahead, boo
 /* Accepts the next micro-batch of a pipeline: checks and keeps its inputs. tt__run_pipeline runs it later. */
 static tt_status tt__feed(tt_program *p)
 {
-    const int most = p->settings.options.parallel.micros;
+    const int max = p->settings.options.parallel.micros;
     tt_status status = tt_allocate(p);
-    if (status == TT_OK && p->settings.options.train && most && p->round >= most) {
+    if (status == TT_OK && p->settings.options.train && max && p->round >= max) {
         tt__forget_inputs(p);
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "a step has more than parallel.micros = %d micro-batches on "
-                        "a data rank, for which the pipeline was planned", most);
+                        "a data rank, for which the pipeline was planned", max);
     }
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
     for (int d = 0; d < p->present; d++) { /* keeps the rows of the recorded axes */
         const int64_t *rows = p->rank[tt__first_of(p, d)].axis_rows;
-        memcpy(p->fed[p->round * p->arena->data + d].rows, rows, sizeof *rows * (size_t)p->n_axes);
+        memcpy(p->queued[p->round * p->arena->data + d].rows, rows, sizeof *rows * (size_t)p->n_axes);
     }
     status = tt__check_whole(p->ctx, p->arena);
-    if (status == TT_OK) status = tt__on_ranks(p->ctx, p->settings.crew, tt__check_inputs, p);
+    if (status == TT_OK) status = tt__on_ranks(p->ctx, p->settings.group, tt__check_inputs, p);
     tt__forget_inputs(p);
     status = tt__agree_flops(p, status);
     if (status == TT_OK) tt__begin_micro(p);
@@ -25569,17 +25592,17 @@ static tt_status tt__feed(tt_program *p)
 }
 
 /* Writes the kept inputs of the current micro-batch to a rank's memory. */
-static tt_status tt__write_fed(tt_program *p, int rank)
+static tt_status tt__write_queued(tt_program *p, int rank)
 {
     const tt__now *now = &p->rank[rank].now;
-    const tt__fed *f = tt__fed_at(p, now->round, rank);
+    const tt__queued *f = tt__queued_at(p, now->round, rank);
     tt_status status = TT_OK;
     if (tt__data_rank(p, rank) >= now->present) return TT_OK;
     for (int32_t v = 1; v < p->head->n_recorded && status == TT_OK; v++) {
-        const tt__value *x = &p->built.t->values[v];
+        const tt__tape_value *x = &p->built.t->values[v];
         if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
         const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
-        status = tt__write_value(p, rank, v, f->inputs + p->head->fed_at[v],
+        status = tt__write_value(p, rank, v, f->inputs + p->head->queued_at[v],
                                  (size_t)tt__actual_rows(p, now, rank, v) * row);
     }
     return status;
@@ -25604,7 +25627,7 @@ static tt_status tt__run_stage(void *arg, int rank)
         now->later = now->round >= slots;
         const tt__segment segment = backward ? TT__EACH_BACKWARD : TT__EACH_MICRO;
         status = tt__await_taken(p, rank, segment);
-        if (status == TT_OK && !backward) status = tt__write_fed(p, rank);
+        if (status == TT_OK && !backward) status = tt__write_queued(p, rank);
         if (status == TT_OK) status = tt__write_settings(p, rank, !k && !head->scale_set);
         const tt__stretch all = tt__whole_segment(p, segment);
         if (status == TT_OK) status = tt__launch_stretch(p, rank, &l, &all);
@@ -25650,18 +25673,18 @@ static tt_status tt__micro(tt_program *p, bool wanted)
 }
 
 /* Runs the segment that sums the slots at the end of a lap, if the program has one. */
-static tt_status tt__run_lap(tt_program *p)
+static tt_status tt__run_round(tt_program *p)
 {
     const tt_tape *t = p->built.t;
-    const bool any = tt__segment_first(t, TT__EACH_LAP) < tt__segment_first(t, TT__EACH_STEP);
-    return any ? tt__run_segment(p, TT__EACH_LAP, false) : TT_OK;
+    const bool any = tt__segment_first(t, TT__EACH_ROUND) < tt__segment_first(t, TT__EACH_STEP);
+    return any ? tt__run_segment(p, TT__EACH_ROUND, false) : TT_OK;
 }
 
 /* Ends a round: one micro-batch on each data rank. If the round ends a lap, sums the lap's tree of sums. */
 static tt_status tt__end_round(tt_program *p)
 {
     p->round++;
-    return p->round % tt__slots(p) ? TT_OK : tt__run_lap(p);
+    return p->round % tt__slots(p) ? TT_OK : tt__run_round(p);
 }
 
 tt_status tt_run(tt_program *p, tt_stats *stats)
@@ -25711,7 +25734,7 @@ static tt_status tt__check_lr(tt_program *p, float lr)
 /* Fails because the gradients' norm is not finite, and names a gradient that makes it so. */
 static tt_status tt__norm_failed(tt_program *head)
 {
-    const int first = head->settings.crew->first;
+    const int first = head->settings.group->first;
     tt_program *p = tt__stage_of(head, first);
     const tt_tape *t = p->built.t;
     const char *lowest = p->settings.scales ? " at the lowest loss scale" : "";
@@ -25752,7 +25775,7 @@ static tt_status tt__norm_failed(tt_program *head)
 }
 
 /* Fails if the results of a step are not finite; otherwise counts the step. one: the step had one
-   micro-batch. skipped: the value of tt__scale.skipped before the step. */
+   micro-batch. skipped: the value of tt__scale_state.skipped before the step. */
 static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
 {
     p->outcome = TT__NO_TARGET;
@@ -25775,7 +25798,7 @@ static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
 static tt_status tt__read_unread(tt_program *p)
 {
     const int rank = tt__first_of(p, 0);
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     tt__rank *r = &p->rank[rank];
     const tt__results now = p->results;
     const double flops = p->flops;
@@ -25815,7 +25838,7 @@ static void tt__skip_step(tt_program *p)
 tt_status tt_wait(tt_program *p, tt_stats *stats)
 {
     const bool any = p->unread.any;
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const int rank = tt__first_of(p, 0);
     tt_status status = tt__read_unread(p);
     if (any && status == TT_OK) /* waits for updates, which follow the results */
@@ -25833,7 +25856,9 @@ static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
     const bool one = p->round == 1 && p->arena->data == 1;
     const bool later = !stats && tt__reads_later(p) && p->rank[tt__first_of(p, 0)].found;
     p->run.lr = lr;
-    tt_status status = p->stages > 1 ? tt__run_pipeline(p) : p->round % tt__slots(p) ? tt__run_lap(p) : TT_OK;
+    tt_status status = TT_OK;
+    if (p->stages > 1) status = tt__run_pipeline(p);
+    else if (p->round % tt__slots(p)) status = tt__run_round(p);
     if (status == TT_OK) status = tt__run_segment(p, TT__EACH_STEP, later);
     if (status != TT_OK) return status;
     if (later) return tt__leave_unread(p, one), TT_OK;
@@ -25906,7 +25931,7 @@ static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
 /* Reads elements [at, at + n) of slot number `slot` of gradient v on a rank, and converts them to float. */
 static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int64_t at, float *to, int64_t n)
 {
-    const tt__value *x = &p->built.t->values[v];
+    const tt__tape_value *x = &p->built.t->values[v];
     char *from = tt__storage_memory(p, rank, x);
     if (from) from += (size_t)slot * tt__slot_bytes(x) + (size_t)at * tt_dtype_bytes(x->shape.dtype);
     const tt__memory memory = {p->arena, rank, x->space, x->shape.dtype, from};
@@ -25960,7 +25985,7 @@ static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so
     bool found = false;
     memset(g, 0, sizeof *g);
     for (int32_t v = 1; v < t->n_values; v++) {
-        const tt__value *x = &t->values[v];
+        const tt__tape_value *x = &t->values[v];
         const bool gradient = x->storage == TT__GRADIENT && x->base == v && x->persistent;
         if (!gradient || x->param != param->index || param->ctx != p->ctx) continue;
         g->part = x->part;
@@ -26005,7 +26030,7 @@ int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
 {
     int n = 0;
     for (int32_t v = 1; v < p->built.t->n_values; v++) {
-        const tt__value *x = &p->built.t->values[v];
+        const tt__tape_value *x = &p->built.t->values[v];
         if (x->storage != TT__INPUT || x->base != v || x->persistent) continue;
         tt_input_info info = {x->name, tt__handle(p->built.t, v), x->shape.dtype, x->shape.rows,
                               x->shape.cols, (int)x->shape.axis, tt__reads_input(p, v)};
@@ -26115,7 +26140,7 @@ typedef struct tt__state_header {
 static tt__state_header tt__state_header_of(const tt_program *p)
 {
     const tt__settings *set = &p->settings;
-    const tt__scale *s = &p->results.scale;
+    const tt__scale_state *s = &p->results.scale;
     const tt__state_header h = {TT__STATE_VERSION, (int64_t)p->run.seed, p->run.step,
                                 (int64_t)s->good_steps, (int64_t)s->skipped, s->scale,
                                 (int64_t)set->options.optimizer.kind, (int64_t)set->precision.kind,
@@ -26286,15 +26311,15 @@ static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool si
         double *rate = tt__rate_of(to, (tt__cost)c, single);
         *rate = more > 0 && longer > 0 ? more / longer : x->work[c] / fmax(x->seconds[c], 1e-9);
         if (c == TT__COST_RANKS)
-            to->meeting = fmax(0, small->seconds[c] - small->work[c] / *rate) / x->launches[c];
+            to->barrier = fmax(0, small->seconds[c] - small->work[c] / *rate) / x->launches[c];
     }
 }
 
 /* Computes the seconds to start an op. Takes the seconds of the fastest of some steps whose launches are not
-   timed, or `least` if that is less; subtracts the seconds that the rates predict for the step's work; and
-   divides the rest by the number of launches. least: seconds of a step whose launches were timed one by
+   timed, or `min` if that is less; subtracts the seconds that the rates predict for the step's work; and
+   divides the rest by the number of launches. min: seconds of a step whose launches were timed one by
    one. */
-static tt_status tt__measure_launch(tt__sample *s, double least, tt_costs *costs)
+static tt_status tt__measure_launch(tt__sample *s, double min, tt_costs *costs)
 {
     double seconds;
     int launches = 0;
@@ -26302,19 +26327,19 @@ static tt_status tt__measure_launch(tt__sample *s, double least, tt_costs *costs
     tt_status status = TT_OK;
     for (int k = 0; k < 5 && status == TT_OK; k++) {
         status = tt__sample_step(s, &seconds);
-        least = fmin(least, seconds);
+        min = fmin(min, seconds);
     }
     const tt_tape *t = s->p->built.t;
     for (int k = 0; k < t->n_code; k++) launches += !t->code[k].with_next;
     costs->launch = 0;
     if (status == TT_OK) status = tt__replay_of(t, costs, &work);
-    if (status == TT_OK) costs->launch = fmax(0, least - work.step.compute - work.step.exposed) / launches;
+    if (status == TT_OK) costs->launch = fmax(0, min - work.step.compute - work.step.exposed) / launches;
     return status;
 }
 
 /* Measures the bytes per second of one instruction: a copy (TT__OP_COPY), or a multiplication by 1
    (TT__OP_SCALE). */
-static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, void *from, void *to,
+static tt_status tt__measure_copy(tt_context *ctx, const tt__device_group *c, int op, void *from, void *to,
                                   double *rate)
 {
     const tt__backend *b = c->kind->backend;
@@ -26344,7 +26369,7 @@ static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, vo
 }
 
 /* Measures the bandwidths of the device memory of rank 0 and of its links to and from the host's memory. */
-static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs *costs)
+static tt_status tt__measure_links(tt_context *ctx, const tt__device_group *c, tt_costs *costs)
 {
     const tt__backend *b = c->kind->backend;
     tt__device *d = c->device[0];
@@ -26371,8 +26396,8 @@ static int tt__next_width(int width, double seconds)
     return times < 1.2 || next <= width ? width : next < TT__MOST_WIDTH ? next : TT__MOST_WIDTH;
 }
 
-/* Measures the rates of instructions in fp32 (`single`) or bf16. *least: the seconds of the smallest step. */
-static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool single, double *least,
+/* Measures the rates of instructions in fp32 (`single`) or bf16. *min: the seconds of the smallest step. */
+static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool single, double *min,
                                        tt_costs *costs)
 {
     tt__profile now, small;
@@ -26384,7 +26409,7 @@ static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool
         if (status == TT_ERR_MEMORY && before) return TT_OK; /* keeps the rates found so far */
         if (status != TT_OK) return status;
         tt__rates_of(&now, &small, single, costs);
-        if (!before) small = now, *least = seconds;
+        if (!before) small = now, *min = seconds;
         before = width;
         width = tt__next_width(width, seconds);
     }
@@ -26406,17 +26431,17 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     if (!own) return tt__fail(ctx, TT_ERR_MEMORY, "tt_measure_costs: no memory or threads for a context");
     tt__sample s; /* runs like users' programs, with streams and graphs of launches */
     tt__profile update;
-    double least, ignored;
+    double min, ignored;
     status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH, TT__LEAST_WIDTH);
     if (status == TT_OK) status = tt__measure_links(own, tt__find_devices(own, device), &found);
     if (status == TT_OK)
         status = tt__profile_of(own, "cpu", "32-true", 1, TT__UPDATE_WIDTH, &update, &ignored);
     if (status == TT_OK) /* the local ranks share the CPU */
         found.update_host = update.work[TT__COST_UPDATE] / fmax(update.seconds[TT__COST_UPDATE], 1e-9) /
-                            s.p->settings.crew->local;
-    if (status == TT_OK) status = tt__measure_precision(own, device, true, &least, &found);
+                            s.p->settings.group->local;
+    if (status == TT_OK) status = tt__measure_precision(own, device, true, &min, &found);
     if (status == TT_OK) status = tt__measure_precision(own, device, false, &ignored, &found);
-    if (status == TT_OK) status = tt__measure_launch(&s, least, &found);
+    if (status == TT_OK) status = tt__measure_launch(&s, min, &found);
     tt__sample_free(own, &s);
     if (status == TT_OK) status = tt__check_costs(own, &found);
     if (status == TT_OK) *costs = found;
@@ -26437,7 +26462,7 @@ const char *tt_category_name(tt_category c)
     return (unsigned)c < TT_MEM_CATEGORIES ? names[c] : "unknown category";
 }
 
-static tt_category tt__category(const tt_tape *t, int32_t base)
+static tt_category tt__category_of(const tt_tape *t, int32_t base)
 {
     if (!base) return TT_MEM_WORKSPACE;
     switch (t->values[base].storage) {
@@ -26462,16 +26487,16 @@ static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
     if (k >= t->n_values) {
         const tt__box *box = &p->built.box[k - t->n_values];
         to->name = box->value ? t->values[box->value].name : tt__instr_name(&t->code[box->first]);
-        to->category = tt__category(t, box->value);
+        to->category = tt__category_of(t, box->value);
         to->bytes = box->bytes;
         to->first = box->first;
         to->last = box->last;
         return box->merged == k - t->n_values && box->bytes && box->space == TT__DEVICE;
     }
-    const tt__value *x = &t->values[k];
-    const bool elsewhere = x->storage == TT__PARAMETER && !tt__home_in(p->arena, x->param);
+    const tt__tape_value *x = &t->values[k];
+    const bool elsewhere = x->storage == TT__PARAMETER && !tt__placement_in(p->arena, x->param);
     to->name = k ? x->name : "matmul";
-    to->category = tt__category(t, k);
+    to->category = tt__category_of(t, k);
     to->bytes = k ? tt__arena_bytes(t, x) : p->settings.kind->resident;
     to->last = (int)tt__max(1, t->n_code) - 1;
     return k ? x->persistent && x->base == k && x->space == TT__DEVICE && !elsewhere : to->bytes > 0;
@@ -26485,15 +26510,15 @@ static bool tt__storage_at_peak(const tt_program *p, int k, tt_plan_value *to)
 }
 
 /* Returns the bytes that a rank loads from other ranks in a step with one full micro-batch on each data rank.
-   Sets *least to the minimum that any method must load (tt_plan.moved_least_bytes). */
-static double tt__moved_by(const tt_program *p, int rank, double *least)
+   Sets *least to the minimum that any method must load (tt_plan.min_moved_bytes). */
+static double tt__moved_by(const tt_program *p, int rank, double *min)
 {
     const tt_tape *t = p->built.t;
-    double bytes = *least = 0;
+    double bytes = *min = 0;
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         if (!tt__rules_of(i)->loads || i->slot > 1) continue; /* one micro-batch uses only slot 1 */
-        const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
+        const tt__tape_value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
         const int64_t elements = tt__max(x->shape.rows * x->shape.cols, y->shape.rows * y->shape.cols);
         const double item = (double)tt_dtype_bytes((i->in[0] ? x : y)->shape.dtype);
         int me;
@@ -26501,7 +26526,7 @@ static double tt__moved_by(const tt_program *p, int rank, double *least)
         const tt__loads loads = tt__rules_of(i)->loads(&i->move, elements, me, all.count);
         bytes += item * (double)loads.done;
         const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* F64: counts of losses */
-        if (x->param >= 0 || (i->segment <= TT__EACH_BACKWARD && !squares)) *least += item * loads.least;
+        if (x->param >= 0 || (i->segment <= TT__EACH_BACKWARD && !squares)) *min += item * loads.min;
     }
     return bytes;
 }
@@ -26512,7 +26537,7 @@ static void tt__count_transfers(const tt_program *p, tt_plan *plan)
     const tt_tape *t = p->built.t;
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
-        const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
+        const tt__tape_value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
         if (!i->in[0] || !i->out[0] || !tt__is(i, TT__ANY_SPACE) || x->space == y->space) continue;
         const size_t bytes = (size_t)(x->shape.rows * x->shape.cols) * tt_dtype_bytes(x->shape.dtype);
         if (!i->later) plan->transfer_bytes += bytes;
@@ -26525,8 +26550,8 @@ static const tt_program *tt__largest_stage(const tt_program *p)
 {
     const tt_program *largest = p;
     for (int s = 1; s < p->stages; s++) {
-        const tt__arena *a = p->stage[s]->arena, *most = largest->arena;
-        if (tt__arena_size(a, tt__first_rank(a)) > tt__arena_size(most, tt__first_rank(most)))
+        const tt__arena *a = p->stage[s]->arena, *max = largest->arena;
+        if (tt__arena_size(a, tt__first_rank(a)) > tt__arena_size(max, tt__first_rank(max)))
             largest = p->stage[s];
     }
     return largest;
@@ -26534,10 +26559,10 @@ static const tt_program *tt__largest_stage(const tt_program *p)
 
 /* Returns the bytes of host memory in which a pipeline keeps the inputs of the micro-batches of one data
    rank. */
-static size_t tt__fed_bytes(const tt_program *p)
+static size_t tt__queued_bytes(const tt_program *p)
 {
     const int micros = p->settings.options.accumulate ? p->settings.options.parallel.micros : 1;
-    return p->fed_at ? p->fed_at[p->n_recorded] * (size_t)tt__max(1, micros) : 0;
+    return p->queued_at ? p->queued_at[p->n_recorded] * (size_t)tt__max(1, micros) : 0;
 }
 
 /* Returns the memory plan of one stage. */
@@ -26549,29 +26574,29 @@ static tt_plan tt__plan_of(const tt_program *p)
     const int first = tt__first_rank(p->arena), end = tt__end_rank(p->arena);
     memset(&plan, 0, sizeof plan);
     plan.device = p->settings.kind->name;
-    plan.ranks = p->settings.crew->ranks;
+    plan.ranks = p->settings.group->ranks;
     plan.data = p->arena->data;
     plan.tensor = p->arena->tensor;
     plan.pipeline = p->arena->stages;
     tt__count_params(p->head, &plan.params, &plan.split_params);
     plan.bytes = tt__arena_size(p->arena, first);
-    plan.bytes_least = tt__arena_size(p->arena, end - 1);
+    plan.min_bytes = tt__arena_size(p->arena, end - 1);
     plan.persistent_bytes = plan.bytes - p->arena->transient;
     plan.lower_bound_bytes = plan.persistent_bytes + p->built.bound;
     for (int r = first; r < end && plan.ranks > 1; r++) {
-        double least, moved = tt__moved_by(p, r, &least);
+        double min, moved = tt__moved_by(p, r, &min);
         plan.moved_bytes = (size_t)fmax((double)plan.moved_bytes, moved);
-        plan.moved_least_bytes = (size_t)fmax((double)plan.moved_least_bytes, least);
+        plan.min_moved_bytes = (size_t)fmax((double)plan.min_moved_bytes, min);
     }
     plan.host_bytes = tt__host_size(p, first) + p->arena->on_host + tt__staging_bytes(p);
-    plan.host_bytes += tt__fed_bytes(p->head);
+    plan.host_bytes += tt__queued_bytes(p->head);
     if (!p->settings.kind->host) plan.host_bytes += TT__BOUNCE;
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     if (!p->settings.kind->host && c->ranks > 1) plan.host_bytes += TT__STAGE;
     if (c->local < c->ranks) plan.host_bytes += p->settings.kind->host ? 2 * TT__STAGE : TT__STAGE;
-    double least, sent = tt__net_plan(p->head, &least);
+    double min, sent = tt__net_plan(p->head, &min);
     plan.sent_bytes = (size_t)sent;
-    plan.sent_least_bytes = (size_t)least;
+    plan.min_sent_bytes = (size_t)min;
     tt__count_transfers(p, &plan);
     plan.instructions = t->n_code;
     plan.values = t->n_values - 1;
@@ -26599,9 +26624,9 @@ static tt_plan tt__plan_of(const tt_program *p)
     plan.zero = p->chosen.zero;
     if (p->chosen.offload & TT__OUT_ACTIVATIONS)
         plan.offload_blocks = (int)tt__min(p->chosen.activations, p->built.blocks);
-    if (p->built.under_way) plan.ahead = p->chosen.ahead;
+    if (p->built.in_flight) plan.ahead = p->chosen.ahead;
     for (int k = 0; k < t->n_code; k++)
-        for (int j = 0; j < TT__MAX_OUT && t->code[k].again; j++) {
+        for (int j = 0; j < TT__MAX_OUT && t->code[k].recomputed; j++) {
             if (!t->code[k].out[j]) continue;
             plan.recomputed++;
             plan.recomputed_bytes += tt__storage_bytes(&t->values[t->code[k].out[j]]);
@@ -26620,7 +26645,7 @@ tt_plan tt_program_plan(const tt_program *p)
     if (p->stages > 1) plan.flops = plan.extra_flops = 0;
     for (int s = 0; s < p->stages && p->stages > 1; s++) {
         const tt_plan of_stage = tt_stage_plan(p, s);
-        if (of_stage.bytes < plan.bytes_least) plan.bytes_least = of_stage.bytes;
+        if (of_stage.bytes < plan.min_bytes) plan.min_bytes = of_stage.bytes;
         plan.flops += of_stage.flops;
         plan.extra_flops += of_stage.extra_flops;
     }
@@ -26690,7 +26715,7 @@ typedef struct tt__plan_group { char name[72]; const tt_plan_value *first; int c
 
 /* Prints the largest values at the peak in 8 to 20 lines, until they make up four fifths of the peak's bytes.
    A group of similar values, such as one of each of 24 layers, takes one line. */
-static void tt__print_largest(const tt_program *p, tt__text *text)
+static void tt__print_largest(const tt_program *p, tt__text_buffer *text)
 {
     const int n = tt_plan_values(p, NULL, 0);
     int groups = 0, others = n;
@@ -26742,10 +26767,10 @@ static void tt__print_largest(const tt_program *p, tt__text *text)
 
 /* Prints the devices of a program and how they share the work, such as "cuda*8 (data 4, tensor 2, zero
    3)". */
-static void tt__print_ranks(const tt_program *p, tt__text *text)
+static void tt__print_ranks(const tt_program *p, tt__text_buffer *text)
 {
     const tt_parallel *how = &p->settings.options.parallel;
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     tt__print(text, "%s", c->ranks > 1 ? c->name : c->kind->name);
     if (c->ranks == 1) return;
     tt__print(text, " (data %d", how->data);
@@ -26759,17 +26784,17 @@ static void tt__print_ranks(const tt_program *p, tt__text *text)
 }
 
 /* Prints the choices that the compiler made to fit the program into memory_budget. */
-static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text *text)
+static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text_buffer *text)
 {
     const tt_tape *t = p->built.t;
     const tt__settings *s = &p->settings;
     const char *before = " recompute ";
     tt__print(text, "  chosen for memory_budget %.1f MB:", 1e-6 * (double)s->options.memory_budget);
     for (int op = 0; op < TT__OP_COUNT && s->recompute == TT__RECOMPUTE_BUDGET; op++) {
-        int again = 0;
-        for (int k = 0; k < t->n_code; k++) again += t->code[k].again && t->code[k].op == op;
-        if (!again) continue;
-        tt__print(text, "%s%d %s", before, again, tt__ops[op].name);
+        int recomputed = 0;
+        for (int k = 0; k < t->n_code; k++) recomputed += t->code[k].recomputed && t->code[k].op == op;
+        if (!recomputed) continue;
+        tt__print(text, "%s%d %s", before, recomputed, tt__ops[op].name);
         before = ", ";
     }
     if (s->recompute == TT__RECOMPUTE_BUDGET) {
@@ -26787,7 +26812,7 @@ static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text 
 }
 
 /* Prints the bytes and FLOPs of each stage of a pipeline. */
-static void tt__print_stages(const tt_program *p, tt__text *text)
+static void tt__print_stages(const tt_program *p, tt__text_buffer *text)
 {
     for (int s = 0; s < p->stages && p->stages > 1; s++) {
         const tt_plan plan = tt_stage_plan(p, s);
@@ -26802,7 +26827,7 @@ static void tt__print_stages(const tt_program *p, tt__text *text)
 
 /* Prints the seconds that a step should take at the device's rates. Prints them only if the options give
    rates or, on a device other than the CPU, if data moves between memories or ranks. */
-static void tt__print_seconds(const tt_program *p, const tt_plan *plan, tt__text *text)
+static void tt__print_seconds(const tt_program *p, const tt_plan *plan, tt__text_buffer *text)
 {
     const tt__settings *s = &p->settings;
     const tt_costs usual = tt_costs_default();
@@ -26821,15 +26846,15 @@ static void tt__print_seconds(const tt_program *p, const tt_plan *plan, tt__text
 
 size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
 {
-    tt__text text = {to, capacity, 0};
+    tt__text_buffer text = {to, capacity, 0};
     const tt_plan plan = tt_program_plan(p);
     const double mb = 1e-6, transient = mb * (double)(plan.bytes - plan.persistent_bytes);
-    const bool alike = plan.bytes == plan.bytes_least || plan.pipeline > 1;
+    const bool alike = plan.bytes == plan.min_bytes || plan.pipeline > 1;
     tt__print(&text, "memory plan for ");
     tt__print_ranks(p, &text);
     tt__print(&text, ": %s%.1f MB", plan.ranks == 1 ? "" : plan.pipeline > 1 ? "at most "
               : alike ? "every rank " : "the server ", mb * (double)plan.bytes);
-    if (!alike) tt__print(&text, ", every other rank %.1f", mb * (double)plan.bytes_least);
+    if (!alike) tt__print(&text, ", every other rank %.1f", mb * (double)plan.min_bytes);
     tt__print(&text, " (%.1f persistent, %.1f transient; lower bound %.1f; %.1f to initialise the "
               "parameters)\n", mb * (double)plan.persistent_bytes, transient,
               mb * (double)plan.lower_bound_bytes, mb * (double)plan.init_bytes);
@@ -26837,10 +26862,10 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
     if (plan.ranks > 1)
         tt__print(&text, "  moved a step and rank: %.1f MB between ranks (at least %.1f), with one "
                   "micro-batch on each\n", mb * (double)plan.moved_bytes,
-                  mb * (double)plan.moved_least_bytes);
+                  mb * (double)plan.min_moved_bytes);
     if (plan.sent_bytes)
         tt__print(&text, "  sent by this process in such a step: %.1f MB (at least %.1f)\n",
-                  mb * (double)plan.sent_bytes, mb * (double)plan.sent_least_bytes);
+                  mb * (double)plan.sent_bytes, mb * (double)plan.min_sent_bytes);
     if (plan.tensor > 1)
         tt__print(&text, "  split over the tensor ranks: %.1f of %.1f million parameters\n",
                   mb * (double)plan.split_params, mb * (double)plan.params);
@@ -26881,7 +26906,7 @@ static double tt__axis_step(double length, int marks)
     return 10 * step;
 }
 
-static void tt__print_xml(tt__text *text, const char *name)
+static void tt__print_xml(tt__text_buffer *text, const char *name)
 {
     for (; *name; name++) {
         if (*name == '&') tt__print(text, "&amp;");
@@ -26911,10 +26936,10 @@ static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
     }
     for (int k = N; live && k < n * N; k++) live[k] += live[k - N];
     for (int k = 0; live && k < columns; k++) {
-        int64_t most = (int64_t)k * n / columns;
-        for (int64_t j = most + 1; j < (int64_t)(k + 1) * n / columns; j++)
-            if (live[j * N + N - 1] > live[most * N + N - 1]) most = j;
-        memmove(&live[k * N], &live[most * N], sizeof *live * N);
+        int64_t max = (int64_t)k * n / columns;
+        for (int64_t j = max + 1; j < (int64_t)(k + 1) * n / columns; j++)
+            if (live[j * N + N - 1] > live[max * N + N - 1]) max = j;
+        memmove(&live[k * N], &live[max * N], sizeof *live * N);
     }
     return live;
 }
@@ -26926,7 +26951,7 @@ enum { TT__LEFT = 64, TT__TOP = 66, TT__WIDTH = 600, TT__HEIGHT = 290, TT__RIGHT
 /* Prints a line of text of the picture. anchor: the point of the text ("start", "middle" or "end") that is at
    x. */
 TT_PRINTF(5, 6)
-static void tt__label(tt__text *text, int x, int y, const char *anchor, const char *format, ...)
+static void tt__label(tt__text_buffer *text, int x, int y, const char *anchor, const char *format, ...)
 {
     char label[160];
     va_list args;
@@ -26939,7 +26964,7 @@ static void tt__label(tt__text *text, int x, int y, const char *anchor, const ch
 /* Draws the layers of memory. Begins with the highest layer and draws each down to the axis, so that lower
    layers cover higher ones. Coordinates are tenths of a pixel, to the right and up from the lower left
    corner. scale: tenths of a pixel per byte. drawn: set to whether each layer has any bytes. */
-static void tt__draw_layers(tt__text *text, const int64_t *live, int columns, double scale,
+static void tt__draw_layers(tt__text_buffer *text, const int64_t *live, int columns, double scale,
                             const char *const *colour, bool *drawn)
 {
     enum { N = TT_MEM_CATEGORIES };
@@ -26963,7 +26988,7 @@ static void tt__draw_layers(tt__text *text, const int64_t *live, int columns, do
 }
 
 /* Draws a band below the axis that shows which instructions are forward, backward and update. */
-static void tt__draw_parts(tt__text *text, const tt__instr *i, int instructions)
+static void tt__draw_parts(tt__text_buffer *text, const tt__instr *i, int instructions)
 {
     static const char *const names[] = {"forward", "backward", "update"};
     for (int part = 0, from = 0, upto = 0; part < 3; part++, from = upto) {
@@ -26981,11 +27006,11 @@ static void tt__draw_parts(tt__text *text, const tt__instr *i, int instructions)
 /* Returns whether an instruction recomputes (kind 0), or moves data between memories or ranks (kind 1). */
 static bool tt__is_marked(const tt_tape *t, const tt__instr *i, int kind)
 {
-    return kind ? tt__stream_beside(t, i) != TT__COMPUTE_STREAM : i->again;
+    return kind ? tt__stream_beside(t, i) != TT__COMPUTE_STREAM : i->recomputed;
 }
 
 /* Draws a line at each instruction for which tt__is_marked(kind) holds. Returns whether it drew any. */
-static bool tt__draw_marks(tt__text *text, const tt_tape *t, int kind, const char *colour)
+static bool tt__draw_marks(tt__text_buffer *text, const tt_tape *t, int kind, const char *colour)
 {
     bool any = false;
     for (int x = 0; x < TT__WIDTH;) {
@@ -27014,14 +27039,14 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
     const int n = (int)tt__max(1, plan.instructions), columns = (int)tt__min(n, TT__WIDTH);
     size_t peak = 0;
     for (int c = 0; c < N; c++) peak += plan.at_peak[c];
-    const double most = (double)(peak > plan.bytes ? peak : plan.bytes) + 1, full = 1.2 * most;
-    const double scale = 10 * TT__HEIGHT / full, unit = most < 1e9 ? 1e6 : 1e9;
+    const double max = (double)(peak > plan.bytes ? peak : plan.bytes) + 1, full = 1.2 * max;
+    const double scale = 10 * TT__HEIGHT / full, unit = max < 1e9 ? 1e6 : 1e9;
     const double step = tt__axis_step(full / unit, 6);
-    const char *unit_name = most < 1e9 ? "MB" : "GB";
-    const int digits = most < 10 * unit ? 3 : most < 100 * unit ? 2 : 1; /* digits after the decimal point */
+    const char *unit_name = max < 1e9 ? "MB" : "GB";
+    const int digits = max < 10 * unit ? 3 : max < 100 * unit ? 2 : 1; /* digits after the decimal point */
     int64_t *live = tt__live_layers(p, n, columns);
     bool drawn[N];
-    tt__text text = {to, capacity, 0};
+    tt__text_buffer text = {to, capacity, 0};
     if (capacity) to[0] = 0;
     if (!live) return 0;
     tt__print(&text, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 880 %d' width='880' height='%d' "
@@ -27033,7 +27058,7 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
     tt__print_ranks(p, &text);
     if (plan.pipeline > 1) tt__print(&text, ", stage %d</text>\n", p->arena->stage);
     else tt__print(&text, "%s</text>\n", plan.ranks == 1 ? "" :
-              plan.bytes == plan.bytes_least ? ", every rank" : ", the server");
+              plan.bytes == plan.min_bytes ? ", every rank" : ", the server");
     tt__print(&text, "<g transform='translate(%d %d) scale(.1 -.1)' fill='none' stroke-width='10'>\n"
               "<path stroke='#e2e2e2' d='", TT__LEFT, TT__BOTTOM);
     for (int k = 1; k * step * unit < full; k++)
@@ -27061,7 +27086,7 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
     char moved[96] = "", host[96] = "";
     if (plan.ranks > 1)
         snprintf(moved, sizeof moved, "moved a step and rank %.*f %s (at least %.*f)", digits,
-                 (double)plan.moved_bytes / unit, unit_name, digits, (double)plan.moved_least_bytes / unit);
+                 (double)plan.moved_bytes / unit, unit_name, digits, (double)plan.min_moved_bytes / unit);
     if (plan.transfer_bytes)
         snprintf(host, sizeof host, "%shost %.*f %s, %.*f %s copied a step", *moved ? "; " : "", digits,
                  (double)plan.host_bytes / unit, unit_name, digits, (double)plan.transfer_bytes / unit,
@@ -27100,10 +27125,10 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
 /* --------------------------------------------------------------------------------------- programs as text */
 
 /* Prints the text of a program without a pipeline, or of one stage. */
-static void tt__print_program(const tt_program *p, tt__text *to)
+static void tt__print_program(const tt_program *p, tt__text_buffer *to)
 {
     const tt_tape *t = p->built.t;
-    tt__text text = *to;
+    tt__text_buffer text = *to;
     char what[256];
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
@@ -27111,14 +27136,15 @@ static void tt__print_program(const tt_program *p, tt__text *to)
         snprintf(op, sizeof op, "%s%s", tt__instr_name(i), i->on_host ? " on the host" : "");
         tt__print(&text, "%4d %-24s", k, op);
         for (int j = 0; j < TT__MAX_OUT; j++) {
-            const tt__value *x = &t->values[t->values[i->out[j]].base];
+            const tt__tape_value *x = &t->values[t->values[i->out[j]].base];
             const tt_param *param = x->storage == TT__PARAMETER ? p->ctx->params[x->param] : NULL;
             const tt__arena *own = p->arena;
-            const tt__arena *a = param ? tt__home_arena(own->kind, p->arena, param, own->stage, own->stages)
+            const tt__arena *a = param ? tt__placement_arena(own->kind, p->arena, param, own->stage,
+                                                             own->stages)
                                        : NULL;
             if (!i->out[j]) continue;
             tt__print(&text, " %s%s @%zu", tt__describe(t, i->out[j], what, sizeof what), i->add >> j & 1 ?
-                      " +=" : "", a ? tt__home_in(a, x->param)->offset : x->place);
+                      " +=" : "", a ? tt__placement_in(a, x->param)->offset : x->place);
         }
         tt__print(&text, " <-");
         for (int j = 0; j < TT__MAX_IN; j++)
@@ -27130,7 +27156,7 @@ static void tt__print_program(const tt_program *p, tt__text *to)
 
 size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
 {
-    tt__text text = {to, capacity, 0};
+    tt__text_buffer text = {to, capacity, 0};
     if (capacity) to[0] = 0;
     for (int s = 0; s < p->stages; s++) {
         if (p->stages > 1) tt__print(&text, "stage %d\n", s);
@@ -27758,12 +27784,12 @@ typedef struct tt__chunk { struct tt__chunk *next; size_t used, capacity; } tt__
 
 static void *tt__chunks_take(tt_context *ctx, tt__chunk **chunks, size_t bytes)
 {
-    const size_t least = (size_t)1 << 18;
+    const size_t min = (size_t)1 << 18;
     tt__chunk *chunk = *chunks;
     size_t padded = (bytes + 7) & ~(size_t)7;
     if (padded < bytes) return NULL;
     if (!chunk || chunk->capacity - chunk->used < padded) {
-        size_t capacity = padded > least ? padded : least;
+        size_t capacity = padded > min ? padded : min;
         if (capacity > SIZE_MAX - sizeof *chunk) return NULL;
         if (!(chunk = (tt__chunk *)tt__try_alloc(ctx, sizeof *chunk + capacity))) return NULL;
         chunk->capacity = capacity;
@@ -28303,25 +28329,25 @@ static tt_status tt__json_read_int(const tt__json *j, int object, const char *ke
 }
 
 /* Reads the number at `node` as a float. Fails unless it is in [least, below). */
-static tt_status tt__json_float_at(const tt__json *j, const char *key, int node, float least, float below,
+static tt_status tt__json_float_at(const tt__json *j, const char *key, int node, float min, float below,
                                    float *value)
 {
     if (j->nodes[node].kind != TT__JSON_NUMBER_KIND) return tt__json_wrong(j, key, node, NULL, "a number");
     double x = j->nodes[node].number;
-    if (fabs(x) <= FLT_MAX && (float)x >= least && (float)x < below) return *value = (float)x, TT_OK;
+    if (fabs(x) <= FLT_MAX && (float)x >= min && (float)x < below) return *value = (float)x, TT_OK;
     char found[32], expected[96];
-    int n = snprintf(expected, sizeof expected, "a number that a float holds, of at least %g", least);
+    int n = snprintf(expected, sizeof expected, "a number that a float holds, of at least %g", min);
     if (isfinite(below)) snprintf(expected + n, sizeof expected - (size_t)n, " and below %g", below);
     snprintf(found, sizeof found, "%g", x);
     return tt__json_wrong(j, key, node, found, expected);
 }
 
-static tt_status tt__json_read_float(const tt__json *j, int object, const char *key, float least, float below,
+static tt_status tt__json_read_float(const tt__json *j, int object, const char *key, float min, float below,
                                      float *value)
 {
     tt_status status;
     int node = tt__json_member(j, object, key, false, 1 << TT__JSON_NUMBER_KIND, "a number", &status);
-    return node < 0 ? status : tt__json_float_at(j, key, node, least, below, value);
+    return node < 0 ? status : tt__json_float_at(j, key, node, min, below, value);
 }
 
 static tt_status tt__json_read_bool(const tt__json *j, int object, const char *key, bool *value)
@@ -28345,7 +28371,7 @@ static tt_status tt__json_read_string(const tt__json *j, int object, const char 
     return TT_OK;
 }
 
-static void tt__json_quote(tt__text *text, const char *string)
+static void tt__json_quote(tt__text_buffer *text, const char *string)
 {
     tt__print(text, "\"");
     while (*string) {
@@ -28377,10 +28403,10 @@ static tt_status tt__write_text(tt_context *ctx, const char *path, const char *t
 
 /* Writes the text that function `print` prints into a file of a folder. */
 static tt_status tt__save_printed(tt_context *ctx, const char *folder, const char *file,
-                                  void (*print)(tt__text *to, const void *arg), const void *arg)
+                                  void (*print)(tt__text_buffer *to, const void *arg), const void *arg)
 {
     char path[TT__PATH];
-    tt__text text = {NULL, 0, 0};
+    tt__text_buffer text = {NULL, 0, 0};
     tt_status status = tt__path_join(ctx, path, folder, file);
     if (status != TT_OK) return status;
     print(&text, arg); /* counts the bytes */
@@ -28771,7 +28797,7 @@ static void tt__safetensors_writer_free(tt_safetensors_writer *w)
 }
 
 /* Prints the whole header, except its padding. The tensors come in the order of `tensors`. */
-static void tt__safetensors_header(tt__text *text, const tt_tensor_info *tensors, int count,
+static void tt__safetensors_header(tt__text_buffer *text, const tt_tensor_info *tensors, int count,
                                    const size_t *ends, const char *const *metadata)
 {
     const bool more = metadata && metadata[0];
@@ -28851,7 +28877,7 @@ tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, c
     tt_safetensors_writer *w = (tt_safetensors_writer *)tt__calloc(ctx, sizeof *w);
     if (!w) return NULL;
     w->ctx = ctx;
-    tt__text text = {NULL, 0, 0};
+    tt__text_buffer text = {NULL, 0, 0};
     tt_status status = tt__safetensors_declare(w, path, tensors, count, metadata);
     if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* counts bytes */
     uint64_t padded = (text.length + 7) & ~(uint64_t)7; /* the data starts at a multiple of 8 */
@@ -28906,7 +28932,7 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w)
 
 /* Ends the file and frees w, which may be NULL. If `status`, the caller's status so far, is an error, writes
    nothing and returns `status`. */
-static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
+static tt_status tt__safetensors_finish(tt_safetensors_writer *w, tt_status status)
 {
     if (!w) return status;
     if (w->file.status == TT_OK) w->file.status = status;
@@ -28961,7 +28987,7 @@ typedef struct tt__pattern {
     int digits;      /* max number of digits in a match; 0: any number, with an optional space before */
 } tt__pattern;
 
-typedef struct tt__step {
+typedef struct tt__text_step {
     tt__step_kind kind;
     tt__pattern pattern;
     /* Options of the kinds named in capitals. */
@@ -28978,11 +29004,11 @@ typedef struct tt__step {
                                       that end with a NUL */
     size_t from_bytes, to_bytes;
     int64_t start, stop;           /* STRIP: max number of characters to remove at the start; at the end */
-} tt__step;
+} tt__text_step;
 
-typedef struct tt__step_list { tt__step all[TT__STEP_LIMIT]; int n; } tt__step_list;
+typedef struct tt__step_list { tt__text_step all[TT__STEP_LIMIT]; int n; } tt__step_list;
 
-typedef struct tt__slice { uint32_t start, bytes; } tt__slice; /* bytes TT__NO_TOKEN: no text */
+typedef struct tt__text_slice { uint32_t start, bytes; } tt__text_slice; /* bytes TT__NO_TOKEN: no text */
 /* A slot of a hash table of texts. head: the first 8 bytes of a text, padded with zeros; bytes: the text's
    length; id: -1 in a free slot. */
 typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__bucket;
@@ -28993,7 +29019,7 @@ typedef struct tt__ids_by_text {
        out. */
     const char *base;
     uint32_t skipped;
-    const tt__slice *slices; /* the slice of each id */
+    const tt__text_slice *slices; /* the slice of each id */
     tt__bucket *slots;
     uint32_t mask;
     uint32_t longest;        /* max bytes of a text */
@@ -29031,7 +29057,7 @@ typedef struct tt__kept_file { const char *name; tt__file_bytes file; } tt__kept
 
 typedef struct tt__vocab {
     char *texts, *words;          /* texts of all tokens; words that tokens stand for (may be `texts`) */
-    tt__slice *text, *word;       /* for each id: its slice of `texts`; its slice of `words` */
+    tt__text_slice *text, *word;       /* for each id: its slice of `texts`; its slice of `words` */
     size_t used;                  /* bytes of `texts` in use */
     int own;                      /* the vocabulary's max id plus 1; larger ids are added tokens */
     tt__ids_by_text by_text, by_word, by_added;
@@ -29039,7 +29065,7 @@ typedef struct tt__vocab {
 
 typedef enum tt__model_kind { TT__MODEL_BPE, TT__MODEL_UNIGRAM, TT__MODEL_WORDPIECE } tt__model_kind;
 
-typedef struct tt__model {
+typedef struct tt__token_model {
     tt__model_kind kind;
     int unk;                      /* id of the unknown token; -1: text without a token is left out */
     bool byte_fallback;           /* byte-pair encoding, Unigram: `fallback` serves unknown characters */
@@ -29059,12 +29085,12 @@ typedef struct tt__model {
     int merge_shift;
     uint64_t merge_mask;
     bool cuts;                    /* no merge crosses the start of a run of U+2581: words are cut there */
-} tt__model;
+} tt__token_model;
 
 typedef struct tt__around { int32_t ids[TT__AROUND]; int n; } tt__around;
 
 typedef struct tt__finisher {
-    tt__around before, behind;     /* ids to put before a text's ids; ids to put after them */
+    tt__around before, after;     /* ids to put before a text's ids; ids to put after them */
     int32_t roles[TT_TOKEN_COUNT]; /* the id for each tt_special_token; -1: none */
     tt__step_list decode;
     bool decodes;                  /* the file has a decoder; otherwise spaces join tokens */
@@ -29079,7 +29105,7 @@ struct tt_tokenizer {
     uint8_t ascii[128];           /* the normalized character of each character; above 0x7F: dropped */
     int mapped_at;                /* splitters with larger numbers see bytes as characters; split.n: none */
     tt__vocab vocab;
-    tt__model model;
+    tt__token_model model;
     tt__finisher finish;
     int size;                     /* max id plus 1 */
     tt__added *added;
@@ -29495,12 +29521,12 @@ static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const cha
     const tt__unicode *u = w->e->k->unicode;
     tt__changed few[2][640], *c = few[0], *spare = few[1];
     /* All characters but the first have at least two bytes. */
-    size_t count = 0, most = (size_t)(kind == TT__STEP_NFKD ? TT__DECOMPOSED : 4) * (bytes / 2 + 1);
+    size_t count = 0, max = (size_t)(kind == TT__STEP_NFKD ? TT__DECOMPOSED : 4) * (bytes / 2 + 1);
     if (bytes > INT32_MAX) { w->e->failed = true; return; }
-    if (most > TT__COUNT(few[0])) {
-        c = (tt__changed *)tt__encoder_room(w->e, TT__POINTS, 2 * most, sizeof *c);
+    if (max > TT__COUNT(few[0])) {
+        c = (tt__changed *)tt__encoder_room(w->e, TT__POINTS, 2 * max, sizeof *c);
         if (!c) return;
-        spare = c + most;
+        spare = c + max;
     }
     for (size_t at = 0; at < bytes;) {
         uint32_t to[TT__DECOMPOSED];
@@ -29581,7 +29607,8 @@ static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t by
    array of 32-bit units. A byte b leads from a node at position p to the unit at p xor b, whose lowest 8 bits
    must equal b. If bit 8 of that unit is set, the map has the prefix that ends with b, and the unit at the
    new node's position has the offset of the replacing text. */
-static const char *tt__precompiled_find(const tt__step *s, const char *text, size_t bytes, size_t *to_bytes)
+static const char *tt__precompiled_find(const tt__text_step *s, const char *text, size_t bytes,
+                                        size_t *to_bytes)
 {
     const size_t count = s->from_bytes / 4;
     size_t at = 0;
@@ -29609,7 +29636,7 @@ static const char *tt__precompiled_find(const tt__step *s, const char *text, siz
 /* Applies a Precompiled map as the package `tokenizers` does. If the map has a prefix of a grapheme of less
    than 6 bytes, that prefix's text replaces the whole grapheme. In all other graphemes, each character is
    replaced separately. */
-static void tt__rewrite_precompiled(tt__rewrite *w, const tt__step *s, const char *text, size_t bytes)
+static void tt__rewrite_precompiled(tt__rewrite *w, const tt__text_step *s, const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {
         size_t end = at + 1, to_bytes = 0;
@@ -29684,7 +29711,7 @@ static void tt__rewrite_mapped(tt__rewrite *w, tt__step_kind kind, const char *t
 
 /* Replaces every occurrence of s->from, or every run of two or more spaces, by s->to. For alignment with the
    old text, s->to belongs to the last character that it replaces. */
-static void tt__rewrite_replaced(tt__rewrite *w, const tt__step *s, const char *text, size_t bytes)
+static void tt__rewrite_replaced(tt__rewrite *w, const tt__text_step *s, const char *text, size_t bytes)
 {
     size_t from = 0; /* the new text has the bytes before `from` */
     for (size_t at = 0, n; at < bytes; at += n ? n : 1) {
@@ -29702,7 +29729,7 @@ static void tt__rewrite_replaced(tt__rewrite *w, const tt__step *s, const char *
     tt__rewrite_part(w, text + from, bytes - from, NULL, 0);
 }
 
-static const char *tt__trim(tt__encoder *e, const tt__step *s, const char *text, size_t *bytes)
+static const char *tt__trim(tt__encoder *e, const tt__text_step *s, const char *text, size_t *bytes)
 {
     const uint8_t *bits = e->k->unicode->bits;
     size_t from = 0, end = *bytes;
@@ -29755,7 +29782,7 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
         return tt__rewrite_end(&w, bytes);
     }
     for (int i = 0, turn = 0; i < k->normalize.n && *bytes && !e->failed; i++) {
-        const tt__step *s = &k->normalize.all[i];
+        const tt__text_step *s = &k->normalize.all[i];
         if (s->kind == TT__STEP_TRIM) text = tt__trim(e, s, text, bytes);
         if (s->kind == TT__STEP_TRIM || tt__is_normal(k->unicode, s->kind, text, *bytes)) continue;
         /* Writes to the two buffers in turn, as the old text may be in the other one. */
@@ -29842,10 +29869,10 @@ static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* are thr
 }
 
 /* Returns the end of the piece that splitter number `step` cuts off at `at`. */
-static size_t tt__piece_end(const tt_tokenizer *k, int step, const char *text, size_t bytes, size_t at)
+static size_t tt__shard_end(const tt_tokenizer *k, int step, const char *text, size_t bytes, size_t at)
 {
     static const tt__pattern gpt2 = {false, false, false, 0};
-    const tt__step *s = &k->split.all[step];
+    const tt__text_step *s = &k->split.all[step];
     const uint8_t *bits = k->unicode->bits;
     const bool mapped = step > k->mapped_at;
     size_t next = at;
@@ -29902,7 +29929,7 @@ static void tt__split_white(tt__encoder *e, int step, const char *text, size_t b
 static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first)
 {
     const tt_tokenizer *k = e->k;
-    const tt__step *s = &k->split.all[step];
+    const tt__text_step *s = &k->split.all[step];
     if (!bytes) return;
     if (step == k->split.n) {
         e->word(e, text, bytes);
@@ -29924,7 +29951,7 @@ static void tt__split_text(tt__encoder *e, int step, const char *text, size_t by
         text = tt__rewrite_end(&w, &bytes);
     }
     for (size_t at = 0, end; at < bytes && !tt__encoder_done(e); at = end) {
-        end = tt__piece_end(k, step, text, bytes, at);
+        end = tt__shard_end(k, step, text, bytes, at);
         if (step + 1 == k->split.n) e->word(e, text + at, end - at);
         else tt__split_text(e, step + 1, text + at, end - at, tt__is_first(e, first, text, at));
     }
@@ -29986,7 +30013,7 @@ static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
 
 /* Byte-pair encoding (Sennrich et al. 2016) merges pairs of symbols of a word, in the order of the list of
    merges. Most words are the text of one token. When such a word first occurs, all its merges are made;
-   whether they result in that one token is noted in tt__model.whole, so that later occurrences need no
+   whether they result in that one token is noted in tt__token_model.whole, so that later occurrences need no
    merges. */
 /* Max bytes of a word whose next merge is found by a scan of all its pairs of symbols. */
 enum { TT__BPE_SHORT = 64 };
@@ -29994,7 +30021,7 @@ enum { TT__BPE_SHORT = 64 };
 /* Returns the merge of symbols `left` and `right`. If no merge exists, the result's `pair` is UINT64_MAX. */
 static const tt__bpe_rule *tt__bpe_merge(const tt_tokenizer *k, int32_t left, int32_t right)
 {
-    const tt__model *m = &k->model;
+    const tt__token_model *m = &k->model;
     const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
     uint64_t at = pair * 0x9E3779B97F4A7C15u >> m->merge_shift;
     while (m->merges[at].pair != pair && m->merges[at].pair != UINT64_MAX) at = (at + 1) & m->merge_mask;
@@ -30139,7 +30166,7 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
-    const tt__model *m = &k->model;
+    const tt__token_model *m = &k->model;
     int32_t few[2 * TT__BPE_SHORT + 1], *symbols = few;
     const int id = tt__word_token(e, text, bytes);
     if (id >= 0 && (m->ignore_merges || __atomic_load_n(&m->whole[id], __ATOMIC_RELAXED) == 1)) {
@@ -30176,13 +30203,13 @@ static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
 
 /* An entry for one byte of a word: the best sequence of tokens that spells the word up to this byte, and the
    token of the word's best spelling that begins here. */
-typedef struct tt__spelling {
+typedef struct tt__naming {
     double score;
     int32_t from, id;      /* start (-1: no spelling yet) and id of the last token before this byte */
     int32_t to, next;      /* end and id of the token that begins at this byte */
-} tt__spelling;
+} tt__naming;
 
-static void tt__spelling_try(tt__spelling *s, double score, size_t from, int32_t id)
+static void tt__naming_try(tt__naming *s, double score, size_t from, int32_t id)
 {
     if (s->from >= 0 && !(score > s->score)) return; /* the first of equal scores wins */
     s->score = score;
@@ -30208,8 +30235,8 @@ static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
 static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
-    tt__spelling *best = bytes < INT32_MAX
-                       ? (tt__spelling *)tt__encoder_room(e, TT__HEAP, bytes + 1, sizeof *best) : NULL;
+    tt__naming *best = bytes < INT32_MAX
+                       ? (tt__naming *)tt__encoder_room(e, TT__HEAP, bytes + 1, sizeof *best) : NULL;
     if (!best) { e->failed = true; return; }
     for (size_t i = 0; i <= bytes; i++) best[i].from = -1;
     best[0].score = 0;
@@ -30223,10 +30250,10 @@ static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
             if (node < 0) break;
             const int32_t id = k->model.prefixes.ids[node];
             if (id < 0) continue;
-            tt__spelling_try(&best[i + 1], k->model.scores[id] + score, at, id);
+            tt__naming_try(&best[i + 1], k->model.scores[id] + score, at, id);
             known |= i + 1 == next;
         }
-        if (!known) tt__spelling_try(&best[next], k->model.unk_score + score, at, k->model.unk);
+        if (!known) tt__naming_try(&best[next], k->model.unk_score + score, at, k->model.unk);
     }
     for (int32_t to = (int32_t)bytes; to > 0; to = best[to].from) {
         best[best[to].from].to = to;
@@ -30331,22 +30358,22 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
 
 /* Does the work of tt_tokenize. Returns the number of ids of the text. Unless `whole`, encoding may end after
    max_tokens ids, and the count with it. -1: out of memory. */
-static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens,
-                        bool whole)
+static int tt__tokenize_text(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids,
+                        int max_tokens, bool whole)
 {
-    const int around = k->finish.before.n + k->finish.behind.n, room = max_tokens - around;
+    const int around = k->finish.before.n + k->finish.after.n, room = max_tokens - around;
     if (room < 0) return 0;
     const int64_t n = tt__encode(k, text, bytes, ids + k->finish.before.n, room, whole);
     const int64_t kept = tt__min(n, room);
     if (n < 0) return -1;
     for (int i = 0; i < k->finish.before.n; i++) ids[i] = k->finish.before.ids[i];
-    for (int i = 0; i < k->finish.behind.n; i++) ids[k->finish.before.n + kept + i] = k->finish.behind.ids[i];
+    for (int i = 0; i < k->finish.after.n; i++) ids[k->finish.before.n + kept + i] = k->finish.after.ids[i];
     return (int)tt__min(n + around, INT_MAX);
 }
 
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens)
 {
-    return (int)tt__min(tt__tokenize(k, text, bytes, ids, max_tokens, false), max_tokens);
+    return (int)tt__min(tt__tokenize_text(k, text, bytes, ids, max_tokens, false), max_tokens);
 }
 
 int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
@@ -30359,8 +30386,8 @@ int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t byte
     const int64_t n = tt__encode(k, text, bytes, left ? ids + count : NULL, left, true);
     if (n < 0) return -1;
     count += n;
-    for (int i = 0; special && i < k->finish.behind.n; i++, count++)
-        if (count < room) ids[count] = k->finish.behind.ids[i];
+    for (int i = 0; special && i < k->finish.after.n; i++, count++)
+        if (count < room) ids[count] = k->finish.after.ids[i];
     return count;
 }
 
@@ -30458,7 +30485,8 @@ static size_t tt__shorten(char *text, size_t bytes, const char *from, const char
 
 /* Adds the text of a WordPiece token. A token that continues a word follows the token before directly. Other
    tokens get a space before them; cleanup removes some of these spaces. */
-static void tt__decode_piece(const tt__step *s, const char *text, size_t bytes, bool first, tt__parts *to)
+static void tt__decode_piece(const tt__text_step *s, const char *text, size_t bytes, bool first,
+                             tt__parts *to)
 {
     static const char *const cleaned[][2] = {
         {" .", "."}, {" ?", "?"}, {" !", "!"}, {" ,", ","}, {" ' ", "'"}, {" n't", "n't"}, {" 'm", "'m"},
@@ -30471,7 +30499,7 @@ static void tt__decode_piece(const tt__step *s, const char *text, size_t bytes, 
         to->used = used + tt__shorten(to->text + used, to->used - used, cleaned[i][0], cleaned[i][1]);
 }
 
-static void tt__decode_part(const tt__step *s, const char *text, size_t bytes, bool first, tt__parts *to)
+static void tt__decode_part(const tt__text_step *s, const char *text, size_t bytes, bool first, tt__parts *to)
 {
     size_t end = bytes, at = 0;
     switch (s->kind) {
@@ -30513,7 +30541,7 @@ static void tt__decode_bytes(const char *text, size_t bytes, tt__parts *to)
     }
 }
 
-static void tt__decode_step(const tt__step *s, const tt__parts *from, tt__parts *to)
+static void tt__decode_step(const tt__text_step *s, const tt__parts *from, tt__parts *to)
 {
     char *run = NULL;
     size_t pending = 0;
@@ -30618,7 +30646,7 @@ tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
     s->skip_special = skip_special;
     bool fused = false; /* whether a step joins all parts into one */
     for (int i = 0; i < k->finish.decode.n; i++) {
-        const tt__step *d = &k->finish.decode.all[i];
+        const tt__text_step *d = &k->finish.decode.all[i];
         size_t at = 0;
         if (d->kind == TT__STEP_REPLACE) tt__utf8_next(d->from, d->from_bytes, &at);
         s->whole |= fused && (at < d->from_bytes ? d->kind == TT__STEP_REPLACE
@@ -30756,7 +30784,7 @@ typedef struct tt__step_name { const char *type; tt__step_kind kind; } tt__step_
 
 /* Adds to `steps` the step whose type has the name `type`. Returns NULL after an error: `names` lacks the
    type, or there are too many steps. */
-static tt__step *tt__read_step(const tt__json *j, int node, const char *what, const char *type,
+static tt__text_step *tt__read_step(const tt__json *j, int node, const char *what, const char *type,
                                const tt__step_name *names, int n, const char *known, tt__step_list *steps)
 {
     int at = 0;
@@ -30765,7 +30793,7 @@ static tt__step *tt__read_step(const tt__json *j, int node, const char *what, co
     else if (steps->n == TT__STEP_LIMIT)
         tt__unsupported(j, node, "step", "that begins here", "at most 16 steps of a kind");
     if (at == n || steps->n == TT__STEP_LIMIT) return NULL;
-    tt__step *s = &steps->all[steps->n++];
+    tt__text_step *s = &steps->all[steps->n++];
     memset(s, 0, sizeof *s);
     s->kind = names[at].kind;
     return s;
@@ -30804,7 +30832,7 @@ static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, c
 
 /* Reads a Replace normalizer, {"pattern": {"String": from}, "content": to}. A known regular expression may
    take the place of {"String": from}. */
-static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, tt__step *s)
+static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, tt__text_step *s)
 {
     static const char expected[] = "{\"String\": ...}, or the \"Regex\" \" {2,}\" or \"\\n\"";
     tt_status status;
@@ -30839,7 +30867,7 @@ static int tt__base64_digit(char c)
 
 /* Reads {"precompiled_charsmap": ...}. The string encodes in base 64: the trie's number of bytes, the trie,
    and the replacing texts, each of which ends with a NUL. */
-static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int node, tt__step *s)
+static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int node, tt__text_step *s)
 {
     static const char key[] = "precompiled_charsmap";
     tt_status status;
@@ -30904,7 +30932,7 @@ static tt_status tt__read_normalizer(tt_tokenizer *k, const tt__json *j, int nod
     const char *type = tt__read_type(k, j, node, "normalizer", "normalizers", tt__read_normalizer, &status);
     if (!type) return status;
     if (strcmp(type, "BertNormalizer") == 0) return tt__read_bert(k, j, node);
-    tt__step *s = tt__read_step(j, node, "normalizer", type, names, TT__COUNT(names),
+    tt__text_step *s = tt__read_step(j, node, "normalizer", type, names, TT__COUNT(names),
                                 "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, "
                                 "Strip, Precompiled or BertNormalizer", &k->normalize);
     if (!s) return j->ctx->status;
@@ -30956,7 +30984,7 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
     if (whole ? !isolated && !(removed && invert) : !isolated || invert)
         return tt__unsupported(j, node, "behavior of a Split,", behavior,
                                "Isolated, or Removed with \"invert\"");
-    tt__step *s = tt__read_step(j, node, "", "", name, 1, "", &k->split);
+    tt__text_step *s = tt__read_step(j, node, "", "", name, 1, "", &k->split);
     if (!s) return TT_ERR_UNSUPPORTED;
     s->pattern = tt__patterns[known].pattern;
     if (whole && k->mapped_at < k->split.n - 1)
@@ -30996,7 +31024,7 @@ static tt_status tt__read_splitter(tt_tokenizer *k, const tt__json *j, int node)
                                      &status);
     if (!type) return status;
     if (strcmp(type, "Split") == 0) return tt__read_split(k, j, node);
-    tt__step *s = tt__read_step(j, node, "pre_tokenizer", type, names, TT__COUNT(names),
+    tt__text_step *s = tt__read_step(j, node, "pre_tokenizer", type, names, TT__COUNT(names),
                                 "Sequence, ByteLevel, Split, Digits, Punctuation, WhitespaceSplit, "
                                 "Metaspace or BertPreTokenizer", &k->split);
     if (!s) return j->ctx->status;
@@ -31047,7 +31075,7 @@ static tt_status tt__read_decoder(tt_tokenizer *k, const tt__json *j, int node)
     k->finish.decodes |= j->nodes[node].kind != TT__JSON_NULL;
     const char *type = tt__read_type(k, j, node, "decoder", "decoders", tt__read_decoder, &status);
     if (!type) return status;
-    tt__step *s = tt__read_step(j, node, "decoder", type, names, TT__COUNT(names),
+    tt__text_step *s = tt__read_step(j, node, "decoder", type, names, TT__COUNT(names),
                                 "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace or "
                                 "WordPiece", &k->finish.decode);
     if (!s) return j->ctx->status;
@@ -31128,7 +31156,7 @@ static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
                 status = tt__read_id(j, at, name, &id);
                 if (status == TT_OK)
                     status = sequences
-                           ? tt__add_around(k, j, child, &finish->behind, finish->behind.n, id)
+                           ? tt__add_around(k, j, child, &finish->after, finish->after.n, id)
                            : tt__add_around(k, j, child, &finish->before, before++, id);
             }
         }
@@ -31156,7 +31184,7 @@ static tt_status tt__read_roberta(tt_tokenizer *k, const tt__json *j, int node, 
     if (status != TT_OK) return status;
     if (strcmp(key, "cls") == 0)
         return tt__add_around(k, j, node, &k->finish.before, 0, id);
-    return tt__add_around(k, j, node, &k->finish.behind, k->finish.behind.n, id);
+    return tt__add_around(k, j, node, &k->finish.after, k->finish.after.n, id);
 }
 
 static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node)
@@ -31182,8 +31210,8 @@ static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node
 typedef enum tt__first_word { TT__FIRST_FILE, TT__FIRST_BYTES, TT__FIRST_LLAMA } tt__first_word;
 
 /* Allocates a hash table from texts to ids, with room for `size` ids. */
-static bool tt__token_table(tt_context *ctx, tt__ids_by_text *t, const char *base, const tt__slice *slices,
-                          size_t size)
+static bool tt__token_table(tt_context *ctx, tt__ids_by_text *t, const char *base,
+                          const tt__text_slice *slices, size_t size)
 {
     size_t slots = 64;
     while (slots < size * 2) slots *= 2;
@@ -31292,8 +31320,8 @@ static bool tt__vocab_room(tt_tokenizer *k, size_t count, size_t bytes)
     const bool mapped = k->mapped_at < k->split.n;
     v->texts = (char *)tt__alloc(k->ctx, bytes + 1);
     v->words = mapped ? (char *)tt__alloc(k->ctx, bytes + 1) : v->texts;
-    v->text = (tt__slice *)tt__alloc(k->ctx, ids * sizeof *v->text);
-    v->word = mapped ? (tt__slice *)tt__alloc(k->ctx, ids * sizeof *v->word) : v->text;
+    v->text = (tt__text_slice *)tt__alloc(k->ctx, ids * sizeof *v->text);
+    v->word = mapped ? (tt__text_slice *)tt__alloc(k->ctx, ids * sizeof *v->word) : v->text;
     k->model.whole = (uint8_t *)tt__calloc(k->ctx, ids);
     k->added_of = (int32_t *)tt__alloc(k->ctx, ids * 4);
     if (!v->texts || !v->words || !v->text || !v->word || !k->model.whole || !k->added_of ||
@@ -31331,7 +31359,7 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
     const bool mapped = v->words != v->texts;
     reader = begin;
     for (; (status = tt__read_token(k, &reader, &key, &n, &id)) == TT_OK && key; v->used += n + 1) {
-        const tt__slice slice = {(uint32_t)v->used, (uint32_t)n};
+        const tt__text_slice slice = {(uint32_t)v->used, (uint32_t)n};
         if (v->text[id].bytes != TT__NO_TOKEN)
             return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the "
                             "id %d", j->path, reader.offset, id);
@@ -31397,7 +31425,7 @@ static tt_status tt__rest_of_vocab(tt_tokenizer *k)
             return TT_ERR_MEMORY;
         t->skipped = piece;
         for (int id = 0; id < k->vocab.own; id++) {
-            const tt__slice *text = &k->vocab.text[id];
+            const tt__text_slice *text = &k->vocab.text[id];
             if (text->bytes == TT__NO_TOKEN || text->bytes <= piece ||
                 memcmp(k->vocab.texts + text->start, k->model.piece, piece) != 0) continue;
             count++;
@@ -31412,7 +31440,7 @@ static tt_status tt__prefixes_of_vocab(tt_tokenizer *k)
 {
     tt_status status = tt__prefixes_add(k->ctx, &k->model.prefixes, "", 0, -1); /* the root */
     for (int id = 0; id < k->vocab.own && status == TT_OK; id++) {
-        const tt__slice *text = &k->vocab.text[id];
+        const tt__text_slice *text = &k->vocab.text[id];
         const char *from = k->vocab.texts + text->start;
         if (text->bytes != TT__NO_TOKEN)
             status = tt__prefixes_add(k->ctx, &k->model.prefixes, from, text->bytes, id);
@@ -31462,9 +31490,9 @@ static double tt__unigram_score(const char *at)
 static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char *text, int model)
 {
     const int node = tt__json_get(j, model, "vocab");
-    tt__model *m = &k->model;
+    tt__token_model *m = &k->model;
     int id = 0;
-    double least = HUGE_VAL;
+    double min = HUGE_VAL;
     if (m->unk >= k->vocab.own)
         return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': \"unk_id\" is %d, and the vocabulary has %d tokens",
                         j->path, m->unk, k->vocab.own);
@@ -31476,9 +31504,9 @@ static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char 
         if (!isfinite(m->scores[id]))
             return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the score of token %d is too large for a "
                             "double", j->path, j->base + number->offset, id);
-        least = m->scores[id] < least ? m->scores[id] : least;
+        min = m->scores[id] < min ? m->scores[id] : min;
     }
-    m->unk_score = least - 10; /* SentencePiece (Kudo and Richardson) has this penalty */
+    m->unk_score = min - 10; /* SentencePiece (Kudo and Richardson) has this penalty */
     return TT_OK;
 }
 
@@ -31604,7 +31632,7 @@ static tt_status tt__read_merges_txt(tt_tokenizer *k, const char *path, const tt
 /* Reads the options of a model that affect ids, except its vocabulary and merges. */
 static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, const char **unk)
 {
-    tt__model *m = &k->model;
+    tt__token_model *m = &k->model;
     const char *type = "BPE", *prefix = "", *suffix = "";
     float dropout = 0;
     int64_t id = 0;
@@ -31652,7 +31680,7 @@ static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, c
 /* Prepares what a model needs from its vocabulary. unk: the text of the unknown token, or NULL. */
 static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int model, const char *unk)
 {
-    tt__model *m = &k->model;
+    tt__token_model *m = &k->model;
     int missing = 0, unmapped = 0;
     const bool mapped = k->mapped_at < k->split.n;
     for (uint32_t c = 0; c < 256; c++) {
@@ -31752,7 +31780,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
                             path, a->text, a->id, there >= 0
                             ? "is another than the vocabulary's" : "another token has");
         if (there < 0) {
-            const tt__slice slice = {(uint32_t)v->used, (uint32_t)a->bytes};
+            const tt__text_slice slice = {(uint32_t)v->used, (uint32_t)a->bytes};
             memcpy(v->texts + v->used, a->text, a->bytes + 1);
             v->used += a->bytes + 1;
             v->text[a->id] = slice;
@@ -31789,7 +31817,7 @@ static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const 
     const int node = config->count ? tt__json_get(config, 0, "add_prefix_space") : -1;
     const bool given = node >= 0 && config->nodes[node].kind != TT__JSON_NULL;
     for (int i = 0; i < k->split.n; i++) {
-        tt__step *s = &k->split.all[i];
+        tt__text_step *s = &k->split.all[i];
         if (s->kind == TT__STEP_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
         if (!llama) continue;
         s->prefix_always = prefix && legacy; /* always: before every part between added tokens */
@@ -32190,10 +32218,10 @@ static void tt__load_roles(tt_tokenizer *k, const tt__tokenizer_folder *f)
     if (f->config.count) tt__read_roles(k, &f->config);
     if (f->map.count) tt__read_roles(k, &f->map);
     if (k->model.kind == TT__MODEL_WORDPIECE) tt__roles_of_bert(k);
-    const bool told = *eos >= 0; /* a tokenizer file names the end token */
+    const bool reported = *eos >= 0; /* a tokenizer file names the end token */
     if (f->model.count) tt__read_role_ids(k, &f->model);
     const int32_t own = tt_tokenizer_find(k, "<|endoftext|>"), end = *eos;
-    const bool ordinary = !told && tt__is_ordinary(k, end);
+    const bool ordinary = !reported && tt__is_ordinary(k, end);
     if (end < 0 || (ordinary && own >= 0)) *eos = own;
     if (ordinary)
         tt__log(k->ctx, TT_LOG_WARNING, "tokenizer", "'%s' has the eos_token_id %d, '%.60s', which ordinary "
@@ -32443,7 +32471,8 @@ static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
    bytes apart. channels: number of channels of `to`. It may be the image's number; 3 for an image with 4
    channels, which leaves out alpha; or any number for an image with 1 channel, which repeats it. Returns
    false if memory runs out. */
-static bool tt__resample(tt_context *ctx, tt__resampler *r, const tt_image *image, int height, int width,
+static bool tt__resample_image(tt_context *ctx, tt__resampler *r, const tt_image *image, int height,
+                               int width,
                          tt_resample kind, int channels, const tt__window *window, uint8_t *to, size_t pitch)
 {
     int stride = image->channels, end = 0;
@@ -32492,7 +32521,7 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
                         "expected sides of 1 to %d and 1 to 4 channels", image->height, image->width,
                         image->pixels ? "" : " (NULL)", image->channels, height, width, TT__IMAGE_SIDE);
     memset(&r, 0, sizeof r);
-    bool ok = tt__resample(ctx, &r, image, height, width, TT_BILINEAR, image->channels, &whole, to,
+    bool ok = tt__resample_image(ctx, &r, image, height, width, TT_BILINEAR, image->channels, &whole, to,
                            (size_t)width * (size_t)image->channels);
     tt__resampler_free(ctx, &r);
     return ok ? TT_OK : tt__fail(ctx, TT_ERR_MEMORY, "tt_image_resize: out of memory for %d x %d pixels to "
@@ -32623,7 +32652,7 @@ static tt__example *tt__dataset_add(tt_dataset *d, const char *path)
 }
 
 /* Sets the dataset's classes to copies of n names. */
-static tt_status tt__dataset_classes(tt_dataset *d, const char *const *names, int n)
+static tt_status tt__number_classes(tt_dataset *d, const char *const *names, int n)
 {
     d->classes = (const char **)tt__alloc(d->ctx, (size_t)n * sizeof *d->classes);
     if (!d->classes) return TT_ERR_MEMORY;
@@ -32671,7 +32700,7 @@ static tt_dataset *tt__dataset_new(tt_context *ctx, const char *const *class_nam
     tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
     if (!d) return NULL;
     d->ctx = ctx;
-    return tt__dataset_end(d, tt__dataset_classes(d, class_names, classes));
+    return tt__dataset_end(d, tt__number_classes(d, class_names, classes));
 }
 
 /* Adds an image, or a copy of a text. */
@@ -32764,7 +32793,7 @@ static char tt__table_other_separator(const char *text, size_t bytes)
     return 0;
 }
 
-static tt_status tt__table_behind_quote(const tt__table *t, char found)
+static tt_status tt__table_after_quote(const tt__table *t, char found)
 {
     char separator[24];
     if (tt__table_other_separator(&found, 1))
@@ -32799,7 +32828,7 @@ static tt_status tt__table_field(tt__table *t, tt__field *field)
         }
         if (t->at + 1 < t->bytes && text[t->at] == '\r' && text[t->at + 1] == '\n') t->at++;
         if (t->at < t->bytes && text[t->at] != t->separator && text[t->at] != '\n')
-            return tt__table_behind_quote(t, text[t->at]);
+            return tt__table_after_quote(t, text[t->at]);
     } else {
         field->text = text + t->at;
         while (t->at < t->bytes && text[t->at] != t->separator && text[t->at] != '\n') t->at++;
@@ -32840,7 +32869,7 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
 {
     tt__field field = {NULL, 0, false};
     char there[512] = "", separator[24], others[24];
-    tt__text list = {there, sizeof there, 0};
+    tt__text_buffer list = {there, sizeof there, 0};
     for (int i = 0; i < TT__COLUMNS; i++) column[i] = -1;
     if (!tt__table_row(t))
         return tt__fail(t->ctx, TT_ERR_FORMAT,
@@ -33042,7 +33071,7 @@ static tt_status tt__table_classes(tt_dataset *d)
 static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int n, uint32_t **order)
 {
     const char *twice;
-    tt_status status = tt__dataset_classes(d, classes, n);
+    tt_status status = tt__number_classes(d, classes, n);
     if (status != TT_OK) return status;
     tt__strings names = {d->classes, sizeof *d->classes};
     if (!(*order = tt__sort_strings(d->ctx, names, n, &twice))) return TT_ERR_MEMORY;
@@ -33155,7 +33184,7 @@ typedef struct tt__dealer {
 static int tt__deal_groups(const tt_parallel *p) { return p->groups ? p->groups : (int)tt__max(1, p->data); }
 
 /* Checks options and appends a message for each mistake to `all`. Returns whether the options are valid. */
-static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_parallel *p)
+static bool tt__deal_check(tt__text_buffer *all, int batch, int accumulate, const tt_parallel *p)
 {
     const int groups = tt__deal_groups(p), data = p->data;
     const size_t before = all->length;
@@ -33300,7 +33329,7 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
     int64_t first = task * TT__TEXTS_AT_ONCE, end = tt__min(l->d->count, first + TT__TEXTS_AT_ONCE);
     for (int64_t text = first; text < end; text++) {
         const tt__example *e = &l->d->examples[text];
-        int whole = tt__tokenize(l->k, e->text, e->bytes, from, l->o.max_length, true);
+        int whole = tt__tokenize_text(l->k, e->text, e->bytes, from, l->o.max_length, true);
         int n = (int)tt__min(whole, l->o.max_length);
         pthread_mutex_lock(&l->mutex);
         void *ids = n < 0 ? NULL : tt__chunks_take(l->ctx, &l->chunks, (size_t)n * (l->wide ? 4 : 2));
@@ -33342,7 +33371,7 @@ static bool tt__loader_tokenize(tt_loader *l)
     if (!(l->tokens = (tt__tokens *)tt__calloc(ctx, count * sizeof *l->tokens)) ||
         !(l->scratch = (int32_t *)tt__alloc(ctx, scratch)))
         return false;
-    tt__parallel(ctx->cpu.pool, tt__ceil_div(l->d->count, TT__TEXTS_AT_ONCE), tt__loader_task, l);
+    tt__run_tasks(ctx->cpu.pool, tt__ceil_div(l->d->count, TT__TEXTS_AT_ONCE), tt__loader_task, l);
     tt__free(ctx, l->scratch);
     l->scratch = NULL;
     if (l->failed)
@@ -33355,13 +33384,13 @@ static bool tt__loader_tokenize(tt_loader *l)
     /* A micro-batch has at most as many tokens as the max_seqs longest texts have together. */
     int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
     const tt__step_texts all = {l->tokens, NULL};
-    const int64_t most = tt__min(l->o.batch, l->d->count);
+    const int64_t max = tt__min(l->o.batch, l->d->count);
     for (uint32_t i = 0; i < (uint32_t)count; i++) l->deal.order[i] = i;
     tt__sort_indices(l->deal.order, count, tt__place_longer, &all);
     l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, room / 2); /* most texts have two or more tokens */
-    for (int64_t i = 0; i < tt__min(l->deal.max_seqs, most); i++) micro += l->tokens[l->deal.order[i]].count;
+    for (int64_t i = 0; i < tt__min(l->deal.max_seqs, max); i++) micro += l->tokens[l->deal.order[i]].count;
     l->max_tokens = (int)tt__min(room, micro);
-    l->deal.accumulates = micro > room || tt__deal_micros(&l->deal, most) > l->deal.data;
+    l->deal.accumulates = micro > room || tt__deal_micros(&l->deal, max) > l->deal.data;
     return true;
 }
 
@@ -33534,7 +33563,8 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     if (w.height < 1 || w.width < 1) return TT_OK; /* the whole crop is padding */
     int x = w.mirror ? left + o->width - w.left - w.width : w.left - left;
     to += (size_t)(w.top - top) * pitch + (size_t)x * (size_t)o->channels;
-    if (tt__resample(ctx, r, image, height, width, o->resample, o->channels, &w, to, pitch)) return TT_OK;
+    if (tt__resample_image(ctx, r, image, height, width, o->resample, o->channels, &w, to, pitch))
+        return TT_OK;
     snprintf(why, 256, "out of memory for %d x %d pixels to %d x %d", image->height, image->width, height,
              width);
     return TT_ERR_MEMORY;
@@ -33678,9 +33708,9 @@ void tt_loader_free(tt_loader *l)
 static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_loader_options *o)
 {
     char text[640] = "";
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     const bool deals = tt__deal_check(&all, o->batch, o->accumulate, &o->parallel), texts = !d->images;
-    const int64_t most = deals ? tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) : 0;
+    const int64_t max = deals ? tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) : 0;
     if (!d->count) tt__print(&all, "; the dataset is empty");
     if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
         tt__print(&all, "; threads = %d; expected 0 to %d", o->threads, TT__LOADER_THREADS);
@@ -33692,7 +33722,7 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     else if (texts && o->max_tokens != 0 && o->max_tokens < o->max_length)
         tt__print(&all, "; max_tokens = %d; expected 0 or at least max_length = %d, so that every text fits",
                   o->max_tokens, o->max_length);
-    else if (texts && most > INT32_MAX / o->max_length && !o->max_tokens)
+    else if (texts && max > INT32_MAX / o->max_length && !o->max_tokens)
         tt__print(&all, "; batch = %d of max_length = %d are more tokens than can be counted: set max_tokens",
                   o->batch, o->max_length);
     if (texts && o->window < 0)
@@ -33908,7 +33938,7 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
     const tt_loader *l = (const tt_loader *)self;
     const tt_loader_options *o = &l->o;
     const tt_image_options *i = &l->image;
-    tt__text text = {to, capacity, 0};
+    tt__text_buffer text = {to, capacity, 0};
     tt__print(&text, "%d %s\nbatch %d\naccumulate %d\ngroups %d\nshuffle %d\ndrop_last %d\n",
               (int)l->d->count, l->d->images ? "images" : "texts", o->batch, o->accumulate, l->deal.groups,
               o->shuffle, o->drop_last);
@@ -34068,13 +34098,13 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
 /* ==== src/text/save.h */
 /* ---- a tokenizer saved as a Hugging Face folder */
 
-static void tt__print_vocab(tt__text *to, const void *tokenizer)
+static void tt__print_vocab(tt__text_buffer *to, const void *tokenizer)
 {
     const tt_tokenizer *k = (const tt_tokenizer *)tokenizer;
     for (int id = 0; id < k->size; id++) tt__print(to, "%s\n", tt_tokenizer_token(k, id));
 }
 
-static void tt__print_tokenizer_config(tt__text *to, const void *tokenizer)
+static void tt__print_tokenizer_config(tt__text_buffer *to, const void *tokenizer)
 {
     tt__print(to, "{\"tokenizer_class\": \"BertTokenizer\", \"do_lower_case\": %s}\n",
               ((const tt_tokenizer *)tokenizer)->lowercase ? "true" : "false");
@@ -34269,13 +34299,13 @@ static const char *tt__document_end(const char *text, const char *end, const cha
 {
     const size_t length = separator ? strlen(separator) : 0;
     *next = end;
-    for (const char *line = text, *behind; separator && line < end; line = behind) {
+    for (const char *line = text, *after; separator && line < end; line = after) {
         const char *stop = (const char *)memchr(line, '\n', (size_t)(end - line));
-        behind = stop ? stop + 1 : end;
+        after = stop ? stop + 1 : end;
         size_t n = (size_t)((stop ? stop : end) - line);
         if (n && line[n - 1] == '\r') n--;
         if (n != length || memcmp(line, separator, length) != 0) continue;
-        *next = behind;
+        *next = after;
         return line;
     }
     return end;
@@ -34439,13 +34469,13 @@ tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int wid
     if (status == TT_OK) status = tt__file_begin(ctx, path, &store->file, &bytes);
     if (status == TT_OK && bytes >= 1024)
         status = tt__file_read(ctx, path, store->file, 0, header, sizeof header);
-    const int told = header[0] == TT__LLMC_HALVES ? 2 : header[0] == TT__LLMC_WORDS ? 4 : 0;
-    if (told) store->skip = 1024;
-    if (status == TT_OK && !width && told) width = told;
+    const int reported = header[0] == TT__LLMC_HALVES ? 2 : header[0] == TT__LLMC_WORDS ? 4 : 0;
+    if (reported) store->skip = 1024;
+    if (status == TT_OK && !width && reported) width = reported;
     if (status == TT_OK && !width) status = tt__ids_width(store, ctx, bytes, vocab, &width);
-    if (status == TT_OK && told && told != width)
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': its header tells of ids of %d bytes, not %d", path, told,
-                          width);
+    if (status == TT_OK && reported && reported != width)
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': its header tells of ids of %d bytes, not %d", path,
+                          reported, width);
     if (status == TT_OK && (bytes - store->skip) % (size_t)width != 0)
         status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': %zu bytes are no whole number of ids of %d bytes", path,
                           bytes - (size_t)store->skip, width);
@@ -34641,8 +34671,8 @@ void tt_token_loader_free(tt_token_loader *l)
 typedef struct tt__window_survey {
     int32_t end; /* the token that ends a document; -1: no token does */
     /* length: number of tokens of a window; at: number of tokens of the current window so far; here: number
-       of ends of documents among these; most: max number of documents in a window */
-    int length, at, here, most;
+       of ends of documents among these; max: max number of documents in a window */
+    int length, at, here, max;
     uint64_t hash;
 } tt__window_survey;
 
@@ -34654,7 +34684,7 @@ static tt_status tt__survey_windows(void *arg, const int32_t *ids, int64_t n)
         if (x->at == x->length) x->at = x->here = 0;
         x->at++;
         x->here += ids[k] == x->end;
-        x->most = (int)tt__max(x->most, x->here + 1);
+        x->max = (int)tt__max(x->max, x->here + 1);
     }
     return TT_OK;
 }
@@ -34719,7 +34749,7 @@ static uint64_t tt__window_hash(void *self) { return ((const tt_token_loader *)s
 static tt_status tt__window_check(tt_context *ctx, const tt_token_stream *s, const tt_token_loader_options *o)
 {
     char text[400] = "";
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     if (o->length < 1) tt__print(&all, "; length = %d", o->length);
     if (tt__deal_check(&all, o->batch, o->accumulate, &o->parallel) && o->length > 0 &&
         tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) > INT32_MAX / 4 / o->length)
@@ -34751,7 +34781,7 @@ tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
     x.hash = tt__hash_on(x.hash, &x.end, sizeof x.end);
     const tt_status status = tt__stream_each(s, &x, tt__survey_windows);
     l->hash = x.hash;
-    l->max_seqs = (int)tt__min((int64_t)d->max_seqs * x.most, l->max_tokens);
+    l->max_seqs = (int)tt__min((int64_t)d->max_seqs * x.max, l->max_tokens);
     const size_t rows = (size_t)l->max_tokens, seqs = (size_t)l->max_seqs;
     if (status == TT_OK && begun &&
         (l->ids = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
@@ -34768,7 +34798,7 @@ tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
 static void tt__window_describe(void *self, char *to, size_t capacity)
 {
     const tt_token_loader *l = (const tt_token_loader *)self;
-    tt__text text = {to, capacity, 0};
+    tt__text_buffer text = {to, capacity, 0};
     tt__print(&text, "batch %d\naccumulate %d\ngroups %d\nlength %d\nshuffle %d\nacross %d\n", l->o.batch,
               l->o.accumulate, l->deal.groups, l->o.length, l->o.shuffle, l->o.across);
 }
@@ -34819,7 +34849,7 @@ typedef int64_t tt__sizes['Z' - 'A' + 1]; /* size of each letter of shapes */
 
 typedef struct tt__architecture {
     const char *name;            /* name of the architecture in messages */
-    int spelling;                /* number of the naming for config.json and for a new model's parameters */
+    int naming;                /* number of the naming for config.json and for a new model's parameters */
     const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
     const char *activation_key, *more;   /* key of the activation; constant members of config.json */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
@@ -34831,12 +34861,12 @@ typedef struct tt__architecture {
     size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets in the model; 0: none */
     size_t hidden, layers, heads, classes, activation, range; /* offsets in the config; 0: no field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
-    void (*check)(tt__text *all, const void *config);         /* adds further mistakes to `all`; or NULL */
+    void (*check)(tt__text_buffer *all, const void *config); /* adds further mistakes to `all`; or NULL */
     /* Reads a tensor whose shape differs from the parameter's, if the model can adapt it, and sets *done.
        NULL: the architecture adapts no tensor. */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
     size_t image_size;          /* offset of the field in the config's struct; 0: no such field */
-    void (*print)(tt__text *json, const void *self, const void *config); /* prints further members; or NULL */
+    void (*print)(tt__text_buffer *json, const void *self, const void *config); /* prints more members; or NULL */
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
 } tt__architecture;
 
@@ -34878,7 +34908,7 @@ typedef struct tt__checkpoint {
     tt__file_bytes text;   /* text of config.json */
     tt__json config;       /* config.json; empty: the checkpoint has none */
     tt_safetensors **file; /* `files` open files */
-    int files, spelling;   /* spelling: number of the naming of the tensors */
+    int files, naming;   /* naming: number of the naming of the tensors */
 } tt__checkpoint;
 
 /* The parameters of a model that exists or is to be made. */
@@ -34886,7 +34916,7 @@ typedef struct tt__layout {
     tt_context *ctx;
     const tt__architecture *a;
     char *self, *layer_self; /* structs of the model and of its first layer; NULL: not made yet */
-    int layers, spelling;    /* spelling: number of the naming of the tensors */
+    int layers, naming;    /* naming: number of the naming of the tensors */
     const tt__checkpoint *from; /* the checkpoint to read; NULL: none */
     tt__sizes size;
 } tt__layout;
@@ -34903,7 +34933,7 @@ static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, cons
     l.self = (char *)(uintptr_t)self;
     l.layer_self = self ? (char *)tt__pointer_at(self, a->layers_at) : NULL;
     l.layers = tt__int_field(config, a->layers);
-    l.spelling = from ? from->spelling : a->spelling;
+    l.naming = from ? from->naming : a->naming;
     l.from = from;
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
@@ -34919,12 +34949,12 @@ static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, cons
 static const tt__tensor_row *tt__layout_row(const tt__layout *l, int k, char name[256])
 {
     const tt__architecture *a = l->a;
-    const int in_layers = k - a->n_model, layer = in_layers / a->n_layer, spelling = l->spelling;
+    const int in_layers = k - a->n_model, layer = in_layers / a->n_layer, naming = l->naming;
     if (in_layers >= 0 && layer >= l->layers) return NULL;
     const tt__tensor_row *row = in_layers < 0 ? &a->model[k] : &a->layer[in_layers % a->n_layer];
-    const char *plain = row->name[spelling] ? row->name[spelling] : "";
-    int n = in_layers >= 0 || *plain == '.' ? snprintf(name, 256, "%s", a->prefix[spelling]) : 0;
-    if (in_layers >= 0) n += snprintf(name + n, 256 - (size_t)n, a->layer_prefix[spelling], layer);
+    const char *plain = row->name[naming] ? row->name[naming] : "";
+    int n = in_layers >= 0 || *plain == '.' ? snprintf(name, 256, "%s", a->prefix[naming]) : 0;
+    if (in_layers >= 0) n += snprintf(name + n, 256 - (size_t)n, a->layer_prefix[naming], layer);
     snprintf(name + n, 256 - (size_t)n, "%s", plain + (*plain == '.'));
     return row;
 }
@@ -34941,7 +34971,7 @@ static tt_param **tt__layout_slot(const tt__layout *l, const tt__tensor_row *row
 /* Returns which third of a packed tensor a parameter is, 1 to 3; 0 if the parameter is a whole tensor. */
 static int tt__layout_part(const tt__layout *l, const tt__tensor_row *row)
 {
-    return l->spelling == 1 ? row->part : 0;
+    return l->naming == 1 ? row->part : 0;
 }
 
 /* Sets dims to the dimensions of a parameter, including leading dimensions of 1. Returns their number; 0 if
@@ -35012,7 +35042,7 @@ static tt_status tt__layout_new(const tt__layout *l, float scale)
     char name[256];
     for (int k = 0; (row = tt__layout_row(l, k, name)) != NULL; k++) {
         int64_t dims[4];
-        int n = row->name[l->spelling] ? tt__row_dims(l, row, dims) : 0, lead = (int)strspn(row->shape, "1");
+        int n = row->name[l->naming] ? tt__row_dims(l, row, dims) : 0, lead = (int)strspn(row->shape, "1");
         tt_init init = {row->init == '1' ? TT_INIT_ONES : TT_INIT_ZEROS, scale};
         if (row->init == 'n') init.kind = TT_INIT_NORMAL;
         if (!n) continue;
@@ -35104,7 +35134,7 @@ static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, c
     for (int k = 0; k < ndim && same; k++) same = info->dims[k] == (k ? dims[k] : rows);
     if (same) return TT_OK;
     char text[256];
-    tt__text shapes = {text, sizeof text, 0};
+    tt__text_buffer shapes = {text, sizeof text, 0};
     tt__print(&shapes, "(");
     for (int k = 0; k < info->ndim; k++) tt__print(&shapes, k ? ", %lld" : "%lld", (long long)info->dims[k]);
     tt__print(&shapes, "), expected (");
@@ -35165,7 +35195,7 @@ static int tt__find_tensor(const tt_safetensors *s, const char *name, const char
 static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, int *index)
 {
     for (int k = 0; k < l->from->files; k++) {
-        *index = tt__find_tensor(l->from->file[k], name, l->a->prefix[l->spelling]);
+        *index = tt__find_tensor(l->from->file[k], name, l->a->prefix[l->naming]);
         if (*index >= 0) return l->from->file[k];
     }
     return NULL;
@@ -35189,7 +35219,7 @@ static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
     bool any = layer == 0; /* the checkpoint has a tensor of this layer */
     for (int i = 0; i < a->n_layer && !any; i++) {
         const tt__tensor_row *row = tt__layout_row(l, a->n_model + layer * a->n_layer + i, other);
-        any = row->name[l->spelling] && tt__layout_find(l, other, &index);
+        any = row->name[l->naming] && tt__layout_find(l, other, &index);
     }
     if (any)
         return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json calls for, or "
@@ -35207,7 +35237,7 @@ static tt_status tt__layout_check(const tt__layout *l)
     for (int k = 0; (row = tt__layout_row(l, k, name)) != NULL; k++) {
         int64_t dims[4];
         int ndim = tt__file_dims(l, row, dims), index = -1;
-        if (!ndim || !row->name[l->spelling]) continue;
+        if (!ndim || !row->name[l->naming]) continue;
         tt_safetensors *file = tt__layout_find(l, name, &index);
         tt_status status = TT_OK;
         if (file && !tt__starts_anew(row, &file->infos[index], dims))
@@ -35235,7 +35265,7 @@ static tt_status tt__layout_attach(const tt__layout *l)
 {
     char text[2][1024];
     /* Two lists of names: tensors that the files lack; tensors with another number of classes. */
-    tt__text anew[2] = {{text[0], sizeof text[0], 0}, {text[1], sizeof text[1], 0}};
+    tt__text_buffer anew[2] = {{text[0], sizeof text[0], 0}, {text[1], sizeof text[1], 0}};
     int64_t classes = 0; /* number of the file's classes, if it differs */
     bool new_head = false;
     const tt__tensor_row *row;
@@ -35363,7 +35393,7 @@ static void tt__saved_file_name(const tt__saved_files *f, int k, char name[64])
     else snprintf(name, 64, "model-%05d-of-%05d.safetensors", k + 1, f->files);
 }
 
-static void tt__print_index(tt__text *json, const void *arg)
+static void tt__print_index(tt__text_buffer *json, const void *arg)
 {
     const tt__saved_files *f = (const tt__saved_files *)arg;
     char name[64];
@@ -35375,9 +35405,9 @@ static void tt__print_index(tt__text *json, const void *arg)
     tt__print(json, "  }\n}\n");
 }
 
-/* Assigns the tensors to files of at most `most` bytes (0: one file for all). A larger tensor gets its own
+/* Assigns the tensors to files of at most `max` bytes (0: one file for all). A larger tensor gets its own
    file. */
-static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t most)
+static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t max)
 {
     size_t held = 0;
     f->files = 1;
@@ -35385,7 +35415,7 @@ static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t most)
     for (int k = 0; k < f->tensors; k++) {
         size_t bytes = tt_dtype_bytes(dtype);
         for (int d = 0; d < f->info[k].ndim; d++) bytes *= (size_t)f->info[k].dims[d];
-        if (most && held && (held >= most || bytes > most - held)) {
+        if (max && held && (held >= max || bytes > max - held)) {
             f->files++;
             held = 0;
         }
@@ -35433,7 +35463,7 @@ static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__sa
         if (f->file[param[k].tensor] == file)
             status = tt__save_param(w, &param[k], dtype, piece, piece + TT__PIECE);
     if (began) status = tt__net_fail(ctx, status); /* other processes may wait to send their shards */
-    status = tt__safetensors_end(w, status);
+    status = tt__safetensors_finish(w, status);
     return tt__agree(ctx, "the end of saving a model", status, NULL, 0);
 }
 
@@ -35468,9 +35498,9 @@ static tt_status tt__remove_stale(tt_context *ctx, const char *folder, int files
 }
 
 /* Writes model.safetensors into a folder, which is created if it does not exist. If the tensors take more
-   than `most` bytes (0: no limit), writes several files and an index. All tensors have the dtype of the first
+   than `max` bytes (0: no limit), writes several files and an index. All tensors have the dtype of the first
    parameter, or fp32 if no program holds that parameter; sets *dtype. */
-static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t most, tt_dtype *dtype)
+static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t max, tt_dtype *dtype)
 {
     tt_context *ctx = l->ctx;
     const tt__tensor_row *row;
@@ -35500,7 +35530,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         int64_t dims[4] = {0};
         const int ndim = tt__row_dims(l, row, dims);
         if (!p || !ndim) continue;
-        if (!params && p->holder) *dtype = tt__param_home(p)->dtype;
+        if (!params && p->owner) *dtype = tt__param_placement(p)->dtype;
         param[params].p = p;
         param[params].order = tt__row_order(l, row, ndim, dims);
         param[params++].tensor = f.tensors - (part > 1);
@@ -35512,7 +35542,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         if (part) f.info[f.tensors].dims[0] *= 3;
         f.tensors++;
     }
-    if (status == TT_OK) tt__deal_out(&f, *dtype, most);
+    if (status == TT_OK) tt__deal_out(&f, *dtype, max);
     else status = tt__agree(ctx, "saving a model", status, NULL, 0); /* tells the other processes */
     if (status == TT_OK && f.files > 1) status = tt__save_id(&f, param, params, piece);
     for (int k = 0; k < f.files && status == TT_OK; k++)
@@ -35557,7 +35587,7 @@ static tt_status tt__last_of_names(tt_context *ctx, const char (*names)[64], int
     return status;
 }
 
-static void tt__print_labels(tt__text *json, const char (*names)[64], int classes, const bool *last)
+static void tt__print_labels(tt__text_buffer *json, const char (*names)[64], int classes, const bool *last)
 {
     const char *comma = "";
     tt__print(json, "  \"id2label\": {");
@@ -35623,7 +35653,7 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, v
     tt_status status = TT_OK;
     for (int k = 0; k < a->n_config && status == TT_OK; k++) {
         const tt__config_row *r = &a->config[k];
-        const char *key = r->key[a->spelling];
+        const char *key = r->key[a->naming];
         char *to = (char *)config + r->offset;
         if (!key) continue;
         if (tt__is_int(r)) {
@@ -35661,7 +35691,7 @@ static tt_value (*tt__activation_of(const char *name))(tt_tape *, tt_value)
 static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, const void *config)
 {
     char text[512];
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     const int hidden = tt__int_field(config, a->hidden), layers = tt__int_field(config, a->layers);
     const int heads = a->heads ? tt__int_field(config, a->heads) : 0;
     const int classes = a->classes ? tt__int_field(config, a->classes) : 1;
@@ -35774,7 +35804,7 @@ typedef struct tt__saved_model {
     bool *last;   /* see tt__last_of_names */
 } tt__saved_model;
 
-static void tt__print_config(tt__text *json, const void *arg)
+static void tt__print_config(tt__text_buffer *json, const void *arg)
 {
     const tt__saved_model *s = (const tt__saved_model *)arg;
     const tt__architecture *a = s->a;
@@ -35784,7 +35814,7 @@ static void tt__print_config(tt__text *json, const void *arg)
               a->type);
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
-        const char *value = number, *key = r->key[a->spelling];
+        const char *value = number, *key = r->key[a->naming];
         if (!key) continue;
         if (tt__is_int(r)) snprintf(number, 32, "%d", tt__int_field(s->config, r->offset));
         else if (r->kind != 'b') tt__shortest(tt__float_field(s->config, r->offset), number);
@@ -35800,32 +35830,32 @@ static void tt__print_config(tt__text *json, const void *arg)
                      tt__int_field(s->config, a->classes), s->last);
 }
 
-/* Writes model.safetensors and config.json into a folder. spelling: number of the tensors' naming. most: max
+/* Writes model.safetensors and config.json into a folder. naming: number of the tensors' naming. max: max
    bytes of a file; 0: no limit. config: the model's config, which the caller may have changed; it is checked
    before anything is written. */
 static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, const void *self,
-                                const void *config, int spelling, size_t most, const char *folder)
+                                const void *config, int naming, size_t max, const char *folder)
 {
     tt__saved_model s = {a, self, config, TT_F32, NULL};
     tt_status status = tt__config_check(ctx, a, config);
     if (status != TT_OK) return status;
     tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
-    l.spelling = spelling;
+    l.naming = naming;
     if (a->classes)
         status = tt__last_of_names(ctx, (const char(*)[64])tt__pointer_at(self, a->names_at),
                                    tt__int_field(config, a->classes), &s.last);
-    if (status == TT_OK) status = tt__layout_save(&l, folder, most, &s.dtype);
+    if (status == TT_OK) status = tt__layout_save(&l, folder, max, &s.dtype);
     if (status == TT_OK) status = tt__save_printed(ctx, folder, "config.json", tt__print_config, &s);
     tt__free(ctx, s.last);
     return status;
 }
 
 /* Prints the first 8 of n names in quotes, then the number of the other names. */
-static void tt__list_names(tt__text *to, const char *const *names, int n)
+static void tt__list_names(tt__text_buffer *to, const char *const *names, int n)
 {
-    const int most = 8;
-    for (int k = 0; k < n && k < most; k++) tt__print(to, "%s'%.40s'", k ? ", " : "", names[k]);
-    if (n > most) tt__print(to, " and %d others", n - most);
+    const int max = 8;
+    for (int k = 0; k < n && k < max; k++) tt__print(to, "%s'%.40s'", k ? ", " : "", names[k]);
+    if (n > max) tt__print(to, " and %d others", n - max);
 }
 
 /* Does the work of tt_bert_name_classes and tt_vit_name_classes. names: the model's class names, (classes,
@@ -35850,7 +35880,7 @@ static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classe
     if (from && same) status = tt__dataset_renumber(d, from, to);
     if (from && !same && kept) {
         char text[1024];
-        tt__text list = {text, sizeof text, 0};
+        tt__text_buffer list = {text, sizeof text, 0};
         tt__list_names(&list, own, classes);
         tt__print(&list, ", and those of the data ");
         tt__list_names(&list, d->classes, classes);
@@ -36043,8 +36073,8 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, c
    Q if the model has a head before the classifier, B in BigBird, U if queries, keys and values have
    biases. */
 static void tt__bert_sizes(const void *config, tt__sizes size);
-static void tt__bert_check(tt__text *all, const void *config);
-static void tt__bert_print(tt__text *json, const void *self, const void *config);
+static void tt__bert_check(tt__text_buffer *all, const void *config);
+static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config);
 
 /* Naming 1 of tensors is DistilBERT's; naming 0 is that of the other variants. */
 #define T(field, name, shape, init, head) TT__TENSOR(tt_bert, field, name, name, shape, init, head)
@@ -36116,22 +36146,22 @@ enum {
     TT__BERT_DROP_AS = 64    /* classifier_dropout defaults to `dropout` if config.json lacks it */
 };
 /* A BERT variant: its architecture (names and tables), its flags, and the defaults of its base model. */
-typedef struct tt__bert_kind {
+typedef struct tt__bert_flags {
     tt__architecture a;
     int flags;
     tt_value (*head)(tt_tape *, tt_value); /* activation of the head; NULL: the layers' activation */
     int vocab, positions, types, pad, layers;
     const char *activation;
     float eps, classifier_dropout;
-} tt__bert_kind;
+} tt__bert_flags;
 
-#define TT__BERT_FILES(table, rows, name, spelling, class_name, type, act, more, before, layers) { \
-    name, spelling, class_name, type, act, more, {before, before}, {layers ".%d.", layers ".%d."}, \
+#define TT__BERT_FILES(table, rows, name, naming, class_name, type, act, more, before, layers) { \
+    name, naming, class_name, type, act, more, {before, before}, {layers ".%d.", layers ".%d."}, \
     tt__##table##_tensors, tt__bert_layer_tensors, tt__bert_rows, TT__COUNT(tt__##table##_tensors), \
     TT__COUNT(tt__bert_layer_tensors), rows, TT__STRUCTS(tt_bert), tt__bert_sizes, tt__bert_check, NULL, 0, \
     tt__bert_print, NULL}
 
-static const tt__bert_kind tt__bert_kinds[] = { /* in the order of tt_bert_kind */
+static const tt__bert_flags tt__bert_flags_of[] = { /* in the order of tt_bert_kind */
     {TT__BERT_FILES(bert, 12, "BERT", 0, "BertForSequenceClassification", "bert", "hidden_act",
                     "  \"position_embedding_type\": \"absolute\",\n  \"pad_token_id\": 0,\n", "bert.",
                     "encoder.layer"),
@@ -36154,10 +36184,10 @@ static const tt__bert_kind tt__bert_kinds[] = { /* in the order of tt_bert_kind 
      TT__BERT_DROP_AS, NULL, 50358, 4096, 2, 0, 12, "gelu_new", 1e-12f, 0.1f},
 };
 
-static const tt__bert_kind *tt__bert_of(const tt_bert_config *c)
+static const tt__bert_flags *tt__bert_of(const tt_bert_config *c)
 {
-    const bool known = (int)c->kind > 0 && (int)c->kind < TT__COUNT(tt__bert_kinds);
-    return &tt__bert_kinds[known ? c->kind : TT_BERT];
+    const bool known = (int)c->kind > 0 && (int)c->kind < TT__COUNT(tt__bert_flags_of);
+    return &tt__bert_flags_of[known ? c->kind : TT_BERT];
 }
 
 tt_bert_config tt_bert_config_default(tt_bert_kind kind)
@@ -36165,7 +36195,7 @@ tt_bert_config tt_bert_config_default(tt_bert_kind kind)
     tt_bert_config c;
     memset(&c, 0, sizeof c);
     c.kind = kind;
-    const tt__bert_kind *k = tt__bert_of(&c);
+    const tt__bert_flags *k = tt__bert_of(&c);
     c.vocab_size = k->vocab;
     c.hidden_size = 768;
     c.layers = k->layers;
@@ -36198,7 +36228,7 @@ static void tt__bert_sizes(const void *config, tt__sizes size)
     size['U' - 'A'] = !(flags & TT__BERT_SPARSE) || c->qkv_bias ? c->hidden_size : 0;
 }
 
-static void tt__bert_check(tt__text *all, const void *config)
+static void tt__bert_check(tt__text_buffer *all, const void *config)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
     const int flags = tt__bert_of(c)->flags;
@@ -36216,7 +36246,7 @@ static void tt__bert_check(tt__text *all, const void *config)
         tt__print(all, "; block_size is %d", c->block_size);
 }
 
-static void tt__bert_print(tt__text *json, const void *self, const void *config)
+static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
     (void)self;
@@ -36300,13 +36330,13 @@ static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
 }
 
 /* Returns whether block j may be a random block of block i, if the paper has no plan for the number of
-   positions. transformers then shuffles the first `most` = 2 * listed + 5 blocks. The random blocks of block
-   i exclude i itself, its neighbours, and the first and the last of these `most` blocks; those of block 1
+   positions. transformers then shuffles the first `max` = 2 * listed + 5 blocks. The random blocks of block
+   i exclude i itself, its neighbours, and the first and the last of these `max` blocks; those of block 1
    also exclude block most - 2, and the reverse. */
-static bool tt__big_bird_may(int i, int j, int most)
+static bool tt__big_bird_may(int i, int j, int max)
 {
-    const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == most - 1;
-    return !near && !global && !(i == 1 && j == most - 2) && !(i == most - 2 && j == 1);
+    const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == max - 1;
+    return !near && !global && !(i == 1 && j == max - 2) && !(i == max - 2 && j == 1);
 }
 
 /* Fills lists (heads, n, listed) with the numbers of the `listed` random blocks of each block, for each head.
@@ -36315,7 +36345,7 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
                                int32_t *x)
 {
     const int64_t rows = (int64_t)n * size; /* number of positions, rounded up to whole blocks */
-    const int most = 2 * listed + 5;        /* number of blocks, whose rows tt__bert_check bounds */
+    const int max = 2 * listed + 5;        /* number of blocks, whose rows tt__bert_check bounds */
     const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
     tt__twister m;
     tt__twister_seed(&m, seed);
@@ -36327,14 +36357,14 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
             tt__twister_shuffle(&m, x, count);
             for (int k = 0; k < listed; k++) list[k] = count ? x[k < count ? k : 0] : 0;
         }
-    for (int i = 1; i < n && !paper && n >= most; i++)
+    for (int i = 1; i < n && !paper && n >= max; i++)
         for (int h = 0; h < heads; h++) {
             int32_t *list = lists + ((size_t)h * (size_t)n + (size_t)i) * (size_t)listed;
             int found = 0;
-            for (int k = 0; k < most; k++) x[k] = k;
-            tt__twister_shuffle(&m, x, most);
-            for (int k = 0; k < most && found < listed; k++)
-                if (tt__big_bird_may(i, x[k], most)) list[found++] = x[k];
+            for (int k = 0; k < max; k++) x[k] = k;
+            tt__twister_shuffle(&m, x, max);
+            for (int k = 0; k < max && found < listed; k++)
+                if (tt__big_bird_may(i, x[k], max)) list[found++] = x[k];
         }
 }
 /* Returns the row of the position embedding that belongs to the first token of a sequence. */
@@ -36429,7 +36459,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     tt_value h = tt_gather_rows(t, tt_bert_encode(m, t, in), in->first); /* [CLS] of each: (seqs, hidden) */
-    const tt__bert_kind *k = tt__bert_of(&m->config);
+    const tt__bert_flags *k = tt__bert_of(&m->config);
     if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, m->config.classifier_dropout);
     if (m->head_w) {
         h = tt_linear(t, h, m->head_w, m->head_b);
@@ -36463,14 +36493,14 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     if (status != TT_OK) return status;
     int kind = 0;
     char known[256];
-    tt__text all = {known, sizeof known, 0};
-    for (; kind < TT__COUNT(tt__bert_kinds) && strcmp(type, tt__bert_kinds[kind].a.type) != 0; kind++)
-        tt__print(&all, "%s'%s'", kind == TT_BERT ? "" : ", ", tt__bert_kinds[kind].a.type);
-    if (kind == TT__COUNT(tt__bert_kinds))
+    tt__text_buffer all = {known, sizeof known, 0};
+    for (; kind < TT__COUNT(tt__bert_flags_of) && strcmp(type, tt__bert_flags_of[kind].a.type) != 0; kind++)
+        tt__print(&all, "%s'%s'", kind == TT_BERT ? "" : ", ", tt__bert_flags_of[kind].a.type);
+    if (kind == TT__COUNT(tt__bert_flags_of))
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads %s "
                         "(MiniLM is a 'bert')", j->path, type, known);
     *c = tt_bert_config_default((tt_bert_kind)kind);
-    const tt__bert_kind *k = tt__bert_of(c);
+    const tt__bert_flags *k = tt__bert_of(c);
     const bool sparse = k->flags & TT__BERT_SPARSE;
     if (k->flags & TT__BERT_DROP_AS) c->classifier_dropout = -1;
     status = tt__config_read(j, &k->a, c);
@@ -36503,7 +36533,7 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
     if (status == TT_OK) status = tt__shards_open(ctx, folder, &from);
     if (status == TT_OK) {
         const tt__architecture *a = &tt__bert_of(&config)->a;
-        from.spelling = a->spelling;
+        from.naming = a->naming;
         status = tt__model_load(a, m, &config, &from, classes, 0);
     }
     tt__checkpoint_close(ctx, &from);
@@ -36515,7 +36545,7 @@ tt_status tt_bert_save(const tt_bert *m, const char *folder)
     tt_bert_config config = m->config;
     config.activation = m->activation;
     const tt__architecture *a = &tt__bert_of(&config)->a;
-    return tt__model_save(m->ctx, a, m, &config, a->spelling, 0, folder);
+    return tt__model_save(m->ctx, a, m, &config, a->naming, 0, folder);
 }
 
 /* ==== src/models/vit.h */
@@ -36567,7 +36597,7 @@ static void tt__vit_sizes(const void *config, tt__sizes size)
     size['B' - 'A'] = c->qkv_bias ? c->hidden_size : 0;
 }
 
-static void tt__vit_check(tt__text *all, const void *config)
+static void tt__vit_check(tt__text_buffer *all, const void *config)
 {
     const tt_vit_config *c = (const tt_vit_config *)config;
     if (c->patch_size > 0 && c->image_size % c->patch_size)
@@ -36702,7 +36732,7 @@ static const tt__config_row tt__vit_rows[] = {
 
 /* The architecture of ViT. Naming 1 of the tensors is torchvision's; config.json always has transformers'
    naming. */
-static const tt__architecture tt__vit = {
+static const tt__architecture tt__vit_architecture = {
     "ViT", 0, "ViTForImageClassification", "vit", "hidden_act", "", {"vit.", ""},
     {"encoder.layer.%d.", "encoder.layers.encoder_layer_%d."}, tt__vit_tensors, tt__vit_layer_tensors,
     tt__vit_rows, TT__COUNT(tt__vit_tensors), TT__COUNT(tt__vit_layer_tensors), TT__COUNT(tt__vit_rows),
@@ -36711,10 +36741,10 @@ static const tt__architecture tt__vit = {
 
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config)
 {
-    return tt__model_new(ctx, &tt__vit, m, config);
+    return tt__model_new(ctx, &tt__vit_architecture, m, config);
 }
 
-void tt_vit_free(tt_vit *m) { tt__model_free(&tt__vit, m); }
+void tt_vit_free(tt_vit *m) { tt__model_free(&tt__vit_architecture, m); }
 
 tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d)
 {
@@ -36811,7 +36841,7 @@ static tt_status tt__vit_read_config(const tt__json *j, tt_vit_config *c)
                         j->path, type);
     *c = tt_vit_config_default("B/16");
     c->classes = 2; /* transformers' default */
-    return tt__config_read(j, &tt__vit, c);
+    return tt__config_read(j, &tt__vit_architecture, c);
 }
 
 /* Returns dimension k of tensor `name`, or 0 if the tensor or the dimension does not exist. */
@@ -36826,7 +36856,7 @@ static int tt__tensor_size(const tt__checkpoint *s, const char *name, int k)
 /* Infers the config of a checkpoint without config.json from the shapes of the tensors. */
 static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *config)
 {
-    const int spelling = s->spelling;
+    const int naming = s->naming;
     static const char *const position[] = {"vit.embeddings.position_embeddings", "encoder.pos_embedding"};
     static const char *const patch[] = {"vit.embeddings.patch_embeddings.projection.weight",
                                         "conv_proj.weight"};
@@ -36835,28 +36865,28 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
     static const char *const head[] = {"classifier.weight", "heads.head.weight"};
     char name[128];
     *config = tt_vit_config_default("B/16");
-    config->hidden_size = tt__tensor_size(s, position[spelling], 2);
-    config->patch_size = tt__tensor_size(s, patch[spelling], 2);
-    config->channels = tt__tensor_size(s, patch[spelling], 1);
+    config->hidden_size = tt__tensor_size(s, position[naming], 2);
+    config->patch_size = tt__tensor_size(s, patch[naming], 2);
+    config->channels = tt__tensor_size(s, patch[naming], 1);
     if (config->patch_size > TT__MAX_PATCH)
         return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT, "'%s': patches of %d pixels, more than %d",
                         s->file[0]->path, config->patch_size, TT__MAX_PATCH);
-    config->image_size = tt__square_root(tt__tensor_size(s, position[spelling], 1) - 1) * config->patch_size;
+    config->image_size = tt__square_root(tt__tensor_size(s, position[naming], 1) - 1) * config->patch_size;
     int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in the published H, 64 in Ti, S, B and L */
     config->heads = config->hidden_size / head_size;
-    if (spelling == 1) { /* the values with which torchvision's models were trained */
+    if (naming == 1) { /* the values with which torchvision's models were trained */
         static const float mean[] = {0.485f, 0.456f, 0.406f}, std[] = {0.229f, 0.224f, 0.225f};
         memcpy(config->mean, mean, sizeof mean);
         memcpy(config->std, std, sizeof std);
         config->layer_norm_eps = 1e-6f;
     }
     for (config->layers = 0; config->layers < 1000; config->layers++) {
-        snprintf(name, sizeof name, up[spelling], config->layers);
+        snprintf(name, sizeof name, up[naming], config->layers);
         int size = tt__tensor_size(s, name, 0);
         if (!size) break;
         config->intermediate_size = size;
     }
-    int classes = tt__tensor_size(s, head[spelling], 0);
+    int classes = tt__tensor_size(s, head[naming], 0);
     if (classes) config->classes = classes;
     if (config->hidden_size % head_size)
         return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT,
@@ -36865,7 +36895,7 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
     if (config->hidden_size && config->patch_size && config->image_size && config->layers) return TT_OK;
     return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT,
                     "'%s' is no ViT: '%s', '%s' or the first layer is not there, or not of the shape of one",
-                    s->file[0]->path, position[spelling], patch[spelling]);
+                    s->file[0]->path, position[naming], patch[naming]);
 }
 
 /* Reads a size from preprocessor_config.json: a number, an object with equal "height" and "width" or, if
@@ -36962,10 +36992,10 @@ static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt
         if (j->nodes[list].kind != TT__JSON_ARRAY || j->nodes[list].count != c->channels)
             return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': '%s' must be a list of %d numbers", j->path, key,
                             c->channels);
-        const float least = side ? FLT_MIN : -FLT_MAX; /* image_std is a divisor and must be above 0 */
+        const float min = side ? FLT_MIN : -FLT_MAX; /* image_std is a divisor and must be above 0 */
         float *to = side ? c->std : c->mean;
         for (int k = 0, node = list + 1; k < c->channels && status == TT_OK; k++, node = j->nodes[node].after)
-            status = tt__json_float_at(j, key, node, least, INFINITY, &to[k]);
+            status = tt__json_float_at(j, key, node, min, INFINITY, &to[k]);
     }
     return status;
 }
@@ -36986,8 +37016,8 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
     strcpy(folder, !is_file || slash ? path : ".");
     if (slash) folder[slash - path + 1] = 0;
     status = is_file ? tt__shards_one(ctx, path, &s) : tt__shards_open(ctx, folder, &s);
-    for (int k = 0; k < s.files && !s.spelling; k++)
-        s.spelling = tt_safetensors_find(s.file[k], "class_token") >= 0 ||
+    for (int k = 0; k < s.files && !s.naming; k++)
+        s.naming = tt_safetensors_find(s.file[k], "class_token") >= 0 ||
                      tt_safetensors_find(s.file[k], "conv_proj.weight") >= 0;
     if (status == TT_OK) status = tt__json_open_if_there(&s.config, ctx, s.path, folder, "config.json");
     if (status == TT_OK)
@@ -36996,14 +37026,14 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
         status = tt__json_open_if_there(&preprocessor, ctx, beside, folder, "preprocessor_config.json");
     if (status == TT_OK && preprocessor.count)
         status = tt__vit_read_preprocessor(&preprocessor, image_size, &config);
-    if (status == TT_OK) status = tt__model_load(&tt__vit, m, &config, &s, classes, image_size);
-    if (status == TT_OK) m->torchvision = s.spelling == 1;
+    if (status == TT_OK) status = tt__model_load(&tt__vit_architecture, m, &config, &s, classes, image_size);
+    if (status == TT_OK) m->torchvision = s.naming == 1;
     tt__json_free(&preprocessor);
     tt__checkpoint_close(ctx, &s);
     return status;
 }
 
-static void tt__vit_print_preprocessor(tt__text *json, const void *arg)
+static void tt__vit_print_preprocessor(tt__text_buffer *json, const void *arg)
 {
     const tt_vit_config *c = (const tt_vit_config *)arg;
     char number[32];
@@ -37034,7 +37064,7 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
     if (m->torchvision && !m->config.qkv_bias)
         return tt__fail(m->ctx, TT_ERR_UNSUPPORTED,
                         "torchvision's ViT has biases of q, k and v: set torchvision to false");
-    tt_status status = tt__model_save(m->ctx, &tt__vit, m, &config, m->torchvision, 0, folder);
+    tt_status status = tt__model_save(m->ctx, &tt__vit_architecture, m, &config, m->torchvision, 0, folder);
     if (status != TT_OK) return status;
     return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &config);
 }
@@ -37076,8 +37106,8 @@ tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, i
     return c;
 }
 
-static void tt__lm_check(tt__text *all, const void *config);
-static void tt__lm_print(tt__text *json, const void *self, const void *config);
+static void tt__lm_check(tt__text_buffer *all, const void *config);
+static void tt__lm_print(tt__text_buffer *json, const void *self, const void *config);
 
 /* Sets the sizes that the letters in the tables' shapes stand for. H: hidden; I: intermediate; V: vocab; P:
    positions; X: vocab of an untied head; D: head size; G: number of key heads; A: columns of all queries; K:
@@ -37294,7 +37324,7 @@ tt_lm_config tt_lm_config_default(const char *kind)
 /* Prints the names of all kinds, with commas between. */
 static const char *tt__lm_names(char to[256])
 {
-    tt__text all = {to, 256, 0};
+    tt__text_buffer all = {to, 256, 0};
     for (int k = 0; k < TT__COUNT(tt__lm_kinds); k++)
         tt__print(&all, "%s%s", k ? ", " : "", tt__lm_kinds[k].a.name);
     return to;
@@ -37324,7 +37354,7 @@ static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
 
 /* Prints the value of a member of a JSON object on one line. from: the value's first character, in a text
    that was parsed without an error. */
-static void tt__print_member(tt__text *to, const char *from)
+static void tt__print_member(tt__text_buffer *to, const char *from)
 {
     bool quoted = false;
     for (int depth = 0; quoted || depth || (*from != ',' && *from != '}'); from++) {
@@ -37425,7 +37455,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     while (kind > TT_ROTARY_PLAIN && strcmp(type, all[kind].type) != 0) kind--;
     r->scaling = (tt_rotary_scaling)kind;
     float original = (float)c->max_positions;
-    const struct { const char *key; int at; float least, below, *to; } numbers[] = {
+    const struct { const char *key; int at; float min, below, *to; } numbers[] = {
         {"factor", at, 1, INFINITY, &r->factor},
         {"original_max_position_embeddings", at, 1, 1e9f, &original},
         {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* transformers 5 prefers it */
@@ -37433,7 +37463,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
         {"attention_factor", at, 0, INFINITY, &r->magnitude}};
     const int n = kind == TT_ROTARY_PLAIN ? 0 : kind == TT_ROTARY_YARN ? 6 : all[kind].low ? 5 : 1;
     for (int k = 0; k < n && status == TT_OK; k++)
-        status = tt__json_read_float(j, numbers[k].at, numbers[k].key, numbers[k].least, numbers[k].below,
+        status = tt__json_read_float(j, numbers[k].at, numbers[k].key, numbers[k].min, numbers[k].below,
                                      numbers[k].to);
     if (n) r->original = (int)original;
     static const char *const unknown[] = {"mscale", "mscale_all_dim", "truncate"};
@@ -37534,7 +37564,7 @@ static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt
     return status;
 }
 
-static void tt__lm_check(tt__text *all, const void *config)
+static void tt__lm_check(tt__text_buffer *all, const void *config)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
     const tt__lm_kind *k = tt__lm_kind_of(c->kind);
@@ -37595,7 +37625,7 @@ static bool tt__lm_said(const tt__json *j, const char *key) { return j && tt__js
 /* Prints the members of config.json for rotary positions, except those that `said` (which may be NULL) has.
    transformers 5 reads rope_parameters; older versions read the other keys, and use base 10,000 if it is
    missing. */
-static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt__json *said)
+static void tt__lm_print_rotary(tt__text_buffer *json, const tt_lm_config *c, const tt__json *said)
 {
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};
     const tt_rotary_options *r = &c->rotary;
@@ -37630,7 +37660,7 @@ static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt_
 }
 
 /* Prints the members of config.json that have no row in the config's table. */
-static void tt__lm_print(tt__text *json, const void *self, const void *config)
+static void tt__lm_print(tt__text_buffer *json, const void *self, const void *config)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
     const tt_lm *m = (const tt_lm *)self;
@@ -37894,7 +37924,7 @@ static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
 {
     char name[256], text[400] = "";
     tt__packing order;
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     if (m->lora) return tt__fail(m->ctx, TT_ERR_ARGUMENT, "the model has adapters already");
     if (o->rank < 1) tt__print(&all, "; rank %d is not above 0", o->rank);
     if (!(o->alpha > 0 && o->alpha < INFINITY)) tt__print(&all, "; alpha %g is not above 0", o->alpha);
@@ -37996,7 +38026,7 @@ static void tt__lora_rows(const tt__packing *order, int rank, const float *from,
     }
 }
 
-static void tt__lora_print(tt__text *json, const void *arg)
+static void tt__lora_print(tt__text_buffer *json, const void *arg)
 {
     const tt_lm *m = (const tt_lm *)arg;
     const tt_lora_options *o = &m->lora_options;
@@ -38047,7 +38077,7 @@ static tt_status tt__lora_write(const tt_lm *m, const char *path, tt_tensor_info
         tt__free(m->ctx, values);
         tt__free(m->ctx, rows);
     }
-    return tt__safetensors_end(w, status);
+    return tt__safetensors_finish(w, status);
 }
 
 tt_status tt_lm_lora_save(const tt_lm *m, const char *folder)
@@ -38290,7 +38320,8 @@ static tt_value tt__lm_norm(const tt_lm *m, tt_tape *t, tt_value x, tt_param *w,
     return b ? tt_layernorm(t, x, w, b, m->config.norm_eps) : tt_rmsnorm(t, x, w, m->config.norm_eps);
 }
 
-static tt_value tt__lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in, const tt__lm_cache *cache)
+static tt_value tt__lm_hidden_states(const tt_lm *m, tt_tape *t, const tt_inputs *in,
+                                     const tt__lm_cache *cache)
 {
     const tt_lm_config *c = &m->config;
     tt_value (*const act)(tt_tape *, tt_value) = tt__activation_of(m->activation);
@@ -38323,7 +38354,7 @@ static tt_value tt__lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in, c
 
 tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in)
 {
-    return tt__lm_hidden(m, t, in, NULL);
+    return tt__lm_hidden_states(m, t, in, NULL);
 }
 
 /* Records the logits, (rows, vocab), from the output of the last layer, hidden (rows, hidden). */
@@ -38447,7 +38478,7 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
     if (!t) return TT_ERR_MEMORY;
     tt_inputs in;
     tt__lm_cache cache;
-    char device[sizeof ((tt__crew *)0)->name] = "";
+    char device[sizeof ((tt__device_group *)0)->name] = "";
     memset(&in, 0, sizeof in);
     const int64_t rows = tt_axis(t, "tokens", g->max_tokens), seqs = tt_axis(t, "sequences", g->max_seqs);
     g->ids = in.ids = tt_input(t, "ids", TT_I32, rows, 1);
@@ -38456,13 +38487,13 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
     g->start = cache.start = tt_seq_start(t, "start", g->max_seqs);
     g->last = tt_input(t, "last", TT_I32, seqs, 1);
     cache.rows = (int64_t)g->max_seqs * g->context;
-    tt_value x = tt__lm_hidden(g->m, t, &in, &cache);
+    tt_value x = tt__lm_hidden_states(g->m, t, &in, &cache);
     g->logits = tt__lm_head(g->m, t, tt_gather_rows(t, x, g->last));
     if (g->logits.id) t->values[g->logits.id].pinned_f32 = true;
     tt_compile_options c = o->compile;
     const tt_program *share = c.share;
     if (share) { /* the parameters keep the placement that the program `share` gave them */
-        const char *name = share->settings.crew->name;
+        const char *name = share->settings.group->name;
         c.parallel = share->settings.options.parallel;
         c.parallel.schedule = NULL;
         c.memory = tt__memory_names[share->settings.memory];
@@ -38486,7 +38517,7 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
     if (!o) o = &defaults;
     const int context = o->context ? o->context : (int)tt__min(c->max_positions, 2048);
     char text[400] = "";
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     if (o->compile.train) tt__print(&all, "; compile.train is true, and a generator does not train");
     if (o->max_seqs < 1) tt__print(&all, "; max_seqs is %d", o->max_seqs);
     if (context < 2) tt__print(&all, "; a context of %d tokens", context);
@@ -38551,11 +38582,11 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
     int32_t best = 0;
     for (int32_t v = 1; v < vocab; v++) if (tt__likelier(x, v, best)) best = v;
     if (s->temperature == 0) return best;
-    const float most = x[best], slope = 1 / s->temperature;
+    const float max = x[best], slope = 1 / s->temperature;
     const bool all = s->top_p >= 1 && (s->top_k == 0 || s->top_k >= vocab);
     double sum = 0;
     for (int v = 0; v < vocab; v++) {
-        const float weight = expf((x[v] - most) * slope);
+        const float weight = expf((x[v] - max) * slope);
         if (all || s->top_k == 0) sum += weight;
         if (all) x[v] = weight; /* else the heap compares scores: unequal ones may have equal weights */
     }
@@ -38570,36 +38601,36 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
         return last; /* only reached if `left` was rounded up */
     }
     /* Tokens leave the heap from the likeliest on, and fill `order` from its end: the likeliest is last. */
-    const int most_kept = s->top_k ? (int)tt__min(s->top_k, vocab) : vocab;
+    const int max_kept = s->top_k ? (int)tt__min(s->top_k, vocab) : vocab;
     int kept = 0;
     double held = 0;
     for (int v = 0; v < vocab; v++) order[v] = v;
     for (int v = vocab / 2 - 1; v >= 0; v--) tt__sift(order, vocab, v, x);
-    while (kept < most_kept && (s->top_k || held < s->top_p * sum || !kept)) {
+    while (kept < max_kept && (s->top_k || held < s->top_p * sum || !kept)) {
         const int32_t v = order[0];
         kept++;
         order[0] = order[vocab - kept];
         order[vocab - kept] = v;
         tt__sift(order, vocab - kept, 0, x);
-        held += expf((x[v] - most) * slope);
+        held += expf((x[v] - max) * slope);
     }
     if (s->top_k) { /* of the top_k tokens, keep the fewest whose weights reach top_p */
         const double enough = s->top_p * held;
         int k = 0;
         for (held = 0; k < kept && (held < enough || !k); k++)
-            held += expf((x[order[vocab - 1 - k]] - most) * slope);
+            held += expf((x[order[vocab - 1 - k]] - max) * slope);
         kept = k;
     }
     double left = u * held;
     for (int k = 0; k < kept; k++)
-        if ((left -= expf((x[order[vocab - 1 - k]] - most) * slope)) < 0) return order[vocab - 1 - k];
+        if ((left -= expf((x[order[vocab - 1 - k]] - max) * slope)) < 0) return order[vocab - 1 - k];
     return order[vocab - kept];
 }
 
 static tt_status tt__check_sampling(tt_context *ctx, const tt_sampling *s)
 {
     char text[400] = "";
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     if (s->max_new < 1) tt__print(&all, "; max_new is %d", s->max_new);
     if (!(s->temperature >= 0 && s->temperature < INFINITY))
         tt__print(&all, "; temperature %g is not in [0, inf)", s->temperature);
@@ -38811,11 +38842,11 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
     const int end = of_tokenizer < 0 && m->n_stop ? m->stop[0] : of_tokenizer, n_own = m->n_stop + (end >= 0);
     tt_status status = tt__check_sampling(g->ctx, &s);
     if (status != TT_OK) return status;
-    const size_t room = (size_t)g->context + 1, most = (size_t)s.max_new, stops = (size_t)(s.n_stop + n_own);
+    const size_t room = (size_t)g->context + 1, max = (size_t)s.max_new, stops = (size_t)(s.n_stop + n_own);
     int given = 0;
-    int32_t *ids = (int32_t *)tt__alloc(g->ctx, sizeof *ids * (room + most + stops));
+    int32_t *ids = (int32_t *)tt__alloc(g->ctx, sizeof *ids * (room + max + stops));
     if (!ids) return TT_ERR_MEMORY;
-    int32_t *out = ids + room, *stop = out + most;
+    int32_t *out = ids + room, *stop = out + max;
     for (int i = 0; i < s.n_stop; i++) stop[i] = s.stop[i];
     for (int i = 0; i < m->n_stop; i++) stop[s.n_stop + i] = m->stop[i];
     if (end >= 0) stop[s.n_stop + m->n_stop] = end;
@@ -38913,7 +38944,7 @@ static bool tt__is_column(const char *name)
 static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)
 {
     char text[1024];
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     tt__settings settings;
     const tt_schedule *s = &o->schedule;
     const bool decays = s->kind != TT_CONSTANT;
@@ -38959,7 +38990,7 @@ static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
 {
     const tt_program *p = r->train ? r->train : r->eval;
     const size_t n = (size_t)(r->n_inputs = tt_program_inputs(p, NULL, 0)) + 1;
-    size_t most = 0;
+    size_t max = 0;
     r->inputs = (tt_input_info *)tt__alloc(r->ctx, sizeof *r->inputs * n);
     r->rows = (int64_t *)tt__alloc(r->ctx, sizeof *r->rows * n);
     r->needed = tt__needed_for(t, r->output);
@@ -38968,9 +38999,9 @@ static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
     for (int k = 0; k < r->n_inputs; k++) {
         const tt_input_info *i = &r->inputs[k];
         const size_t bytes = (size_t)i->rows * (size_t)i->width * tt_dtype_bytes(i->dtype);
-        if (!r->needed[i->value.id] && bytes > most) most = bytes;
+        if (!r->needed[i->value.id] && bytes > max) max = bytes;
     }
-    r->zeros = tt__calloc(r->ctx, most + 1);
+    r->zeros = tt__calloc(r->ctx, max + 1);
     return r->zeros ? TT_OK : TT_ERR_MEMORY;
 }
 
@@ -39018,7 +39049,7 @@ static tt_status tt__check_kept(const tt_param *param)
 /* Returns whether value v is persistent, has the given storage, and is not a view. */
 static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
 {
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     return v && x->storage == storage && x->base == v && x->persistent;
 }
 
@@ -39056,8 +39087,8 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
     const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
-    const size_t most = (size_t)((1 + TT__STATES) * p->ctx->n_params + 1);
-    tt__kept *kept = (tt__kept *)tt__calloc(p->ctx, sizeof *kept * most);
+    const size_t max = (size_t)((1 + TT__STATES) * p->ctx->n_params + 1);
+    tt__kept *kept = (tt__kept *)tt__calloc(p->ctx, sizeof *kept * max);
     int n = 0;
     tt_status status = kept ? tt__keep_params(p, false, kept, &n) : TT_ERR_MEMORY;
     for (int k = 0, params = n; k < params && status == TT_OK; k++)
@@ -39145,10 +39176,10 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
     static const char *const kinds[] = {"constant", "linear", "cosine"}; /* in tt_schedule_kind's order */
-    char lines[TT__NOTE] = {0}, lr[32], least[32]; /* lines: the trainer's own settings */
+    char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: the trainer's own settings */
     snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, total_steps %lld\n",
              kinds[(unsigned)o.schedule.kind % TT__COUNT(kinds)], tt__shortest(o.schedule.lr, lr),
-             tt__shortest(o.schedule.min_lr, least), (long long)o.schedule.warmup_steps,
+             tt__shortest(o.schedule.min_lr, min), (long long)o.schedule.warmup_steps,
              (long long)o.schedule.total_steps);
     uint64_t hash = 0;
     if (status == TT_OK && ctx->net) status = tt__values_hash(ctx, &hash);
@@ -39212,13 +39243,13 @@ static tt_status tt__try_micro_batch(void *arg, int64_t n, size_t *bytes)
     return TT_OK;
 }
 
-int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_train_options *o, int most)
+int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_train_options *o, int max)
 {
     tt__micro_batch_of b = {ctx, model, o ? *o : tt_train_options_default()};
     if (b.options.max_seqs < 1) b.options.max_seqs = 1;
     ctx->unbudgeted = !b.options.compile.memory_budget;
     tt_status status = tt__budget_on(ctx, b.options.compile.device, &b.options.compile.memory_budget);
-    const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, most, b.options.compile.memory_budget,
+    const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, max, b.options.compile.memory_budget,
                                                              tt__try_micro_batch, &b);
     ctx->unbudgeted = false;
     return (int)n;
@@ -39439,7 +39470,7 @@ static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const 
 /* Prints the facts about a source that must be equal in all processes, one per line: the settings of its
    batches, its number of steps, and hashes of its classes and examples. Each line ends with `what`, the
    purpose of the source. Prints nothing if s is NULL. */
-static void tt__source_lines(const tt_source *s, const char *what, tt__text *text)
+static void tt__source_lines(const tt_source *s, const char *what, tt__text_buffer *text)
 {
     char own[TT__NOTE / 4] = "";
     uint64_t classes = TT__HASH_BEGIN;
@@ -39496,15 +39527,15 @@ static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
 
 /* A confusion matrix, and the labels of the batches that are set on the data ranks. */
-typedef struct tt__confusion {
+typedef struct tt__confusion_run {
     int64_t *counts;          /* the matrix, (classes, classes) */
     float *logits;            /* logits of a batch, (max_seqs, classes) */
     int32_t *labels;          /* labels of the batches, (data ranks, max_seqs) */
     int seqs[TT__RANKS];      /* number of labels of each data rank */
-} tt__confusion;
+} tt__confusion_run;
 
 /* Keeps the labels of a batch that will run on a data rank, for tt__confusion_count. */
-static tt_status tt__confusion_set(tt_trainer *r, tt__confusion *c, int rank, const tt_batch *b)
+static tt_status tt__confusion_set(tt_trainer *r, tt__confusion_run *c, int rank, const tt_batch *b)
 {
     const int32_t *labels = b->labels;
     int64_t n = b->seqs;
@@ -39520,7 +39551,7 @@ static tt_status tt__confusion_set(tt_trainer *r, tt__confusion *c, int rank, co
 }
 
 /* Adds the predictions for the batches of a run to the confusion matrix. */
-static tt_status tt__confusion_count(tt_trainer *r, tt__confusion *c, int batches)
+static tt_status tt__confusion_count(tt_trainer *r, tt__confusion_run *c, int batches)
 {
     const int classes = r->model.classes;
     tt_status status = TT_OK;
@@ -39539,8 +39570,8 @@ static tt_status tt__confusion_count(tt_trainer *r, tt__confusion *c, int batche
 }
 
 /* Evaluates epoch 0 of the source; stops early once *stop is not 0. stop and c may be NULL. */
-static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const volatile int *stop,
-                              tt_stats *stats, double *items, tt__confusion *c)
+static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, const volatile int *stop,
+                              tt_stats *stats, double *items, tt__confusion_run *c)
 {
     tt_batch b;
     bool more = true;
@@ -39568,16 +39599,17 @@ static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const vola
     return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts");
 }
 
-static tt_status tt__evaluate_all(tt_trainer *r, const tt_source *source, tt_stats *stats, tt__confusion *c)
+static tt_status tt__evaluate_all(tt_trainer *r, const tt_source *source, tt_stats *stats,
+                                  tt__confusion_run *c)
 {
     double items = 0;
     memset(stats, 0, sizeof *stats);
     tt_status status = tt__source_fits(r, source, "to evaluate");
     char lines[TT__NOTE] = {0};
-    tt__text text = {lines, sizeof lines, 0};
+    tt__text_buffer text = {lines, sizeof lines, 0};
     if (r->ctx->net && status == TT_OK) tt__source_lines(source, "to evaluate", &text);
     status = tt__agree_lines(r->ctx, "tt_evaluate", status, lines);
-    return status == TT_OK ? tt__evaluate(r, source, NULL, stats, &items, c) : status;
+    return status == TT_OK ? tt__evaluate_source(r, source, NULL, stats, &items, c) : status;
 }
 
 tt_status tt_evaluate(tt_trainer *r, const tt_source *source, tt_stats *stats)
@@ -39589,7 +39621,7 @@ tt_status tt_confusion(tt_trainer *r, const tt_source *source, tt_stats *stats, 
 {
     const size_t classes = (size_t)r->model.classes, seqs = (size_t)r->options.max_seqs;
     tt_stats own;
-    tt__confusion c;
+    tt__confusion_run c;
     if (!classes)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model with classes");
     memset(&c, 0, sizeof c);
@@ -39621,10 +39653,10 @@ tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
                         "tt_predict needs a model with classes; tt_forward gives any output");
     tt_status status = tt_forward(r, b, probabilities, (size_t)b->seqs * (size_t)classes);
     for (int s = 0; s < b->seqs && status == TT_OK; s++) {
-        float *x = probabilities + (size_t)s * (size_t)classes, most = x[0];
+        float *x = probabilities + (size_t)s * (size_t)classes, max = x[0];
         double sum = 0;
-        for (int c = 1; c < classes; c++) most = x[c] > most ? x[c] : most;
-        for (int c = 0; c < classes; c++) sum += x[c] = expf(x[c] - most);
+        for (int c = 1; c < classes; c++) max = x[c] > max ? x[c] : max;
+        for (int c = 0; c < classes; c++) sum += x[c] = expf(x[c] - max);
         if (!isfinite(sum)) {
             char cause[300];
             const bool bad = tt__bad_parameter(r->eval, cause, sizeof cause);
@@ -39638,17 +39670,17 @@ tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
 
 tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text, float *probabilities)
 {
-    int most = (int)tt__min(r->model.max_length, r->options.max_tokens);
-    int32_t *ids = (int32_t *)tt__calloc(r->ctx, sizeof *ids * 3 * (size_t)most), start[2] = {0, 0};
+    int max = (int)tt__min(r->model.max_length, r->options.max_tokens);
+    int32_t *ids = (int32_t *)tt__calloc(r->ctx, sizeof *ids * 3 * (size_t)max), start[2] = {0, 0};
     tt_batch b;
     memset(&b, 0, sizeof b);
     if (!ids) return TT_ERR_MEMORY;
     b.seqs = 1;
-    b.rows = start[1] = tt_tokenize(k, text, strlen(text), ids, most);
-    for (int32_t row = 0; row < b.rows; row++) ids[most + row] = row;
+    b.rows = start[1] = tt_tokenize(k, text, strlen(text), ids, max);
+    for (int32_t row = 0; row < b.rows; row++) ids[max + row] = row;
     b.ids = ids;
-    b.positions = ids + most;
-    b.types = ids + 2 * most;
+    b.positions = ids + max;
+    b.types = ids + 2 * max;
     b.seq_start = start;
     tt_status status = tt_predict(r, &b, probabilities);
     tt__free(r->ctx, ids);
@@ -39742,7 +39774,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     s->tensors = 1 + s->count + (t->fp8_history != 0) + (s->frozen > 0) + (more > 0);
     tt__state_integers(&s->info[0], "tinytrain.run", sizeof s->header);
     for (int k = 0; k < s->count; k++) {
-        const tt__value *x = &p->stage[s->kept[k].stage]->built.t->values[s->kept[k].value];
+        const tt__tape_value *x = &p->stage[s->kept[k].stage]->built.t->values[s->kept[k].value];
         const tt_param *param = ctx->params[x->param];
         tt_tensor_info *info = &s->info[k + 1];
         info->name = s->kept[k].name;
@@ -39786,7 +39818,7 @@ static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float 
             if (write) status = tt__write_memory(&x, to, TT_U8, bytes);
             else if (r == first) status = tt__read_memory(&x, to, TT_U8, bytes);
         }
-        if (!write && status == TT_OK) status = tt__net_to_first(a->crew, first, to, bytes);
+        if (!write && status == TT_OK) status = tt__net_to_first(a->group, first, to, bytes);
     }
     return status;
 }
@@ -39812,7 +39844,7 @@ static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w
 static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_writer *w, uint64_t *hash)
 {
     const tt_program *p = s->p->stage[s->kept[k].stage];
-    const tt__value *x = &p->built.t->values[s->kept[k].value];
+    const tt__tape_value *x = &p->built.t->values[s->kept[k].value];
     const tt__stored stored = tt__stored_of(p->ctx->params[x->param], &x->part, p->arena);
     const int64_t size = stored.rows * stored.cols, item = (int64_t)tt_dtype_bytes(x->shape.dtype);
     tt_status status = TT_OK;
@@ -39824,7 +39856,7 @@ static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_write
         const size_t bytes = (size_t)(n * item);
         const tt__memory memory = {p->arena, rank, x->space, TT_U8, from ? from + at * item : NULL};
         if (from) status = tt__read_memory(&memory, s->piece, TT_U8, bytes);
-        if (status == TT_OK) status = tt__net_to_first(p->arena->crew, rank, s->piece, bytes);
+        if (status == TT_OK) status = tt__net_to_first(p->arena->group, rank, s->piece, bytes);
         if (status == TT_OK && w) status = tt_safetensors_write(w, s->piece, bytes);
         if (status == TT_OK && !w) *hash = tt__hash_elements(*hash, s->piece, bytes, item);
     }
@@ -39862,13 +39894,13 @@ static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
    that gets the shard. */
 static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, int32_t v, int rank)
 {
-    const tt__value *x = &p->built.t->values[v];
+    const tt__tape_value *x = &p->built.t->values[v];
     const tt__stored stored = tt__stored_of(p->ctx->params[x->param], &x->part, p->arena);
     const int64_t item = (int64_t)tt_dtype_bytes(x->shape.dtype);
     const int tensor = tt_safetensors_find(s->file, s->kept[k].name);
     char *to = (char *)tt__resolve(p, rank, v).data;
     tt_status status = TT_OK;
-    int64_t first, count = tt__stored_piece(&stored, rank, &first);
+    int64_t first, count = tt__stored_shard(&stored, rank, &first);
     for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
         const int64_t e = tt__stored_element(&stored, rank, at, &n);
         n = tt__min(n, (int64_t)s->room / item);
@@ -39915,7 +39947,7 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
     if (status == TT_OK) status = tt__check_whole(p->ctx, p->arena);
     if (status == TT_OK && tt__within_step(p)) status = tt__not_between_steps(p->ctx);
     const bool chosen = p->tunes && (p->arena->tuned || p->arena->learnt);
-    if (status == TT_OK && chosen && !(s.products = tt__tuned_text(p, p->settings.crew->first)))
+    if (status == TT_OK && chosen && !(s.products = tt__tuned_text(p, p->settings.group->first)))
         status = TT_ERR_MEMORY;
     const char *const metadata[] = {s.products ? tt__products_key : NULL, s.products, NULL};
     if (status == TT_OK) w = tt_safetensors_begin(p->ctx, path, s.info, s.tensors, metadata);
@@ -39926,7 +39958,7 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
         status = tt__net_fail(p->ctx, status); /* other processes may wait to send their shards */
     }
     if (status == TT_OK && more) status = tt_safetensors_write(w, progress, more);
-    status = tt__safetensors_end(w, status);
+    status = tt__safetensors_finish(w, status);
     status = tt__agree(p->ctx, "the end of saving a state", status, NULL, 0);
     tt__state_close(&s);
     return status;
@@ -40054,7 +40086,7 @@ static tt_status tt__state_take(tt__state *s)
     p->run.step = h->step;
     p->unread.any = false;
     p->round = 0; /* the next micro-batch begins a step */
-    p->arena->torn = false;
+    p->arena->partly_updated = false;
     p->results.scale.scale = h->loss_scale;
     p->results.scale.good_steps = (double)h->good_steps;
     p->results.scale.skipped = (double)h->skipped;
@@ -40155,7 +40187,7 @@ typedef struct tt__fit_point {
     bool validation;
 } tt__fit_point;
 
-typedef struct tt__fit {
+typedef struct tt__fit_run {
     tt_trainer *r;
     const tt_source *train, *validation;
     tt_metric metric;            /* the model's metric */
@@ -40179,15 +40211,16 @@ typedef struct tt__fit {
     int in_row, not_finite;      /* number of last steps in a row that were skipped; that were not finite */
     char why[TT__ERROR];         /* reason of the last skipped step */
     int64_t updated;             /* number of steps since tt_fit began that were not skipped */
-    bool told_skipped;           /* a skipped step was logged */
-    bool told_diverged;          /* a diverged loss was logged */
+    bool reported_skipped;           /* a skipped step was logged */
+    bool reported_diverged;          /* a diverged loss was logged */
     bool stopped;                /* with several processes: one of them asked for a stop */
-    bool told_short, told_idle;  /* logged: an epoch with too few steps; data ranks without micro-batches */
+    bool reported_short, reported_idle;  /* logged: an epoch with too few steps; data ranks without
+                                            micro-batches */
     char *csv;                   /* text of metrics.csv so far */
     size_t csv_bytes, csv_room;
     tt__fit_point *point;        /* the `points` lines of metrics.csv */
     int points, cap_points;
-} tt__fit;
+} tt__fit_run;
 
 tt_fit_options tt_fit_options_default(void)
 {
@@ -40202,7 +40235,7 @@ tt_fit_options tt_fit_options_default(void)
    the time that is left. Returns the length that the whole line has. */
 static size_t tt__fit_columns(const tt_fit_event *e, int bar, int fields, char *to, size_t capacity)
 {
-    tt__text text = {to, capacity, 0};
+    tt__text_buffer text = {to, capacity, 0};
     tt__print(&text, "epoch %lld/%lld ", (long long)e->epoch + 1, (long long)e->epochs);
     for (int k = 1; k <= bar; k++)
         tt__print(&text, "%s%c%s", k == 1 ? "[" : "", k * e->steps <= bar * e->step ? '#' : '.',
@@ -40220,7 +40253,7 @@ static size_t tt__fit_columns(const tt_fit_event *e, int bar, int fields, char *
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
 {
     enum { BAR = 20, LEAST = 5, FIELDS = 4 };
-    tt__text text = {to, capacity, 0};
+    tt__text_buffer text = {to, capacity, 0};
     if (e->validation) {
         tt__print(&text, "  validation: loss %.4f", e->validation->loss);
         if (e->metric_name) tt__print(&text, ", %s %.4f", e->metric_name, e->metric);
@@ -40236,14 +40269,14 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
     return whole;
 }
 
-static bool tt__fit_stopped(const tt__fit *f)
+static bool tt__fit_stopped(const tt__fit_run *f)
 {
     return f->r->ctx->net ? f->stopped : f->o.stop && *f->o.stop;
 }
 
 /* Makes all processes agree: all stop if one of them is asked to stop, and all save if process 0 wants to
    save. */
-static tt_status tt__fit_agree(tt__fit *f, tt_status status, bool *save)
+static tt_status tt__fit_agree(tt__fit_run *f, tt_status status, bool *save)
 {
     tt_context *ctx = f->r->ctx;
     const int32_t own[2] = {f->o.stop && *f->o.stop, *save};
@@ -40257,7 +40290,7 @@ static tt_status tt__fit_agree(tt__fit *f, tt_status status, bool *save)
 }
 
 /* Parses a line of metrics.csv of n characters. Returns false if the line has no values, as the heading. */
-static bool tt__fit_read_line(const tt__fit *f, const char *line, size_t n, tt__fit_point *point)
+static bool tt__fit_read_line(const tt__fit_run *f, const char *line, size_t n, tt__fit_point *point)
 {
     char field[3 + TT__FIT_VALUES][40];
     const char *end = line + n;
@@ -40281,7 +40314,7 @@ static bool tt__fit_read_line(const tt__fit *f, const char *line, size_t n, tt__
 }
 
 /* Adds a line to metrics.csv, and its values to the points of the picture. */
-static tt_status tt__fit_line(tt__fit *f, const char *line, size_t n)
+static tt_status tt__fit_line(tt__fit_run *f, const char *line, size_t n)
 {
     tt_context *ctx = f->r->ctx;
     tt__fit_point point;
@@ -40300,10 +40333,10 @@ static tt_status tt__fit_line(tt__fit *f, const char *line, size_t n)
     return TT_OK;
 }
 
-static size_t tt__fit_heading(const tt__fit *f, char to[160])
+static size_t tt__fit_heading(const tt__fit_run *f, char to[160])
 {
     const char *metric = f->metric.name;
-    tt__text text = {to, 160, 0};
+    tt__text_buffer text = {to, 160, 0};
     tt__print(&text,
               "step,epoch,split,loss,%s%slr,grad_norm,loss_scale,skipped,bytes,seconds,%s_per_second\n",
               metric ? metric : "", metric ? "," : "", f->unit);
@@ -40318,11 +40351,11 @@ static const char *tt__fit_number(double x, char to[32])
 
 /* Adds the line of a step or a validation to the metrics. lr: learning rate of the step. items: number of
    items that were read in `seconds`. For a failed step, unknown values in *s are NaN. */
-static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation, float lr, double items,
+static tt_status tt__fit_metrics(tt__fit_run *f, const tt_stats *s, bool validation, float lr, double items,
                                  double seconds)
 {
     char line[384], number[7][32];
-    tt__text text = {line, sizeof line, 0};
+    tt__text_buffer text = {line, sizeof line, 0};
     tt__print(&text, "%lld,%lld,%s,%s,", (long long)s->step, (long long)f->p.epoch + 1,
               validation ? "validation" : "train", tt__fit_number(s->loss, number[0]));
     if (f->metric.name) tt__print(&text, "%s,", tt__fit_number(f->metric.of(s), number[1]));
@@ -40338,7 +40371,7 @@ static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation,
 
 /* Reads the metrics of the run to resume, without the lines that are newer than the state: keeps all lines of
    completed epochs and, of the current epoch, those of the steps that the state includes. */
-static tt_status tt__fit_read_metrics(tt__fit *f)
+static tt_status tt__fit_read_metrics(tt__fit_run *f)
 {
     char path[TT__PATH];
     tt__file_bytes file;
@@ -40387,7 +40420,7 @@ typedef struct tt__fit_series {
 } tt__fit_series;
 
 /* Sets *value to the series' value at point k. Returns false if the series has no value there. */
-static bool tt__fit_at(const tt__fit *f, tt__fit_series *s, int k, double *value)
+static bool tt__fit_at(const tt__fit_run *f, tt__fit_series *s, int k, double *value)
 {
     const tt__fit_point *p = &f->point[k];
     if (p->validation != s->validation || isnan(p->value[s->value])) return false;
@@ -40434,8 +40467,8 @@ static int tt__fit_x(int64_t step, int64_t last)
 
 /* Draws a series as a line. Draws only the lowest and the highest point in each pixel column, which keeps the
    file small for any number of steps. Draws a series of one point as a dot. */
-static void tt__fit_line_of(tt__text *svg, const tt__fit *f, tt__fit_series s, const tt__fit_axis *a,
-                            int64_t last, const char *colour, int width)
+static void tt__fit_line_of(tt__text_buffer *svg, const tt__fit_run *f, tt__fit_series s,
+                            const tt__fit_axis *a, int64_t last, const char *colour, int width)
 {
     int x = -1, low = 0, high = 0, before = 0;
     bool begun = false;
@@ -40465,7 +40498,7 @@ static void tt__fit_line_of(tt__text *svg, const tt__fit *f, tt__fit_series s, c
 }
 
 /* Draws dots at the values of validation, at least 12 pixels apart. */
-static void tt__fit_dots(tt__text *svg, const tt__fit *f, tt__fit_series s, const tt__fit_axis *a,
+static void tt__fit_dots(tt__text_buffer *svg, const tt__fit_run *f, tt__fit_series s, const tt__fit_axis *a,
                          int64_t last)
 {
     int x = -120;
@@ -40484,7 +40517,7 @@ enum { TT__FIT_EPOCHS = 16 };
 /* Chooses the epochs whose ends get a mark and a number: epochs with round numbers, at least 25 pixels apart.
    Sets x[] to the places of the marks in tenths of a pixel and number[] to the epochs' numbers. Returns how
    many marks it chose. */
-static int tt__fit_epochs(const tt__fit *f, int64_t last, int x[TT__FIT_EPOCHS],
+static int tt__fit_epochs(const tt__fit_run *f, int64_t last, int x[TT__FIT_EPOCHS],
                           int64_t number[TT__FIT_EPOCHS])
 {
     int n = 0;
@@ -40500,8 +40533,8 @@ static int tt__fit_epochs(const tt__fit *f, int64_t last, int x[TT__FIT_EPOCHS],
     return n;
 }
 
-static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, int top, int height,
-                          int64_t last)
+static void tt__fit_panel(tt__text_buffer *svg, const tt__fit_run *f, tt__fit_value value, int top,
+                          int height, int64_t last)
 {
     char metric[32];
     const char *title = value == TT__FIT_LOSS ? "Loss" : value == TT__FIT_LR ? "Learning rate" : metric;
@@ -40565,11 +40598,11 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
 }
 
 /* Draws loss.svg. The file has at most about 100 KB, for any number of steps. */
-static void tt__fit_draw(tt__text *svg, const void *arg)
+static void tt__fit_draw(tt__text_buffer *svg, const void *arg)
 {
     enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels: tops of panels; height of METRIC's */
     enum { LEFT = TT__FIT_LEFT, RIGHT = LEFT + TT__FIT_WIDTH };
-    const tt__fit *f = (const tt__fit *)arg;
+    const tt__fit_run *f = (const tt__fit_run *)arg;
     const int LR = METRIC + (f->metric.name ? PANEL : 0), BOTTOM = LR + 72, HEIGHT = BOTTOM + 56;
     int x[TT__FIT_EPOCHS];
     int64_t last = 1, number[TT__FIT_EPOCHS];
@@ -40603,9 +40636,9 @@ static void tt__fit_draw(tt__text *svg, const void *arg)
    tt_fit runs epochs and validations, skips steps that fail, and saves and resumes states. */
 
 /* Returns whether the run has done a step; skipped steps count. */
-static bool tt__fit_has_steps(const tt__fit *f) { return f->p.epoch > 0 || f->p.step > 0; }
+static bool tt__fit_has_steps(const tt__fit_run *f) { return f->p.epoch > 0 || f->p.step > 0; }
 
-static tt_status tt__fit_save_metrics(const tt__fit *f)
+static tt_status tt__fit_save_metrics(const tt__fit_run *f)
 {
     char path[TT__PATH];
     tt_status status = tt__path_join(f->r->ctx, path, f->o.folder, "metrics.csv");
@@ -40614,7 +40647,7 @@ static tt_status tt__fit_save_metrics(const tt__fit *f)
 
 /* Returns whether the training loss has diverged: the mean loss of the last 4 steps is more than 10 times the
    loss of the first step, plus 1. */
-static bool tt__fit_has_diverged(const tt__fit *f)
+static bool tt__fit_has_diverged(const tt__fit_run *f)
 {
     enum { LAST = 4 };
     double first = INFINITY, sum = 0;
@@ -40629,7 +40662,7 @@ static bool tt__fit_has_diverged(const tt__fit *f)
 
 /* Returns whether the current state is worth returning to: the loss has not diverged, and the results of the
    last validation and of the last step were finite. */
-static bool tt__fit_is_sound(const tt__fit *f)
+static bool tt__fit_is_sound(const tt__fit_run *f)
 {
     const tt__fit_point *last = f->points ? &f->point[f->points - 1] : NULL;
     const bool finite = !last || !last->validation || !isnan(last->value[TT__FIT_LOSS]);
@@ -40639,7 +40672,7 @@ static bool tt__fit_is_sound(const tt__fit *f)
 /* Saves metrics, picture and state. The metrics are saved first: a resumed run drops the lines of metrics
    that are newer than its state. Once the loss has diverged, the state is saved to a second file, so that the
    last state from before the divergence remains. If the loss recovers, only one state is left. */
-static tt_status tt__fit_save(tt__fit *f)
+static tt_status tt__fit_save(tt__fit_run *f)
 {
     tt_context *ctx = f->r->ctx;
     const tt_files *files = &ctx->options.files;
@@ -40652,14 +40685,14 @@ static tt_status tt__fit_save(tt__fit *f)
         /* The old diverged state is removed first, so that the disk never holds three states. */
         if (beside && f->has_diverged) files->remove(files->user, f->diverged);
         status = tt_trainer_save(f->r, beside ? f->diverged : f->state, &f->p);
-        if (!sound && !f->told_diverged)
+        if (!sound && !f->reported_diverged)
             tt__log(ctx, TT_LOG_WARNING, "fit", "the loss %s by step %lld: %s%s%s",
                     f->not_finite ? "is not finite any more" : "has diverged",
                     (long long)tt_trainer_steps(f->r),
                     beside ? "its state is '" : "a lower learning rate may help", beside ? f->diverged : "",
                     beside ? "', beside that from before, which a resumed run takes where you remove this one"
                            : "");
-        f->told_diverged = !sound;
+        f->reported_diverged = !sound;
         if (status == TT_OK && !beside) {
             if (f->has_diverged) files->remove(files->user, f->diverged);
             f->state_is_sound = sound;
@@ -40675,7 +40708,7 @@ static tt_status tt__fit_save(tt__fit *f)
 
 /* Ends a run whose steps give no finite results any more because the weights have diverged. Keeps the state
    from before the loss diverged, and adds to the error message what may help. */
-static void tt__fit_give_up(tt__fit *f)
+static void tt__fit_give_up(tt__fit_run *f)
 {
     char error[sizeof f->r->ctx->error];
     tt_context *ctx = f->r->ctx;
@@ -40702,7 +40735,7 @@ static void tt__fit_give_up(tt__fit *f)
                  error, (long long)steps);
 }
 
-static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool best)
+static void tt__fit_report(const tt__fit_run *f, const tt_stats *validation, bool best)
 {
     tt_fit_event e;
     tt_stats epoch; /* statistics of the epoch so far */
@@ -40734,17 +40767,17 @@ static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool be
 }
 
 /* Warns once if the first step of an epoch had fewer micro-batches than there are data ranks. */
-static void tt__fit_tell_idle(tt__fit *f, int micros)
+static void tt__fit_tell_idle(tt__fit_run *f, int micros)
 {
-    if (f->p.step > 0 || micros >= f->r->data || f->told_idle) return;
-    f->told_idle = true;
+    if (f->p.step > 0 || micros >= f->r->data || f->reported_idle) return;
+    f->reported_idle = true;
     tt__log(f->r->ctx, TT_LOG_WARNING, "fit", "the steps of the source have %d micro-batch%s for %d data "
             "ranks, so that some have nothing to do: give the loader the trainer's tt_parallel", micros,
             micros > 1 ? "es" : "", f->r->data);
 }
 
 /* Adds the step that was trained last to the counts and the metrics, if its results are known. */
-static tt_status tt__fit_count_step(tt__fit *f)
+static tt_status tt__fit_count_step(tt__fit_run *f)
 {
     const tt_program *p = f->r->train;
     const tt_stats *s = &p->done;
@@ -40766,7 +40799,7 @@ static tt_status tt__fit_count_step(tt__fit *f)
 }
 
 /* Fails because too many steps in a row were skipped. */
-static tt_status tt__fit_stuck(const tt__fit *f)
+static tt_status tt__fit_stuck(const tt__fit_run *f)
 {
     return tt__fail(f->r->ctx, TT_ERR_NUMERIC, "%d step%s in a row updated nothing; the last: %.800s",
                     f->in_row, f->in_row > 1 ? "s" : "", f->why);
@@ -40775,7 +40808,7 @@ static tt_status tt__fit_stuck(const tt__fit *f)
 /* Skips a step that has failed and updated nothing, because none of its targets counts or because the loss or
    a gradient is not finite. Counts the step like a step that loss scaling skips. Fails if too many steps in a
    row were skipped, and returns all other errors. status: the step's error; lr: the step's learning rate. */
-static tt_status tt__fit_skip(tt__fit *f, tt_status status, float lr)
+static tt_status tt__fit_skip(tt__fit_run *f, tt_status status, float lr)
 {
     enum { MOST_IN_A_ROW = 10 };
     tt_context *ctx = f->r->ctx;
@@ -40803,14 +40836,14 @@ static tt_status tt__fit_skip(tt__fit *f, tt_status status, float lr)
     f->began = now;
     if (written != TT_OK) return written;
     if (f->in_row >= tt__min(MOST_IN_A_ROW, f->steps)) return tt__fit_stuck(f);
-    if (!f->told_skipped)
+    if (!f->reported_skipped)
         tt__log(ctx, TT_LOG_WARNING, "fit", "%s; it is skipped, as others like it will be", f->why);
-    f->told_skipped = true;
+    f->reported_skipped = true;
     return tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
 }
 
 /* Waits for the step that was trained last, and counts or skips it. */
-static tt_status tt__fit_last_step(tt__fit *f)
+static tt_status tt__fit_last_step(tt__fit_run *f)
 {
     tt_status status = f->last.any ? tt_wait(f->r->train, NULL) : TT_OK;
     if (status == TT_OK) status = tt__fit_count_step(f);
@@ -40821,7 +40854,7 @@ static tt_status tt__fit_last_step(tt__fit *f)
 
 /* Trains from step f->p.step to the end of the epoch, or until the run is stopped. As a device may run a step
    while the host makes the next batch, a step is counted only after the next step has begun. */
-static tt_status tt__fit_epoch(tt__fit *f)
+static tt_status tt__fit_epoch(tt__fit_run *f)
 {
     tt_batch b;
     bool updated, more = true;
@@ -40876,8 +40909,8 @@ static tt_status tt__fit_epoch(tt__fit *f)
                           "whole ones: the last micro-batch of a step must set last_of_step", epoch, steps);
     else if (ended && !steps)
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld of the source has no step", epoch);
-    else if (ended && steps < f->steps && !f->told_short) {
-        f->told_short = true;
+    else if (ended && steps < f->steps && !f->reported_short) {
+        f->reported_short = true;
         tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld of the source ends after %lld steps, and it has "
                 "tt_source.steps = %lld", epoch, steps, (long long)f->steps);
     }
@@ -40886,7 +40919,7 @@ static tt_status tt__fit_epoch(tt__fit *f)
 }
 
 /* Returns whether a validation with this value of the metric and this loss is better than the best so far. */
-static bool tt__fit_better(const tt__fit *f, double value, double loss)
+static bool tt__fit_better(const tt__fit_run *f, double value, double loss)
 {
     const bool lower = !f->best_by_metric || f->metric.lower_is_better;
     if (value == f->p.best) return loss < f->p.best_loss;
@@ -40894,14 +40927,15 @@ static bool tt__fit_better(const tt__fit *f, double value, double loss)
 }
 
 /* Ends an epoch: validates, keeps the best model, and saves the state. */
-static tt_status tt__fit_validate(tt__fit *f)
+static tt_status tt__fit_validate(tt__fit_run *f)
 {
     tt_stats s;
     tt_context *ctx = f->r->ctx;
     double began = tt__seconds(), items = 0;
     const volatile int *stop = ctx->net ? NULL : f->o.stop;
     bool save = false;
-    tt_status status = f->validation ? tt__evaluate(f->r, f->validation, stop, &s, &items, NULL) : TT_OK;
+    tt_status status = f->validation ? tt__evaluate_source(f->r, f->validation, stop, &s, &items, NULL)
+        : TT_OK;
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     if (status != TT_OK || tt__fit_stopped(f)) return status;
     /* If the last steps were not finite, either just these steps failed or the weights have diverged. */
@@ -40943,7 +40977,7 @@ static tt_status tt__fit_validate(tt__fit *f)
 
 /* Locks the folder, and fails if another run uses it. Continues without a lock on file systems that have no
    locks, and if the folder cannot be written to: saving the metrics then fails later. */
-static tt_status tt__fit_lock(tt__fit *f)
+static tt_status tt__fit_lock(tt__fit_run *f)
 {
     char host[64] = "", when[32] = "", text[160];
     tt_context *ctx = f->r->ctx;
@@ -40959,17 +40993,19 @@ static tt_status tt__fit_lock(tt__fit *f)
     f->lock = files->lock(files->user, f->lock_path, text, &held);
     if (!held) return TT_OK;
     tt__file_bytes by;
-    const bool told = tt__file_open(ctx, f->lock_path, &by) == TT_OK && by.size > 1 && by.size < sizeof text;
+    const bool reported = tt__file_open(ctx, f->lock_path, &by) == TT_OK && by.size > 1 &&
+                          by.size < sizeof text;
     status = tt__fail(ctx, TT_ERR_FILE, "'%s' is in use by another run%s%.*s%s: wait for its end, or name "
-                      "another folder", f->o.folder, told ? " (" : "",
-                      told ? (int)strcspn(by.bytes, "\n") : 0, told ? by.bytes : "", told ? ")" : "");
+                      "another folder", f->o.folder, reported ? " (" : "",
+                      reported ? (int)strcspn(by.bytes, "\n") : 0, reported ? by.bytes : "",
+                      reported ? ")" : "");
     tt__file_close(ctx, &by);
     return status;
 }
 
 /* Removes the lock file, then releases the lock. In this order, as after the release the file may be that of
    another run. */
-static void tt__fit_unlock(tt__fit *f)
+static void tt__fit_unlock(tt__fit_run *f)
 {
     const tt_files *files = &f->r->ctx->options.files;
     if (!f->lock) return;
@@ -40980,7 +41016,7 @@ static void tt__fit_unlock(tt__fit *f)
 /* Returns whether the state of a diverged loss is older than the other state. This happens if a run was
    killed before it removed the diverged state, or if an older version of this library, which has one state,
    continued the run. */
-static bool tt__fit_is_stale(const tt__fit *f)
+static bool tt__fit_is_stale(const tt__fit_run *f)
 {
     int64_t steps, diverged;
     return f->has_diverged && tt__state_steps(f->r->ctx, f->state, &steps) == TT_OK &&
@@ -40989,7 +41025,7 @@ static bool tt__fit_is_stale(const tt__fit *f)
 
 /* Resumes from the newer state. Fails if the state's classes are not those of f->p, and warns if its data are
    not. */
-static tt_status tt__fit_resume(tt__fit *f)
+static tt_status tt__fit_resume(tt__fit_run *f)
 {
     tt_context *ctx = f->r->ctx;
     const tt_progress now = f->p;
@@ -41021,7 +41057,7 @@ static tt_status tt__fit_resume(tt__fit *f)
     f->p.data = now.data;
     status = tt__fit_read_metrics(f);
     f->state_is_sound = f->has_diverged || tt__fit_is_sound(f);
-    f->told_diverged = !f->state_is_sound || f->has_diverged;
+    f->reported_diverged = !f->state_is_sound || f->has_diverged;
     return status;
 }
 
@@ -41031,7 +41067,7 @@ size_t tt_trainer_state_bytes(const tt_trainer *r, size_t *parameters)
     size_t state = 0, model = 0;
     tt__kept *kept = r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
     for (int k = 0; kept && k < count; k++) {
-        const tt__value *x = &r->train->stage[kept[k].stage]->built.t->values[kept[k].value];
+        const tt__tape_value *x = &r->train->stage[kept[k].stage]->built.t->values[kept[k].value];
         const size_t bytes = (size_t)r->ctx->params[x->param]->size * tt_dtype_bytes(x->shape.dtype);
         state += bytes;
         if (!kept[k].state) model += bytes;
@@ -41043,7 +41079,7 @@ size_t tt_trainer_state_bytes(const tt_trainer *r, size_t *parameters)
 
 /* Fails if the disk has no room for two states, as a new state replaces the old one only when it is complete.
    Warns if there is no room for the parameters that the callback `keep` may also write to the disk. */
-static tt_status tt__fit_disk(const tt__fit *f)
+static tt_status tt__fit_disk(const tt__fit_run *f)
 {
     tt_context *ctx = f->r->ctx;
     const tt_files *files = &ctx->options.files;
@@ -41065,7 +41101,7 @@ static tt_status tt__fit_disk(const tt__fit *f)
 }
 
 /* Fails if a class number has different names in the sources for training and validation. */
-static tt_status tt__fit_same_classes(const tt__fit *f)
+static tt_status tt__fit_same_classes(const tt__fit_run *f)
 {
     const tt_source *a = f->train, *b = f->validation;
     for (int c = 0; b && c < a->classes && c < b->classes; c++)
@@ -41077,7 +41113,7 @@ static tt_status tt__fit_same_classes(const tt__fit *f)
     return TT_OK;
 }
 
-static tt_status tt__fit_begin(tt__fit *f)
+static tt_status tt__fit_begin(tt__fit_run *f)
 {
     char heading[160];
     tt_context *ctx = f->r->ctx;
@@ -41137,7 +41173,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
                  bool *finished)
 {
     tt_context *ctx = r->ctx;
-    tt__fit *f = (tt__fit *)tt__calloc(ctx, sizeof *f);
+    tt__fit_run *f = (tt__fit_run *)tt__calloc(ctx, sizeof *f);
     if (finished) *finished = false;
     if (!f) return TT_ERR_MEMORY;
     f->r = r;
@@ -41152,7 +41188,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     if (status == TT_OK) status = tt__fit_begin(f);
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     char lines[TT__NOTE] = {0};
-    tt__text text = {lines, sizeof lines, 0};
+    tt__text_buffer text = {lines, sizeof lines, 0};
     if (ctx->net && status == TT_OK) {
         tt__source_lines(train, "to train on", &text);
         tt__source_lines(validation, "to validate on", &text);

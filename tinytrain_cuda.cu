@@ -1210,9 +1210,9 @@ inline unsigned blocks_for(int64_t n, int64_t per_block)
 {
     return (unsigned)((n + per_block - 1) / per_block);
 }
-inline unsigned grid_for(int64_t n, int64_t per_block, int64_t most)
+inline unsigned grid_for(int64_t n, int64_t per_block, int64_t largest)
 {
-    return n > 0 ? (unsigned)min((n + per_block - 1) / per_block, most) : 1;
+    return n > 0 ? (unsigned)min((n + per_block - 1) / per_block, largest) : 1;
 }
 
 // Writes n initial values of a parameter from element `first` on. Elements [4 * i, 4 * i + 4) come from
@@ -1392,9 +1392,9 @@ int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
 {
     // Number of layernorm_backward's blocks that fit a multiprocessor.
     const int64_t blocks = min((columns <= 1024 ? 1024 : TT__ROW_COLUMNS) / columns, (int64_t)4);
-    const int64_t most = sum_blocks(d, (int)max(blocks, (int64_t)1), (rows + 7) / 8, 0,
+    const int64_t largest = sum_blocks(d, (int)max(blocks, (int64_t)1), (rows + 7) / 8, 0,
                                     (size_t)(3 * columns) * sizeof(float));
-    return max(((rows + most - 1) / most + 7) / 8 * 8, (int64_t)8);
+    return max(((rows + largest - 1) / largest + 7) / 8 * 8, (int64_t)8);
 }
 
 __host__ __device__ inline int sum_teams(int64_t columns)
@@ -1500,8 +1500,9 @@ cudaError_t grid_of(tt__device *d, void (*kernel)(P...), int threads, int times,
 {
     int resident = 1;
     const cudaError_t e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, 0);
-    const int64_t most = times * (int64_t)d->properties.multiProcessorCount * (resident > 0 ? resident : 1);
-    *grid = (unsigned)max((int64_t)1, min(blocks, most));
+    const int64_t units = d->properties.multiProcessorCount;
+    const int64_t largest = times * units * (resident > 0 ? resident : 1);
+    *grid = (unsigned)max((int64_t)1, min(blocks, largest));
     return e;
 }
 
@@ -1855,7 +1856,7 @@ cudaError_t run_rotary(const tt__launch *l)
     a.add = l->add[0];
     a.heads = l->instr->attr.heads;
     a.head_size = (int)(a.x.cols / a.heads);
-    a.pairs = tt__rotary_pairs(o);
+    a.pairs = tt__rotary_pairs_of(o);
     a.neighbours = o->pairs == TT_ROTARY_NEIGHBOURS;
     a.sign = l->instr->attr.scale;
     a.magnitude = o->magnitude;
@@ -1876,7 +1877,7 @@ cudaError_t run_rotary(const tt__launch *l)
 struct op_fill {
     static constexpr int KIND = RARE;
     float x;
-    const tt__scale *scale;
+    const tt__scale_state *scale;
     __device__ void begin() { if (scale) x *= (float)scale->scale; }
     __device__ bool get(const group_args &, int64_t, int64_t, int, float (&v)[8]) const
     {
@@ -1888,7 +1889,7 @@ struct op_fill {
 cudaError_t run_fill(const tt__launch *l)
 {
     tt__device *d = l->device;
-    const op_fill op = {l->instr->attr.scale, (const tt__scale *)l->in[0].data};
+    const op_fill op = {l->instr->attr.scale, (const tt__scale_state *)l->in[0].data};
     return l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, l->out[0], false, false, op);
 }
 
@@ -2043,7 +2044,7 @@ cudaError_t run_swiglu_backward(const tt__launch *l)
 // and y once; the random numbers take some 12 integer operations an element.
 struct op_dropout {
     static constexpr int KIND = HOT;
-    const tt__run *run;
+    const tt__step_settings *run;
     const int32_t *number;
     int64_t first_row, first_col; // first_col is a multiple of 8
     uint32_t stream, drop;
@@ -3200,14 +3201,14 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
     const int32_t id = all[from + lane];
     unsigned count = 0;
     for (int at = warp * each; at < (warp + 1) * each; at += 32) {
-        const int32_t most = id + (at < from); // equal ids at earlier places come first
+        const int32_t largest = id + (at < from); // equal ids at earlier places come first
         TT__UNROLL for (int k = 0; k < 32; k += 4) {
             const int4 of = *(const int4 *)(all + at + k);
             // The sign of a difference costs less than a comparison; the numbers are not negative.
-            count += (unsigned)(of.x - most) >> 31;
-            count += (unsigned)(of.y - most) >> 31;
-            count += (unsigned)(of.z - most) >> 31;
-            count += (unsigned)(of.w - most) >> 31;
+            count += (unsigned)(of.x - largest) >> 31;
+            count += (unsigned)(of.y - largest) >> 31;
+            count += (unsigned)(of.z - largest) >> 31;
+            count += (unsigned)(of.w - largest) >> 31;
         }
     }
     TT__UNROLL for (int k = warp * 4; k < warp * 4 + 4; k++) count += k < lane && all[from + k] == id;
@@ -3242,21 +3243,21 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
 {
     tt__begin_kernel();
     TT__DYN_SHARED(uint4, coming);
-    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // ids of the previous row, of `most` rows, of the next row
+    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // ids of the previous row, of `largest` rows, of the next row
     TT__SHARED(int32_t, row, [TT__SUMMED]);
     const int64_t from = (int64_t)blockIdx.x * chunk, end = min(n, from + chunk);
     const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
     const int width = (int)max((int64_t)0, min(dy.cols - c, (int64_t)8)), t = (int)threadIdx.x;
     const bool copies = wide && width > 0;
     const int vectors = dy.dtype == TT_F32 || (add && to.dtype == TT_F32) ? 2 : 1; // vectors in 8 columns
-    const int most = TT__SUMMED / vectors / (add ? 2 : 1), step = (int)blockDim.x * vectors;
+    const int largest = TT__SUMMED / vectors / (add ? 2 : 1), step = (int)blockDim.x * vectors;
     // own: the thread's columns of rows of dy; old: those of rows of `to`.
-    uint4 *const own = coming + t * vectors, *const old = own + most * step;
+    uint4 *const own = coming + t * vectors, *const old = own + largest * step;
     const tt__mat parts = {partial, TT_F32, 0, dy.cols, dy.cols};
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
     bool began = false;
-    TT__ROLLED for (int64_t k = from; k < end; k += most) {
-        const int count = (int)min(end - k, (int64_t)most);
+    TT__ROLLED for (int64_t k = from; k < end; k += largest) {
+        const int count = (int)min(end - k, (int64_t)largest);
         __syncthreads();
         if (t < count + 2) id[t] = k + t > 0 && k + t <= n ? ids[k + t - 1] : -1; // ids are at least 0
         if (t < count) row[t] = rows[k + t];
@@ -3406,7 +3407,8 @@ __device__ __forceinline__ float row_weight(const tt__mat &weights, int64_t r)
 
 // Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, outside a
 // run, by the sum of the targets' weights.
-__device__ __forceinline__ float loss_factor(const tt__run *run, const float *dloss, const float *counts)
+__device__ __forceinline__ float loss_factor(const tt__step_settings *run, const float *dloss,
+                                             const float *counts)
 {
     double norm = run ? run->loss_norm : counts[1];
     return norm > 0 ? (float)(*dloss / norm) : 0.0f;
@@ -3631,7 +3633,7 @@ __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss
                                                               const float *class_weights, tt__mat lse,
                                                               const float *counts, tt__mat dx, bool add,
                                                               int ignore, float smoothing, bool wide,
-                                                              const tt__run *run)
+                                                              const tt__step_settings *run)
 {
     tt__begin_kernel();
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
@@ -3727,7 +3729,7 @@ cudaError_t run_soft_cross_entropy(const tt__launch *l)
 __global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
                                                                    tt__mat weights, tt__mat stats,
                                                                    const float *counts, tt__mat dx, bool add,
-                                                                   bool wide, const tt__run *run)
+                                                                   bool wide, const tt__step_settings *run)
 {
     tt__begin_kernel();
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
@@ -3793,7 +3795,7 @@ cudaError_t run_mean_squared_error(const tt__launch *l)
 __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
                                                               tt__mat weights, const float *counts,
                                                               tt__mat dx, bool add, bool wide,
-                                                              const tt__run *run)
+                                                              const tt__step_settings *run)
 {
     tt__begin_kernel();
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
@@ -3845,7 +3847,8 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
 __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets,
                                                              tt__mat weights, const float *dloss,
                                                              const float *counts, float2 *row_loss,
-                                                             int ignore, float smoothing, const tt__run *run)
+                                                             int ignore, float smoothing,
+                                                                 const tt__step_settings *run)
 {
     tt__begin_kernel();
     const int64_t r = blockIdx.x, n = z.cols;
@@ -3879,7 +3882,7 @@ enum { ROW_PARTS = 4 };
 __global__ void __launch_bounds__(1024, 1)
     linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
                                   const float *dloss, const float *counts, float2 *row_loss, int ignore,
-                                  float smoothing, const tt__run *run)
+                                  float smoothing, const tt__step_settings *run)
 {
     tt__begin_kernel();
     TT__DYN_SHARED(float, logits);
@@ -4131,8 +4134,8 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
     const tt__mat to_w = loss_sums_of(dw, many, &at), to_b = loss_sums_of(db, many, &at);
     const bool sums_w = to_w.data != dw->data, sums_b = to_b.data != db->data;
     const bool add_w = l->add[3] && !sums_w, add_b = l->add[4] && !sums_b;
-    const int64_t most = min((int64_t)TT__CUDA_LOSS_CHUNK, (int64_t)(end - at) / row_bytes);
-    const int64_t chunks = (rows + most - 1) / most;
+    const int64_t largest = min((int64_t)TT__CUDA_LOSS_CHUNK, (int64_t)(end - at) / row_bytes);
+    const int64_t chunks = (rows + largest - 1) / largest;
     float2 *row_loss = (float2 *)l->workspace;
     float *counts = (float *)l->out[2].data, *loss = (float *)l->out[0].data;
     if (e == cudaSuccess)
@@ -4292,8 +4295,8 @@ cudaError_t run_add_counts(const tt__launch *l)
 // Computes, from the sums of squares of n gradients, the global norm and the factor by which all gradients
 // are multiplied, as in torch.nn.utils.clip_grad_norm_.
 __global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, float clip_norm,
-                                            const tt__totals *totals, const tt__scale *loss_scale,
-                                            const tt__run *run, tt__clipped *out)
+                                            const tt__totals *totals, const tt__scale_state *loss_scale,
+                                            const tt__step_settings *run, tt__clipped *out)
 {
     tt__begin_kernel();
     double sum = 0;
@@ -4312,11 +4315,11 @@ cudaError_t run_clip(const tt__launch *l)
 {
     return TT__LAUNCH(clip, 1, 256, 0, l->device->stream, (const float *)l->in[0].data, l->in[0].rows,
                       l->instr->attr.clip_norm, (const tt__totals *)l->in[1].data,
-                      (const tt__scale *)l->in[2].data, TT__RUN_OF(l), (tt__clipped *)l->out[0].data);
+                      (const tt__scale_state *)l->in[2].data, TT__RUN_OF(l), (tt__clipped *)l->out[0].data);
 }
 
 // Computes the next loss scale, as the CPU's run_LOSS_SCALE does.
-__global__ void next_loss_scale(const tt__clipped *clipped, const tt__totals *totals, tt__scale *s,
+__global__ void next_loss_scale(const tt__clipped *clipped, const tt__totals *totals, tt__scale_state *s,
                                 float growth, float backoff, int interval)
 {
     tt__begin_kernel();
@@ -4336,8 +4339,8 @@ cudaError_t run_loss_scale(const tt__launch *l)
 {
     const tt__attr *a = &l->instr->attr;
     return TT__LAUNCH(next_loss_scale, 1, 32, 0, l->device->stream, (const tt__clipped *)l->in[0].data,
-                      (const tt__totals *)l->in[1].data, (tt__scale *)l->out[0].data, a->growth, a->backoff,
-                      a->interval);
+                      (const tt__totals *)l->in[1].data, (tt__scale_state *)l->out[0].data, a->growth,
+                      a->backoff, a->interval);
 }
 
 // Returns the stream of a launch. Only copies and collectives are on a stream other than the compute stream.
@@ -4535,7 +4538,7 @@ enum { TT__UPDATE_CHUNK = 4 * 2048 }; // number of elements that a block updates
 // the 64 that four blocks allow.
 template <bool ADAM, int G, int P>
 __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
-    update_parameters(const __grid_constant__ param_updates u, const tt__run *run)
+    update_parameters(const __grid_constant__ param_updates u, const tt__step_settings *run)
 {
     tt__begin_kernel();
     TT__SHARED(philox_keys, keys, [3]);
@@ -4818,7 +4821,7 @@ struct move_plan {
     bool of_results;    // true: the operands are in peer_out; false: in peer_in
     bool packed;        // whether an operand has only its member's shard
     bool to_piece;      // whether the result has only this member's shard
-    int owner;          // the member whose shard is the whole tensor; -1: tt__piece gives the shards
+    int owner;          // the member whose shard is the whole tensor; -1: tt__shard gives the shards
     int only;           // the only member with an operand; -1: all have one
 };
 
@@ -4843,18 +4846,18 @@ int64_t elements_of(const tt__mat &m) { return m.data ? m.rows * m.cols : 0; }
 
 // The part of a member's shard that a launch works on: elements [first, first + n) of the whole tensor. The
 // shard begins at element `begin` and has `left` more elements after this part.
-struct piece_part { int64_t begin, first, n, left; };
+struct shard_part { int64_t begin, first, n, left; };
 
-piece_part part_of(const tt__launch *l, const move_plan &p, int member)
+shard_part part_of(const tt__launch *l, const move_plan &p, int member)
 {
     const int64_t whole = max(elements_of(l->in[0]), elements_of(l->out[0]));
-    piece_part part = {0, 0, member == p.owner ? whole : 0, 0};
+    shard_part part = {0, 0, member == p.owner ? whole : 0, 0};
     if (p.owner < 0)
-        part.n = tt__piece(whole, l->instr->move.unit, false, member, l->members, &part.begin);
+        part.n = tt__shard(whole, l->instr->move.unit, false, member, l->members, &part.begin);
     const int64_t from = l->staged ? min(l->from, part.n) : 0;
     part.first = part.begin + from;
     part.n -= from;
-    part.left = l->staged ? max(part.n - l->most, (int64_t)0) : 0;
+    part.left = l->staged ? max(part.n - l->max, (int64_t)0) : 0;
     part.n -= part.left;
     return part;
 }
@@ -4865,13 +4868,13 @@ char *element_of(const void *data, tt_dtype dtype, int64_t k)
 }
 
 // Returns the address at which this member's kernels read `part` of member k's operand.
-const void *operand_of(const tt__launch *l, const move_plan &p, int k, const piece_part &part)
+const void *operand_of(const tt__launch *l, const move_plan &p, int k, const shard_part &part)
 {
     const tt__mat &m = p.of_results ? l->peer_out[k] : l->peer_in[k];
     const tt_dtype dtype = l->out[0].dtype;
     if (!l->staged || k == l->me || !l->staged[k])
         return element_of(m.data, dtype, part.first - (p.packed ? part.begin : 0));
-    return element_of(l->staged[k], dtype, p.spread ? 0 : l->me * l->most);
+    return element_of(l->staged[k], dtype, p.spread ? 0 : l->me * l->max);
 }
 
 // Returns the largest power of two, up to 16 bytes, that divides both addresses.
@@ -4892,7 +4895,7 @@ cudaError_t add_copy(move_batch *b, void *y, const void *x, int64_t bytes)
     return e;
 }
 
-cudaError_t add_sum(move_batch *b, const tt__launch *l, const move_plan &p, const piece_part &part, void *y)
+cudaError_t add_sum(move_batch *b, const tt__launch *l, const move_plan &p, const shard_part &part, void *y)
 {
     cudaError_t e = cudaSuccess;
     if (part.n <= 0) return e;
@@ -4920,7 +4923,7 @@ cudaError_t add_move(move_batch *b, const tt__launch *l)
     cudaError_t e = cudaSuccess;
     if (adds_up && !l->present) return e; // no member has an operand
     if (!p.spread) {
-        const piece_part part = part_of(l, p, l->me);
+        const shard_part part = part_of(l, p, l->me);
         void *to = element_of(y.data, y.dtype, part.first - (p.to_piece ? part.begin : 0));
         return p.sums ? add_sum(b, l, p, part, to)
             : part.n ? add_copy(b, to, operand_of(l, p, p.only, part), part.n * item) : e;
@@ -4928,7 +4931,7 @@ cudaError_t add_move(move_batch *b, const tt__launch *l)
     // In a broadcast, the result of member 0 may be its operand.
     if (l->instr->op == TT__OP_BROADCAST && l->me == 0 && y.data == l->in[0].data) return e;
     for (int k = 0; k < l->members && e == cudaSuccess; k++) {
-        const piece_part part = part_of(l, p, k);
+        const shard_part part = part_of(l, p, k);
         if (!part.n) continue;
         void *to = element_of(y.data, y.dtype, part.first);
         e = add_copy(b, to, operand_of(l, p, k, part), part.n * item);
@@ -4957,13 +4960,13 @@ tt_status cuda_stage(const tt__launch *l, bool *more)
     tt_status status = use(d) && stream_of(l) ? TT_OK : TT_ERR_DEVICE;
     *more = false;
     for (int k = 0; k < l->members && status == TT_OK; k++) {
-        const piece_part part = part_of(l, p, k);
+        const shard_part part = part_of(l, p, k);
         const bool needed = p.spread ? k == l->me : k != l->me;
         const bool there = p.only < 0 ? !p.sums || l->me < l->present : p.only == l->me;
         *more = *more || part.left > 0;
         if (!needed || !there || !part.n) continue;
         const char *x = element_of(m.data, m.dtype, part.first - (p.packed ? part.begin : 0));
-        char *to = element_of(l->staged[l->me], m.dtype, p.spread ? 0 : k * l->most);
+        char *to = element_of(l->staged[l->me], m.dtype, p.spread ? 0 : k * l->max);
         const size_t bytes = (size_t)part.n * tt_dtype_bytes(m.dtype);
         status = check(d, cudaMemcpyAsync(to, x, bytes, cudaMemcpyDeviceToHost, stream_of(l)),
                        "copy for other devices");
@@ -5168,14 +5171,14 @@ struct attention_args {
     const int32_t *query_row, *query_at;
     // Log-sum-exp of the scores, and sum of dout * out; both have the shape (rows of q, heads).
     float *lse, *delta;
-    const tt__run *run;
+    const tt__step_settings *run;
     int seqs, heads, head_size;
     int group;      // heads of q that share a head of k and v
     int first_head; // number of the first head among all ranks' heads
     int longest;    // max rows of a sequence
     bool causal, add_dq, add_dk, add_dv;
     int window;                             // rows seen back and, unless causal, ahead; 0: no window
-    int least, most;                        // a row sees the keys for which row - key is in [least, most]
+    int smallest, largest;                        // a row sees keys with smallest <= row - key <= largest
     int alibi_heads;                        // number of heads of all ranks; 0: no ALiBi
     float alibi;
     bool alibi_rounded;                     // see tt_attention_options
@@ -5207,7 +5210,7 @@ struct attention_args {
 
 __device__ __forceinline__ uint64_t attention_key(const attention_args &p)
 {
-    const tt__run *run = p.run;
+    const tt__step_settings *run = p.run;
     return p.drop ? stream_key(run->seed, TT__RANDOM_DROPOUT, (uint64_t)run->step,
                                (uint64_t)run->micro << 32 | p.random) : 0;
 }
@@ -5312,7 +5315,7 @@ __device__ __forceinline__ int attention_queries_end(const attention_args &p, co
 // Returns whether row `row` of a sequence sees key `key`.
 __device__ __forceinline__ bool attention_sees(const attention_args &p, int row, int key, int length)
 {
-    return key < length && row - key >= p.least && row - key <= p.most;
+    return key < length && row - key >= p.smallest && row - key <= p.largest;
 }
 
 // Returns the number of blocks of a sequence in block-sparse attention; 0: the sequence is dense.
@@ -5633,11 +5636,11 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
     const int end = NEAR ? attention_window_end(p, t, q.count) : attention_end(p, t, q.count);
     const float slope = NEAR ? attention_slope(p, p.first_head + b.head) : 0;
     const int blocks = NEAR ? attention_blocks(p, t.length) : 0;
-    float most[4], sum[4], out[4][4];
+    float largest[4], sum[4], out[4][4];
     int row[4]; // row[a]: the tile's row y + 16 a, counted in the sequence
     TT__UNROLL for (int a = 0; a < 4; a++) {
         row[a] = attention_row(p, q.first + min(y + 16 * a, q.count - 1)) - t.begin;
-        most[a] = -3.4028235e38f;
+        largest[a] = -3.4028235e38f;
         sum[a] = 0;
         TT__UNROLL for (int c = 0; c < 4; c++) out[a][c] = 0;
     }
@@ -5649,7 +5652,7 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
         if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, key, b.head);
         attention_scores(s, stage, q, k, b.head, key_head, p.head_size);
         TT__UNROLL for (int a = 0; a < 4; a++) {
-            float now = most[a], factor, total = 0, often[4];
+            float now = largest[a], factor, total = 0, often[4];
             TT__UNROLL for (int c = 0; c < 4; c++) {
                 const int i = key + x + 16 * c;
                 bool seen = NEAR ? attention_sees(p, row[a], i, t.length)
@@ -5662,8 +5665,8 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
                 now = fmaxf(now, s[a][c]);
             }
             TT__UNROLL for (int m = 8; m; m >>= 1) now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, m));
-            factor = exp2f(most[a] - now);
-            most[a] = now;
+            factor = exp2f(largest[a] - now);
+            largest[a] = now;
             TT__UNROLL for (int c = 0; c < 4; c++) {
                 const int i = x + 16 * c;
                 float weight = exp2f(s[a][c] - now);
@@ -5684,7 +5687,7 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
         const int64_t row = p.query_at ? p.query_at[query] : query;
         attention_write(p.out, row, column, b.columns, out[a], p.keep_scale / sum[a], false);
         if (x == 0 && b.skip == 0)
-            p.lse[row * p.heads + b.head] = most[a] / TT__LOG2E + logf(sum[a]);
+            p.lse[row * p.heads + b.head] = largest[a] / TT__LOG2E + logf(sum[a]);
     }
 }
 
@@ -6157,7 +6160,7 @@ enum attention_kind { PLAIN, NEARBY, BY_BLOCKS };
 // Returns whether the warp's queries, which begin at row `at` of the sequence, all come before key `key` and
 // therefore do not see the keys from `key` on.
 template <int MT, attention_kind KIND>
-__device__ __forceinline__ bool attention_behind(const attention_args &p, int at, int key)
+__device__ __forceinline__ bool attention_after(const attention_args &p, int at, int key)
 {
     return KIND == PLAIN && p.causal && !p.query_row && key >= at + 16 * MT;
 }
@@ -6258,11 +6261,11 @@ __device__ __forceinline__ void attention_mask(float (&s)[MT][KEYS / 8][4], cons
         TT__UNROLL for (int m = 0; m < MT; m++)
             TT__UNROLL for (int i = 0; i < 4; i++) {
                 const int row = b.row[m][i / 2] - b.t.begin, ahead = row - key - b.pair - i % 2;
-                const int least = max(p.least, row - b.t.length + 1);
+                const int smallest = max(p.smallest, row - b.t.length + 1);
                 TT__UNROLL for (int n = 0; n < KEYS / 8; n++) {
                     float &x = s[m][n][i];
                     x = fmaf(-slope, fabsf((float)(ahead - 8 * n)), x);
-                    if (ahead - 8 * n < least || ahead - 8 * n > p.most) x = -INFINITY;
+                    if (ahead - 8 * n < smallest || ahead - 8 * n > p.largest) x = -INFINITY;
                 }
             }
     else if (key + KEYS > b.all)
@@ -6274,11 +6277,11 @@ __device__ __forceinline__ void attention_mask(float (&s)[MT][KEYS / 8][4], cons
             }
 }
 
-// Turns the scores of a tile of keys into weights after dropout. most, sum: each row's largest score so far,
-// and the thread's part of the row's sum of weights so far. Rescales `out`, the weighted sums of values, to
-// the new largest scores. often: how many times the queries see the keys.
+// Turns the scores of a tile of keys into weights after dropout. largest, sum: each row's largest score so
+// far, and the thread's part of the row's sum of weights so far. Rescales `out`, the weighted sums of values,
+// to the new largest scores. often: how many times the queries see the keys.
 template <int MT, int KEYS, attention_kind KIND, int N>
-__device__ __forceinline__ void attention_weigh(float (&s)[MT][KEYS / 8][4], float (&most)[MT][2],
+__device__ __forceinline__ void attention_weigh(float (&s)[MT][KEYS / 8][4], float (&largest)[MT][2],
                                                 float (&sum)[MT][2], float (&out)[MT][N][4],
                                                 const attention_args &p,
                                                 const uint32_t (&keep)[MT * KEYS / 64], float factor,
@@ -6287,15 +6290,15 @@ __device__ __forceinline__ void attention_weigh(float (&s)[MT][KEYS / 8][4], flo
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
     TT__UNROLL for (int m = 0; m < MT; m++)
         TT__UNROLL for (int h = 0; h < 2; h++) {
-            float now = most[m][h], total = 0;
+            float now = largest[m][h], total = 0;
             TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
                 now = fmaxf(now, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
             now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
             now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
-            const float correction = tt__exp2((most[m][h] - now) * factor);
+            const float correction = tt__exp2((largest[m][h] - now) * factor);
             // With a window, a query may not have seen any key so far.
             const float offset = NEAR && now == -3.4028235e38f ? 0 : -now * factor;
-            most[m][h] = now;
+            largest[m][h] = now;
             TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
                 TT__UNROLL for (int i = 2 * h; i < 2 * h + 2; i++) {
                     s[m][n][i] = tt__exp2(fmaf(s[m][n][i], factor, offset));
@@ -6332,9 +6335,9 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
     if (threadIdx.x == 0) random = attention_key(p);
     attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
     attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
-    float most[MT][2], sum[MT][2], out[MT][D / 8][4];
+    float largest[MT][2], sum[MT][2], out[MT][D / 8][4];
     TT__UNROLL for (int m = 0; m < MT; m++)
-        TT__UNROLL for (int h = 0; h < 2; h++) { most[m][h] = -3.4028235e38f; sum[m][h] = 0; }
+        TT__UNROLL for (int h = 0; h < 2; h++) { largest[m][h] = -3.4028235e38f; sum[m][h] = 0; }
     attention_clear(out);
     for (int key = begin, next, stage = 0; key < b.end; key = next, stage ^= 1) {
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
@@ -6350,7 +6353,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         }
         if (next < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, next, stage ^ 1, head);
         // The warp has no queries, or none of its queries sees any of the tile's keys.
-        if (mine >= count || attention_behind<MT, KIND>(p, t.at + mine, key)) continue;
+        if (mine >= count || attention_after<MT, KIND>(p, t.at + mine, key)) continue;
         int often = 1; // how many times the warp's queries see the keys
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
@@ -6360,7 +6363,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
         attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
         attention_mask<MT, KEYS, KIND>(s, p, b, key, slope);
-        attention_weigh<MT, KEYS, KIND>(s, most, sum, out, p, keep, factor, often);
+        attention_weigh<MT, KEYS, KIND>(s, largest, sum, out, p, keep, factor, often);
         attention_mma_add<T, D, MT, KEYS>(out, s, vt);
     }
     attention_columns<T, D> none;
@@ -6374,7 +6377,8 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
             if (at < 0) continue;
             attention_store<T, D>(p.out, at, head, p.head_size, out[m], h, p.keep_scale / total, false,
                                   threadIdx.x % 32, none, false);
-            if (b.pair == 0) p.lse[(int64_t)at * p.heads + head] = most[m][h] * fabsf(p.scale) + logf(total);
+            if (b.pair == 0)
+                p.lse[(int64_t)at * p.heads + head] = largest[m][h] * fabsf(p.scale) + logf(total);
         }
 }
 
@@ -6458,16 +6462,16 @@ __device__ __forceinline__ attention_item attention_item_of(const attention_args
 }
 
 // Return the first key (rounded down to a multiple of KEYS) and the end of the keys that an item's queries
-// see; see attention_window_begin and attention_window_end. at: the item's first row; behind: the row after
+// see; see attention_window_begin and attention_window_end. at: the item's first row; after: the row after
 // its last row.
 template <int KEYS> __device__ __forceinline__ int attention_item_begin(const attention_args &p, int at)
 {
     return p.window && !p.query_row ? max(0, at - p.window + 1) / KEYS * KEYS : 0;
 }
-__device__ __forceinline__ int attention_item_end(const attention_args &p, int length, int behind)
+__device__ __forceinline__ int attention_item_end(const attention_args &p, int length, int after)
 {
-    return p.query_row ? length : p.causal ? min(length, behind)
-        : p.window ? min(length, behind + p.window - 1) : length;
+    return p.query_row ? length : p.causal ? min(length, after)
+        : p.window ? min(length, after + p.window - 1) : length;
 }
 
 // Does the work of attention_fetch for `to` (ROWS, D), stored as parts of 64 columns, with 128 threads that
@@ -6676,10 +6680,10 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
 
     // Turns scores into weights. Works on the thread's two rows side by side, with two chains of operations
     // for each row, because the latency of a chain decides the time.
-    __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4], float (&most)[2], float (&sum)[2],
+    __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4], float (&largest)[2], float (&sum)[2],
                                           float (&correction)[2]) const
     {
-        float now[4] = {most[0], s[0][1], most[1], s[0][3]}, total[4] = {0, 0, 0, 0};
+        float now[4] = {largest[0], s[0][1], largest[1], s[0][3]}, total[4] = {0, 0, 0, 0};
         TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
             TT__UNROLL for (int i = 0; i < 4; i++) now[i] = fmaxf(now[i], s[n][i]);
         TT__UNROLL for (int h = 0; h < 2; h++) now[h] = fmaxf(now[2 * h], now[2 * h + 1]);
@@ -6688,10 +6692,10 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
                 now[h] = fmaxf(now[h], __shfl_xor_sync(0xffffffffu, now[h], m));
         float offset[2];
         TT__UNROLL for (int h = 0; h < 2; h++) {
-            correction[h] = tt__exp2((most[h] - now[h]) * factor);
+            correction[h] = tt__exp2((largest[h] - now[h]) * factor);
             // With a window, a query may not have seen any key so far.
             offset[h] = now[h] == -3.4028235e38f ? 0 : -now[h] * factor;
-            most[h] = now[h];
+            largest[h] = now[h];
         }
         TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
             TT__UNROLL for (int i = 0; i < 4; i++) {
@@ -6724,7 +6728,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
 
     // Stores the warp's rows of the output. Writes them first to shared memory, over the warp's queries,
     // which are no longer in use, and copies them from there to memory as whole vectors.
-    __device__ __forceinline__ void store(const float (&out)[D / 8][4], const float (&most)[2],
+    __device__ __forceinline__ void store(const float (&out)[D / 8][4], const float (&largest)[2],
                                           const float (&sum)[2], const attention_item &item, int slot) const
     {
         const int lane = lane_of(), pair = lane % 4 * 2;
@@ -6740,7 +6744,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
                     pack<T>(out[n][2 * h] * scale, out[n][2 * h + 1] * scale);
             if (pair == 0 && mine + r < item.count)
                 p.lse[attention_sums_at(p, item.first + mine + r, item.head)] =
-                    most[h] * fabsf(p.scale) + logf(total);
+                    largest[h] * fabsf(p.scale) + logf(total);
         }
         __syncwarp();
         for (int i = lane; i < 16 * D / 8; i += 32) {
@@ -6763,9 +6767,9 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         const int end = team < count
             ? attention_item_end(p, item.length, item.at + min(count, team + 64)) : begin;
         const int all = p.query_row ? 0 : attention_item_end(p, item.length, item.at + mine + 1);
-        float most[2], sum[2], correction[2], s[KEYS / 8][4], out[D / 8][4];
+        float largest[2], sum[2], correction[2], s[KEYS / 8][4], out[D / 8][4];
         uint32_t w[KEYS / 16][4];
-        TT__UNROLL for (int h = 0; h < 2; h++) { most[h] = -3.4028235e38f; sum[h] = 0; }
+        TT__UNROLL for (int h = 0; h < 2; h++) { largest[h] = -3.4028235e38f; sum[h] = 0; }
         TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] = 0;
         int key = begin;
         for (; key < end; key += KEYS) {
@@ -6777,7 +6781,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
                 tt__wgmma_done(s);
                 arrive(&barriers.k_used[used % STAGES]);
                 mask(s, item, key, all);
-                weigh(s, most, sum, correction);
+                weigh(s, largest, sum, correction);
                 tt__wgmma_wait<0>();
                 tt__wgmma_done(out);
                 arrive(&barriers.v_used[(used - 1) % STAGES]);
@@ -6787,7 +6791,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
                 tt__wgmma_done(s);
                 arrive(&barriers.k_used[used % STAGES]);
                 mask(s, item, key, all);
-                weigh(s, most, sum, correction);
+                weigh(s, largest, sum, correction);
             }
             if (key > begin && __any_sync(0xffffffffu, correction[0] != 1 || correction[1] != 1))
                 TT__UNROLL for (int n = 0; n < D / 8; n++)
@@ -6808,7 +6812,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             arrive(&barriers.v_used[stage]);
             used++;
         }
-        store(out, most, sum, item, slot);
+        store(out, largest, sum, item, slot);
     }
 };
 
@@ -6916,13 +6920,13 @@ __device__ __forceinline__ void attention_row_slopes(float (&s)[MT][KEYS / 8][4]
             const int last = key + KEYS <= b.all ? KEYS + 0
                 : (p.causal ? b.row[m][h] - b.t.begin : b.t.length - 1) - key - b.pair;
             const int row = b.row[m][h] - b.t.begin, ahead = row - key - b.pair;
-            const int least = max(p.least, row - b.t.length + 1);
+            const int smallest = max(p.smallest, row - b.t.length + 1);
             TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
                 TT__UNROLL for (int i = 0; i < 2; i++) {
                     float &x = s[m][n][2 * h + i], &y = g[m][n][2 * h + i];
                     const int d = ahead - 8 * n - i;
                     if (NEAR) x = fmaf(-slope, fabsf((float)d), x);
-                    x = (NEAR ? d < least || d > p.most : 8 * n + i > last)
+                    x = (NEAR ? d < smallest || d > p.largest : 8 * n + i > last)
                         ? 0 : tt__exp2(fmaf(x, factor, -lse[m][h]));
                     if (BLOCKS) x *= (float)often;
                     y = x * ((attention_kept<MT, KEYS>(keep, m, h, n, i) ? y * p.keep_scale
@@ -6972,7 +6976,7 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
         tt__cp_async_wait<0>();
         __syncthreads();
         if (next < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, next, stage ^ 1, head);
-        if (mine >= count || attention_behind<MT, KIND>(p, t.at + mine, key)) continue;
+        if (mine >= count || attention_after<MT, KIND>(p, t.at + mine, key)) continue;
         int often = 1;
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
@@ -7016,10 +7020,10 @@ __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int 
 {
     enum { PITCH = WIDE ? D : D + 8 };
     const int i = thread;
-    const int at = stage * QUERIES * PITCH, behind = at + 2 * QUERIES * PITCH;
+    const int at = stage * QUERIES * PITCH, after = at + 2 * QUERIES * PITCH;
     attention_fetch<T, D, QUERIES, THREADS, WIDE>(qs + at, p.q, p.query_at, first, n, head, p.head_size,
                                                   thread);
-    attention_fetch<T, D, QUERIES, THREADS, WIDE>(qs + (WIDE ? tt__opaque(behind) : behind), p.dout,
+    attention_fetch<T, D, QUERIES, THREADS, WIDE>(qs + (WIDE ? tt__opaque(after) : after), p.dout,
                                                   p.query_at, first, n, head, p.head_size, thread);
     if (i < QUERIES) {
         const int query = first + min(i, n - 1), bytes = i < n ? 4 : 0, to = stage * QUERIES + i;
@@ -7139,7 +7143,7 @@ __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES /
                     float &x = s[m][n][2 * h + e], &y = g[m][n][2 * h + e];
                     const int d = ahead - 16 * m - 8 * h;
                     if (NEAR) x = fmaf(-slope, fabsf((float)d), x);
-                    x = (NEAR ? d < p.least || d > p.most : 16 * m + 8 * h > last)
+                    x = (NEAR ? d < p.smallest || d > p.largest : 16 * m + 8 * h > last)
                         ? 0 : tt__exp2(fmaf(x, NEAR ? p.factor : factor, -log_sum));
                     if (BLOCKS) x *= (float)often;
                     y = x * ((kept ? y * p.keep_scale : 0) - sum);
@@ -7832,8 +7836,8 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->longest = (int)(attr->max_length && attr->max_length < p->k.rows ? attr->max_length : p->k.rows);
     p->causal = attr->causal;
     p->window = attr->window > p->k.rows ? 0 : attr->window; // a window longer than all rows hides nothing
-    p->most = p->window ? p->window - 1 : INT32_MAX;
-    p->least = p->causal ? 0 : -p->most;
+    p->largest = p->window ? p->window - 1 : INT32_MAX;
+    p->smallest = p->causal ? 0 : -p->largest;
     p->alibi = attr->alibi;
     p->alibi_heads = attr->alibi_heads;
     p->alibi_rounded = attr->alibi_rounded;
@@ -7923,8 +7927,8 @@ cudaError_t attention_forward_wide_on(tt__device *d, const attention_args *p)
     const auto kernel = attention_forward_wide<T, D, DROPS>;
     const size_t shared = sizeof(attention_wide_tiles<T, D, DROPS>) + TT__WIDE_ROOM;
     const int64_t items = (int64_t)attention_tiles(p, p->q.rows, S::QUERIES) * p->heads;
-    const int64_t most = (int64_t)d->properties.multiProcessorCount * S::BLOCKS;
-    const int64_t blocks = items < most ? items : most, heads = (int64_t)p->seqs * p->heads;
+    const int64_t largest = (int64_t)d->properties.multiProcessorCount * S::BLOCKS;
+    const int64_t blocks = items < largest ? items : largest, heads = (int64_t)p->seqs * p->heads;
     const int64_t tiles = ((p->query_row ? p->q.rows : p->longest) + S::QUERIES - 1) / S::QUERIES;
     const int64_t groups = (heads * tiles + 2 * blocks - 1) / (2 * blocks);
     attention_args args = *p;
@@ -8474,9 +8478,9 @@ struct lt_description {
 
 constexpr int LT_OFFERS = 8; // max algorithms per product: cuBLASLt 13.1 never offers more than 8
 
-// Writes to `found` the algorithms, at most `most`, that cuBLASLt's heuristic offers for the key, the fastest
-// first, and sets *count to their number.
-cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key, int most,
+// Writes to `found` the algorithms, at most `largest`, that cuBLASLt's heuristic offers for the key, the
+// fastest first, and sets *count to their number.
+cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key, int largest,
                       cublasLtMatmulHeuristicResult_t (&found)[LT_OFFERS], int *count)
 {
     static const cublasLtMatmulPreferenceAttributes_t names[4] = {
@@ -8496,7 +8500,7 @@ cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key
     for (int k = 0; k < 4; k++) set(names[k], (uint32_t)key.alignment[k]);
     if (s == CUBLAS_STATUS_SUCCESS) {
         const cublasStatus_t none = cublasLtMatmulAlgoGetHeuristic(d->lt, of.desc, of.b, of.a, of.c, of.to,
-                                                                   preference, most, found, count);
+                                                                   preference, largest, found, count);
         if (none != CUBLAS_STATUS_SUCCESS || found[0].state != CUBLAS_STATUS_SUCCESS) *count = 0;
     }
     if (preference) cublasLtMatmulPreferenceDestroy(preference);
@@ -8753,9 +8757,9 @@ __global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
 cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
 {
     tt__device *d = l->device;
-    const int64_t rows = g->sums_rows ? g->k : g->m, most = min(rows, (int64_t)TT__CUDA_LOSS_CHUNK);
+    const int64_t rows = g->sums_rows ? g->k : g->m, largest = min(rows, (int64_t)TT__CUDA_LOSS_CHUNK);
     const auto up = [](int64_t n) { return (n + 7) / 8 * 8; };
-    const int64_t m = g->sums_rows ? up(g->m) : most, n = up(g->n), k = g->sums_rows ? most : up(g->k);
+    const int64_t m = g->sums_rows ? up(g->m) : largest, n = up(g->n), k = g->sums_rows ? largest : up(g->k);
     product p = *g;
     p.a_row = g->sums_rows ? 1 : k; p.a_col = g->sums_rows ? m : 1;
     p.b_row = g->b_col == 1 ? n : 1; p.b_col = g->b_col == 1 ? 1 : k;
@@ -8773,9 +8777,9 @@ cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
     p.accumulate = false;
     p.pre = p.saved = p.residual = p.sums = no_operand;
     cudaError_t e = cudaSuccess;
-    for (int64_t r = 0; r < rows && e == cudaSuccess; r += most) {
+    for (int64_t r = 0; r < rows && e == cudaSuccess; r += largest) {
         product part = *g; // rows [r, r + some)
-        const int64_t some = min(most, rows - r);
+        const int64_t some = min(largest, rows - r);
         const tt__mat a = operand_a(g), b = operand_b(g), a_rows = rows_of(&a, r, some);
         const tt__mat b_rows = g->sums_rows ? rows_of(&b, r, some) : b;
         p.m = g->sums_rows ? m : some; p.n = n; p.k = g->sums_rows ? some : k;
@@ -9457,23 +9461,23 @@ struct fp8_tensor {
     bool wide, e5m2;
 };
 
-// Returns the largest of the magnitudes `most`, given as bits, of a block's 256 threads. As bits, a NaN is
+// Returns the largest of the magnitudes `peak`, given as bits, of a block's 256 threads. As bits, a NaN is
 // larger than infinity.
-__device__ __forceinline__ unsigned fp8_largest_of_block(unsigned most)
+__device__ __forceinline__ unsigned fp8_largest_of_block(unsigned peak)
 {
     TT__SHARED(unsigned, part, [8]);
-    TT__UNROLL for (int m = 16; m; m >>= 1) most = max(most, __shfl_xor_sync(0xffffffffu, most, m));
+    TT__UNROLL for (int m = 16; m; m >>= 1) peak = max(peak, __shfl_xor_sync(0xffffffffu, peak, m));
     __syncthreads(); // before this, threads may still read `part` of an earlier call
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = most;
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = peak;
     __syncthreads();
-    TT__UNROLL for (int k = 0; k < 8; k++) most = max(most, part[k]);
-    return most;
+    TT__UNROLL for (int k = 0; k < 8; k++) peak = max(peak, part[k]);
+    return peak;
 }
 
-__device__ __forceinline__ unsigned fp8_larger(unsigned most, const float (&v)[8])
+__device__ __forceinline__ unsigned fp8_larger(unsigned peak, const float (&v)[8])
 {
-    TT__UNROLL for (int k = 0; k < 8; k++) most = max(most, __float_as_uint(v[k]) & 0x7fffffffu);
-    return most;
+    TT__UNROLL for (int k = 0; k < 8; k++) peak = max(peak, __float_as_uint(v[k]) & 0x7fffffffu);
+    return peak;
 }
 
 // Returns the bits of the largest magnitude in a part of t.x. Each 256 groups of eight elements form a block;
@@ -9481,31 +9485,31 @@ __device__ __forceinline__ unsigned fp8_larger(unsigned most, const float (&v)[8
 __device__ __forceinline__ unsigned fp8_largest_of(const fp8_tensor &t, int64_t block, int64_t step)
 {
     const int64_t groups = (t.x.cols + 7) / 8;
-    unsigned most = 0;
+    unsigned peak = 0;
     for (int64_t g = block * 256 + threadIdx.x; g < t.x.rows * groups; g += step * 256) {
         const int64_t r = g / groups, c = g % groups * 8;
         float v[8];
         load8(v, row_at(t.x, r), t.x.dtype, c, t.x.cols - c, t.wide);
-        most = fp8_larger(most, v);
+        peak = fp8_larger(peak, v);
     }
-    return fp8_largest_of_block(most);
+    return fp8_largest_of_block(peak);
 }
 
 __global__ void __launch_bounds__(256) fp8_largest(fp8_tensor t)
 {
     tt__begin_kernel();
-    const unsigned most = fp8_largest_of(t, blockIdx.x, gridDim.x);
-    if (threadIdx.x == 0) atomicMax(t.largest, most); // any order gives the same result
+    const unsigned peak = fp8_largest_of(t, blockIdx.x, gridDim.x);
+    if (threadIdx.x == 0) atomicMax(t.largest, peak); // any order gives the same result
 }
 
 // Returns the factor by which a tensor is multiplied before it is rounded to fp8, as tt__fp8_scale does.
 // largest: the bits of the tensor's largest magnitude.
 __device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
 {
-    const float most = __uint_as_float(largest);
+    const float peak = __uint_as_float(largest);
     if (largest >= 0x7f800000u) return __uint_as_float(0x7fc00000u);
-    if (most < 0x1p-100f) return 0x1p100f;
-    return __uint_as_float(__float_as_uint(TT__FP8_MOST(e5m2) / most) & 0x7f800000u);
+    if (peak < 0x1p-100f) return 0x1p100f;
+    return __uint_as_float(__float_as_uint(TT__FP8_MOST(e5m2) / peak) & 0x7f800000u);
 }
 
 // Rounds eight numbers to fp8 and returns them as eight bytes.
@@ -9554,7 +9558,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
     const unsigned tiles = (unsigned)((rows + ROWS - 1) / ROWS) * across;
     const int part = (int)threadIdx.x % 8, four = (int)threadIdx.x / 8;
     float scale;
-    unsigned most = 0; // bits of the largest magnitude: of a float if X is ANY, else of a 16-bit number
+    unsigned peak = 0; // bits of the largest magnitude: of a float if X is ANY, else of a 16-bit number
     if (t.known && *t.known > 0)
         scale = fp8_scale(__float_as_uint(*t.known), E5M2) / (1 << TT__FP8_MARGIN);
     else scale = fp8_scale(t.known ? fp8_largest_of(t, 0, 1) : *t.largest, E5M2);
@@ -9577,7 +9581,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
                 top = __vmaxu2(top, __vmaxu2(raw[k].z & 0x7fff7fff, raw[k].w & 0x7fff7fff));
             }
             top = max(top & 0xffff, top >> 16);
-            most = max(most, top);
+            peak = max(peak, top);
             if (top >= (X == TT_BF16 ? 0x7f80 : 0x7c00)) { // infinities must become NaN, not saturate
                 TT__UNROLL for (int k = 0; k < 4; k++)
                     raw[k] = make_uint4(without_infinities<X>(raw[k].x), without_infinities<X>(raw[k].y),
@@ -9594,7 +9598,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
             TT__UNROLL for (int k = 0; k < 4; k++) {
                 float v[8] = {};
                 if (k < left && c < x.cols) load8(v, row_at(x, r0 + k), x.dtype, c, x.cols - c, t.wide);
-                most = fp8_larger(most, v);
+                peak = fp8_larger(peak, v);
                 // v - v turns an infinity into NaN.
                 TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, v[j] - v[j]);
                 q[k] = fp8_of<E5M2>(v);
@@ -9610,18 +9614,18 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
             ((uint32_t *)turned[8 * part + k])[four ^ 4 * part] = k < 4 ? q[k].x : q[k - 4].y;
         __syncthreads();
         TT__UNROLL for (int k = 0; k < COLS * PIECES; k += 256) {
-            const int column = (k + (int)threadIdx.x) / PIECES, piece = (int)threadIdx.x % PIECES;
-            const int64_t r = r0 - 4 * four + 16 * piece;
+            const int column = (k + (int)threadIdx.x) / PIECES, shard = (int)threadIdx.x % PIECES;
+            const int64_t r = r0 - 4 * four + 16 * shard;
             if (c0 + column < x.cols && r < rows)
-                *(uint4 *)&t.across[(c0 + column) * t.across_ld + r] = turned[column][piece ^ column / 8];
+                *(uint4 *)&t.across[(c0 + column) * t.across_ld + r] = turned[column][shard ^ column / 8];
         }
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) *t.unscale = 1 / scale;
     if (!t.known) return;
-    most = fp8_largest_of_block(most);
-    if (X == TT_BF16) most <<= 16;
-    else if (X == TT_F16) most = __float_as_uint(__half2float(__ushort_as_half((unsigned short)most)));
-    if (threadIdx.x == 0) atomicMax(t.largest, most);
+    peak = fp8_largest_of_block(peak);
+    if (X == TT_BF16) peak <<= 16;
+    else if (X == TT_F16) peak = __float_as_uint(__half2float(__ushort_as_half((unsigned short)peak)));
+    if (threadIdx.x == 0) atomicMax(t.largest, peak);
 }
 
 cudaError_t run_quantize(const tt__launch *l)
@@ -9656,17 +9660,17 @@ __global__ void __launch_bounds__(256) fp8_history(float *history, int64_t ld, f
     tt__begin_kernel();
     const int64_t k = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (k >= n) return;
-    float *row = history + k * ld, most = largest[k];
+    float *row = history + k * ld, peak = largest[k];
     largest[k] = 0;
-    if (!(most <= 3.4028235e38f)) return;
-    float newer = most;
+    if (!(peak <= 3.4028235e38f)) return;
+    float newer = peak;
     for (int j = 1; j <= TT__FP8_STEPS; j++) {
         const float older = row[j];
         row[j] = newer;
-        most = fmaxf(most, newer);
+        peak = fmaxf(peak, newer);
         newer = older;
     }
-    row[0] = most;
+    row[0] = peak;
 }
 
 cudaError_t run_fp8_history(const tt__launch *l)
@@ -9691,13 +9695,13 @@ typedef cudaError_t (*run_together_fn)(const tt__launch *l, int n); // runs n la
 struct op_kernels {
     run_fn run;
     run_together_fn together;
-    int64_t most_rows, most_cols;
-    op_kernels() : run(NULL), together(NULL), most_rows(0), most_cols(0) {}
+    int64_t max_rows, max_cols;
+    op_kernels() : run(NULL), together(NULL), max_rows(0), max_cols(0) {}
     op_kernels(run_fn f, int64_t rows = 0, int64_t cols = 0) : op_kernels()
     {
         run = f;
-        most_rows = rows;
-        most_cols = cols;
+        max_rows = rows;
+        max_cols = cols;
     }
     op_kernels(run_together_fn f) : op_kernels() { together = f; }
 };
@@ -9782,9 +9786,9 @@ const char *cuda_refuses(int index, const tt__launch *l)
         if (major * 10 + minor < 89) return "matmul 'fp8' needs compute capability 8.9";
     }
     for (const tt__mat &m : l->in) {
-        if (kernels.most_cols && m.cols > kernels.most_cols)
+        if (kernels.max_cols && m.cols > kernels.max_cols)
             return "the CUDA backend's kernel for it takes at most 2^20 columns";
-        if (kernels.most_rows && m.rows > kernels.most_rows)
+        if (kernels.max_rows && m.rows > kernels.max_rows)
             return "the CUDA backend's kernel for it takes at most 2^27 rows";
     }
     return NULL;
