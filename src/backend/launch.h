@@ -94,14 +94,14 @@ typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(
    and per step. In the stages of a pipeline the backwards of micro-batches are a separate segment. A round
    (LAP) is as many micro-batches as the tree of sums has leaves (see src/ranks/threads.h). */
 typedef enum tt__segment {
-    TT__EACH_MICRO, TT__EACH_BACKWARD, TT__EACH_LAP, TT__EACH_STEP, TT__SEGMENTS
+    TT__EACH_MICRO, TT__EACH_BACKWARD, TT__EACH_ROUND, TT__EACH_STEP, TT__SEGMENTS
 } tt__segment;
 
 /* Ranks: devices that run one program together, each on its shards of the tensors. Rank number = (stage *
    data ranks + data rank) * tensor ranks + tensor rank. A collective instruction runs at once on all ranks
    along an axis. These ranks are its members, numbered along the axis; of stages, the last is member 0. TIED:
    the members are the ranks at the same place of two stages, member `from` and member `to`. SLOTS: the
-   members are the slots of one storage (tt__value.slots). */
+   members are the slots of one storage (tt__tape_value.slots). */
 enum { TT__RANKS = 64 }; /* largest number of ranks */
 typedef enum tt__over {
     TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS, TT__OVER_STAGES, TT__OVER_TIED
@@ -118,7 +118,7 @@ typedef struct tt__move {
 
 /* Computes the shard that `member` of `members` has of a tensor: elements [*first, *first + count) of its
    `elements` elements. Returns count. */
-static inline int64_t tt__piece(int64_t elements, int64_t unit, bool root, int member, int members,
+static inline int64_t tt__shard(int64_t elements, int64_t unit, bool root, int member, int members,
                                 int64_t *first)
 {
     const int64_t units = (elements + unit - 1) / unit;
@@ -151,7 +151,7 @@ typedef struct tt__instr {
     tt__segment segment;
     int stage;          /* 1 + number of the pipeline stage that runs it; 0: unknown, or there is one stage */
     bool backward;      /* emitted by autodiff, or by recompute as a copy of such an instruction            */
-    bool again;         /* a copy that recomputes a value                                                   */
+    bool recomputed;         /* a copy that recomputes a value                                                   */
     bool always;        /* ranks without a micro-batch run it as well                                       */
     bool later;         /* runs only when add_later applies: once earlier micro-batches have left a result  */
     bool with_next;     /* launched with the next instruction, of the same op: see tt__backend.launch */
