@@ -2281,7 +2281,7 @@ typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(
    and per step. In the stages of a pipeline the backwards of micro-batches are a separate segment. A round
    (LAP) is as many micro-batches as the tree of sums has leaves (see src/ranks/threads.h). */
 typedef enum tt__segment {
-    TT__EACH_MICRO, TT__EACH_BACKWARD, TT__EACH_ROUND, TT__EACH_STEP, TT__SEGMENTS
+    TT__EACH_MICRO, TT__EACH_BACKWARD, TT__EACH_LAP, TT__EACH_STEP, TT__SEGMENTS
 } tt__segment;
 
 /* Ranks: devices that run one program together, each on its shards of the tensors. Rank number = (stage *
@@ -9738,7 +9738,7 @@ static tt_status tt__pass_stages(tt_tape *t)
    between their forward and backward. first: tt__first_writers. */
 static void tt__hold_micros(tt_tape *t, const int32_t *first, int max)
 {
-    const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_ROUND);
+    const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_LAP);
     for (int k = backward; k < end; k++)
         for (int j = 0; j < TT__MAX_IN; j++) {
             const int32_t base = t->values[t->code[k].in[j]].base;
@@ -9812,7 +9812,7 @@ static bool tt__append_step(tt_tape *t, const tt__instr *i, bool together)
     tt__instr *to = tt__append(t, i->op);
     if (!to) return false;
     *to = *i;
-    to->segment = i->segment == TT__EACH_ROUND ? TT__EACH_ROUND : TT__EACH_STEP;
+    to->segment = i->segment == TT__EACH_LAP ? TT__EACH_LAP : TT__EACH_STEP;
     const bool alike = t->n_code > 1 && to[-1].op == i->op && to[-1].segment == to->segment;
     if (together && alike && to[-1].slot == i->slot) to[-1].with_next = true;
     return true;
@@ -9947,7 +9947,7 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
     for (int32_t v = 1; v < values && ok && t->slots > 1; v++) {
         if (!tt__is_trained(t, v)) continue;
         const int32_t first = tt__slot_view(t, leaves[v], 0);
-        tt__instr i = tt__sum_slots(first, t->values[v].grad, TT__EACH_ROUND);
+        tt__instr i = tt__sum_slots(first, t->values[v].grad, TT__EACH_LAP);
         i.add_later = 1;
         ok = first && tt__append_step(t, &i, false);
     }
@@ -10854,7 +10854,7 @@ static bool tt__goes_out(const tt_tape *t, int32_t v, unsigned what)
 {
     const tt__tape_value *x = &t->values[v];
     const bool large = x->param >= 0 && t->ctx->params[x->param]->size >= TT__PIECES_FROM;
-    const bool waits = x->persistent || x->reader >= tt__segment_first(t, TT__EACH_ROUND);
+    const bool waits = x->persistent || x->reader >= tt__segment_first(t, TT__EACH_LAP);
     if (x->base != v || (!large && !x->offload)) return false;
     if (x->storage == TT__PARAMETER) return what & TT__OUT_PARAMETERS || x->offload;
     if (x->storage == TT__STATE) return what & TT__OUT_OPTIMIZER || t->on_host;
@@ -10999,7 +10999,7 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
     for (int32_t v = 1; v < t->n_values; v++) any = any || t->values[v].offload;
     if (!any) return TT_OK;
     const int end = tt__blocks_to_recompute(t, tt__forward_of(t), what & TT__OUT_ACTIVATIONS ? blocks : 0);
-    const int n = tt__index(t), values = t->n_values, rounds = tt__segment_first(t, TT__EACH_ROUND);
+    const int n = tt__index(t), values = t->n_values, laps = tt__segment_first(t, TT__EACH_LAP);
     tt__range (*micro)[2] = (tt__range (*)[2])tt__alloc(t->ctx, sizeof *micro * (size_t)values);
     bool ok = micro != NULL;
     for (int32_t v = 1; v < values && ok; v++) {
@@ -11008,7 +11008,7 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
         if (tt__goes_out(t, v, what)) t->values[v].space = TT__HOST;
     }
     for (int32_t v = 1; v < values && ok; v++) t->values[v].space = t->values[t->values[v].base].space;
-    for (int k = 0; k < rounds && ok; k++)
+    for (int k = 0; k < laps && ok; k++)
         for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
             const tt__instr *i = &t->code[k];
             const int32_t base = t->values[j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN]].base;
@@ -12150,7 +12150,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
     int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* index of the box of each base value;
                                                                           -1: none */
     int n = 0, group = 0, group_end = 0; /* first and last of the instructions that run together */
-    const int micro_end = (int)tt__max(0, tt__segment_first(t, TT__EACH_ROUND) - 1);
+    const int micro_end = (int)tt__max(0, tt__segment_first(t, TT__EACH_LAP) - 1);
     *out = box;
     if (!box || !of) { tt__free(ctx, of); tt__free(ctx, box); *out = NULL; return TT_ERR_MEMORY; }
     for (int32_t v = 0; v < t->n_values; v++) of[v] = -1;
@@ -21203,7 +21203,7 @@ static int tt__micros_of(const tt__settings *s)
    most bytes are live, belongs to a segment that runs in groups. */
 static bool tt__is_at_groups(const tt_tape *t, int peak)
 {
-    return t->early || (peak < t->n_code && t->code[peak].segment >= TT__EACH_ROUND);
+    return t->early || (peak < t->n_code && t->code[peak].segment >= TT__EACH_LAP);
 }
 
 /* Computes the cost and the bytes of candidate *x from its rewritten tape b->t. */
@@ -23301,7 +23301,7 @@ static int tt__slot(const tt_program *p, int64_t round) { return (int)(round % t
 static int tt__slots_used(const tt_program *p, int64_t round, tt__segment segment)
 {
     const int64_t slots = tt__slots(p);
-    return (int)(segment == TT__EACH_ROUND ? (round + slots - 1) % slots + 1 : tt__min(round, slots));
+    return (int)(segment == TT__EACH_LAP ? (round + slots - 1) % slots + 1 : tt__min(round, slots));
 }
 
 /* Returns the inputs that a pipeline keeps for a rank in a round. */
@@ -23478,7 +23478,7 @@ static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t 
 typedef struct tt__windows {
     int next, end;      /* instructions [next, end) belong to no window yet */
     int until[TT__WINDOWS]; /* for each of the last windows: the end of its instructions */
-    int made, region_input;  /* number of windows that were made so far; number that began to run */
+    int made, entered;  /* number of windows that were made so far; number that began to run */
 } tt__windows;
 
 /* Prefetches the blocks whose stamp is in (before, last], except those that are still on the device. A block
@@ -23568,13 +23568,13 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     const tt__backend *b = a->kind->backend;
     tt__device *d = a->group->device[0];
     tt_status status = TT_OK;
-    if (!g || (w->region_input && k < w->until[(w->region_input - 1) % TT__WINDOWS])) return TT_OK;
-    while (!w->region_input && w->made < TT__WINDOWS - 1 && w->next < w->end && status == TT_OK)
+    if (!g || (w->entered && k < w->until[(w->entered - 1) % TT__WINDOWS])) return TT_OK;
+    while (!w->entered && w->made < TT__WINDOWS - 1 && w->next < w->end && status == TT_OK)
         status = tt__bring_window(p, w); /* the first windows of the segment */
     if (status == TT_OK) status = b->mark(d, TT__COMPUTE_STREAM, &g->began);
     if (status == TT_OK) status = b->after(d, TT__IN_STREAM, g->began);
     if (status == TT_OK) status = tt__bring_window(p, w);
-    const int slot = w->region_input++ % TT__WINDOWS;
+    const int slot = w->entered++ % TT__WINDOWS;
     if (status == TT_OK && g->brought[slot]) status = b->after(d, TT__COMPUTE_STREAM, g->there[slot]);
     return tt__device_status(p->ctx, a->group, 0, status);
 }
@@ -24317,7 +24317,7 @@ static tt_status tt__check_inputs(void *arg, int rank)
     tt_program *head = (tt_program *)arg, *p = tt__stage_of(head, rank);
     tt__launch *l = &p->rank[rank].launches[0];
     tt_status status = TT_OK;
-    const int end = tt__segment_first(p->built.t, TT__EACH_ROUND);
+    const int end = tt__segment_first(p->built.t, TT__EACH_LAP);
     p->rank[rank].flops = 0;
     p->rank[rank].now = tt__now_of(head);
     if (tt__data_rank(p, rank) >= head->present) return TT_OK;
@@ -24339,7 +24339,7 @@ static tt_status tt__check_inputs(void *arg, int rank)
    segment must add to them. */
 static bool tt__adds_later(const tt_program *p, tt__segment segment)
 {
-    const int64_t done = segment == TT__EACH_ROUND ? p->round - 1 : p->round;
+    const int64_t done = segment == TT__EACH_LAP ? p->round - 1 : p->round;
     return segment != TT__EACH_STEP && done >= tt__slots(p);
 }
 
@@ -25673,18 +25673,18 @@ static tt_status tt__micro(tt_program *p, bool wanted)
 }
 
 /* Runs the segment that sums the slots at the end of a lap, if the program has one. */
-static tt_status tt__run_round(tt_program *p)
+static tt_status tt__run_lap(tt_program *p)
 {
     const tt_tape *t = p->built.t;
-    const bool any = tt__segment_first(t, TT__EACH_ROUND) < tt__segment_first(t, TT__EACH_STEP);
-    return any ? tt__run_segment(p, TT__EACH_ROUND, false) : TT_OK;
+    const bool any = tt__segment_first(t, TT__EACH_LAP) < tt__segment_first(t, TT__EACH_STEP);
+    return any ? tt__run_segment(p, TT__EACH_LAP, false) : TT_OK;
 }
 
 /* Ends a round: one micro-batch on each data rank. If the round ends a lap, sums the lap's tree of sums. */
 static tt_status tt__end_round(tt_program *p)
 {
     p->round++;
-    return p->round % tt__slots(p) ? TT_OK : tt__run_round(p);
+    return p->round % tt__slots(p) ? TT_OK : tt__run_lap(p);
 }
 
 tt_status tt_run(tt_program *p, tt_stats *stats)
@@ -25858,7 +25858,7 @@ static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
     p->run.lr = lr;
     tt_status status = TT_OK;
     if (p->stages > 1) status = tt__run_pipeline(p);
-    else if (p->round % tt__slots(p)) status = tt__run_round(p);
+    else if (p->round % tt__slots(p)) status = tt__run_lap(p);
     if (status == TT_OK) status = tt__run_segment(p, TT__EACH_STEP, later);
     if (status != TT_OK) return status;
     if (later) return tt__leave_unread(p, one), TT_OK;

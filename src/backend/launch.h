@@ -94,7 +94,7 @@ typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(
    and per step. In the stages of a pipeline the backwards of micro-batches are a separate segment. A round
    (LAP) is as many micro-batches as the tree of sums has leaves (see src/ranks/threads.h). */
 typedef enum tt__segment {
-    TT__EACH_MICRO, TT__EACH_BACKWARD, TT__EACH_ROUND, TT__EACH_STEP, TT__SEGMENTS
+    TT__EACH_MICRO, TT__EACH_BACKWARD, TT__EACH_LAP, TT__EACH_STEP, TT__SEGMENTS
 } tt__segment;
 
 /* Ranks: devices that run one program together, each on its shards of the tensors. Rank number = (stage *

@@ -214,7 +214,7 @@ static int tt__micros_of(const tt__settings *s)
    most bytes are live, belongs to a segment that runs in groups. */
 static bool tt__is_at_groups(const tt_tape *t, int peak)
 {
-    return t->early || (peak < t->n_code && t->code[peak].segment >= TT__EACH_ROUND);
+    return t->early || (peak < t->n_code && t->code[peak].segment >= TT__EACH_LAP);
 }
 
 /* Computes the cost and the bytes of candidate *x from its rewritten tape b->t. */

@@ -60,7 +60,7 @@ static bool tt__append_step(tt_tape *t, const tt__instr *i, bool together)
     tt__instr *to = tt__append(t, i->op);
     if (!to) return false;
     *to = *i;
-    to->segment = i->segment == TT__EACH_ROUND ? TT__EACH_ROUND : TT__EACH_STEP;
+    to->segment = i->segment == TT__EACH_LAP ? TT__EACH_LAP : TT__EACH_STEP;
     const bool alike = t->n_code > 1 && to[-1].op == i->op && to[-1].segment == to->segment;
     if (together && alike && to[-1].slot == i->slot) to[-1].with_next = true;
     return true;
@@ -195,7 +195,7 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
     for (int32_t v = 1; v < values && ok && t->slots > 1; v++) {
         if (!tt__is_trained(t, v)) continue;
         const int32_t first = tt__slot_view(t, leaves[v], 0);
-        tt__instr i = tt__sum_slots(first, t->values[v].grad, TT__EACH_ROUND);
+        tt__instr i = tt__sum_slots(first, t->values[v].grad, TT__EACH_LAP);
         i.add_later = 1;
         ok = first && tt__append_step(t, &i, false);
     }

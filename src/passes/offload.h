@@ -206,7 +206,7 @@ static bool tt__goes_out(const tt_tape *t, int32_t v, unsigned what)
 {
     const tt__tape_value *x = &t->values[v];
     const bool large = x->param >= 0 && t->ctx->params[x->param]->size >= TT__PIECES_FROM;
-    const bool waits = x->persistent || x->reader >= tt__segment_first(t, TT__EACH_ROUND);
+    const bool waits = x->persistent || x->reader >= tt__segment_first(t, TT__EACH_LAP);
     if (x->base != v || (!large && !x->offload)) return false;
     if (x->storage == TT__PARAMETER) return what & TT__OUT_PARAMETERS || x->offload;
     if (x->storage == TT__STATE) return what & TT__OUT_OPTIMIZER || t->on_host;
@@ -351,7 +351,7 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
     for (int32_t v = 1; v < t->n_values; v++) any = any || t->values[v].offload;
     if (!any) return TT_OK;
     const int end = tt__blocks_to_recompute(t, tt__forward_of(t), what & TT__OUT_ACTIVATIONS ? blocks : 0);
-    const int n = tt__index(t), values = t->n_values, rounds = tt__segment_first(t, TT__EACH_ROUND);
+    const int n = tt__index(t), values = t->n_values, laps = tt__segment_first(t, TT__EACH_LAP);
     tt__range (*micro)[2] = (tt__range (*)[2])tt__alloc(t->ctx, sizeof *micro * (size_t)values);
     bool ok = micro != NULL;
     for (int32_t v = 1; v < values && ok; v++) {
@@ -360,7 +360,7 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
         if (tt__goes_out(t, v, what)) t->values[v].space = TT__HOST;
     }
     for (int32_t v = 1; v < values && ok; v++) t->values[v].space = t->values[t->values[v].base].space;
-    for (int k = 0; k < rounds && ok; k++)
+    for (int k = 0; k < laps && ok; k++)
         for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
             const tt__instr *i = &t->code[k];
             const int32_t base = t->values[j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN]].base;

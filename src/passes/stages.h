@@ -396,7 +396,7 @@ static tt_status tt__pass_stages(tt_tape *t)
    between their forward and backward. first: tt__first_writers. */
 static void tt__hold_micros(tt_tape *t, const int32_t *first, int max)
 {
-    const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_ROUND);
+    const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_LAP);
     for (int k = backward; k < end; k++)
         for (int j = 0; j < TT__MAX_IN; j++) {
             const int32_t base = t->values[t->code[k].in[j]].base;

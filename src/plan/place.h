@@ -381,7 +381,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
     int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* index of the box of each base value;
                                                                           -1: none */
     int n = 0, group = 0, group_end = 0; /* first and last of the instructions that run together */
-    const int micro_end = (int)tt__max(0, tt__segment_first(t, TT__EACH_ROUND) - 1);
+    const int micro_end = (int)tt__max(0, tt__segment_first(t, TT__EACH_LAP) - 1);
     *out = box;
     if (!box || !of) { tt__free(ctx, of); tt__free(ctx, box); *out = NULL; return TT_ERR_MEMORY; }
     for (int32_t v = 0; v < t->n_values; v++) of[v] = -1;

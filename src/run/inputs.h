@@ -466,7 +466,7 @@ static tt_status tt__check_inputs(void *arg, int rank)
     tt_program *head = (tt_program *)arg, *p = tt__stage_of(head, rank);
     tt__launch *l = &p->rank[rank].launches[0];
     tt_status status = TT_OK;
-    const int end = tt__segment_first(p->built.t, TT__EACH_ROUND);
+    const int end = tt__segment_first(p->built.t, TT__EACH_LAP);
     p->rank[rank].flops = 0;
     p->rank[rank].now = tt__now_of(head);
     if (tt__data_rank(p, rank) >= head->present) return TT_OK;
@@ -488,7 +488,7 @@ static tt_status tt__check_inputs(void *arg, int rank)
    segment must add to them. */
 static bool tt__adds_later(const tt_program *p, tt__segment segment)
 {
-    const int64_t done = segment == TT__EACH_ROUND ? p->round - 1 : p->round;
+    const int64_t done = segment == TT__EACH_LAP ? p->round - 1 : p->round;
     return segment != TT__EACH_STEP && done >= tt__slots(p);
 }
 

@@ -73,7 +73,7 @@ static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t 
 typedef struct tt__windows {
     int next, end;      /* instructions [next, end) belong to no window yet */
     int until[TT__WINDOWS]; /* for each of the last windows: the end of its instructions */
-    int made, region_input;  /* number of windows that were made so far; number that began to run */
+    int made, entered;  /* number of windows that were made so far; number that began to run */
 } tt__windows;
 
 /* Prefetches the blocks whose stamp is in (before, last], except those that are still on the device. A block
@@ -163,13 +163,13 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     const tt__backend *b = a->kind->backend;
     tt__device *d = a->group->device[0];
     tt_status status = TT_OK;
-    if (!g || (w->region_input && k < w->until[(w->region_input - 1) % TT__WINDOWS])) return TT_OK;
-    while (!w->region_input && w->made < TT__WINDOWS - 1 && w->next < w->end && status == TT_OK)
+    if (!g || (w->entered && k < w->until[(w->entered - 1) % TT__WINDOWS])) return TT_OK;
+    while (!w->entered && w->made < TT__WINDOWS - 1 && w->next < w->end && status == TT_OK)
         status = tt__bring_window(p, w); /* the first windows of the segment */
     if (status == TT_OK) status = b->mark(d, TT__COMPUTE_STREAM, &g->began);
     if (status == TT_OK) status = b->after(d, TT__IN_STREAM, g->began);
     if (status == TT_OK) status = tt__bring_window(p, w);
-    const int slot = w->region_input++ % TT__WINDOWS;
+    const int slot = w->entered++ % TT__WINDOWS;
     if (status == TT_OK && g->brought[slot]) status = b->after(d, TT__COMPUTE_STREAM, g->there[slot]);
     return tt__device_status(p->ctx, a->group, 0, status);
 }

@@ -132,18 +132,18 @@ static tt_status tt__micro(tt_program *p, bool wanted)
 }
 
 /* Runs the segment that sums the slots at the end of a lap, if the program has one. */
-static tt_status tt__run_round(tt_program *p)
+static tt_status tt__run_lap(tt_program *p)
 {
     const tt_tape *t = p->built.t;
-    const bool any = tt__segment_first(t, TT__EACH_ROUND) < tt__segment_first(t, TT__EACH_STEP);
-    return any ? tt__run_segment(p, TT__EACH_ROUND, false) : TT_OK;
+    const bool any = tt__segment_first(t, TT__EACH_LAP) < tt__segment_first(t, TT__EACH_STEP);
+    return any ? tt__run_segment(p, TT__EACH_LAP, false) : TT_OK;
 }
 
 /* Ends a round: one micro-batch on each data rank. If the round ends a lap, sums the lap's tree of sums. */
 static tt_status tt__end_round(tt_program *p)
 {
     p->round++;
-    return p->round % tt__slots(p) ? TT_OK : tt__run_round(p);
+    return p->round % tt__slots(p) ? TT_OK : tt__run_lap(p);
 }
 
 tt_status tt_run(tt_program *p, tt_stats *stats)

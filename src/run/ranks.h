@@ -89,7 +89,7 @@ static int tt__slot(const tt_program *p, int64_t round) { return (int)(round % t
 static int tt__slots_used(const tt_program *p, int64_t round, tt__segment segment)
 {
     const int64_t slots = tt__slots(p);
-    return (int)(segment == TT__EACH_ROUND ? (round + slots - 1) % slots + 1 : tt__min(round, slots));
+    return (int)(segment == TT__EACH_LAP ? (round + slots - 1) % slots + 1 : tt__min(round, slots));
 }
 
 /* Returns the inputs that a pipeline keeps for a rank in a round. */

@@ -169,7 +169,7 @@ static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
     p->run.lr = lr;
     tt_status status = TT_OK;
     if (p->stages > 1) status = tt__run_pipeline(p);
-    else if (p->round % tt__slots(p)) status = tt__run_round(p);
+    else if (p->round % tt__slots(p)) status = tt__run_lap(p);
     if (status == TT_OK) status = tt__run_segment(p, TT__EACH_STEP, later);
     if (status != TT_OK) return status;
     if (later) return tt__leave_unread(p, one), TT_OK;

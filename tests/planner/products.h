@@ -348,7 +348,7 @@ static bool may_not_join(tt_context *ctx, int way, int *pairs)
     if (way == 15) b->attr.narrow = TT_BF16;
     if (way == 16) b->add = 1;
     if (way == 17) b->add_later = 1;
-    if (way == 18) b->segment = TT__EACH_ROUND;
+    if (way == 18) b->segment = TT__EACH_LAP;
     if (way == 19) b->stage = 1;
     if (way == 20) b->recomputed = true;
     if (way == 21) b->always = true;
