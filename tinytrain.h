@@ -7785,7 +7785,7 @@ static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j
 {
     const tt__tape_value *v = &t->values[i->out[j]];
     const tt__known *k = &known[v->base];
-    /* A copy may return to the storage that it is a copy of. */
+    /* A temporary copy may be copied back to its storage. */
     bool kept = v->space == TT__HOST || t->values[t->values[i->in[0]].base].host_copy;
     bool returns = tt__is(i, TT__ANY_SPACE) && kept;
     bool updates = tt__is(i, TT__RMW) || (returns && v->storage != TT__INPUT && i->out[j] != t->run);
@@ -18826,7 +18826,7 @@ static tt_status tt__placements_grow(tt_context *ctx, tt__arena *a)
 
 /* Returns the arena in which a program of arena `a` finds parameter p; NULL if none stores p yet. That is p's
    `owner` or, in a pipeline of `stages` stages, the one of `owner` and `second_owner` that belongs to stage
-   `stage`. If the device has no backend in this build, parameters have no holder, and the arena is `a`. */
+   `stage`. If the device has no backend in this build, parameters have no owner, and the arena is `a`. */
 static tt__arena *tt__placement_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p, int stage,
                                  int stages)
 {
@@ -25077,7 +25077,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     const size_t peers = 2 * (size_t)tt__max(p->settings.group->ranks, tt__slots(p));
     const tt__now before = r->now;
     const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* number of rounds of the first lap */
-    int64_t *round = &r->now.round; /* runs through the slots, then one round that adds to a slot */
+    int64_t *round = &r->now.round; /* visits each slot once, then one slot again */
     int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
     tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
     const tt__launch like = tt__launch_on(p, rank);
@@ -25904,7 +25904,7 @@ static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int
 typedef struct tt__so_far {
     int32_t leaves, total; /* numbers of the storages; 0: none */
     int slots;             /* number of slots that have contents */
-    tt__part part;         /* the shard that a rank has of both */
+    tt__part part;         /* the shard of `leaves` and `total` that a rank has */
 } tt__so_far;
 
 /* Adds up a gradient over the step so far, in the order of the tree of sums, and writes the sum to `to`. */

@@ -162,7 +162,7 @@ static tt_status tt__placements_grow(tt_context *ctx, tt__arena *a)
 
 /* Returns the arena in which a program of arena `a` finds parameter p; NULL if none stores p yet. That is p's
    `owner` or, in a pipeline of `stages` stages, the one of `owner` and `second_owner` that belongs to stage
-   `stage`. If the device has no backend in this build, parameters have no holder, and the arena is `a`. */
+   `stage`. If the device has no backend in this build, parameters have no owner, and the arena is `a`. */
 static tt__arena *tt__placement_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p, int stage,
                                  int stages)
 {

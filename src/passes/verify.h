@@ -69,7 +69,7 @@ static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j
 {
     const tt__tape_value *v = &t->values[i->out[j]];
     const tt__known *k = &known[v->base];
-    /* A copy may return to the storage that it is a copy of. */
+    /* A temporary copy may be copied back to its storage. */
     bool kept = v->space == TT__HOST || t->values[t->values[i->in[0]].base].host_copy;
     bool returns = tt__is(i, TT__ANY_SPACE) && kept;
     bool updates = tt__is(i, TT__RMW) || (returns && v->storage != TT__INPUT && i->out[j] != t->run);

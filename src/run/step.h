@@ -257,7 +257,7 @@ static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int
 typedef struct tt__so_far {
     int32_t leaves, total; /* numbers of the storages; 0: none */
     int slots;             /* number of slots that have contents */
-    tt__part part;         /* the shard that a rank has of both */
+    tt__part part;         /* the shard of `leaves` and `total` that a rank has */
 } tt__so_far;
 
 /* Adds up a gradient over the step so far, in the order of the tree of sums, and writes the sum to `to`. */
