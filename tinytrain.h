@@ -4089,23 +4089,24 @@ static void tt__sort_indices(uint32_t *items, size_t n, tt__less less, const voi
    TAPE                                                                                              src/tape/
    Values and instructions, and how a model records its instructions. Uses base.
 
-   A value is a matrix (rows, cols). Its number of rows is fixed, or is an axis: a capacity while recording, a
-   number at run time. A view shares the storage of its base. An instruction reads the values `in` and writes
-   the values `out`; if bit o of `add` is set, the instruction adds to out[o] (+=) instead of overwriting it
-   (=).
+   A value is a matrix (rows, cols). Its number of rows is fixed, or is that of an axis, which has a capacity
+   when a model records and an actual number of rows in each run. A view is a value without memory of its own:
+   the view shares the storage of another value, its base. An instruction reads the values `in` and writes the
+   values `out`. If bit o of `add` is set, the instruction adds to out[o] (+=); otherwise the instruction
+   overwrites out[o] (=).
 
    The gradient rule: the first contribution to a gradient writes (=), later contributions add (+=). In
    programs that accumulate over micro-batches, the first contribution to a parameter's gradient also adds in
-   all micro-batches but the first (`add_later`). The totals of losses follow the same rule.
+   all micro-batches but the first (`add_later`). The totals of losses follow this rule, too.
 
-   The state of a step is on the tape, too. The host writes the step's settings (tt__step_settings) into one
-   value before it runs a segment. Instructions write the step's results (tt__results) into another value:
-   ADD_COUNTS writes what losses counted, CLIP the norm and the factor, LOSS_SCALE the next loss scale.
+   Values of the tape hold the state of a step. The host writes the step's settings (tt__step_settings) into
+   one value before it runs a segment. Instructions write the step's results (tt__results) into another value:
+   ADD_COUNTS writes the counts of losses, CLIP the norm and the factor of the gradient, LOSS_SCALE the next
+   loss scale.
    ======================================================================================================== */
 
-/* Largest number of elements of a tensor. Below this limit the tensor's bytes and an op's scratch for the
-   tensor fit a size_t. tt__check_total checks the sum over all tensors of a program when the program is
-   planned. */
+/* Largest number of elements of a tensor. Within this limit, the bytes of a tensor and of an op's scratch
+   memory for the tensor fit a size_t. tt__check_total checks the sum over all tensors of a program. */
 #define TT__MOST_ELEMENTS (((int64_t)1 << 47) - 1)
 
 struct tt_param {
@@ -4115,156 +4116,150 @@ struct tt_param {
     int64_t dims[4], size;
     tt_init init;
     bool frozen;
-    /* Source of the parameter's values until the arena `owner` has memory: `read` if not NULL, else
-       `init`. */
+    /* Source of the parameter's values until arena `owner` has memory: `read` if not NULL, else `init`. */
     tt_status (*read)(void *source, int64_t first, int64_t n, float *to);
     void (*release)(tt_context *ctx, void *source);
     void *source;
-    /* Arena that holds the parameter's values, from the compilation of the first program that uses the
-       parameter; NULL: none. If two stages of a pipeline use the parameter, `second_owner` is the arena of
-       the other stage. */
+    /* Arena that holds the parameter's values; NULL until a program that uses the parameter is compiled. If
+       two stages of a pipeline use the parameter, `second_owner` is the arena of the other stage. */
     struct tt__arena *owner, *second_owner;
-    uint64_t stages;        /* set of the pipeline stages that held the parameter when tt_compile began, one
-                               bit for each; 0: none */
-    bool keeps_source; /* `source` is not released yet: only one of `owner` and `second_owner` has memory */
+    uint64_t stages;        /* bits of the pipeline stages that held the parameter when tt_compile began */
+    bool keeps_source; /* `source` is still needed: only one of `owner` and `second_owner` has memory */
 };
 
-/* Kind of a storage. STEP: settings and results of the step. CACHE: the rows of a tt_cache. */
+/* Kind of a storage. STEP: settings or results of the step. CACHE: the rows of a tt_cache. */
 typedef enum tt__storage {
     TT__TRANSIENT, TT__INPUT, TT__PARAMETER, TT__GRADIENT, TT__STATE, TT__STEP, TT__CACHE
 } tt__storage;
 /* User's mark on a value, from tt_keep or tt_recompute. */
 typedef enum tt__mark { TT__UNMARKED, TT__MARKED_KEEP, TT__MARKED_AGAIN } tt__mark;
-/* Memory that stores a value: the device's or the host's. If the device uses the host's memory, instructions
-   may use both spaces. */
+/* Memory that stores a value: the device's or the host's. The two are the same memory if the device is the
+   CPU; instructions may then use both spaces. */
 typedef enum tt__space { TT__DEVICE, TT__HOST, TT__SPACES } tt__space;
-/* The layout of a tensor over the tensor ranks. WHOLE: replicated, each rank has the whole tensor. ROWS,
-   COLS: sharded, each rank has its own rows or columns. The shards are equally large, unless the rows are an
-   axis: then tt__shard gives a rank's rows (tt__row_axis.parts). Instructions leave two more layouts in a
-   storage. PARTIAL: each rank has a summand of the whole tensor's shape, and the sum over the ranks is the
-   tensor. ZEROS: all elements are 0; a storage of any other layout may start as ZEROS. */
+/* Layout of a tensor over the tensor ranks. WHOLE: each rank has the whole tensor (replicated). ROWS, COLS:
+   each rank has its own rows or columns (sharded). The shards have equal sizes, unless the number of rows is
+   that of an axis: then tt__shard gives the rows of each rank (tt__row_axis.parts). Instructions may leave a
+   storage in two more layouts. PARTIAL: each rank has a summand of the tensor's shape, and the tensor is the
+   sum over the ranks. ZEROS: all elements are 0; a storage of any other layout may start as ZEROS. */
 typedef enum tt__split { TT__WHOLE, TT__ROWS, TT__COLS, TT__PARTIAL, TT__ZEROS } tt__split;
-/* The shard of a tensor that a value or a placement has. Over the tensor ranks: `split` is WHOLE, ROWS or
-   COLS, and the shape counts the elements of one rank. A view may be a rank's shard of the rows of a
-   replicated storage. Over the data ranks: if `unit` is not 0, tt__shard computes the shard from `of`
-   elements, `unit` and `root`, and the shape is (1, elements of the largest shard). */
+/* Shard of a tensor that a value or a placement has. Over the tensor ranks: `split` is WHOLE, ROWS or COLS,
+   and the shape counts the elements of one rank. A view may be a rank's shard of the rows of a replicated
+   storage. Over the data ranks: if `unit` is not 0, tt__shard computes the shard from the tensor's number of
+   elements `of`, `unit` and `root`, and the shape is (1, elements of the largest shard). */
 typedef struct tt__part {
     tt__split split;
-    bool root;          /* the argument `root` of tt__shard */
+    bool root;          /* member 0 has the whole tensor (see tt__shard) */
     int64_t unit, of;
 } tt__part;
 
 typedef struct tt__shape {
     tt_dtype dtype;
     int64_t rows, cols; /* rows: a fixed number, or the capacity of the axis */
-    int32_t axis;       /* number of the axis; 0: none */
-    int32_t extra;      /* actual rows = rows of the axis + extra (1 for sequence starts) */
+    int32_t axis;       /* number of the axis; 0: the number of rows is fixed */
+    int32_t extra;      /* actual number of rows = rows of the axis + extra (1 for sequence starts) */
 } tt__shape;
 
 typedef struct tt__tape_value {
     tt__shape shape;
-    int64_t ld;         /* elements from the start of one row in the storage to the start of the next */
+    int64_t ld;         /* distance in elements between the starts of two rows in the storage */
     tt__storage storage;
     tt__space space;
     tt__part part;
-    /* slots: in a storage, the number of slots, stored one after another, for the gradients of several
-       leaves; 0: one slot. slot: in a view, 1 + the number of its slot; 0: the slot of the micro-batch that
-       runs. */
+    /* slots: number of slots of a storage, which are stored one after another; each slot has the gradients of
+       one leaf of the tree of sums (src/ranks/threads.h). 0: one slot. slot: 1 + number of the slot of a
+       view; 0: the slot of the micro-batch that runs. */
     int32_t slots, slot;
-    bool host_copy;        /* storage of an update that runs in the host's memory: a temporary host copy of a
-                           device storage */
-    /* Fields of a storage of a pipeline stage. saved: the contents are saved from a micro-batch's forward to
-       its backward, or until another stage has received them. copies: number of micro-batches whose contents
-       are saved at the same time; 0: one. */
+    bool host_copy;        /* temporary host copy of a device storage, for an update in host memory */
+    /* Fields of a pipeline stage's storages. saved: the contents are saved from the forward of a micro-batch
+       to the backward, or until another stage has received them. copies: number of micro-batches whose
+       contents are saved at once; 0: one. */
     bool saved;
     int32_t copies;
-    int32_t ends;       /* 1 + number of the pipeline stage that ends with this value; 0: none */
-    bool elsewhere;     /* a parameter that only other stages read */
-    int tied[2];        /* the two stages that read the parameter, the lower first; tied[1] is 0 if only one
+    int32_t ends;       /* 1 + number of the pipeline stage whose last value this is; 0: none */
+    bool elsewhere;     /* the parameter is read by other pipeline stages only */
+    int tied[2];        /* pipeline stages that read the parameter, the lower first; tied[1] is 0 if only one
                            stage reads it */
-    bool parted;        /* in a program: the address of the value or of its storage depends on the run, see
+    bool parted;        /* in a program: the address of the value or its storage depends on the run, see
                            tt__resolve_part */
     int32_t base;       /* the value whose storage this value shares; the value itself unless it is a view */
-    int64_t offset;     /* elements from the start of `base` */
+    int64_t offset;     /* elements from the start of the storage of `base` */
     int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; else -1 */
-    int held;           /* 1 + the layout of a parameter that an arena holds already; 0: no arena holds it */
-    bool keep;          /* the value can be read after the run */
-    bool block_end;     /* recompute: the value is saved for the backward, not recomputed */
-    bool offload;       /* marked by tt_offload; set on storages */
-    tt__mark mark;      /* recompute: the user's mark */
-    bool persistent;    /* keeps its contents from run to run */
-    bool pinned_f32;    /* statistics and losses: precision passes keep the value f32 */
-    bool residual;      /* precision: part of the residual stream */
-    bool needs_grad;    /* autodiff: the value depends on a trainable parameter */
-    int32_t grad;       /* autodiff: the value that holds the gradient; 0: none yet */
-    /* Counts that tt__index makes. producer: 1 + the first instruction that writes the value; 0: none. The
-       other counts are those of a base and its views together. uses: operands that read it. writes: results
-       that write it. views: its views. reader, writer: the last instruction that reads it, and the last that
-       writes it. */
+    int held;           /* 1 + the layout in which an arena holds the parameter; 0: no arena does */
+    bool keep;          /* the user may read the value after the run */
+    bool block_end;     /* the value ends a block (tt_block_end) and is never recomputed */
+    bool offload;       /* of a storage: tt_offload has marked it */
+    tt__mark mark;      /* from tt_keep or tt_recompute */
+    bool persistent;    /* the value keeps its contents from run to run */
+    bool pinned_f32;    /* the value stays f32 in any precision: statistics, losses */
+    bool residual;      /* the value is part of the residual stream, see the option `residual` */
+    bool needs_grad;    /* the value depends on a trainable parameter */
+    int32_t grad;       /* number of the value that holds the gradient; 0: none yet */
+    /* Set by tt__index. producer: 1 + the first instruction that writes the value; 0: none. The other fields
+       count over a base and its views together. uses: operands that read it. writes: results that write it.
+       views: its views. reader, writer: the last instruction that reads it, and the last that writes it. */
     int32_t producer, uses, writes, views, reader, writer;
-    int32_t after;     /* in a persistent storage: the storage, of a higher number, that must be placed
-                           directly after this one; 0: none */
-    int32_t arrival;    /* in an input: the value into which the host writes the next run's data
+    int32_t after;     /* of a persistent storage: the storage, of a higher number, that must be placed
+                          directly after it; 0: none */
+    int32_t arrival;    /* of an input: the value into which the host writes the next run's data
                            (src/passes/overlap.h); 0: the input itself */
-    bool named;         /* the name was set by tt_name or by a pass */
-    size_t place;       /* planner: byte offset in the value's region of the arena */
+    bool named;         /* tt_name or a pass has set the name */
+    size_t place;       /* byte offset of the value in its region of the arena, set by the planner */
     char name[72];
 } tt__tape_value;
 
-/* A number of rows that may differ in each run. If `parts` is not 0, the rows are one rank's shard of the
-   rows of axis `of`, divided over `parts` tensor ranks (tt__shard); a rank may have 0 rows. */
+/* Axis: a number of rows that may differ in each run. If `parts` is not 0, the rows are one rank's shard of
+   the rows of axis `of`, divided over `parts` tensor ranks (tt__shard); a rank may have 0 rows. */
 typedef struct tt__row_axis { char name[72]; int64_t capacity; int32_t of; int parts; } tt__row_axis;
 
 struct tt_tape {
     tt_context *ctx;
-    uint32_t number;                                /* number in the field `tape` of each tt_value of this
-                                                       tape; copies of the tape have the same number */
-    tt__tape_value *values; int n_values, cap_values;    /* values[0] means "none" */
+    uint32_t number;                                /* number that each tt_value of this tape has in its field
+                                                       `tape`; a copy of the tape has the same number */
+    tt__tape_value *values; int n_values, cap_values;    /* element 0 means "none" */
     tt__instr *code; int n_code, cap_code;
-    tt__row_axis *axes; int n_axes, cap_axes;           /* axes[0] means "none" */
-    int32_t *params; int n_params, cap_params;      /* value of each of ctx->params; 0: none */
+    tt__row_axis *axes; int n_axes, cap_axes;           /* element 0 means "none" */
+    int32_t *params; int n_params, cap_params;      /* value of each parameter, by tt_param.index; 0: none */
     uint32_t n_random;
-    size_t alignment;                               /* bytes of alignment of storages, which the kind of
-                                                       device requires */
-    bool host;                                      /* the device's memory is the host's */
+    size_t alignment;                               /* alignment of storages in bytes, required by the kind of
+                                                       device */
+    bool host;                                      /* device and host have one memory (CPU) */
     bool accumulate;                                /* a step may have several micro-batches, on one rank or
                                                        on several */
-    int data, slots;                                /* number of data ranks; number of slots on each of them
-                                                       for the leaves of sums (src/ranks/) */
+    int data, slots;                                /* number of data ranks; number of leaves of the tree of
+                                                       sums (src/ranks/threads.h) on each data rank */
     int zero;                                       /* tt_parallel.zero */
     bool early;                                     /* the backward updates parameters */
     bool on_host;                                   /* large parameters are updated in the host's memory */
     bool server, sums_micros;                       /* server: tt_parallel.server; sums_micros: gradients are
                                                        summed over ranks after each micro-batch, see
                                                        src/ranks/threads.h */
-    int stages, stage;                              /* number of stages of the pipeline, and of this tape's
-                                                       stage; 0, 0: there is no pipeline */
-    int tensor;                                     /* number of tensor ranks; 0, 1: one */
-    /* Values of the step's settings and results, and views of the results: tt__totals, tt__scale_state,
-       tt__clipped; 0: none. */
+    int stages, stage;                              /* number of pipeline stages; number of this tape's stage,
+                                                       from 0. Both are 0 without a pipeline */
+    int tensor;                                     /* number of tensor ranks; 0 and 1 mean one */
+    /* Values of the step's settings and results. `totals`, `scale` and `clipped` are views of `results`:
+       tt__totals, tt__scale_state, tt__clipped. 0: none. */
     int32_t run, results, totals, scale, clipped;
-    int32_t counted;    /* value of what losses counted on a rank, in each slot, to be summed into `totals`;
-                           0: losses count into `totals` itself */
-    /* f32 (trained parameters, 1): squared norms of their gradients. Parameters that the tensor ranks shard
-       come first. 0: none. */
+    int32_t counted;    /* value of the counts of losses on a rank, per slot, which are then summed into
+                           `totals`; 0: losses count into `totals` */
+    /* f32 (trained parameters, 1): squared norm of each gradient. Parameters that the tensor ranks shard come
+       first. 0: none. */
     int32_t squares;
-    /* Operands of QUANTIZE and FP8_HISTORY: f32 (tensors, 1 + TT__FP8_STEPS) and f32 (1, tensors);
-       0: none. */
+    /* Largest magnitudes of fp8 tensors. fp8_history: f32 (tensors, 1 + TT__FP8_STEPS), of earlier steps.
+       fp8_largest: f32 (1, tensors), of this step. 0: none. */
     int32_t fp8_history, fp8_largest;
-    /* The pass "offload" makes groups of instructions whose operands it copies from the host's memory and
-       back. grouped: largest number of bytes on the device for the operands of a group of several
-       instructions. cuts: number of groups beyond the number that a limit of TT__OFFLOAD_TOGETHER bytes would
-       give. */
+    /* Set by the pass "offload", which copies the operands of a group of instructions from the host's memory
+       and back. grouped: largest number of device bytes for the operands of a group of several instructions.
+       cuts: number of groups beyond the number that a limit of TT__OFFLOAD_TOGETHER bytes would give. */
     size_t grouped;
     int cuts;
-    uint16_t *lists; int n_lists, cap_lists;        /* block lists of all block-sparse attention, see
-                                                       attr.lists */
+    uint16_t *lists; int n_lists, cap_lists;        /* block lists of all block-sparse attention, see the
+                                                       attribute `lists` */
     tt_status status;                               /* status of the first op that failed; `error` is its
                                                        message */
     char error[512];
 };
 
-/* A row of TT__OPS (src/backend/). The rules of an op are in src/ops/. */
+/* Row of the table TT__OPS (src/backend/). The rules of an op are in src/ops/. */
 typedef struct tt__op {
     const char *name;
     int inputs, outputs;
@@ -4296,7 +4291,7 @@ static const char *tt__instr_name(const tt__instr *i)
 /* ==== src/tape/record.h */
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* Stores the tape's first error. Returns false; as the number of a value, 0 means "none". */
+/* Stores the tape's first error. Returns false, which as the number of a value is 0 ("none"). */
 TT_PRINTF(3, 4)
 static bool tt__tape_fail(tt_tape *t, tt_status status, const char *format, ...)
 {
@@ -4328,8 +4323,7 @@ static bool tt__out_of_memory(tt_tape *t)
     return tt__tape_fail(t, TT_ERR_MEMORY, "out of memory while recording a tape");
 }
 
-/* Makes a value with storage of its own; returns 0 after tt__tape_fail. The arguments may point into the
-   tape. */
+/* Makes a value with its own storage; returns 0 after tt__tape_fail. Arguments may point into the tape. */
 TT_PRINTF(4, 5)
 static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage storage, const char *format, ...)
 {
@@ -4342,8 +4336,8 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     v.base = t->n_values;
     v.param = -1;
     va_start(args, format);
-    /* Most names come with the format "%s". Copying them saves time: a plan compiles thousands of
-       programs. */
+    /* Most callers pass the format "%s". Copying the name is faster than vsnprintf, and tt_compile may
+       compile thousands of programs to find one plan. */
     if (strcmp(format, "%s") == 0) {
         const char *name = va_arg(args, const char *);
         const size_t length = strlen(name);
@@ -4360,9 +4354,9 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     return t->n_values++;
 }
 
-/* Makes a view of rows [0, rows) and columns [from, from + cols) of value `of`. If value `of` is contiguous,
-   the view may instead have all its elements in another shape. `offset` counts elements. Returns 0 after
-   tt__tape_fail. */
+/* Makes a view of value `of` with the given shape: element `offset` of `of` is its first element, and its
+   rows are `ld` elements apart. If `of` is contiguous, the view may have another number of columns. Returns 0
+   after tt__tape_fail. */
 static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int64_t offset, int64_t ld,
                             const char *name)
 {
@@ -4380,8 +4374,8 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     return id;
 }
 
-/* Copies from value v to value id (0: none) what passes know of v: the shard, needs_grad, and pinned_f32 if
-   value id is f32. Returns id. */
+/* Gives value id the properties of value v that passes need: the shard, needs_grad, and pinned_f32 if value
+   id is f32. Returns id; does nothing if id is 0. */
 static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
 {
     const tt__tape_value *like = &t->values[v];
@@ -4393,8 +4387,7 @@ static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
     return id;
 }
 
-/* Makes a view of value `of` that starts at element `offset` and has the shape, row distance, name and shard
-   of view v. */
+/* Makes a view of value `of` from element `offset` on, with shape, row distance, name and shard of view v. */
 static int32_t tt__view_like(tt_tape *t, int32_t v, int32_t of, int64_t offset)
 {
     const tt__tape_value like = t->values[v];
@@ -4425,8 +4418,8 @@ tt_tape *tt_tape_new(tt_context *ctx)
     tt_tape *t = (tt_tape *)tt__calloc(ctx, sizeof *t);
     if (!t) return NULL;
     t->ctx = ctx;
-    /* The context's address keeps the numbers of two contexts' tapes apart. tt__axis_code stores only the
-       upper 30 bits of the number, so these must not be 0. */
+    /* The context's address makes numbers of tapes of different contexts differ. tt__axis_code stores only
+       the upper 30 bits of the number, so these bits must not all be 0. */
     t->number = ((uint32_t)((uintptr_t)ctx >> 6) * 2654435761u + ++ctx->n_tapes * 8) | 4;
     t->alignment = TT__ALIGN;
     t->data = t->slots = 1;
@@ -4440,8 +4433,8 @@ tt_tape *tt_tape_new(tt_context *ctx)
     return t;
 }
 
-/* Encodes an axis as a number of rows. The code is negative, so that it is never taken for a fixed number,
-   and contains the number of the tape. */
+/* Encodes an axis as a number of rows for tt_input and others. The code is negative, unlike a fixed number of
+   rows, and contains the tape's number. */
 static int64_t tt__axis_code(const tt_tape *t, int32_t axis, int32_t extra)
 {
     return -((int64_t)(t->number >> 2) << 32 | ((int64_t)axis * 4 + extra)) - 1;
@@ -4496,14 +4489,14 @@ static int tt__segment_first(const tt_tape *t, unsigned segment)
     return from;
 }
 
-/* Returns whether v is a view of a rank's shard of the rows of a replicated storage. */
+/* Returns whether v is a view of one rank's shard of the rows of a replicated storage. */
 static bool tt__is_own_rows(const tt_tape *t, int32_t v)
 {
     return t->values[v].part.split != t->values[t->values[v].base].part.split;
 }
 
-/* Returns the bytes from the beginning of one slot of a storage to the beginning of the next slot.
-   tt__storage_bytes returns the bytes of all slots and copies. */
+/* Returns the bytes from the start of one slot of a storage to the start of the next slot. tt__storage_bytes
+   returns the bytes of all slots and copies. */
 static size_t tt__slot_bytes(const tt__tape_value *v)
 {
     return tt__align_up((size_t)v->shape.rows * (size_t)v->shape.cols * tt_dtype_bytes(v->shape.dtype));
@@ -4528,20 +4521,20 @@ static bool tt__has_value(const tt_tape *t, tt_value v)
     return v.id > 0 && v.id < t->n_values && v.tape == t->number;
 }
 
-/* Returns the reason why v is not a value of the tape, as words that follow a noun in an error message. */
+/* Returns why v is not a value of the tape: the predicate of a sentence in an error message. */
 static const char *tt__why_no_value(const tt_tape *t, tt_value v)
 {
     return v.id > 0 && v.tape != t->number ? "is a value of another tape: record what computes it on this one"
            : v.id ? "is not a value of this tape" : "is no value (id 0)";
 }
 
-/* Stores the error of a function that takes one value, v, which is not on the tape. */
+/* Stores the error of a function whose only operand v is not a value of the tape. Returns false. */
 static bool tt__refuse_value(tt_tape *t, const char *function, tt_value v)
 {
     return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: the value %s", function, tt__why_no_value(t, v));
 }
 
-/* Writes a value's name, dtype and shape to `to`, as "'h' f32 (tokens<=8192, 768)". */
+/* Writes a value's name, dtype and shape to `to`, such as "'h' f32 (tokens<=8192, 768)". */
 static const char *tt__describe(const tt_tape *t, int32_t id, char *to, size_t capacity)
 {
     const tt__shape *x = &t->values[id].shape;
@@ -4631,15 +4624,15 @@ static void tt__mark_value(tt_tape *t, const char *what, tt_value v, tt__mark ma
 void tt_keep(tt_tape *t, tt_value v) { tt__mark_value(t, "tt_keep", v, TT__MARKED_KEEP); }
 void tt_recompute(tt_tape *t, tt_value v) { tt__mark_value(t, "tt_recompute", v, TT__MARKED_AGAIN); }
 
-/* Returns whether v is on the tape. If not, stores an error that calls v operand `number` of `what`. */
+/* Returns whether v is on the tape. If not, stores an error about operand `number` of function `what`. */
 static bool tt__on_tape(tt_tape *t, const char *what, int number, tt_value v)
 {
     if (t->status != TT_OK || tt__has_value(t, v)) return t->status == TT_OK;
     return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: operand %d %s", what, number, tt__why_no_value(t, v));
 }
 
-/* Returns the value of parameter p on this tape, and makes it if needed. An error calls p operand `number` of
-   `what`; the result is 0 after tt__tape_fail. */
+/* Returns the value of parameter p on this tape; makes the value first if the tape has none. An error names p
+   as operand `number` of function `what`. Returns 0 after tt__tape_fail. */
 static int32_t tt__param_id(tt_tape *t, const char *what, int number, const tt_param *p)
 {
     if (t->status != TT_OK) return 0;
@@ -4704,10 +4697,10 @@ tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
 /* ==== src/tape/edit.h */
 /* --------------------------------------------------------------------------------------------------- editing
    Functions with which a pass rewrites instructions in one sweep. Instructions keep their numbers until
-   tt__settle. tt__index counts which instructions write and read each value; tt__drop, tt__put and tt__insert
-   update the counts. A dropped instruction has op -1 and no operands. */
+   tt__settle. tt__index counts the reads and writes of each value; tt__drop, tt__put and tt__insert update
+   the counts. A dropped instruction has op -1 and no operands. */
 
-/* Adds the reads and writes of instruction k to the counts of values, or subtracts them (by: -1). */
+/* Adds the reads and writes of instruction k to the counts of its values; subtracts them if `by` is -1. */
 static void tt__count(tt_tape *t, int k, int by)
 {
     const tt__instr *i = &t->code[k];
@@ -4743,8 +4736,7 @@ static bool tt__is_of(const tt_tape *t, const int32_t *ids, int n, int32_t base)
     return false;
 }
 
-/* tt__reads and tt__writes return whether an instruction reads or writes storage `base` or a view of the
-   storage. */
+/* tt__reads and tt__writes return whether instruction i reads or writes storage `base` or a view of it. */
 static bool tt__reads(const tt_tape *t, const tt__instr *i, int32_t base)
 {
     return tt__is_of(t, i->in, TT__MAX_IN, base);
@@ -4758,8 +4750,8 @@ static bool tt__writes(const tt_tape *t, const tt__instr *i, int32_t base)
 static int tt__uses(const tt_tape *t, int32_t v) { return t->values[t->values[v].base].uses; }
 static int tt__producer(const tt_tape *t, int32_t v) { return t->values[v].producer - 1; } /* -1: none */
 
-/* Returns whether v is read exactly once and its contents are not needed afterwards. v is then a transient
-   storage, not a view, and neither `root`, an output nor the end of a stage. */
+/* Returns whether exactly one operand reads v and nothing needs v's contents afterwards: v is a transient
+   storage, not a view, and neither `root` (the loss), an output nor the end of a pipeline stage. */
 static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
 {
     const tt__tape_value *x = &t->values[v];
@@ -4767,11 +4759,11 @@ static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
     return v && !kept && x->base == v && x->storage == TT__TRANSIENT && x->uses == 1;
 }
 
-/* Returns whether instruction `at` may run at place `later` instead: the instruction alone writes its out[0],
-   and no instruction in between writes an operand. */
+/* Returns whether instruction `at` may run at place `later` instead. No other instruction may write its
+   out[0], and no instruction in between may write one of its operands. */
 static bool tt__may_wait(const tt_tape *t, int at, int later)
 {
-    bool written = false; /* an operand is written after `at`: the loop must find where */
+    bool written = false; /* an instruction after `at` writes an operand */
     if (t->values[t->code[at].out[0]].writes != 1) return false;
     for (int j = 0; j < TT__MAX_IN; j++) written |= t->values[t->values[t->code[at].in[j]].base].writer > at;
     for (int k = at + 1; k <= later && written; k++)
@@ -4791,8 +4783,7 @@ static tt__instr tt__instr_of(int op, int32_t x, int32_t y)
     return i;
 }
 
-/* Returns an instruction of `op` that reads x and writes y, with the segment and stage of `like`, and run by
-   the ranks that run `like`. */
+/* Returns an instruction of `op` that reads x and writes y, in the segment and on the ranks of `like`. */
 static tt__instr tt__instr_like(const tt__instr *like, int op, int32_t x, int32_t y)
 {
     tt__instr i = tt__instr_of(op, x, y);
@@ -4818,8 +4809,8 @@ static void tt__put(tt_tape *t, int k, const tt__instr *i)
     tt__count(t, k, 1);
 }
 
-/* Drops instruction `at` and replaces instruction k by `merged`, which does the work of both and writes what
-   instruction k wrote. */
+/* Drops instruction `at` and replaces instruction k by `merged`, which does the work of both and writes
+   out[0] of instruction k. */
 static void tt__merge(tt_tape *t, int at, int k, tt__instr merged)
 {
     merged.out[0] = t->code[k].out[0];
@@ -4829,8 +4820,8 @@ static void tt__merge(tt_tape *t, int at, int k, tt__instr merged)
     tt__put(t, k, &merged);
 }
 
-/* Inserts `i` directly before instruction `before` and after earlier insertions there. Returns the number
-   that `i` has until tt__settle, which is above all other instructions' numbers; 0: out of memory. */
+/* Inserts `i` directly before instruction `before`, after earlier insertions there. Returns the number that
+   `i` has until tt__settle, which is above the numbers of all others; 0: out of memory. */
 static int tt__insert(tt_tape *t, int before, const tt__instr *i)
 {
     if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) return tt__out_of_memory(t);
@@ -4840,19 +4831,19 @@ static int tt__insert(tt_tape *t, int before, const tt__instr *i)
     return t->n_code++;
 }
 
-/* Removes dropped instructions, and moves the instructions inserted after the first n to their places. */
+/* Removes dropped instructions, and moves inserted instructions (numbers n and above) to their places. */
 static tt_status tt__settle(tt_tape *t, int n)
 {
     int kept = 0;
     if (t->n_code == n) {
-        while (kept < n && t->code[kept].op >= 0) kept++; /* up to here instructions keep their places */
+        while (kept < n && t->code[kept].op >= 0) kept++; /* instructions before `kept` keep their places */
         for (int k = kept; k < n; k++) if (t->code[k].op >= 0) t->code[kept++] = t->code[k];
         t->n_code = kept;
         return TT_OK;
     }
     tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
-    /* For each place, the number of instructions inserted there; later, the new number of the next
-       instruction inserted there. */
+    /* For each place, the number of instructions inserted there; later, the new number of the next of
+       them. */
     int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1));
     if (code && place) {
         for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;
@@ -7746,33 +7737,31 @@ static tt_status tt__verify_fail(tt_tape *t, const char *pass, int at, const cha
                     tt__instr_name(&t->code[at]), what, tt__describe(t, value, text, sizeof text));
 }
 
-/* State of a storage before the instruction that is being verified. */
+/* The verifier's notes on a storage before the instruction that is being verified. */
 typedef struct tt__known {
     bool defined;
-    int group;      /* the last group of instructions that run together and write the storage; 0: none */
-    int writer;     /* one more than the instruction of another stream that writes the storage and has had no
-                       WAIT; 0: none */
-    int readers;    /* number of operands with which instructions of other streams that have had no WAIT read
-                       the storage */
+    int group;      /* number of the last group of joint instructions that writes the storage; 0: none */
+    int writer;     /* 1 + instruction that writes the storage on another stream, before its WAIT; 0: none */
+    int readers;    /* number of operands that read the storage on another stream, before their WAIT */
 } tt__known;
 
-/* Returns whether i needs the step's settings as an operand. */
+/* Returns whether instruction i needs the step's settings as an operand. */
 static bool tt__needs_run(const tt__instr *i, bool accumulate)
 {
     if (tt__is(i, TT__MEAN)) return accumulate;
     return tt__is(i, TT__WITH_RUN) && (tt__is(i, TT__RMW) || i->attr.dropout > 0);
 }
 
-/* Returns whether instruction i can access the memory of v. An instruction that runs in the host's memory has
-   its operands there, except for the step's settings, of which the host has a copy. */
+/* Returns whether instruction i can access the memory of v. All operands of an instruction on the host are in
+   the host's memory, except the step's settings, of which the host has a copy. */
 static bool tt__reaches(const tt_tape *t, const tt__instr *i, int32_t v)
 {
     if (i->on_host) return v == t->run || t->values[v].space == TT__HOST;
     return t->values[v].space != TT__HOST || t->host || tt__is(i, TT__ANY_SPACE);
 }
 
-/* Returns the fault of an operand: not a value, not written yet, out of the op's reach, or still being
-   written. NULL: none. */
+/* Returns what is wrong with operand j: not a value, not yet written, in memory that the op cannot access, or
+   still being written. NULL: nothing. */
 static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int j, const tt__known *known,
                                       int group)
 {
@@ -7780,7 +7769,7 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     bool expected = j < tt__ops[i->op].inputs || (j == TT__RUN_IN && tt__is(i, TT__WITH_RUN));
     if (id < 0 || id >= t->n_values || !expected) return "operand is no value";
     const tt__known *k = &known[t->values[id].base];
-    /* Whether an earlier micro-batch has left the operand. */
+    /* an earlier micro-batch has written the operand */
     const bool left = i->later && t->values[t->values[id].base].persistent;
     if (!k->defined && !left) return "reads a value that nothing has written";
     if (!tt__reaches(t, i, id)) return i->on_host ? "cannot read the device's memory"
@@ -7790,13 +7779,13 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     return k->writer && !tt__is(i, TT__WAITS) ? "is not waited for before it is read" : NULL;
 }
 
-/* Returns the fault of a result, to which the op's rule gives a shape; NULL: none. */
+/* Returns what is wrong with result j, which has shape `rule` by the op's rule; NULL: nothing. */
 static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j, const tt__shape *rule,
                                      const tt__known *known)
 {
     const tt__tape_value *v = &t->values[i->out[j]];
     const tt__known *k = &known[v->base];
-    /* A copy may go back to the storage that it was made from. */
+    /* A temporary copy may be copied back to its storage. */
     bool kept = v->space == TT__HOST || t->values[t->values[i->in[0]].base].host_copy;
     bool returns = tt__is(i, TT__ANY_SPACE) && kept;
     bool updates = tt__is(i, TT__RMW) || (returns && v->storage != TT__INPUT && i->out[j] != t->run);
@@ -7817,8 +7806,8 @@ static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j
     return NULL;
 }
 
-/* Notes the end of another stream's work whose first output is in[0]. Every operand of the work must be an
-   operand of the WAIT, which keeps it in memory. Returns the fault; NULL: none. */
+/* Notes that the work on another stream whose first output is in[0] has ended. All operands of that work must
+   be operands of the WAIT, which keeps them in memory. Returns what is wrong; NULL: nothing. */
 static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__known *known)
 {
     int at = known[t->values[i->in[0]].base].writer - 1;
@@ -7839,22 +7828,21 @@ static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__kno
 
 /* ---- layouts */
 
-/* Returns the layout of the contents of value v; `layout` has the layout of each storage. */
+/* Returns the layout of the contents of value v. `layout` has the layout of each storage. */
 static tt__split tt__contents(const tt_tape *t, const tt__split *layout, int32_t v)
 {
     const tt__split declared = t->values[v].part.split, base = layout[t->values[v].base];
     return base == TT__ZEROS || (tt__is_own_rows(t, v) && base == TT__WHOLE) ? declared : base;
 }
 
-/* Notes that result j of i, of layout `now`, is left in its storage. Returns the fault; NULL: none. */
+/* Notes that result j of i leaves layout `now` in its storage. Returns what is wrong; NULL: nothing. */
 static const char *tt__lay_out(const tt_tape *t, const tt__instr *i, int j, tt__split now, tt__split *layout)
 {
     const tt__tape_value *y = &t->values[i->out[j]];
     tt__split *to = &layout[y->base], before = *to;
-    /* joins: the storage keeps other contents, too. */
+    /* joins: the storage also keeps earlier contents */
     const bool adds = i->add >> j & 1, joins = adds || y->base != i->out[j];
-    if (tt__is_own_rows(t, i->out[j])) { /* a shard of the rows is added to a partial sum, whose other rows
-                                            stay 0 */
+    if (tt__is_own_rows(t, i->out[j])) { /* a shard of the rows is added to a sum, whose other rows stay 0 */
         const bool sums = adds && now == y->part.split && (before == TT__ZEROS || before == TT__PARTIAL);
         if (!sums) return "writes a rank's own rows of what is no sum over ranks";
         now = TT__PARTIAL;
@@ -7867,8 +7855,8 @@ static const char *tt__lay_out(const tt_tape *t, const tt__instr *i, int j, tt__
     return NULL;
 }
 
-/* Notes the layouts that i's results leave in their storages. Returns the fault, of value *value;
-   NULL: none. */
+/* Notes the layouts that the results of i leave in their storages. Returns what is wrong, with the value in
+   *value; NULL: nothing. */
 static const char *tt__derive(const tt_tape *t, const tt__instr *i, tt__split *layout, int32_t *value)
 {
     tt__split in[TT__MAX_IN], out[TT__MAX_OUT] = {TT__WHOLE};
@@ -7893,7 +7881,7 @@ static const char *tt__derive(const tt_tape *t, const tt__instr *i, tt__split *l
     return wrong;
 }
 
-/* Returns the layouts of storages before the first instruction. The caller frees the array. NULL: out of
+/* Returns the layout of each storage before the first instruction. The caller frees the array. NULL: out of
    memory. */
 static tt__split *tt__first_layouts(const tt_tape *t)
 {
@@ -7905,9 +7893,9 @@ static tt__split *tt__first_layouts(const tt_tape *t)
     return layout;
 }
 
-/* Verifies a tape: each value is written once and before it is read, shapes are those of the rules, dtypes
-   are of the right kind. Work of other streams has one WAIT, before which no instruction uses its results or
-   changes its operands. */
+/* Verifies a tape. Each value is written once, and before it is read; results have the shapes and the kinds
+   of dtypes of their op's rule. Work on another stream has one WAIT, before which no instruction uses its
+   results or changes its operands. */
 static tt_status tt__verify(tt_tape *t, const char *pass)
 {
     tt_status status = TT_OK;
@@ -7943,7 +7931,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
         }
         for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
             if ((which = i->out[j]) != 0 && !(wrong = tt__verify_result(t, i, j, &shape[j], known)))
-                /* A later result of the instruction may add to this result. */
+                /* A later result of the instruction may add to this one. */
                 known[t->values[which].base].defined = true;
         if (!wrong && t->run && !i->in[TT__RUN_IN] && tt__needs_run(i, t->accumulate)) {
             wrong = "lacks the step's settings";
@@ -7974,13 +7962,13 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
     tt__free(t->ctx, layout);
     return status;
 }
-/* Returns an array with a number for each value, 0 at first. The caller frees it. NULL: out of memory. */
+/* Returns a map: a number for each value, 0 at first. The caller frees the array. NULL: out of memory. */
 static int32_t *tt__new_map(const tt_tape *t)
 {
     return (int32_t *)tt__calloc(t->ctx, sizeof(int32_t) * (size_t)t->n_values);
 }
 
-/* Replaces the operands of an instruction for which the map has another value. */
+/* Replaces each operand v of an instruction by map[v], unless map[v] is 0. */
 static void tt__map_operands(tt__instr *i, const int32_t *map)
 {
     for (int j = 0; j < TT__MAX_IN; j++) if (map[i->in[j]]) i->in[j] = map[i->in[j]];
@@ -7989,7 +7977,8 @@ static void tt__map_operands(tt__instr *i, const int32_t *map)
 /* ==== src/passes/differentiate.h */
 /* ------------------------------------------------------------------------------------------ differentiate */
 
-/* Appends the backward of the loss `root` to the tape. */
+/* Appends the backward of the loss `root` to the tape. Fails if no trainable parameter leads to `root`, or if
+   an op on the way has no backward. */
 static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 {
     tt__builder b = {t, accumulate, true, TT__EACH_MICRO, true};
@@ -8023,14 +8012,14 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 
 /* ---------------------------------------------------------------------------------------------- inference */
 
-/* Removes what does nothing: dropout of rate 0, and, in programs that do not train, all dropout, and the
-   block lists that are for training only. A removed dropout leaves a copy (SCALE by 1), which is dropped,
-   too, unless it is an output, has views or is the root. */
+/* Removes dropout of rate 0. In programs that do not train, removes all dropout, and the block lists that are
+   for training only. A dropout becomes a copy (SCALE by 1). The copy is removed, too, unless its result is an
+   output, has views or is the root. */
 static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 {
     int n = tt__index(t);
-    int32_t *instead = tt__new_map(t); /* for each value, the value to read instead if it was a dropped copy;
-                                          0: itself */
+    int32_t *instead = tt__new_map(t); /* for each value, the value to read instead if it was the result of a
+                                          removed copy; 0: the value itself */
     if (!instead) return TT_ERR_MEMORY;
     for (int k = 0; k < n; k++) {
         tt__instr *i = &t->code[k];
@@ -8054,12 +8043,12 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 /* ==== src/passes/rows.h */
 /* --------------------------------------------------------------------------------------------------- rows */
 
-/* The instructions that gather rows. */
+/* The GATHER_ROWS instructions of a tape. */
 typedef struct tt__gathers {
     tt_tape *t;
     int n;                      /* number of instructions before the pass */
     int *all; int n_all, cap_all;
-    int *todo; int n_todo, cap_todo; /* stack of gathers to move up */
+    int *todo; int n_todo, cap_todo; /* stack of gathers that are still to be moved up */
 } tt__gathers;
 
 static bool tt__gathers_add(tt__gathers *g, int k)
@@ -8071,13 +8060,13 @@ static bool tt__gathers_add(tt__gathers *g, int k)
     return true;
 }
 
-/* Returns rows `index` of v for instruction `at`. The rows are gathered once, before the first instruction
-   that needs them. Returns 0 if out of memory. */
+/* Returns a value with the rows `index` of v for instruction `at`. Each set of rows is gathered once, before
+   the first instruction that needs it. Returns 0 if out of memory. */
 static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
 {
     tt_tape *t = g->t;
     tt__instr gather = tt__new_instr(TT__OP_GATHER_ROWS);
-    int k = -1; /* an existing gather of these rows */
+    int k = -1; /* number of a gather of these rows in the tape; -1: none */
     for (int n = 0; n < g->n_all && k < 0; n++) {
         const tt__instr *i = &t->code[g->all[n]];
         if (i->op >= 0 && i->in[0] == v && i->in[1] == index) k = g->all[n];
@@ -8097,14 +8086,14 @@ static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
         tt__tape_value *y = &t->values[gather.out[0]];
         y->named = true;
         y->needs_grad = t->values[v].needs_grad;
-        y->pinned_f32 = t->values[v].storage != TT__TRANSIENT && shape.dtype == TT_F32; /* stays exact, like
-                                                                                           inputs */
+        y->pinned_f32 = t->values[v].storage != TT__TRANSIENT && shape.dtype == TT_F32; /* inputs are not
+                                                                                           rounded */
     }
     return tt__insert(t, at, &gather) && tt__gathers_add(g, t->n_code - 1) ? gather.out[0] : 0;
 }
 
-/* Replaces gather_rows(op(x)) by op(gather_rows(x)), if the op allows it and no other instruction reads
-   op(x). */
+/* Replaces gather_rows(op(x)) by op(gather_rows(x)) if the op computes row by row and no other instruction
+   reads op(x). */
 static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
 {
     tt_tape *t = g->t;
@@ -8117,12 +8106,12 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     tt__shape shape[TT__MAX_OUT];
     if (!by_row || i.out[0] != v || (numbers && i.in[numbers])) return TT_OK;
     bool max = 2 * t->values[index].shape.rows > t->values[v].shape.rows;
-    /* Attention skips keys that no query sees only when all rows are queries. */
+    /* Causal and windowed attention skips keys that no query sees only if all rows are queries. */
     if ((i.attr.causal || i.attr.window) && max) return TT_OK;
     i.out[0] = t->code[k].out[0];
     tt__tape_value *y = &t->values[i.out[0]];
     if (!y->named) memcpy(y->name, t->values[v].name, sizeof y->name);
-    y->block_end = y->block_end || (t->stages > 1 && t->values[v].block_end); /* stages may end here */
+    y->block_end = y->block_end || (t->stages > 1 && t->values[v].block_end); /* a stage may end here */
     tt__drop(t, k);
     for (int j = 0; j < TT__MAX_IN; j++)
         if (i.in[j] && by_row >> j & 1 && !(i.in[j] = tt__gathered(g, at, i.in[j], index)))
@@ -8139,9 +8128,9 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     return TT_OK;
 }
 
-/* Computes only the rows of a result that are read, back to the first instruction that needs all rows (see
-   ROWS THAT ARE READ in the manual). Dropout draws the same masks as for all rows. A gather takes the place
-   of the op, where its index exists because an index is an input; so no value lives longer. */
+/* Computes only those rows of a result that are read, back to the first instruction that needs all rows (see
+   ROWS THAT ARE READ in the manual). Dropout draws the same masks as for all rows. The gather moves to the
+   place of the op. Its index exists there, because an index is an input. */
 static tt_status tt__pass_rows(tt_tape *t, int32_t root)
 {
     tt__gathers g;
@@ -8163,22 +8152,22 @@ static tt_status tt__pass_rows(tt_tape *t, int32_t root)
 /* ==== src/passes/tensor.h */
 /* ------------------------------------------------------------------------------------------------- tensor
    Splits layers over the tensor ranks. All ranks run the same instructions, each on its shard (Shoeybi et
-   al., "Megatron-LM", 2019). The pass finds regions to split; nothing marks them. A region begins at linear
-   layers that read replicated values; their weights are sharded by rows, and so their results by columns. The
-   region continues through ops that compute columns from the same columns (in attention, heads). It ends at
-   linear layers whose weights are sharded by columns; the ranks sum their results. `sequence`: between
-   regions, values are sharded by rows instead of replicated. */
+   al., "Megatron-LM", 2019). The pass itself finds the regions of the tape to split. A region begins at
+   linear layers that read replicated values: their weights are sharded by rows, so their results are sharded
+   by columns. The region goes on through ops that compute columns from the same columns (in attention,
+   heads). It ends at linear layers whose weights are sharded by columns: the ranks sum their results. With
+   `sequence`, values between regions are sharded by rows instead of replicated. */
 
-/* Regions with fewer weights are not split: the ranks would wait for one another longer than they compute. */
+/* Fewest weights of a region to split: in smaller regions, ranks would wait longer than they compute. */
 #ifndef TT__TENSOR_LEAST /* tests set a smaller number */
 #define TT__TENSOR_LEAST 1000000
 #endif
-#define TT__RANDOM_UNIT 8 /* columns whose random numbers are drawn at once */
+#define TT__RANDOM_UNIT 8 /* number of columns for which a kernel draws random numbers at once */
 
-/* The role of an instruction. APART: in no region, and computed on all ranks. BEGIN, INNER, END: in a region.
-   OWN: in no region, and each rank computes its shard of the rows. LOOKUP: looks up rows of a table that is
-   sharded by rows. HEAD, HEAD_LOSS: a linear layer and the loss of its results; each rank computes its shard
-   of the rows. */
+/* The role of an instruction. APART: all ranks compute it whole. BEGIN, INNER, END: belongs to a region,
+   which ranks divide by columns. OWN: outside of regions; each rank computes its shard of the rows. LOOKUP:
+   looks up rows of a table that is sharded by rows. HEAD, HEAD_LOSS: a linear layer and the loss of its
+   results; each rank computes its shard of the rows. */
 typedef enum tt__role {
     TT__APART, TT__BEGIN, TT__INNER, TT__END, TT__OWN, TT__LOOKUP, TT__HEAD, TT__HEAD_LOSS
 } tt__role;
@@ -8188,17 +8177,17 @@ typedef struct tt__tensor {
     int ranks, n;           /* n: number of instructions before the pass */
     bool sequence, train;
     int32_t root;
-    tt__role *role;         /* role of each instruction */
-    int *code; int n_code;  /* the instructions of the region that is being searched */
-    bool *inside;           /* of each activation: sharded by columns; of each parameter outside of regions:
+    tt__role *role;         /* for each instruction */
+    int *code; int n_code;  /* the instructions of the region that is being found */
+    bool *inside;           /* for each activation: sharded by columns; for each parameter outside of regions:
                                sharded by rows */
-    bool *by_rows;          /* of each value: sharded by rows */
-    int32_t *own_uses;      /* of each storage: number of operands that OWN instructions read whole */
-    int32_t *values; int n_values;  /* the values of the region that is being searched */
-    int32_t unsplit;        /* the value that kept the last candidate from being a region; 0: none */
-    /* For each value, another value made from it, or 0. gathered: all rows of a sharded value; region_input:
-       the value that ranks read when their gradients of the value are partial; own: a rank's shard of the
-       rows of a replicated value. */
+    bool *by_rows;          /* for each value: sharded by rows */
+    int32_t *own_uses;      /* for each storage: number of operands that OWN instructions read whole */
+    int32_t *values; int n_values;  /* the values of the region that is being found */
+    int32_t unsplit;        /* the value because of which the last candidate is no region; 0: none */
+    /* For each value v, a value made from v; 0: none. gathered: all rows of v, which is sharded.
+       region_input: v whole, for readers that compute partial gradients of v. own: a rank's shard of the rows
+       of v, which is replicated. */
     int32_t *gathered, *region_input, *own;
 } tt__tensor;
 
@@ -8207,8 +8196,8 @@ static bool tt__is_activation(const tt_tape *t, int32_t v)
     return t->values[v].storage == TT__TRANSIENT && tt__is_float(t->values[v].shape.dtype);
 }
 
-/* Returns whether value v may be sharded: an activation that a single instruction writes, and that is neither
-   an output nor the root and has no views. */
+/* Returns whether value v may be sharded: an activation that only one instruction writes, without views, and
+   neither an output nor the root. */
 static bool tt__may_split(const tt__tensor *s, int32_t v)
 {
     const tt__tape_value *x = &s->t->values[v];
@@ -8216,8 +8205,8 @@ static bool tt__may_split(const tt__tensor *s, int32_t v)
     return alone && tt__is_activation(s->t, v) && x->writes == 1;
 }
 
-/* Returns whether parameter v can have this layout. A sharded parameter needs shards of equal size and a
-   single reader. */
+/* Returns whether parameter v can have layout `split`. A parameter can be sharded if its shards are equally
+   large and a single instruction reads it. */
 static bool tt__may_lay_out(const tt__tensor *s, int32_t v, tt__split split)
 {
     const tt__tape_value *p = &s->t->values[v];
@@ -8227,17 +8216,17 @@ static bool tt__may_lay_out(const tt__tensor *s, int32_t v, tt__split split)
     return alone && (split == TT__ROWS ? p->shape.rows : p->shape.cols) % s->ranks == 0;
 }
 
-/* Returns whether the ranks that read v may compute partial gradients of v, which the value that tt__entered
-   makes then sums. v must be a whole storage that an instruction computes, not a view or a parameter. A value
-   without a gradient always may be read so. */
+/* Returns whether the readers of v may compute partial gradients of v, to be summed over the ranks
+   (tt__entered). v must have no gradient, or be a whole storage that an instruction computes: not a view, not
+   a parameter. */
 static bool tt__may_enter(const tt__tensor *s, int32_t v)
 {
     const tt__tape_value *x = &s->t->values[v];
     return (x->storage == TT__TRANSIENT && x->base == v) || !x->needs_grad;
 }
 
-/* Returns the layout of operand j of a linear layer with weight operand w, where a region begins or where it
-   ends. */
+/* Returns the layout of operand j of a linear layer with weight operand w, at the beginning or the end of a
+   region. */
 static tt__split tt__split_in(bool begin, int w, int j)
 {
     if (j == 0) return begin ? TT__WHOLE : TT__COLS;
@@ -8245,8 +8234,8 @@ static tt__split tt__split_in(bool begin, int w, int j)
     return begin ? TT__COLS : TT__WHOLE;
 }
 
-/* Returns the role that instruction k could have in the region; APART: none. The instruction reads a value of
-   the region (if `reads`) or writes one. */
+/* Returns the role that instruction k could have in the region; APART: none. reads: the instruction reads a
+   value of the region; otherwise it writes one. */
 static tt__role tt__role_in(const tt__tensor *s, int k, bool reads)
 {
     const tt_tape *t = s->t;
@@ -8283,8 +8272,8 @@ static bool tt__take_value(tt__tensor *s, int32_t v)
     return true;
 }
 
-/* Adds instruction k, and the values that must be sharded with it, to the region. Returns false if that is
-   impossible. */
+/* Adds instruction k to the region, with the values that must be sharded, too. reads: as for tt__role_in.
+   Returns false if that is impossible. */
 static bool tt__take_instr(tt__tensor *s, int k, bool reads)
 {
     const tt__instr *i = &s->t->code[k];
@@ -8295,13 +8284,13 @@ static bool tt__take_instr(tt__tensor *s, int k, bool reads)
             if (i->in[j] && tt__is_activation(s->t, i->in[j]) && !tt__take_value(s, i->in[j])) return false;
         return s->role[k] == TT__END || tt__take_value(s, i->out[0]);
     }
-    for (int c = 0; c < s->n_code; c++) /* it may be in an earlier region */
+    for (int c = 0; c < s->n_code; c++) /* an instruction of an earlier region does not fit */
         if (s->code[c] == k) return s->role[k] != (reads ? TT__BEGIN : TT__END);
     return false;
 }
 
-/* Finds the region that begins at instruction k, and possibly at other instructions, too. Returns false if
-   there is none. */
+/* Finds the region that begins at instruction k, and possibly at other instructions as well. Returns false if
+   none begins at k. */
 static bool tt__find_region(tt__tensor *s, int k)
 {
     const tt_tape *t = s->t;
@@ -8334,11 +8323,11 @@ static bool tt__find_region(tt__tensor *s, int k)
     return false;
 }
 
-/* Returns whether a value has rows that can be sharded. */
+/* Returns whether the rows of value x can be sharded: they are those of an axis, without extra rows. */
 static bool tt__has_rows(const tt__tape_value *x) { return x->shape.axis && !x->shape.extra; }
 
-/* Finds the head: a linear layer with many output columns whose results only the loss reads. Each rank
-   computes its shard of the rows of both. The loss must be the root, because no rank knows the loss before
+/* Finds the head: a linear layer with many output columns, and the loss that alone reads its results. Each
+   rank computes a shard of the rows of both. The loss must be the root, because no rank knows the loss until
    all have counted. */
 static void tt__find_head(tt__tensor *s)
 {
@@ -8368,8 +8357,8 @@ static void tt__find_head(tt__tensor *s)
     s->role[loss] = TT__HEAD_LOSS;
 }
 
-/* Returns whether instruction k looks up rows of operand j, so that row shards of the operand give partial
-   sums. */
+/* Returns whether instruction k looks up rows of operand j. With a row shard of operand j, each rank then
+   computes a summand of the result. */
 static bool tt__looks_up(const tt__tensor *s, int k, int j)
 {
     const tt_tape *t = s->t;
@@ -8381,8 +8370,8 @@ static bool tt__looks_up(const tt__tensor *s, int k, int j)
     return s->role[k] == TT__APART && rules->layout && rules->layout(t, i, in, out) && out[0] == TT__PARTIAL;
 }
 
-/* Returns whether the ranks keep row shards of parameter v. An arena may hold such shards already. Otherwise
-   v must have many weights, a number of rows that the ranks divide, and no readers but look-ups and the
+/* Returns whether each rank keeps a shard of the rows of parameter v: if an arena holds row shards already,
+   or if v has many weights, a number of rows that the ranks divide, and no readers but look-ups and the
    head. */
 static bool tt__may_split_table(const tt__tensor *s, int32_t v)
 {
@@ -8399,7 +8388,7 @@ static bool tt__may_split_table(const tt__tensor *s, int32_t v)
     return fits;
 }
 
-/* Returns the axis of a rank's shard of the rows of axis `of`, and makes it if needed; 0: out of memory. */
+/* Returns the axis of one rank's shard of the rows of axis `of`; makes it if needed. 0: out of memory. */
 static int32_t tt__own_axis(tt_tape *t, int32_t of, int parts)
 {
     for (int32_t a = 1; a < t->n_axes; a++) if (t->axes[a].of == of && t->axes[a].parts == parts) return a;
@@ -8414,7 +8403,7 @@ static int32_t tt__own_axis(tt_tape *t, int32_t of, int parts)
     return t->n_axes++;
 }
 
-/* Changes the shape to that of a rank's shard of the rows. Returns false if out of memory. */
+/* Changes *shape to that of one rank's shard of the rows. Returns false if out of memory. */
 static bool tt__own_shape(const tt__tensor *s, tt__shape *shape)
 {
     shape->axis = tt__own_axis(s->t, shape->axis, s->ranks);
@@ -8422,8 +8411,9 @@ static bool tt__own_shape(const tt__tensor *s, tt__shape *shape)
     return shape->axis != 0;
 }
 
-/* Inserts before instruction `at` an instruction of `op` over the tensor ranks that reads v and writes a new
-   value of the given shape, replicated and otherwise like v. Returns the new value; 0: out of memory. */
+/* Inserts, before instruction `at`, an instruction of `op` over the tensor ranks that reads v and writes a
+   new value of the given shape. The new value is replicated, and otherwise like v. Returns the new value; 0:
+   out of memory. */
 static int32_t tt__move_value(const tt__tensor *s, int at, int op, int32_t v, const tt__shape *shape)
 {
     tt_tape *t = s->t;
@@ -8438,8 +8428,8 @@ static int32_t tt__move_value(const tt__tensor *s, int at, int op, int32_t v, co
     return tt__insert(t, at, &i) ? y : 0;
 }
 
-/* Returns a value with all rows of v, a value or a table, for instruction `at`; gathers the rows if needed.
-   0: out of memory. */
+/* Returns a value with all rows of v, an activation or a table, for instruction `at`; gathers them if v is
+   sharded. 0: out of memory. */
 static int32_t tt__gathered_rows(const tt__tensor *s, int at, int32_t v)
 {
     const tt__tape_value *x = &s->t->values[v];
@@ -8450,9 +8440,9 @@ static int32_t tt__gathered_rows(const tt__tensor *s, int at, int32_t v)
     return s->gathered[v] = tt__move_value(s, at, TT__OP_ALL_GATHER, v, &shape);
 }
 
-/* Returns the value with all rows of v that instruction `at` reads if ranks compute partial gradients of v.
-   In training, a SCALE by 1 makes this value; its backward sums the partial gradients, and
-   tt__pass_tensor_gradients removes the SCALE. 0: out of memory. */
+/* Returns the value that instruction `at` reads in place of v, with all rows, if ranks compute partial
+   gradients of v. In training, a SCALE by 1 makes this value; the backward of the SCALE sums the partial
+   gradients, and tt__pass_tensor_gradients removes the SCALE. 0: out of memory. */
 static int32_t tt__entered(const tt__tensor *s, int at, int32_t v)
 {
     const int32_t whole = tt__gathered_rows(s, at, v);
@@ -8462,8 +8452,7 @@ static int32_t tt__entered(const tt__tensor *s, int at, int32_t v)
     return s->region_input[v];
 }
 
-/* Returns the value that instruction `at` reads instead of v if a rank computes its shard of the rows: a
-   rank's shard of the rows of v. 0: out of memory. */
+/* Returns this rank's shard of the rows of v, for instruction `at`. 0: out of memory. */
 static int32_t tt__own_rows(const tt__tensor *s, int at, int32_t v)
 {
     tt_tape *t = s->t;
@@ -8476,7 +8465,7 @@ static int32_t tt__own_rows(const tt__tensor *s, int at, int32_t v)
     return s->own[v];
 }
 
-/* Gives a value or parameter the shape of a rank's shard. */
+/* Gives value or parameter v the layout `split` and the shape of one rank's shard. */
 static void tt__split_value(const tt__tensor *s, int32_t v, tt__split split)
 {
     tt__tape_value *x = &s->t->values[v];
@@ -8500,7 +8489,7 @@ static tt_status tt__split_results(const tt__tensor *s, const tt__instr *i, tt__
     return TT_OK;
 }
 
-/* Makes instruction k write a partial value, and inserts the sum of it over the ranks. */
+/* Makes instruction k write this rank's summand of its result, and inserts the sum over the ranks. */
 static tt_status tt__sum_results(const tt__tensor *s, int k)
 {
     tt_tape *t = s->t;
@@ -8519,7 +8508,7 @@ static tt_status tt__sum_results(const tt__tensor *s, int k)
     return tt__insert(t, k + 1, &sum) ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Returns, as a bit set, the operands of which an instruction reads a row for each row that it writes. */
+/* Returns bit j set if instruction i reads one row of operand j for each row that it writes. */
 static unsigned tt__row_operands(const tt__instr *i)
 {
     const int numbers = tt__numbers(i);
@@ -8528,14 +8517,14 @@ static unsigned tt__row_operands(const tt__instr *i)
     return (tt__ops[i->op].flags / TT__BY_ROW(1) & 15) | (numbers ? 1u << numbers : 0);
 }
 
-/* Returns whether the sum y at the end of a region leaves each rank only its shard of the rows. */
+/* Returns whether the ranks sum y, at the end of a region, so that each gets only its shard of the rows. */
 static bool tt__ends_by_rows(const tt__tensor *s, int32_t y)
 {
     return s->sequence && tt__may_split(s, y) && tt__has_rows(&s->t->values[y]);
 }
 
-/* Returns whether instruction k, which is in no region, can compute a rank's shard of the rows of its results
-   from a shard of the rows of its operands. */
+/* Returns whether instruction k, outside of regions, can compute a shard of the rows of its results from
+   shards of the rows of its operands. */
 static bool tt__by_own_rows(const tt__tensor *s, int k)
 {
     const tt_tape *t = s->t;
@@ -8560,7 +8549,7 @@ static bool tt__by_own_rows(const tt__tensor *s, int k)
     return fits && out[0] == TT__ROWS;
 }
 
-/* Counts, for each storage, the operands that OWN instructions read whole. */
+/* Counts, for each storage, the operands that OWN instructions read whole (own_uses). */
 static void tt__count_own_uses(tt__tensor *s)
 {
     memset(s->own_uses, 0, sizeof *s->own_uses * (size_t)s->t->n_values);
@@ -8571,9 +8560,9 @@ static void tt__count_own_uses(tt__tensor *s)
     }
 }
 
-/* Returns whether the gradients of the operands that the OWN instruction k reads whole can be summed over
-   ranks. Such a gradient is partial on each rank. It can be summed if the operand is a parameter and all its
-   readers leave partial gradients. */
+/* Returns whether the OWN instruction k may have partial gradients of the operands that it reads whole. Each
+   such operand must be a parameter that only OWN instructions read, so that the ranks can sum all its
+   gradients. */
 static bool tt__gives_parts(const tt__tensor *s, int k)
 {
     const tt__instr *i = &s->t->code[k];
@@ -8592,8 +8581,8 @@ static void tt__set_own(tt__tensor *s, int k, bool own)
     for (int o = 0; o < TT__MAX_OUT; o++) s->by_rows[s->t->code[k].out[o]] = own;
 }
 
-/* Finds the instructions that compute a rank's shard of the rows: first takes all that could, then removes
-   those that cannot beside the others, until all that remain can. */
+/* Finds the OWN instructions: takes all candidates, then removes those that do not fit the others, until all
+   that remain fit. */
 static void tt__find_own_rows(tt__tensor *s)
 {
     bool changed = true;
@@ -8615,8 +8604,8 @@ static void tt__find_own_rows(tt__tensor *s)
     }
 }
 
-/* Returns the value that instruction k reads instead of operand j; shards the operand if it is a parameter.
-   0: out of memory. */
+/* Returns the value that instruction k reads in place of operand j; shards operand j if it is a parameter. 0:
+   out of memory. */
 static int32_t tt__split_operand(const tt__tensor *s, int k, int j)
 {
     const tt__instr *i = &s->t->code[k];
@@ -8631,7 +8620,7 @@ static int32_t tt__split_operand(const tt__tensor *s, int k, int j)
     return v;
 }
 
-/* Shards the operands and results of instruction k, or gathers the operands that the instruction needs
+/* Shards the operands and results of instruction k according to its role, or gathers operands that it needs
    whole. */
 static tt_status tt__split_instr(tt__tensor *s, int k)
 {
@@ -8641,7 +8630,7 @@ static tt_status tt__split_instr(tt__tensor *s, int k)
         if (!t->code[k].in[j]) continue;
         const int32_t v = tt__split_operand(s, k, j);
         if (!v) return TT_ERR_MEMORY;
-        t->code[k].in[j] = v; /* insertions may move t->code */
+        t->code[k].in[j] = v; /* read t->code anew: insertions may move it */
         if (role == TT__END && j && j != tt__weight(&t->code[k])) t->code[k].once |= 1u << j;
     }
     tt__instr i = t->code[k];
@@ -8656,8 +8645,8 @@ static tt_status tt__split_instr(tt__tensor *s, int k)
     return tt__split_results(s, &i, TT__ROWS);
 }
 
-/* Fails because parameter v is needed whole and the ranks hold shards of it already. The error says why it is
-   needed whole. */
+/* Fails because this program needs parameter v whole, but an earlier program left shards on the ranks. The
+   error says why v is needed whole. */
 static tt_status tt__held_in_parts(tt__tensor *s, int32_t v)
 {
     const tt__tape_value *p = &s->t->values[v];
@@ -8673,8 +8662,7 @@ static tt_status tt__held_in_parts(tt__tensor *s, int32_t v)
                     "so that both have it whole", p->name, why);
 }
 
-/* Returns whether an arena holds shards of parameter v, by layout `split`, and this program needs v whole.
-   Row shards can be gathered. */
+/* Returns whether an arena holds shards of parameter v in layout `split`, but this program needs v whole. */
 static bool tt__is_unfit(const tt__tensor *s, int32_t v, tt__split split)
 {
     const tt__tape_value *p = &s->t->values[v];
@@ -8682,9 +8670,9 @@ static bool tt__is_unfit(const tt__tensor *s, int32_t v, tt__split split)
     return held && (p->uses > 1 || s->role[p->reader] == TT__APART);
 }
 
-/* Gives parameters of which an arena holds shards the same layout in this program. Parameters sharded by
-   rows, with which regions begin, come first, because their error names the value that keeps the region
-   whole. If the only unfit parameters are sharded by rows, they are gathered instead of an error. */
+/* Gives parameters of which an arena holds shards the same layout in this program. Fails if a parameter is
+   needed whole, unless all of these can be gathered: shards of rows, without views. The error first names a
+   parameter sharded by rows, and the value that keeps its region whole. */
 static tt_status tt__check_held(tt__tensor *s)
 {
     bool gathers = true;
@@ -8703,8 +8691,8 @@ static tt_status tt__check_held(tt__tensor *s)
     return TT_OK;
 }
 
-/* Finds the head, and the tables to shard. With a head, a rank does not know the number of targets of all
-   ranks, as in programs that accumulate. */
+/* Finds the head, and the tables to shard. With a head, no rank knows the total number of targets in
+   training, as in programs that accumulate. */
 static void tt__find_tables(tt__tensor *s)
 {
     tt_tape *t = s->t;
@@ -8721,7 +8709,7 @@ static void tt__find_tables(tt__tensor *s)
     }
 }
 
-/* Splits the tape over tensor ranks. */
+/* Splits the tape over `ranks` tensor ranks. sequence: as in the option of this name. */
 static tt_status tt__pass_tensor(tt_tape *t, int32_t root, int ranks, bool sequence, bool train)
 {
     tt__tensor s;
@@ -8760,9 +8748,9 @@ static tt_status tt__pass_tensor(tt_tape *t, int32_t root, int ranks, bool seque
     return status == TT_OK ? tt__settle(t, s.n) : status;
 }
 
-/* Makes a value for the partial gradients of a replicated parameter, and appends the instruction that sums
-   them into its gradient g. with_previous: the sum runs together with the instruction before. Returns the
-   value; 0: out of memory. */
+/* Makes a value for the partial gradient of a replicated parameter, and appends its sum over the ranks into
+   the gradient g. with_previous: the sum runs together with the instruction before. Returns the value; 0: out
+   of memory. */
 static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
 {
     const tt__tape_value of = t->values[g];
@@ -8779,7 +8767,7 @@ static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
     return part;
 }
 
-/* Makes each view whose storage the map replaces by another storage a view of that other storage. */
+/* Moves views to other storages: storage map[s] replaces storage s; 0: storage s stays. */
 static void tt__map_views(tt_tape *t, int values, const int32_t *map)
 {
     for (int32_t v = 1; v < values; v++) {
@@ -8788,7 +8776,7 @@ static void tt__map_views(tt_tape *t, int values, const int32_t *map)
     }
 }
 
-/* Returns the stage of the last instruction before k that writes the operand of instruction k; 0: no
+/* Returns the pipeline stage of the last instruction before k that writes operand 0 of instruction k; 0: no
    pipeline. */
 static int tt__operand_stage(const tt_tape *t, int k)
 {
@@ -8797,12 +8785,11 @@ static int tt__operand_stage(const tt_tape *t, int k)
     return 0;
 }
 
-/* Makes instructions write partial gradients to new values, and appends their sums over the ranks. layout:
-   the layout of each storage. part: an entry for each value, 0 at first, that receives the new value for the
-   value's partial gradient. */
+/* Makes instructions write partial gradients to new values, and appends sums over the ranks. layout: of each
+   storage. part: receives, for each value, the new value with its partial gradient; all 0 at first. */
 static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t *part)
 {
-    const int values = t->n_values, n = t->n_code; /* new values and instructions come after these */
+    const int values = t->n_values, n = t->n_code; /* values and instructions from these numbers on are new */
     int sums = 0;
     for (int32_t v = 1; v < values; v++) {
         if (t->values[v].storage != TT__GRADIENT || layout[v] != TT__PARTIAL) continue;
@@ -8819,8 +8806,8 @@ static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t 
     return TT_OK;
 }
 
-/* Removes, after differentiation, the instructions that exist only for their backward, and inserts the sums
-   of partial gradients over the ranks. */
+/* After differentiation: removes the instructions that exist only for their backward, and inserts the sums of
+   partial gradients over the ranks. */
 static tt_status tt__pass_tensor_gradients(tt_tape *t)
 {
     const int n = tt__index(t);
@@ -8831,7 +8818,7 @@ static tt_status tt__pass_tensor_gradients(tt_tape *t)
         tt__instr *i = &t->code[k];
         tt__map_operands(i, instead);
         if (i->move.over == TT__ALONE || tt__rules_of(i)->phases) continue;
-        instead[i->out[0]] = i->in[0]; /* a storage, not a view, by tt__may_enter; its row shards are views */
+        instead[i->out[0]] = i->in[0]; /* a storage, not a view, because of tt__may_enter */
         tt__drop(t, k);
     }
     if (status == TT_OK) tt__map_views(t, t->n_values, instead);
@@ -8848,7 +8835,7 @@ static tt_status tt__pass_tensor_gradients(tt_tape *t)
     return status;
 }
 
-/* Computes a loss of sharded rows as the mean over the counts of all ranks. */
+/* Computes a loss whose rows the ranks share as the mean over the counts of all ranks. */
 static tt_status tt__pass_tensor_losses(tt_tape *t)
 {
     const int n = tt__index(t);
@@ -8868,8 +8855,7 @@ static tt_status tt__pass_tensor_losses(tt_tape *t)
 /* ==== src/passes/fuse.h */
 /* --------------------------------------------------------------------------------------------------- fuse */
 
-/* Fuses instructions by the rule `fuse` of their ops, or, after differentiation (`later`), by the rule
-   `fuse_later`. */
+/* Fuses instructions by the rule `fuse` of each op or, after differentiation (`later`), by `fuse_later`. */
 static tt_status tt__pass_fuse(tt_tape *t, int32_t root, bool later)
 {
     int n = tt__index(t);
@@ -8884,24 +8870,24 @@ static tt_status tt__pass_fuse(tt_tape *t, int32_t root, bool later)
 /* ==== src/passes/precision.h */
 /* ---------------------------------------------------------------------------------------------- precision */
 
-/* The values of the option `precision`. Saved states contain these numbers. */
+/* The values of the option `precision`. Saved states contain these numbers, so they never change. */
 typedef enum tt__precision_kind {
     TT__32_TRUE, TT__BF16_MIXED, TT__BF16_TRUE, TT__16_MIXED, TT__16_TRUE
 } tt__precision_kind;
 
-/* The options `precision` and `residual`. */
+/* The options `precision` and `residual` after parsing. */
 typedef struct tt__precision {
     tt__precision_kind kind;
     bool mixed;
     bool residual_f32;
-    tt_dtype half;      /* dtype of 16-bit values; f32: there are none. f16 comes with loss scaling */
+    tt_dtype half;      /* dtype of 16-bit values; f32 if there are none. f16 also means loss scaling */
 } tt__precision;
 
 static const char *const tt__precision_names[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed",
                                                   "16-true"};
 
-/* Finds `name` among the n names of an option's values and writes its number to *out. `use`: the names as an
-   error lists them. Fails if the name is unknown. */
+/* Finds `name` among the n values of an option and writes its index to *out. `use` lists the values for the
+   error message. Fails if the name is unknown. */
 static tt_status tt__parse(tt_context *ctx, const char *option, const char *name, const char *const *names,
                            int n, const char *use, int *out)
 {
@@ -8919,7 +8905,7 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
     tt_status status = tt__parse(ctx, "precision", name ? name : "32-true", tt__precision_names, 5,
                                  "32-true, 16-mixed, 16-true, bf16-mixed or bf16-true", &k);
     if (status != TT_OK) return status;
-    out->kind = (tt__precision_kind)k; /* set even if the residual is wrong, for later checks */
+    out->kind = (tt__precision_kind)k; /* set even if `residual` is wrong, for later checks */
     out->mixed = k == TT__BF16_MIXED || k == TT__16_MIXED;
     out->half = k == TT__32_TRUE ? TT_F32 : k >= TT__16_MIXED ? TT_F16 : TT_BF16;
     if (residual)
@@ -8934,10 +8920,10 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
 
 typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt__matmul;
 
-/* Puts v into a residual stream if v flows into the stream unchanged, and returns whether v is in the stream
-   then, or needs no mark (f32, or not transient). v is a residual operand or an operand of a sum. Values that
-   are rounded to 16 bits for the matmuls that read them (norms, activations, attention), and views of wider
-   values, stay out. */
+/* Puts v into a residual stream if the op that computes v begins a stream or moves a stream's values
+   unchanged. Returns whether v is in the stream or needs no mark, because v is f32 anyway or not transient. v
+   is a residual operand or an operand of a sum. Results of norms, activations and attention stay out:
+   products read them rounded to 16 bits. */
 static bool tt__into_residual(tt_tape *t, int32_t v)
 {
     if (tt__is_own_rows(t, v)) v = t->values[v].base;
@@ -8950,8 +8936,8 @@ static bool tt__into_residual(tt_tape *t, int32_t v)
     return t->values[v].residual = in;
 }
 
-/* Marks the values of residual streams: sums of residual additions, rows gathered from such sums, and the
-   values that the first addition of a stream adds to. */
+/* Marks the values of residual streams: the first summand of a stream, the results of residual additions, and
+   rows gathered from them. */
 static void tt__mark_residual(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
@@ -8971,8 +8957,8 @@ static void tt__mark_residual(tt_tape *t)
     }
 }
 
-/* Inserts a cast of v to another dtype directly before instruction k, so that the copy lives as short as
-   possible. Returns the copy; 0: out of memory. */
+/* Inserts a cast of v to another dtype directly before instruction k, so that the copy takes memory as late
+   as possible. Returns the copy; 0: out of memory. */
 static int32_t tt__cast_before(tt_tape *t, int k, int32_t v, tt_dtype dtype)
 {
     tt__shape shape = t->values[v].shape;
@@ -8983,9 +8969,9 @@ static int32_t tt__cast_before(tt_tape *t, int k, int32_t v, tt_dtype dtype)
     return tt__value_like(t, v, copy) && tt__insert(t, k, &cast) ? copy : 0;
 }
 
-/* Gives values their dtypes. Gradients, which are made later, get the dtypes of their values. In mixed
-   precision, matmuls read weights through a 16-bit copy that is made once a run. Statistics, losses, values
-   that a loss reads, and numbers computed from a loss stay f32. */
+/* Sets the dtypes of all values. Gradients are made later, with the dtypes of their values. In mixed
+   precision, products read weights through a 16-bit copy, which is made once a run. Statistics, losses,
+   values that a loss reads, and scalars computed from a loss stay f32. */
 static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
 {
     if (precision->kind == TT__32_TRUE) return TT_OK;
@@ -9032,11 +9018,11 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
 }
 
 #ifndef TT__PIECES_FROM /* tests set a smaller number */
-#define TT__PIECES_FROM 65536 /* elements; smaller tensors are not sharded, as that would save little */
+#define TT__PIECES_FROM 65536 /* elements; smaller tensors are not sharded, which would save little memory */
 #endif
 
-/* Returns the shard that a data rank has of a tensor like v, where the tensor is divided over data ranks;
-   unit 0: the tensor is not divided, each rank has it whole. */
+/* Returns the shard that a data rank has of a tensor like v; unit 0: the tensor is not divided, each rank has
+   it whole. */
 static tt__part tt__data_part(const tt_tape *t, int32_t v)
 {
     const tt__tape_value *x = &t->values[v];
@@ -9050,8 +9036,8 @@ static tt__part tt__data_part(const tt_tape *t, int32_t v)
     return part;
 }
 
-/* Makes products read f32 weights and round them while reading, instead of mixed precision's 16-bit copies of
-   the weights. The pass is for devices whose products can round while reading. */
+/* Makes products read f32 weights and round them while reading, in place of mixed precision's 16-bit copies
+   of weights. The pass is for devices whose products can round operands. */
 static void tt__pass_fold_casts(tt_tape *t)
 {
     tt__index(t);
@@ -9061,19 +9047,20 @@ static void tt__pass_fold_casts(tt_tape *t)
         if (at < 0 || !tt__is(&t->code[at], TT__CASTS)) continue;
         const tt__tape_value *w = &t->values[t->code[at].in[0]];
         if (!tt__is_weight(t, t->code[at].in[0]) || w->shape.dtype != TT_F32) continue;
-        if (t->zero == 3 && tt__data_part(t, t->code[at].in[0]).unit) continue; /* the copy is gathered */
+        if (t->zero == 3 && tt__data_part(t, t->code[at].in[0]).unit) continue; /* ranks gather the 16-bit
+                                                                                   copy */
         i->attr.narrow = t->values[i->in[number]].shape.dtype;
         i->in[number] = t->code[at].in[0];
     }
 }
 
-/* Returns whether v is written once and read only by products whose other operand has this 16-bit dtype. */
+/* Returns whether v is written once and read only by products whose other operand has dtype `dtype`. */
 static bool tt__only_feeds_products(const tt_tape *t, int32_t v, tt_dtype dtype)
 {
     const tt__tape_value *x = &t->values[v];
     if (x->base != v || x->views || x->storage != TT__TRANSIENT || x->keep || x->ends || x->writes != 1)
         return false;
-    if (t->code[tt__producer(t, v)].move.over != TT__ALONE) return false; /* the ranks exchange f32 */
+    if (t->code[tt__producer(t, v)].move.over != TT__ALONE) return false; /* the ranks exchange v in f32 */
     for (int k = 0; k <= x->reader; k++)
         for (int j = 0; j < TT__MAX_IN; j++) {
             const tt__instr *i = &t->code[k];
@@ -9084,10 +9071,10 @@ static bool tt__only_feeds_products(const tt_tape *t, int32_t v, tt_dtype dtype)
     return true;
 }
 
-/* Rounds the f32 operand of a product whose other operand has 16 bits, such as the gradient of logits or of
-   an f32 residual stream. The pass is for devices whose products need operands of the same dtype. A value
-   that only products read is written in 16 bits; of any other value the products read a copy, made before the
-   first of them. */
+/* Gives both operands of a product the same dtype, for devices whose products need that. Rounds the f32
+   operand of a product whose other operand has 16 bits, such as the gradient of logits or of an f32 residual
+   stream. If only products read the f32 value, the value itself becomes 16-bit. Otherwise the products read a
+   16-bit copy, made before the first of them. */
 static tt_status tt__pass_alike_operands(tt_tape *t)
 {
     const int n = tt__index(t);
@@ -9119,22 +9106,22 @@ static tt_status tt__pass_alike_operands(tt_tape *t)
 
 typedef enum tt__recompute_policy {
     TT__RECOMPUTE_NONE, TT__RECOMPUTE_CHEAP, TT__RECOMPUTE_ATTENTION, TT__RECOMPUTE_BLOCKS,
-    TT__RECOMPUTE_BUDGET    /* a value of the option only: tt_compile chooses another */
+    TT__RECOMPUTE_BUDGET    /* a value of the option only: tt_compile chooses another policy */
 } tt__recompute_policy;
 
 typedef struct tt__recomputer {
     tt_tape *t;
     tt__recompute_policy policy;
-    const bool *drop; int n_drop; /* for each of n_drop values: recompute it whatever the policy */
-    int forward;     /* the first instruction of the backward */
-    int whole;       /* policy "blocks": number of instructions, from the first on, that are recomputed
-                        whole */
-    int at;          /* the instruction that needs a recomputed value, and before which instructions are
-                        inserted */
-    int32_t *recomputed;  /* for each value, its recomputed copy; 0: none yet */
+    const bool *drop; int n_drop; /* for each of n_drop values: recompute it with any policy */
+    int forward;     /* number of the first instruction of the backward */
+    int whole;       /* with policy "blocks": number of instructions at the start of the tape whose results
+                        are all recomputed */
+    int at;          /* instruction that needs a recomputed value; recomputing instructions are inserted
+                        before it */
+    int32_t *recomputed;  /* for each value: its recomputed copy; 0: none yet */
 } tt__recomputer;
 
-/* Returns whether the backward reads v, so that v is saved unless recomputed. */
+/* Returns whether the backward reads v. Then v is saved, unless v is recomputed. */
 static bool tt__is_saved(const tt__recomputer *r, int32_t v)
 {
     return r->t->values[r->t->values[v].base].reader >= r->forward;
@@ -9156,8 +9143,8 @@ static bool tt__is_kept(const tt__recomputer *r, int32_t v)
 }
 
 /* Returns the instruction that recomputes v; its op is -1 if v is not recomputed. A recomputation is deep if
-   its operands are recomputed as well, unless the backward reads them anyway; the operands of any other
-   recomputation are all in memory. *deep before the call: v is an operand of a deep recomputation. *deep
+   its operands are recomputed, too, except those that the backward reads anyway. A recomputation that is not
+   deep has all its operands in memory. *deep before the call: v is an operand of a deep recomputation. *deep
    after the call: the recomputation of v is deep. */
 static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *deep)
 {
@@ -9166,14 +9153,14 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     if (tt__is_kept(r, v)) return none;
     const tt__instr *f = &r->t->code[tt__producer(r->t, v)];
     const bool activated = tt__is(f, TT__ACTIVATES) && f->attr.act && f->out[1] && f->out[0] == v;
-    /* Whether the activation's operand is recomputed, too. */
+    /* whether the activation's operand, the pre-activation, is recomputed, too */
     const bool with_operand = activated && tt__is_dropped(r, f->out[1]);
     const bool dropped = tt__is_dropped(r, v), saved = tt__is_saved(r, v);
     const bool of_operand = activated && !with_operand && tt__is_saved(r, f->out[1]);
     if (x->mark == TT__MARKED_KEEP && saved) return none;
     *deep = !of_operand && (dropped || with_operand || (*deep && !saved && x->writes == 1));
     if (*deep) return tt__is(f, TT__LOSS) ? none : *f;
-    if (f->out[0] != v) return none; /* statistics are small, so they are saved */
+    if (f->out[0] != v) return none; /* row statistics such as mean and 1/std are small, so they are saved */
     if (of_operand && (dropped || r->policy != TT__RECOMPUTE_NONE)) {
         tt__instr i = tt__instr_like(f, TT__OP_ACTIVATION, f->out[1], v);
         i.attr = f->attr;
@@ -9187,7 +9174,7 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     const unsigned cheap = r->policy == TT__RECOMPUTE_ATTENTION ? TT__AGAIN_KEPT : TT__AGAIN;
     const bool recomputed = (tt__ops[f->op].flags & cheap) != 0;
     const bool gathers = tt__rules_of(f)->phases && r->t->values[f->in[0]].storage == TT__TRANSIENT;
-    /* Shards take less memory than the gathered tensor. */
+    /* the ranks' shards take less memory than the gathered tensor */
     return recomputed && (gathers || tt__is_saved(r, f->in[0])) ? *f : none;
 }
 
@@ -9197,8 +9184,8 @@ static int32_t tt__new_like(tt_tape *t, int32_t v)
     return tt__value_like(t, v, tt__new_value(t, &x->shape, TT__TRANSIENT, "%s", x->name));
 }
 
-/* Returns the value that the backward or a deep recomputation reads instead of operand v, and inserts the
-   instructions that recompute v. Returns 0 if out of memory. */
+/* Returns the value that the backward or a deep recomputation reads in place of operand v, and inserts the
+   instructions that recompute v. Returns v if v is not recomputed; 0 if out of memory. */
 static int32_t tt__read_again(tt__recomputer *r, int32_t v, bool deep)
 {
     tt_tape *t = r->t;
@@ -9223,7 +9210,7 @@ static int32_t tt__read_again(tt__recomputer *r, int32_t v, bool deep)
     return v == base ? r->recomputed[base] : tt__view_like(t, v, r->recomputed[base], t->values[v].offset);
 }
 
-/* Returns the number of instructions of the forward. */
+/* Returns the number of the forward's instructions, which come first in the tape. */
 static int tt__forward_of(const tt_tape *t)
 {
     int forward = 0;
@@ -9231,13 +9218,13 @@ static int tt__forward_of(const tt_tape *t)
     return forward;
 }
 
-/* Returns the number of instructions of the first `blocks` blocks, or of all blocks but the last if these are
-   fewer. Returns 0 without tt_block_end marks. */
+/* Returns the number of instructions up to the end of block number `blocks`, but never includes the last
+   block. Returns 0 without tt_block_end marks. */
 static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
 {
-    /* One more than the instruction that computes the marked value, for each of the last two marks. */
+    /* For each of the last two marked values: 1 + the instruction that computes the value. */
     int end[2] = {0, 0};
-    int max = 0, marks = 0; /* `max`: the end of the last block wanted */
+    int max = 0, marks = 0; /* end of block number `blocks` */
     double bytes[2] = {0, 0}; /* bytes computed between the last two marks, and after the last */
     for (int k = 0; k < forward; k++)
         for (int o = 0; o < TT__MAX_OUT; o++)
@@ -9250,14 +9237,14 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
         for (int o = 0; o < TT__MAX_OUT; o++)
             if (t->code[k].out[o])
                 bytes[k >= end[1]] += (double)tt__storage_bytes(&t->values[t->code[k].out[o]]);
-    /* 0: only a head follows the last mark; 1: another block follows the last mark. */
+    /* 0: only a head, such as a classifier, follows the last mark; 1: another block follows it. */
     const int last = bytes[1] < bytes[0] / 2 ? 0 : 1;
     return max < end[last] ? max : end[last];
 }
 
-/* Makes the backward read recomputed values, so that the forward's results need not be saved. A recomputing
-   instruction is inserted before the first instruction that reads its result. blocks: number of first blocks
-   to recompute with policy "blocks". drop: for each of the tape's first n_drop values, whether it is
+/* Makes the backward read recomputed values, so that results of the forward need not be saved. A value is
+   recomputed directly before the first instruction that reads it. blocks: with policy "blocks", number of
+   blocks to recompute, from the first on. drop: for each of the tape's first n_drop values, whether it is
    recomputed whatever the policy. */
 static tt_status tt__pass_recompute(tt_tape *t, tt__recompute_policy policy, int blocks, const bool *drop,
                                     int n_drop)
@@ -9279,8 +9266,8 @@ static tt_status tt__pass_recompute(tt_tape *t, tt__recompute_policy policy, int
 /* ==== src/passes/step.h */
 /* --------------------------------------------------------------------------------------------------- step */
 
-/* Makes a value (1, cols) of numbers that instructions and the host share: a storage, or a view of `of` from
-   element `offset` on. Returns 0 after tt__tape_fail. */
+/* Makes a value (1, cols) of numbers that instructions and the host share: a storage or, if `of` is not 0, a
+   view of `of` from element `offset` on. Returns 0 after tt__tape_fail. */
 static int32_t tt__new_step_value(tt_tape *t, tt_dtype dtype, int64_t cols, int32_t of, size_t offset,
                                   const char *name)
 {
@@ -9293,8 +9280,8 @@ static int32_t tt__new_step_value(tt_tape *t, tt_dtype dtype, int64_t cols, int3
     return id;
 }
 
-/* Makes the values of a step's results: totals of losses and, in training, the gradient's norm and the loss
-   scale. */
+/* Makes the values for a step's results: the totals of losses and, in training, the gradient's norm and the
+   loss scale. */
 static tt_status tt__new_results(tt_tape *t, bool train, bool scales)
 {
     t->results = tt__new_step_value(t, TT__F64, (int64_t)(sizeof(tt__results) / 8), 0, 0, "step results");
@@ -9314,7 +9301,7 @@ static tt_status tt__new_results(tt_tape *t, bool train, bool scales)
     return t->totals && (t->scale || !scales) && (t->clipped || !train) ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Adds up the counts of all losses. */
+/* Inserts the instructions that add the counts of each loss to the totals of the step. */
 static tt_status tt__pass_counts(tt_tape *t)
 {
     bool first = true;
@@ -9326,13 +9313,13 @@ static tt_status tt__pass_counts(tt_tape *t)
         add.add = !first;
         add.add_later = first && t->accumulate;
         first = false;
-        const int at = t->values[counts].writer + 1; /* after ranks have summed them */
+        const int at = t->values[counts].writer + 1; /* after tensor ranks have summed the counts */
         if (!tt__insert(t, at, &add)) return TT_ERR_MEMORY;
     }
     return tt__settle(t, n);
 }
 
-/* Gives the step's settings to the instructions that need them. */
+/* Makes the step's settings an operand of the instructions that need them. */
 static tt_status tt__pass_settings(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
@@ -9352,18 +9339,18 @@ static bool tt__is_trained(const tt_tape *t, int32_t v)
 
 /* ==== src/passes/stages.h */
 /* ------------------------------------------------------------------------------------------------- stages
-   The stages of a pipeline. Each stage runs a contiguous part of the forward, and the backward of that part,
-   on ranks of its own. Every stage has its own program, which the same passes make from the same tape; this
-   pass then leaves each stage only its instructions. So a value has the same number in all stages, and an
-   instruction the same random numbers. The forwards of micro-batches are one segment and the backwards
-   another, and a schedule orders them. One value passes from a stage to the next in the forward, and its
-   gradient passes back: by a SEND on one stage and a RECV on the other. A stage saves what the backward reads
-   of the forward once for each micro-batch in flight (tt__tape_value.copies). A stage has the parameters that
-   it reads. */
+   Divides a tape into the stages of a pipeline. Each stage runs a contiguous part of the forward, and the
+   backward of that part, on its own ranks. Each stage has its own program. The same passes make all programs
+   from the same tape; this pass then leaves only the instructions of one stage. So a value has the same
+   number in all stages, and an instruction the same random numbers. The forwards of micro-batches are one
+   segment, the backwards another, and a schedule orders them. In the forward, one value goes from a stage to
+   the next, and in the backward its gradient comes back: by a SEND on one stage and a RECV on the other. A
+   stage saves all that its backward reads once for each micro-batch in flight (tt__tape_value.copies). A
+   stage has the parameters that it reads. */
 
-/* A place where the forward may be cut: after instruction `at`, whose result `value` is all that later
-   instructions read. */
-typedef struct tt__cut { int at; int32_t value; double cost; } tt__cut; /* cost: FLOPs up to the cut */
+/* A possible cut of the forward: after instruction `at`, all later instructions depend only on its result
+   `value`. */
+typedef struct tt__cut { int at; int32_t value; double cost; } tt__cut; /* FLOPs before the cut */
 
 static double tt__forward_cost(const tt_tape *t, const tt__instr *i)
 {
@@ -9372,8 +9359,8 @@ static double tt__forward_cost(const tt_tape *t, const tt__instr *i)
     return i->in[0] ? tt__flops(i, in) : 0;
 }
 
-/* Returns, for each storage, one more than the first instruction that writes the storage, or 0. The caller
-   frees the array. NULL: out of memory. */
+/* Returns, for each storage, 1 + the first instruction that writes it; 0: none. The caller frees the array.
+   NULL: out of memory. */
 static int32_t *tt__first_writers(const tt_tape *t)
 {
     int32_t *first = tt__new_map(t);
@@ -9383,8 +9370,8 @@ static int32_t *tt__first_writers(const tt_tape *t)
     return first;
 }
 
-/* Finds the cuts that tt_block_end marks allow, and returns their number. `cut` and `cross` have room for n +
-   1 entries; `cross` is all 0. *all: FLOPs of the whole forward. */
+/* Finds the places where tt_block_end marks allow to cut the forward, and returns their number. `cut` and
+   `cross` have room for n + 1 entries; `cross` is all 0. *all: FLOPs of the whole forward. */
 static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut *cut, int *cross, double *all)
 {
     int cuts = 0, crossing = 0;
@@ -9423,11 +9410,10 @@ static bool tt__held_elsewhere(const tt_tape *t, const tt__instr *i, int s)
     return false;
 }
 
-/* Chooses stages - 1 of the cuts, so that each stage gets the parameters that it holds already, and the
-   largest number of FLOPs of a stage is as small as possible. best[s][c]: the largest number of FLOPs of a
-   stage among the first s + 1 stages, if the last of them ends at cut c. from[s][c]: the cut where that last
-   stage begins. refused[s][c]: number of instructions before cut c that stage s cannot run. Cut number `cuts`
-   is the end of the tape. */
+/* Chooses stages - 1 of the cuts so that each stage gets the parameters that it already holds, and the
+   largest number of FLOPs of a stage is as small as possible. best[s][c]: the largest number of FLOPs of the
+   stages 0 to s, if stage s ends at cut c. from[s][c]: the cut at which stage s then begins. refused[s][c]:
+   number of instructions before cut c that stage s cannot run. Cut number `cuts` is the end of the tape. */
 static tt_status tt__choose_cuts(tt_tape *t, const tt__cut *cut, int cuts, double all, int stages)
 {
     const int row = cuts + 1, n = t->n_code;
@@ -9465,7 +9451,7 @@ static tt_status tt__choose_cuts(tt_tape *t, const tt__cut *cut, int cuts, doubl
     return status;
 }
 
-/* Marks the values with which stages end. */
+/* Chooses and marks the values at which the stages end (tt__tape_value.ends). */
 static tt_status tt__pass_ends(tt_tape *t)
 {
     const int n = tt__index(t), stages = t->stages;
@@ -9491,8 +9477,8 @@ static tt_status tt__pass_ends(tt_tape *t)
                     names);
 }
 
-/* Sets the stage of each instruction of the forward; autodiff copies it to the instructions of the
-   backward. */
+/* Sets the stage of each instruction of the forward. Autodiff gives the backward of an instruction the same
+   stage. */
 static void tt__number_stages(tt_tape *t)
 {
     int stage = 1;
@@ -9509,11 +9495,11 @@ static void tt__number_stages(tt_tape *t)
 
 typedef struct tt__cutter {
     tt_tape *t;
-    int n, forward;     /* numbers of instructions: of all, of the forward */
-    int me;             /* one more than the number of the stage */
-    bool *kept;         /* of each instruction: the stage runs it */
-    bool *written;      /* of each storage: written by an instruction visited so far */
-    uint64_t *reading;  /* of each storage: the stages that read it, one bit each */
+    int n, forward;     /* number of instructions; number of those in the forward */
+    int me;             /* 1 + the number of this stage */
+    bool *kept;         /* for each instruction: this stage runs it */
+    bool *written;      /* for each storage: an instruction visited so far writes it */
+    uint64_t *reading;  /* for each storage: bit set of the stages that read it */
 } tt__cutter;
 
 static bool tt__casts_weight(const tt_tape *t, const tt__instr *i)
@@ -9521,8 +9507,8 @@ static bool tt__casts_weight(const tt_tape *t, const tt__instr *i)
     return tt__is(i, TT__CASTS) && tt__is_weight(t, i->in[0]);
 }
 
-/* Returns the transient storage that the backward of stages 1 to `stage` needs from later stages: the
-   gradient of the value that the next stage begins with. 0: none. *other: a second such storage; 0: none. */
+/* Returns the storage of the gradient that the backward of stages 1 to `stage` reads from later stages; 0:
+   none. *other: a second storage that the backward reads from them; 0: none. */
 static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *other)
 {
     tt_tape *t = c->t;
@@ -9545,8 +9531,8 @@ static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *oth
     return found;
 }
 
-/* Fails if the forward of the stage reads a value of an earlier stage other than the value with which the
-   stage before ends. */
+/* Fails if the forward of this stage reads a value of an earlier stage that is not the last value of the
+   stage before. */
 static tt_status tt__check_forward(const tt__cutter *c)
 {
     const tt_tape *t = c->t;
@@ -9564,11 +9550,11 @@ static tt_status tt__check_forward(const tt__cutter *c)
     return TT_OK;
 }
 
-/* Notes which stages read each storage. A stage that reads a copy of a weight reads the weight. */
+/* Notes which stages read each storage. A stage that reads the 16-bit copy of a weight reads the weight. */
 static void tt__note_reading(const tt__cutter *c)
 {
     const tt_tape *t = c->t;
-    for (int k = c->n - 1; k >= 0; k--) { /* the readers of a copy come after it */
+    for (int k = c->n - 1; k >= 0; k--) { /* backwards, because the readers of a copy come after the cast */
         const tt__instr *i = &t->code[k];
         uint64_t stages = 1ull << (i->stage - 1);
         if (tt__casts_weight(t, i)) stages = c->reading[t->values[i->out[0]].base];
@@ -9576,8 +9562,8 @@ static void tt__note_reading(const tt__cutter *c)
     }
 }
 
-/* Sets `elsewhere` for parameters that the stage does not read, and notes which two stages share a parameter.
-   A parameter that no stage reads belongs to the first stage. */
+/* Sets `elsewhere` for parameters that this stage does not read, and `tied` for parameters that two stages
+   read. Fails if more stages read one. A parameter that no stage reads belongs to the first stage. */
 static tt_status tt__share_parameters(const tt__cutter *c)
 {
     tt_tape *t = c->t;
@@ -9602,9 +9588,9 @@ static tt_status tt__share_parameters(const tt__cutter *c)
     return TT_OK;
 }
 
-/* Makes the first contribution of this stage to a parameter's gradient overwrite the gradient, even if an
-   earlier instruction of another stage contributes. If two stages read a parameter, each has its own gradient
-   of the parameter. Gradients without a contribution are set to 0. Returns false if out of memory. */
+/* Makes this stage's first contribution to a parameter's gradient overwrite the gradient, even if another
+   stage contributes earlier: if two stages read a parameter, each has its own gradient. Gradients without a
+   contribution are set to 0. Returns false if out of memory. */
 static bool tt__begin_gradients(const tt__cutter *c)
 {
     tt_tape *t = c->t;
@@ -9623,7 +9609,7 @@ static bool tt__begin_gradients(const tt__cutter *c)
                 if (g->persistent) i->add_later |= 1u << j;
                 continue;
             }
-            /* Instructions may add to the gradient's other elements, so the whole gradient starts as 0. */
+            /* Later instructions may add to the gradient's other elements, so all its elements start as 0. */
             tt__instr zeros = tt__instr_like(i, TT__OP_FILL, 0, base);
             zeros.add_later = g->persistent;
             if (!tt__insert(t, k, &zeros)) return false;
@@ -9639,12 +9625,12 @@ static bool tt__begin_gradients(const tt__cutter *c)
     return true;
 }
 
-/* Inserts a SEND of v to another stage, or a RECV of v from there, before instruction `at`. Returns false if
-   out of memory. */
+/* Inserts, before instruction `at`, a SEND of v to stage `stage` or, if not `sends`, a RECV of v from there.
+   Returns false if out of memory. */
 static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, tt__segment segment)
 {
     tt__instr i = tt__instr_of(sends ? TT__OP_SEND : TT__OP_RECV, sends ? v : 0, sends ? 0 : v);
-    /* Members are numbered from the last stage on. */
+    /* member 0 of a collective over stages is the last stage */
     const int last = t->stages - 1, me = last - t->stage, other = last - stage;
     i.segment = segment;
     i.backward = segment == TT__EACH_BACKWARD;
@@ -9654,8 +9640,8 @@ static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, t
     return tt__insert(t, at, &i) != 0;
 }
 
-/* Returns the place directly after the last kept instruction, from `first` on, that writes a storage; else
-   `first`. */
+/* Returns the place directly after the last instruction of this stage, from `first` on, that writes storage
+   `base`; `first` if there is none. */
 static int tt__after_writer(const tt__cutter *c, int32_t base, int first)
 {
     for (int k = c->n - 1; k >= first; k--)
@@ -9663,8 +9649,8 @@ static int tt__after_writer(const tt__cutter *c, int32_t base, int first)
     return first;
 }
 
-/* Inserts the SENDs and RECVs of the stage. from_next: the gradient from the next stage, to_before: the
-   gradient for the stage before; 0: none. */
+/* Inserts the SENDs and RECVs of this stage. from_next: the gradient that comes from the next stage;
+   to_before: the gradient that goes to the stage before; 0: none. */
 static bool tt__join_stages(const tt__cutter *c, int32_t from_next, int32_t to_before)
 {
     tt_tape *t = c->t;
@@ -9689,7 +9675,7 @@ static tt_status tt__cut_stage(tt__cutter *c)
     for (int k = 0; k < c->n; k++)
         if (!t->code[k].stage) return tt__verify_fail(t, "stages", k, "is of no stage", t->code[k].out[0]);
     tt__note_reading(c);
-    for (int k = c->n - 1; k >= 0; k--) { /* each stage makes copies of the weights that it reads */
+    for (int k = c->n - 1; k >= 0; k--) { /* each stage casts the weights that it reads */
         const tt__instr *i = &t->code[k];
         c->kept[k] = i->stage == c->me;
         if (tt__casts_weight(t, i))
@@ -9720,7 +9706,7 @@ static tt_status tt__cut_stage(tt__cutter *c)
     return tt__settle(t, c->n);
 }
 
-/* Removes from the tape what its stage does not run. */
+/* Removes the instructions that this stage does not run, and inserts its exchange with other stages. */
 static tt_status tt__pass_stages(tt_tape *t)
 {
     tt__cutter c = {t, tt__index(t), tt__forward_of(t), t->stage + 1, NULL, NULL, NULL};
@@ -9734,8 +9720,8 @@ static tt_status tt__pass_stages(tt_tape *t)
     return status;
 }
 
-/* Notes which storages of a stage hold several micro-batches at once. At most `max` micro-batches are
-   between their forward and backward. first: tt__first_writers. */
+/* Marks the storages of a stage that hold several micro-batches at once: up to `max` micro-batches are
+   between their forward and backward. first: from tt__first_writers. */
 static void tt__hold_micros(tt_tape *t, const int32_t *first, int max)
 {
     const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_LAP);
@@ -9746,7 +9732,7 @@ static void tt__hold_micros(tt_tape *t, const int32_t *first, int max)
             const bool micro = x->storage == TT__TRANSIENT || x->storage == TT__INPUT;
             const int made = first[base] - 1;
             if (!base || x->persistent || !micro || (x->storage != TT__INPUT && made >= backward)) continue;
-            x->saved = true; /* all micro-batches share a weight's copy */
+            x->saved = true; /* all micro-batches share the copy of a weight */
             x->copies = made >= 0 && tt__casts_weight(t, &t->code[made]) ? 1 : max;
         }
     for (int k = 0; k < end; k++) {
@@ -9764,9 +9750,9 @@ static void tt__hold_micros(tt_tape *t, const int32_t *first, int max)
    Divides a step over data ranks: shards gradients, optimizer state and parameters, and inserts collectives.
    See src/ranks/. */
 
-enum { TT__SLICE = 16 }; /* elements that a collective never divides: a cache line of f32 */
+enum { TT__SLICE = 16 }; /* in elements: a cache line of f32. Shards begin at multiples of TT__SLICE */
 
-/* Returns a view of the rank's shard of v, which is replicated; 0 after tt__tape_fail. */
+/* Returns a view of this rank's shard of the replicated value v; 0 after tt__tape_fail. */
 static int32_t tt__shard_view(tt_tape *t, int32_t v, const tt__part *part)
 {
     const tt__shape shape = tt__shard_shape(t, t->values[v].shape.dtype, part);
@@ -9786,8 +9772,8 @@ static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
     return id;
 }
 
-/* Returns the collective `op` over data ranks that reads x and writes y. part: the shard that x or y is; if
-   `part` is NULL or its unit is 0, both are whole. */
+/* Returns the collective `op` over the data ranks that reads x and writes y. part: the shard that x or y is;
+   NULL or unit 0: both are whole tensors. */
 static tt__instr tt__data_move(int op, int32_t x, int32_t y, const tt__part *part)
 {
     tt__instr i = tt__instr_of(op, x, y);
@@ -9798,15 +9784,15 @@ static tt__instr tt__data_move(int op, int32_t x, int32_t y, const tt__part *par
     return i;
 }
 
-/* Returns the collective that sums x over data ranks into y, which is the rank's shard of the sum or all of
-   it. */
+/* Returns the collective that sums x over the data ranks into y. y is this rank's shard of the sum; if
+   part->unit is 0, y is the whole sum. */
 static tt__instr tt__data_sum(const tt__part *part, int32_t x, int32_t y)
 {
     return tt__data_move(part->unit ? (int)TT__OP_REDUCE_SCATTER : (int)TT__OP_ALL_REDUCE, x, y, part);
 }
 
-/* Appends an instruction to the end of the step or of the round. together: the instruction runs together with
-   the instruction before if both have the same op and slot. */
+/* Appends an instruction that runs once a round or once a step (tt__segment). together: the instruction runs
+   together with the instruction before if both have the same op and slot. */
 static bool tt__append_step(tt_tape *t, const tt__instr *i, bool together)
 {
     tt__instr *to = tt__append(t, i->op);
@@ -9827,10 +9813,10 @@ static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
     return i;
 }
 
-/* Appends one stage of the sum of v, a storage with a slot for each leaf of a gradient or of counts. At the
-   end of the step the data ranks sum each slot in place, then the slots are summed. stage 0: sums slot k over
-   ranks, if each rank needs a shard of the sum; 1: sums slot k over ranks, if each needs the whole sum;
-   2: sums the slots. The last stage writes `total` if it is not 0. */
+/* Appends a part of the sum of v at the end of a step. v is a storage of gradients or of counts, with a slot
+   for each leaf of the tree of sums (src/ranks/threads.h). stage 0, if each rank needs only its shard of the
+   sum, and stage 1, if each needs the whole sum: the data ranks sum slot k. stage 2: each rank sums its
+   slots. The last stage writes `total` if it is not 0. */
 static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__part *part, int stage, int k)
 {
     int32_t x = t->slots > 1 ? tt__slot_view(t, v, k) : v, y = x;
@@ -9845,8 +9831,8 @@ static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__pa
     return tt__append_step(t, &sum, false);
 }
 
-/* Appends the sums of a step over data ranks and slots. Each trained parameter's gradient gets a slot for
-   each leaf, and the value of the summed gradient becomes the parameter's `grad`. */
+/* Appends the sums of gradients over data ranks and slots at the end of a step. Gives each trained
+   parameter's gradient a slot for each leaf of the tree of sums, and makes the sum its `grad`. */
 static tt_status tt__sum_steps(tt_tape *t)
 {
     const int values = t->n_values;
@@ -9878,8 +9864,8 @@ static tt_status tt__sum_steps(tt_tape *t)
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Makes a persistent storage for the sum of gradients like g, or, with several slots, for the leaves of the
-   sum. `part` is the storage's shard. */
+/* Makes a persistent storage for the sum of gradients like g; with several slots, for the leaves of the tree
+   of sums. `part` is the shard of g that the storage holds. */
 static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slots)
 {
     const tt__tape_value *like = &t->values[g];
@@ -9895,9 +9881,8 @@ static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slot
     return id;
 }
 
-/* Returns whether the data ranks sum the gradient of parameter v at the end of the backward of each
-   micro-batch, together with other gradients. If the backward updates parameters, only small gradients are
-   summed at its end. */
+/* Returns whether the data ranks sum the gradient of parameter v together with other gradients, at the end of
+   each micro-batch's backward. If the backward updates parameters, only small gradients wait for its end. */
 static bool tt__sums_at_end(const tt_tape *t, int32_t v)
 {
     const tt__shape *s = &t->values[v].shape;
@@ -9905,20 +9890,20 @@ static bool tt__sums_at_end(const tt_tape *t, int32_t v)
     return t->data > 1 && !tt__data_part(t, v).unit && (small || !t->early);
 }
 
-/* Inserts the sums over data ranks in each micro-batch. A gradient is summed over the data ranks directly
-   after its last contribution, and the result is added to the sum of earlier micro-batches. Small gradients,
-   which are not sharded, are summed together at the end of the backward. persist: steps have several
-   micro-batches. */
+/* Inserts the sums over data ranks that run in each micro-batch. The ranks sum a gradient directly after its
+   last contribution, and add the result to the sum of earlier micro-batches. Gradients that tt__sums_at_end
+   names are summed together at the end of the backward. persist: steps have several micro-batches. */
 static tt_status tt__sum_micros(tt_tape *t, bool persist)
 {
     const int values = t->n_values, n = tt__index(t);
-    int last = 0; /* number of the last sum at the end of the backward */
-    int32_t *leaves = tt__new_map(t); /* for each parameter, the storage of its sum, or of the sum's leaves */
+    int last = 0; /* number of the last sum inserted at the end of the backward */
+    int32_t *leaves = tt__new_map(t); /* for each parameter: storage of its gradient's sum, or of the
+                                         leaves */
     bool ok = leaves != NULL;
     const tt__part whole = {TT__WHOLE, false, 0, 0};
     for (int32_t k = 1; k < 2 * values && ok; k++) {
-        const int32_t v = k % values; /* 0: none */
-        const bool at_end = k >= values; /* sums at the end come after all others */
+        const int32_t v = k % values; /* number of a value; 0: none */
+        const bool at_end = k >= values; /* the second half of the loop makes the sums at the end */
         if (!v || !tt__is_trained(t, v) || tt__sums_at_end(t, v) != at_end) continue;
         const tt__part part = tt__data_part(t, v);
         const int32_t g = t->values[v].grad, sum = tt__new_sum(t, g, &part, 1);
@@ -9932,14 +9917,14 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
         t->values[sum].persistent = persist;
         if (persist && t->slots == 1) i.add_later = 1;
         int at = t->values[t->values[g].base].writer;
-        while (t->code[at].with_next) at++; /* not between instructions that run together */
+        while (t->code[at].with_next) at++; /* do not separate instructions that run together */
         const int made = leaves[v] ? tt__insert(t, at_end ? n : at + 1, &i) : 0;
         if (at_end && last) t->code[last].with_next = true;
         if (at_end) last = made;
         t->values[v].grad = sum;
         ok = made != 0;
     }
-    if (t->early && ok) { /* the first update needs the counts of all ranks */
+    if (t->early && ok) { /* the first update in the backward needs the counts of all ranks */
         tt__instr sum = tt__data_sum(&whole, t->counted, t->totals);
         ok = tt__insert(t, t->values[t->counted].writer + 1, &sum) != 0;
     }
@@ -9958,16 +9943,16 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Inserts the sums of gradients over data ranks and leaves. */
+/* Inserts the sums of gradients over data ranks and leaves. persist: steps have several micro-batches. */
 static tt_status tt__pass_sums(tt_tape *t, bool persist)
 {
     if (t->sums_micros && (t->data > 1 || t->slots > 1 || persist)) return tt__sum_micros(t, persist);
     return t->data > 1 || t->slots > 1 ? tt__sum_steps(t) : TT_OK;
 }
 
-/* Lists of the operands that read each value or a view of the value, in the order of the instructions.
-   first[v] is the first operand that reads value v, next[x] the operand after operand x. Operand j of
-   instruction k has the number 1 + k * TT__MAX_IN + j; 0: none. */
+/* For each storage, a list of the operands that read it or a view of it, in the order of the instructions.
+   Operand j of instruction k has the number 1 + k * TT__MAX_IN + j. first[v]: first operand in the list of
+   storage v; next[x]: the operand after operand x; 0: none. */
 typedef struct tt__readers { int *first, *next; } tt__readers;
 
 static bool tt__find_readers(const tt_tape *t, int n, tt__readers *r)
@@ -9983,8 +9968,7 @@ static bool tt__find_readers(const tt_tape *t, int n, tt__readers *r)
     return r->first && r->next;
 }
 
-/* Returns whether operand x belongs to the backward (to the forward if not `backward`) and needs a whole
-   parameter, not a shard. */
+/* Returns whether operand x needs a parameter whole, in the backward or, if not `backward`, the forward. */
 static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
 {
     const tt__instr *i = &t->code[(x - 1) / TT__MAX_IN];
@@ -9992,9 +9976,9 @@ static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
     return i->segment == TT__EACH_MICRO && i->backward == backward && !casts_shard;
 }
 
-/* Makes operands of the backward (of the forward if not `backward`) read w instead of v, or a view of w
-   instead of a view of v, if they need v whole. Returns the first instruction that has such an operand;
-   -1: none; -2: out of memory. */
+/* Makes operands that need parameter v whole read w instead, and views of v become views of w, in the
+   backward or, if not `backward`, in the forward. Returns the first instruction with such an operand; -1:
+   none; -2: out of memory. */
 static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int32_t v, int32_t w)
 {
     int first = -1;
@@ -10009,16 +9993,14 @@ static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int
     return first;
 }
 
-/* Returns whether an instruction of the backward (of the forward if not `backward`) needs v, or a view of v,
-   whole. */
+/* Returns whether the backward or, if not `backward`, the forward has an operand that needs v whole. */
 static bool tt__is_read_whole(const tt_tape *t, const tt__readers *r, bool backward, int32_t v)
 {
     for (int x = r->first[v]; x; x = r->next[x]) if (tt__reads_whole(t, x, backward)) return true;
     return false;
 }
 
-/* Makes the casts of parameter v, which is sharded now, cast each rank's shard, and gathers the results of
-   the casts. */
+/* Makes each cast of the sharded parameter v cast this rank's shard only, and gathers the results. */
 static bool tt__gather_casts(tt_tape *t, const tt__readers *r, int32_t v)
 {
     for (int x = r->first[v]; x; x = r->next[x]) {
@@ -10040,8 +10022,8 @@ static bool tt__gather_casts(tt_tape *t, const tt__readers *r, int32_t v)
     return true;
 }
 
-/* Gathers parameters that are sharded over the data ranks: once before the forward reads them, and once more
-   for the backward. */
+/* Gathers parameters that are sharded over the data ranks (ZeRO 3): once before the forward reads them, and
+   again before the backward does. */
 static tt_status tt__pass_gather(tt_tape *t)
 {
     const int values = t->n_values, n = tt__index(t);
@@ -10093,14 +10075,14 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
     return true;
 }
 
-/* Returns whether v is a parameter that this stage or another trains. */
+/* Returns whether this pipeline stage or another one trains parameter v. */
 static bool tt__is_listed(const tt_tape *t, int32_t v)
 {
     return tt__is_trained(t, v) || (t->values[v].elsewhere && t->values[v].grad);
 }
 
-/* Returns the (n) trained parameters in the order of the rows of `squares`: first the `parted` ones that
-   tensor ranks shard. The caller frees the array. NULL: out of memory. */
+/* Returns the trained parameters in the order of the rows of `squares`. The first *parted of the *n
+   parameters are those that tensor ranks shard. The caller frees the array. NULL: out of memory. */
 static int32_t *tt__trained(const tt_tape *t, int *n, int *parted)
 {
     int32_t *list = (int32_t *)tt__alloc(t->ctx, sizeof *list * (size_t)t->n_values);
@@ -10114,51 +10096,49 @@ static int32_t *tt__trained(const tt_tape *t, int *n, int *parted)
     return list;
 }
 
-/* Returns whether v is a trained parameter of two stages and this is the second; the first sums its
-   squares. */
+/* Returns whether two stages train parameter v and this is the second. The first stage alone squares the
+   gradient. */
 static bool tt__is_tied_again(const tt_tape *t, int32_t v)
 {
     return t->values[v].tied[1] && t->values[v].tied[1] == t->stage;
 }
 
-/* Appends an instruction to the end of the step. It runs together with the instruction before if both have
-   the same op. */
+/* Appends an instruction that runs once a step, together with the one before if both have the same op. */
 static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 {
     const tt__instr i = tt__instr_of(op, in, out);
     return in && out && tt__append_step(t, &i, true);
 }
 
-/* Notes of pass "update" on a trained parameter. */
+/* The pass's notes on a trained parameter. */
 typedef struct tt__due {
-    int32_t clipped;        /* the norm and the factor that the update reads */
-    int32_t target, state[2]; /* what a rank updates: the parameter or its shard, and the optimizer's
-                                 states */
+    int32_t clipped;        /* value with the gradient's norm and the factor that the update reads */
+    int32_t target, state[2]; /* values that this rank updates: the parameter or its shard, its states */
     uint32_t random;
-    int32_t chunks;         /* squares of each chunk of the gradient; 0: none yet */
-    int next;               /* in the backward: one more than the row of the next parameter due at the same
-                               instruction; 0: none */
+    int32_t chunks;         /* value with the squared norm of each chunk of the gradient; 0: none yet */
+    int next;               /* updates in the backward: 1 + the row of the next parameter that is due at the
+                               same instruction; 0: none */
 } tt__due;
 
 typedef struct tt__updater {
     tt_tape *t;
     const tt_optimizer_options *o;
-    int32_t *list;          /* (n) trained parameters, by row; tensor ranks shard the first `parted` */
+    int32_t *list;          /* the n trained parameters, by row; tensor ranks shard the first `parted` */
     int n, parted;
-    int32_t parts;          /* squared norms of the first `parted` gradients */
-    int *row, rows;         /* rows of the parameters that are updated together now */
-    tt__due *due;           /* of each value; used for trained parameters */
+    int32_t parts;          /* squared norms of this rank's shards of the first `parted` gradients */
+    int *row, rows;         /* rows of the parameters that the pass updates together now */
+    tt__due *due;           /* for each value; used for trained parameters only */
 } tt__updater;
 
-/* Returns a view of the number in row `row` of x; 0 after tt__tape_fail. */
+/* Returns a view of element `row` of x, f32 (rows, 1); 0 after tt__tape_fail. */
 static int32_t tt__number_view(tt_tape *t, int32_t x, int row)
 {
     const tt__shape number = {TT_F32, 1, 1, 0, 0};
     return tt__new_view(t, x, &number, row, 1, t->values[x].name);
 }
 
-/* Sums the squares of gradients into `squares`: of a whole gradient at once, of a sharded gradient by chunks,
-   which a table of all ranks' chunks collects. */
+/* Appends the squared norms of gradients. The norm of a whole gradient is one instruction. Of a sharded
+   gradient, each data rank squares the chunks of its shard, and gathers and sums those of all ranks. */
 static bool tt__square_gradients(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -10170,7 +10150,7 @@ static bool tt__square_gradients(tt__updater *u)
         ok = tt__emit_step(t, TT__OP_SUM_SQUARES, g,
                            tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
     }
-    /* stage 0: squares of the shard's chunks; 1: gathers the chunks; 2: sums them. */
+    /* 0: squares the chunks of a shard; 1: gathers the squares; 2: sums them */
     for (int stage = 0; stage < 3; stage++)
         for (int m = 0; m < u->rows && ok; m++) {
             const int k = u->row[m];
@@ -10197,8 +10177,8 @@ static bool tt__square_gradients(tt__updater *u)
     return ok;
 }
 
-/* Sums over the tensor ranks the squares of the gradients that they shard: all in one instruction, or, if the
-   backward updates parameters, one instruction for each gradient. */
+/* Appends the sums, over the tensor ranks, of the squared norms of gradients that they shard: one instruction
+   or, if the backward updates parameters, one for each gradient. */
 static bool tt__sum_parts(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -10218,8 +10198,8 @@ static bool tt__sum_parts(tt__updater *u)
     return ok;
 }
 
-/* Appends the instruction that computes the gradients' norm from squares x, and the factor on the gradients,
-   into y. */
+/* Appends a CLIP, which computes the norm of the gradients from their squared norms x, and the factor on the
+   gradients, and writes both to y. */
 static bool tt__emit_clip(tt__updater *u, int32_t x, int32_t y)
 {
     tt__instr i = tt__instr_of(TT__OP_CLIP, x, y);
@@ -10229,7 +10209,7 @@ static bool tt__emit_clip(tt__updater *u, int32_t x, int32_t y)
     return x && y && tt__append_step(u->t, &i, true);
 }
 
-/* Appends a collective on x, in place, over the ranks at the same place of all stages of a pipeline. */
+/* Appends a collective on x, in place, over the ranks at the same position in all pipeline stages. */
 static bool tt__over_stages(tt_tape *t, int op, int32_t x)
 {
     tt__instr i = tt__data_move(op, x, x, NULL);
@@ -10243,9 +10223,9 @@ static bool tt__append_zeros(tt_tape *t, int32_t v)
     return tt__append_step(t, &i, false);
 }
 
-/* Appends the exchange between stages that comes before the sum of squares. The last stage sends the others
-   what losses counted; two stages that share a parameter sum their gradients of it; squares are set to 0, as
-   a stage does not write those of other stages. */
+/* Appends the work of a pipeline that comes before squaring gradients. The last stage sends the counts of
+   losses to all stages. Two stages that share a parameter sum their gradients of it. Squared norms start as
+   0, because a stage writes only those of its own gradients. */
 static bool tt__before_squares(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -10264,15 +10244,13 @@ static bool tt__before_squares(tt__updater *u)
     return ok;
 }
 
-/* Appends the sum of the squares over stages. Only one stage has the square of a gradient, the others have
-   0. */
+/* Appends the sum of the squared norms over pipeline stages. For each gradient, all stages but one add 0. */
 static bool tt__after_squares(tt__updater *u)
 {
     return u->t->stages <= 1 || tt__over_stages(u->t, TT__OP_ALL_REDUCE, u->t->squares);
 }
 
-/* Appends a norm and a factor for each parameter, so that a parameter whose gradient is not finite is not
-   updated. */
+/* Appends a CLIP for each parameter, so that no parameter with an infinite or NaN gradient is updated. */
 static bool tt__clip_alone(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -10289,8 +10267,8 @@ static bool tt__clip_alone(tt__updater *u)
     return ok;
 }
 
-/* Appends the collectives after updates of shards of parameters that are replicated on the data ranks: each
-   rank gets the shards of the others. */
+/* Appends the collectives that follow updates of shards: each data rank gets the other ranks' shards of
+   replicated parameters. */
 static bool tt__spread_parameters(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -10306,8 +10284,8 @@ static bool tt__spread_parameters(tt__updater *u)
     return true;
 }
 
-/* Finds the tensors that each update works on. The random numbers of updates are in the order of the tape,
-   whatever tensor ranks shard and wherever the updates are inserted. */
+/* Finds the tensors that each update writes. The order of random numbers is that of the tape, whatever the
+   tensor ranks shard and wherever the updates are inserted. */
 static bool tt__prepare_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -10338,7 +10316,7 @@ static bool tt__updates_on_host(const tt_tape *t, int32_t v)
     return t->on_host && param >= 0 && t->ctx->params[param]->size >= TT__PIECES_FROM;
 }
 
-/* Appends an update for each parameter; updates in the host's memory come last. */
+/* Appends an update for each parameter. Updates in the host's memory come last. */
 static bool tt__emit_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -10364,10 +10342,11 @@ static bool tt__emit_updates(tt__updater *u)
 /* ---- in the backward */
 
 #ifndef TT__UPDATE_FROM /* tests set a smaller number */
-#define TT__UPDATE_FROM 65536 /* elements of due gradients; with fewer, updates wait to share a launch */
+#define TT__UPDATE_FROM 65536 /* elements of gradients; updates wait until their gradients have this number
+                                 together, to share a launch */
 #endif
 
-/* Moves the instructions appended from number `from` on to before instruction `at`, in the segment of
+/* Moves the instructions from number `from` on to the place before instruction `at`, into the segment of
    micro-batches. Ranks without a micro-batch run them, too. */
 static void tt__move_into_micro(tt_tape *t, int from, int at)
 {
@@ -10378,9 +10357,9 @@ static void tt__move_into_micro(tt_tape *t, int from, int at)
     }
 }
 
-/* Inserts the updates of trained parameters into the backward. n: number of instructions. An update is due
-   after the last instruction that writes the gradient, reads the parameter, or adds to the counts of losses.
-   Due updates wait until they have enough elements together. head: (n) numbers, 0 at first. */
+/* Inserts the updates of trained parameters into the backward, of n instructions. An update is due after the
+   last instruction that writes the gradient, reads the parameter, or adds to the counts of losses. Due
+   updates wait until their gradients have TT__UPDATE_FROM elements. head: n numbers, 0 at first. */
 static bool tt__update_early(tt__updater *u, int n, int *head)
 {
     tt_tape *t = u->t;
@@ -10389,7 +10368,7 @@ static bool tt__update_early(tt__updater *u, int n, int *head)
         const int32_t v = u->list[k], g = t->values[t->values[v].grad].base;
         int at = (int)tt__max(t->values[g].writer, t->values[v].reader);
         at = (int)tt__max(at, t->values[t->results].writer);
-        while (t->code[at].with_next) at++; /* not between instructions that run together */
+        while (t->code[at].with_next) at++; /* do not separate instructions that run together */
         u->due[v].next = head[at];
         head[at] = k + 1;
     }
@@ -10410,8 +10389,8 @@ static bool tt__update_early(tt__updater *u, int n, int *head)
     return ok;
 }
 
-/* Updates each trained parameter as early as possible, so that the memory of its gradient can be reused, and
-   appends the norm of all gradients to the end of the step. */
+/* Updates each trained parameter in the backward, as early as possible, to free the memory of its gradient.
+   Appends the norm of all gradients at the end of the step. */
 static tt_status tt__pass_update_early(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -10436,8 +10415,8 @@ static tt_status tt__emit_loss_scale(tt_tape *t, const tt_loss_scale *scale)
     return tt__append_step(t, &i, false) ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Appends the update of a step: global norm and clipping, an optimizer's instruction for each parameter with
-   a gradient, and the next loss scale. */
+/* Appends the update at the end of a step: norm and clipping of the gradients, an optimizer's instruction for
+   each trained parameter, and the next loss scale. */
 static tt_status tt__update_at_end(tt__updater *u, const tt_loss_scale *scale)
 {
     tt_tape *t = u->t;
@@ -10475,16 +10454,16 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
 /* ==== src/passes/fp8.h */
 /* ---------------------------------------------------------------------------------------------------- fp8 */
 
-#ifndef TT__FP8_FROM /* tests set 0: fp8 at any cost */
+#ifndef TT__FP8_FROM /* tests set 0: then every product of 16-bit operands is in fp8 */
 #define TT__FP8_FROM 1.0
 #endif
 
-/* Returns whether i, a product (m, k) times (k, n) of 16-bit operands, is faster in fp8. The products that a
-   cross-entropy makes in chunks are never in fp8. The three products of a linear layer have the same sizes
-   and together 6 m n k operations. cuBLASLt 13.1 on an H200 computes them at 1,150 instead of 740 TFLOP/s,
-   averaged over the layers of ViT-L, DistilBERT and GPT-2. Rounding the three tensors that they read, with
-   their transposes, takes, by calculation, three launches of a microsecond each, and moves 4 bytes for each
-   element at 4.3 TB/s. */
+/* Returns whether i, a product (m, k) times (k, n) of 16-bit operands, is faster in fp8. The three products
+   of a linear layer have equal sizes, and 6 m n k operations in total. cuBLASLt 13.1 on an H200 computes them
+   at 1,150 instead of 740 TFLOP/s, on average over the layers of ViT-L, DistilBERT and GPT-2. By calculation,
+   rounding the three tensors that the products read, and their transposes, takes three launches of a
+   microsecond each and moves 4 bytes per element at 4.3 TB/s. Products that a cross-entropy computes in
+   chunks are never in fp8. */
 static bool tt__pays_in_fp8(const tt_tape *t, const tt__instr *i)
 {
     if (!tt__is(i, TT__PRODUCT) || !i->out[0]) return false;
@@ -10496,10 +10475,9 @@ static bool tt__pays_in_fp8(const tt_tape *t, const tt__instr *i)
     return 6 * m * n * k * (1 / 740e12 - 1 / 1150e12) > TT__FP8_FROM * rounding;
 }
 
-/* Numbers the tensors that products read. In a program that trains, makes the history, with a row for each
-   tensor. The pass runs before recompute copies instructions and before the tape is divided into stages, so
-   that the numbers do not depend on either. Programs split over tensor ranks have no history, as a rank has
-   only shards of tensors. */
+/* Numbers the tensors that products read. In a program that trains, makes the history of largest magnitudes,
+   with a row for each tensor. This pass runs before recompute and before the division into stages, so that
+   the numbers depend on neither. Programs with tensor ranks have no history: a rank sees only shards. */
 static tt_status tt__pass_number_factors(tt_tape *t, bool train)
 {
     int32_t *number = (int32_t *)tt__calloc(t->ctx, sizeof *number * 2 * (size_t)t->n_values), n = 0;
@@ -10527,21 +10505,22 @@ static tt_status tt__pass_number_factors(tt_tape *t, bool train)
     return TT_OK;
 }
 
-/* The QUANTIZE that rounds a value to fp8 for products. */
+/* The QUANTIZE instruction that rounds a value to fp8. */
 typedef struct tt__quantized {
-    int at;      /* 1 + number of the QUANTIZE, which is above all others until tt__settle; 0: none */
+    int at;      /* 1 + number of the QUANTIZE before tt__settle; 0: none */
     int before;  /* the instruction before which the QUANTIZE is inserted */
 } tt__quantized;
 
 typedef struct tt__fp8 {
     tt_tape *t;
-    tt__quantized *of;   /* of[2 * v + 1]: for value v as a gradient; of[2 * v]: for value v as another
-                            operand */
-    int *written, *read; /* for each storage: 1 + the last instruction so far that writes it; 1 + the last
-                            instruction that reads it in another dtype than fp8 */
+    tt__quantized *of;   /* of[2 * v + 1]: QUANTIZE of value v as a gradient, in E5M2; of[2 * v]: of value v
+                            as any other operand, in E4M3 */
+    int *written, *read; /* for each storage: 1 + the last instruction visited that writes it; 1 + the last
+                            instruction that reads it unrounded */
 } tt__fp8;
 
-/* Makes a value for the fp8 of v or of its transpose, in the layout that QUANTIZE writes. */
+/* Makes a value for the fp8 copy of v, or of its transpose, in the layout that QUANTIZE writes: rows start at
+   multiples of 16 elements. Returns 0 after tt__tape_fail. */
 static int32_t tt__new_fp8(tt_tape *t, int32_t v, tt_dtype dtype, bool transposed)
 {
     const tt__tape_value x = t->values[v];
@@ -10557,10 +10536,10 @@ static int32_t tt__new_fp8(tt_tape *t, int32_t v, tt_dtype dtype, bool transpose
     return tt__new_view(t, storage, &shape, 0, ld, t->values[storage].name);
 }
 
-/* Finds the QUANTIZE of operand o of product k, or inserts one directly before the product. The backward uses
-   the fp8 copy that the forward has made, unless the operand itself stays in memory until then for other
-   readers: a second QUANTIZE then saves the memory of the fp8 copy between forward and backward. Returns 1 +
-   the number of the QUANTIZE; 0: out of memory. */
+/* Finds the QUANTIZE of operand o of product k, or inserts one directly before the product. The backward
+   uses the fp8 copy of the forward, unless the unrounded operand stays in memory until then anyway: a
+   second QUANTIZE then saves the memory of the fp8 copy. Returns 1 + the number of the QUANTIZE; 0: out of
+   memory. */
 static int tt__quantize(tt__fp8 *f, int k, int o)
 {
     tt_tape *t = f->t;
@@ -10615,7 +10594,7 @@ static bool tt__read_fp8(tt__fp8 *f, int k, int o)
     return true;
 }
 
-/* Appends the update of the history: the largest magnitudes of the step's tensors, over all data ranks. */
+/* Appends the update of the history by the largest magnitudes of the step, over all data ranks. */
 static bool tt__emit_fp8_history(tt_tape *t)
 {
     tt__instr i = tt__instr_of(TT__OP_FP8_HISTORY, t->fp8_largest, t->fp8_history);
@@ -10657,18 +10636,18 @@ static tt_status tt__pass_fp8(tt_tape *t)
 
 /* ==== src/passes/offload.h */
 /* ------------------------------------------------------------------------------------------------ offload
-   Keeps storages in the host's memory. Instructions use temporary copies on the device: a copy is made before
-   the first instruction that reads the storage, and copied back after the last one that writes it. With
-   update "host" it is the other way round: updates use copies in the host's memory of storages on the
-   device. */
+   Keeps storages in the host's memory. Instructions use temporary copies on the device. A storage is copied
+   to the device before the first instruction that reads it, and copied back after the last that writes it.
+   With the option update "host", updates run in the host's memory instead and use temporary host copies of
+   storages on the device. */
 
-/* The words of the option `offload`, as a bit set; tt__out_names has them in the order of the bits. */
+/* The words of the option `offload`, as bits; tt__out_names has the words in the order of the bits. */
 enum { TT__OUT_OPTIMIZER = 1, TT__OUT_GRADIENTS = 2, TT__OUT_PARAMETERS = 4, TT__OUT_ACTIVATIONS = 8 };
 
 static const char *const tt__out_names[] = {"optimizer", "gradients", "parameters", "activations"};
 
-/* Reads the option `offload` into the bit set *out. *fits receives whether the option is "budget", so that
-   tt_compile chooses what to offload. Fails if a word is unknown. */
+/* Reads the option `offload` into the bits *out. Sets *fits to whether the option is "budget": tt_compile
+   then chooses what to offload. Fails if a word is unknown. */
 static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *out, bool *fits)
 {
     *out = 0;
@@ -10691,13 +10670,13 @@ static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *
 }
 
 #ifndef TT__OFFLOAD_TOGETHER /* tests set a smaller number */
-#define TT__OFFLOAD_TOGETHER ((size_t)32 << 20) /* bytes on the device for the operands of a group of
+#define TT__OFFLOAD_TOGETHER ((size_t)32 << 20) /* max bytes on the device for the operands of a group of
                                                    instructions that run together */
 #endif
-enum { TT__ONE_BY_ONE = 30 }; /* number of halvings that make TT__OFFLOAD_TOGETHER 0: each instruction then
-                                 runs alone */
+enum { TT__ONE_BY_ONE = 30 }; /* after this number of halvings TT__OFFLOAD_TOGETHER is 0, and each instruction
+                                 is a group */
 
-/* Returns whether two values are the same elements of the same storage. */
+/* Returns whether values a and b are the same elements of the same storage. */
 static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
 {
     const tt__tape_value *x = &t->values[a], *y = &t->values[b];
@@ -10706,14 +10685,15 @@ static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
                       x->part.unit == y->part.unit && x->part.split == y->part.split);
 }
 
-/* Describes how a range of instructions uses a storage. several: they use different elements of the storage.
-   reads_several: they read different elements. all_slots: one of them sums all slots. always: one of them
-   also runs on ranks without a micro-batch. */
+/* How a range of instructions uses a storage. several: they use more than one view of the storage.
+   reads_several: they read more than one. all_slots: one of them sums all slots. always: one of them also
+   runs on ranks without a micro-batch. */
 typedef struct tt__use {
-    int32_t any, read, written;   /* of the storage's values, the first that they use, read, write; 0: none */
+    int32_t any, read, written;   /* first values of the storage that the range uses, reads, writes; 0:
+                                     none */
     bool several, reads_several, all_slots, always;
-    bool in;                      /* the storage's contents before the range are needed */
-    bool later;                   /* the contents are needed only where add_later adds */
+    bool in;                      /* the range reads contents that were written before the range */
+    bool later;                   /* the contents are read only in runs where add_later adds */
 } tt__use;
 
 static void tt__note_use(const tt_tape *t, const tt__instr *i, int32_t id, int out, tt__use *u)
@@ -10748,8 +10728,8 @@ static tt__use tt__use_of(const tt_tape *t, int32_t v, int from, int to)
     return u;
 }
 
-/* Returns the value in storage d that corresponds to value `of`. Storage d is a copy of value `like`; `like`
-   and `of` belong to the same storage. Returns 0 after tt__tape_fail. */
+/* Returns the view of storage d that corresponds to value `of`. Storage d is a copy of value `like`, which
+   has the same storage as `of`. Returns 0 after tt__tape_fail. */
 static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
 {
     const tt__tape_value x = t->values[of];
@@ -10760,7 +10740,7 @@ static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
     return id;
 }
 
-/* Inserts a copy from x to y, which is in the other memory, before instruction `before`, in the segment of
+/* Inserts a copy from x in one memory to y in the other before instruction `before`, in the segment of
    `like`. Returns false if x or y is 0 or memory runs out. */
 static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32_t x, int32_t y, bool always,
                             bool later)
@@ -10771,10 +10751,10 @@ static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32
     return x && y && tt__insert(t, before, &i);
 }
 
-/* Makes the storage for a copy of storage v in the other memory, as small as the use u allows. The copy of a
-   shard or of a slot has only that shard or slot. The copy for any other view has the whole storage, so that
-   kernels find the same layout as without copies. *like receives the value that the copy corresponds to.
-   Returns 0 if out of memory. */
+/* Makes the storage for a copy of storage v in the other memory, as small as the use u allows. If the range
+   uses only one shard or slot, the copy has only that; otherwise the copy has the whole storage, so that
+   kernels find the layout that they find without copies. Sets *like to the value of v that the copy
+   corresponds to. Returns 0 if out of memory. */
 static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *like)
 {
     const tt__tape_value base = t->values[v], x = t->values[u->any];
@@ -10793,8 +10773,8 @@ static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *li
     return d;
 }
 
-/* Inserts before instruction `from` the copies into storage d of the elements that the use u needs. Storage d
-   is a copy of value `like`. */
+/* Inserts, before instruction `from`, the copies into storage d of the elements that the use u reads. Storage
+   d is a copy of value `like`. */
 static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, int32_t d)
 {
     const tt__instr first = t->code[from];
@@ -10813,8 +10793,8 @@ static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, i
     return ok;
 }
 
-/* Makes instructions [from, to] use a copy of storage v, which is in the memory that the instructions do not
-   work on, and inserts copies before and after them. Returns false if out of memory. */
+/* Makes instructions [from, to] use a copy of storage v in the memory on which they work. Inserts the copies
+   from v before them and back to v after them. Returns false if out of memory. */
 static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
 {
     const tt__use u = tt__use_of(t, v, from, to);
@@ -10848,7 +10828,7 @@ static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
     return ok;
 }
 
-/* Returns whether storage v is kept in the host's memory. `what` has the bits of TT__OUT_. A gradient is kept
+/* Returns whether storage v is kept in the host's memory. `what` has bits of TT__OUT_. A gradient is kept
    there only if it waits for the end of the round or step. */
 static bool tt__goes_out(const tt_tape *t, int32_t v, unsigned what)
 {
@@ -10861,7 +10841,7 @@ static bool tt__goes_out(const tt_tape *t, int32_t v, unsigned what)
     return x->storage == TT__GRADIENT && waits && what & TT__OUT_GRADIENTS;
 }
 
-/* Instructions [from, to]; from -1: none. */
+/* Instructions [from, to]; -1 in `from`: none. */
 typedef struct tt__range { int from, to; } tt__range;
 
 static void tt__reach(tt__range *r, int k)
@@ -10870,9 +10850,8 @@ static void tt__reach(tt__range *r, int k)
     r->to = k;
 }
 
-/* Makes the instructions of a micro-batch that use v use one copy in the forward and another in the backward.
-   of[0] and of[1] are the ranges of these instructions in the forward and in the backward. Returns false if
-   out of memory. */
+/* Makes the instructions of a micro-batch use one copy of v in the forward and another in the backward. of[0]
+   and of[1]: ranges of instructions that use v in each. Returns false if out of memory. */
 static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
 {
     for (int backward = 0; backward < 2; backward++) {
@@ -10885,20 +10864,20 @@ static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
     return true;
 }
 
-/* Returns whether pass "offload" has put a storage into the host's memory. Step settings and results in the
-   host's memory do not count. */
+/* Returns whether pass "offload" has put storage `base` into the host's memory. Settings and results of a
+   step do not count. */
 static bool tt__is_out(const tt__tape_value *base)
 {
     return base->space == TT__HOST && base->storage != TT__STEP;
 }
 
-/* Returns whether a storage is in the memory that instruction i does not work on. */
+/* Returns whether storage `base` is in the memory that instruction i does not work on: host or device. */
 static bool tt__is_away(const tt__tape_value *base, const tt__instr *i)
 {
     return i->on_host ? base->space == TT__DEVICE : tt__is_out(base);
 }
 
-/* Returns the bytes that instruction i uses of storages in the memory that it does not work on. */
+/* Returns the bytes of instruction i's storages that are in the memory on which i does not work. */
 static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
 {
     size_t bytes = 0;
@@ -10910,10 +10889,10 @@ static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
     return bytes;
 }
 
-/* Cuts a group off the instructions that run together from k on, and returns its range. Its instructions work
-   on one memory and use at most `max` bytes of storages in the other memory, unless the group is a single
-   instruction. The rest runs together after the group. *largest: bytes so far of the group that the limit
-   TT__OFFLOAD_TOGETHER would give. */
+/* Cuts a group off the instructions that run together from k on, and returns its range; the remaining
+   instructions run together after the group. The instructions of a group work on one memory and use at most
+   `max` bytes of storages in the other memory, unless the group is a single instruction. *largest: bytes so
+   far of the group that the limit TT__OFFLOAD_TOGETHER would give. */
 static tt__range tt__cut_group(tt_tape *t, int k, size_t max, size_t *largest)
 {
     tt__range r = {k, k};
@@ -10938,8 +10917,8 @@ static tt__range tt__cut_group(tt_tape *t, int k, size_t max, size_t *largest)
     return r;
 }
 
-/* Makes a group of instructions use copies of the storages that are in the other memory. Returns false if out
-   of memory. */
+/* Makes a group of instructions use copies of storages that are in the memory that the group does not work
+   on. Returns false if out of memory. */
 static bool tt__use_group(tt_tape *t, tt__range r)
 {
     for (int k = r.from; k <= r.to; k++)
@@ -10953,7 +10932,7 @@ static bool tt__use_group(tt_tape *t, tt__range r)
 }
 
 /* Returns whether activation v is kept in the host's memory between its uses in the forward, of[0], and in
-   the backward, of[1]. large: all activations of TT__PIECES_FROM elements or more are kept there. */
+   the backward, of[1]. large: v is kept there if it has TT__PIECES_FROM elements or more. */
 static bool tt__activation_goes_out(const tt_tape *t, int32_t v, int32_t root, bool large,
                                     const tt__range *of)
 {
@@ -10985,12 +10964,12 @@ static bool tt__use_activation(tt_tape *t, int32_t v, const tt__range *of)
     return ok;
 }
 
-/* Keeps storages in the host's memory: those of parameters that `what` (bits of TT__OUT_) names, activations
-   of the first `blocks` blocks, and values that tt_offload marks. Within a micro-batch, all instructions of
-   the forward share one copy of a parameter or gradient, and all of the backward share another. At the end of
-   a round or step, and for the optimizer's state, each group of instructions has its own copies, of at most
-   TT__OFFLOAD_TOGETHER bytes, halved `halved` times. The pass also decides which updates run in the host's
-   memory. */
+/* Keeps storages in the host's memory: the parameters, gradients and optimizer state that `what` (bits of
+   TT__OUT_) names, activations of the first `blocks` blocks, and values that tt_offload marks. In a
+   micro-batch, all instructions of the forward share one copy of a parameter or gradient, and those of the
+   backward share another. At the end of a round or step, and for the optimizer's state, each group of
+   instructions has its own copies, of at most TT__OFFLOAD_TOGETHER bytes, halved `halved` times. The pass
+   also decides which updates run in the host's memory. */
 static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int blocks, int halved)
 {
     bool any = what != 0 || t->on_host;
@@ -11035,9 +11014,9 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
 /* ==== src/passes/prune.h */
 /* -------------------------------------------------------------------------------------------------- prune */
 
-/* Removes what no result needs: instructions whose outputs are neither read nor kept nor persistent, and, if
-   `drop_saved` (after differentiation), outputs saved for the backward that the backward does not read.
-   Collectives are never removed: other ranks read from this one. */
+/* Removes instructions whose outputs are neither read nor kept nor persistent. If `drop_saved` (after
+   differentiation), also removes outputs saved for the backward that the backward does not read. Collectives
+   stay, because other ranks take part in them. */
 static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
 {
     bool *needed = (bool *)tt__calloc(t->ctx, (size_t)t->n_values);
@@ -11052,14 +11031,14 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         for (int j = 0; j < TT__MAX_OUT; j++) live |= i->out[j] && needed[t->values[i->out[j]].base];
         for (int j = 0; j < TT__MAX_OUT && of_ranks; j++) needed[t->values[i->out[j]].base] = true;
         for (int j = 0; j < TT__MAX_IN && live; j++) if (i->in[j]) needed[t->values[i->in[j]].base] = true;
-        /* Column sums include what earlier instructions wrote to the summed output, so these instructions are
-           needed, too. */
+        /* Column sums include all that earlier instructions wrote to the summed output, so those instructions
+           stay. */
         for (int o = 0; o < tt__summed(i) && live; o++)
             if (tt__column_sums(i, o)) needed[t->values[i->out[o]].base] = true;
         if (!live) i->op = -1;
         if (!live || !drop_saved || !tt__is(i, TT__SAVES1) || !i->out[1]) continue;
         const tt__tape_value *x = &t->values[i->out[1]];
-        /* an output of another dtype is kept: out[0] is computed from its rounded values */
+        /* an output in another dtype stays: out[0] is computed from its rounded values */
         bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype;
         if (same && !needed[x->base]) i->out[1] = 0;
     }
@@ -11069,13 +11048,13 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
 
 /* ==== src/passes/overlap.h */
 /* ------------------------------------------------------------------------------------------------ overlap
-   Runs transfers beside computation, on streams of their own: copies between memories, and the gathers and
-   sums of data ranks within a micro-batch. Each transfer is split into a start and a WAIT. The start of a
-   transfer that computation needs is moved up, as little as the load of its stream allows. The WAIT of a
-   transfer that takes results away comes where the transfer ends. Only the order of instructions changes,
-   never the results: wrong costs cost time or memory. */
+   Runs transfers beside computation, on their own streams: copies between memories, and the gathers and sums
+   of data ranks within a micro-batch. Each transfer is split into a start and a WAIT. If the transfer brings
+   a value that computation needs, its start moves up, as far as its stream needs to finish in time. If the
+   transfer takes a result away, its WAIT moves down to where the transfer ends. Only the order of
+   instructions changes, never a result: wrong costs only make a step slower or larger. */
 
-/* X(field, default) for each field of tt_costs. The last two fields are in seconds. */
+/* X(field, default) for each field of tt_costs, in FLOPs or bytes a second; the last two in seconds. */
 #define TT__COSTS(X) \
     X(product_16, 300e12) X(product_f32, 60e12) X(attention_16, 300e12) X(attention_f32, 60e12) \
     X(rows_16, 2e12) X(rows_f32, 2e12) X(update_16, 2e12) X(update_f32, 2e12) X(update_host, 50e9) \
@@ -11091,7 +11070,7 @@ tt_costs tt_costs_default(void)
     return c;
 }
 
-/* Fails if a cost is not finite, a number of seconds is negative, or a rate is not above 0. */
+/* Fails if a cost is not finite, a number of seconds is below 0, or a rate is not above 0. */
 static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
 {
 #define TT__COST(name, standard) {#name, c->name},
@@ -11109,7 +11088,7 @@ static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "costs: %s", text + 2) : TT_OK;
 }
 
-/* Returns the stream beside computation on which an instruction could run; else TT__COMPUTE_STREAM. */
+/* Returns the stream beside computation on which i could run; TT__COMPUTE_STREAM if there is none. */
 static int tt__stream_beside(const tt_tape *t, const tt__instr *i)
 {
     const tt__tape_value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
@@ -11126,7 +11105,7 @@ static double tt__operand_bytes(const tt_tape *t, int32_t v)
     return v ? (double)s->rows * (double)s->cols * (double)tt_dtype_bytes(s->dtype) : 0;
 }
 
-/* Returns the bytes that an instruction reads and writes. Of a table that is looked up, only the rows looked
+/* Returns the bytes that instruction i reads and writes. In a table that is looked up, only the rows looked
    up count. */
 static double tt__touched_bytes(const tt_tape *t, const tt__instr *i)
 {
@@ -11139,7 +11118,7 @@ static double tt__touched_bytes(const tt_tape *t, const tt__instr *i)
     return bytes;
 }
 
-/* Returns the largest number of bytes that a member of a collective loads. */
+/* Returns the bytes that the busiest member of collective i loads. */
 static double tt__loaded_bytes(const tt_tape *t, const tt__instr *i)
 {
     const tt__tape_value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
@@ -11151,8 +11130,8 @@ static double tt__loaded_bytes(const tt_tape *t, const tt__instr *i)
     return (double)max * (double)tt_dtype_bytes(x->shape.dtype);
 }
 
-/* The limit of an instruction's speed: FLOPs of products or of attention; bytes touched by row kernels or by
-   updates and other work on parameters; bytes that a collective loads. */
+/* The limit of an instruction's speed. PRODUCT, ATTENTION: FLOPs; ROWS: bytes of other kernels; UPDATE: bytes
+   of updates and of other work once a step; RANKS: bytes that a collective loads. */
 typedef enum tt__cost {
     TT__COST_PRODUCT, TT__COST_ATTENTION, TT__COST_ROWS, TT__COST_UPDATE, TT__COST_RANKS, TT__COST_KINDS
 } tt__cost;
@@ -11165,7 +11144,7 @@ static tt__cost tt__cost_of(const tt__instr *i)
     return tt__is(i, TT__RMW) || i->segment == TT__EACH_STEP ? TT__COST_UPDATE : TT__COST_ROWS;
 }
 
-/* Returns the FLOPs or bytes that limit instruction i (tt__cost_of), at full capacity. */
+/* Returns the FLOPs or bytes that limit instruction i (tt__cost_of), with all axes at their capacity. */
 static double tt__work_of(const tt_tape *t, const tt__instr *i)
 {
     tt__mat in[TT__MAX_IN];
@@ -11176,15 +11155,15 @@ static double tt__work_of(const tt_tape *t, const tt__instr *i)
     return tt__flops(i, in);
 }
 
-/* Returns whether an instruction computes in fp32: whether its result is f32, or, of a product or attention,
-   its left operand. */
+/* Returns whether instruction i computes in fp32: by the dtype of its left operand for a product or
+   attention, by the dtype of its result for all other ops. */
 static bool tt__is_single(const tt_tape *t, const tt__instr *i)
 {
     const bool by_operand = tt__cost_of(i) <= TT__COST_ATTENTION || !i->out[0];
     return t->values[by_operand ? i->in[0] : i->out[0]].shape.dtype == TT_F32;
 }
 
-/* Returns a pointer to the rate in c that limits work of kind `cost`, in FLOPs or bytes a second. single: for
+/* Returns the rate in c that limits work of kind `cost`, in FLOPs or bytes a second. single: the rate for
    fp32. */
 static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
 {
@@ -11194,9 +11173,9 @@ static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
     return rates[cost][single];
 }
 
-/* Returns the seconds that an instruction takes at full capacity: its launch, and the longer of computing and
-   memory traffic, or the transfer over its link. first: the instruction is the first of those that are
-   launched together, and alone has the cost of the launch. */
+/* Returns the seconds that instruction i takes with all axes at their capacity. Computation takes the longer
+   of its arithmetic and its memory traffic, a transfer the time of its bytes; each launch is added. first: i
+   is the first of the instructions that are launched together, and alone has the cost of the launch. */
 static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_costs *costs, bool first)
 {
     const int stream = tt__stream_beside(t, i);
@@ -11213,15 +11192,15 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
                          tt__touched_bytes(t, i) / c.memory);
 }
 
-/* Seconds that instructions take by their costs. */
+/* Estimated seconds of a program's instructions. */
 typedef struct tt__spent {
-    double compute, exposed;    /* computation, and waiting of computation for transfers */
-    double on_host;             /* computation by the host's processor, which is part of `compute` */
-    double busy[TT__STREAMS];   /* transfers of each stream */
+    double compute, exposed;    /* computation; time in which computation waits for transfers */
+    double on_host;             /* part of `compute` that the host's processor computes */
+    double busy[TT__STREAMS];   /* for each stream: its transfers */
 } tt__spent;
 
-/* step: seconds of a step with one micro-batch on each data rank. micro: seconds that each further
-   micro-batch adds. */
+/* step: seconds of a step with one micro-batch on each data rank. micro: seconds of each further
+   micro-batch. */
 typedef struct tt__replay { tt__spent step, micro; } tt__replay;
 
 /* Returns the seconds of a step with `micros` micro-batches on each data rank. */
@@ -11239,7 +11218,7 @@ static tt__spent tt__spent_on(const tt__replay *r, int micros)
 static tt_status tt__replay_of(const tt_tape *t, const tt_costs *c, tt__replay *to)
 {
     double *done = (double *)tt__calloc(t->ctx, sizeof *done * (size_t)t->n_values), idle[TT__STREAMS] = {0};
-    /* idle: time at which a stream has finished its work; done: time at which a value has been written */
+    /* seconds at which each stream has finished its work (idle) and each value is written (done) */
     double now = 0;
     tt__spent *all = &to->step;
     memset(to, 0, sizeof *to);
@@ -11255,27 +11234,28 @@ static tt_status tt__replay_of(const tt_tape *t, const tt_costs *c, tt__replay *
         else if (i->stream) done[i->out[0]] = idle[i->stream] = fmax(now, idle[i->stream]) + seconds;
         else now += seconds;
         all->exposed = now - all->compute;
-        if (i->segment <= TT__EACH_BACKWARD) to->micro = *all; /* micro-batches come first in the tape */
+        if (i->segment <= TT__EACH_BACKWARD) to->micro = *all; /* the tape begins with the instructions of a
+                                                                  micro-batch */
     }
     tt__free(t->ctx, done);
     return TT_OK;
 }
 
-/* The order of instructions while the pass changes it. */
+/* The order of instructions, while the pass changes it. */
 typedef struct tt__order {
     tt_tape *t;
     int n;              /* number of instructions, including WAITs */
-    int *at, *place;    /* the instruction at each place; the place of each instruction */
+    int *at, *place;    /* number of the instruction at each place; place of each instruction */
     double *begin;      /* for each instruction: seconds of computation before it */
     double *seconds;    /* for each instruction: seconds of computation that it takes */
-    double *moves;      /* for each start: seconds that its transfer occupies its stream */
+    double *moves;      /* for each start: seconds for which its transfer occupies the stream */
     int *block;         /* for each instruction: number of blocks that end before it */
     bool *ends;         /* for each instruction: whether it is the last of a block */
-    int *wait;          /* for each start: its WAIT; 0: the instruction is not a start */
-    /* The storages that each instruction uses and the storages that it writes, as bit sets of the last 6 bits
-       of their numbers. Disjoint bit sets mean disjoint storages. */
+    int *wait;          /* for each start: number of its WAIT; 0: not a start */
+    /* For each instruction, the storages that it uses and those that it writes. Bit b stands for all storages
+       whose numbers are b modulo 64, so disjoint bits mean disjoint storages. */
     uint64_t *uses, *writes;
-    bool takes[TT__STREAMS]; /* the stream has starts that take results of computation away */
+    bool takes[TT__STREAMS]; /* for each stream: it has transfers that take results of computation away */
 } tt__order;
 
 /* Returns whether instruction a writes a storage that b uses. A WAIT writes the value that it waits for. */
@@ -11296,7 +11276,7 @@ static uint64_t tt__storage_bits(const tt_tape *t, const int32_t *ids, int n)
     return bits;
 }
 
-/* Returns whether the order of two instructions matters. */
+/* Returns whether instructions a and b must keep their order. */
 static bool tt__is_ordered(const tt_tape *t, const tt__instr *a, const tt__instr *b)
 {
     return tt__writes_for(t, a, b) || tt__writes_for(t, b, a);
@@ -11309,8 +11289,8 @@ static bool tt__must_follow(const tt__order *o, int a, int b)
     return may && tt__is_ordered(o->t, &o->t->code[a], &o->t->code[b]);
 }
 
-/* Returns whether an instruction that comes before a start may be moved up together with the start: other
-   starts, WAITs, casts of shards. */
+/* Returns whether instruction i may move up together with a start that depends on it: other starts, WAITs and
+   casts of shards may. */
 static bool tt__may_rise(const tt__instr *i)
 {
     return i->stream || tt__is(i, TT__WAITS) || (tt__is(i, TT__CASTS) && i->always && !i->with_next);
@@ -11328,17 +11308,17 @@ static void tt__move_to(tt__order *o, int x, int to)
     o->place[x] = to;
 }
 
-/* Returns whether place k is between updates in the host's memory that run together. Such updates take long,
-   so a transfer that would move there moves past all of them and runs beside them. */
+/* Returns whether place k is between updates in the host's memory that run together. A transfer does not stop
+   there but moves past all of them, and so runs beside them, because they take long. */
 static bool tt__amid_updates(const tt__order *o, int k)
 {
     const tt__instr *i = &o->t->code[o->at[k - 1]];
     return i->on_host && i->with_next;
 }
 
-/* Moves instruction x up to where at most `until` seconds of computation come before it, but not between
-   instructions that run together, nor before block number `first`. with_others: the instructions that x must
-   follow move up, too, if they may. */
+/* Moves instruction x up to where at most `until` seconds of computation come before it. x moves neither
+   between instructions that run together nor before block number `first`. with_others: if x depends on an
+   instruction that tt__may_rise allows, that instruction moves up, too. */
 static void tt__rise(tt__order *o, int x, double until, int first, bool with_others)
 {
     const tt__instr *code = o->t->code;
@@ -11384,8 +11364,8 @@ static void tt__sink(tt__order *o, int x, double until, int last)
     tt__move_to(o, x, best);
 }
 
-/* Returns whether a start brings a value that computation needs soon. Otherwise the start takes away a result
-   of computation. */
+/* Returns whether transfer i brings a value that computation needs. Otherwise the transfer takes a result of
+   computation away. */
 static bool tt__brings(const tt_tape *t, const tt__instr *i)
 {
     if (t->values[t->values[i->out[0]].base].host_copy) return true;
@@ -11394,9 +11374,9 @@ static bool tt__brings(const tt_tape *t, const tt__instr *i)
            (i->stream == TT__RANKS_STREAM && !(tt__rules_of(i)->phases & TT__REDUCE_PHASE));
 }
 
-/* Moves start x up so that its transfer can be complete after `due` seconds of computation. If x's stream
-   also takes results away, x moves before those starts of such transfers that would keep the stream busy too
-   long. x moves at most `ahead` blocks above the block of its WAIT. */
+/* Moves start x up so that its transfer can end after `due` seconds of computation. If x's stream also takes
+   results away, x moves before any such transfer that would keep the stream busy too long. x moves at most
+   `ahead` blocks above the block of its WAIT. */
 static void tt__hoist(tt__order *o, int x, double due, int ahead)
 {
     double until = due - o->moves[x];
@@ -11406,13 +11386,13 @@ static void tt__hoist(tt__order *o, int x, double due, int ahead)
         const tt__instr *i = &o->t->code[q];
         if (i->stream != o->t->code[x].stream || tt__brings(o->t, i)) continue;
         if (o->begin[q] + o->moves[q] <= until || i->segment != o->t->code[x].segment) break;
-        until = fmin(until, o->begin[q] * (1 - 1e-12)); /* just before instruction q */
+        until = fmin(until, o->begin[q] * (1 - 1e-12)); /* just before instruction q begins */
     }
     tt__rise(o, x, until, o->block[o->wait[x]] - ahead, true);
 }
 
-/* Returns the last instruction that reads a storage, or reads the copy that comes back from the host's
-   memory. */
+/* Returns the last instruction that reads storage v. If that instruction copies v to the other memory, the
+   last reader of the copy counts. */
 static int tt__last_reader(const tt_tape *t, int32_t v)
 {
     int last = t->values[v].reader;
@@ -11424,9 +11404,9 @@ static int tt__last_reader(const tt_tape *t, int32_t v)
     return last;
 }
 
-/* Marks the ends of blocks. In the forward a block ends where tt_block_end says so, in the backward after the
-   last instruction that reads a marked value; without marks, each product ends a block. At the end of a step,
-   each group of instructions that run together is a block. */
+/* Marks the instructions that end a block. In the forward, an instruction that writes a value marked by
+   tt_block_end does; in the backward, the last one that reads a marked value. Without marks, each product
+   ends a block. At the end of a step, each group of instructions that run together is a block. */
 static void tt__mark_blocks(tt__order *o, int n)
 {
     tt_tape *t = o->t;
@@ -11446,7 +11426,7 @@ static void tt__mark_blocks(tt__order *o, int n)
     }
 }
 
-/* Splits instruction k into a start and a WAIT, if it can run on `stream`. Returns false if out of memory. */
+/* Splits transfer k into a start and a WAIT, if it can run on `stream`. Returns false if out of memory. */
 static bool tt__part_start(tt__order *o, int k, int stream)
 {
     tt_tape *t = o->t;
@@ -11504,7 +11484,7 @@ static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
             o->begin[wait] = now;
             o->block[wait] = blocks;
         } else if (!t->code[k].stream) {
-            o->seconds[k] = seconds; /* also for a copy that stays on the stream of computation */
+            o->seconds[k] = seconds; /* also a copy that stays on the computation stream */
         }
         now += o->seconds[k];
         blocks += o->ends[k];
@@ -11520,7 +11500,6 @@ static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
     return true;
 }
 
-/* Puts the tape's instructions in their new order. */
 static tt_status tt__reorder(tt__order *o)
 {
     tt_tape *t = o->t;
@@ -11533,9 +11512,9 @@ static tt_status tt__reorder(tt__order *o)
     return TT_OK;
 }
 
-/* Gives each input that is read a second value, to which the host copies the next run's data while this run
-   is in flight. A run begins with a copy from there (tt__take_arrivals), so that instructions, and recordings
-   of them, find an input always in one place. */
+/* Gives each input that instructions read a second value. The host copies the next run's data there while
+   this run is in flight. A run begins with a copy from there to the input (tt__take_arrivals), so that
+   instructions, also recorded ones (CUDA graphs), find the input always at one address. */
 static tt_status tt__pass_arrivals(tt_tape *t)
 {
     const int32_t values = t->n_values;
@@ -11551,9 +11530,8 @@ static tt_status tt__pass_arrivals(tt_tape *t)
     return TT_OK;
 }
 
-/* Moves transfers so that they run beside computation. ahead: the number of blocks by which a value may
-   arrive before the block that needs it, and by which a result that is taken away may stay after the block
-   that made it; 0: nothing runs beside computation. */
+/* Moves transfers so that they run beside computation. ahead: number of blocks by which a value may arrive
+   before the block that needs it, and a result may stay in memory after the block that made it; 0: none. */
 static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
 {
     const int n = t->n_code;
@@ -11561,25 +11539,26 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
     double due[TT__STREAMS], idle[TT__STREAMS] = {0};
     if (ahead <= 0) return TT_OK;
     bool ok = tt__order_open(&o, t, c, n);
-    /* First, WAITs go down to the first use, and starts that take results away go up to their operands. */
+    /* First, the WAIT of a transfer that brings a value moves down to the first use of the value, and the
+       start of any other transfer moves up to its operands. */
     for (int k = 0; k < n && ok; k++) {
         if (!o.wait[k]) continue;
         if (tt__brings(t, &t->code[k])) tt__sink(&o, o.wait[k], INFINITY, INT_MAX);
         else tt__rise(&o, k, -1, 0, false);
     }
-    for (int s = 0; s < TT__STREAMS; s++) due[s] = INFINITY; /* seconds by which a stream's next transfer must
-                                                                have started */
+    for (int s = 0; s < TT__STREAMS; s++) due[s] = INFINITY; /* for each stream: seconds by which its next
+                                                                transfer must have started */
     for (int k = n - 1; k >= 0 && ok; k--) {
         double *next = &due[t->code[k].stream];
         if (!o.wait[k] || !tt__brings(t, &t->code[k])) continue;
         const double end = fmin(*next, o.begin[o.wait[k]]);
         const bool host_copy = t->values[t->values[t->code[k].out[0]].base].host_copy;
         tt__hoist(&o, k, end, ahead);
-        const double latest = end - o.moves[k]; /* updates that run together may have moved the start further
-                                                   up */
+        const double latest = end - o.moves[k]; /* a start that moves past joint updates is earlier than
+                                                   necessary */
         *next = fmin(*next, host_copy ? fmax(o.begin[k], latest) : o.begin[k]);
     }
-    for (int at = 0; at < o.n && ok; at++) { /* the starts in their new order */
+    for (int at = 0; at < o.n && ok; at++) { /* visits starts in their new order */
         const int k = o.at[at];
         if (!o.wait[k] || tt__brings(t, &t->code[k])) continue;
         double *end = &idle[t->code[k].stream];
@@ -11596,16 +11575,17 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
 
 /* ==== src/passes/join.h */
 /* ---------------------------------------------------------------------------------------------------- join
-   Products that would be one product if their operands were adjacent in memory (see tt__is_one_product) run
-   together. Their transient operands become views of one value. tt__place_persistent makes parameters and
-   persistent gradients adjacent. If operands are not adjacent in the end, each product is launched alone. */
+   Makes products run together that would be one product if their operands were adjacent in memory
+   (tt__is_one_product). Their transient operands become views of one value. tt__place_persistent makes
+   parameters and persistent gradients adjacent. If the operands are not adjacent in the end, each product is
+   launched alone. */
 
-/* Largest distance in instructions: values that are written or last read further apart count as alive at
-   different times, and products further apart are not joined. */
+/* Largest distance, in instructions. Products further apart are not joined. Values whose first write or last
+   read is further apart are not joined either, because both would then stay in memory for longer. */
 enum { TT__TOGETHER = 32 };
 
-/* Returns, for each storage, whether it must have a place of its own: other streams or collectives use the
-   storage, or an instruction may write its result over the storage, or the storage holds such a result. The
+/* Returns, for each storage, whether it must keep its own place in memory: another stream or a collective
+   uses the storage, or an instruction overwrites it with a result in place, or it holds such a result. The
    caller frees the array. NULL: out of memory. */
 static bool *tt__never_joined(const tt_tape *t)
 {
@@ -11626,7 +11606,7 @@ static bool *tt__never_joined(const tt_tape *t)
     return apart;
 }
 
-/* Returns whether v is a plain storage of the device: contiguous, whole, without slots or copies. */
+/* Returns whether v is a contiguous, whole storage on the device, without slots or copies. */
 static bool tt__is_plain(const tt_tape *t, int32_t v)
 {
     const tt__tape_value *x = &t->values[v];
@@ -11634,8 +11614,8 @@ static bool tt__is_plain(const tt_tape *t, int32_t v)
            x->part.split == TT__WHOLE && x->space == TT__DEVICE;
 }
 
-/* Returns whether v may become a view of a joined value. v lives within the step, and its rows keep the
-   alignment of 16 bytes that kernels need. */
+/* Returns whether v may become a view of a joined value: v does not outlive the step, and its rows are
+   multiples of the 16 bytes to which kernels need rows aligned. */
 static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const bool *apart)
 {
     const tt__tape_value *x = &t->values[v];
@@ -11646,8 +11626,7 @@ static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const b
            row % 16 == 0;
 }
 
-/* Returns whether another storage may be placed directly after the persistent storage v. v must fill all
-   bytes of its storage. */
+/* Returns whether another storage may directly follow persistent storage v: v fills all its bytes. */
 static bool tt__may_be_followed(const tt_tape *t, int32_t v)
 {
     const tt__shape *x = &t->values[v].shape;
@@ -11655,8 +11634,8 @@ static bool tt__may_be_followed(const tt_tape *t, int32_t v)
     return tt__is_plain(t, v) && tt__storage_bytes(&t->values[v]) == bytes;
 }
 
-/* Returns whether a and b, which have the same role in two products, can be adjacent in memory. Transient
-   values must live at about the same time, so that the joined value takes hardly more memory. */
+/* Returns whether a and b, which have the same role in two products, may be adjacent in memory. Transient
+   values must live at about the same time, so that joining them takes hardly more memory. */
 static bool tt__may_lie_beside(const tt_tape *t, int32_t a, int32_t b, int32_t root, const bool *apart)
 {
     const tt__tape_value *x = &t->values[a], *y = &t->values[b];
@@ -11687,8 +11666,8 @@ static void tt__move_instr(tt_tape *t, int from, int to)
     t->code[to] = i;
 }
 
-/* Moves instruction m directly after instructions *first to *last, or moves these directly before instruction
-   m, and updates *first and *last. Returns false if the order of the instructions in between forbids both. */
+/* Moves instruction m directly after the instructions from *first to *last, or moves those directly before
+   instruction m; updates *first and *last. Returns false if an instruction in between forbids both moves. */
 static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
 {
     const int many = *last - *first + 1;
@@ -11705,8 +11684,8 @@ static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
     return rises || sink;
 }
 
-/* Sorts products by their weights, or by the gradients of their weights, and makes them run together. The
-   order is that of persistent values in the arena, and the same wherever the products are recomputed. */
+/* Sorts products by the numbers of their weights, or of the gradients of their weights, and makes them run
+   together. Persistent values have this order in the arena, and recomputed products the same order. */
 static void tt__order_products(tt_tape *t, int first, int last)
 {
     for (int k = first + 1; k <= last; k++) {
@@ -11719,8 +11698,8 @@ static void tt__order_products(tt_tape *t, int first, int last)
     for (int k = first; k <= last; k++) t->code[k].with_next = k < last;
 }
 
-/* Makes the values that have a role in the products from `first` to `last` views of one new value, or, if the
-   values are persistent, adjacent in memory. */
+/* Makes the values in role `role` of products `first` to `last` views of one new value. Marks persistent
+   values instead, so that they become adjacent in memory. Returns false if out of memory. */
 static bool tt__join_values(tt_tape *t, int first, int last, int role)
 {
     const bool below = tt__lies_below(&t->code[first], role);
@@ -11765,7 +11744,7 @@ static tt_status tt__pass_join(tt_tape *t, int32_t root)
         tt__order_products(t, first, last);
         for (int role = 0; role < TT__ROLES && ok; role++)
             if (role != tt__shared_role(&t->code[first])) ok = tt__join_values(t, first, last, role);
-        k -= first != k; /* an instruction from after the products is at this place now */
+        k -= first != k; /* the moves have put a later instruction at this place */
     }
     tt__free(t->ctx, apart);
     return ok ? TT_OK : TT_ERR_MEMORY;
@@ -11775,25 +11754,25 @@ static tt_status tt__pass_join(tt_tape *t, int32_t root)
 /* ===========================================================================================================
    PLAN                                                                                              src/plan/
    Gives every value a place in memory. Lifetimes are exact: from the instruction that first writes a storage
-   to the last instruction that reads it. Persistent values are stored one after another. Other values are
-   placed by greedy first fit and best fit in several orders (Pisarchyk, Lee: "Efficient memory management for
-   deep neural net inference", 2020), and the placement of least height is kept. The device's memory and the
-   host's are placed separately. Uses tape.
+   to the last that reads it. Persistent values are stored one after another. Other values are placed by
+   greedy first fit and best fit in several orders (Pisarchyk, Lee: "Efficient memory management for deep
+   neural net inference", 2020); the lowest placement is kept. The device's memory and the host's are placed
+   separately. Uses tape.
    ======================================================================================================== */
 
-#define TT__NO_PLACE SIZE_MAX /* the place of a storage that nothing uses */
+#define TT__NO_PLACE SIZE_MAX /* place of a storage that no instruction uses */
 
-/* A storage to be placed, alive from instruction `first` to instruction `last`, both included. */
+/* A storage to be placed. It is in use from instruction `first` to instruction `last`, both included. */
 typedef struct tt__box {
     int first, last;
     size_t bytes, place;
-    int32_t value;  /* base value; 0: the workspace of instruction `first` */
-    int merged;     /* index of the box whose place this box takes over; else its own index */
+    int32_t value;  /* number of the storage; 0: the workspace of instruction `first` */
+    int merged;     /* index of the box whose place this box takes over; its own index if it takes none */
     tt__space space;
 } tt__box;
 
-/* Returns the largest number of bytes of a space that are alive at one instruction, counting only boxes of
-   `min` bytes or more; SIZE_MAX when out of memory. *at receives that instruction. */
+/* Returns the largest number of bytes of a space that are in use at one instruction, which *at receives.
+   Counts only boxes of `min` bytes or more. SIZE_MAX: out of memory. */
 static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__space space, size_t min,
                            tt_context *ctx, int *at)
 {
@@ -11814,25 +11793,24 @@ static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__spac
     return max;
 }
 
-/* Sets of the bytes that are in use at each instruction: a binary tree over the instructions (a segment tree:
-   Bentley, "Solutions to Klee's rectangle problems", 1977). A node has two lists of spans of bytes: spans in
-   use during all of the node's instructions, and spans in use during some of them. */
+/* The bytes in use at each instruction, as a binary tree over the instructions (a segment tree: Bentley,
+   "Solutions to Klee's rectangle problems", 1977). A node has two lists of spans of bytes: spans in use
+   during all instructions of the node, and spans in use during some of them. */
 typedef struct tt__span {
     size_t from, to;
-    int next;       /* the next span in the order of bytes; 0: none */
-    int far;        /* shortcut that a search has left: a later span, to be used only while it is in the same
-                       list */
-    int list;       /* number of the span's list; 0: none */
+    int next;       /* next span of the list, in the order of bytes; 0: none */
+    int far;        /* a later span, as a shortcut for searches; valid only while it is in the same list */
+    int list;       /* number of the list that has the span; 0: none */
 } tt__span;
 typedef struct tt__taken {
     tt_context *ctx;
-    tt__span *span; int n_span, cap_span;   /* span[0] means "none" */
-    int unused;     /* first of the spans that are in no list; 0: none */
-    int *list;      /* list[2 * k]: first span in use during all of node k's instructions; list[2 * k + 1]:
+    tt__span *span; int n_span, cap_span;   /* element 0 means "none" */
+    int unused;     /* first span that is in no list; 0: none */
+    int *list;      /* list[2 * k]: first span in use during all instructions of node k; list[2 * k + 1]:
                        during some */
-    int *hint;      /* for each list, the span that was changed last */
-    int leaves;     /* number of instructions, rounded up to a power of two; node 1 is the root */
-    int highest;    /* the box that ends at the height of the placement; of several, the last placed */
+    int *hint;      /* for each list: the span changed last */
+    int leaves;     /* number of instructions, rounded up to a power of two; the root is node 1 */
+    int highest;    /* the box that ends highest; of several, the one placed last */
 } tt__taken;
 
 static bool tt__taken_open(tt_context *ctx, tt__taken *t, int instructions)
@@ -11861,8 +11839,8 @@ static bool tt__taken_clear(tt__taken *t)
     return true;
 }
 
-/* Returns the last span of a list, from span `at` on, that ends at or below `limit`; span `at` itself must
-   end there. Leaves shortcuts for later searches. */
+/* Returns the last span of a list that ends at or below `limit`. The search begins at span `at`, which ends
+   there. Leaves shortcuts for later searches. */
 static int tt__span_before(tt__taken *t, int at, size_t limit)
 {
     for (int two_back = at, back = at;;) {
@@ -11876,7 +11854,7 @@ static int tt__span_before(tt__taken *t, int at, size_t limit)
     }
 }
 
-/* Adds bytes [from, to) to a list and joins them with the spans that they overlap or touch. Returns false if
+/* Adds bytes [from, to) to a list, and joins them with the spans that they overlap or touch. Returns false if
    out of memory. */
 static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
 {
@@ -11887,7 +11865,7 @@ static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
         before = tt__span_before(t, at, from - 1);
         at = t->span[before].next;
     }
-    if (at && t->span[at].from <= to) { /* span `at` grows and absorbs the spans that it then reaches */
+    if (at && t->span[at].from <= to) { /* span `at` grows and absorbs the spans that it now touches */
         tt__span *s = &t->span[at];
         t->hint[list] = at;
         if (from < s->from) s->from = from;
@@ -11915,7 +11893,7 @@ static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
     return true;
 }
 
-/* Marks the place of b as in use. `node` covers instructions [lo, lo + width). Returns false if out of
+/* Marks the place of box b as in use. `node` covers instructions [lo, lo + width). Returns false if out of
    memory. */
 static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width)
 {
@@ -11926,9 +11904,8 @@ static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width
                       tt__take(t, b, 2 * node + 1, lo + width / 2, width / 2));
 }
 
-/* Appends to `heads` the lists of spans in use at some time in b's life; returns the number of lists in
-   `heads`. A level of the tree adds at most 6 lists: one for each of at most two nodes that b's life covers
-   in part, two for each of at most two nodes that b's life covers whole. */
+/* Appends to `heads` the first spans of all lists that have spans in use during box b's life. Returns the
+   number of lists in `heads`. */
 enum { TT__TAKEN_LISTS = 6 * 32 };
 static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int lo, int width, int *heads,
                            int n)
@@ -11950,7 +11927,7 @@ static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
     int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
     size_t cursor = 0, best = SIZE_MAX, best_gap = SIZE_MAX;
     for (;;) {
-        size_t next = SIZE_MAX; /* the lowest span after the cursor */
+        size_t next = SIZE_MAX; /* start of the lowest span above the cursor */
         bool moved = false;
         for (int k = 0; k < n;) {
             if (t->span[head[k]].to <= cursor) head[k] = t->span[tt__span_before(t, head[k], cursor)].next;
@@ -11992,9 +11969,9 @@ static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tig
     return height;
 }
 
-/* Number of keys by which boxes are sorted before they are placed. Key 0: size; 1: size x duration;
-   2: duration; 3: begin; 4: the boxes alive at the peak by duration, then the others by size. Boxes of larger
-   keys come first (of key 3, earlier ones); of equal keys, the larger box, then the lower index. */
+/* Number of keys for sorting boxes. Key 0: size; 1: size x duration; 2: duration; 3: begin; 4: the boxes in
+   use at the peak by duration, then the others by size. Boxes with larger keys come first, for key 3 those
+   that begin earlier. Of equal keys, the larger box comes first, then the lower index. */
 #define TT__ORDERS 5
 static double tt__box_key(const tt__box *b, int kind, int peak)
 {
@@ -12028,11 +12005,10 @@ static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, 
 
 enum { TT__FEW_BOXES = 800, TT__IMPROVE = 200000, TT__IMPROVE_HOST = 20000, TT__IMPROVE_MANY = 8 };
 
-/* Searches for an order whose placement is lower: moves the box that ends at the height to the front of the
-   order, places all boxes anew, and repeats. The number of attempts falls with the number of boxes, and is
-   smaller for the host's memory, which is less scarce. From TT__FEW_BOXES boxes on there are TT__IMPROVE_MANY
-   attempts, if the height is more than 1/64 above the bound. Leaves the lowest placement found, and returns
-   its height. */
+/* Searches for an order whose placement is lower: moves the box that ends highest to the front of the order,
+   places all boxes anew, and repeats. There are fewer attempts for many boxes, and for the host's memory,
+   which is less scarce. From TT__FEW_BOXES boxes on there are TT__IMPROVE_MANY attempts, if the height is
+   more than 1/64 above the bound. Leaves the lowest placement found, and returns its height. */
 static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool tightest, size_t bound,
                           tt__taken *taken)
 {
@@ -12057,11 +12033,10 @@ static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool
     return rounds ? tt__place_in_order(box, best_order, n, best_tightest, SIZE_MAX, taken) : best;
 }
 
-/* Places the boxes of one space; a box merged into another takes the place of that box. *height receives the
-   bytes needed, *bound the largest sum of bytes alive at one instruction, *peak_at that instruction. Tries
-   several orders of the large boxes until the height is the bound, or, for many boxes, within 1/256 of it. If
-   there are many boxes, those below 1/1024 of the bound are small, and are placed into the gaps
-   afterwards. */
+/* Places the boxes of one space. *height receives the bytes needed, *bound the largest sum of bytes in use at
+   one instruction, *peak_at that instruction. Tries several orders of the large boxes until the height is the
+   bound or, for many boxes, within 1/256 of it. If there are many boxes, those below 1/1024 of the bound are
+   small; they are placed last, into the gaps. A box merged into another takes over its place. */
 static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, tt__space space,
                            size_t *height, size_t *bound, int *peak_at)
 {
@@ -12108,7 +12083,7 @@ static size_t tt__arena_bytes(const tt_tape *t, const tt__tape_value *v)
     return tt__align_to(tt__storage_bytes(v), t->alignment);
 }
 
-/* Fails if storages, workspaces and `more` are 2^62 bytes or more together, so that no sum of them
+/* Fails if all storages, workspaces and `more` together have 2^62 bytes or more. Then no later sum
    overflows. */
 static tt_status tt__check_total(const tt_tape *t, size_t more)
 {
@@ -12131,7 +12106,7 @@ static tt_status tt__check_total(const tt_tape *t, size_t more)
                     tt__describe(t, largest, what, sizeof what));
 }
 
-/* Fills in box number `at`. value: a base value; 0: the box is a workspace. */
+/* Fills in box[at]. value: a storage; 0: the box is a workspace. */
 static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, size_t bytes, int first,
                         int last)
 {
@@ -12139,16 +12114,16 @@ static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, s
     box[at] = b;
 }
 
-/* Finds the lifetimes of a tape's transient storages and workspaces. The caller frees *out. Instructions that
-   run together need their operands from the first to the last; work of other streams needs its operands until
-   its WAIT. */
+/* Finds the lifetimes of a tape's transient storages and workspaces. The caller frees *out. Operands of
+   instructions that run together live from the first to the last of these; operands of work on another stream
+   live until its WAIT. */
 static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *count)
 {
     tt_context *ctx = t->ctx;
     const int end = t->n_code > 0 ? t->n_code - 1 : 0;
     tt__box *box = (tt__box *)tt__calloc(ctx, sizeof *box * ((size_t)t->n_values + (size_t)t->n_code));
-    int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* index of the box of each base value;
-                                                                          -1: none */
+    int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* index of each storage's box; -1:
+                                                                          none */
     int n = 0, group = 0, group_end = 0; /* first and last of the instructions that run together */
     const int micro_end = (int)tt__max(0, tt__segment_first(t, TT__EACH_LAP) - 1);
     *out = box;
@@ -12175,14 +12150,14 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
         tt__new_box(t, box, n++, 0, i->workspace, k, k);
         box[n - 1].space = i->on_host ? TT__HOST : TT__DEVICE;
     }
-    for (int32_t v = 1; v < t->n_values; v++) { /* inputs that only tt_get may read */
+    for (int32_t v = 1; v < t->n_values; v++) { /* inputs that no instruction reads, but tt_get may */
         const tt__tape_value *x = &t->values[v];
         bool kept = x->keep || v == t->values[root].base;
         if (x->storage != TT__INPUT || x->base != v || of[v] >= 0 || !kept) continue;
         tt__new_box(t, box, of[v] = n++, v, tt__storage_bytes(x), 0, end);
     }
-    /* Results in place: out[0] takes over the place of in[j], whose life ends at this instruction. The boxes
-       of a chain of such results are all merged into the first box. */
+    /* Results in place: out[0] takes over the place of in[j], whose life ends at this instruction. All boxes
+       of a chain of such results are merged into the first. */
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         int32_t y = i->out[0];
@@ -12202,7 +12177,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             while (box[start].merged != start) start = box[start].merged;
             box[of[y]].merged = start;
             box[start].last = box[of[y]].last;
-            of[y] = start; /* later results of the chain see the merged lifetime */
+            of[y] = start; /* later results of the chain find the merged box */
             break;
         }
     }
@@ -12211,7 +12186,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
     return TT_OK;
 }
 
-/* Returns whether bytes of b's place are in use during b's life. */
+/* Returns whether any bytes at b's place are already in use during b's life. */
 static bool tt__overlaps(tt__taken *t, const tt__box *b)
 {
     int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
@@ -12222,7 +12197,7 @@ static bool tt__overlaps(tt__taken *t, const tt__box *b)
     return false;
 }
 
-/* Returns whether boxes k and j are alive together and overlap in memory. */
+/* Returns whether boxes k and j are in use at the same time and overlap in memory. */
 static bool tt__collide(const tt__box *box, int k, int j)
 {
     const tt__box *a = &box[k], *b = &box[j];
@@ -12230,8 +12205,7 @@ static bool tt__collide(const tt__box *box, int k, int j)
     return !apart && a->place < b->place + b->bytes && b->place < a->place + a->bytes;
 }
 
-/* Verifies that no two storages of a space overlap that are alive at the same time, and that all end below
-   the height. */
+/* Verifies that storages in use at the same time do not overlap, and that all storages end below `height`. */
 static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__space space, size_t height)
 {
     tt_status status = TT_OK;
@@ -16995,9 +16969,9 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
    the same bits for any number of data ranks. tt_parallel.groups is the number of leaves of a sum;
    micro-batch m of a step belongs to leaf m % groups. Leaves are summed in pairs, (0 + 1) + (2 + 3) and so
    on, and each sum is rounded to the dtype of the values; leaves without a micro-batch are left out. Data
-   rank r of n data ranks runs the micro-batches r, r + n, r + 2 * n and so on, so it has the leaves r, r + n
-   and so on, which are its slots. Slot k of all ranks together is a subtree, which a collective sums;
-   TT__OP_SUM_SLOTS then sums the slots.
+   rank r of n data ranks runs the micro-batches r, r + n, r + 2 * n and so on. So this rank has the leaves r,
+   r + n and so on, each in a slot of its storage. The leaves in slot k of all ranks form a subtree, which a
+   collective sums; TT__OP_SUM_SLOTS then sums the slots.
 
    Sums of a step (tt_parallel.zero 0 and 1): the matrix product that computes a gradient adds it to its leaf
    in place, and the tree is summed once, at the end of the step. Sums of micro-batches (tt_parallel.zero 2
@@ -17005,28 +16979,29 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
    `groups` micro-batches, and the sums of laps are added one after another.
    ======================================================================================================== */
 
-/* The ranks of a process that run together, one thread each: their barriers, and their common failure. */
+/* The ranks of a process that run a program together, one thread each, with their barriers and their common
+   failure. */
 typedef struct tt__rank_group {
     tt_context *ctx;
     int ranks;
     double timeout;          /* seconds */
     pthread_mutex_t mutex;
     pthread_cond_t wake;
-    int sleepers;            /* number of threads that wait for `wake` */
-    int spins;               /* how many times a waiting rank checks a count before it sleeps */
-    int failed;              /* atomic: a rank has failed; no rank waits any more */
-    int outside;             /* atomic: number of ranks that wait for messages of other processes. A rank
-                                that waits for such a rank does not time out before it */
-    const char *op[TT__RANKS], *on[TT__RANKS]; /* atomic; for each rank: its current op and value; or NULL */
-    uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: how many times rank a reached a barrier with b */
-    /* Atomic, for the micro-batches of a pipeline; for each rank: how many values it has sent to the next
-       stage ([0]) and how many gradients to the previous stage ([1]); how many values it has taken from the
-       previous stage ([0]) and how many gradients from the next ([1]). */
+    int sleepers;            /* number of threads that sleep until `wake` is signalled */
+    int spins;               /* number of times that a waiting rank checks a count before it sleeps */
+    int failed;              /* atomic: a rank has failed, so no rank waits any longer */
+    int outside;             /* atomic: number of ranks that wait for messages of other processes; until it is
+                                0, no waiting rank times out */
+    const char *op[TT__RANKS], *on[TT__RANKS]; /* atomic; for each rank: its current op and value, or NULL */
+    uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: number of barriers with b that rank a reached */
+    /* Atomic counts of a pipeline's transfers, for each rank. sent: values sent to the next stage ([0]),
+       gradients sent to the previous stage ([1]). taken: values received from the previous stage ([0]),
+       gradients received from the next stage ([1]). */
     uint64_t sent[TT__RANKS][2], taken[TT__RANKS][2];
 } tt__rank_group;
 
-/* The members of a collective or a barrier: `count` ranks first, first + stride, first + 2 * stride and so
-   on. */
+/* The members of a collective or a barrier: `count` ranks, which are first, first + stride, first + 2 *
+   stride and so on. */
 typedef struct tt__members { int first, stride, count; } tt__members;
 
 static tt__rank_group *tt__rank_group_new(tt_context *ctx, int ranks, double timeout)
@@ -17057,14 +17032,14 @@ static void tt__rank_group_wake(tt__rank_group *w)
     pthread_mutex_unlock(&w->mutex);
 }
 
-/* Ends the waiting of all ranks. The rank that calls this function has called tt__fail. */
+/* Ends the waiting of all ranks, after the calling rank has called tt__fail. */
 static void tt__rank_group_fail(tt__rank_group *w)
 {
     __atomic_store_n(&w->failed, 1, __ATOMIC_SEQ_CST);
     tt__rank_group_wake(w);
 }
 
-/* Resets all barriers and counts, as a failure may have left them unequal. No rank may be running. */
+/* Resets all barriers and counts, which may be unequal after a failure. No rank may be running. */
 static void tt__rank_group_reset(tt__rank_group *w)
 {
     memset(w->met, 0, sizeof w->met);
@@ -17075,8 +17050,7 @@ static void tt__rank_group_reset(tt__rank_group *w)
     w->failed = 0;
 }
 
-/* Notes the op and the value on which a rank works. A rank that waits for this rank too long names them in
-   its error. */
+/* Notes the op and the value on which a rank works, for the error of a rank that waits too long for it. */
 static void tt__rank_group_note(tt__rank_group *w, int rank, const char *op, const char *on)
 {
     __atomic_store_n(&w->op[rank], op, __ATOMIC_RELAXED);
@@ -17088,8 +17062,8 @@ static bool tt__has_come(const uint64_t *count, uint64_t times)
     return __atomic_load_n(count, __ATOMIC_SEQ_CST) >= times;
 }
 
-/* Waits until another thread signals `wake`, but at most `seconds`. Callers pass few seconds, as somebody may
-   set the clock during the wait. */
+/* Waits until another thread signals `wake`, or for `seconds`. Callers pass few seconds, because the clock
+   may be set during the wait. */
 static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double seconds)
 {
     struct timespec until;
@@ -17100,8 +17074,8 @@ static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double second
     pthread_cond_timedwait(wake, mutex, &until);
 }
 
-/* Sleeps until *count is at least `times` or a rank has failed. Returns false after the timeout, which starts
-   anew as long as a rank waits for other processes. */
+/* Sleeps until *count is at least `times` or a rank has failed. Returns false after the timeout. The timeout
+   starts anew while any rank waits for other processes. */
 static bool tt__await(tt__rank_group *w, const uint64_t *count, uint64_t times)
 {
     double begin = tt__seconds();
@@ -17140,16 +17114,15 @@ static bool tt__wait_for(tt__rank_group *w, int me, int rank, const uint64_t *co
     return !__atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
 }
 
-/* Adds one to a count of this rank, for which another rank may wait. */
+/* Adds one to a count of this rank, and wakes ranks that wait for the count. */
 static void tt__count_on(tt__rank_group *w, uint64_t *count)
 {
     __atomic_add_fetch(count, 1, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__rank_group_wake(w);
 }
 
-/* Makes rank `me`, a member, wait at a barrier until all members have reached it. After the barrier, all
-   members see the memory that any member wrote before it. Returns false after the timeout, or if a rank has
-   failed. */
+/* Makes rank `me` wait at a barrier until all members have reached it. Then all members see the memory that
+   any member has written before. Returns false after the timeout, or if a rank has failed. */
 static bool tt__barrier(tt__rank_group *w, int me, tt__members members)
 {
     bool come = true;
@@ -17165,78 +17138,77 @@ static bool tt__barrier(tt__rank_group *w, int me, tt__members members)
 
 /* ==== src/ranks/processes.h */
 /* ------------------------------------------------------------------------------------- several processes
-   Processes that a launcher such as `mpirun` started together run one program. Each process calls the same
-   functions with the same arguments and has the same number of ranks. Ranks are numbered through all
-   processes. Messages go from one process to another (tt__transport). MPI's own sums are not used, as MPI
-   chooses their order. To sum a tensor over ranks, a process first sums the numbers of its own ranks, as far
-   as these ranks form subtrees of the tree of sums (tt__collective). Each process is responsible for one part
-   of the tensor: it receives the other processes' sums of this part, adds them up, and sends the result to
-   all others. For a tensor of n bytes on P processes, a process sends (P - 1) * n / P bytes before the sum
-   and as many after it, which is the minimum, and no message waits for another. Halving and doubling would
-   send as many bytes, but in log2(P) rounds in which messages wait for each other. Processes agree
-   (tt__agree) where all must make the same decision: each sends the others a note with its status and the
-   facts that the others need. An error of one process is then an error of all, and all may continue. If a
-   rank fails elsewhere, its process tells the others, which may be waiting for that rank; this ends the
-   common work for good. The common work also ends if a process closes its context or lets others wait longer
-   than the timeout. */
+   Processes that a launcher such as `mpirun` has started together run one program. Each process calls the
+   same functions with the same arguments and has the same number of ranks. Ranks are numbered through all
+   processes. Messages go from one process to another (tt__transport). MPI's own sums are not used, because
+   MPI chooses their order. To sum a tensor over ranks, a process first sums the numbers of its own ranks, as
+   far as these ranks form subtrees of the tree of sums (tt__collective). Each process is responsible for one
+   part of the tensor: it receives the other processes' sums of this part, adds them up, and sends the result
+   to all others. For a tensor of n bytes on P processes, a process sends (P - 1) * n / P bytes before the sum
+   and the same number after it. This is the minimum, and no message waits for another. Halving and doubling
+   would send the same number of bytes, but in log2(P) rounds, each of which waits for the one before.
+   Processes make decisions together (tt__agree): each sends the others a note with its status and the facts
+   that they need. An error of one process is then an error of all, and all may continue. If a rank fails
+   elsewhere, its process tells the others, which may be waiting for that rank; this ends the common work for
+   good. The common work also ends if a process closes its context or lets others wait longer than the
+   timeout. */
 
-/* Tags of messages: end messages (tt__end), notes, fetched data. Messages of collectives have tags from
-   TT__DATA_TAG on. */
+/* Tags of messages: of end messages (tt__end), of notes (tt__note), of fetched data (tt__net_fetch).
+   Collectives use tags from TT__DATA_TAG on. */
 enum { TT__END_TAG = 1, TT__NOTE_TAG, TT__FETCH_TAG, TT__DATA_TAG = 16 };
 
 /* A message in flight. */
 typedef struct tt__request {
     uint64_t handle;        /* the transport's handle of the message */
     int process;            /* the process to which the message goes, or from which it comes */
-    bool done, comes;       /* comes: this process receives the message of an instruction */
+    bool done, comes;       /* done: the message is sent or received; comes: this process receives it for an
+                               instruction */
 } tt__request;
 
-/* A transport, which carries messages between processes. Messages with the same tag from one process to
-   another arrive in the order in which they were sent. The functions return NULL, or an error message. Only
-   one thread at a time calls them. */
+/* A transport: carries messages between processes. Messages with one tag from one process to another arrive
+   in order. Functions return NULL, or an error message. Only one thread at a time may call them. */
 typedef struct tt__transport {
     const char *(*send)(struct tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r);
     const char *(*receive)(struct tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r);
     const char *(*test)(struct tt__net *n, tt__request *r); /* sets r->done */
-    /* Receives a message with tag TT__END_TAG, if one has arrived; else sets *from to -1. */
+    /* Receives a message with tag TT__END_TAG if one has arrived; otherwise sets *from to -1. */
     const char *(*take_end)(struct tt__net *n, int *from, void *data, size_t bytes);
     void (*close)(struct tt__net *n);
 } tt__transport;
 
-/* The message that a process sends to the others when it stops, because a rank has failed or the process
-   closes its context. */
+/* A process's last message to the others: a rank has failed, or the process closes its context. */
 typedef struct tt__end {
     int status, failed;
     char why[1000];
 } tt__end;
 
-enum { TT__NOTE = 2048 };   /* max bytes of data that a process sends the others in tt__agree */
+enum { TT__NOTE = 2048 };   /* max bytes of data that a process gives the others in tt__agree */
 typedef struct tt__note {
-    char where[40];         /* the point of the program that the process has reached */
+    char where[40];         /* the point of the program where the process is */
     int status, bytes;
     unsigned char data[TT__NOTE + 1000]; /* `bytes` bytes of data, then the text of an error */
 } tt__note;
 
-/* The processes that run together, from the view of this process. */
+/* The processes that run together, as this process sees them. */
 typedef struct tt__net {
     tt_context *ctx;
     const tt__transport *transport;
     int processes, me;
     char host[TT__RANKS][64];
-    pthread_mutex_t mutex;  /* guards the transport and the fields marked "guarded" */
-    int failed;             /* atomic: the processes no longer work together */
+    pthread_mutex_t mutex;  /* guards the transport and the fields that are "guarded" */
+    int failed;             /* atomic: the common work of the processes has ended */
     tt_status status;
-    char why[1100];         /* why the processes no longer work together */
-    tt__end end, ended[TT__RANKS]; /* this process's end message; guarded: those received, by process */
-    bool has_ended[TT__RANKS];     /* guarded; for each process: its end message has arrived */
+    char why[1100];         /* why the common work has ended */
+    tt__end end, ended[TT__RANKS]; /* this process's end message; guarded: the end message of each process */
+    bool has_ended[TT__RANKS];     /* guarded; for each process: `ended` has its end message */
     char last_message[TT__RANKS][128];    /* guarded; for each process: the instruction of its last message */
-    int ranks;              /* number of ranks of each process in the last program; 0: none has memory yet */
+    int ranks;              /* number of ranks of each process in the last program that ran; 0: none yet */
     tt__note *note;         /* for each process: its note in the last tt__agree */
-    bool cuda_aware;        /* the MPI of every process can send from and receive into GPU memory */
-    double sent, min;     /* guarded: bytes that collectives have sent so far; the minimum that any method
-                               must send */
+    bool cuda_aware;        /* MPI can access GPU memory in every process */
+    double sent, min;     /* guarded: bytes that collectives have sent so far; minimum that any method must
+                             send */
 #ifdef TINYTRAIN_MPI
-    MPI_Comm talk, data;    /* for notes and end messages; for collectives */
+    MPI_Comm talk, data;    /* communicators: for notes and end messages; for collectives */
     char error[MPI_MAX_ERROR_STRING + 1];
 #endif
 } tt__net;
@@ -17248,7 +17220,7 @@ static const char *tt__process_name(const tt__net *n, int process, char to[96])
     return to;
 }
 
-/* Ends the common work of the processes. The caller holds the mutex. */
+/* Ends the common work of the processes. The caller holds n->mutex. */
 static void tt__net_stop(tt__net *n, tt_status status, const char *why)
 {
     if (n->failed) return;
@@ -17266,8 +17238,8 @@ static tt_status tt__net_status(tt_context *ctx)
     return tt__fail(ctx, n->status, "%s", n->why);
 }
 
-/* Receives an end message, if one has arrived, and notes that the process that sent it has stopped. The
-   caller holds the mutex. Returns NULL or the transport's error. */
+/* Receives an end message, if one has arrived, and notes its sender as stopped. The caller holds n->mutex.
+   Returns NULL or the transport's error. */
 static const char *tt__net_ends(tt__net *n)
 {
     tt__end end;
@@ -17278,13 +17250,13 @@ static const char *tt__net_ends(tt__net *n)
     n->ended[from] = end;
     n->has_ended[from] = true;
     snprintf(why, sizeof why, "%s", end.why);
-    if (end.failed && strncmp(why, "process ", 8) != 0) /* the text names no process */
+    if (end.failed && strncmp(why, "process ", 8) != 0) /* the text does not name a process yet */
         snprintf(why, sizeof why, "%s: %s", tt__process_name(n, from, name), end.why);
     if (end.failed) tt__net_stop(n, (tt_status)end.status, why);
     return NULL;
 }
 
-/* Pauses between two checks for messages, as other processes may need this CPU in order to send. waited:
+/* Pauses between two checks for messages, because other processes may need this CPU to send them. waited:
    seconds waited so far. */
 static void tt__net_rest(double waited)
 {
@@ -17293,9 +17265,9 @@ static void tt__net_rest(double waited)
     else nanosleep(&pause, NULL);
 }
 
-/* Waits until all `count` messages have been sent or received. Returns false if a process has failed, if the
-   wait took too long (sets *late to the process for which it waited; else to -1), if the transport failed
-   (sets *why to the transport's error; else to NULL), or if *stop became nonzero (stop may be NULL). */
+/* Waits until all `count` messages have been sent or received. Returns false for one of four reasons: a
+   process has failed; *stop became nonzero (`stop` may be NULL); the transport failed, with its error in *why
+   (else NULL); the wait took too long, for process *late (else -1). */
 static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count, int *late, const char **why)
 {
     const double timeout = n->ctx->options.timeout, grace = fmin(2, timeout);
@@ -17306,7 +17278,7 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
     for (int k = 0; k < count; k++) r[k].done = false;
     while (left > 0) {
         const int before = left;
-        /* slow: a process whose message is missing; closed: such a process that has closed its context. */
+        /* slow: a process whose message is missing; closed: one of these that has closed its context */
         int slow = -1, closed = -1;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count && !*why; k++) {
@@ -17367,8 +17339,8 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
                     last_message[0] ? "; its last message came in " : "", last_message);
 }
 
-/* Sends this process's end message to all others, and waits at most `seconds`. Returns false if some process
-   did not get the message. */
+/* Sends this process's end message to all others, and waits for at most `seconds`. Returns false if the
+   message did not reach all. */
 static bool tt__net_send_end(tt__net *n, double seconds)
 {
     tt__request r[TT__RANKS];
@@ -17385,7 +17357,8 @@ static bool tt__net_send_end(tt__net *n, double seconds)
         left = 0;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count; k++) {
-            if (!r[k].done && n->transport->test(n, &r[k])) r[k].done = true; /* the process is out of reach */
+            if (!r[k].done && n->transport->test(n, &r[k])) r[k].done = true; /* the process is out of
+                                                                                 reach */
             left += !r[k].done;
         }
         pthread_mutex_unlock(&n->mutex);
@@ -17394,8 +17367,8 @@ static bool tt__net_send_end(tt__net *n, double seconds)
     return !left;
 }
 
-/* Ends the common work of all processes because this process has an error. Adds the process's name to the
-   context's error. */
+/* Ends the common work of all processes because this process has an error, and puts this process's name
+   before the context's error message. */
 static tt_status tt__net_fail(tt_context *ctx, tt_status status)
 {
     tt__net *n = ctx->net;
@@ -17410,14 +17383,13 @@ static tt_status tt__net_fail(tt_context *ctx, tt_status status)
     snprintf(n->end.why, sizeof n->end.why, "%.999s", why);
     tt__net_stop(n, status, why);
     pthread_mutex_unlock(&n->mutex);
-    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* other messages stay in flight */
+    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* messages of collectives stay in flight */
     return tt__net_status(ctx);
 }
 
-/* Brings all processes to the same decision: waits until each process has called this function, and exchanges
-   their statuses and `bytes` bytes of data (`brought`) of each process, which tt__noted then returns. If some
-   processes bring an error as `status`, all processes return the first such error. `where` names the purpose
-   in error messages. */
+/* Makes all processes decide alike: waits until each has called this function, and exchanges their statuses
+   and `bytes` bytes of data of each (`brought`), which tt__noted then returns. If some processes bring an
+   error as `status`, all return the first such error. `where` names the decision in error messages. */
 static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status, const void *brought,
                            size_t bytes)
 {
@@ -17455,7 +17427,7 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
     if (failed) {
         tt__process_name(n, (int)(failed - n->note), name);
         snprintf(text, sizeof text, "%s", (const char *)failed->data + failed->bytes);
-        const bool named = strncmp(text, "process ", 8) == 0; /* by an earlier tt__agree */
+        const bool named = strncmp(text, "process ", 8) == 0; /* an earlier tt__agree has named the process */
         status = tt__fail(ctx, (tt_status)failed->status, "%s%s%.900s", named ? "" : name, named ? "" : ": ",
                           text);
     } else if (elsewhere) {
@@ -17466,7 +17438,7 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
     return elsewhere ? tt__net_fail(ctx, status) : status;
 }
 
-/* Returns the data that a process brought to the last tt__agree. Without other processes, returns `own`. */
+/* Returns the data that a process brought to the last tt__agree; `own` in a run of one process. */
 static const void *tt__noted(const tt_context *ctx, int process, const void *own)
 {
     return ctx->net ? (const void *)ctx->net->note[process].data : own;
@@ -17502,7 +17474,7 @@ static void tt__net_close(tt_context *ctx)
     bool all = !tt__net_has_failed(n);
     if (all) {
         const double begin = tt__seconds();
-        int late = 0; /* the first process that is missing */
+        int late = 0; /* number of the first process that is missing */
         n->end.status = (int)ctx->status;
         if (ctx->status != TT_OK) snprintf(n->end.why, sizeof n->end.why, "%.999s", ctx->error);
         all = tt__net_send_end(n, ctx->options.timeout);
@@ -17520,15 +17492,15 @@ static void tt__net_close(tt_context *ctx)
                     tt__process_name(n, late, name), tt__seconds() - begin);
         }
     }
-    if (all) n->transport->close(n); /* else close would wait for a process that is gone */
+    if (all) n->transport->close(n); /* otherwise close would wait for a process that is gone */
     ctx->net = NULL;
     pthread_mutex_destroy(&n->mutex);
     tt__free(ctx, n->note);
     tt__free(ctx, n);
 }
 
-/* Returns the environment variable by which a launcher tells that it started several processes; NULL: no
-   launcher did. */
+/* Returns the environment variable by which a launcher shows that it has started several processes; NULL:
+   there is none. */
 static const char *tt__launched_by(void)
 {
     static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
@@ -17542,7 +17514,8 @@ static const char *tt__launched_by(void)
     return rank && several ? "PMIX_RANK" : NULL;
 }
 
-/* Returns whether each process shall train alone, although a launcher has started several processes. */
+/* Returns whether each process shall train alone, although a launcher has started several
+   (TINYTRAIN_ALONE). */
 static bool tt__trains_alone(void)
 {
     const char *alone = getenv("TINYTRAIN_ALONE");
@@ -17551,11 +17524,11 @@ static bool tt__trains_alone(void)
 
 /* ==== src/ranks/mpi.h */
 /* ------------------------------------------------------------------------------------------------------- MPI
-   Sends messages between processes through MPI. A build without TINYTRAIN_MPI fails if a launcher has started
-   several processes. */
+   Sends messages between processes through MPI. A build without TINYTRAIN_MPI refuses to run in several
+   processes of a launcher. */
 
 #ifdef TINYTRAIN_MPI
-/* Removes nothing: the tt_files.remove of all processes except process 0. */
+/* Stands in for tt_files.remove in all processes except process 0, which alone removes files. */
 static bool tt__removes_nothing(void *user, const char *path) { (void)user; (void)path; return true; }
 
 typedef char tt__request_holds_mpi[sizeof(MPI_Request) <= sizeof(uint64_t) ? 1 : -1];
@@ -17564,7 +17537,7 @@ static const char *tt__mpi_error(tt__net *n, int code)
 {
     int length = 0;
     if (code == MPI_SUCCESS) return NULL;
-    if (n->error[0]) return n->error; /* keeps the first error: other threads may be reading it */
+    if (n->error[0]) return n->error; /* keeps the first error, which other threads may be reading */
     if (MPI_Error_string(code, n->error, &length) != MPI_SUCCESS) snprintf(n->error, 32, "error %d", code);
     return n->error;
 }
@@ -17573,7 +17546,7 @@ static MPI_Comm tt__mpi_channel(const tt__net *n, int tag) { return tag < TT__DA
 
 static const char *tt__mpi_send(tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r)
 {
-    MPI_Request q = MPI_REQUEST_NULL; /* remains after an error */
+    MPI_Request q = MPI_REQUEST_NULL; /* stays null after an error */
     const int code = MPI_Isend(data, (int)bytes, MPI_BYTE, to, tag, tt__mpi_channel(n, tag), &q);
     r->process = to;
     r->handle = 0;
@@ -17583,7 +17556,7 @@ static const char *tt__mpi_send(tt__net *n, int to, int tag, const void *data, s
 
 static const char *tt__mpi_receive(tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r)
 {
-    MPI_Request q = MPI_REQUEST_NULL; /* remains after an error */
+    MPI_Request q = MPI_REQUEST_NULL; /* stays null after an error */
     const int code = MPI_Irecv(data, (int)bytes, MPI_BYTE, from, tag, tt__mpi_channel(n, tag), &q);
     r->process = from;
     r->handle = 0;
@@ -17614,11 +17587,11 @@ static const char *tt__mpi_take_end(tt__net *n, int *from, void *data, size_t by
     return tt__mpi_error(n, code);
 }
 
-/* The state of MPI in this process, shared by all contexts. MPI can start only once in a process and ends
-   with it. The state is a global variable because MPI is global too: contexts open and close, and the
-   function that ends MPI at exit gets no argument. MPI_Init_thread waits for all other processes, forever if
-   one is stopped, and cannot be interrupted. Therefore a separate thread starts MPI, and tt__mpi_open waits
-   for that thread only until the timeout. The same thread ends MPI, as the standard requires. */
+/* The state of MPI in this process, for all contexts. It is a global variable because MPI is global, too: MPI
+   can start only once in a process, contexts open and close, and the function that ends MPI at exit gets no
+   argument. MPI_Init_thread waits for all other processes, even forever, and cannot be interrupted. Therefore
+   a separate thread starts MPI, and tt__mpi_open waits for that thread until the timeout. The same thread
+   ends MPI, as the standard requires. */
 typedef enum tt__mpi_state { TT__MPI_NONE, TT__MPI_STARTS, TT__MPI_RUNS, TT__MPI_ENDS } tt__mpi_state;
 
 static struct {
@@ -17626,8 +17599,8 @@ static struct {
     pthread_cond_t wake;    /* signalled when `state` changes */
     tt__mpi_state state;
     int code, level;        /* results of MPI_Init_thread */
-    /* Number of contexts that use MPI. A context that closes when other processes may have ended still
-       counts: MPI_Finalize would wait for those processes forever, so it is not called. */
+    /* Number of contexts that use MPI. A context that has closed still counts if other processes may have
+       ended: MPI_Finalize would wait for them forever, so it is then not called. */
     int in_use;
     pthread_t thread;
 } tt__mpi = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, TT__MPI_NONE, 0, 0, 0, 0};
@@ -17670,7 +17643,7 @@ static void tt__mpi_close(tt__net *n)
 static const tt__transport tt__mpi_transport = {tt__mpi_send, tt__mpi_receive, tt__mpi_test, tt__mpi_take_end,
                                       tt__mpi_close};
 
-/* Fails because other processes have not called tt_open in time; MPI does not say which processes. */
+/* Fails because other processes have not called tt_open in time; MPI does not tell which processes. */
 static tt_status tt__mpi_late(tt_context *ctx, const char *what)
 {
     static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK",
@@ -17684,7 +17657,7 @@ static tt_status tt__mpi_late(tt_context *ctx, const char *what)
                     rank ? rank : "of unknown number", host, ctx->options.timeout, what);
 }
 
-/* Starts MPI, unless this process is starting it already, and waits until MPI runs. */
+/* Starts MPI, unless another context has begun to, and waits until MPI runs. */
 static tt_status tt__mpi_start(tt_context *ctx)
 {
     const double begin = tt__seconds();
@@ -17706,7 +17679,7 @@ static tt_status tt__mpi_start(tt_context *ctx)
     return TT_OK;
 }
 
-/* Duplicates MPI_COMM_WORLD into *to, after all processes have reached this call. */
+/* Duplicates MPI_COMM_WORLD into *to, once all processes have called this function. */
 static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
 {
     const double begin = tt__seconds();
@@ -17724,8 +17697,8 @@ static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
     return TT_OK;
 }
 
-/* Returns whether MPI can read and write the memory of GPUs: the value of TINYTRAIN_MPI_CUDA or, if that is
-   not set, what MPI itself reports. */
+/* Returns whether MPI can access the memory of GPUs: TINYTRAIN_MPI_CUDA in the environment or, if that is not
+   set, what MPI reports. */
 static bool tt__mpi_is_cuda_aware(void)
 {
     const char *said = getenv("TINYTRAIN_MPI_CUDA");
@@ -17738,7 +17711,7 @@ static bool tt__mpi_is_cuda_aware(void)
     return said && *said ? strcmp(said, "0") != 0 : is != 0;
 }
 
-/* Starts MPI, or uses the MPI that the caller has started. */
+/* Starts MPI, or uses MPI if the caller has started it. */
 static tt_status tt__mpi_open(tt__net *n)
 {
     int has = 0, level = MPI_THREAD_SINGLE, processes = 1;
@@ -17775,11 +17748,11 @@ static tt_status tt__mpi_open(tt__net *n)
     return TT_OK;
 }
 
-/* Facts that each process tells the others at the start. All except `host` and `cuda_aware` must be equal in
+/* Facts that each process sends to the others at the start. All but `host` and `cuda_aware` must be equal in
    all processes. */
 typedef struct tt__hello {
     char host[64], version[32], isa[16], bf16[16], seed[24];
-    int cuda_aware;         /* MPI can access GPU memory; unless it can in all processes, it is not used so */
+    int cuda_aware;         /* MPI can access GPU memory here; the processes use that only if all can */
 } tt__hello;
 
 static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf16)
@@ -17815,8 +17788,8 @@ static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf1
 }
 #endif
 
-/* Finds the processes that a launcher started together with this one. If there are several, sets ctx->net and
-   makes process 0 the only one that writes files. */
+/* Finds the processes that a launcher has started together with this one. If there are several, sets ctx->net
+   and lets only process 0 write files. */
 static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16)
 {
     const char *by = tt__trains_alone() ? NULL : tt__launched_by();
@@ -17840,13 +17813,14 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
     if (status == TT_OK && !n->note) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__net_hello(ctx, isa, bf16);
     if (status == TT_OK && n->me > 0) {
-        ctx->writes_nothing = true; /* but it makes folders, which it may read before process 0 does */
+        ctx->writes_nothing = true; /* other processes still make folders: they may read one before process 0
+                                       makes it */
         ctx->options.files.remove = tt__removes_nothing;
         ctx->options.files.lock = NULL;
         ctx->options.files.space = NULL;
     }
     if (status == TT_OK && n->processes > 1) return TT_OK;
-    if (status != TT_OK) n->failed = 1; /* so that tt__net_close does not wait */
+    if (status != TT_OK) n->failed = 1; /* tt__net_close then does not wait */
     tt__net_close(ctx);
     return status;
 #endif
@@ -17856,25 +17830,26 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
 /* ----------------------------------------------------------------------------------------- device groups */
 
 /* A device group: the ranks that run a program together, each with its own device, all of one kind. This
-   process has the ranks [first, first + local), each with a thread. It cannot access the memory of the other
+   process has the ranks [first, first + local), each with a thread; it cannot access the memory of other
    ranks. */
 typedef struct tt__device_group {
     tt_context *ctx;
     const tt__device_kind *kind;
     int ranks, index[TT__RANKS];   /* number of ranks; for each rank: number of its device */
     int first, local;
-    int moved;                     /* index[] exceeds the numbers in the name by this number */
-    char name[96];                 /* as in "cuda:0,2" or "cpu*2 in 4 processes"; cut if too long */
+    int moved;                     /* number that index[] adds to the device numbers in the name */
+    char name[96];                 /* such as "cuda:0,2" or "cpu*2 in 4 processes"; cut if too long */
     tt__device *device[TT__RANKS]; /* NULL until opened, and for ranks of other processes */
     tt__device *host[TT__RANKS];   /* CPU device for updates in the host's memory; NULL until needed */
     tt__pool *threads;             /* a thread for each rank; NULL until opened, or for a single rank */
     tt__rank_group *rank_group;              /* barriers and counters of these threads */
-    /* Each rank's staging memory on the host: TT__STAGE bytes, or twice that with several processes. NULL if
-       the devices use the host's memory and there is only this process. */
+    /* For each rank, staging memory on the host: TT__STAGE bytes, or twice that with several processes. NULL
+       on the CPU in a single process. */
     void *stage[TT__RANKS];
-    void *event[TT__RANKS];        /* by which streams of other devices wait; NULL until used */
+    void *event[TT__RANKS];        /* for each rank: the event for which streams of other devices wait; NULL
+                                      until used */
     bool no_peer[TT__RANKS][TT__RANKS]; /* [a][b]: kernels of rank a cannot load from the memory of rank b */
-    bool tried;                    /* `no_peer` has been found out */
+    bool tried;                    /* `no_peer` is known */
     struct tt__device_group *next;
 } tt__device_group;
 
@@ -17886,23 +17861,23 @@ static bool tt__is_local(const tt__device_group *c, int rank)
 /* Returns the number of the process that has a rank. */
 static int tt__process_of(const tt__device_group *c, int rank) { return rank / c->local; }
 
-/* Bytes of staging memory: max number of bytes that a rank copies to the host's memory at once, if ranks
-   cannot load from each other's memory. */
-#ifndef TT__STAGE /* tests make it smaller */
+/* Bytes of staging memory: max bytes that a rank copies to the host at once, for ranks that cannot load from
+   its memory. */
+#ifndef TT__STAGE /* tests set a smaller number */
 #define TT__STAGE ((size_t)4 << 20)
 #endif
-/* Max number of batches of messages in flight between processes. Each batch has an equal part of the
-   TT__STAGE bytes of staging memory. */
+/* Max number of batches of messages in flight between processes. The batches divide the TT__STAGE bytes of
+   staging memory equally. */
 enum { TT__NET_FLIGHTS = 8 };
 
-/* Max bytes of a message. With MPI's header, it stays below the size from which MPI first asks the receiver
-   (Open MPI over TCP: 65536 bytes). The receiver's answer would queue behind the data that the receiver is
-   sending, so that the two directions of a link would run in turn, not at once. */
-#ifndef TT__NET_MESSAGE /* tests make it smaller */
+/* Max bytes of a message. With MPI's header, a message stays below the size from which MPI asks the receiver
+   before it sends (Open MPI over TCP: 65536 bytes). The answer would queue behind the data that the receiver
+   sends, so the two directions of a link would run in turn, not at once. */
+#ifndef TT__NET_MESSAGE /* tests set a smaller number */
 #define TT__NET_MESSAGE ((size_t)61440)
 #endif
-/* Max number of requests (one per message) to send `bytes` bytes to, and receive as many from, all
-   processes. */
+/* Max number of requests, one for each message, to send `bytes` bytes to all processes and receive `bytes`
+   bytes from them. */
 #define TT__NET_REQUESTS(bytes) (2 * (TT__RANKS + (bytes) / TT__NET_MESSAGE))
 
 /* Writes the name of a device: "cuda" for the first of a kind, "cuda:1" for the second, and so on. */
@@ -17913,8 +17888,8 @@ static const char *tt__device_name(const tt__device_kind *kind, int index, char 
     return to;
 }
 
-/* Returns `status`, which a function of a rank's device has returned. If it is an error, sets the context's
-   error to the device's message. */
+/* Returns `status`, the result of a function of a rank's device. If it is an error, makes the device's
+   message the context's error. */
 static tt_status tt__device_status(tt_context *ctx, const tt__device_group *c, int rank, tt_status status)
 {
     if (status == TT_OK || c->kind->host) return status; /* the CPU device has called tt__fail */
@@ -17925,23 +17900,23 @@ static tt_status tt__device_status(tt_context *ctx, const tt__device_group *c, i
 
 /* ==== src/ranks/collectives.h */
 /* -------------------------------------------------------------------------------------------- collectives
-   Members of a collective are the ranks that take part. The members of one process have consecutive member
-   numbers, and each process has equally many. `grain` consecutive members, a power of two, form a node: a
-   whole subtree of the tree of sums. Messages carry the sums of nodes. If a process has a power of two of
-   members, they form one node, and the process sends the minimum of bytes. */
+   The members of a collective are the ranks that take part. The members in one process have consecutive
+   numbers, and each process has the same number of members. `grain` consecutive members, a power of two, form
+   a node: a whole subtree of the tree of sums (threads.h). Messages carry the sums of nodes. If the number of
+   a process's members is a power of two, they form one node, and the process sends the minimum of bytes. */
 
-/* One or more collectives of the same op that a rank runs together, and the ranks that take part. */
+/* One or more collectives of the same op that a rank runs together. */
 typedef struct tt__collective {
     tt__device_group *group;
     tt__launch *l;          /* array of n launches */
     int n;
-    tt__members all, near;  /* all members; the members of this process, or both members of a pair */
-    int rank, me, low;      /* this rank; its member number; member number of this process's first member */
-    int processes, own;     /* number of processes with members; number of this process among these */
+    tt__members all, near;  /* all members; the members of this process or, in a pair, both members */
+    int rank, me, low;      /* this rank; its member number; the lowest member number in this process */
+    int processes, own;     /* number of processes with members; number of this process among them */
     int grain, nodes;       /* number of members of a node; number of nodes of a process */
     int leader, tag;        /* the rank that sends and receives for this process; the tag of its messages */
-    bool no_peer;             /* kernels of some rank in `near` cannot load from another's memory */
-    bool direct;            /* messages begin and end in ranks' memory, not in the host's staging memory */
+    bool no_peer;             /* some ranks in `near` cannot load from one another's memory */
+    bool direct;            /* messages begin and end in ranks' memory, not in staging memory on the host */
 } tt__collective;
 
 static bool tt__is_collective(const tt__instr *i) { return tt__rules_of(i)->phases != 0; }
@@ -17952,7 +17927,7 @@ static bool tt__is_pair(const tt__instr *i)
     return i->move.from != i->move.to && i->move.over != TT__OVER_TIED;
 }
 
-/* Returns whether the kernels of any member cannot load from the memory of another member. */
+/* Returns whether a member's kernels cannot load from the memory of some other member. */
 static bool tt__has_no_peer(const tt__device_group *c, tt__members m)
 {
     for (int a = 0; a < m.count; a++)
@@ -17964,7 +17939,7 @@ static bool tt__has_no_peer(const tt__device_group *c, tt__members m)
 static tt__collective tt__collective_of(tt__device_group *group, int rank, tt__members all, int me,
                                         tt__over over)
 {
-    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* by tt__over */
+    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* index: tt__over */
     tt__collective c;
     int local = 0;
     memset(&c, 0, sizeof c);
@@ -17987,9 +17962,9 @@ static tt__collective tt__collective_of(tt__device_group *group, int rank, tt__m
     return c;
 }
 
-/* Makes a barrier of streams: stream `stream` of this rank's device waits for all work that the other members
-   have issued on the same stream of their devices. On the CPU, where a launch is done when it returns, only
-   the ranks' threads wait. */
+/* Makes a barrier of streams: `stream` of this rank's device waits for all work that the other members have
+   issued on `stream` of their devices. On the CPU, launches are done when they return, so only the ranks'
+   threads wait. */
 static tt_status tt__sync(tt__device_group *c, int rank, tt__members members, int stream)
 {
     const tt__backend *b = c->kind->backend;
@@ -18004,7 +17979,8 @@ static tt_status tt__sync(tt__device_group *c, int rank, tt__members members, in
         if (other != rank) status = b->after(d, stream, c->event[other]);
     }
     if (status != TT_OK) return tt__device_status(c->ctx, c, rank, status);
-    return tt__barrier(c->rank_group, rank, members) ? TT_OK : TT_ERR_DEVICE; /* then events may be reused */
+    return tt__barrier(c->rank_group, rank, members) ? TT_OK : TT_ERR_DEVICE; /* after this barrier, events
+                                                                                 may be used anew */
 }
 
 static tt_status tt__barrier_near(const tt__collective *c)
@@ -18012,8 +17988,8 @@ static tt_status tt__barrier_near(const tt__collective *c)
     return tt__sync(c->group, c->rank, c->near, c->l->instr->stream);
 }
 
-/* Waits until a stream of the rank's device has done all its work. Needed before messages, or updates in the
-   host's memory, read the results. */
+/* Waits until a stream of the rank's device has done all its work, so that messages, or updates in the host's
+   memory, can read the results. */
 static tt_status tt__await_stream(tt__device_group *c, int rank, int stream)
 {
     const tt__backend *b = c->kind->backend;
@@ -18023,7 +17999,7 @@ static tt_status tt__await_stream(tt__device_group *c, int rank, int stream)
     return tt__device_status(c->ctx, c, rank, status);
 }
 
-/* Launches one phase of n collectives on a rank, then waits at a barrier. */
+/* Launches one phase of n collectives on a rank, and then waits at a barrier of the process's members. */
 static tt_status tt__launch_phase(const tt__collective *c, tt__launch *l, int n)
 {
     tt_status status = c->group->kind->backend->launch(l, n);
@@ -18031,8 +18007,8 @@ static tt_status tt__launch_phase(const tt__collective *c, tt__launch *l, int n)
     return status == TT_OK ? tt__barrier_near(c) : status;
 }
 
-/* Launches one phase of one collective on a rank, if some members cannot load from others' memory. The data
-   of these members goes through the host's memory, a part at a time. */
+/* Launches one phase of one collective on a rank if some members cannot load from others' memory. The data of
+   such members go through the host's memory, in parts. */
 static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
 {
     tt__device_group *group = c->group;
@@ -18059,13 +18035,13 @@ static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
 /* Returns the tag of messages from one rank to another. */
 static int tt__pair_tag(int from, int to) { return TT__DATA_TAG + (4 + from) * (int)TT__RANKS + to; }
 
-/* The messages in flight that belong to one instruction. */
+/* The messages of one instruction that are in flight. */
 typedef struct tt__mail {
     const tt__device_group *group;
     const tt_tape *tape;
     const tt__instr *i;
     int tag, count;
-    tt__request *r;         /* `count` requests, one per message */
+    tt__request *r;         /* requests, one for each of `count` messages */
 } tt__mail;
 
 static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
@@ -18074,14 +18050,14 @@ static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
     return m;
 }
 
-/* Writes the place of an error for its message: op and value, such as "reduce 'd(w)'". */
+/* Writes the op and the value of *m to `to` for an error message, such as "reduce 'd(w)'". */
 static void tt__net_where(const tt__mail *m, char to[128])
 {
     const tt__tape_value *x = &m->tape->values[m->i->in[0] ? m->i->in[0] : m->i->out[0]];
     snprintf(to, 128, "%s '%.96s'", tt__instr_name(m->i), x->name);
 }
 
-/* Fails because messages of a collective have not arrived, or because another process has failed. */
+/* Fails because a message of a collective is late, or because another process or the transport has failed. */
 static tt_status tt__net_late(const tt__mail *m, int late, const char *why)
 {
     char where[128];
@@ -18092,7 +18068,7 @@ static tt_status tt__net_late(const tt__mail *m, int late, const char *why)
     return tt__net_waited(net, where, late, why);
 }
 
-/* Waits until all messages of *m have been sent or received, and leaves *m empty. */
+/* Waits until all messages of *m have been sent or received. *m is then empty. */
 static tt_status tt__net_all_there(tt__mail *m)
 {
     tt__net *net = m->group->ctx->net;
@@ -18115,7 +18091,7 @@ static tt_status tt__net_all_there(tt__mail *m)
     return come ? TT_OK : tt__net_late(m, late, why);
 }
 
-/* Waits until the first n messages of *m have been sent or received; the others stay in flight. */
+/* Waits until the first n messages of *m have been sent or received. Others stay in flight. */
 static tt_status tt__net_first_there(tt__mail *m, int n)
 {
     tt__mail first = *m;
@@ -18126,8 +18102,7 @@ static tt_status tt__net_first_there(tt__mail *m, int n)
     return status;
 }
 
-/* Begins to send or, if `comes`, to receive bytes, as messages of at most `max` bytes, with one request for
-   each message. */
+/* Begins to send or, if `comes`, to receive bytes in messages of at most `max` bytes, each a request. */
 static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes, size_t max, bool comes)
 {
     tt__net *n = m->group->ctx->net;
@@ -18156,7 +18131,7 @@ static tt_status tt__net_receive(tt__mail *m, int process, void *data, size_t by
     return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, true);
 }
 
-/* Adds to the count of the bytes that a process must send with any method. */
+/* Adds `bytes` to the bytes that this process must send with any method (tt__net.min). */
 static void tt__net_must_send(tt__net *n, double bytes)
 {
     pthread_mutex_lock(&n->mutex);
@@ -18167,14 +18142,14 @@ static void tt__net_must_send(tt__net *n, double bytes)
 /* ==== src/ranks/net.h */
 /* ---- collectives of several processes */
 
-/* Returns the process number of the k-th process that has members of the collective. */
+/* Returns the number of the k-th process among those that have members of the collective. */
 static int tt__net_process(const tt__collective *c, int k)
 {
     return tt__process_of(c->group, c->all.first + k * c->near.count * c->all.stride);
 }
 
-/* The first function returns how many members of the k-th process contribute to a reduction, the second how
-   many nodes these members form. present: number of all members that contribute. */
+/* tt__net_present returns how many members of the k-th process contribute to a reduction, tt__net_nodes how
+   many nodes those members form. present: number of members of all processes that contribute. */
 static int tt__net_present(const tt__collective *c, int k, int present)
 {
     return (int)tt__max(0, tt__min(c->near.count, present - k * c->near.count));
@@ -18185,13 +18160,13 @@ static int tt__net_nodes(const tt__collective *c, int k, int present)
     return (tt__net_present(c, k, present) + c->grain - 1) / c->grain;
 }
 
-/* A part of a collective: elements [from, from + most) of each member's shard, in collective number k of the
-   collectives that run together. */
+/* A part of a collective: elements [from, from + most) of each member's shard. k: number of the collective
+   among those that run together. */
 typedef struct tt__net_job { int k; int64_t from, max; } tt__net_job;
 enum { TT__NET_JOBS = 128 };
 
-/* Returns the tensor that is divided into the members' shards: the tensor to sum or, in other phases, the
-   tensor that is gathered. */
+/* Returns the tensor that the members' shards make up: in a reduction, the tensor to sum; otherwise the
+   gathered tensor. */
 static const tt__mat *tt__net_whole(const tt__launch *l)
 {
     return l->phase == TT__REDUCE_PHASE ? &l->in[0] : &l->out[0];
@@ -18199,11 +18174,11 @@ static const tt__mat *tt__net_whole(const tt__launch *l)
 
 static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
 
-/* Returns how many elements of a member's shard belong to a job, and sets *first to the index of the first in
-   the whole tensor. */
+/* Returns how many elements of a member's shard belong to a job. Sets *first to the index of the first of
+   them in the whole tensor. */
 static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
 {
-    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* the shard of member 0 is all */
+    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* member 0 has all elements */
     int64_t n = member ? 0 : tt__elements(&l->in[0]);
     *first = 0;
     if (!to_first) n = tt__shard_of(l, tt__net_whole(l), l->instr->move.root, member, first);
@@ -18224,7 +18199,7 @@ static size_t tt__net_size(const tt__launch *l, int64_t n)
     return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
 }
 
-/* Launches op `op` with the operands of collective *l, on the collective's stream. */
+/* Launches another op, `op`, with the operands and on the stream of collective *l. */
 static tt_status tt__net_launch(const tt__device_group *c, int rank, tt__launch *l, int op)
 {
     tt__instr other = *l->instr;
@@ -18233,8 +18208,8 @@ static tt_status tt__net_launch(const tt__device_group *c, int rank, tt__launch 
     return tt__device_status(c->ctx, c, rank, c->kind->backend->launch(l, 1));
 }
 
-/* Sums `count` leaves of n elements each and writes the sum to y or, if `add`, adds it to y. Leaves and y may
-   be in the staging memory of any rank, which kernels can read and write. */
+/* Sums `count` leaves of n elements each, and writes the sum to y or, if `add`, adds it to y. Leaves and y
+   may be in the staging memory of any rank. */
 static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const tt__mat *leaves, int count,
                              char *y, int64_t n, bool add)
 {
@@ -18259,7 +18234,7 @@ static tt_status tt__net_copy(const tt__device_group *c, int rank, const tt__lau
     return bytes && to != from ? tt__net_launch(c, rank, &s, TT__OP_COPY) : TT_OK;
 }
 
-/* Returns the minimum number of bytes that a process must send, by any method, in a phase of a collective. */
+/* Returns the minimum number of bytes that a process must send in a phase of a collective, by any method. */
 static double tt__net_min(const tt__collective *c, const tt__launch *l)
 {
     const tt__mat *x = tt__net_whole(l);
@@ -18270,9 +18245,9 @@ static double tt__net_min(const tt__collective *c, const tt__launch *l)
     return sends ? bytes * (l->phase == TT__REDUCE_PHASE ? 1 : c->processes - 1) : 0;
 }
 
-/* Returns the number of bytes that tt__net_reduce, tt__net_gather, tt__net_broadcast or tt__net_pair sends
-   for a rank's process in a phase. Sets *least to the minimum that any method must send. Both numbers are 0
-   for a rank that is not the leader of its process. */
+/* Returns the number of bytes that the process of a rank sends in a phase: by tt__net_reduce, tt__net_gather,
+   tt__net_broadcast or tt__net_pair. Sets *least to the minimum that any method must send. Both numbers are 0
+   unless the rank is the leader of its process. */
 static double tt__net_sends(const tt__collective *c, double *min)
 {
     const tt__net_job all = {0, 0, INT64_MAX};
@@ -18301,8 +18276,8 @@ static double tt__net_sends(const tt__collective *c, double *min)
     return bytes;
 }
 
-/* Returns how many batches of messages are in flight at a time: if there are many processes, fewer but larger
-   batches. */
+/* Returns how many batches of messages are in flight at a time. With many processes, there are fewer but
+   larger batches. */
 static int tt__net_flights(const tt__collective *c)
 {
     return c->processes > TT__NET_FLIGHTS ? TT__NET_FLIGHTS / 2 : TT__NET_FLIGHTS;
@@ -18314,7 +18289,7 @@ static size_t tt__net_part(const tt__collective *c)
     return TT__STAGE / (size_t)tt__net_flights(c) & ~(size_t)(TT__ALIGN - 1);
 }
 
-/* Fills one batch with as many jobs as fit, from element *from of collective *k on, and moves *k and *from to
+/* Fills a batch with jobs, from element *from of collective *k on, until no more fit. Moves *k and *from to
    the start of the next batch. Returns the number of jobs. */
 static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_job *job)
 {
@@ -18336,13 +18311,13 @@ static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_
     return count;
 }
 
-/* A batch of messages in flight, for one or more jobs. In the batch's send memory, the elements for process q
-   begin at byte to[q]; in its receive memory, the elements from process q begin at byte from[q]. Both are
-   ordered by job, then by shard, then by node. */
+/* A batch of messages in flight, for one or more jobs. Elements for process q begin at byte to[q] of the
+   batch's send memory; elements from process q begin at byte from[q] of its receive memory. Both are ordered
+   by job, then by shard, then by node. */
 typedef struct tt__net_batch {
     tt__net_job job[TT__NET_JOBS];
     int jobs;
-    size_t begin; /* byte where the batch begins in the halves of staging memory to send and to receive */
+    size_t begin; /* offset of the batch in the send half and in the receive half of staging memory */
     size_t to[TT__RANKS + 1], from[TT__RANKS + 1];
     tt__request r[TT__NET_REQUESTS(2 * TT__STAGE / TT__NET_FLIGHTS)];
     tt__mail mail;
@@ -18368,8 +18343,8 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
     }
 }
 
-/* Copies a rank's elements of all shards, one after another, to the second half of the rank's staging memory.
-   Needed if kernels of this process's ranks cannot load from each other's memory. */
+/* Copies a rank's elements of all shards, one after another, to the second half of its staging memory. Other
+   ranks of the process read them there if they cannot load from the rank's memory. */
 static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b)
 {
     char *to = (char *)c->group->stage[c->rank] + TT__STAGE + b->begin;
@@ -18387,8 +18362,8 @@ static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b
     return status;
 }
 
-/* Computes the sums of this process's nodes, for the shards of all members, in the send memory `to`. Each
-   rank of the process computes some of these sums. If c->apart, they read the copies that tt__net_lay_out
+/* Computes the sums of this process's nodes, for the shards of all members, in the send memory `to`. The
+   ranks of the process take turns with the sums. If c->no_peer, they read the copies that tt__net_lay_out
    made. */
 static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, char *to)
 {
@@ -18421,11 +18396,11 @@ static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, c
     return status;
 }
 
-/* Adds up the sums of the nodes of all processes for this rank's shard. */
+/* Adds up the sums of the nodes of all processes, for this rank's shard. */
 static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b, const char *sent,
                                 const char *received)
 {
-    const char *at[TT__RANKS]; /* for each process: its next node */
+    const char *at[TT__RANKS]; /* for each process: address of its next node */
     tt__mat leaf[TT__RANKS];
     tt_status status = TT_OK;
     for (int q = 0; q < c->processes; q++) at[q] = q == c->own ? sent + b->to[q] : received + b->from[q];
@@ -18448,7 +18423,7 @@ static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b,
     return status;
 }
 
-/* Waits for the messages of a batch, then sums this rank's shard. */
+/* Waits for the messages of a batch, and then sums this rank's shard. */
 static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
 {
     const char *stage = (const char *)c->group->stage[c->leader] + b->begin;
@@ -18461,9 +18436,9 @@ static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
     return status;
 }
 
-/* Sums the n tensors of the collectives over all members; each member gets its shard of the sums. Several
-   batches of messages are in flight: links stay busy while a batch is summed, and one direction of a link
-   need not wait for the other. */
+/* Sums the tensors of c->n collectives over all members; each member gets its shard of the sums. Several
+   batches are in flight, so that links stay busy during sums, and neither direction of a link waits for the
+   other. */
 static tt_status tt__net_reduce(const tt__collective *c)
 {
     const tt__instr *i = c->l->instr;
@@ -18503,9 +18478,9 @@ static tt_status tt__net_reduce(const tt__collective *c)
     return status;
 }
 
-/* Returns the address where the elements of a job in member m's shard begin. If c->direct, this is in the
-   memory of the rank that has the shard or, for shards of other processes, in the leader's result. Otherwise
-   it is in the leader's staging memory, where each shard has `room` bytes. */
+/* Returns the address where the elements of a job in member m's shard begin. If c->direct, the address is in
+   the memory of the rank that has the shard or, for a shard of another process, in the leader's result.
+   Otherwise it is in the leader's staging memory, where each shard has `room` bytes. */
 static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int m, size_t room)
 {
     const tt__launch *l = &c->l[job->k];
@@ -18517,8 +18492,8 @@ static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int 
     return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
 }
 
-/* Copies this rank's shard to the leader's staging memory or, if `come`, copies from there all shards that
-   the rank lacks. Then waits at a barrier for the process's other ranks, which do the same. */
+/* Copies this rank's shard to the leader's staging memory or, if `come`, copies from there the shards that
+   this rank lacks. Then waits at a barrier of the process's members. */
 static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, size_t room, bool come)
 {
     const tt__launch *l = &c->l[job->k];
@@ -18535,8 +18510,8 @@ static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, 
     return status == TT_OK ? tt__barrier_near(c) : status;
 }
 
-/* Exchanges shards with other processes. The leader of each process sends and receives the messages; the
-   number of messages in flight is bounded. */
+/* Exchanges shards with other processes. The leader of each process sends and receives all messages of its
+   process, a bounded number at a time. */
 static tt_status tt__net_gather(const tt__collective *c)
 {
     enum { REQUESTS = 4 * TT__RANKS };
@@ -18574,7 +18549,7 @@ static tt_status tt__net_gather(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&mail) : status;
 }
 
-/* Sends the operand of member 0 through a chain of processes: each passes it on to the next. */
+/* Sends member 0's operand through a chain of processes, each of which passes it on to the next. */
 static tt_status tt__net_broadcast(const tt__collective *c)
 {
     const bool leads = c->rank == c->leader, waits = leads && !c->direct, last = c->own + 1 == c->processes;
@@ -18608,8 +18583,7 @@ static tt_status tt__net_broadcast(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&out) : status;
 }
 
-/* Copies to this rank the shards that its process's leader has received and those that other ranks of the
-   process have. */
+/* Copies to this rank the shards that its leader has received and those of other ranks of its process. */
 static tt_status tt__net_spread(const tt__collective *c)
 {
     const bool all = tt__net_is(c->l, TT__OF_FIRST);
@@ -18629,7 +18603,8 @@ static tt_status tt__net_spread(const tt__collective *c)
     return tt__launch_phase(c, c->l, c->n);
 }
 
-/* Sends the operands of n collectives to the other member of a pair, in another process, or receives them. */
+/* Sends the operands of c->n collectives to the other member of a pair, which is in another process, or
+   receives them from there. */
 static tt_status tt__net_pair(const tt__collective *c)
 {
     const tt__instr *i = c->l->instr;
@@ -18674,8 +18649,8 @@ static tt_status tt__net_phase(const tt__collective *c)
     return status == TT_OK && c->direct ? tt__net_spread(c) : status;
 }
 
-/* Runs all phases of c->n collectives on a rank. Before and after each phase, the members wait at a barrier.
-   met: the members have just passed a barrier, so the first one is left out. */
+/* Runs all phases of c->n collectives on a rank. The members of the process wait at a barrier before and
+   after each phase. met: the members have just passed a barrier, so the first one is left out. */
 static tt_status tt__run_collective(const tt__collective *c, bool met)
 {
     const int phases = tt__rules_of(c->l->instr)->phases;
@@ -18700,72 +18675,71 @@ static tt_status tt__run_collective(const tt__collective *c, bool met)
 
 /* ------------------------------------------------------------------------------------------------- memory */
 
-/* The placement of a parameter in an arena. */
+/* The place of a parameter in an arena, and its form there. */
 typedef struct tt__placement {
     size_t offset;      /* bytes from the start of the arena's memory in `space`; TT__NO_PLACE: not stored */
     tt_dtype dtype;
     tt__space space;
-    tt__part part;      /* the part of the parameter that a rank stores */
+    tt__part part;      /* the shard of the parameter that a rank stores */
 } tt__placement;
 
-/* The values that tt_compile_options.memory names. */
+/* Values of the option `memory`, and their words. */
 typedef enum tt__memory_kind {
     TT__OWN_MEMORY, TT__MANAGED, TT__OVERSUBSCRIBED, TT__MEMORY_KINDS
 } tt__memory_kind;
 static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "managed", "managed-oversubscribed"};
 
 /* Bytes of a block of managed memory: the unit in which CUDA's driver moves memory to the device. */
-#ifndef TT__BLOCK /* tests make it smaller */
+#ifndef TT__BLOCK /* tests set a smaller number */
 #define TT__BLOCK ((size_t)2 << 20)
 #endif
-enum { TT__WINDOWS = 3 }; /* number of windows at once: one runs, the others are being prefetched */
+enum { TT__WINDOWS = 3 }; /* number of windows at a time: one runs, the others are prefetched */
 
-/* The state of an arena in managed memory that exceeds the device's free memory: which of its blocks the plan
-   expects on the device. A window is consecutive instructions whose blocks are prefetched together. */
+/* State of an arena in managed memory that exceeds the device's free memory: which blocks should be on the
+   device. A window is consecutive instructions whose blocks are prefetched together. */
 typedef struct tt__paging {
-    size_t room;        /* bytes on the device for blocks that may leave it (not `kept`) */
+    size_t room;        /* bytes on the device for all blocks that are not `kept` there */
     size_t blocks;      /* number of blocks of the arena */
-    uint64_t *used;     /* for each block: `clock` when the last window that uses it began; 0: none */
-    uint64_t *stamp;    /* for each block: number of the instruction that added it to a window */
-    bool *kept;         /* for each block: whether it always stays on the device */
-    uint64_t clock;     /* 1 + bytes of the blocks that windows have used so far, except kept blocks */
-    uint64_t stamps;    /* number of instructions that were added to windows so far */
+    uint64_t *used;     /* for each block: `clock` at the start of the last window that used it; 0: none */
+    uint64_t *stamp;    /* for each block: `stamps` when an instruction last added it to a window */
+    bool *kept;         /* for each block: it always stays on the device */
+    uint64_t clock;     /* 1 + bytes of blocks, without kept blocks, that all windows so far have used */
+    uint64_t stamps;    /* number of instructions added to windows so far */
     uint64_t prefetched; /* bytes prefetched so far */
-    void *began, *there[TT__WINDOWS]; /* events: a window began; a window's blocks are on the device */
-    bool brought[TT__WINDOWS]; /* for each window: it had blocks to prefetch, so its event in `there` is
-                                  set */
+    void *began, *there[TT__WINDOWS]; /* events: a window has begun; a window's blocks are on the device */
+    bool brought[TT__WINDOWS]; /* for each window: it had blocks to prefetch, so `there` has its event */
 } tt__paging;
 
-/* An arena: the memory that one or more programs share. Its layout is equal on each rank: persistent bytes,
-   then the transient bytes of the largest program, then, only on the ranks of data rank 0, `of_first` bytes.
-   Offloaded parameters take on_host bytes of the host's memory. */
+/* The memory that one or more programs share. It has the same layout on each rank: persistent bytes, then the
+   transient bytes of the largest program, then `of_first` bytes, which only the ranks of data rank 0 have.
+   Offloaded parameters take `on_host` bytes of the host's memory. */
 typedef struct tt__arena {
-    int references;     /* number of programs, and of parameters stored here */
+    int references;     /* number of programs of the arena, plus number of parameters that it stores */
     struct tt_program *programs; /* linked list */
     const tt__device_kind *kind;
     tt__device_group *group;
     int data, tensor;   /* data ranks and tensor ranks */
-    int stage, stages;  /* stage of a pipeline, and number of stages; 0 and 1 without one */
+    int stage, stages;  /* number of the pipeline stage; number of stages. 0 and 1 without a pipeline */
     bool allocated;
     tt__memory_kind memory_kind;
-    tt__paging *paging; /* NULL: all of the memory is on the device */
+    tt__paging *paging; /* NULL: the device has room for the whole arena */
     char *memory[TT__RANKS]; /* NULL until allocated */
     char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of host memory for copies to a device; NULL on the CPU */
-    size_t persistent, transient, of_first; /* bytes; the persistent bytes begin with the resident
-                                               workspace */
+    size_t persistent, transient, of_first; /* bytes; the persistent bytes begin with the resident workspace
+                                               of the device's kind */
     char *host[TT__RANKS];
     size_t on_host;
-    size_t budget;      /* min of the programs' memory_budget; 0: none has one */
-    tt__placement *placement;     /* indexed by tt_param.index */
+    size_t budget;      /* smallest memory_budget of the arena's programs; 0: none has one */
+    tt__placement *placement;     /* index: tt_param.index */
     int n_placements;
-    bool partly_updated;          /* an update failed half-way: parameters may differ between ranks */
-    bool tuned;         /* the programs' matrix products were timed, or must not be timed */
-    bool learnt;        /* a loaded state says how to compute matrix products, so they must not be timed */
-    const void *results_of; /* program whose last outputs are in the transient bytes; NULL: none */
+    bool partly_updated;          /* an update stopped half-way, so parameters may differ between ranks */
+    bool tuned;         /* the matrix products of the programs were timed, or must not be */
+    bool learnt;        /* a loaded state says how to compute matrix products, which are then not timed */
+    const void *results_of; /* program whose last outputs are still in the transient bytes; NULL: none */
 } tt__arena;
 
-/* Allocates host memory from and to which a rank's device can copy. Returns NULL after an error; the device's
-   backend then has the reason. */
+/* Allocates host memory that a rank's device can copy from and to. Returns NULL after an error, which the
+   device's backend names. */
 static char *tt__host_allocate(tt_context *ctx, const tt__device_group *c, int rank, size_t bytes)
 {
     if (c->kind->host) return (char *)tt__alloc(ctx, bytes);
@@ -18783,7 +18757,7 @@ static int tt__stage_ranks(const tt__arena *a) { return a->data * a->tensor; }
 static int tt__first_rank(const tt__arena *a) { return a->stage * tt__stage_ranks(a); }
 static int tt__end_rank(const tt__arena *a) { return tt__first_rank(a) + tt__stage_ranks(a); }
 
-/* The ranks of an arena that this process has are [tt__near_rank, tt__near_end). */
+/* The ranks of an arena that belong to this process are [tt__near_rank, tt__near_end). */
 static int tt__near_rank(const tt__arena *a) { return (int)tt__max(tt__first_rank(a), a->group->first); }
 static int tt__near_end(const tt__arena *a)
 {
@@ -18830,7 +18804,7 @@ static size_t tt__arena_size(const tt__arena *a, int rank)
     return a->persistent + a->transient + (rank - tt__first_rank(a) < a->tensor ? a->of_first : 0);
 }
 
-/* Returns where arena `a` stores a parameter; NULL if it stores none of that index. */
+/* Returns where arena `a` stores the parameter with index `param`; NULL if it does not. */
 static const tt__placement *tt__placement_in(const tt__arena *a, int param)
 {
     const bool stored = a && param < a->n_placements && a->placement[param].offset != TT__NO_PLACE;
@@ -18850,9 +18824,9 @@ static tt_status tt__placements_grow(tt_context *ctx, tt__arena *a)
     return TT_OK;
 }
 
-/* Returns the arena in which a program of arena `a` finds parameter p; NULL: no arena stores p yet. Usually
-   this is p's owner: in a pipeline of `stages` stages, the holder that belongs to `stage`. For a kind of
-   device without a backend, where parameters have no holder, it is `a`. */
+/* Returns the arena in which a program of arena `a` finds parameter p; NULL if none stores p yet. That is p's
+   `owner` or, in a pipeline of `stages` stages, the one of `owner` and `second_owner` that belongs to stage
+   `stage`. If the device has no backend in this build, parameters have no owner, and the arena is `a`. */
 static tt__arena *tt__placement_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p, int stage,
                                  int stages)
 {
@@ -18864,12 +18838,12 @@ static tt__arena *tt__placement_arena(const tt__device_kind *kind, tt__arena *a,
 /* ==== src/context/cpu.h */
 /* ------------------------------------------------------------------------------------------------ devices */
 
-/* PIECE: max number of elements of a tensor that move at once between files, host and device. BOUNCE: bytes
-   of the buffer for them. */
+/* TT__PIECE: max number of elements of a tensor that are copied at once between files, host and device.
+   TT__BOUNCE: bytes of a buffer for that number of floats. */
 #define TT__PIECE 16384
 #define TT__BOUNCE (sizeof(float) * TT__PIECE)
 
-/* Returns the number of threads of each rank if `ranks` ranks share the CPU. */
+/* Returns the number of threads of each rank if `ranks` ranks divide the CPU's threads. */
 static int tt__rank_threads(const tt_context *ctx, int ranks)
 {
     return (int)tt__max(1, ctx->cpu.pool->threads / ranks);
@@ -18917,7 +18891,7 @@ static tt_status tt__cpu_copy(tt__device *d, int stream, void *to, const void *f
     return tt__cpu_read(d, to, from, bytes);
 }
 
-/* Does nothing: CPU work is done when its function returns, so an event owns nothing. */
+/* Does nothing: CPU functions return when their work is done, so an event holds no resources. */
 static void tt__cpu_release_event(tt__device *d, void *event) { (void)d; (void)event; }
 
 static tt_status tt__cpu_mark(tt__device *d, int stream, void **event)
@@ -18940,8 +18914,8 @@ static tt_status tt__cpu_fill(tt__device *d, void *memory, int byte, size_t byte
     return TT_OK;
 }
 
-/* Computes elements [first, first + n) that an initialiser gives a tensor; one Philox block gives four
-   elements. first: a multiple of 4. */
+/* Computes elements [first, first + n) of a tensor that initialiser `init` fills. One block of Philox random
+   numbers gives four elements, so `first` must be a multiple of 4. */
 static void tt__init_values(tt_init init, uint64_t key, int64_t first, int64_t n, float *to)
 {
     for (int64_t k = 0; k < n; k += 4) {
@@ -19001,8 +18975,8 @@ static const char *tt__cpu_refuses(int index, const tt__launch *l)
     return NULL;
 }
 
-/* Finds the first line of a file that begins with `key` and copies it to `to` without key and colon. Without
-   such a line, `to` becomes "". */
+/* Finds the first line of a file that begins with `key`, and copies the text after key and colon to `to`.
+   `to` becomes "" if the file has no such line. */
 static void tt__line_of(const char *path, const char *key, char to[128])
 {
     char line[1024];
@@ -19028,8 +19002,8 @@ static const tt__backend tt__cpu_backend = {
 
 /* ==== src/context/devices.h */
 /* ----------------------------------------------------------------------------------- ranks and their devices
-   The kinds of devices, the devices that a name such as "cuda:0,2" denotes, and reads and writes of device
-   memory. A device group is the group of the devices of all ranks of a program. */
+   Kinds of devices, the devices that a name such as "cuda:0,2" denotes, and access to device memory. A device
+   group has a device for each rank of a program. */
 
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
     {"cpu", &tt__cpu_backend, TT__ALIGN, 0, true, tt__cpu_workspace},
@@ -19073,7 +19047,7 @@ static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
                             "a host take devices in turn, unless these are named, as cuda:0" : "");
     }
     if (c->ranks == 1) return TT_OK;
-    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* send and receive buffers */
+    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* to send and to receive */
     for (int r = c->first; r < c->first + c->local && (ctx->net || c->kind->backend->stage); r++) {
         if (!c->stage[r]) c->stage[r] = c->kind->backend->allocate_host(c->device[r], stage);
         if (!c->stage[r]) return tt__device_status(ctx, c, r, TT_ERR_MEMORY);
@@ -19085,7 +19059,7 @@ static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
     return c->threads ? TT_OK : ctx->status;
 }
 
-/* Opens the CPU devices, one for each rank, on which updates in the host's memory run. */
+/* Opens a CPU device for each rank of the device group, for updates in the host's memory. */
 static tt_status tt__device_group_open_host(tt_context *ctx, tt__device_group *c)
 {
     char why[512];
@@ -19116,8 +19090,8 @@ typedef struct tt__device_group_job {
     tt_status (*run)(void *arg, int rank);
     void *arg;
     tt_status status;
-    int failed;         /* one more than the number of the rank that failed; 0: none failed */
-    bool named;         /* the context's error message comes from the failed rank */
+    int failed;         /* 1 + the number of the rank that failed first; 0: none failed */
+    bool named;         /* the context's error message is that of the failed rank */
 } tt__device_group_job;
 
 static void tt__device_group_task(void *arg, int64_t task, int thread)
@@ -19130,7 +19104,7 @@ static void tt__device_group_task(void *arg, int64_t task, int thread)
     if (status == TT_OK) return;
     pthread_mutex_lock(&w->ctx->mutex);
     const bool named = w->ctx->rank_failed && pthread_equal(w->ctx->failed, pthread_self());
-    if (!job->failed || (named && !job->named)) { /* other ranks fail because this one did */
+    if (!job->failed || (named && !job->named)) { /* the other ranks fail only because this one did */
         job->status = status;
         job->failed = rank + 1;
         job->named = named;
@@ -19160,8 +19134,8 @@ static tt_status tt__on_ranks(tt_context *ctx, tt__device_group *c, tt_status (*
                     tt__device_name(c->kind, c->index[job.failed - 1], name), error);
 }
 
-/* The place of numbers in the memory of a rank. data: their address; NULL if the rank belongs to another
-   process. */
+/* A place in the memory of a rank, and the dtype of the numbers there. data: the address; NULL if the rank
+   belongs to another process. */
 typedef struct tt__memory {
     const tt__arena *arena;
     int rank;
@@ -19170,7 +19144,7 @@ typedef struct tt__memory {
     void *data;
 } tt__memory;
 
-/* Reads the first n numbers at *x into `to` and converts them to dtype to_type. */
+/* Reads the first n numbers at *x, converts them to dtype `to_type` and writes them to `to`. */
 static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
     const tt__arena *a = x->arena;
@@ -19191,8 +19165,9 @@ static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type
     return tt__device_status(a->group->ctx, a->group, x->rank, status);
 }
 
-/* Reads the first n numbers at *x into `to` and converts them to dtype to_type. If the ranks belong to
-   several processes, the process that has rank x->rank reads, and all processes get the numbers. */
+/* Reads the first n numbers at *x, converts them to dtype `to_type` and writes them to `to`. If the ranks
+   belong to several processes, all must call this function: the process that has rank x->rank reads, and all
+   get the numbers. */
 static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
     const tt__device_group *c = x->arena->group;
@@ -19203,14 +19178,14 @@ static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_typ
                          n * tt_dtype_bytes(to_type));
 }
 
-/* Sends bytes that the process of a rank has read to the first process. */
+/* Sends bytes, which the process of a rank has read, to process 0. */
 static tt_status tt__net_to_first(const tt__device_group *c, int rank, void *data, size_t bytes)
 {
     if (c->local == c->ranks) return TT_OK;
     return tt__net_fetch(c->ctx, tt__process_of(c, rank), 0, "what a rank has", data, bytes);
 }
 
-/* Converts n numbers to the dtype of *x and writes them to the start of *x. */
+/* Converts n numbers from dtype `from_type` to the dtype of *x and writes them to *x. */
 static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtype from_type, size_t n)
 {
     const tt__arena *a = x->arena;
@@ -19230,16 +19205,16 @@ static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtyp
     return tt__device_status(a->group->ctx, a->group, x->rank, status);
 }
 
-/* Returns `option` or, if it is NULL or "", the value of environment variable `variable`; NULL if both are
-   empty. */
+/* Returns `option` or, if it is NULL or empty, the value of environment variable `variable`; NULL if that is
+   not set or empty. */
 static const char *tt__option(const char *option, const char *variable)
 {
     if (!option || !*option) option = getenv(variable);
     return option && *option ? option : NULL;
 }
 
-/* Parses the list of device numbers that follows the name of a kind: "" (device 0), ":2", ":0,2", "*4"
-   (devices 0 to 3). Returns the number of devices; 0 if the text is no such list. */
+/* Parses the list of device numbers that follows the name of a kind of device: "" (device 0), ":2", ":0,2" or
+   "*4" (devices 0 to 3). Returns the number of devices; 0 if the list is invalid. */
 static int tt__device_numbers(const char *list, int index[TT__RANKS])
 {
     const char *digits = "0123456789";
@@ -19275,7 +19250,7 @@ static void tt__device_group_name(tt__device_group *c)
     if (c->ranks > c->local) tt__print(&text, " in %d processes", c->ranks / c->local);
 }
 
-/* Returns how many processes on this host have a smaller process number than this process. */
+/* Returns how many processes on this host have a smaller number than this process. */
 static int tt__processes_before(const tt__net *n)
 {
     int before = 0;
@@ -19283,9 +19258,9 @@ static int tt__processes_before(const tt__net *n)
     return before;
 }
 
-/* Returns the device group with `local` devices, those of numbers index[], in each process:
-   the existing device group, or a new one whose devices are not open yet. moved: see tt__device_group.moved.
-   Returns NULL after tt__fail. */
+/* Returns the device group that has in each process the `local` devices with numbers index[]. Makes the group
+   if it does not exist; its devices are not open then. moved: see tt__device_group.moved. Returns NULL after
+   tt__fail. */
 static tt__device_group *tt__device_group_of(tt_context *ctx, const tt__device_kind *kind, const int *index,
                              int local, int moved)
 {
@@ -19337,7 +19312,8 @@ static tt__device_group *tt__find_devices(tt_context *ctx, const char *name)
             tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s' is not there: the CPU is one device, %s; %s*2 is two "
                      "ranks that share its threads", name, kind->name, kind->name);
         else {
-            const bool in_turn = !kind->host && name[length] != ':'; /* each process takes its own */
+            const bool in_turn = !kind->host && name[length] != ':'; /* processes of a host take devices in
+                                                                        turn */
             const int moved = in_turn ? ranks * tt__processes_before(ctx->net) : 0;
             for (int r = 0; r < ranks; r++) index[r] += moved;
             return tt__device_group_of(ctx, kind, index, ranks, moved);
@@ -19551,7 +19527,7 @@ double tt_measured_peak(tt_context *ctx)
 /* ==== src/context/params.h */
 /* --------------------------------------------------------------------------------------------- parameters */
 
-#define TT__HASH_BEGIN 14695981039346656037u /* FNV-1a */
+#define TT__HASH_BEGIN 14695981039346656037u /* start value of the FNV-1a hash */
 #define TT__HASH_PRIME 1099511628211u
 static uint64_t tt__hash_on(uint64_t h, const void *bytes, size_t n)
 {
@@ -19559,8 +19535,8 @@ static uint64_t tt__hash_on(uint64_t h, const void *bytes, size_t n)
     for (size_t i = 0; i < n; i++) h = (h ^ b[i]) * TT__HASH_PRIME;
     return h;
 }
-/* Returns the hash continued with the elements of a tensor, one step for each element. item: bytes of an
-   element, 2 or 4. */
+/* Continues a hash with the elements of a tensor, one step for each element, and returns it. item: bytes of
+   an element, 2 or 4. */
 static uint64_t tt__hash_elements(uint64_t hash, const void *from, size_t bytes, int64_t item)
 {
     for (const char *at = (const char *)from, *end = at + bytes; at < end; at += item) {
@@ -19574,8 +19550,7 @@ static uint64_t tt__hash_elements(uint64_t hash, const void *from, size_t bytes,
 }
 static uint64_t tt__hash(const char *text) { return tt__hash_on(TT__HASH_BEGIN, text, strlen(text)); }
 
-/* Returns the slot of the hash table that holds a parameter's name. For a new name, returns the free slot
-   where it belongs: the first free slot from the name's hash on. */
+/* Returns the slot of the hash table for a parameter's name: the one that holds it, or a free one. */
 static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
 {
     uint64_t hash = tt__hash(name);
@@ -19585,7 +19560,7 @@ static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
     return &slots[at];
 }
 
-/* Makes room in the hash table for one more name. At least half of the slots stay free. */
+/* Makes room in the hash table for one more name, so that half of the slots stay free. */
 static bool tt__param_slots_grow(tt_context *ctx)
 {
     uint32_t n = ctx->n_param_slots ? 2 * ctx->n_param_slots : 64;
@@ -19602,7 +19577,7 @@ static bool tt__param_slots_grow(tt_context *ctx)
 tt_param *tt_param_find(tt_context *ctx, const char *name)
 {
     uint32_t found = ctx->n_params ? *tt__param_slot(ctx, name) : 0;
-    if (found) ctx->unmade[0] = 0; /* the name exists: the error of making it twice is not needed */
+    if (found) ctx->unmade[0] = 0; /* the parameter exists: forgets the error of a second tt_param_new */
     return found ? ctx->params[found - 1] : NULL;
 }
 
@@ -19660,9 +19635,8 @@ static void tt__param_drop_source(tt_param *p)
     p->source = NULL;
 }
 
-/* Removes all parameters except the first `count`; no tape may use the removed ones. Removes the newest
-   first, so that the search for the name of a remaining parameter never crosses a freed slot of the hash
-   table. */
+/* Removes all parameters except the first `count`; no tape may use them. The newest go first, so that the
+   search for the name of a remaining parameter never meets a freed slot of the hash table. */
 static void tt__params_undo(tt_context *ctx, int count)
 {
     while (ctx->n_params > count) {
@@ -19712,7 +19686,7 @@ static bool tt__has_rank(const tt__arena *a, int rank)
     return a && rank >= tt__near_rank(a) && rank < tt__near_end(a);
 }
 
-/* Returns the memory where a rank stores its part of parameter p, whose arena must be allocated; NULL if the
+/* Returns the address where a rank stores its shard of parameter p, whose arena is allocated; NULL if the
    rank belongs to another process. */
 static char *tt__param_memory(const tt_param *p, int rank)
 {
@@ -19722,15 +19696,15 @@ static char *tt__param_memory(const tt_param *p, int rank)
     return (placement->space == TT__HOST ? a->host : a->memory)[rank] + placement->offset;
 }
 
-/* A tensor (rows, cols) whose parts ranks store. */
+/* A tensor (rows, cols) that ranks store whole or in shards. */
 typedef struct tt__stored {
     int64_t rows, cols;
     tt__part part;
     int data, tensor;   /* data ranks and tensor ranks */
-    int first;          /* number of the first rank that stores a part */
+    int first;          /* number of the first rank that stores a shard */
 } tt__stored;
 
-/* Describes how the ranks of an arena store a tensor with the shape of a parameter. */
+/* Returns how the ranks of an arena store a tensor with the shape of a parameter. */
 static tt__stored tt__stored_of(const tt_param *p, const tt__part *part, const tt__arena *a)
 {
     const int64_t rows = p->ndim > 1 ? p->dims[0] : 1;
@@ -19743,8 +19717,8 @@ static tt__stored tt__param_stored(const tt_param *p)
     return tt__stored_of(p, &tt__param_placement(p)->part, p->owner);
 }
 
-/* Returns how many elements of the tensor a rank stores. *first: number of the first of them within the shard
-   that the rank's tensor rank has. */
+/* Returns how many elements of the tensor a rank stores. Sets *first to the number of the first one, counted
+   within the shard of its tensor rank. */
 static int64_t tt__stored_shard(const tt__stored *s, int rank, int64_t *first)
 {
     *first = 0;
@@ -19752,8 +19726,8 @@ static int64_t tt__stored_shard(const tt__stored *s, int rank, int64_t *first)
     return tt__shard(s->part.of, s->part.unit, s->part.root, (rank - s->first) / s->tensor, s->data, first);
 }
 
-/* Returns the index in the whole tensor of element `at` of a rank. *n: how many elements from this one on are
-   contiguous both in the tensor and on the rank. */
+/* Returns the index, in the whole tensor, of a rank's element number `at`. Sets *n to the number of elements
+   from there on that are contiguous both in the tensor and on the rank. */
 static int64_t tt__stored_element(const tt__stored *s, int rank, int64_t at, int64_t *n)
 {
     int64_t first, count = tt__stored_shard(s, rank, &first), tensor_rank = rank % s->tensor;
@@ -19765,9 +19739,9 @@ static int64_t tt__stored_element(const tt__stored *s, int rank, int64_t at, int
     return e / part_cols * s->cols + tensor_rank * part_cols + e % part_cols;
 }
 
-/* Finds the first rank that stores element e of the tensor. Sets *rank to this rank, and returns the
-   element's index on the rank. *n: how many elements from this one on are contiguous both in the tensor and
-   on the rank. */
+/* Finds the first rank that stores element e of the tensor. Sets *rank to that rank and returns the index of
+   the element on it. Sets *n to the number of elements from there on that are contiguous both in the tensor
+   and on the rank. */
 static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t *n)
 {
     const int64_t each = s->rows * s->cols / s->tensor, part_cols = s->cols / s->tensor;
@@ -19791,7 +19765,7 @@ static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t 
     return at - first;
 }
 
-/* Returns whether each process stores the whole tensor. */
+/* Returns whether every process stores the whole tensor. */
 static bool tt__is_everywhere(const tt__stored *s, const tt__arena *a)
 {
     const tt__device_group *c = a->group;
@@ -19799,7 +19773,7 @@ static bool tt__is_everywhere(const tt__stored *s, const tt__arena *a)
     return a->stages == 1 && !s->part.unit && (s->part.split == TT__WHOLE || c->local % s->tensor == 0);
 }
 
-/* Fails if an update stopped half-way: parameters and states must be loaded again. */
+/* Fails if an update has stopped half-way: parameters and states must then be loaded again. */
 static tt_status tt__check_whole(tt_context *ctx, const tt__arena *a)
 {
     if (!a->partly_updated) return TT_OK;
@@ -19815,8 +19789,8 @@ static uint64_t tt__init_key(const tt_param *p)
     return tt__stream_key(p->ctx->options.seed, TT__RANDOM_INIT, tt__hash(p->name), 0);
 }
 
-/* Reads elements [first, first + n) of parameter p from its source: a callback or an initialiser. first: a
-   multiple of 4. */
+/* Writes elements [first, first + n) of parameter p to `to`, from p's source: a callback or an initialiser.
+   `first` must be a multiple of 4. */
 static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     if (p->read) return p->read(p->source, first, n, to);
@@ -19826,8 +19800,8 @@ static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t
     return TT_OK;
 }
 
-/* Reads elements [first, first + n) of parameter p from its arena's memory or, if that is not allocated, from
-   p's source. first: a multiple of 4. */
+/* Reads elements [first, first + n) of parameter p from its arena or, if that has no memory yet, from p's
+   source. `first` must be a multiple of 4. */
 static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     if (!tt__has_memory(p)) return tt__param_read_source(p, first, n, to);
@@ -19849,7 +19823,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     return status;
 }
 
-/* Fails if parameter p is stored as f16 and one of the finite `values` would become infinite. */
+/* Fails if parameter p is stored as f16 and a finite number of `values` would become infinite in f16. */
 static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t first, int64_t n)
 {
     const bool narrow = tt__param_placement(p)->dtype == TT_F16;
@@ -19861,8 +19835,8 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     return TT_OK;
 }
 
-/* Reads elements [first, first + n) of parameter p, to fill arena `a`. Reads p's source or, if `a` is the
-   second arena that stores p and the first already has p's numbers, the first arena. first: a multiple of
+/* Reads elements [first, first + n) of parameter p in order to fill arena `a`: from p's source or, if `a` is
+   the second arena that stores p and the first has p's numbers, from the first. `first` must be a multiple of
    4. */
 static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64_t first, int64_t n,
                                     float *to)
@@ -19871,9 +19845,9 @@ static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64
     return other ? tt__param_read(p, first, n, to) : tt__param_read_source(p, first, n, to);
 }
 
-/* Fills a rank's part of parameter p from p's source. Keeps the source, in case filling another parameter
-   fails. shard: a buffer of TT__PIECE floats. An initialiser whose numbers cannot exceed the dtype's range
-   writes directly to the rank's memory. */
+/* Fills a rank's shard of parameter p from p's source. Keeps the source, because filling another parameter
+   may fail. shard: a buffer of TT__PIECE floats. Initialisers write directly to the rank's memory, if their
+   numbers fit the dtype. */
 static tt_status tt__param_fill(const tt_param *p, int rank, float *shard)
 {
     char *memory = tt__param_memory(p, rank);
@@ -19881,7 +19855,7 @@ static tt_status tt__param_fill(const tt_param *p, int rank, float *shard)
     const tt__placement *placement = tt__placement_in(a, p->index);
     const tt__stored stored = tt__stored_of(p, &placement->part, a);
     const bool of_source = a == p->owner || !tt__has_memory(p) || p->keeps_source;
-    /* Max absolute value that p->init can give: normal numbers reach sqrt(-2 log(2^-25)) = 5.9 standard
+    /* Largest absolute value that p->init gives: normal numbers reach sqrt(-2 log(2^-25)) = 5.9 standard
        deviations. */
     const double max = fabs((double)p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1);
     const bool fits = placement->dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || max < 65504;
@@ -19918,7 +19892,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
     tt_status status = tt__has_memory(p) ? tt__param_fits(p, values, 0, p->size) : TT_OK;
     for (int k = 0; k < 2 && tt__has_memory(p); k++) {
         const tt__arena *a = k ? p->second_owner : p->owner;
-        if (!a || !a->allocated) continue; /* this arena is filled later from the other one */
+        if (!a || !a->allocated) continue; /* it is filled later, from the other arena */
         const tt__placement *placement = tt__placement_in(a, p->index);
         const tt__stored stored = tt__stored_of(p, &placement->part, a);
         for (int rank = tt__first_rank(a); rank < tt__end_rank(a); rank++) {
@@ -19933,7 +19907,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
             }
         }
     }
-    p->keeps_source = false; /* p has new values: those of the source are out of date */
+    p->keeps_source = false; /* the source has old values */
     if (tt__has_memory(p)) return status;
     float *copy = (float *)tt__alloc(p->ctx, sizeof(float) * (size_t)p->size);
     if (!copy) return TT_ERR_MEMORY;
@@ -19974,46 +19948,46 @@ void tt_close(tt_context *ctx)
    nothing on the device. Uses all sections above.
    ======================================================================================================== */
 
-/* A device's recording of the launches of a stretch (consecutive instructions). A recording made for a
-   micro-batch can be replayed only for micro-batches with the same number of rows of each axis. */
+/* A device's recording of the launches of a stretch: consecutive instructions (a CUDA graph). A recording of
+   a stretch of micro-batches can be replayed only with equal numbers of rows. */
 typedef struct tt__recording {
-    void *made;             /* the device's recording; NULL: not recorded yet, as it ran only once */
+    void *made;             /* the device's recording; NULL: the stretch ran only once so far */
     tt__segment segment;
     int first;              /* number of the stretch's first instruction */
-    bool later;             /* the run adds to gradients of earlier micro-batches */
-    int slot;               /* number of the gradients' slot; for sums, the number of slots in use */
-    int64_t *rows;          /* rows of each axis; NULL: this entry is free */
-    int credit;             /* rises when the recording is used, falls when a new run asks for this entry */
+    bool later;             /* the stretch adds to gradients of earlier micro-batches */
+    int slot;               /* number of the slot of gradients; for sums, number of slots in use */
+    int64_t *rows;          /* number of rows of each axis; NULL: this entry is free */
+    int credit;             /* rises when the recording is used, falls when another run asks for this entry */
 } tt__recording;
 enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MOST = 64 };
 
-/* The two host buffers from which an input is copied to a device with separate memory. Runs use them in turn.
-   copied: for each buffer, the event after which the host may write to the buffer. arrived: number of bytes
-   of the next run's input that were copied to tt__tape_value.arrival. */
+/* The two host buffers from which an input is copied to a device with its own memory; runs use them in turn.
+   copied: for each buffer, the event after which the host may write to it again. now: the buffer in use.
+   arrived: bytes of the next run's input that were copied to tt__tape_value.arrival. */
 typedef struct tt__staged { char *buffer[2]; void *copied[2]; int now; size_t arrived; } tt__staged;
 
-/* The values that tt_compile_options.update, matmul and recompute name. */
+/* Values of the options update, matmul and recompute, and their words. */
 typedef enum tt__update_place { TT__UPDATE_END, TT__UPDATE_BACKWARD, TT__UPDATE_HOST } tt__update_place;
 static const char *const tt__update_names[] = {"end", "backward", "host"};
 static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
 
-/* The checked tt_compile_options, with the enum values that the option strings name. */
+/* The options of a program, checked. Words have become values of enums. */
 typedef struct tt__settings {
-    tt_compile_options options; /* in `parallel`, defaults replace zeros */
+    tt_compile_options options; /* in `parallel`, defaults replace fields that are 0 */
     const tt__device_kind *kind;
     tt__device_group *group;
     int threads;            /* threads of a rank on the device "cpu" */
     int stage;              /* the program's stage of the pipeline */
-    int in_flight;          /* max number of micro-batches that await their backward */
+    int in_flight;          /* max number of micro-batches in flight; 0: no pipeline */
     tt__precision precision;
     tt__matmul matmul;
     tt__recompute_policy recompute;
-    unsigned offload;       /* the storages kept in the host's memory: TT__OUT_ flags */
-    bool offload_fits, zero_fits; /* `offload` and `parallel.zero` are "budget" */
+    unsigned offload;       /* storages kept in the host's memory: TT__OUT_ flags */
+    bool offload_fits, zero_fits; /* the option `offload` is "budget"; `parallel.zero` is TT_ZERO_BUDGET */
     tt__update_place update;
     tt__memory_kind memory;
-    bool scales;            /* the loss scale changes */
+    bool scales;            /* the program uses loss scaling */
     tt_costs costs;
 } tt__settings;
 
@@ -20022,20 +19996,19 @@ enum { TT__AHEAD = 2 }; /* max of tt__choice.ahead on devices that have streams 
 /* The decisions that the compiler may change to fit a program into a memory budget. */
 typedef struct tt__choice {
     tt__recompute_policy recompute;
-    unsigned offload;       /* TT__OUT_ flags */
-    int activations;        /* with TT__OUT_ACTIVATIONS: max number of blocks to offload, never the last
-                               block */
+    unsigned offload;       /* storages kept in the host's memory: TT__OUT_ flags */
+    int activations;        /* with TT__OUT_ACTIVATIONS: number of blocks to offload, never the last */
     tt__update_place update;
     int ahead;              /* number of blocks that copies and collectives may run ahead; 0: no overlap */
-    int blocks;             /* policy "blocks" recomputes the first `blocks` blocks; INT_MAX: all but the
-                               last */
-    const bool *drop; int n_drop; /* for each of the first n_drop values: recompute it under any policy */
+    int blocks;             /* policy "blocks" recomputes the first `blocks` blocks, never the last */
+    const bool *drop; int n_drop; /* for each of the first n_drop values: recompute it with any policy */
     int zero;               /* value of tt_parallel.zero */
-    bool arrivals;          /* a run's inputs are copied to the device during the run before */
+    bool arrivals;          /* the inputs of a run are copied to the device during the previous run */
     int halved;             /* how many times TT__OFFLOAD_TOGETHER is halved, at most TT__ONE_BY_ONE */
 } tt__choice;
 
-/* A tape that is ready to run. Persistent storages have no place yet, as that depends on the arena. */
+/* A tape after all passes, with its plan. Persistent storages have no place yet: their place depends on the
+   arena. */
 typedef struct tt__built {
     tt_tape *t;             /* the rewritten copy of the caller's tape */
     uint64_t recorded;      /* hash of the caller's tape and of the root */
@@ -20043,37 +20016,37 @@ typedef struct tt__built {
     tt__box *box;           /* places of transient storages and workspaces */
     int n_boxes;
     size_t transient;       /* bytes of the region that holds the boxes on the device */
-    size_t bound;           /* max over instructions of the bytes of boxes that are live at the instruction */
-    int peak_at;            /* number of the instruction where `bound` bytes are live */
-    /* Bytes of host memory for this program alone: persistent bytes, then transient bytes, then bytes that
-       only data rank 0 has (host_of_first). */
+    size_t bound;           /* largest number of bytes of boxes in use at one instruction */
+    int peak_at;            /* number of that instruction, the peak */
+    /* Bytes of host memory for this program alone, in this order: persistent bytes, transient bytes, and
+       bytes that only data rank 0 has (host_of_first). */
     size_t host_persistent, host_transient, host_of_first;
     size_t of_first;        /* bytes on the device that only data rank 0 has */
     int together;           /* max number of instructions that run together */
-    int in_flight;          /* max number of instructions in flight on other streams */
-    /* For a stage of a pipeline: the SEND instructions to the next stage ([0]) and to the previous stage
-       ([1]), each as one more than the instruction's number, and the segment that first writes the SEND's
-       operand. */
+    int in_flight;          /* max number of instructions in flight on other streams, beside computation */
+    /* For a stage of a pipeline. send: 1 + the number of the SEND to the next stage ([0]) and to the previous
+       stage ([1]); 0: none. sends_from: the segment that first writes the operand of that SEND. */
     int send[2];
     tt__segment sends_from[2];
-    tt__replay replay;      /* the costs of a step */
-    int forward_values;     /* values with smaller numbers belong to the forward: equal for every choice */
+    tt__replay replay;      /* estimated seconds of a step */
+    int forward_values;     /* number of values after the first passes, which are equal for every choice */
     int blocks;             /* number of blocks whose activations can be offloaded */
 } tt__built;
 
-/* The state of an input. UNSET: tt_set was not called since the last run. SET: its data is in place.
-   OVERWRITTEN: an update, or a run or tt_set of another program of the arena, has overwritten the data. */
+/* State of an input. UNSET: not set since the last run. SET: its data is in place. OVERWRITTEN: its data was
+   set, and then overwritten by an update or by another program of the arena. */
 typedef enum tt__input_state { TT__UNSET, TT__SET, TT__OVERWRITTEN } tt__input_state;
 
 /* An instruction in flight on another stream. */
 typedef struct tt__started {
-    int at;                 /* one more than the number of the instruction; 0: this entry is free */
-    void *done;             /* the event that ends the instruction */
+    int at;                 /* 1 + the number of the instruction; 0: this entry is free */
+    void *done;             /* event that occurs when the instruction is done */
 } tt__started;
 
-/* The state of a stage's transfers for one micro-batch. Arrays have an entry for each direction: 0: towards
-   the last stage, 1: towards the first. sent: the event after which the value to send is ready. taken: the
-   event after which this stage has copied the received value. part: messages in flight to another process. */
+/* State of the transfers of one micro-batch from and to a stage. Index 0 is the direction towards the last
+   stage, index 1 towards the first. sent: event after which the value to send is ready. taken: event after
+   which this stage has copied the received value. part: messages in flight to another process; parts: their
+   number. */
 enum { TT__PARTS = 8 };
 typedef struct tt__passed {
     void *sent[2], *taken[2];
@@ -20081,51 +20054,51 @@ typedef struct tt__passed {
     int parts[2];
 } tt__passed;
 
-/* The current run on a rank. */
+/* The run that a rank works on. */
 typedef struct tt__now {
-    int64_t round;          /* round of the step: the number of the micro-batch on its data rank */
-    int present;            /* data ranks that have a micro-batch in this round */
-    bool later;             /* not the first round: instructions that accumulate add to earlier results */
-    const int64_t *rows;    /* rows of each axis; NULL: tt__rank.axis_rows applies */
+    int64_t round;          /* number of the round in the step; each data rank runs one micro-batch a round */
+    int present;            /* number of data ranks that have a micro-batch in this round */
+    bool later;             /* gradients have contributions of earlier micro-batches: add to them */
+    const int64_t *rows;    /* number of rows of each axis; NULL: those in tt__rank.axis_rows */
 } tt__now;
 
 /* The state of a program on one rank, apart from the arena's memory. */
 typedef struct tt__rank {
-    int64_t *axis_rows;     /* rows of each axis in the next run; -1: not set */
+    int64_t *axis_rows;     /* number of rows of each axis in the next run; -1: not set */
     unsigned char *input;   /* a tt__input_state for each value */
     int inputs_set;         /* number of values that are TT__SET */
-    tt__results results;    /* this rank's results, as read last */
+    tt__results results;    /* this rank's results when they were last read */
     double flops;           /* FLOPs of the last micro-batch */
     char *staging;          /* host memory for inputs' buffers, `found` and messages; NULL: not needed */
-    tt__results *found;     /* copy of a step's results, to be read later */
+    tt__results *found;     /* results of a step that the host reads later */
     void *has_found;        /* the event after which `found` holds the results */
-    tt__staged *staged;     /* host buffers of inputs, one entry for each value */
-    char *sends[2], *receives[2]; /* messages of a stage, in `staging`, by direction */
+    tt__staged *staged;     /* for each value: its host buffers if it is an input */
+    char *sends[2], *receives[2]; /* messages of a stage, in `staging`, by direction (see tt__passed) */
     char *host;             /* memory for the values on the host (tt__host_region) */
     tt__launch *launches;   /* launches of instructions that run together */
     tt__mat *peers;         /* operands of `launches` on other ranks */
-    void *ready;            /* the event by which other streams wait for the computation stream */
+    void *ready;            /* event by which other streams wait for computation */
     void *taken; /* the event after which new inputs may overwrite those in tt__tape_value.arrival */
-    /* Transfers of a pipeline stage: one entry for each of `in_flight` micro-batches. */
+    /* The transfers of a pipeline stage: an entry for each of `in_flight` micro-batches. */
     tt__passed *passed;
     tt__started *started;   /* built.in_flight entries */
     tt__recording recordings[TT__RECORDINGS];
-    int next_recording;     /* the entry that the next new run may take */
+    int next_recording;     /* index of the recording that the next new run may replace */
     tt__now now;
-    bool never_records;     /* the device failed to record instructions that it can run */
-    char why[256];          /* the device's error when it failed to record, until the logger has it */
+    bool never_records;     /* the device cannot record launches, although it can run them */
+    char why[256];          /* the device's error when it failed to record; "" once it is logged */
 } tt__rank;
 
-/* The step whose results were not read yet; any: such a step exists. tt_program.run.step already counts this
-   step. */
+/* A step whose results the host reads later. any: there is such a step, and tt_program.run.step counts it
+   already. */
 typedef struct tt__unread {
     bool any, one;          /* one: the step had one micro-batch */
     double flops;
 } tt__unread;
 
-/* The inputs of one micro-batch of a data rank, kept until a pipeline runs it. */
+/* Inputs of one micro-batch of a data rank, kept until a pipeline runs the micro-batch. */
 typedef struct tt__queued {
-    char *inputs;           /* data of all inputs; tt_program.queued_at holds each input's offset in bytes */
+    char *inputs;           /* all inputs; tt_program.queued_at has the byte offset of each */
     int64_t *rows;          /* rows of each axis */
 } tt__queued;
 
@@ -20133,8 +20106,8 @@ typedef struct tt__queued {
    been updated. */
 typedef enum tt__outcome { TT__UPDATED, TT__NO_TARGET, TT__NOT_FINITE, TT__HALF_UPDATED } tt__outcome;
 
-/* A stage of a compiled program, with its own tape, plan and arena. A program without a pipeline has one
-   stage. The caller holds the first stage, the head; the last fields of the head apply to all stages. */
+/* A compiled program, or one stage of a pipeline, which has its own tape, plan and arena. The caller holds
+   the first stage, the head. The last fields of the head apply to all stages. */
 struct tt_program {
     tt_context *ctx;
     struct tt_program *head;
@@ -20148,28 +20121,29 @@ struct tt_program {
     bool tunes;             /* tt_compile_options.tune is not "off" */
     char *tune_file;        /* the file that tt_compile_options.tune names, or NULL */
     int builds;             /* number of builds tried to fit the budget */
-    tt__choice chosen;      /* the choice that was built; `drop` is NULL */
-    /* Fields of the head alone. */
+    tt__choice chosen;      /* the choice that was built, without `drop` */
+    /* Fields that only the head uses. */
     struct tt_program *stage[TT__RANKS]; int stages;
     tt__queued *queued; int n_queued, cap_queued; /* entry r * data + d: micro-batch r of data rank d */
-    size_t *queued_at; /* byte offset of each input in tt__queued.inputs, then the end; NULL: no pipeline */
+    size_t *queued_at; /* byte offset of each input in tt__queued.inputs; then the total; NULL: no pipeline */
     int n_recorded, n_axes; /* numbers of values and of axes of the tape that was compiled */
     int64_t last_round;     /* last round that was run */
-    tt__step_settings run;            /* settings of the next run; each rank sets `micro` */
-    tt__results results;    /* results of all ranks, as read last */
-    /* Counts of the current step: rounds done (one micro-batch on each data rank); data ranks with a
-       micro-batch in this round; data ranks that had a micro-batch in each slot. */
+    tt__step_settings run;            /* settings of the next run; each rank sets `micro` in its own copy */
+    tt__results results;    /* results of all ranks when they were last read */
+    /* Counts of the current step. round: number of rounds done. present: number of data ranks that have a
+       micro-batch in the current round. in_slot: for each slot, number of data ranks that have had a
+       micro-batch in it. */
     int64_t round;
     int present, in_slot[TT__RANKS];
-    bool scale_set;         /* the devices have results.scale */
-    bool poison;            /* tests: storages are overwritten as soon as they are dead */
+    bool scale_set;         /* results.scale was written to the devices */
+    bool poison;            /* tests: storages are overwritten with NaN after their last use */
     bool micro_failed, norm_known;
     tt__outcome outcome;
     double flops;
     tt__unread unread;
-    tt_stats done;          /* statistics of the last step that was read without an error */
-    int64_t reads;          /* number of steps read without an error */
-    char refused[TT__ERROR]; /* why the first tt_set since the last run failed, if one did */
+    tt_stats done;          /* statistics of the last step whose results were read without an error */
+    int64_t reads;          /* number of steps whose results were read without an error */
+    char refused[TT__ERROR]; /* error of the first tt_set that failed since the last run; "": none failed */
 };
 
 tt_parallel tt_parallel_default(void)
@@ -20252,8 +20226,8 @@ static bool tt__copy_array(tt_context *ctx, void **to, const void *from, size_t 
     return *to != NULL;
 }
 
-/* Returns the hash continued with an attribute. An attribute of value 0 leaves the hash unchanged: so an
-   attribute that a later version adds does not change the hashes of existing tapes. */
+/* Continues a hash with an attribute and returns it. An attribute that is 0 leaves the hash as it is, so that
+   new attributes in later versions do not change the hashes of existing tapes. */
 static uint64_t tt__attr_hash_on(uint64_t hash, const char *name, const void *data, size_t bytes)
 {
     const char *byte = (const char *)data;
@@ -20274,7 +20248,7 @@ static uint64_t tt__attr_hash(uint64_t hash, const tt__attr *a)
    model or with another capacity has another hash. */
 static uint64_t tt__tape_hash(const tt_tape *t)
 {
-    const int32_t none[2] = {0}; /* stands for two former fields of instructions: keeps old hashes valid */
+    const int32_t none[2] = {0}; /* for two former fields of instructions, so that old hashes stay valid */
     uint64_t hash = TT__HASH_BEGIN;
     for (int k = 1; k < t->n_axes; k++)
         hash = tt__hash_on(hash, &t->axes[k].capacity, sizeof t->axes[k].capacity);
@@ -20329,8 +20303,8 @@ static void tt__built_free(tt_context *ctx, tt__built *b)
 
 static int tt__stages(const tt_program *p) { return p->head->stages; }
 
-/* Removes a program from its arena. The last program of an arena that was never allocated also removes the
-   arena's parameters. */
+/* Removes a program from its arena. If the arena was never allocated and has no other program, no parameter
+   is stored in it any more. */
 static void tt__leave_arena(tt_program *p)
 {
     tt__arena *a = p->arena;
@@ -20411,8 +20385,8 @@ void tt_program_free(tt_program *p)
 /* ---------------------------------------------------------------------------------------- the list of passes
    Runs the passes over a tape, in their order. */
 
-/* Sets needs_grad of the values that depend on a trainable parameter, and clears needs_grad of the others:
-   parameters may have been frozen or unfrozen since the tape was recorded. */
+/* Sets needs_grad of each value anew: whether the value depends on a trainable parameter. Parameters may have
+   been frozen or unfrozen since the tape was recorded. */
 static void tt__mark_gradients(tt_tape *t)
 {
     for (int32_t v = 1; v < t->n_values; v++) {
@@ -20436,8 +20410,8 @@ static void tt__mark_gradients(tt_tape *t)
         if (passed != TT_OK) return passed; \
     } while (0)
 
-/* Runs the first passes, which add the loss's backward to a tape that trains. Among the fields of a
-   tt__choice, only those that tt__spread_tape reads affect these passes. */
+/* Runs the first passes, which also append the loss's backward if the program trains. Of a tt__choice, only
+   the fields that tt__spread_tape reads affect these passes. */
 static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
 {
     tt_tape *t = b->t;
@@ -20493,8 +20467,7 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
     TT__PASS(t, "offload", tt__pass_offload(t, b->root, choice->offload, choice->activations,
                                              choice->halved));
     TT__PASS(t, "settings", tt__pass_settings(t));
-    /* Instructions are not joined where the bits of results must not depend on the number of ranks, nor where
-       memory is scarce. */
+    /* Products are not joined if bits must not depend on the number of ranks, or if memory is scarce. */
     const bool spread = t->data > 1 || t->slots > 1 || t->tensor > 1;
     const bool scarce = s->options.memory_budget || choice->offload;
     if (!s->kind->host && !spread && !scarce) TT__PASS(t, "join", tt__pass_join(t, b->root));
@@ -20532,7 +20505,7 @@ static tt_status tt__refused(const tt_tape *t, const tt__device_group *c)
     return TT_OK;
 }
 
-/* Checks the fields of *p, which say how the ranks share the work, and replaces fields of 0 by defaults. */
+/* Checks the fields of *p (how ranks share the work), and replaces fields that are 0 by their defaults. */
 static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt_parallel *p)
 {
     char text[512];
@@ -20563,7 +20536,7 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt
     if (!gpipe && strcmp(schedule, "1f1b") != 0)
         tt__print(&all, "; schedule '%.32s' is unknown: use 1f1b or gpipe", schedule);
     if (p->micros < 0) tt__print(&all, "; micros %d is negative", p->micros);
-    p->schedule = gpipe ? "gpipe" : "1f1b"; /* a string that outlives the options */
+    p->schedule = gpipe ? "gpipe" : "1f1b"; /* a literal, which outlives the caller's string */
     const int of_stage = ranks ? p->data * p->tensor : 1;
     if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
         tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
@@ -20574,9 +20547,9 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
 }
 
-/* Checks the options, each of which is valid alone, for contradictions. Appends "; " and a sentence to *all
-   for each broken rule, and returns the status of the first broken rule. A rule is TT__RULE(condition that
-   breaks it, status, sentence). */
+/* Checks options for contradictions; each option is valid by itself. Appends "; " and a sentence to *all for
+   each broken rule, and returns the status of the first. A rule is TT__RULE(condition that breaks it, status,
+   sentence). */
 static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
 {
     const tt_compile_options *o = &s->options;
@@ -20585,12 +20558,13 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     const int ranks = s->group ? s->group->ranks : 1;
     const bool on_host = s->kind && s->kind->host, managed = s->memory != TT__OWN_MEMORY;
     const bool fp8 = s->matmul == TT__MATMUL_FP8, staged = p->pipeline > 1;
-    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* ranks divide gradients too */
+    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* data ranks divide gradients, too */
     const bool recompute_fits = s->recompute == TT__RECOMPUTE_BUDGET && o->train;
     const bool early = s->update == TT__UPDATE_BACKWARD && o->train;
     tt_status status = TT_OK;
     char text[400];
-    tt__text_buffer late = {text, sizeof text, 0}; /* collects options that need all gradients at once */
+    tt__text_buffer late = {text, sizeof text, 0}; /* options that update "backward" excludes: they need all
+                                                      gradients at once */
     if (o->accumulate)
         tt__print(&late, ", nor with accumulate, as gradients are final at the step's end only");
     if (o->optimizer.clip_norm > 0)
@@ -20631,8 +20605,7 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     return status;
 }
 
-/* Returns whether the options, with parallel.zero and update set to these values, contradict one another in
-   no way. */
+/* Returns whether the options are free of contradictions if parallel.zero and update have these values. */
 static bool tt__goes_together(const tt__settings *s, int zero, tt__update_place update)
 {
     tt__settings other = *s;
@@ -20642,15 +20615,14 @@ static bool tt__goes_together(const tt__settings *s, int zero, tt__update_place 
     return tt__contradictions(&other, &unread) == TT_OK;
 }
 
-/* Appends the error of a failed check to *all, which collects the errors. *first: status of the first
-   failure. */
+/* Appends the context's error to *all if `status` is an error. *first keeps the status of the first error. */
 static void tt__note_error(tt_context *ctx, tt__text_buffer *all, tt_status *first, tt_status status)
 {
     if (status != TT_OK) tt__print(all, "; %s", ctx->error);
     if (*first == TT_OK) *first = status;
 }
 
-/* Parses the options that are strings, each one of a list of words. NULL stands for the default. */
+/* Parses the options that are one of a list of words. NULL stands for the default. */
 static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__settings *s,
                             tt__text_buffer *all, tt_status *status)
 {
@@ -20673,7 +20645,7 @@ static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__se
     s->update = (tt__update_place)found[3];
 }
 
-/* Checks options and turns them into settings *s. If options are wrong, one message names all errors. */
+/* Checks all options and turns them into settings *s. If several are wrong, one message names all errors. */
 static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o, tt__settings *s)
 {
     char text[sizeof ctx->error];
@@ -20737,7 +20709,7 @@ static tt_status tt__place_transients(tt__built *b)
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__tape_value *x = &t->values[v];
         if (!x->persistent || x->base != v || x->space != TT__HOST) continue;
-        if (x->storage == TT__PARAMETER) continue; /* placed in the arena */
+        if (x->storage == TT__PARAMETER) continue; /* tt__place_persistent places it */
         size_t *end = x->part.root ? &b->host_of_first : &b->host_persistent;
         x->place = *end;
         *end += tt__arena_bytes(t, x);
@@ -20746,7 +20718,7 @@ static tt_status tt__place_transients(tt__built *b)
     return status == TT_OK ? tt__verify_places(t, b->box, b->n_boxes, TT__DEVICE, b->transient) : status;
 }
 
-/* Sets the fields of a tape that say how its ranks share the work. */
+/* Sets the fields of the tape that say how ranks share the work, from the options and the choice. */
 static void tt__spread_tape(tt_tape *t, const tt__settings *s, const tt__choice *choice)
 {
     const tt_parallel *p = &s->options.parallel;
@@ -20762,24 +20734,23 @@ static void tt__spread_tape(tt_tape *t, const tt__settings *s, const tt__choice 
     t->accumulate = s->options.train && (s->options.accumulate || p->data > 1);
 }
 
-/* Returns whether the programs of arena `a` have as many data ranks, tensor ranks and stages as settings *s
-   demand. */
+/* Returns whether the programs of arena `a` have the data ranks, tensor ranks and stages of settings *s. */
 static bool tt__same_ranks(const tt__arena *a, const tt__settings *s)
 {
     return a->data == s->options.parallel.data && a->tensor == s->options.parallel.tensor &&
            a->stages == s->options.parallel.pipeline;
 }
 
-/* Returns a mask with one bit, whose number is the pipeline stage of arena `a`; 0 if `a` is NULL or its
-   pipeline does not have `stages` stages. */
+/* Returns a mask with the bit of arena a's pipeline stage; 0 if `a` is NULL or its pipeline does not have
+   `stages` stages. */
 static uint64_t tt__stage_bit(const tt__arena *a, int stages)
 {
     return a && a->stages == stages ? 1ull << a->stage : 0;
 }
 
-/* Notes in the tape which parameters the tensor ranks already store divided or whole, as the tape must divide
-   them in the same way. For the first stage of a pipeline, also notes which stages store each parameter: when
-   a later stage is compiled, the first stage may already have stored more parameters. */
+/* Notes for each parameter in which layout an arena already stores it, because this tape must use that
+   layout. When the first stage of a pipeline is compiled, also notes which stages store the parameter: this
+   set must stay the same while the other stages are compiled. */
 static void tt__note_held(tt_tape *t, const tt__settings *s)
 {
     tt__arena *shared = s->options.share ? s->options.share->arena : NULL;
@@ -20797,8 +20768,8 @@ static void tt__note_held(tt_tape *t, const tt__settings *s)
     }
 }
 
-/* Notes the SEND instructions to other stages of the pipeline, and for each the segment that first writes its
-   operand. first: the result of tt__first_writers. */
+/* Notes the SEND instructions of a pipeline stage, and for each SEND the segment that first writes its
+   operand. first: from tt__first_writers. */
 static void tt__note_sends(tt__built *b, const int32_t *first)
 {
     const tt_tape *t = b->t;
@@ -20833,7 +20804,7 @@ static tt_status tt__begin_build(const tt_tape *t, int32_t root, const tt__setti
     return status;
 }
 
-/* Runs the last passes, and computes all fields of *b, costs included, except the places of values. */
+/* Runs the last passes on the tape of *b, and computes all fields of *b except the places of values. */
 static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__choice *choice)
 {
     tt_tape *t = b->t;
@@ -20863,7 +20834,7 @@ static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__ch
     return status == TT_OK ? tt__replay_of(t, &s->costs, &b->replay) : status;
 }
 
-/* Builds a program that belongs to no arena yet: rewrites a copy of the tape and places its transient
+/* Builds a program, which belongs to no arena yet: rewrites a copy of the tape and places its transient
    storages. The result depends only on the arguments, on which parameters are frozen, and on how ranks
    already store parameters. After an error, *b is empty. */
 static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s, const tt__choice *choice,
@@ -20909,17 +20880,17 @@ static tt_status tt__check_placement(const tt_program *p, const tt__arena *a, in
                     tt_dtype_name(dtype));
 }
 
-/* Returns whether a value's storage is persistent and part of an arena. */
+/* Returns whether x is a persistent storage that an arena holds. */
 static bool tt__in_arena(const tt__tape_value *x)
 {
     return x->persistent && (x->space == TT__DEVICE || x->storage == TT__PARAMETER);
 }
 
-/* Returns whether the device's memory is the host's, so that offloading saves nothing. */
+/* Returns whether device and host have one memory, in which offloading saves nothing. */
 static bool tt__one_memory(const tt_program *p) { return p->settings.kind->host && !p->ctx->apart; }
 
-/* Returns the bytes of host memory for the values that options or the caller's marks offload. Parameters are
-   excluded, as the arena counts them. */
+/* Returns the bytes of host memory for values that options or the caller's marks offload, without parameters,
+   which the arena counts. */
 static size_t tt__offloaded_bytes(const tt__built *b)
 {
     size_t bytes = 0;
@@ -20930,12 +20901,13 @@ static size_t tt__offloaded_bytes(const tt__built *b)
         if (moved && x->persistent && x->storage != TT__PARAMETER) bytes += tt__arena_bytes(b->t, x);
         any = any || moved;
     }
-    return any ? bytes + b->host_transient : 0; /* without offload, the host only has settings and results */
+    return any ? bytes + b->host_transient : 0; /* without offload, only settings and results are on the
+                                                   host */
 }
 
-/* Computes, for each space (device, host), the bytes that arena `a` (NULL: a new arena) must add if the
-   program joins it: those of persistent storages that no arena holds yet. Fails if an arena holds a parameter
-   in a way that the program cannot use. */
+/* Sets bytes[TT__DEVICE] and bytes[TT__HOST] to what arena `a` (NULL: a new arena) must add for the program:
+   the persistent storages that no arena holds yet. Fails if an arena holds a parameter in a way that the
+   program cannot use. */
 static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes[TT__SPACES])
 {
     const tt_tape *t = p->built.t;
@@ -20954,17 +20926,17 @@ static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes
     return TT_OK;
 }
 
-/* The sizes of an arena after a program has joined it. */
+/* Sizes of an arena once a program has joined it. */
 typedef struct tt__extent {
     size_t persistent, transient;
-    size_t bytes;           /* persistent and transient bytes, bytes that only data rank 0 has, and, where the
-                               device's memory is the host's, bytes that are offloaded */
-    size_t budget;          /* min of the memory budgets of the arena's programs; 0: no program has one */
-    bool by_them;           /* the budget comes from another program of the arena, not from the joining one */
+    size_t bytes;           /* persistent and transient bytes, bytes that only data rank 0 has and, if device
+                               and host have one memory, offloaded bytes */
+    size_t budget;          /* smallest memory_budget of the arena's programs; 0: none has one */
+    bool by_them;           /* the budget is that of another program of the arena */
     bool grows;             /* the arena needs more bytes than before */
 } tt__extent;
 
-/* Computes the sizes of arena `shared` (NULL: a new one) once the program has joined the arena. */
+/* Computes the sizes of arena `shared` (NULL: a new arena) once the program has joined it. */
 static tt_status tt__extent_of(const tt_program *p, tt__arena *shared, tt__extent *e)
 {
     tt__arena none;
@@ -20990,7 +20962,7 @@ static tt_status tt__extent_of(const tt_program *p, tt__arena *shared, tt__exten
 
 static bool tt__fits(const tt__extent *e) { return !e->budget || e->bytes <= e->budget; }
 
-/* Computes the arena's sizes with the program in it. Fails if the arena is allocated and would have to
+/* Computes the sizes of the arena once the program has joined it. Fails if the arena is allocated and would
    grow. */
 static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__extent *e)
 {
@@ -22665,9 +22637,9 @@ static tt_status tt__build_chosen(const tt__job *to)
 /* ==== src/compile/compile.h */
 /* ------------------------------------------------------------------------------------------------- commit */
 
-/* Gives persistent storage v a place in the program's arena, unless v has one. The place is directly after
-   storage `before`, whose padding to the arena's alignment then follows v, or at the end of the arena if
-   `before` is 0. Returns whether v got a place. */
+/* Gives persistent storage v a place in the program's arena, unless v already has a place in an arena. The
+   place is directly after storage `before` or, if `before` is 0, at the end of the arena. The padding that
+   aligns `before` then follows v. Returns whether v got a place. */
 static bool tt__place_in_arena(tt_program *p, int32_t v, int32_t before)
 {
     tt_tape *t = p->built.t;
@@ -22736,8 +22708,8 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
     return TT_OK;
 }
 
-/* Allocates a program's state on one rank, except the arena's memory. For a rank of another process (`local`
-   is false), allocates only the rows of axes and the states of inputs. */
+/* Allocates the state of a program on one rank, without the arena's memory. For a rank of another process
+   (`local` is false), allocates only the rows of axes and the states of inputs. */
 static tt_status tt__make_rank(tt_program *p, tt__rank *r, bool local)
 {
     const size_t values = (size_t)p->built.t->n_values, axes = (size_t)p->built.t->n_axes;
@@ -22788,7 +22760,7 @@ static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
                     s->options.parallel.data, s->options.parallel.tensor);
 }
 
-/* Sets in *s the number of the pipeline stage, and how many micro-batches that stage may have in flight. */
+/* Sets the number of the pipeline stage in *s, and its max number of micro-batches in flight. */
 static void tt__set_stage(tt__settings *s, int stage)
 {
     const tt_parallel *p = &s->options.parallel;
@@ -22868,13 +22840,11 @@ static bool tt__reads_input(const tt_program *p, int32_t v)
     return read;
 }
 
-/* The errors of the pipeline stages that exceed the budget: the error of the stage that needs the most bytes,
-   and the stage whose smallest possible program needs the most bytes. */
+/* Errors of the stages of a pipeline that exceed the budget. */
 typedef struct tt__short_stages {
-    size_t needs, advised;  /* tt_context.needs and tt_context.advised of the stage that needs the most
-                               bytes */
-    size_t max;            /* max of tt_context.advised over the stages */
-    int at;                 /* number of the stage whose tt_context.advised is `max` */
+    size_t needs, advised;  /* tt_context.needs and .advised of the stage that needs the most bytes */
+    size_t max;            /* largest tt_context.advised of all stages */
+    int at;                 /* number of that stage */
     char error[TT__ERROR];  /* error of the stage that needs the most bytes; "": all stages fit */
 } tt__short_stages;
 
@@ -22887,9 +22857,9 @@ static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r
     memcpy(r->error, ctx->error, sizeof r->error);
 }
 
-/* Fails with the error of the stage that needs the most bytes, as a budget of these bytes is enough for all
-   stages. If the smallest possible program of another stage needs more bytes than this error advises, adds
-   that program's bytes to the message. */
+/* Fails with the error of the stage that needs the most bytes, because a budget of these bytes is enough for
+   all stages. If the smallest possible program of another stage needs more bytes than this error advises, the
+   message also names that program's bytes. */
 static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 {
     ctx->needs = r->needs;
@@ -22935,8 +22905,7 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     return TT_OK;
 }
 
-/* Prints, one per line, the facts about a program that must be equal in all processes, as the bits of results
-   depend on these facts. */
+/* Prints, one a line, the facts on which the bits of results depend, so that all processes need the same. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
     tt__text_buffer text = {to, capacity, 0};
@@ -22974,8 +22943,8 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
     tt__print(&text, "program of %d instructions\n", p->built.t->n_code);
 }
 
-/* Waits until all processes reach point `where`. Fails if a process has an error, or if the processes' lines
-   of text (`own` in this process) differ. */
+/* Waits until all processes have come to point `where`. Fails if a process has an error, or if their lines of
+   text differ. own: the lines of this process. */
 static tt_status tt__agree_lines(tt_context *ctx, const char *where, tt_status status, char own[TT__NOTE])
 {
     tt__net *n = ctx->net;
@@ -23025,7 +22994,7 @@ static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_o
     return p;
 }
 
-/* Returns the bytes that memory_budget counts for a program; for a pipeline, those of its largest stage. */
+/* Returns the bytes of a program that count against memory_budget: those of its largest stage. */
 static size_t tt__bytes_of_largest_stage(tt_program *p)
 {
     size_t max = 0;
@@ -23039,16 +23008,16 @@ static size_t tt__bytes_of_largest_stage(tt_program *p)
 }
 
 /* Adds advice to the error about a plan that exceeds memory_budget: the bytes that the plan needs in
-   precision "bf16-true" or, if these exceed the budget too, in "bf16-true" with recompute "budget". Adds
-   nothing if the error already names fewer bytes, nor with option `share`, as programs that share an arena
-   have the same precision. */
+   precision "bf16-true" or, if these exceed the budget, too, in "bf16-true" with recompute "budget". Adds
+   nothing if the error already names fewer bytes, or with option `share`, because programs that share an
+   arena have one precision. */
 static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_options *o)
 {
     tt_context *ctx = t->ctx;
     tt_compile_options other = *o;
     char error[TT__ERROR], precision[96], with[96], said[32];
     const size_t needed = ctx->needs, advised = ctx->advised;
-    const bool budget = o->recompute && strcmp(o->recompute, "budget") == 0; /* NULL: not "budget" */
+    const bool budget = o->recompute && strcmp(o->recompute, "budget") == 0;
     const bool half = o->precision && strcmp(o->precision, "bf16-true") == 0;
     if (ctx->searches || !o->train || o->share || half) return;
     memcpy(error, ctx->error, sizeof error);
@@ -23084,7 +23053,7 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
     tt_program *p = tt__compile_all(t, root, o, &status);
     if (!p) return NULL;
     if (status == TT_ERR_BUDGET) {
-        tt_program_free(p); /* else a stage that fits would keep its parameters in the old precision */
+        tt_program_free(p); /* a stage that fits must not keep its parameters in the old precision */
         p = NULL;
         tt__advise_precision(t, root, o);
     }
@@ -23101,8 +23070,9 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
 
 #define TT__LEFT_FREE ((size_t)256 << 20)
 
-/* Sets *budget, if it is 0, to the bytes that one rank may use. This is the device's free memory, less a
-   reserve of an eighth but at most TT__LEFT_FREE bytes, divided among the ranks that share the device. */
+/* If *budget is 0, sets it to the bytes that one rank may use: the free memory of the rank's device, less a
+   reserve, divided by the number of ranks on that device. The reserve is an eighth of the free memory, at
+   most TT__LEFT_FREE bytes. */
 static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budget)
 {
     size_t min = SIZE_MAX;
@@ -23125,12 +23095,12 @@ static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budg
     return status;
 }
 
-/* A function that plans a program for batch size n. It returns TT_OK and sets *bytes to the plan's bytes, or
-   returns TT_ERR_BUDGET or another error. */
+/* Plans a program for batch size n. Returns TT_OK and sets *bytes to the bytes of the plan, or returns an
+   error: TT_ERR_BUDGET if the plan exceeds the budget. */
 typedef tt_status (*tt__try_size)(void *arg, int64_t n, size_t *bytes);
 
-/* Estimates linearly, from the bytes of the plans for batch sizes `from` and `to`, the batch size whose plan
-   needs `budget` bytes. Returns it rounded down; 0 if the bytes do not grow from `from` to `to`. */
+/* Estimates the batch size whose plan needs `budget` bytes, by the line through the plans for batch sizes
+   `from` and `to`. Rounds down; returns 0 if the line does not rise. */
 static double tt__line_meets(double from, double from_bytes, double to, double to_bytes, double budget)
 {
     const double rise = (to_bytes - from_bytes) / (to - from);
@@ -23138,16 +23108,16 @@ static double tt__line_meets(double from, double from_bytes, double to, double t
 }
 
 /* Returns the largest batch size n, at most `max`, whose plan fits the budget; 0 after an error or if none
-   fits. The bytes of a plan grow almost linearly with n, and so do the bytes that an error names for a plan
-   that does not fit. The next n to try is where the line through the two nearest plans reaches the budget. If
-   that line does not rise (a larger n may need fewer bytes), bytes are assumed to be proportional to n. */
+   fits. The bytes of a plan grow almost linearly with n, and the error about a plan that does not fit names
+   its bytes, too. So the next n to try is where the line through the two nearest plans reaches the budget. If
+   the line does not rise (a larger n may need fewer bytes), the search assumes bytes proportional to n. */
 static int64_t tt__largest_size(tt_context *ctx, int64_t max, size_t budget, tt__try_size try_size,
                                 void *arg)
 {
     int64_t fits = 0, fails = max + 1, next = 1;
     double bytes = 0, needs = 0; /* bytes of the plans for sizes `fits` and `fails`; 0: unknown */
-    int slow = 0; /* number of consecutive trials that did not halve the gap between `fits` and `fails` */
-    int64_t up = 1; /* how far to go up from `fits` when no guess is better */
+    int slow = 0; /* number of trials in a row that did not halve the gap between `fits` and `fails` */
+    int64_t up = 1; /* next step up from `fits` if there is no estimate */
     if (max < 1)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: most %lld is less than 1", (long long)max),
                0;
@@ -23172,7 +23142,8 @@ static int64_t tt__largest_size(tt_context *ctx, int64_t max, size_t budget, tt_
         if (needs > bytes && fits)
             guess = tt__line_meets((double)fits, bytes, (double)fails, needs, (double)budget);
         slow = 2 * (fails - fits) > gap ? slow + 1 : 0;
-        guess = fmin(guess, 16.0 * (double)fits); /* for a small n, most bytes do not depend on n */
+        guess = fmin(guess, 16.0 * (double)fits); /* bounded, because most bytes do not depend on n if n is
+                                                     small */
         if (fails <= max && slow > 2) guess = 0, slow = 0;
         const bool halve = guess <= 0 && fails <= max;
         next = halve ? fits + (fails - fits) / 2 : guess > (double)fits ? (int64_t)guess : fits + up;
@@ -23227,7 +23198,7 @@ int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape
    sections above.
    ======================================================================================================== */
 
-/* Returns the first of the ranks that form a data rank in the program's stage. */
+/* Returns the first of the ranks of a data rank (one for each tensor rank) in the program's stage. */
 static int tt__first_of(const tt_program *p, int data_rank)
 {
     return tt__first_rank(p->arena) + data_rank * p->arena->tensor;
@@ -23238,8 +23209,8 @@ static int tt__data_rank(const tt_program *p, int rank)
     return rank / p->arena->tensor % p->arena->data;
 }
 
-/* tt__stage_of returns the stage that runs on a rank; tt__last_stage returns the last stage, which has the
-   loss. */
+/* tt__stage_of returns the program of the stage that runs on a rank, tt__last_stage that of the last stage,
+   which computes the loss. */
 static tt_program *tt__stage_of(const tt_program *p, int rank)
 {
     return p->head->stage[rank / tt__stage_ranks(p->arena)];
@@ -23247,8 +23218,8 @@ static tt_program *tt__stage_of(const tt_program *p, int rank)
 
 static tt_program *tt__last_stage(const tt_program *p) { return p->stage[p->stages - 1]; }
 
-/* tt__is_here returns whether a rank belongs to this process; tt__has_data_rank, whether any of the ranks
-   that form a data rank does. */
+/* tt__is_here returns whether a rank is in this process, tt__has_data_rank whether a rank of a data rank
+   is. */
 static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.group, rank); }
 
 static bool tt__has_data_rank(const tt_program *p, int data_rank)
@@ -23262,7 +23233,7 @@ static bool tt__has_data_rank(const tt_program *p, int data_rank)
     return has;
 }
 
-/* Returns the ranks that take part with `rank` in a collective over move->over, and sets *me to the member
+/* Returns the members of a collective over move->over in which `rank` takes part, and sets *me to the member
    number of `rank`. */
 static tt__members tt__members_of(const tt_program *p, int rank, const tt__move *move, int *me)
 {
@@ -23277,9 +23248,9 @@ static tt__members tt__members_of(const tt_program *p, int rank, const tt__move 
     return m;
 }
 
-/* Returns the rank of the neighbouring stage with which instruction i exchanges a value; it has the same
-   position in its stage as `rank`. Sets *way to 0 if the value moves to the next stage, to 1 if to the
-   previous. */
+/* Returns the rank of another stage with which `rank` exchanges the value of instruction i; the position in
+   both stages is the same. Sets *way to 0 if the value moves towards the last stage, to 1 if towards the
+   first. */
 static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int *way)
 {
     int me;
@@ -23288,8 +23259,8 @@ static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int 
     return all.first + all.stride * (i->out[0] ? i->move.from : i->move.to);
 }
 
-/* tt__slots returns how many slots (leaves of the tree of sums, see ranks/threads.h) a data rank has;
-   tt__slot returns the slot to which a round adds. */
+/* tt__slots returns the number of slots of a data rank, one for each of its leaves of the tree of sums
+   (ranks/threads.h). tt__slot returns the slot to which a round adds. */
 static int tt__slots(const tt_program *p)
 {
     return p->settings.options.parallel.groups / p->settings.options.parallel.data;
@@ -23297,14 +23268,14 @@ static int tt__slots(const tt_program *p)
 
 static int tt__slot(const tt_program *p, int64_t round) { return (int)(round % tt__slots(p)); }
 
-/* Returns how many slots have contents when `segment` sums them; these are always the first slots. */
+/* Returns how many slots have contents when `segment` sums them. These are always the first slots. */
 static int tt__slots_used(const tt_program *p, int64_t round, tt__segment segment)
 {
     const int64_t slots = tt__slots(p);
     return (int)(segment == TT__EACH_LAP ? (round + slots - 1) % slots + 1 : tt__min(round, slots));
 }
 
-/* Returns the inputs that a pipeline keeps for a rank in a round. */
+/* Returns the inputs that a pipeline has kept for a rank's micro-batch of a round. */
 static const tt__queued *tt__queued_at(const tt_program *p, int64_t round, int rank)
 {
     return &p->head->queued[round * p->arena->data + tt__data_rank(p, rank)];
@@ -23316,7 +23287,7 @@ static tt__now tt__now_of(const tt_program *head)
     return now;
 }
 
-/* Returns the number of rows of each axis in a run on a rank; in a pipeline, the numbers of micro-batch
+/* Returns the number of rows of each axis in run *now on a rank; in a pipeline, for the micro-batch of round
    now->round. */
 static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int rank)
 {
@@ -23325,7 +23296,7 @@ static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int 
     return tt__queued_at(p, now->round, rank)->rows;
 }
 
-/* Returns how many rows of an axis a rank has in a run, and sets *first to the number of its first row. */
+/* Returns how many rows of an axis a rank has in run *now. Sets *first to the number of the first of them. */
 static int64_t tt__axis_rows(const tt_program *p, const tt__now *now, int rank, int32_t axis, int64_t *first)
 {
     const tt__row_axis *a = &p->built.t->axes[axis];
@@ -23342,8 +23313,8 @@ static int64_t tt__actual_rows(const tt_program *p, const tt__now *now, int rank
     return s->axis ? tt__axis_rows(p, now, rank, s->axis, &first) + s->extra : s->rows;
 }
 
-/* Fails if the program uses parameters of another program's arena and that arena has no memory yet, or stores
-   the parameters with another device, layout or dtype than this program was compiled for. */
+/* Fails if parameters are in another program's arena that has no memory yet, or that stores them on another
+   device, or with another layout or dtype, than this program needs. */
 static tt_status tt__params_ready(const tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -23364,16 +23335,16 @@ static tt_status tt__params_ready(const tt_program *p)
     return status;
 }
 
-/* Returns the offset in bytes, in a rank's device memory, of the region (persistent, transient, ...) that has
-   storage x. */
+/* Returns the offset, in bytes, of the region with storage x in a rank's device memory: persistent,
+   transient, or only on data rank 0. */
 static size_t tt__region(const tt_program *p, const tt__tape_value *x)
 {
     if (!x->persistent) return p->arena->persistent;
     return x->part.root ? p->arena->persistent + p->arena->transient : 0;
 }
 
-/* tt__host_size returns the bytes of a rank's values in host memory; the next function returns the offset in
-   bytes, in that memory, of the region that has storage x. */
+/* tt__host_size returns the bytes of a rank's values in the host's memory. tt__host_region returns the
+   offset, in bytes, of the region with storage x there. */
 static size_t tt__host_size(const tt_program *p, int rank)
 {
     const tt__built *b = &p->built;
@@ -23387,7 +23358,7 @@ static size_t tt__host_region(const tt_program *p, const tt__tape_value *x)
     return x->part.root ? p->built.host_persistent + p->built.host_transient : 0;
 }
 
-/* Returns the address of a storage on a rank. NULL: the rank is in another process. */
+/* Returns the address of storage x on a rank; NULL if the rank belongs to another process. */
 static char *tt__storage_memory(const tt_program *p, int rank, const tt__tape_value *x)
 {
     if (!tt__is_here(p, rank)) return NULL;
@@ -23396,8 +23367,8 @@ static char *tt__storage_memory(const tt_program *p, int rank, const tt__tape_va
     return p->arena->memory[rank] + tt__region(p, x) + x->place;
 }
 
-/* Fills optimizer states and accumulated gradients with 0, once, right before their first use. On systems
-   where untouched pages take no physical memory, only parameters take any until then. */
+/* Fills optimizer states and accumulated gradients with 0 before their first use. Until then they take no
+   physical memory on systems that allocate pages on first use. */
 static tt_status tt__zero_states(tt_program *p)
 {
     const tt__arena *a = p->arena;
@@ -23422,13 +23393,13 @@ static tt_status tt__zero_states(tt_program *p)
 /* ==== src/run/memory.h */
 /* ------------------------------------------------------------------------------------------ managed memory
    An arena that is larger than its device's free memory moves to and from the device in blocks. A step uses
-   most of the arena once, in order, so the blocks that were used least recently are needed next, and a cache
-   of all blocks would be useless. Therefore some blocks are kept on the device, and the other blocks share
-   the remaining bytes, `room`. Instructions are divided into windows whose blocks need at most a quarter of
-   `room`, so that the window that runs and the next two, which are prefetched, fit. */
+   most of the arena once, in order. So the blocks used longest ago are needed next, and a cache of all blocks
+   would be useless. Therefore some blocks are kept on the device, and the other blocks share the remaining
+   bytes, `room`. Instructions are divided into windows whose blocks need at most a quarter of `room`, so that
+   there is room for the window that runs and for the next two, which are prefetched. */
 
-/* Returns how many bytes a storage has in its program's arena, and sets *first to the offset of the first.
-   Returns 0 if the storage is not in the arena. */
+/* Returns the bytes of storage x in its program's arena, and sets *first to the offset of its first byte; 0
+   if the arena does not have x. */
 static size_t tt__arena_extent(const tt_program *p, const tt__tape_value *x, size_t *first)
 {
     if (x->space != TT__DEVICE) return 0;
@@ -23438,14 +23409,14 @@ static size_t tt__arena_extent(const tt_program *p, const tt__tape_value *x, siz
     return tt__storage_bytes(x);
 }
 
-/* Returns the value that is operand j of an instruction; results come after the inputs. 0: no value. */
+/* Returns the value of operand j of an instruction; j counts inputs first, then results. 0: no value. */
 static int32_t tt__operand(const tt__instr *i, int j)
 {
     return j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
 }
 
-/* Adds the blocks that contain bytes [first, first + bytes) of an arena to the window that began after stamp
-   `before`. Returns the bytes of those blocks that are new to the window and not kept on the device. */
+/* Adds the blocks with bytes [first, first + bytes) of an arena to the window that began after stamp
+   `before`. Returns the bytes of those blocks that are new to the window, without kept blocks. */
 static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_t before)
 {
     size_t added = 0;
@@ -23457,8 +23428,8 @@ static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_
     return added;
 }
 
-/* Adds the blocks that the next instruction uses to the window that began after stamp `before`. Returns the
-   bytes of the blocks that are new to the window and not kept on the device. */
+/* Adds the blocks that instruction i uses to the window that began after stamp `before`. Returns the bytes of
+   the blocks that are new to the window, without kept blocks. */
 static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t before)
 {
     tt__paging *g = p->arena->paging;
@@ -23476,9 +23447,9 @@ static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t 
 
 /* The windows (consecutive instructions) into which a segment is divided. */
 typedef struct tt__windows {
-    int next, end;      /* instructions [next, end) belong to no window yet */
+    int next, end;      /* instructions [next, end) are not yet in a window */
     int until[TT__WINDOWS]; /* for each of the last windows: the end of its instructions */
-    int made, entered;  /* number of windows that were made so far; number that began to run */
+    int made, entered;  /* number of windows made so far; number of those that have begun to run */
 } tt__windows;
 
 /* Prefetches the blocks whose stamp is in (before, last], except those that are still on the device. A block
@@ -23489,7 +23460,7 @@ static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last,
     tt__arena *a = p->arena;
     tt__paging *g = a->paging;
     tt_status status = TT_OK;
-    size_t run = 0; /* number of blocks directly before b to prefetch */
+    size_t run = 0; /* number of blocks, directly before b, to prefetch */
     for (size_t b = 0; b <= g->blocks && status == TT_OK; b++) {
         const bool needed = b < g->blocks && g->stamp[b] > before && g->stamp[b] <= last;
         const bool absent = needed && (!g->used[b] || g->clock - g->used[b] > g->room);
@@ -23506,9 +23477,9 @@ static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last,
     return status;
 }
 
-/* Finds the end of the next window of a segment: the window takes as many instructions as need at most its
-   share of the room. Instructions that run together stay in one window, unless they alone need more. Returns
-   the last stamp of the window. */
+/* Finds the end of the next window, which takes instructions until their blocks need more than its share of
+   `room`. Instructions that run together stay in one window, unless they alone need more. Returns the last
+   stamp of the window. */
 static uint64_t tt__end_window(tt_program *p, tt__windows *w)
 {
     tt__paging *g = p->arena->paging;
@@ -23516,8 +23487,8 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     const uint64_t before = g->stamps;
     const size_t max = g->room / (TT__WINDOWS + 1);
     const int first = w->next;
-    int group = first; /* first instruction of the group that runs together with k */
-    size_t bytes = 0, of_group = 0; /* bytes that the window needs; bytes of these that the group added */
+    int group = first; /* first instruction of the group that k runs together with */
+    size_t bytes = 0, of_group = 0; /* bytes that the window needs; bytes that the group has added */
     for (int k = first; k < w->end; k++) {
         if (k > first && !code[k - 1].with_next) {
             group = k;
@@ -23540,7 +23511,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     return g->stamps;
 }
 
-/* Makes the next window of a segment, if instructions are left, and prefetches the window's blocks. */
+/* Makes the next window of a segment, if any instructions are left, and prefetches its blocks. */
 static tt_status tt__bring_window(tt_program *p, tt__windows *w)
 {
     tt__arena *a = p->arena;
@@ -23558,9 +23529,8 @@ static tt_status tt__bring_window(tt_program *p, tt__windows *w)
     return status;
 }
 
-/* Prepares the launch of instruction k of a segment. If k is the first instruction of a window, starts to
-   prefetch the blocks of the window two ahead, once all work before k is done, and makes k wait for the
-   blocks of its own window. */
+/* Prepares the launch of instruction k. If a window begins at k, makes k wait for the blocks of this window,
+   and begins to prefetch the blocks of the window two ahead once all work before k is done. */
 static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
 {
     tt__arena *a = p->arena;
@@ -23579,8 +23549,8 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     return tt__device_status(p->ctx, a->group, 0, status);
 }
 
-/* Marks the blocks that contain bytes [first, first + bytes) as kept on the device, as long as all kept
-   blocks together have at most `max` bytes. *kept: bytes of the kept blocks so far. */
+/* Keeps the blocks with bytes [first, first + bytes) on the device, unless all kept blocks would then have
+   more than `max` bytes. *kept: bytes of the kept blocks so far. */
 static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t max, size_t *kept)
 {
     const size_t from = first / TT__BLOCK, end = bytes ? (first + bytes - 1) / TT__BLOCK + 1 : from;
@@ -23591,9 +23561,9 @@ static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t max
     *kept += added;
 }
 
-/* Chooses the blocks that always stay on the device: those of the resident workspace, then those of
-   persistent storages, in the order in which the arena's programs use them, the oldest program first. Returns
-   the bytes of the chosen blocks. */
+/* Chooses the blocks that always stay on the device: first those of the resident workspace, then those of
+   persistent storages in the order in which programs use them, beginning with the oldest program. Returns the
+   bytes of the chosen blocks. */
 static size_t tt__choose_kept(const tt__arena *a, size_t available)
 {
     int programs = 0;
@@ -23616,8 +23586,8 @@ static size_t tt__choose_kept(const tt__arena *a, size_t available)
     return kept;
 }
 
-/* Decides which blocks of an arena in managed memory stay on the device, and tells the device. available: the
-   device's free bytes. */
+/* Decides which blocks of an arena in managed memory stay on the device, and tells the device. available:
+   free bytes of the device. */
 static tt_status tt__plan_paging(tt_context *ctx, tt__arena *a, size_t available)
 {
     const tt__backend *b = a->kind->backend;
@@ -23696,7 +23666,7 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
         tt_param *p = ctx->params[k];
         const tt__arena *other = p->owner == a ? p->second_owner : p->second_owner == a ? p->owner : NULL;
         if (p->owner != a && p->second_owner != a) continue;
-        /* Keeps the source for the other arena, which may be in a process that cannot read this arena. */
+        /* Another arena without memory needs the source: its process may be unable to read this arena. */
         p->keeps_source = other && !other->allocated;
         if (!p->keeps_source) tt__param_drop_source(p);
     }
@@ -23704,11 +23674,11 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
     return status;
 }
 
-/* Returns whether the host writes value v to a device through a staging buffer. */
+/* Returns whether the host writes value v to a device, through a staging buffer. */
 static bool tt__is_staged(const tt_program *p, int32_t v)
 {
     const tt__tape_value *x = &p->built.t->values[v];
-    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent ones are arrivals */
+    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent inputs are arrivals */
     if (p->settings.kind->host || (!input && x->storage != TT__STEP)) return false;
     return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }
@@ -23719,9 +23689,9 @@ static size_t tt__micro_bytes(const tt__tape_value *x)
     return tt__storage_bytes(x) / (size_t)tt__max(1, x->copies);
 }
 
-/* Returns the bytes of host memory that instruction i needs to send a value to, or receive it from, a stage
-   in another process: values in a device's memory go through the host's memory. A sender needs room for all
-   micro-batches in flight. Returns 0 if i is no such instruction or the device is the CPU. */
+/* Returns the bytes of host memory through which instruction i sends a value to a stage in another process,
+   or receives it. A sender needs room for all micro-batches in flight. Returns 0 for any other instruction,
+   and on the CPU. */
 static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
 {
     const tt__device_group *c = p->settings.group;
@@ -23734,8 +23704,8 @@ static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
     return i->out[0] ? bytes : bytes * (size_t)p->settings.in_flight;
 }
 
-/* Returns whether the host may read the results of a step as late as in the next step. With loss scaling it
-   may not, as the next step needs the new scale. */
+/* Returns whether the host may read the results of a step during the next step. With loss scaling it may not,
+   because the next step needs the new scale. */
 static bool tt__reads_later(const tt_program *p)
 {
     const tt__settings *s = &p->settings;
@@ -23743,9 +23713,9 @@ static bool tt__reads_later(const tt_program *p)
     return !s->kind->host && s->options.train && !s->scales && whole && !p->ctx->profiles;
 }
 
-/* Returns the bytes of a rank's staging buffers: two buffers for each value that the host writes (the host
-   fills one while the device copies the other), one for results that are read later, and those for a stage's
-   messages. */
+/* Returns the bytes of a rank's staging buffers: two for each value that the host writes, so that the host
+   fills one while the device copies the other; one for results that are read later; and those for the
+   messages of a pipeline stage. */
 static size_t tt__staging_bytes(const tt_program *p)
 {
     size_t bytes = 0;
@@ -23756,7 +23726,7 @@ static size_t tt__staging_bytes(const tt_program *p)
     return bytes;
 }
 
-/* Allocates a rank's memory on the host (values, staging buffers) and the events of a pipeline's stage. */
+/* Allocates a rank's memory on the host (values, staging buffers) and the events of a pipeline stage. */
 static tt_status tt__allocate_rank(tt_program *p, int rank)
 {
     const tt_tape *t = p->built.t;
@@ -23790,8 +23760,7 @@ static tt_status tt__allocate_rank(tt_program *p, int rank)
     return TT_OK;
 }
 
-/* Fails if the device of a rank of a pipeline cannot load from the memory of a neighbouring stage's
-   device. */
+/* Fails if the devices of two neighbouring stages of a pipeline cannot load from each other's memory. */
 static tt_status tt__check_neighbours(const tt_program *p)
 {
     const tt__device_group *c = p->settings.group;
@@ -23806,9 +23775,9 @@ static tt_status tt__check_neighbours(const tt_program *p)
     return TT_OK;
 }
 
-/* Fails if this process's program, with those of the other processes on this machine, needs more memory than
-   the machine has available. Without this check the system would kill a process once the memory is in use.
-   Does not check memory from a caller's allocator. */
+/* Fails if the program needs more memory than this machine has available, together with the other processes
+   on the machine; otherwise the system might kill a process later. Does not check memory of a caller's
+   allocator. */
 static tt_status tt__memory_suffices(const tt_program *p)
 {
 #if defined(__linux__)
@@ -23849,7 +23818,7 @@ tt_status tt_allocate(tt_program *p)
                         "compile for \"cpu\"", p->settings.kind->name);
     const tt__device_group *c = p->settings.group;
     tt_status status = tt__params_ready(p);
-    if (!p->arena->allocated && p->head == p) { /* all processes check before one allocates */
+    if (!p->arena->allocated && p->head == p) { /* all processes check before any allocates */
         if (status == TT_OK) status = tt__memory_suffices(p);
         status = tt__agree(p->ctx, "the memory of a plan", status, NULL, 0);
     }
@@ -23870,7 +23839,7 @@ tt_status tt_allocate(tt_program *p)
    Copies inputs to a program (tt_set) and values from a program (tt_get), and finds the memory of an
    instruction's operands on a rank. */
 
-/* Returns how many elements of the storage precede a rank's own rows in view `id`. */
+/* Returns the number of elements of the storage before a rank's own rows, which are view `id`. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__tape_value *v = &p->built.t->values[id];
@@ -23879,8 +23848,7 @@ static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, 
     return first * v->ld;
 }
 
-/* Makes m, which points to the start of a storage, point to the part that value `id` is: a slot, a shard or a
-   rank's own rows. */
+/* Moves m from the start of a storage to the part that is value `id`: a slot, a shard, or own rows. */
 static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, int32_t id, tt__mat *m)
 {
     const tt__tape_value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
@@ -23894,13 +23862,13 @@ static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, 
     if (v->part.unit) {
         m->cols = m->ld = tt__shard(v->part.of, v->part.unit, v->part.root, tt__data_rank(p, rank),
                                     p->arena->data, &first);
-        if (!base->part.unit) data += (size_t)first * item; /* else the storage is the shard */
+        if (!base->part.unit) data += (size_t)first * item; /* otherwise the storage is the shard */
     }
     m->data = data;
 }
 
-/* Returns the matrix of operand `id` of an instruction, as a rank has it in run *now. Its `data` is NULL if
-   the rank belongs to another process. */
+/* Returns the matrix of value `id` on a rank in run *now. Its `data` is NULL if the rank belongs to another
+   process. */
 static tt__mat tt__resolve_in(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     tt__mat m = tt__at_capacity(p->built.t, id);
@@ -23919,8 +23887,8 @@ static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
     return tt__resolve_in(p, &p->rank[rank].now, rank, id);
 }
 
-/* Writes a value to a rank's memory: all work that is launched later sees it. The caller may change `data`
-   once the function has returned. */
+/* Writes a value to a rank's memory, before all work that is launched later. The caller may change `data`
+   when the function has returned. */
 static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void *data, size_t bytes)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -23942,8 +23910,8 @@ static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void
     return tt__device_status(p->ctx, p->settings.group, rank, status);
 }
 
-/* Copies the inputs that were written to arrivals (tt__tape_value.arrival) on a rank to the inputs' own
-   storages, where the run reads them. */
+/* Copies the inputs that the host has written to tt__tape_value.arrival on a rank to the inputs themselves,
+   where the run reads them. */
 static tt_status tt__take_arrivals(tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -23972,9 +23940,8 @@ static void tt__mark_input(tt__rank *r, int32_t v, tt__input_state state)
     r->input[v] = (unsigned char)state;
 }
 
-/* Notes that bytes [from, from + bytes) of a rank's transient memory will be overwritten: marks the inputs
-   stored there as overwritten in all programs of the arena, except in program `reader` (which may be
-   NULL). */
+/* Notes that bytes [from, from + bytes) of a rank's transient memory will be overwritten: inputs stored there
+   become OVERWRITTEN in all programs of the arena but `reader` (NULL: in all). */
 static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank, size_t from, size_t bytes)
 {
     for (tt_program *q = a->programs; q; q = q->next) {
@@ -23988,8 +23955,8 @@ static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank
     }
 }
 
-/* Sets the number of rows of the axis of input v. Fails if another input with this axis is already set with
-   another number; but if v itself was set before, unsets these other inputs instead. */
+/* Sets the number of rows of input v's axis. Fails if another input of the axis is set with another number of
+   rows. If v is set a second time, that input becomes UNSET instead. */
 static tt_status tt__set_input_rows(tt_program *p, tt__rank *r, int32_t v, int64_t rows)
 {
     const tt__tape_value *values = p->built.t->values, *x = &values[v];
@@ -24007,7 +23974,7 @@ static tt_status tt__set_input_rows(tt_program *p, tt__rank *r, int32_t v, int64
     return TT_OK;
 }
 
-/* Sets input v, whose arguments were checked, on one rank. */
+/* Sets input v on one rank. The arguments are checked already. */
 static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *data, int64_t rows)
 {
     const tt__tape_value *x = &p->built.t->values[v];
@@ -24016,7 +23983,7 @@ static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *d
     if (status != TT_OK) return status;
     tt__mark_input(r, v, TT__SET);
     if (x->place == TT__NO_PLACE) return TT_OK; /* no instruction reads it */
-    p->arena->results_of = NULL; /* an output may be overwritten */
+    p->arena->results_of = NULL; /* the input may overwrite an output */
     tt__overwrite(p->arena, p, rank, x->place, tt__storage_bytes(x));
     if (!tt__is_here(p, rank)) return TT_OK;
     const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
@@ -24038,9 +24005,9 @@ static tt__queued *tt__queued_of(tt_program *p, int data_rank)
     return f->inputs && f->rows ? f : NULL;
 }
 
-/* Sets input v, whose arguments were checked, for the next micro-batch of a pipeline. Copies the data, as a
-   pipeline runs its micro-batches later: at the end of the step or of tt_run. The first stage's ranks hold
-   the states of inputs. */
+/* Sets input v for the next micro-batch of a pipeline. The arguments are checked already. Copies the data,
+   because a pipeline runs its micro-batches only at the end of the step or of tt_run. The states of inputs
+   are those of the first stage's ranks. */
 static tt_status tt__feed_input(tt_program *p, int data_rank, int32_t v, const void *data, int64_t rows)
 {
     const tt__tape_value *x = &p->built.t->values[v];
@@ -24086,7 +24053,7 @@ static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *dat
     return status;
 }
 
-/* Fails if the program has several data ranks, as `function` is only for programs with one. */
+/* Fails if the program has several data ranks, which `function` does not support. */
 static tt_status tt__one_data_rank(const tt_program *p, const char *function)
 {
     if (p->arena->data == 1) return TT_OK;
@@ -24094,8 +24061,7 @@ static tt_status tt__one_data_rank(const tt_program *p, const char *function)
                     "use %s_rank", function, p->arena->data, function);
 }
 
-/* Keeps the error of a tt_set that failed. The next run reports that error, in case the caller has not
-   checked the status. */
+/* Keeps the error of a failed tt_set. The next run reports it, in case the caller ignores the status. */
 static tt_status tt__note_refused(tt_program *p, tt_status status)
 {
     if (status != TT_OK && !p->refused[0]) memcpy(p->refused, p->ctx->error, sizeof p->refused);
@@ -24115,8 +24081,7 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
 
 static bool tt__is_in_parts(const tt__tape_value *v) { return v->part.unit || v->part.split != TT__WHOLE; }
 
-/* Copies a parameter, or a view of one, to `to`: collects the shards of all ranks. Does the work of
-   tt_get. */
+/* Copies a parameter or a view of one to `to`, for tt_get, from the shards of all ranks. */
 static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, size_t capacity)
 {
     const tt__tape_value *x = &p->built.t->values[id];
@@ -24198,8 +24163,8 @@ static void tt__forget_inputs(tt_program *p)
     }
 }
 
-/* Returns whether any input that instructions read was set on a rank since the last run, even if the input's
-   data were overwritten. */
+/* Returns whether any input that instructions read has been set on a rank since the last run, even if it has
+   been overwritten. */
 static bool tt__has_inputs(const tt_program *p, int rank)
 {
     for (int32_t v = 1; v < p->n_recorded; v++)
@@ -24231,8 +24196,8 @@ static tt_status tt__rank_inputs(const tt_program *p, const tt_tape *t, int rank
     return TT_OK;
 }
 
-/* Counts the data ranks that have a micro-batch (p->present), which are always the first ones. Fails unless
-   all their inputs are set. */
+/* Counts the data ranks that have a micro-batch (p->present), which are the first ones. Fails unless all
+   their inputs are set. */
 static tt_status tt__inputs_ready(tt_program *p)
 {
     const int data = p->arena->data, before = p->present;
@@ -24247,11 +24212,11 @@ static tt_status tt__inputs_ready(tt_program *p)
                           "earlier round of this step: only the last round may leave data ranks out", before);
     p->refused[0] = 0;
     if (status != TT_OK) p->present = before;
-    if (status != TT_OK) tt__forget_inputs(p); /* the next micro-batch may have other rows */
+    if (status != TT_OK) tt__forget_inputs(p); /* the next micro-batch may have other numbers of rows */
     return status;
 }
 
-/* For tests: fills the storages whose last use is this instruction with NaN on a rank. */
+/* For tests: fills storages with NaN on a rank, after the instruction that uses them last. */
 static void tt__poison(tt_program *p, int rank, int instruction)
 {
     const tt__arena *a = p->arena;
@@ -24261,24 +24226,23 @@ static void tt__poison(tt_program *p, int rank, int instruction)
         if (p->built.t->values[box->value].saved) continue; /* other micro-batches need the value */
         char *host = p->rank[rank].host + p->built.host_persistent + box->place;
         if (box->space == TT__HOST && a->kind->host) memset(host, 0xff, box->bytes);
-        /* Host memory of a device's program is left out: the host would have to wait for the device, and the
-           wait would hide wrong orders of streams. */
+        /* Host memory of a device's program stays as it is: the host would have to wait for the device, and
+           that wait would hide wrong orders of streams. */
         if (box->space == TT__HOST) continue;
         char *memory = a->memory[rank] + a->persistent + box->place;
         a->kind->backend->fill(a->group->device[rank], memory, 0xff, box->bytes);
     }
 }
 
-/* Returns the matrix of operand `id`. If the operand is an input or a view of one, the matrix is in memory
-   that the host can read. Any other operand is in the rank's memory, which the host can read only if the
-   device is the CPU. */
+/* Returns the matrix of value `id`. If the value is an input or a view of one, the matrix is in memory that
+   the host can read. Any other value is in the rank's memory, which the host can read only on the CPU. */
 static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
 {
     const tt__tape_value *x = &p->built.t->values[id];
     const tt__staged *staged = &p->rank[rank].staged[x->base];
     tt__mat m = tt__resolve(p, rank, id);
     const tt__now *now = &p->rank[rank].now;
-    const bool waits = tt__stages(p) > 1; /* the data is in tt__queued */
+    const bool waits = tt__stages(p) > 1; /* the data is in tt__queued until the run */
     if (x->storage != TT__INPUT || (!waits && !staged->buffer[0])) return m;
     const int64_t own = tt__is_own_rows(p->built.t, id) ? tt__own_first(p, now, rank, id) : 0;
     const char *from = waits ? tt__queued_at(p, now->round, rank)->inputs + p->head->queued_at[x->base]
@@ -24287,8 +24251,8 @@ static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
     return m;
 }
 
-/* Sets the launch fields that tell which rows and columns of the divided operands and results a tensor rank
-   has. On other tensor ranks than 0, removes the operands that tensor rank 0 alone adds. */
+/* Sets the fields of *l that tell which rows and columns of divided operands and results a tensor rank has.
+   On tensor ranks other than 0, removes operands that count once in a sum over the ranks (tt__instr.once). */
 static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
 {
     const tt__instr *i = l->instr;
@@ -24301,7 +24265,7 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
         if (p->built.t->values[id].part.split != TT__WHOLE) split = id;
     }
     const tt__tape_value *v = &p->built.t->values[split];
-    const bool own = v->part.split == TT__ROWS && v->shape.axis; /* the rows are an axis */
+    const bool own = v->part.split == TT__ROWS && v->shape.axis; /* the number of rows is that of an axis */
     if (split) l->whole_rows = v->shape.rows * (v->part.split == TT__ROWS ? tensor : 1);
     if (own) l->whole_rows = tt__run_rows(p, now, rank)[p->built.t->axes[v->shape.axis].of];
     if (v->part.split == TT__COLS) l->first_col = me * v->shape.cols;
@@ -24310,8 +24274,8 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
     for (int j = 0; j < TT__MAX_IN && me > 0; j++) if (i->once >> j & 1) l->in[j].data = NULL;
 }
 
-/* Checks, before anything runs, that the inputs of a rank have valid indices and starts of sequences for the
-   ops that read them. Also counts the FLOPs of the rank's micro-batch. arg: the program. */
+/* Checks, before anything runs, that a rank's inputs have valid indices and sequence starts for the ops that
+   read them. Also counts the FLOPs of the rank's micro-batch. arg: the program. */
 static tt_status tt__check_inputs(void *arg, int rank)
 {
     tt_program *head = (tt_program *)arg, *p = tt__stage_of(head, rank);
@@ -24335,17 +24299,16 @@ static tt_status tt__check_inputs(void *arg, int rank)
     return status;
 }
 
-/* Returns whether the gradients already hold contributions of earlier micro-batches, so that a run of this
-   segment must add to them. */
+/* Returns whether a run of `segment` must add to gradients of earlier micro-batches. */
 static bool tt__adds_later(const tt_program *p, tt__segment segment)
 {
     const int64_t done = segment == TT__EACH_LAP ? p->round - 1 : p->round;
     return segment != TT__EACH_STEP && done >= tt__slots(p);
 }
 
-/* Returns the entry for runs like this one (same stretch, rows and slot), if such a run has occurred before.
-   Otherwise returns NULL. It then looks at the next entry in turn: if that has no credit left, the entry is
-   given to this run. Credit protects the recordings of frequent runs, however many other runs occur. */
+/* Returns the recording for a run with this stretch, slot and these numbers of rows; NULL if it is the first
+   such run. In that case, the next entry in turn loses credit and, if it has none left, is given to this run.
+   Credit protects the recordings of frequent runs, however many other runs there are. */
 static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segment, int first)
 {
     tt__rank *r = &p->rank[rank];
@@ -24379,8 +24342,7 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
 /* ==== src/run/collectives.h */
 /* ---- collectives ---- */
 
-/* Returns how many members of collective i contribute data to it. The contributing members are always the
-   first ones. */
+/* Returns how many members contribute data to collective i. These are always the first members. */
 static int tt__present(const tt_program *p, int rank, const tt__instr *i, int members)
 {
     const tt__now *now = &p->rank[rank].now;
@@ -24389,9 +24351,9 @@ static int tt__present(const tt_program *p, int rank, const tt__instr *i, int me
     return i->segment == TT__EACH_MICRO ? now->present : i->slot ? p->head->in_slot[i->slot - 1] : members;
 }
 
-/* Returns the matrix of value v of program q on rank `other`, which belongs to another stage. Its size is
-   that of `own`, this rank's matrix: ranks at the same position of their stages have the same rows. If v is
-   0, returns `own`. */
+/* Returns the matrix of value v of program q, another stage, on rank `other`. Its size is that of `own`, this
+   rank's matrix, because ranks at the same position in their stages have the same numbers of rows. Returns
+   `own` if v is 0. */
 static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, int32_t v, tt__mat own)
 {
     const tt__tape_value *x = &q->built.t->values[v], *base = &q->built.t->values[x->base];
@@ -24402,9 +24364,9 @@ static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, 
     return own;
 }
 
-/* Finds the operand and the result that instruction i's counterpart has on rank `other` of another stage. A
-   value that passes between stages has the same number in both tapes; a sum at the step's end is found by its
-   parameter. */
+/* Finds the operand *in and the result *out that rank `other`, of another stage, has in the collective of
+   instruction i. A value that passes between stages has the same number in both tapes. A sum at the end of a
+   step is found by its parameter. */
 static void tt__set_stage_member(const tt_program *p, int rank, int other, const tt__instr *i, tt__mat *in,
                                  tt__mat *out)
 {
@@ -24424,7 +24386,7 @@ static void tt__set_stage_member(const tt_program *p, int rank, int other, const
     *out = tt__on_stage(q, now, other, to, x);
 }
 
-/* Sets the launch fields that describe the members of a collective: other ranks or, for a sum of slots, the
+/* Sets the fields of *l that describe the members of a collective: other ranks or, for a sum of slots, the
    slots of the operand. */
 static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *peers)
 {
@@ -24451,8 +24413,8 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
     }
 }
 
-/* Makes a collective on the computation stream wait for collectives in flight on other streams, as all of
-   them use the same staging memory on the host. */
+/* Makes a collective on the computation stream wait for collectives in flight on other streams, because all
+   use the same staging memory on the host. */
 static tt_status tt__after_staged(tt_program *p, int rank, const tt__instr *i)
 {
     const tt__rank *r = &p->rank[rank];
@@ -24476,8 +24438,8 @@ static tt__collective tt__collective_on(const tt_program *p, int rank, const tt_
 /* ------------------------------------------------------------------------------------------------- processes
    Counts the bytes that a plan sends between processes, and launches collectives. */
 
-/* Returns the number of bytes that the ranks of this process send to other processes in a step with one full
-   micro-batch on each data rank. Sets *least to the minimum number that any method must send. */
+/* Returns the bytes that the ranks of this process send to other processes in a step with one full
+   micro-batch on each data rank. Sets *least to the minimum that any method must send. */
 static double tt__net_plan(const tt_program *head, double *min)
 {
     const tt__device_group *group = head->settings.group;
@@ -24495,7 +24457,7 @@ static double tt__net_plan(const tt_program *head, double *min)
             l.instr = i;
             l.in[0] = tt__at_capacity(p->built.t, i->in[0]);
             l.out[0] = tt__at_capacity(p->built.t, i->out[0]);
-            if (i->in[0]) l.in[0].data = &l; /* not NULL: the operand is present */
+            if (i->in[0]) l.in[0].data = &l; /* any address: the operand is present */
             l.members = l.present = c.all.count;
             l.me = c.me;
             c.l = &l;
@@ -24537,8 +24499,8 @@ static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, i
     return pair && net ? tt__net_pair(&c) : tt__run_collective(&c, met);
 }
 
-/* Sets the fields of *l to launch instruction i on a rank. *l is all 0 on entry. peers: memory for the
-   operands and results of other ranks. */
+/* Sets the fields of *l to launch instruction i on a rank; *l has the fields of tt__launch_on. peers: memory
+   for the operands and results of other ranks. */
 static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__launch *l, tt__mat *peers)
 {
     const tt__tape_value *y = &p->built.t->values[i->out[0]];
@@ -24553,7 +24515,7 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
     l->workspace = p->arena->memory[rank] + p->arena->persistent + i->workspace_place;
     if (i->on_host) {
         l->workspace = p->rank[rank].host + p->built.host_persistent + i->workspace_place;
-        l->in[TT__RUN_IN].data = &p->head->run; /* `micro` is not set: no update reads it */
+        l->in[TT__RUN_IN].data = &p->head->run; /* without `micro`, which no update reads */
         if (!p->settings.kind->host) l->device = p->settings.group->host[rank];
     }
     if (p->arena->tensor > 1) tt__set_tensor_rank(p, rank, l);
@@ -24569,8 +24531,8 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
 /* ==== src/run/stages.h */
 /* ---- values that pass from one stage of a pipeline to the next */
 
-/* Sends a value to a stage in another process, or receives one. A SEND does not wait until its messages are
-   sent; a RECV waits for its messages. Data of a device goes through the host's memory. */
+/* Sends a value to a stage in another process, or receives one. A SEND does not wait for its messages; a RECV
+   does. Values in a device's memory go through the host's memory. */
 static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l, int other, int way)
 {
     const bool receives = l->instr->out[0] != 0;
@@ -24604,7 +24566,8 @@ static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l,
     return status;
 }
 
-/* Advances a rank's messages in flight: some MPI libraries transfer data only while they are called. */
+/* Lets a rank's messages in flight make progress: some MPI libraries transfer data only while they are
+   called. */
 static void tt__go_on_passing(const tt_program *p, int rank)
 {
     tt__net *n = p->ctx->net;
@@ -24627,8 +24590,8 @@ static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t roun
     return tt__net_all_there(&mail);
 }
 
-/* Runs a SEND or RECV instruction between stages. A SEND tells the other stage that the SEND's operand is
-   ready, and does not wait. A RECV waits for the SEND and copies its operand. */
+/* Runs a SEND or RECV between stages. A SEND tells the other stage that its operand is ready, and does not
+   wait. A RECV waits for the SEND and copies the SEND's operand. */
 static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
 {
     const tt__device_group *c = p->settings.group;
@@ -24656,7 +24619,7 @@ static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* Waits, before a segment overwrites a value that another stage receives, until that stage has copied it. */
+/* Before a segment overwrites a value that another stage receives, waits until that stage has a copy. */
 static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
 {
     const tt__device_group *c = p->settings.group;
@@ -24683,11 +24646,11 @@ static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* Returns whether m exists but has no elements, as a shard or a rank's own rows may. */
+/* Returns whether m is present but has no elements, which shards and a rank's own rows may be. */
 static bool tt__is_empty(const tt__mat *m) { return m->data && m->rows * m->cols == 0; }
 
-/* Runs an instruction whose operands have no elements. Its results, if not empty, are sums over no rows:
-   fills them with 0, unless the instruction adds to them. */
+/* Runs an instruction whose operands have no elements. Results that have elements are then sums over no rows:
+   they become 0, unless the instruction adds to them. */
 static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
 {
     tt_status status = TT_OK;
@@ -24700,8 +24663,8 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
     return tt__device_status(p->ctx, p->settings.group, rank, status);
 }
 
-/* Launches n instructions together that are no collectives: on the device or, if tt__instr.on_host, on the
-   CPU, once the device has computed their operands in the host's memory. */
+/* Launches n instructions together that are not collectives. They run on the device or, if tt__instr.on_host,
+   on the CPU once the device has computed their operands. */
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
     const bool on_host = l->instr->on_host;
@@ -24713,17 +24676,18 @@ static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, 
 
 /* ==== src/run/launch.h */
 /* -------------------------------------------------------------------------------------------------- launches
-   Runs one segment of a program on one rank: launches instructions in order, on streams with events between
-   them, or as a recorded graph. */
+   Runs a segment of a program on one rank: launches its instructions in order, on streams with events between
+   them, or replays a recording of the launches. */
 
 /* The progress of a rank through a segment. */
 typedef struct tt__rank_progress {
-    tt__launch like;        /* fields that all launches have in common */
-    bool absent;            /* the rank has no micro-batch: it only runs what all ranks run together */
+    tt__launch like;        /* fields that all launches of the rank have in common */
+    bool absent;            /* the rank has no micro-batch, so it runs only instructions that all ranks run
+                               (tt__instr.always) */
     bool later;             /* a copy of tt__now.later */
-    /* The ranks over which `met` extends (data ranks, tensor ranks, ...) have passed a barrier on stream
-       `met_stream` and have launched nothing since. All these ranks, even those without a micro-batch, have
-       equal values of the two fields. */
+    /* `met`: the ranks (data ranks, tensor ranks, ...) that have passed a barrier on stream `met_stream` and
+       have launched nothing since. Both fields are equal on all these ranks, also on ranks without a
+       micro-batch. */
     tt__over met;
     int met_stream;
 } tt__rank_progress;
@@ -24733,8 +24697,8 @@ static bool tt__is_left_out(const tt__rank_progress *at, const tt__instr *i)
     return (at->absent && !i->always) || (i->later && !at->later);
 }
 
-/* Waits until instruction k, launched at time `begin`, is done on rank 0, and notes the seconds it took, if
-   they are the minimum so far. */
+/* Waits until instruction k is done on rank 0, and keeps the seconds since `begin`, its launch, if they are
+   the fewest so far. */
 static tt_status tt__note_time(const tt_program *p, int k, double begin)
 {
     const tt__device_group *c = p->settings.group;
@@ -24744,9 +24708,8 @@ static tt_status tt__note_time(const tt_program *p, int k, double begin)
     return status;
 }
 
-/* Returns whether instruction k is launched in one call with the next instruction, which has another op and
-   reads k's result. The device then runs both in one kernel if it can. Returns false if work is needed
-   between them. */
+/* Returns whether instruction k is launched in one call with the next instruction, another op that reads k's
+   result. The device then runs both in one kernel if it can. Returns false if work is needed between them. */
 static bool tt__leads_to_next(const tt_program *p, int k)
 {
     const tt__instr *i = &p->built.t->code[k], *next = i + 1;
@@ -24757,7 +24720,7 @@ static bool tt__leads_to_next(const tt_program *p, int k)
     return i->always == next->always && next->in[0] == i->out[0] && tt__has_kernel_of_both(i, next);
 }
 
-/* Launches instruction k and those that run together with it in one call. */
+/* Launches instruction k, with all that run together with it, in one call. */
 static tt_status tt__launch_together(tt_program *p, int rank, tt__rank_progress *at, int k)
 {
     tt_status status = TT_OK;
@@ -24769,7 +24732,7 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__rank_progress 
     const bool met = at->met == i->move.over && at->met_stream == i->stream && !pair;
     const bool timed = p->ctx->profile && rank == 0;
     const double begin = timed ? tt__seconds() : 0;
-    int some = 0; /* number of launches that have work to do */
+    int some = 0; /* number of launches that are not empty */
     if (p->settings.group->rank_group)
         tt__rank_group_note(p->settings.group->rank_group, rank, tt__instr_name(i),
                        p->built.t->values[i->out[0] ? i->out[0] : i->in[0]].name);
@@ -24795,11 +24758,10 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__rank_progress 
     return timed && status == TT_OK ? tt__note_time(p, k, begin) : status;
 }
 
-/* Returns whether work of other streams runs as late as possible, at its WAIT instruction: a mode for tests
-   on the CPU. */
+/* Returns whether work on other streams runs as late as possible, at its WAIT: a mode for tests. */
 static bool tt__runs_late(const tt_program *p) { return p->ctx->late && p->settings.kind->host; }
 
-/* Starts instruction k on its own stream, after all work issued on the computation stream so far. */
+/* Starts instruction k on its stream, after all work on the computation stream so far. */
 static tt_status tt__start(tt_program *p, int rank, tt__rank_progress *at, int k)
 {
     const tt__device_group *c = p->settings.group;
@@ -24808,7 +24770,7 @@ static tt_status tt__start(tt_program *p, int rank, tt__rank_progress *at, int k
     tt__rank *r = &p->rank[rank];
     const int stream = p->built.t->code[k].stream;
     tt__started *x = r->started;
-    if (tt__is_left_out(at, &p->built.t->code[k])) { /* `met` must equal that of other ranks */
+    if (tt__is_left_out(at, &p->built.t->code[k])) { /* keeps `met` equal on all ranks */
         if (!tt__runs_late(p)) at->met = TT__ALONE;
         return TT_OK;
     }
@@ -24822,8 +24784,8 @@ static tt_status tt__start(tt_program *p, int rank, tt__rank_progress *at, int k
     return tt__device_status(p->ctx, c, rank, b->mark(d, stream, &x->done));
 }
 
-/* Runs WAIT instruction k: makes the computation stream wait for the work, on another stream, that k
-   names. */
+/* Runs WAIT instruction k: the computation stream waits for the work on another stream whose result is
+   in[0]. */
 static tt_status tt__finish(tt_program *p, int rank, tt__rank_progress *at, int k)
 {
     const tt__device_group *c = p->settings.group;
@@ -24840,7 +24802,7 @@ static tt_status tt__finish(tt_program *p, int rank, tt__rank_progress *at, int 
                              c->kind->backend->after(c->device[rank], TT__COMPUTE_STREAM, x->done));
 }
 
-/* Consecutive instructions [first, end) of a segment that are launched, or recorded, as one. */
+/* Consecutive instructions [first, end) of a segment, which are launched or recorded together. */
 typedef struct tt__stretch { tt__segment segment; int first, end; } tt__stretch;
 
 static tt__stretch tt__whole_segment(const tt_program *p, tt__segment segment)
@@ -24859,10 +24821,12 @@ static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *l
     const bool absent = s->segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= now->present;
     tt__rank_progress at = {*like, absent, now->later, TT__ALONE, TT__COMPUTE_STREAM};
     tt__windows windows = {s->first, s->end, {0}, 0, 0};
-    for (int k = 0; k < p->built.in_flight; k++) p->rank[rank].started[k].at = 0; /* after a failure */
+    for (int k = 0; k < p->built.in_flight; k++) p->rank[rank].started[k].at = 0; /* entries may remain after
+                                                                                     a failure */
     for (int k = s->first, n; k < s->end && status == TT_OK; k += n) {
         const tt__instr *i = &p->built.t->code[k];
-        if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may clear with_next */
+        if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may clear with_next of
+                                                                                    instruction k */
         tt__go_on_passing(p, rank);
         for (n = 1; i[n - 1].with_next || (n == 1 && tt__leads_to_next(p, k)); n++) {}
         if (tt__is(i, TT__WAITS)) status = tt__finish(p, rank, &at, k);
@@ -24873,8 +24837,7 @@ static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *l
     return status;
 }
 
-/* Records the launches of a stretch into *x. After an error, x->made is NULL and `why` has the first
-   error. */
+/* Records the launches of stretch s in x->made. After an error, x->made is NULL, and `why` has the error. */
 static void tt__record_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s, tt__recording *x,
                                char why[512])
 {
@@ -24884,19 +24847,19 @@ static void tt__record_stretch(tt_program *p, int rank, tt__launch *l, const tt_
     const bool began = status == TT_OK;
     if (began) status = tt__launch_stretch(p, rank, l, s);
     if (status != TT_OK) snprintf(why, 512, "%s", b->error(d)); /* before captured() replaces the error */
-    if (began) x->made = b->captured(d);                        /* even after an error: ends the capture */
+    if (began) x->made = b->captured(d);                        /* ends the capture, even after an error */
     if (status == TT_OK && !x->made) snprintf(why, 512, "%s", b->error(d));
     if (status == TT_OK || !x->made) return;
     b->forget(d, x->made);
     x->made = NULL;
 }
 
-/* Marks, on all ranks, the inputs whose bytes a segment is about to overwrite. */
+/* Marks the inputs, on all ranks, whose bytes a segment is about to overwrite. */
 static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
 {
     const tt_tape *t = p->built.t;
     const tt_program *reader = segment == TT__EACH_MICRO ? p : NULL; /* the update reads no inputs */
-    if (p->stages > 1) return; /* a pipeline has copies of its inputs */
+    if (p->stages > 1) return; /* a pipeline keeps copies of its inputs */
     const int first = tt__segment_first(t, segment), end = tt__segment_first(t, segment + 1u);
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *box = &p->built.box[k];
@@ -24906,8 +24869,8 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
     }
 }
 
-/* Returns whether the launches of a segment must be made one by one, as the host has work between them: in a
-   collective, ranks wait for each other, or the CPU runs an instruction. */
+/* Returns whether the host has work between the launches of a segment, so that they cannot be recorded: ranks
+   wait for one another in collectives, or the CPU runs an instruction. */
 static bool tt__needs_host(const tt_program *p, tt__segment segment)
 {
     const int end = tt__segment_first(p->built.t, segment + 1u);
@@ -24918,7 +24881,7 @@ static bool tt__needs_host(const tt_program *p, tt__segment segment)
     return false;
 }
 
-/* Writes the step's settings and, if `scale`, the loss scale to a rank's memory. */
+/* Writes the settings of the step and, if `scale`, the loss scale to a rank's memory. */
 static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
 {
     const tt_tape *t = p->built.t;
@@ -24932,7 +24895,7 @@ static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
     return status;
 }
 
-/* Returns a launch in which only the fields that all launches of a rank have in common are set. */
+/* Returns a launch with the fields that all launches of a rank have in common. */
 static tt__launch tt__launch_on(const tt_program *p, int rank)
 {
     tt__launch l;
@@ -24945,9 +24908,8 @@ static tt__launch tt__launch_on(const tt_program *p, int rank)
     return l;
 }
 
-/* Runs a stretch on a rank. A device that can record launches records the second run of the same kind and
-   replays the recording in later runs. A device that fails to record launches that it can run one by one
-   records no more. */
+/* Runs a stretch on a rank. A device that can record launches records the second of equal runs, and replays
+   the recording in later ones. If recording fails, it is not tried again on that rank. */
 static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s)
 {
     const tt__device_group *c = p->settings.group;
@@ -24956,7 +24918,7 @@ static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const t
     char why[512] = "";
     tt_status status = TT_OK;
     const bool absent = s->segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= r->now.present;
-    /* A graph cannot prefetch managed memory. */
+    /* a recording (CUDA graph) cannot prefetch managed memory */
     const bool can_record = b->capture && !r->never_records && !p->arena->paging && !p->ctx->profiles;
     const bool records = can_record && !absent && !tt__needs_host(p, s->segment);
     tt__recording *x = records ? tt__recording_of(p, rank, s->segment, s->first) : NULL;
@@ -24970,11 +24932,11 @@ static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const t
     return status;
 }
 
-/* Divides stretch s in two, and returns the end of the first part: directly after the last instruction that
-   writes the step's results. So the host can read the results while the second part updates parameters, and
-   can launch the next step before the updates are done. Returns s->end, which does not divide s, if results
-   are not read later, if work is in flight on another stream at the end of the first part, or if the
-   instruction there is launched together with the next one. */
+/* Returns the end of the first of two parts of stretch s: after the last instruction that writes the step's
+   results. The host can read the results while the second part updates parameters, and can launch the next
+   step before the updates end. Returns s->end, so that there is no second part, in three cases: results are
+   not read later; work on another stream is in flight there; or the instruction there is launched together
+   with the next one. */
 static int tt__results_end(const tt_program *p, const tt__stretch *s)
 {
     const tt_tape *t = p->built.t;
@@ -25006,7 +24968,7 @@ static tt_status tt__send_results(tt_program *p, int rank)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* A segment that all ranks run. sends: the first rank copies the segment's results to the host. */
+/* A segment to run on all ranks. sends: the first rank copies the results to the host. */
 typedef struct tt__segment_job { tt_program *p; tt__segment segment; bool sends; } tt__segment_job;
 
 /* Runs a segment on a rank. arg: the tt__segment_job. */
@@ -25038,7 +25000,7 @@ static tt_status tt__run_rank(void *arg, int rank)
     return status;
 }
 
-/* Logs a warning for each device that failed to record launches. */
+/* Logs a warning for each device that cannot record launches. */
 static void tt__tell_graphs(tt_program *p)
 {
     char device[32];
@@ -25052,8 +25014,7 @@ static void tt__tell_graphs(tt_program *p)
     }
 }
 
-/* Makes all processes agree on whether the inputs of a micro-batch are valid, and adds up the FLOPs of all
-   ranks. */
+/* Makes all processes agree on whether a micro-batch's inputs are valid, and adds up all ranks' FLOPs. */
 static tt_status tt__agree_flops(tt_program *p, tt_status status)
 {
     const tt__device_group *c = p->settings.group;
@@ -25068,8 +25029,8 @@ static tt_status tt__agree_flops(tt_program *p, tt_status status)
 /* ==== src/run/tune.h */
 /* ---- timing of matrix products (tt_compile_options.tune) */
 
-/* Returns the choices of a rank's device (how it computes each matrix product) as text, which the caller
-   frees. NULL: out of memory. */
+/* Returns the choices of a rank's device, which tell how it computes each matrix product, as text that the
+   caller frees. NULL: out of memory. */
 static char *tt__tuned_text(const tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -25080,8 +25041,8 @@ static char *tt__tuned_text(const tt_program *p, int rank)
     return text;
 }
 
-/* Makes a rank's device use the choices in `text` (how to compute each matrix product). from: the name of the
-   text in error messages. */
+/* Makes a rank's device compute each matrix product as `text` says (from tt__tuned_text). from: name of the
+   text in errors. */
 static tt_status tt__learn(const tt_program *p, int rank, const char *text, const char *from)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -25092,8 +25053,7 @@ static tt_status tt__learn(const tt_program *p, int rank, const char *text, cons
     return tt__fail(p->ctx, status, "%s, line %d: %s", from, line, b->error(d));
 }
 
-/* Makes the devices of all ranks use the choices in `text`. Does nothing for kinds of devices that have no
-   choices. */
+/* Makes the devices of all ranks compute products as `text` says. Does nothing on devices without choices. */
 static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const char *from)
 {
     const tt__device_group *c = p->settings.group;
@@ -25105,9 +25065,9 @@ static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const
     return status;
 }
 
-/* Tells a rank's device which matrix products the program computes at full capacity. If `times`, also times
-   the products for which the device has no choice yet. Adds to *untimed the number of products that it could
-   not time for lack of memory. */
+/* Tells a rank's device which matrix products the program computes with all axes at their capacity. If
+   `times`, also times the products for which the device has no choice yet. Adds to *untimed the number of
+   products for which memory did not suffice. */
 static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untimed)
 {
     tt_program *p = tt__stage_of(of, rank);
@@ -25117,7 +25077,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     const size_t peers = 2 * (size_t)tt__max(p->settings.group->ranks, tt__slots(p));
     const tt__now before = r->now;
     const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* number of rounds of the first lap */
-    int64_t *round = &r->now.round; /* goes through the slots, then to a round that adds to them */
+    int64_t *round = &r->now.round; /* visits each slot once, then one slot again */
     int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
     tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
     const tt__launch like = tt__launch_on(p, rank);
@@ -25149,7 +25109,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     return status;
 }
 
-/* Calls tt__tune_rank for all programs of the arena whose option `tune` is not "off". */
+/* Calls tt__tune_rank for all programs of the arena in which option `tune` is not "off". */
 static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untimed)
 {
     tt_status status = TT_OK;
@@ -25158,9 +25118,8 @@ static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untime
     return status;
 }
 
-/* Times matrix products on one rank after another, in one process after another. Each rank times only
-   products that no earlier rank has timed. *text: on entry the known choices; on return those known at the
-   end. */
+/* Times matrix products on one rank after another, in one process after another, so that a rank times only
+   products that no earlier rank has timed. *text: the known choices, before and after the call. */
 static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
 {
     tt_context *ctx = p->ctx;
@@ -25191,8 +25150,8 @@ static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
     return status;
 }
 
-/* Reads a file of choices (how to compute matrix products), if it exists. *text: the contents, which the
-   caller frees; NULL if the file does not exist. */
+/* Reads the choices of matrix products from a file. Sets *text to the contents, which the caller frees, or
+   leaves it if the file does not exist. */
 static tt_status tt__read_tuned(tt_context *ctx, const char *path, char **text)
 {
     char folder[1024];
@@ -25220,8 +25179,8 @@ static tt_status tt__write_tuned(tt_context *ctx, const char *path, const char *
     return status;
 }
 
-/* Finds, before the first run of an arena, the fastest way to compute each matrix product of its programs.
-   Writes to no memory that a program reads. */
+/* Finds the fastest way to compute each matrix product of an arena's programs, before their first run. Writes
+   to no memory that a program reads. */
 static tt_status tt__tune_products(tt_program *p)
 {
     tt_context *ctx = p->ctx;
@@ -25260,7 +25219,7 @@ static tt_status tt__tune_products(tt_program *p)
     return status;
 }
 
-/* Discards the recordings of all programs of an arena; later runs record anew. */
+/* Discards the recordings of all programs of an arena. Later runs record anew. */
 static void tt__forget_recordings(tt_program *p)
 {
     const tt__device_group *c = p->settings.group;
@@ -25274,8 +25233,8 @@ static void tt__forget_recordings(tt_program *p)
 }
 
 static tt_status tt__read_unread(tt_program *p);
-/* Runs a function on all ranks. After an error, waits for the devices of all ranks, so that no device still
-   reads another's memory or has unfinished work. */
+/* Runs a function on all ranks. After an error, waits for the devices of all ranks, so that none still reads
+   another's memory or has unfinished work. */
 static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int rank), void *arg)
 {
     tt__device_group *c = p->settings.group;
@@ -25290,8 +25249,7 @@ static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int
 /* --------------------------------------------------------------------------------------------------- results
    Runs a segment on all ranks, collects its results, and reports numbers that are not finite. */
 
-/* Runs a segment on all ranks. sends: starts to copy the segment's results to the host, which reads them
-   later. */
+/* Runs a segment on all ranks. sends: also starts to copy the results to the host, which reads them later. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
 {
     tt__segment_job job = {p, segment, sends};
@@ -25303,7 +25261,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
     if (status == TT_OK) status = tt__zero_states(p);
     if (micro) status = tt__agree_flops(p, status);
     for (tt_program *q = p->arena->programs; q && status == TT_OK; q = q->next)
-        if (q != p || micro) status = tt__read_unread(q); /* before q's memory changes */
+        if (q != p || micro) status = tt__read_unread(q); /* reads the results before q's memory changes */
     if (status == TT_OK) status = tt__tune_products(p);
     if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status != TT_OK) return status;
@@ -25318,7 +25276,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
     return TT_OK;
 }
 
-/* Reads the results of a step on a rank, after waiting for that rank. */
+/* Reads the results of a step from a rank's memory, after all work of its device. */
 static tt_status tt__read_rank(tt_program *p, int rank)
 {
     const tt_tape *t = p->built.t;
@@ -25329,7 +25287,7 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     if (!t->results) return tt__device_status(p->ctx, c, rank, a->kind->backend->wait(c->device[rank]));
     const tt__memory from = {a, rank, t->values[t->results].space, TT_U8,
                               tt__resolve(p, rank, t->results).data};
-    /* Pinned memory such as `bounce` lets this device copy while other devices work. */
+    /* With pinned memory such as `bounce`, this copy does not stop other devices. */
     void *to = from.space == TT__DEVICE && !a->kind->host ? (void *)a->bounce[rank] : &r->results;
     status = tt__read_memory(&from, to, TT_U8, sizeof r->results);
     if (status == TT_OK && to != &r->results) memcpy(&r->results, to, sizeof r->results);
@@ -25337,18 +25295,18 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     return status;
 }
 
-/* The results of a data rank, which its process sends to the other processes. */
+/* The results of a data rank, as processes exchange them. */
 typedef struct tt__found { tt__totals totals; double flops; } tt__found;
 typedef char tt__found_fits_a_note[sizeof(tt__found) * TT__RANKS <= TT__NOTE ? 1 : -1];
 
-/* Exchanges the results of a run between processes. Sets p->rank[].results of the first rank of each data
+/* Exchanges the results of a run between processes, and sets p->rank[].results of the first rank of each data
    rank. */
 static tt_status tt__exchange_results(tt_program *p)
 {
     const tt__device_group *c = p->settings.group;
     const int data = p->arena->data;
     tt_program *last = tt__last_stage(p);
-    tt__found found[TT__RANKS]; /* for each data rank; 0 if it is in another process */
+    tt__found found[TT__RANKS]; /* for each data rank; all 0 for one in another process */
     tt_status status = TT_OK;
     memset(found, 0, sizeof found);
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
@@ -25371,14 +25329,14 @@ static tt_status tt__exchange_results(tt_program *p)
     return status;
 }
 
-/* Reads the results of an update on a rank, which may belong to another process. All processes must call this
-   function. */
+/* Reads the results of an update from a rank, which may belong to another process. All processes must call
+   this function. */
 static tt_status tt__read_first(tt_program *p, int rank)
 {
     const tt__device_group *c = p->settings.group;
     const int own = tt__is_here(p, rank) ? rank : c->first;
     tt__results *results = &p->rank[rank].results;
-    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* waits for this process's rank too */
+    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* also waits for a rank of this process */
     if (status != TT_OK) return tt__net_fail(p->ctx, status);
     const int process = tt__process_of(c, rank);
     return tt__net_fetch(p->ctx, process, -1, "what a step has found", results, sizeof *results);
@@ -25391,8 +25349,8 @@ static void tt__add_totals(tt__totals *to, const tt__totals *x)
     to->correct += x->correct;
 }
 
-/* Reads the results over all ranks. After an update, each rank has them. In a program with train = false,
-   adds up the results of the data ranks that ran a micro-batch. */
+/* Reads the results of all ranks. In training, each rank has them all after the update. Otherwise, adds up
+   the results of the data ranks that had a micro-batch. */
 static tt_status tt__read_results(tt_program *p)
 {
     const bool trains = p->settings.options.train, net = p->settings.group->local < p->settings.group->ranks;
@@ -25413,9 +25371,9 @@ static tt_status tt__read_results(tt_program *p)
     return status;
 }
 
-/* Reads the totals (loss, targets, correct) of the step's micro-batches so far. If the tree of sums is not
-   summed yet (tape->counted tells), adds up its leaves. Sets *bad to the first data rank whose loss is not
-   finite, or to 0 if no other is known. */
+/* Reads the totals of losses of the step's micro-batches so far. If the tree of sums is summed later
+   (tape->counted is not 0), adds up its leaves. Sets *bad to the first data rank whose loss is not finite; 0:
+   none or unknown. */
 static tt_status tt__read_counts(tt_program *head, int *bad)
 {
     tt_program *p = tt__last_stage(head);
@@ -25423,7 +25381,7 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
     const tt__tape_value *x = &t->values[t->counted];
     const tt__device_group *c = p->settings.group;
     const int data = p->arena->data, leaves = tt__slots(p) * data;
-    tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* totals of all leaves; of each leaf of this process */
+    tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* totals of all leaves; of each leaf in this process */
     tt_status status = t->counted ? TT_OK : tt__read_results(head);
     *bad = 0;
     if (!t->counted) return status;
@@ -25436,7 +25394,7 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
         status = tt__read_memory(&totals, &some[k], TT_U8, sizeof *some);
     }
     status = tt__agree(p->ctx, "what losses have counted", status, some, sizeof *some * (size_t)leaves);
-    for (int k = 0; k < leaves && status == TT_OK; k++) { /* the order is equal for any number of ranks */
+    for (int k = 0; k < leaves && status == TT_OK; k++) { /* in the same order for any number of ranks */
         const int d = k % data;
         const int process = tt__process_of(c, tt__first_of(p, d));
         const tt__totals *own = (const tt__totals *)tt__noted(p->ctx, process, some) + k;
@@ -25472,8 +25430,8 @@ static void tt__begin_step(tt_program *p)
     p->outcome = TT__UPDATED;
 }
 
-/* Returns the largest magnitude of the numbers of value v on a rank; infinity if a number is not finite.
-   Returns 0 if the device cannot be read, as the device's own error is reported elsewhere. */
+/* Returns the largest magnitude in value v on a rank; infinity if a number is not finite. Returns 0 if the
+   read fails, because the device's error is reported elsewhere. */
 static float tt__largest_of(tt_program *p, int rank, int32_t v)
 {
     const tt__mat m = tt__resolve(p, rank, v);
@@ -25492,10 +25450,9 @@ static float tt__largest_of(tt_program *p, int rank, int32_t v)
     return largest;
 }
 
-/* Finds a parameter, on this process's ranks, that explains why results are not finite: the first parameter
-   with a number that is not finite; else the parameter with the largest numbers, if these are larger than
-   training ever makes them. Writes its name and the reason to `to`. If it finds none, returns false and
-   writes "". */
+/* Finds a parameter, on this process's ranks, that explains results that are not finite: one with a number
+   that is not finite or, if there is none, the one with the largest number above 1e10. Writes its name and
+   the reason to `to`. If none explains them, returns false and writes "". */
 static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
 {
     const float huge = 1e10f;
@@ -25520,7 +25477,7 @@ static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
     return name != NULL;
 }
 
-/* Fails if the loss is not finite, and names a parameter that may be the cause. micro: the number of the
+/* Fails if the loss is not finite, and names a parameter that may be the cause. micro: number of the
    micro-batch in the step; -1: unknown. */
 static tt_status tt__check_loss(tt_program *p, int64_t micro)
 {
@@ -25534,13 +25491,13 @@ static tt_status tt__check_loss(tt_program *p, int64_t micro)
                     bad ? cause : "check the inputs, or lower the learning rate");
 }
 
-/* Updates the step's counts for a round that is ready to run. */
+/* Updates the counts of the current step before a round runs. */
 static void tt__begin_micro(tt_program *p)
 {
     const tt_program *last = tt__last_stage(p);
     const tt_tape *t = last->built.t;
     const tt__now now = tt__now_of(p);
-    /* loss_norm is a power of two near the number of targets: undoing the division is exact. */
+    /* undoing the division by loss_norm, a power of two near the number of targets, is exact */
     if (t->accumulate && !p->norm_known) {
         int exponent = 0, first = tt__first_of(last, 0);
         for (int k = 0; k < t->n_code; k++)
@@ -25556,9 +25513,9 @@ static void tt__begin_micro(tt_program *p)
 /* ==== src/run/pipeline.h */
 /* ---- a pipeline: keeps its micro-batches, and runs them all at the step's end */
 
-/* Returns the number of the micro-batch that a stage runs as its action number k, and sets *backward to
-   whether the action is a backward. A stage has two actions, forward and backward, for each of `micros`
-   micro-batches. ahead: number of forwards before forwards and backwards begin to alternate. */
+/* Returns the number of the micro-batch that a stage runs in its action number k, and sets *backward to
+   whether the action is a backward. A stage has two actions for each of `micros` micro-batches: forward and
+   backward. ahead: number of forwards before forwards and backwards alternate. */
 static int64_t tt__pipeline_action(int64_t k, int64_t micros, int64_t ahead, bool *backward)
 {
     const int64_t first = tt__min(ahead, micros), both = 2 * (micros - first);
@@ -25567,7 +25524,7 @@ static int64_t tt__pipeline_action(int64_t k, int64_t micros, int64_t ahead, boo
     return k >= first + both ? k - micros : *backward ? (k - first) / 2 : first + (k - first) / 2;
 }
 
-/* Accepts the next micro-batch of a pipeline: checks and keeps its inputs. tt__run_pipeline runs it later. */
+/* Accepts the next micro-batch of a pipeline: checks and keeps its inputs, until tt__run_pipeline runs it. */
 static tt_status tt__feed(tt_program *p)
 {
     const int max = p->settings.options.parallel.micros;
@@ -25579,7 +25536,7 @@ static tt_status tt__feed(tt_program *p)
     }
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
-    for (int d = 0; d < p->present; d++) { /* keeps the rows of the recorded axes */
+    for (int d = 0; d < p->present; d++) { /* keeps the numbers of rows of all axes */
         const int64_t *rows = p->rank[tt__first_of(p, d)].axis_rows;
         memcpy(p->queued[p->round * p->arena->data + d].rows, rows, sizeof *rows * (size_t)p->n_axes);
     }
@@ -25591,7 +25548,7 @@ static tt_status tt__feed(tt_program *p)
     return status;
 }
 
-/* Writes the kept inputs of the current micro-batch to a rank's memory. */
+/* Writes the kept inputs of a rank's current micro-batch to the rank's memory. */
 static tt_status tt__write_queued(tt_program *p, int rank)
 {
     const tt__now *now = &p->rank[rank].now;
@@ -25651,9 +25608,9 @@ static tt_status tt__run_pipeline(tt_program *p)
     return TT_OK;
 }
 
-/* Runs one micro-batch on each data rank that has one: the forward and, if the program trains, the backward.
-   wanted: waits until the device has computed the results, and checks the loss. Otherwise a loss that is not
-   finite is noticed only at the end of the step. */
+/* Runs one micro-batch on each data rank that has one: the forward and, in training, the backward. wanted:
+   waits until the device has computed the results, and checks the loss. Otherwise, on a device, a loss that
+   is not finite is noticed only at the end of the step. */
 static tt_status tt__micro(tt_program *p, bool wanted)
 {
     const bool train = p->settings.options.train;
@@ -25668,7 +25625,7 @@ static tt_status tt__micro(tt_program *p, bool wanted)
     if (status == TT_OK && (wanted || p->settings.kind->host)) {
         status = train ? tt__read_counts(p, &bad) : tt__read_results(p);
     }
-    const int64_t number = p->round * p->arena->data + bad; /* the micro-batch's number */
+    const int64_t number = p->round * p->arena->data + bad; /* number of the micro-batch in the step */
     return status == TT_OK && train ? tt__check_loss(p, number) : status;
 }
 
@@ -25680,7 +25637,8 @@ static tt_status tt__run_lap(tt_program *p)
     return any ? tt__run_segment(p, TT__EACH_LAP, false) : TT_OK;
 }
 
-/* Ends a round: one micro-batch on each data rank. If the round ends a lap, sums the lap's tree of sums. */
+/* Ends a round, in which each data rank has run one micro-batch. If the round ends a lap, sums the lap's tree
+   of sums. */
 static tt_status tt__end_round(tt_program *p)
 {
     p->round++;
@@ -25708,7 +25666,7 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
 /* ----------------------------------------------------------------------------------------------------- steps
    Defines tt_step and its parts, reads the results of a step, at once or later, and reads gradients. */
 
-/* Sets *stats to the results of the last run on one data rank, in a program that does not train. */
+/* Sets *stats to the results of one data rank in the last run of a program that does not train. */
 static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)
 {
     const tt_program *p = tt__last_stage(head);
@@ -25731,7 +25689,7 @@ static tt_status tt__check_lr(tt_program *p, float lr)
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
 }
 
-/* Fails because the gradients' norm is not finite, and names a gradient that makes it so. */
+/* Fails because the norm of the gradients is not finite, and names a gradient that is the cause. */
 static tt_status tt__norm_failed(tt_program *head)
 {
     const int first = head->settings.group->first;
@@ -25754,7 +25712,7 @@ static tt_status tt__norm_failed(tt_program *head)
     tt__free(p->ctx, list);
     if (status != TT_OK) return status;
     head->outcome = t->early && bad ? TT__HALF_UPDATED : TT__NOT_FINITE;
-    if (t->early && bad) /* the memory of gradients was reused */
+    if (t->early && bad) /* the memory of gradients is in use for other values */
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite, or the sum "
                         "of its squares overflows; it was not updated, but with update 'backward' others may "
                         "have been: load the last state", step, p->ctx->params[t->values[bad].param]->name);
@@ -25775,7 +25733,7 @@ static tt_status tt__norm_failed(tt_program *head)
 }
 
 /* Fails if the results of a step are not finite; otherwise counts the step. one: the step had one
-   micro-batch. skipped: the value of tt__scale_state.skipped before the step. */
+   micro-batch. skipped: tt__scale_state.skipped before the step. */
 static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
 {
     p->outcome = TT__NO_TARGET;
@@ -25786,15 +25744,15 @@ static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
     tt_status status = tt__check_loss(p, one ? 0 : -1);
     if (status != TT_OK) return status;
     const bool finite = isfinite(p->results.clipped.norm), lowered = p->results.scale.skipped != skipped;
-    if (!finite && !lowered) return tt__norm_failed(p); /* lowered: the step is only skipped */
+    if (!finite && !lowered) return tt__norm_failed(p); /* lowered: loss scaling skips the step */
     if (finite) p->run.step++;
     tt__give_stats(p, &p->done, finite ? p->results.clipped.norm : 0);
     p->reads++;
     return TT_OK;
 }
 
-/* Reads the results of the last step, if they were not read yet, and counts that step. Does not change the
-   state of the current step, which has launched nothing yet. */
+/* Reads and judges the results of the last step, if they are unread. Leaves the state of the current step as
+   it is. */
 static tt_status tt__read_unread(tt_program *p)
 {
     const int rank = tt__first_of(p, 0);
@@ -25804,7 +25762,7 @@ static tt_status tt__read_unread(tt_program *p)
     const double flops = p->flops;
     if (!p->unread.any) return TT_OK;
     p->unread.any = false;
-    p->run.step--; /* counted again once its results are good */
+    p->run.step--; /* tt__judge_step counts the step again if its results are good */
     tt_status status = c->kind->backend->after(c->device[rank], TT__HOST_STREAM, r->has_found);
     status = tt__device_status(p->ctx, c, rank, status);
     if (status != TT_OK) return status;
@@ -25818,7 +25776,7 @@ static tt_status tt__read_unread(tt_program *p)
     return status;
 }
 
-/* Counts a step whose results will be read later. one: the step had one micro-batch. */
+/* Counts a step whose results the host reads later. one: the step had one micro-batch. */
 static void tt__leave_unread(tt_program *p, bool one)
 {
     p->unread.any = true;
@@ -25841,15 +25799,15 @@ tt_status tt_wait(tt_program *p, tt_stats *stats)
     const tt__device_group *c = p->settings.group;
     const int rank = tt__first_of(p, 0);
     tt_status status = tt__read_unread(p);
-    if (any && status == TT_OK) /* waits for updates, which follow the results */
+    if (any && status == TT_OK) /* waits for the updates, which follow the results */
         status = tt__device_status(p->ctx, c, rank, c->kind->backend->wait(c->device[rank]));
     if (stats) *stats = p->done;
     return status;
 }
 
-/* Ends a step: runs the kept micro-batches of a pipeline or, without a pipeline, sums an unfinished lap; then
-   updates the parameters. The update changes nothing if a loss or gradient is not finite. If `stats` is NULL,
-   the results may be read later. */
+/* Ends a step: runs the kept micro-batches of a pipeline, or sums an unfinished lap; then updates the
+   parameters. The update changes nothing if a loss or gradient is not finite. If `stats` is NULL, the host
+   may read the results later. */
 static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 {
     const double skipped = p->results.scale.skipped;
@@ -25875,7 +25833,7 @@ tt_status tt_step(tt_program *p, float lr, tt_stats *stats)
     tt_status status = tt__check_lr(p, lr);
     if (status != TT_OK) return status;
     tt__begin_step(p);
-    p->run.lr = lr; /* update "backward": tt__micro updates */
+    p->run.lr = lr; /* for update "backward", in which tt__micro updates */
     status = tt__micro(p, false);
     if (status == TT_OK) status = tt__end_round(p);
     if (status == TT_OK) status = tt__finish_step(p, lr, stats);
@@ -25894,7 +25852,8 @@ tt_status tt_micro_step(tt_program *p, tt_stats *stats)
                         "the step without updating");
     tt_status status = tt__micro(p, stats != NULL);
     if (status == TT_OK) status = tt__end_round(p);
-    if (status != TT_OK && p->round > 0) p->micro_failed = true; /* gradients may have a part */
+    if (status != TT_OK && p->round > 0) p->micro_failed = true; /* gradients may have parts of this
+                                                                    micro-batch */
     if (status != TT_OK) return status;
     tt__give_stats(p, stats, 0);
     return TT_OK;
@@ -25938,17 +25897,17 @@ static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int
     return tt__fetch_memory(&memory, to, TT_F32, (size_t)n);
 }
 
-/* The storages that hold a parameter's gradient in the middle of a step. In sums of a step (ranks/threads.h),
-   `leaves` holds the slots of each data rank. In sums of micro-batches, `total` holds the sum over ranks of
-   the finished laps and, if ranks have several slots, `leaves` the slots that the current lap has filled.
-   Both storages have the same layout. */
+/* The storages with a parameter's gradient in the middle of a step. In sums of a step (ranks/threads.h),
+   `leaves` has the slots of each data rank. In sums of micro-batches, `total` has the sum over ranks of the
+   finished laps and, if ranks have several slots, `leaves` has the slots of the current lap. Both have the
+   same layout. */
 typedef struct tt__so_far {
-    int32_t leaves, total; /* values of the tape; 0: no such storage */
-    int slots;             /* number of slots in use */
-    tt__part part;         /* the shard that a rank has of both storages */
+    int32_t leaves, total; /* numbers of the storages; 0: none */
+    int slots;             /* number of slots that have contents */
+    tt__part part;         /* the shard of `leaves` and `total` that a rank has */
 } tt__so_far;
 
-/* Adds up the gradient of the step so far, in the order of the tree of sums, and writes it to `to`. */
+/* Adds up a gradient over the step so far, in the order of the tree of sums, and writes the sum to `to`. */
 static tt_status tt__sum_so_far(tt_program *p, const tt__so_far *g, const tt__stored *stored, float *to)
 {
     const int data = p->built.t->sums_micros ? 1 : p->arena->data;
@@ -25976,8 +25935,7 @@ static tt_status tt__sum_so_far(tt_program *p, const tt__so_far *g, const tt__st
     return status;
 }
 
-/* Finds the storages that hold a parameter's gradient of the step so far. Returns false if the parameter has
-   no gradient. */
+/* Finds the storages with a parameter's gradient over the step so far. Returns false if there are none. */
 static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so_far *g)
 {
     const tt_tape *t = p->built.t;
@@ -26039,8 +25997,8 @@ int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
     return n;
 }
 
-/* Returns an array with a flag for each value of a recorded tape: whether value v depends on it. The caller
-   frees the array. NULL: out of memory. */
+/* Returns a flag for each value of a recorded tape: whether v depends on the value. The caller frees the
+   array. NULL: out of memory. */
 static bool *tt__needed_for(const tt_tape *t, tt_value v)
 {
     bool *needed = (bool *)tt__calloc(t->ctx, (size_t)t->n_values);
@@ -26061,8 +26019,8 @@ static void tt__discard_step(tt_program *p) { p->round = 0; }
 static bool tt__within_step(const tt_program *p) { return p->round > 0; }
 int64_t tt_program_steps(const tt_program *p) { return p->run.step; }
 
-/* Adds the attributes of the instruction that updates parameter v to *hash. Returns false if no instruction
-   of the tape updates v. */
+/* Continues *hash with the attributes of the instruction that updates parameter v. Returns false if no
+   instruction of the tape updates v. */
 static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
 {
     for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code; k++) {
@@ -26074,13 +26032,14 @@ static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
     return false;
 }
 
-/* Returns `hash` continued with the attributes of the instructions that end a step: that of the global norm,
-   those that update parameters, in the order of the parameters in the tape, and that of the loss scale. */
+/* Continues a hash with attributes of the instructions at the end of a step, and returns it: those of CLIP,
+   of the updates in the order of the parameters in the tape, and of LOSS_SCALE. */
 static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
 {
     const tt_tape *t = p->built.t;
     const int step = tt__segment_first(t, TT__EACH_STEP), first = t->early ? 0 : step;
-    const int count = t->n_code - first, next = t->early ? count - 1 : 1; /* the likely next one */
+    const int count = t->n_code - first, next = t->early ? count - 1 : 1; /* next: distance to the likely next
+                                                                             update */
     int at = t->early ? count - 1 : 0;
     for (int k = step; k < t->n_code; k++)
         if (t->code[k].out[0] == t->clipped) hash = tt__attr_hash(hash, &t->code[k].attr);
@@ -26104,8 +26063,8 @@ static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
 }
 
 /* Returns a hash of everything that determines the numbers that training computes: the recorded tape, the
-   options precision and matmul, loss scaling, and the optimizer's attributes. Leaves out placement,
-   recomputation, the device and the way the program runs, as these do not change the numbers. */
+   options precision and matmul, loss scaling, and the optimizer's attributes. Placement, recomputation, the
+   device and the ranks do not change the numbers and are left out. */
 static uint64_t tt__program_hash(const tt_program *p)
 {
     const tt_loss_scale *s = &p->settings.options.loss_scale;
@@ -26116,20 +26075,23 @@ static uint64_t tt__program_hash(const tt_program *p)
     uint64_t hash = tt__hash_on(p->built.recorded, how, sizeof how);
     hash = tt__hash_on(hash, scaling, sizeof scaling);
     const tt_parallel *ranks = &p->settings.options.parallel;
-    const bool micros = ranks->zero > 1 || ranks->reduce_micros; /* sums of micro-batches, not of a step */
+    const bool micros = ranks->zero > 1 || ranks->reduce_micros; /* gradients are summed in each
+                                                                    micro-batch */
     const int leaves[] = {ranks->groups, micros};
     if (ranks->groups > 1 || micros) hash = tt__hash_on(hash, leaves, sizeof leaves);
     const tt__attr none = tt__new_instr(0).attr;
     for (int32_t v = 1; v < p->built.t->n_values; v++)
-        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* stands for a sum of squares */
+        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* stands for the SUM_SQUARES of
+                                                                                v's gradient */
     return tt__updates_hash(p, hash);
 }
 
 enum { TT__STATE_VERSION = 5 };
-#define TT__MOST_STEPS ((int64_t)1 << 62) /* max number of steps in a state: later steps cannot overflow */
+#define TT__MOST_STEPS ((int64_t)1 << 62) /* max number of steps in a state, so that later steps cannot
+                                             overflow */
 
-/* The header of a saved state: numbers of 8 bytes each, stored as the I64 tensor "tinytrain.run". A program
-   must have some of the same numbers to continue from the state. optimizer: a tt_optimizer_kind; precision: a
+/* The header of a saved state: numbers of 8 bytes, stored as the I64 tensor "tinytrain.run". A program that
+   continues from the state must match some of them. optimizer: a tt_optimizer_kind; precision: a
    tt__precision_kind. */
 typedef struct tt__state_header {
     int64_t version, seed, step, good_steps, skipped;
@@ -26156,13 +26118,13 @@ static tt__state_header tt__state_header_of(const tt_program *p)
    ======================================================================================================== */
 
 /* -------------------------------------------------------------------------------------------------- costs
-   tt_measure_costs trains a transformer block in a context of its own and times each launch. It begins with
-   so few rows and columns that the overhead of launches dominates, and adds rows and columns until steps are
-   long. A block with one row measures the update, which dominates the time of such a block. */
+   tt_measure_costs trains a transformer block in its own context and times each launch. The block begins with
+   so few rows and columns that the overhead of launches dominates, and grows until steps are long. A block
+   with one row measures the update, which dominates its steps. */
 
-/* STEP_LONG, COPY_LONG: seconds from which a step and a copy are long enough to measure. STEPS_LONG: seconds
-   of all steps of one program. WIDTH: numbers of rows and columns of a block; in UPDATE_WIDTH, of columns
-   alone. COPY: bytes of a copy. */
+/* STEP_LONG, COPY_LONG: seconds from which a step or a copy is long enough to measure. STEPS_LONG: seconds of
+   all steps of a program. WIDTH: number of rows and of columns of a block; UPDATE_WIDTH: of columns. COPY:
+   bytes of a copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
@@ -26175,10 +26137,11 @@ typedef struct tt__sample {
     tt_value x, y, starts;
     int rows, seqs;
     int32_t *start;
-    float *numbers;         /* the data of both x and y */
+    float *numbers;         /* data of both x and y */
 } tt__sample;
 
-/* Records a linear layer with `out` columns or, if out is 0, a norm. The parameters get unique names. */
+/* Records a linear layer with `out` columns or, if `out` is 0, a norm. Names its parameters by numbers, which
+   are unique. */
 static tt_value tt__sample_layer(tt_tape *t, tt_value x, int64_t out)
 {
     const int64_t in = tt_value_width(t, x), dims[] = {out ? out : in, in};
@@ -26232,7 +26195,7 @@ static void tt__sample_free(tt_context *ctx, tt__sample *s)
     tt__free(ctx, s->numbers);
 }
 
-/* Sets the inputs and runs a step. *seconds: the time that tt_step alone took. */
+/* Sets the inputs and runs a step. *seconds receives the duration of tt_step alone. */
 static tt_status tt__sample_step(tt__sample *s, double *seconds)
 {
     tt_status status = TT_OK;
@@ -26247,15 +26210,15 @@ static tt_status tt__sample_step(tt__sample *s, double *seconds)
     return status;
 }
 
-/* The launches of a step, for each kind of cost: their seconds, their work (FLOPs or bytes), their number. */
+/* The launches of a step, by kind of cost: their seconds, their work in FLOPs or bytes, their number. */
 typedef struct tt__profile {
     double seconds[TT__COST_KINDS], work[TT__COST_KINDS];
     int launches[TT__COST_KINDS];
 } tt__profile;
 
-/* Runs some steps and takes the shortest time of each launch, as other work on the machine slows down some
-   steps but seldom all. *seconds: the sum of these times or, if steps are very long, the time of the last
-   step. */
+/* Runs some steps and takes the shortest time of each launch, because other work on the machine slows down
+   some steps but seldom all. *seconds: the sum of these times or, if steps are very long, the duration of the
+   last step. */
 static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
 {
     const tt_tape *t = s->p->built.t;
@@ -26271,7 +26234,7 @@ static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *
     }
     ctx->profile = NULL;
     memset(to, 0, sizeof *to);
-    for (int k = 0, first = 0; k < t->n_code; k++) { /* first: first instruction of a launch */
+    for (int k = 0, first = 0; k < t->n_code; k++) { /* first: number of the first instruction of a launch */
         const tt__cost cost = tt__cost_of(&t->code[k]);
         if (isfinite(each[first])) to->work[cost] += tt__work_of(t, &t->code[k]);
         if (k == first && isfinite(each[k])) {
@@ -26282,7 +26245,7 @@ static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *
     }
     *seconds = 0;
     for (int c = 0; c < TT__COST_KINDS; c++) *seconds += to->seconds[c];
-    if (now > 8 * TT__STEP_LONG) *seconds = now; /* a step so long needs no repetition */
+    if (now > 8 * TT__STEP_LONG) *seconds = now; /* so long a step needs no repetition */
     tt__free(ctx, each);
     return status;
 }
@@ -26300,8 +26263,8 @@ static tt_status tt__profile_of(tt_context *ctx, const char *device, const char 
     return status;
 }
 
-/* Computes rates (work per second) from the differences in work and in time between profile *x and a smaller
-   profile with the same number of launches (all 0: no smaller profile). For collectives, also computes the
+/* Computes rates (work a second) from two profiles with the same launches: the difference in work divided by
+   the difference in time. `small` is all 0 if there is no smaller profile. For collectives, also computes the
    seconds to start one. */
 static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool single, tt_costs *to)
 {
@@ -26315,10 +26278,9 @@ static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool si
     }
 }
 
-/* Computes the seconds to start an op. Takes the seconds of the fastest of some steps whose launches are not
-   timed, or `min` if that is less; subtracts the seconds that the rates predict for the step's work; and
-   divides the rest by the number of launches. min: seconds of a step whose launches were timed one by
-   one. */
+/* Computes the seconds of a launch from steps whose launches are not timed: the shortest of them, less the
+   seconds that the rates predict for its work, divided by the number of launches. min: seconds of a step
+   whose launches were timed one by one, an upper bound. */
 static tt_status tt__measure_launch(tt__sample *s, double min, tt_costs *costs)
 {
     double seconds;
@@ -26337,8 +26299,7 @@ static tt_status tt__measure_launch(tt__sample *s, double min, tt_costs *costs)
     return status;
 }
 
-/* Measures the bytes per second of one instruction: a copy (TT__OP_COPY), or a multiplication by 1
-   (TT__OP_SCALE). */
+/* Measures the bytes a second of one instruction: a copy (TT__OP_COPY) or a product with 1 (TT__OP_SCALE). */
 static tt_status tt__measure_copy(tt_context *ctx, const tt__device_group *c, int op, void *from, void *to,
                                   double *rate)
 {
@@ -26361,14 +26322,15 @@ static tt_status tt__measure_copy(tt_context *ctx, const tt__device_group *c, in
             status = b->launch(&l, 1);
             if (status == TT_OK) status = b->wait(l.device);
             begin = tt__seconds() - begin;
-            seconds = k > 1 ? fmin(seconds, begin) : begin; /* ignores the first run, which touches memory */
+            seconds = k > 1 ? fmin(seconds, begin) : begin; /* leaves out the first run, which touches
+                                                               memory */
         }
         *rate = (double)n / fmax(seconds, 1e-9);
     }
     return tt__device_status(ctx, c, 0, status);
 }
 
-/* Measures the bandwidths of the device memory of rank 0 and of its links to and from the host's memory. */
+/* Measures the bytes a second of rank 0's device memory and of its links to and from the host. */
 static tt_status tt__measure_links(tt_context *ctx, const tt__device_group *c, tt_costs *costs)
 {
     const tt__backend *b = c->kind->backend;
@@ -26387,8 +26349,8 @@ static tt_status tt__measure_links(tt_context *ctx, const tt__device_group *c, t
     return status;
 }
 
-/* Returns the width (number of rows and of columns) for which a step should be long enough to measure, given
-   that a step with `width` took `seconds`. Returns `width` itself if that step was long enough. */
+/* Returns the width (number of rows and of columns) with which a step should be long enough to measure, if a
+   step with `width` took `seconds`. Returns `width` itself if that step was long enough. */
 static int tt__next_width(int width, double seconds)
 {
     const double times = fmin(4, cbrt(TT__STEP_LONG / fmax(seconds, 1e-9)));
@@ -26396,7 +26358,7 @@ static int tt__next_width(int width, double seconds)
     return times < 1.2 || next <= width ? width : next < TT__MOST_WIDTH ? next : TT__MOST_WIDTH;
 }
 
-/* Measures the rates of instructions in fp32 (`single`) or bf16. *min: the seconds of the smallest step. */
+/* Measures the rates of instructions in fp32 (`single`) or bf16. *min: seconds of the smallest step. */
 static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool single, double *min,
                                        tt_costs *costs)
 {
@@ -26406,7 +26368,7 @@ static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool
         double seconds = 0;
         const char *precision = single ? "32-true" : "bf16-true";
         const tt_status status = tt__profile_of(ctx, device, precision, width, width, &now, &seconds);
-        if (status == TT_ERR_MEMORY && before) return TT_OK; /* keeps the rates found so far */
+        if (status == TT_ERR_MEMORY && before) return TT_OK; /* keeps the rates measured so far */
         if (status != TT_OK) return status;
         tt__rates_of(&now, &small, single, costs);
         if (!before) small = now, *min = seconds;
@@ -26426,7 +26388,7 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     o.isa = tt_isa(ctx);
     o.bf16 = tt__bf16_name[ctx->cpu.bf16];
     o.verify = false;
-    o.logger.log = NULL; /* the caller's context has logged this already */
+    o.logger.log = NULL; /* the caller's context has logged the warnings already */
     tt_context *own = tt_open(&o);
     if (!own) return tt__fail(ctx, TT_ERR_MEMORY, "tt_measure_costs: no memory or threads for a context");
     tt__sample s; /* runs like users' programs, with streams and graphs of launches */
@@ -26436,7 +26398,7 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     if (status == TT_OK) status = tt__measure_links(own, tt__find_devices(own, device), &found);
     if (status == TT_OK)
         status = tt__profile_of(own, "cpu", "32-true", 1, TT__UPDATE_WIDTH, &update, &ignored);
-    if (status == TT_OK) /* the local ranks share the CPU */
+    if (status == TT_OK) /* the ranks of this process share the CPU */
         found.update_host = update.work[TT__COST_UPDATE] / fmax(update.seconds[TT__COST_UPDATE], 1e-9) /
                             s.p->settings.group->local;
     if (status == TT_OK) status = tt__measure_precision(own, device, true, &min, &found);
@@ -26452,8 +26414,8 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
 
 /* ==== src/reports/plan.h */
 /* ------------------------------------------------------------------------------------------------------ plan
-   Returns a memory plan as numbers: a tt_plan, and the storages that are live at the peak (the instruction
-   where most bytes are live). */
+   Returns a memory plan as numbers: a tt_plan, and the storages in use at the peak, which is the instruction
+   with the most bytes in use. */
 
 const char *tt_category_name(tt_category c)
 {
@@ -26475,9 +26437,9 @@ static tt_category tt__category_of(const tt_tape *t, int32_t base)
     }
 }
 
-/* Returns the number of storages of the program's arena, some of which may be absent. Storage 0 is the
-   resident workspace, then come persistent values, then boxes of transient storages. tt__storage_of describes
-   storage k, and returns false if it is absent. */
+/* tt__storages returns the number of storages that the program's arena may have: the resident workspace
+   (number 0), then persistent values, then boxes of transient storages. tt__storage_of describes storage k in
+   *to; it returns false if the arena does not have that storage. */
 static int tt__storages(const tt_program *p) { return p->built.t->n_values + p->built.n_boxes; }
 
 static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
@@ -26502,8 +26464,8 @@ static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
     return k ? x->persistent && x->base == k && x->space == TT__DEVICE && !elsewhere : to->bytes > 0;
 }
 
-/* Describes storage k of the program's arena in *to. Returns false if it is absent or not live at the
-   peak. */
+/* Describes storage k of the program's arena in *to. Returns false if the arena does not have the storage or
+   it is not in use at the peak. */
 static bool tt__storage_at_peak(const tt_program *p, int k, tt_plan_value *to)
 {
     return tt__storage_of(p, k, to) && to->first <= p->built.peak_at && to->last >= p->built.peak_at;
@@ -26531,7 +26493,7 @@ static double tt__moved_by(const tt_program *p, int rank, double *min)
     return bytes;
 }
 
-/* Counts the bytes that a rank copies between device and host in a step (plan->transfer_bytes). */
+/* Adds up the bytes that a rank copies between device and host in a step, in *plan. */
 static void tt__count_transfers(const tt_program *p, tt_plan *plan)
 {
     const tt_tape *t = p->built.t;
@@ -26545,7 +26507,7 @@ static void tt__count_transfers(const tt_program *p, tt_plan *plan)
     }
 }
 
-/* Returns the stage of a program whose ranks need the most bytes. */
+/* Returns the stage of a pipeline whose ranks need the most bytes. */
 static const tt_program *tt__largest_stage(const tt_program *p)
 {
     const tt_program *largest = p;
@@ -26557,8 +26519,7 @@ static const tt_program *tt__largest_stage(const tt_program *p)
     return largest;
 }
 
-/* Returns the bytes of host memory in which a pipeline keeps the inputs of the micro-batches of one data
-   rank. */
+/* Returns the bytes of host memory in which a pipeline keeps the inputs of one data rank for a step. */
 static size_t tt__queued_bytes(const tt_program *p)
 {
     const int micros = p->settings.options.accumulate ? p->settings.options.parallel.micros : 1;
@@ -26652,7 +26613,8 @@ tt_plan tt_program_plan(const tt_program *p)
     return plan;
 }
 
-/* Returns whether storage a has more bytes than storage b. arg: the array of the storages' bytes. */
+/* Returns whether storage a comes before storage b: it has more bytes or, with equal bytes, a lower number.
+   arg: bytes of each storage. */
 static bool tt__larger_storage(const void *arg, uint32_t a, uint32_t b)
 {
     const size_t *bytes = (const size_t *)arg;
@@ -26666,7 +26628,8 @@ int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity
     const size_t bytes_each = sizeof(size_t) + sizeof(uint32_t) + sizeof(int32_t);
     size_t *bytes = (size_t *)tt__calloc(p->ctx, bytes_each * (size_t)storages);
     uint32_t *order = (uint32_t *)(bytes + storages);
-    int32_t *holds = (int32_t *)(order + storages); /* for each box: the last of the values that share it */
+    int32_t *holds = (int32_t *)(order + storages); /* for each box: the last value placed there by the
+                                                       peak */
     int n = 0;
     for (int k = 0; k < storages && bytes; k++) {
         const tt__box *box = k < values ? NULL : &p->built.box[k - values];
@@ -26710,11 +26673,11 @@ static void tt__without_numbers(const char *name, char *to, size_t capacity)
     to[n] = 0;
 }
 
-/* A group of values of the same size and category whose names differ only in numbers. first: one of them. */
+/* Values of the same size and category whose names differ only in numbers. first: one of them. */
 typedef struct tt__plan_group { char name[72]; const tt_plan_value *first; int count; } tt__plan_group;
 
-/* Prints the largest values at the peak in 8 to 20 lines, until they make up four fifths of the peak's bytes.
-   A group of similar values, such as one of each of 24 layers, takes one line. */
+/* Prints the largest values at the peak in 8 to 20 lines, until they have four fifths of the peak's bytes.
+   Values whose names differ only in numbers, such as one of each layer, share a line. */
 static void tt__print_largest(const tt_program *p, tt__text_buffer *text)
 {
     const int n = tt_plan_values(p, NULL, 0);
@@ -26896,8 +26859,8 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
 /* ----------------------------------------------------------------------------------------- picture of a plan
    tt_plan_svg draws the bytes in use at each instruction, by category. */
 
-/* Returns the distance between the marks of an axis of the plot: 1, 2 or 5 times a power of ten, so that an
-   axis of `length` has at most `marks` marks. */
+/* Returns the distance between the marks of a plot's axis: the smallest of 1, 2 or 5 times a power of ten
+   with which an axis of `length` has at most `marks` marks. */
 static double tt__axis_step(double length, int marks)
 {
     static const int times[] = {1, 2, 5};
@@ -26915,9 +26878,9 @@ static void tt__print_xml(tt__text_buffer *text, const char *name)
     }
 }
 
-/* The categories of memory, from the lowest layer of the plot up. tt__live_layers returns an array live[k * N
-   + c]: the bytes in use in column k by the categories tt__layer[0] to tt__layer[c]. A column shows one of n
-   instructions; if several share a column, the one with the most bytes. NULL: out of memory. */
+/* The categories of memory, in the order of the plot's layers from below. tt__live_layers returns live[k * N
+   + c]: the bytes in use in column k of the categories tt__layer[0] to tt__layer[c]. If several of the n
+   instructions share a column, it shows the one with the most bytes. NULL: out of memory. */
 static const tt_category tt__layer[] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER, TT_MEM_GRADIENTS, TT_MEM_INPUTS,
                                         TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
 static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
@@ -26948,8 +26911,7 @@ static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
 enum { TT__LEFT = 64, TT__TOP = 66, TT__WIDTH = 600, TT__HEIGHT = 290, TT__RIGHT = TT__LEFT + TT__WIDTH,
        TT__BOTTOM = TT__TOP + TT__HEIGHT };
 
-/* Prints a line of text of the picture. anchor: the point of the text ("start", "middle" or "end") that is at
-   x. */
+/* Prints a line of text. anchor: the point of the text that is at x: "start", "middle" or "end". */
 TT_PRINTF(5, 6)
 static void tt__label(tt__text_buffer *text, int x, int y, const char *anchor, const char *format, ...)
 {
@@ -26961,9 +26923,9 @@ static void tt__label(tt__text_buffer *text, int x, int y, const char *anchor, c
     tt__print(text, "<text x='%d' y='%d' text-anchor='%s'>%s</text>\n", x, y, anchor, label);
 }
 
-/* Draws the layers of memory. Begins with the highest layer and draws each down to the axis, so that lower
-   layers cover higher ones. Coordinates are tenths of a pixel, to the right and up from the lower left
-   corner. scale: tenths of a pixel per byte. drawn: set to whether each layer has any bytes. */
+/* Draws the layers of memory, the highest first and each down to the axis, so that lower layers cover higher
+   ones. The unit of coordinates is a tenth of a pixel; they begin in the lower left corner. scale: tenths of
+   a pixel per byte. drawn: receives, for each layer, whether it has any bytes. */
 static void tt__draw_layers(tt__text_buffer *text, const int64_t *live, int columns, double scale,
                             const char *const *colour, bool *drawn)
 {
@@ -26987,7 +26949,7 @@ static void tt__draw_layers(tt__text_buffer *text, const int64_t *live, int colu
     }
 }
 
-/* Draws a band below the axis that shows which instructions are forward, backward and update. */
+/* Draws a band below the axis with the instructions of the forward, the backward and the update. */
 static void tt__draw_parts(tt__text_buffer *text, const tt__instr *i, int instructions)
 {
     static const char *const names[] = {"forward", "backward", "update"};
@@ -27003,13 +26965,13 @@ static void tt__draw_parts(tt__text_buffer *text, const tt__instr *i, int instru
     }
 }
 
-/* Returns whether an instruction recomputes (kind 0), or moves data between memories or ranks (kind 1). */
+/* Returns whether i recomputes a value (kind 0), or moves data between memories or ranks (kind 1). */
 static bool tt__is_marked(const tt_tape *t, const tt__instr *i, int kind)
 {
     return kind ? tt__stream_beside(t, i) != TT__COMPUTE_STREAM : i->recomputed;
 }
 
-/* Draws a line at each instruction for which tt__is_marked(kind) holds. Returns whether it drew any. */
+/* Draws a line below each instruction for which tt__is_marked returns true. Returns whether there is any. */
 static bool tt__draw_marks(tt__text_buffer *text, const tt_tape *t, int kind, const char *colour)
 {
     bool any = false;
@@ -34866,7 +34828,8 @@ typedef struct tt__architecture {
        NULL: the architecture adapts no tensor. */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
     size_t image_size;          /* offset of the field in the config's struct; 0: no such field */
-    void (*print)(tt__text_buffer *json, const void *self, const void *config); /* prints more members; or NULL */
+    /* Prints further members of config.json; or NULL. */
+    void (*print)(tt__text_buffer *json, const void *self, const void *config);
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
 } tt__architecture;
 

@@ -10,8 +10,9 @@
 
 #define TT__LEFT_FREE ((size_t)256 << 20)
 
-/* Sets *budget, if it is 0, to the bytes that one rank may use. This is the device's free memory, less a
-   reserve of an eighth but at most TT__LEFT_FREE bytes, divided among the ranks that share the device. */
+/* If *budget is 0, sets it to the bytes that one rank may use: the free memory of the rank's device, less a
+   reserve, divided by the number of ranks on that device. The reserve is an eighth of the free memory, at
+   most TT__LEFT_FREE bytes. */
 static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budget)
 {
     size_t min = SIZE_MAX;
@@ -34,12 +35,12 @@ static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budg
     return status;
 }
 
-/* A function that plans a program for batch size n. It returns TT_OK and sets *bytes to the plan's bytes, or
-   returns TT_ERR_BUDGET or another error. */
+/* Plans a program for batch size n. Returns TT_OK and sets *bytes to the bytes of the plan, or returns an
+   error: TT_ERR_BUDGET if the plan exceeds the budget. */
 typedef tt_status (*tt__try_size)(void *arg, int64_t n, size_t *bytes);
 
-/* Estimates linearly, from the bytes of the plans for batch sizes `from` and `to`, the batch size whose plan
-   needs `budget` bytes. Returns it rounded down; 0 if the bytes do not grow from `from` to `to`. */
+/* Estimates the batch size whose plan needs `budget` bytes, by the line through the plans for batch sizes
+   `from` and `to`. Rounds down; returns 0 if the line does not rise. */
 static double tt__line_meets(double from, double from_bytes, double to, double to_bytes, double budget)
 {
     const double rise = (to_bytes - from_bytes) / (to - from);
@@ -47,16 +48,16 @@ static double tt__line_meets(double from, double from_bytes, double to, double t
 }
 
 /* Returns the largest batch size n, at most `max`, whose plan fits the budget; 0 after an error or if none
-   fits. The bytes of a plan grow almost linearly with n, and so do the bytes that an error names for a plan
-   that does not fit. The next n to try is where the line through the two nearest plans reaches the budget. If
-   that line does not rise (a larger n may need fewer bytes), bytes are assumed to be proportional to n. */
+   fits. The bytes of a plan grow almost linearly with n, and the error about a plan that does not fit names
+   its bytes, too. So the next n to try is where the line through the two nearest plans reaches the budget. If
+   the line does not rise (a larger n may need fewer bytes), the search assumes bytes proportional to n. */
 static int64_t tt__largest_size(tt_context *ctx, int64_t max, size_t budget, tt__try_size try_size,
                                 void *arg)
 {
     int64_t fits = 0, fails = max + 1, next = 1;
     double bytes = 0, needs = 0; /* bytes of the plans for sizes `fits` and `fails`; 0: unknown */
-    int slow = 0; /* number of consecutive trials that did not halve the gap between `fits` and `fails` */
-    int64_t up = 1; /* how far to go up from `fits` when no guess is better */
+    int slow = 0; /* number of trials in a row that did not halve the gap between `fits` and `fails` */
+    int64_t up = 1; /* next step up from `fits` if there is no estimate */
     if (max < 1)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: most %lld is less than 1", (long long)max),
                0;
@@ -81,7 +82,8 @@ static int64_t tt__largest_size(tt_context *ctx, int64_t max, size_t budget, tt_
         if (needs > bytes && fits)
             guess = tt__line_meets((double)fits, bytes, (double)fails, needs, (double)budget);
         slow = 2 * (fails - fits) > gap ? slow + 1 : 0;
-        guess = fmin(guess, 16.0 * (double)fits); /* for a small n, most bytes do not depend on n */
+        guess = fmin(guess, 16.0 * (double)fits); /* bounded, because most bytes do not depend on n if n is
+                                                     small */
         if (fails <= max && slow > 2) guess = 0, slow = 0;
         const bool halve = guess <= 0 && fails <= max;
         next = halve ? fits + (fails - fits) / 2 : guess > (double)fits ? (int64_t)guess : fits + up;

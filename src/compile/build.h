@@ -39,7 +39,7 @@ static tt_status tt__place_transients(tt__built *b)
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__tape_value *x = &t->values[v];
         if (!x->persistent || x->base != v || x->space != TT__HOST) continue;
-        if (x->storage == TT__PARAMETER) continue; /* placed in the arena */
+        if (x->storage == TT__PARAMETER) continue; /* tt__place_persistent places it */
         size_t *end = x->part.root ? &b->host_of_first : &b->host_persistent;
         x->place = *end;
         *end += tt__arena_bytes(t, x);
@@ -48,7 +48,7 @@ static tt_status tt__place_transients(tt__built *b)
     return status == TT_OK ? tt__verify_places(t, b->box, b->n_boxes, TT__DEVICE, b->transient) : status;
 }
 
-/* Sets the fields of a tape that say how its ranks share the work. */
+/* Sets the fields of the tape that say how ranks share the work, from the options and the choice. */
 static void tt__spread_tape(tt_tape *t, const tt__settings *s, const tt__choice *choice)
 {
     const tt_parallel *p = &s->options.parallel;
@@ -64,24 +64,23 @@ static void tt__spread_tape(tt_tape *t, const tt__settings *s, const tt__choice 
     t->accumulate = s->options.train && (s->options.accumulate || p->data > 1);
 }
 
-/* Returns whether the programs of arena `a` have as many data ranks, tensor ranks and stages as settings *s
-   demand. */
+/* Returns whether the programs of arena `a` have the data ranks, tensor ranks and stages of settings *s. */
 static bool tt__same_ranks(const tt__arena *a, const tt__settings *s)
 {
     return a->data == s->options.parallel.data && a->tensor == s->options.parallel.tensor &&
            a->stages == s->options.parallel.pipeline;
 }
 
-/* Returns a mask with one bit, whose number is the pipeline stage of arena `a`; 0 if `a` is NULL or its
-   pipeline does not have `stages` stages. */
+/* Returns a mask with the bit of arena a's pipeline stage; 0 if `a` is NULL or its pipeline does not have
+   `stages` stages. */
 static uint64_t tt__stage_bit(const tt__arena *a, int stages)
 {
     return a && a->stages == stages ? 1ull << a->stage : 0;
 }
 
-/* Notes in the tape which parameters the tensor ranks already store divided or whole, as the tape must divide
-   them in the same way. For the first stage of a pipeline, also notes which stages store each parameter: when
-   a later stage is compiled, the first stage may already have stored more parameters. */
+/* Notes for each parameter in which layout an arena already stores it, because this tape must use that
+   layout. When the first stage of a pipeline is compiled, also notes which stages store the parameter: this
+   set must stay the same while the other stages are compiled. */
 static void tt__note_held(tt_tape *t, const tt__settings *s)
 {
     tt__arena *shared = s->options.share ? s->options.share->arena : NULL;
@@ -99,8 +98,8 @@ static void tt__note_held(tt_tape *t, const tt__settings *s)
     }
 }
 
-/* Notes the SEND instructions to other stages of the pipeline, and for each the segment that first writes its
-   operand. first: the result of tt__first_writers. */
+/* Notes the SEND instructions of a pipeline stage, and for each SEND the segment that first writes its
+   operand. first: from tt__first_writers. */
 static void tt__note_sends(tt__built *b, const int32_t *first)
 {
     const tt_tape *t = b->t;
@@ -135,7 +134,7 @@ static tt_status tt__begin_build(const tt_tape *t, int32_t root, const tt__setti
     return status;
 }
 
-/* Runs the last passes, and computes all fields of *b, costs included, except the places of values. */
+/* Runs the last passes on the tape of *b, and computes all fields of *b except the places of values. */
 static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__choice *choice)
 {
     tt_tape *t = b->t;
@@ -165,7 +164,7 @@ static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__ch
     return status == TT_OK ? tt__replay_of(t, &s->costs, &b->replay) : status;
 }
 
-/* Builds a program that belongs to no arena yet: rewrites a copy of the tape and places its transient
+/* Builds a program, which belongs to no arena yet: rewrites a copy of the tape and places its transient
    storages. The result depends only on the arguments, on which parameters are frozen, and on how ranks
    already store parameters. After an error, *b is empty. */
 static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s, const tt__choice *choice,
@@ -211,17 +210,17 @@ static tt_status tt__check_placement(const tt_program *p, const tt__arena *a, in
                     tt_dtype_name(dtype));
 }
 
-/* Returns whether a value's storage is persistent and part of an arena. */
+/* Returns whether x is a persistent storage that an arena holds. */
 static bool tt__in_arena(const tt__tape_value *x)
 {
     return x->persistent && (x->space == TT__DEVICE || x->storage == TT__PARAMETER);
 }
 
-/* Returns whether the device's memory is the host's, so that offloading saves nothing. */
+/* Returns whether device and host have one memory, in which offloading saves nothing. */
 static bool tt__one_memory(const tt_program *p) { return p->settings.kind->host && !p->ctx->apart; }
 
-/* Returns the bytes of host memory for the values that options or the caller's marks offload. Parameters are
-   excluded, as the arena counts them. */
+/* Returns the bytes of host memory for values that options or the caller's marks offload, without parameters,
+   which the arena counts. */
 static size_t tt__offloaded_bytes(const tt__built *b)
 {
     size_t bytes = 0;
@@ -232,12 +231,13 @@ static size_t tt__offloaded_bytes(const tt__built *b)
         if (moved && x->persistent && x->storage != TT__PARAMETER) bytes += tt__arena_bytes(b->t, x);
         any = any || moved;
     }
-    return any ? bytes + b->host_transient : 0; /* without offload, the host only has settings and results */
+    return any ? bytes + b->host_transient : 0; /* without offload, only settings and results are on the
+                                                   host */
 }
 
-/* Computes, for each space (device, host), the bytes that arena `a` (NULL: a new arena) must add if the
-   program joins it: those of persistent storages that no arena holds yet. Fails if an arena holds a parameter
-   in a way that the program cannot use. */
+/* Sets bytes[TT__DEVICE] and bytes[TT__HOST] to what arena `a` (NULL: a new arena) must add for the program:
+   the persistent storages that no arena holds yet. Fails if an arena holds a parameter in a way that the
+   program cannot use. */
 static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes[TT__SPACES])
 {
     const tt_tape *t = p->built.t;
@@ -256,17 +256,17 @@ static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes
     return TT_OK;
 }
 
-/* The sizes of an arena after a program has joined it. */
+/* Sizes of an arena once a program has joined it. */
 typedef struct tt__extent {
     size_t persistent, transient;
-    size_t bytes;           /* persistent and transient bytes, bytes that only data rank 0 has, and, where the
-                               device's memory is the host's, bytes that are offloaded */
-    size_t budget;          /* min of the memory budgets of the arena's programs; 0: no program has one */
-    bool by_them;           /* the budget comes from another program of the arena, not from the joining one */
+    size_t bytes;           /* persistent and transient bytes, bytes that only data rank 0 has and, if device
+                               and host have one memory, offloaded bytes */
+    size_t budget;          /* smallest memory_budget of the arena's programs; 0: none has one */
+    bool by_them;           /* the budget is that of another program of the arena */
     bool grows;             /* the arena needs more bytes than before */
 } tt__extent;
 
-/* Computes the sizes of arena `shared` (NULL: a new one) once the program has joined the arena. */
+/* Computes the sizes of arena `shared` (NULL: a new arena) once the program has joined it. */
 static tt_status tt__extent_of(const tt_program *p, tt__arena *shared, tt__extent *e)
 {
     tt__arena none;
@@ -292,7 +292,7 @@ static tt_status tt__extent_of(const tt_program *p, tt__arena *shared, tt__exten
 
 static bool tt__fits(const tt__extent *e) { return !e->budget || e->bytes <= e->budget; }
 
-/* Computes the arena's sizes with the program in it. Fails if the arena is allocated and would have to
+/* Computes the sizes of the arena once the program has joined it. Fails if the arena is allocated and would
    grow. */
 static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__extent *e)
 {

@@ -17,9 +17,9 @@
 
 /* ------------------------------------------------------------------------------------------------- commit */
 
-/* Gives persistent storage v a place in the program's arena, unless v has one. The place is directly after
-   storage `before`, whose padding to the arena's alignment then follows v, or at the end of the arena if
-   `before` is 0. Returns whether v got a place. */
+/* Gives persistent storage v a place in the program's arena, unless v already has a place in an arena. The
+   place is directly after storage `before` or, if `before` is 0, at the end of the arena. The padding that
+   aligns `before` then follows v. Returns whether v got a place. */
 static bool tt__place_in_arena(tt_program *p, int32_t v, int32_t before)
 {
     tt_tape *t = p->built.t;
@@ -88,8 +88,8 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
     return TT_OK;
 }
 
-/* Allocates a program's state on one rank, except the arena's memory. For a rank of another process (`local`
-   is false), allocates only the rows of axes and the states of inputs. */
+/* Allocates the state of a program on one rank, without the arena's memory. For a rank of another process
+   (`local` is false), allocates only the rows of axes and the states of inputs. */
 static tt_status tt__make_rank(tt_program *p, tt__rank *r, bool local)
 {
     const size_t values = (size_t)p->built.t->n_values, axes = (size_t)p->built.t->n_axes;
@@ -140,7 +140,7 @@ static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
                     s->options.parallel.data, s->options.parallel.tensor);
 }
 
-/* Sets in *s the number of the pipeline stage, and how many micro-batches that stage may have in flight. */
+/* Sets the number of the pipeline stage in *s, and its max number of micro-batches in flight. */
 static void tt__set_stage(tt__settings *s, int stage)
 {
     const tt_parallel *p = &s->options.parallel;
@@ -220,13 +220,11 @@ static bool tt__reads_input(const tt_program *p, int32_t v)
     return read;
 }
 
-/* The errors of the pipeline stages that exceed the budget: the error of the stage that needs the most bytes,
-   and the stage whose smallest possible program needs the most bytes. */
+/* Errors of the stages of a pipeline that exceed the budget. */
 typedef struct tt__short_stages {
-    size_t needs, advised;  /* tt_context.needs and tt_context.advised of the stage that needs the most
-                               bytes */
-    size_t max;            /* max of tt_context.advised over the stages */
-    int at;                 /* number of the stage whose tt_context.advised is `max` */
+    size_t needs, advised;  /* tt_context.needs and .advised of the stage that needs the most bytes */
+    size_t max;            /* largest tt_context.advised of all stages */
+    int at;                 /* number of that stage */
     char error[TT__ERROR];  /* error of the stage that needs the most bytes; "": all stages fit */
 } tt__short_stages;
 
@@ -239,9 +237,9 @@ static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r
     memcpy(r->error, ctx->error, sizeof r->error);
 }
 
-/* Fails with the error of the stage that needs the most bytes, as a budget of these bytes is enough for all
-   stages. If the smallest possible program of another stage needs more bytes than this error advises, adds
-   that program's bytes to the message. */
+/* Fails with the error of the stage that needs the most bytes, because a budget of these bytes is enough for
+   all stages. If the smallest possible program of another stage needs more bytes than this error advises, the
+   message also names that program's bytes. */
 static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 {
     ctx->needs = r->needs;
@@ -287,8 +285,7 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     return TT_OK;
 }
 
-/* Prints, one per line, the facts about a program that must be equal in all processes, as the bits of results
-   depend on these facts. */
+/* Prints, one a line, the facts on which the bits of results depend, so that all processes need the same. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
     tt__text_buffer text = {to, capacity, 0};
@@ -326,8 +323,8 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
     tt__print(&text, "program of %d instructions\n", p->built.t->n_code);
 }
 
-/* Waits until all processes reach point `where`. Fails if a process has an error, or if the processes' lines
-   of text (`own` in this process) differ. */
+/* Waits until all processes have come to point `where`. Fails if a process has an error, or if their lines of
+   text differ. own: the lines of this process. */
 static tt_status tt__agree_lines(tt_context *ctx, const char *where, tt_status status, char own[TT__NOTE])
 {
     tt__net *n = ctx->net;
@@ -377,7 +374,7 @@ static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_o
     return p;
 }
 
-/* Returns the bytes that memory_budget counts for a program; for a pipeline, those of its largest stage. */
+/* Returns the bytes of a program that count against memory_budget: those of its largest stage. */
 static size_t tt__bytes_of_largest_stage(tt_program *p)
 {
     size_t max = 0;
@@ -391,16 +388,16 @@ static size_t tt__bytes_of_largest_stage(tt_program *p)
 }
 
 /* Adds advice to the error about a plan that exceeds memory_budget: the bytes that the plan needs in
-   precision "bf16-true" or, if these exceed the budget too, in "bf16-true" with recompute "budget". Adds
-   nothing if the error already names fewer bytes, nor with option `share`, as programs that share an arena
-   have the same precision. */
+   precision "bf16-true" or, if these exceed the budget, too, in "bf16-true" with recompute "budget". Adds
+   nothing if the error already names fewer bytes, or with option `share`, because programs that share an
+   arena have one precision. */
 static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_options *o)
 {
     tt_context *ctx = t->ctx;
     tt_compile_options other = *o;
     char error[TT__ERROR], precision[96], with[96], said[32];
     const size_t needed = ctx->needs, advised = ctx->advised;
-    const bool budget = o->recompute && strcmp(o->recompute, "budget") == 0; /* NULL: not "budget" */
+    const bool budget = o->recompute && strcmp(o->recompute, "budget") == 0;
     const bool half = o->precision && strcmp(o->precision, "bf16-true") == 0;
     if (ctx->searches || !o->train || o->share || half) return;
     memcpy(error, ctx->error, sizeof error);
@@ -436,7 +433,7 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
     tt_program *p = tt__compile_all(t, root, o, &status);
     if (!p) return NULL;
     if (status == TT_ERR_BUDGET) {
-        tt_program_free(p); /* else a stage that fits would keep its parameters in the old precision */
+        tt_program_free(p); /* a stage that fits must not keep its parameters in the old precision */
         p = NULL;
         tt__advise_precision(t, root, o);
     }

@@ -22,8 +22,8 @@
 /* ---------------------------------------------------------------------------------------- the list of passes
    Runs the passes over a tape, in their order. */
 
-/* Sets needs_grad of the values that depend on a trainable parameter, and clears needs_grad of the others:
-   parameters may have been frozen or unfrozen since the tape was recorded. */
+/* Sets needs_grad of each value anew: whether the value depends on a trainable parameter. Parameters may have
+   been frozen or unfrozen since the tape was recorded. */
 static void tt__mark_gradients(tt_tape *t)
 {
     for (int32_t v = 1; v < t->n_values; v++) {
@@ -47,8 +47,8 @@ static void tt__mark_gradients(tt_tape *t)
         if (passed != TT_OK) return passed; \
     } while (0)
 
-/* Runs the first passes, which add the loss's backward to a tape that trains. Among the fields of a
-   tt__choice, only those that tt__spread_tape reads affect these passes. */
+/* Runs the first passes, which also append the loss's backward if the program trains. Of a tt__choice, only
+   the fields that tt__spread_tape reads affect these passes. */
 static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
 {
     tt_tape *t = b->t;
@@ -104,8 +104,7 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
     TT__PASS(t, "offload", tt__pass_offload(t, b->root, choice->offload, choice->activations,
                                              choice->halved));
     TT__PASS(t, "settings", tt__pass_settings(t));
-    /* Instructions are not joined where the bits of results must not depend on the number of ranks, nor where
-       memory is scarce. */
+    /* Products are not joined if bits must not depend on the number of ranks, or if memory is scarce. */
     const bool spread = t->data > 1 || t->slots > 1 || t->tensor > 1;
     const bool scarce = s->options.memory_budget || choice->offload;
     if (!s->kind->host && !spread && !scarce) TT__PASS(t, "join", tt__pass_join(t, b->root));

@@ -17,46 +17,46 @@
    nothing on the device. Uses all sections above.
    ======================================================================================================== */
 
-/* A device's recording of the launches of a stretch (consecutive instructions). A recording made for a
-   micro-batch can be replayed only for micro-batches with the same number of rows of each axis. */
+/* A device's recording of the launches of a stretch: consecutive instructions (a CUDA graph). A recording of
+   a stretch of micro-batches can be replayed only with equal numbers of rows. */
 typedef struct tt__recording {
-    void *made;             /* the device's recording; NULL: not recorded yet, as it ran only once */
+    void *made;             /* the device's recording; NULL: the stretch ran only once so far */
     tt__segment segment;
     int first;              /* number of the stretch's first instruction */
-    bool later;             /* the run adds to gradients of earlier micro-batches */
-    int slot;               /* number of the gradients' slot; for sums, the number of slots in use */
-    int64_t *rows;          /* rows of each axis; NULL: this entry is free */
-    int credit;             /* rises when the recording is used, falls when a new run asks for this entry */
+    bool later;             /* the stretch adds to gradients of earlier micro-batches */
+    int slot;               /* number of the slot of gradients; for sums, number of slots in use */
+    int64_t *rows;          /* number of rows of each axis; NULL: this entry is free */
+    int credit;             /* rises when the recording is used, falls when another run asks for this entry */
 } tt__recording;
 enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MOST = 64 };
 
-/* The two host buffers from which an input is copied to a device with separate memory. Runs use them in turn.
-   copied: for each buffer, the event after which the host may write to the buffer. arrived: number of bytes
-   of the next run's input that were copied to tt__tape_value.arrival. */
+/* The two host buffers from which an input is copied to a device with its own memory; runs use them in turn.
+   copied: for each buffer, the event after which the host may write to it again. now: the buffer in use.
+   arrived: bytes of the next run's input that were copied to tt__tape_value.arrival. */
 typedef struct tt__staged { char *buffer[2]; void *copied[2]; int now; size_t arrived; } tt__staged;
 
-/* The values that tt_compile_options.update, matmul and recompute name. */
+/* Values of the options update, matmul and recompute, and their words. */
 typedef enum tt__update_place { TT__UPDATE_END, TT__UPDATE_BACKWARD, TT__UPDATE_HOST } tt__update_place;
 static const char *const tt__update_names[] = {"end", "backward", "host"};
 static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
 
-/* The checked tt_compile_options, with the enum values that the option strings name. */
+/* The options of a program, checked. Words have become values of enums. */
 typedef struct tt__settings {
-    tt_compile_options options; /* in `parallel`, defaults replace zeros */
+    tt_compile_options options; /* in `parallel`, defaults replace fields that are 0 */
     const tt__device_kind *kind;
     tt__device_group *group;
     int threads;            /* threads of a rank on the device "cpu" */
     int stage;              /* the program's stage of the pipeline */
-    int in_flight;          /* max number of micro-batches that await their backward */
+    int in_flight;          /* max number of micro-batches in flight; 0: no pipeline */
     tt__precision precision;
     tt__matmul matmul;
     tt__recompute_policy recompute;
-    unsigned offload;       /* the storages kept in the host's memory: TT__OUT_ flags */
-    bool offload_fits, zero_fits; /* `offload` and `parallel.zero` are "budget" */
+    unsigned offload;       /* storages kept in the host's memory: TT__OUT_ flags */
+    bool offload_fits, zero_fits; /* the option `offload` is "budget"; `parallel.zero` is TT_ZERO_BUDGET */
     tt__update_place update;
     tt__memory_kind memory;
-    bool scales;            /* the loss scale changes */
+    bool scales;            /* the program uses loss scaling */
     tt_costs costs;
 } tt__settings;
 
@@ -65,20 +65,19 @@ enum { TT__AHEAD = 2 }; /* max of tt__choice.ahead on devices that have streams 
 /* The decisions that the compiler may change to fit a program into a memory budget. */
 typedef struct tt__choice {
     tt__recompute_policy recompute;
-    unsigned offload;       /* TT__OUT_ flags */
-    int activations;        /* with TT__OUT_ACTIVATIONS: max number of blocks to offload, never the last
-                               block */
+    unsigned offload;       /* storages kept in the host's memory: TT__OUT_ flags */
+    int activations;        /* with TT__OUT_ACTIVATIONS: number of blocks to offload, never the last */
     tt__update_place update;
     int ahead;              /* number of blocks that copies and collectives may run ahead; 0: no overlap */
-    int blocks;             /* policy "blocks" recomputes the first `blocks` blocks; INT_MAX: all but the
-                               last */
-    const bool *drop; int n_drop; /* for each of the first n_drop values: recompute it under any policy */
+    int blocks;             /* policy "blocks" recomputes the first `blocks` blocks, never the last */
+    const bool *drop; int n_drop; /* for each of the first n_drop values: recompute it with any policy */
     int zero;               /* value of tt_parallel.zero */
-    bool arrivals;          /* a run's inputs are copied to the device during the run before */
+    bool arrivals;          /* the inputs of a run are copied to the device during the previous run */
     int halved;             /* how many times TT__OFFLOAD_TOGETHER is halved, at most TT__ONE_BY_ONE */
 } tt__choice;
 
-/* A tape that is ready to run. Persistent storages have no place yet, as that depends on the arena. */
+/* A tape after all passes, with its plan. Persistent storages have no place yet: their place depends on the
+   arena. */
 typedef struct tt__built {
     tt_tape *t;             /* the rewritten copy of the caller's tape */
     uint64_t recorded;      /* hash of the caller's tape and of the root */
@@ -86,37 +85,37 @@ typedef struct tt__built {
     tt__box *box;           /* places of transient storages and workspaces */
     int n_boxes;
     size_t transient;       /* bytes of the region that holds the boxes on the device */
-    size_t bound;           /* max over instructions of the bytes of boxes that are live at the instruction */
-    int peak_at;            /* number of the instruction where `bound` bytes are live */
-    /* Bytes of host memory for this program alone: persistent bytes, then transient bytes, then bytes that
-       only data rank 0 has (host_of_first). */
+    size_t bound;           /* largest number of bytes of boxes in use at one instruction */
+    int peak_at;            /* number of that instruction, the peak */
+    /* Bytes of host memory for this program alone, in this order: persistent bytes, transient bytes, and
+       bytes that only data rank 0 has (host_of_first). */
     size_t host_persistent, host_transient, host_of_first;
     size_t of_first;        /* bytes on the device that only data rank 0 has */
     int together;           /* max number of instructions that run together */
-    int in_flight;          /* max number of instructions in flight on other streams */
-    /* For a stage of a pipeline: the SEND instructions to the next stage ([0]) and to the previous stage
-       ([1]), each as one more than the instruction's number, and the segment that first writes the SEND's
-       operand. */
+    int in_flight;          /* max number of instructions in flight on other streams, beside computation */
+    /* For a stage of a pipeline. send: 1 + the number of the SEND to the next stage ([0]) and to the previous
+       stage ([1]); 0: none. sends_from: the segment that first writes the operand of that SEND. */
     int send[2];
     tt__segment sends_from[2];
-    tt__replay replay;      /* the costs of a step */
-    int forward_values;     /* values with smaller numbers belong to the forward: equal for every choice */
+    tt__replay replay;      /* estimated seconds of a step */
+    int forward_values;     /* number of values after the first passes, which are equal for every choice */
     int blocks;             /* number of blocks whose activations can be offloaded */
 } tt__built;
 
-/* The state of an input. UNSET: tt_set was not called since the last run. SET: its data is in place.
-   OVERWRITTEN: an update, or a run or tt_set of another program of the arena, has overwritten the data. */
+/* State of an input. UNSET: not set since the last run. SET: its data is in place. OVERWRITTEN: its data was
+   set, and then overwritten by an update or by another program of the arena. */
 typedef enum tt__input_state { TT__UNSET, TT__SET, TT__OVERWRITTEN } tt__input_state;
 
 /* An instruction in flight on another stream. */
 typedef struct tt__started {
-    int at;                 /* one more than the number of the instruction; 0: this entry is free */
-    void *done;             /* the event that ends the instruction */
+    int at;                 /* 1 + the number of the instruction; 0: this entry is free */
+    void *done;             /* event that occurs when the instruction is done */
 } tt__started;
 
-/* The state of a stage's transfers for one micro-batch. Arrays have an entry for each direction: 0: towards
-   the last stage, 1: towards the first. sent: the event after which the value to send is ready. taken: the
-   event after which this stage has copied the received value. part: messages in flight to another process. */
+/* State of the transfers of one micro-batch from and to a stage. Index 0 is the direction towards the last
+   stage, index 1 towards the first. sent: event after which the value to send is ready. taken: event after
+   which this stage has copied the received value. part: messages in flight to another process; parts: their
+   number. */
 enum { TT__PARTS = 8 };
 typedef struct tt__passed {
     void *sent[2], *taken[2];
@@ -124,51 +123,51 @@ typedef struct tt__passed {
     int parts[2];
 } tt__passed;
 
-/* The current run on a rank. */
+/* The run that a rank works on. */
 typedef struct tt__now {
-    int64_t round;          /* round of the step: the number of the micro-batch on its data rank */
-    int present;            /* data ranks that have a micro-batch in this round */
-    bool later;             /* not the first round: instructions that accumulate add to earlier results */
-    const int64_t *rows;    /* rows of each axis; NULL: tt__rank.axis_rows applies */
+    int64_t round;          /* number of the round in the step; each data rank runs one micro-batch a round */
+    int present;            /* number of data ranks that have a micro-batch in this round */
+    bool later;             /* gradients have contributions of earlier micro-batches: add to them */
+    const int64_t *rows;    /* number of rows of each axis; NULL: those in tt__rank.axis_rows */
 } tt__now;
 
 /* The state of a program on one rank, apart from the arena's memory. */
 typedef struct tt__rank {
-    int64_t *axis_rows;     /* rows of each axis in the next run; -1: not set */
+    int64_t *axis_rows;     /* number of rows of each axis in the next run; -1: not set */
     unsigned char *input;   /* a tt__input_state for each value */
     int inputs_set;         /* number of values that are TT__SET */
-    tt__results results;    /* this rank's results, as read last */
+    tt__results results;    /* this rank's results when they were last read */
     double flops;           /* FLOPs of the last micro-batch */
     char *staging;          /* host memory for inputs' buffers, `found` and messages; NULL: not needed */
-    tt__results *found;     /* copy of a step's results, to be read later */
+    tt__results *found;     /* results of a step that the host reads later */
     void *has_found;        /* the event after which `found` holds the results */
-    tt__staged *staged;     /* host buffers of inputs, one entry for each value */
-    char *sends[2], *receives[2]; /* messages of a stage, in `staging`, by direction */
+    tt__staged *staged;     /* for each value: its host buffers if it is an input */
+    char *sends[2], *receives[2]; /* messages of a stage, in `staging`, by direction (see tt__passed) */
     char *host;             /* memory for the values on the host (tt__host_region) */
     tt__launch *launches;   /* launches of instructions that run together */
     tt__mat *peers;         /* operands of `launches` on other ranks */
-    void *ready;            /* the event by which other streams wait for the computation stream */
+    void *ready;            /* event by which other streams wait for computation */
     void *taken; /* the event after which new inputs may overwrite those in tt__tape_value.arrival */
-    /* Transfers of a pipeline stage: one entry for each of `in_flight` micro-batches. */
+    /* The transfers of a pipeline stage: an entry for each of `in_flight` micro-batches. */
     tt__passed *passed;
     tt__started *started;   /* built.in_flight entries */
     tt__recording recordings[TT__RECORDINGS];
-    int next_recording;     /* the entry that the next new run may take */
+    int next_recording;     /* index of the recording that the next new run may replace */
     tt__now now;
-    bool never_records;     /* the device failed to record instructions that it can run */
-    char why[256];          /* the device's error when it failed to record, until the logger has it */
+    bool never_records;     /* the device cannot record launches, although it can run them */
+    char why[256];          /* the device's error when it failed to record; "" once it is logged */
 } tt__rank;
 
-/* The step whose results were not read yet; any: such a step exists. tt_program.run.step already counts this
-   step. */
+/* A step whose results the host reads later. any: there is such a step, and tt_program.run.step counts it
+   already. */
 typedef struct tt__unread {
     bool any, one;          /* one: the step had one micro-batch */
     double flops;
 } tt__unread;
 
-/* The inputs of one micro-batch of a data rank, kept until a pipeline runs it. */
+/* Inputs of one micro-batch of a data rank, kept until a pipeline runs the micro-batch. */
 typedef struct tt__queued {
-    char *inputs;           /* data of all inputs; tt_program.queued_at holds each input's offset in bytes */
+    char *inputs;           /* all inputs; tt_program.queued_at has the byte offset of each */
     int64_t *rows;          /* rows of each axis */
 } tt__queued;
 
@@ -176,8 +175,8 @@ typedef struct tt__queued {
    been updated. */
 typedef enum tt__outcome { TT__UPDATED, TT__NO_TARGET, TT__NOT_FINITE, TT__HALF_UPDATED } tt__outcome;
 
-/* A stage of a compiled program, with its own tape, plan and arena. A program without a pipeline has one
-   stage. The caller holds the first stage, the head; the last fields of the head apply to all stages. */
+/* A compiled program, or one stage of a pipeline, which has its own tape, plan and arena. The caller holds
+   the first stage, the head. The last fields of the head apply to all stages. */
 struct tt_program {
     tt_context *ctx;
     struct tt_program *head;
@@ -191,28 +190,29 @@ struct tt_program {
     bool tunes;             /* tt_compile_options.tune is not "off" */
     char *tune_file;        /* the file that tt_compile_options.tune names, or NULL */
     int builds;             /* number of builds tried to fit the budget */
-    tt__choice chosen;      /* the choice that was built; `drop` is NULL */
-    /* Fields of the head alone. */
+    tt__choice chosen;      /* the choice that was built, without `drop` */
+    /* Fields that only the head uses. */
     struct tt_program *stage[TT__RANKS]; int stages;
     tt__queued *queued; int n_queued, cap_queued; /* entry r * data + d: micro-batch r of data rank d */
-    size_t *queued_at; /* byte offset of each input in tt__queued.inputs, then the end; NULL: no pipeline */
+    size_t *queued_at; /* byte offset of each input in tt__queued.inputs; then the total; NULL: no pipeline */
     int n_recorded, n_axes; /* numbers of values and of axes of the tape that was compiled */
     int64_t last_round;     /* last round that was run */
-    tt__step_settings run;            /* settings of the next run; each rank sets `micro` */
-    tt__results results;    /* results of all ranks, as read last */
-    /* Counts of the current step: rounds done (one micro-batch on each data rank); data ranks with a
-       micro-batch in this round; data ranks that had a micro-batch in each slot. */
+    tt__step_settings run;            /* settings of the next run; each rank sets `micro` in its own copy */
+    tt__results results;    /* results of all ranks when they were last read */
+    /* Counts of the current step. round: number of rounds done. present: number of data ranks that have a
+       micro-batch in the current round. in_slot: for each slot, number of data ranks that have had a
+       micro-batch in it. */
     int64_t round;
     int present, in_slot[TT__RANKS];
-    bool scale_set;         /* the devices have results.scale */
-    bool poison;            /* tests: storages are overwritten as soon as they are dead */
+    bool scale_set;         /* results.scale was written to the devices */
+    bool poison;            /* tests: storages are overwritten with NaN after their last use */
     bool micro_failed, norm_known;
     tt__outcome outcome;
     double flops;
     tt__unread unread;
-    tt_stats done;          /* statistics of the last step that was read without an error */
-    int64_t reads;          /* number of steps read without an error */
-    char refused[TT__ERROR]; /* why the first tt_set since the last run failed, if one did */
+    tt_stats done;          /* statistics of the last step whose results were read without an error */
+    int64_t reads;          /* number of steps whose results were read without an error */
+    char refused[TT__ERROR]; /* error of the first tt_set that failed since the last run; "": none failed */
 };
 
 tt_parallel tt_parallel_default(void)
@@ -295,8 +295,8 @@ static bool tt__copy_array(tt_context *ctx, void **to, const void *from, size_t 
     return *to != NULL;
 }
 
-/* Returns the hash continued with an attribute. An attribute of value 0 leaves the hash unchanged: so an
-   attribute that a later version adds does not change the hashes of existing tapes. */
+/* Continues a hash with an attribute and returns it. An attribute that is 0 leaves the hash as it is, so that
+   new attributes in later versions do not change the hashes of existing tapes. */
 static uint64_t tt__attr_hash_on(uint64_t hash, const char *name, const void *data, size_t bytes)
 {
     const char *byte = (const char *)data;
@@ -317,7 +317,7 @@ static uint64_t tt__attr_hash(uint64_t hash, const tt__attr *a)
    model or with another capacity has another hash. */
 static uint64_t tt__tape_hash(const tt_tape *t)
 {
-    const int32_t none[2] = {0}; /* stands for two former fields of instructions: keeps old hashes valid */
+    const int32_t none[2] = {0}; /* for two former fields of instructions, so that old hashes stay valid */
     uint64_t hash = TT__HASH_BEGIN;
     for (int k = 1; k < t->n_axes; k++)
         hash = tt__hash_on(hash, &t->axes[k].capacity, sizeof t->axes[k].capacity);
@@ -372,8 +372,8 @@ static void tt__built_free(tt_context *ctx, tt__built *b)
 
 static int tt__stages(const tt_program *p) { return p->head->stages; }
 
-/* Removes a program from its arena. The last program of an arena that was never allocated also removes the
-   arena's parameters. */
+/* Removes a program from its arena. If the arena was never allocated and has no other program, no parameter
+   is stored in it any more. */
 static void tt__leave_arena(tt_program *p)
 {
     tt__arena *a = p->arena;

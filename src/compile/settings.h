@@ -40,7 +40,7 @@ static tt_status tt__refused(const tt_tape *t, const tt__device_group *c)
     return TT_OK;
 }
 
-/* Checks the fields of *p, which say how the ranks share the work, and replaces fields of 0 by defaults. */
+/* Checks the fields of *p (how ranks share the work), and replaces fields that are 0 by their defaults. */
 static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt_parallel *p)
 {
     char text[512];
@@ -71,7 +71,7 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt
     if (!gpipe && strcmp(schedule, "1f1b") != 0)
         tt__print(&all, "; schedule '%.32s' is unknown: use 1f1b or gpipe", schedule);
     if (p->micros < 0) tt__print(&all, "; micros %d is negative", p->micros);
-    p->schedule = gpipe ? "gpipe" : "1f1b"; /* a string that outlives the options */
+    p->schedule = gpipe ? "gpipe" : "1f1b"; /* a literal, which outlives the caller's string */
     const int of_stage = ranks ? p->data * p->tensor : 1;
     if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
         tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
@@ -82,9 +82,9 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
 }
 
-/* Checks the options, each of which is valid alone, for contradictions. Appends "; " and a sentence to *all
-   for each broken rule, and returns the status of the first broken rule. A rule is TT__RULE(condition that
-   breaks it, status, sentence). */
+/* Checks options for contradictions; each option is valid by itself. Appends "; " and a sentence to *all for
+   each broken rule, and returns the status of the first. A rule is TT__RULE(condition that breaks it, status,
+   sentence). */
 static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
 {
     const tt_compile_options *o = &s->options;
@@ -93,12 +93,13 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     const int ranks = s->group ? s->group->ranks : 1;
     const bool on_host = s->kind && s->kind->host, managed = s->memory != TT__OWN_MEMORY;
     const bool fp8 = s->matmul == TT__MATMUL_FP8, staged = p->pipeline > 1;
-    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* ranks divide gradients too */
+    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* data ranks divide gradients, too */
     const bool recompute_fits = s->recompute == TT__RECOMPUTE_BUDGET && o->train;
     const bool early = s->update == TT__UPDATE_BACKWARD && o->train;
     tt_status status = TT_OK;
     char text[400];
-    tt__text_buffer late = {text, sizeof text, 0}; /* collects options that need all gradients at once */
+    tt__text_buffer late = {text, sizeof text, 0}; /* options that update "backward" excludes: they need all
+                                                      gradients at once */
     if (o->accumulate)
         tt__print(&late, ", nor with accumulate, as gradients are final at the step's end only");
     if (o->optimizer.clip_norm > 0)
@@ -139,8 +140,7 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     return status;
 }
 
-/* Returns whether the options, with parallel.zero and update set to these values, contradict one another in
-   no way. */
+/* Returns whether the options are free of contradictions if parallel.zero and update have these values. */
 static bool tt__goes_together(const tt__settings *s, int zero, tt__update_place update)
 {
     tt__settings other = *s;
@@ -150,15 +150,14 @@ static bool tt__goes_together(const tt__settings *s, int zero, tt__update_place 
     return tt__contradictions(&other, &unread) == TT_OK;
 }
 
-/* Appends the error of a failed check to *all, which collects the errors. *first: status of the first
-   failure. */
+/* Appends the context's error to *all if `status` is an error. *first keeps the status of the first error. */
 static void tt__note_error(tt_context *ctx, tt__text_buffer *all, tt_status *first, tt_status status)
 {
     if (status != TT_OK) tt__print(all, "; %s", ctx->error);
     if (*first == TT_OK) *first = status;
 }
 
-/* Parses the options that are strings, each one of a list of words. NULL stands for the default. */
+/* Parses the options that are one of a list of words. NULL stands for the default. */
 static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__settings *s,
                             tt__text_buffer *all, tt_status *status)
 {
@@ -181,7 +180,7 @@ static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__se
     s->update = (tt__update_place)found[3];
 }
 
-/* Checks options and turns them into settings *s. If options are wrong, one message names all errors. */
+/* Checks all options and turns them into settings *s. If several are wrong, one message names all errors. */
 static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o, tt__settings *s)
 {
     char text[sizeof ctx->error];

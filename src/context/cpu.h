@@ -7,12 +7,12 @@
 
 /* ------------------------------------------------------------------------------------------------ devices */
 
-/* PIECE: max number of elements of a tensor that move at once between files, host and device. BOUNCE: bytes
-   of the buffer for them. */
+/* TT__PIECE: max number of elements of a tensor that are copied at once between files, host and device.
+   TT__BOUNCE: bytes of a buffer for that number of floats. */
 #define TT__PIECE 16384
 #define TT__BOUNCE (sizeof(float) * TT__PIECE)
 
-/* Returns the number of threads of each rank if `ranks` ranks share the CPU. */
+/* Returns the number of threads of each rank if `ranks` ranks divide the CPU's threads. */
 static int tt__rank_threads(const tt_context *ctx, int ranks)
 {
     return (int)tt__max(1, ctx->cpu.pool->threads / ranks);
@@ -60,7 +60,7 @@ static tt_status tt__cpu_copy(tt__device *d, int stream, void *to, const void *f
     return tt__cpu_read(d, to, from, bytes);
 }
 
-/* Does nothing: CPU work is done when its function returns, so an event owns nothing. */
+/* Does nothing: CPU functions return when their work is done, so an event holds no resources. */
 static void tt__cpu_release_event(tt__device *d, void *event) { (void)d; (void)event; }
 
 static tt_status tt__cpu_mark(tt__device *d, int stream, void **event)
@@ -83,8 +83,8 @@ static tt_status tt__cpu_fill(tt__device *d, void *memory, int byte, size_t byte
     return TT_OK;
 }
 
-/* Computes elements [first, first + n) that an initialiser gives a tensor; one Philox block gives four
-   elements. first: a multiple of 4. */
+/* Computes elements [first, first + n) of a tensor that initialiser `init` fills. One block of Philox random
+   numbers gives four elements, so `first` must be a multiple of 4. */
 static void tt__init_values(tt_init init, uint64_t key, int64_t first, int64_t n, float *to)
 {
     for (int64_t k = 0; k < n; k += 4) {
@@ -144,8 +144,8 @@ static const char *tt__cpu_refuses(int index, const tt__launch *l)
     return NULL;
 }
 
-/* Finds the first line of a file that begins with `key` and copies it to `to` without key and colon. Without
-   such a line, `to` becomes "". */
+/* Finds the first line of a file that begins with `key`, and copies the text after key and colon to `to`.
+   `to` becomes "" if the file has no such line. */
 static void tt__line_of(const char *path, const char *key, char to[128])
 {
     char line[1024];

@@ -9,8 +9,8 @@
 #include "cpu.h"
 
 /* ----------------------------------------------------------------------------------- ranks and their devices
-   The kinds of devices, the devices that a name such as "cuda:0,2" denotes, and reads and writes of device
-   memory. A device group is the group of the devices of all ranks of a program. */
+   Kinds of devices, the devices that a name such as "cuda:0,2" denotes, and access to device memory. A device
+   group has a device for each rank of a program. */
 
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
     {"cpu", &tt__cpu_backend, TT__ALIGN, 0, true, tt__cpu_workspace},
@@ -54,7 +54,7 @@ static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
                             "a host take devices in turn, unless these are named, as cuda:0" : "");
     }
     if (c->ranks == 1) return TT_OK;
-    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* send and receive buffers */
+    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* to send and to receive */
     for (int r = c->first; r < c->first + c->local && (ctx->net || c->kind->backend->stage); r++) {
         if (!c->stage[r]) c->stage[r] = c->kind->backend->allocate_host(c->device[r], stage);
         if (!c->stage[r]) return tt__device_status(ctx, c, r, TT_ERR_MEMORY);
@@ -66,7 +66,7 @@ static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
     return c->threads ? TT_OK : ctx->status;
 }
 
-/* Opens the CPU devices, one for each rank, on which updates in the host's memory run. */
+/* Opens a CPU device for each rank of the device group, for updates in the host's memory. */
 static tt_status tt__device_group_open_host(tt_context *ctx, tt__device_group *c)
 {
     char why[512];
@@ -97,8 +97,8 @@ typedef struct tt__device_group_job {
     tt_status (*run)(void *arg, int rank);
     void *arg;
     tt_status status;
-    int failed;         /* one more than the number of the rank that failed; 0: none failed */
-    bool named;         /* the context's error message comes from the failed rank */
+    int failed;         /* 1 + the number of the rank that failed first; 0: none failed */
+    bool named;         /* the context's error message is that of the failed rank */
 } tt__device_group_job;
 
 static void tt__device_group_task(void *arg, int64_t task, int thread)
@@ -111,7 +111,7 @@ static void tt__device_group_task(void *arg, int64_t task, int thread)
     if (status == TT_OK) return;
     pthread_mutex_lock(&w->ctx->mutex);
     const bool named = w->ctx->rank_failed && pthread_equal(w->ctx->failed, pthread_self());
-    if (!job->failed || (named && !job->named)) { /* other ranks fail because this one did */
+    if (!job->failed || (named && !job->named)) { /* the other ranks fail only because this one did */
         job->status = status;
         job->failed = rank + 1;
         job->named = named;
@@ -141,8 +141,8 @@ static tt_status tt__on_ranks(tt_context *ctx, tt__device_group *c, tt_status (*
                     tt__device_name(c->kind, c->index[job.failed - 1], name), error);
 }
 
-/* The place of numbers in the memory of a rank. data: their address; NULL if the rank belongs to another
-   process. */
+/* A place in the memory of a rank, and the dtype of the numbers there. data: the address; NULL if the rank
+   belongs to another process. */
 typedef struct tt__memory {
     const tt__arena *arena;
     int rank;
@@ -151,7 +151,7 @@ typedef struct tt__memory {
     void *data;
 } tt__memory;
 
-/* Reads the first n numbers at *x into `to` and converts them to dtype to_type. */
+/* Reads the first n numbers at *x, converts them to dtype `to_type` and writes them to `to`. */
 static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
     const tt__arena *a = x->arena;
@@ -172,8 +172,9 @@ static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type
     return tt__device_status(a->group->ctx, a->group, x->rank, status);
 }
 
-/* Reads the first n numbers at *x into `to` and converts them to dtype to_type. If the ranks belong to
-   several processes, the process that has rank x->rank reads, and all processes get the numbers. */
+/* Reads the first n numbers at *x, converts them to dtype `to_type` and writes them to `to`. If the ranks
+   belong to several processes, all must call this function: the process that has rank x->rank reads, and all
+   get the numbers. */
 static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
     const tt__device_group *c = x->arena->group;
@@ -184,14 +185,14 @@ static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_typ
                          n * tt_dtype_bytes(to_type));
 }
 
-/* Sends bytes that the process of a rank has read to the first process. */
+/* Sends bytes, which the process of a rank has read, to process 0. */
 static tt_status tt__net_to_first(const tt__device_group *c, int rank, void *data, size_t bytes)
 {
     if (c->local == c->ranks) return TT_OK;
     return tt__net_fetch(c->ctx, tt__process_of(c, rank), 0, "what a rank has", data, bytes);
 }
 
-/* Converts n numbers to the dtype of *x and writes them to the start of *x. */
+/* Converts n numbers from dtype `from_type` to the dtype of *x and writes them to *x. */
 static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtype from_type, size_t n)
 {
     const tt__arena *a = x->arena;
@@ -211,16 +212,16 @@ static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtyp
     return tt__device_status(a->group->ctx, a->group, x->rank, status);
 }
 
-/* Returns `option` or, if it is NULL or "", the value of environment variable `variable`; NULL if both are
-   empty. */
+/* Returns `option` or, if it is NULL or empty, the value of environment variable `variable`; NULL if that is
+   not set or empty. */
 static const char *tt__option(const char *option, const char *variable)
 {
     if (!option || !*option) option = getenv(variable);
     return option && *option ? option : NULL;
 }
 
-/* Parses the list of device numbers that follows the name of a kind: "" (device 0), ":2", ":0,2", "*4"
-   (devices 0 to 3). Returns the number of devices; 0 if the text is no such list. */
+/* Parses the list of device numbers that follows the name of a kind of device: "" (device 0), ":2", ":0,2" or
+   "*4" (devices 0 to 3). Returns the number of devices; 0 if the list is invalid. */
 static int tt__device_numbers(const char *list, int index[TT__RANKS])
 {
     const char *digits = "0123456789";
@@ -256,7 +257,7 @@ static void tt__device_group_name(tt__device_group *c)
     if (c->ranks > c->local) tt__print(&text, " in %d processes", c->ranks / c->local);
 }
 
-/* Returns how many processes on this host have a smaller process number than this process. */
+/* Returns how many processes on this host have a smaller number than this process. */
 static int tt__processes_before(const tt__net *n)
 {
     int before = 0;
@@ -264,9 +265,9 @@ static int tt__processes_before(const tt__net *n)
     return before;
 }
 
-/* Returns the device group with `local` devices, those of numbers index[], in each process:
-   the existing device group, or a new one whose devices are not open yet. moved: see tt__device_group.moved.
-   Returns NULL after tt__fail. */
+/* Returns the device group that has in each process the `local` devices with numbers index[]. Makes the group
+   if it does not exist; its devices are not open then. moved: see tt__device_group.moved. Returns NULL after
+   tt__fail. */
 static tt__device_group *tt__device_group_of(tt_context *ctx, const tt__device_kind *kind, const int *index,
                              int local, int moved)
 {
@@ -318,7 +319,8 @@ static tt__device_group *tt__find_devices(tt_context *ctx, const char *name)
             tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s' is not there: the CPU is one device, %s; %s*2 is two "
                      "ranks that share its threads", name, kind->name, kind->name);
         else {
-            const bool in_turn = !kind->host && name[length] != ':'; /* each process takes its own */
+            const bool in_turn = !kind->host && name[length] != ':'; /* processes of a host take devices in
+                                                                        turn */
             const int moved = in_turn ? ranks * tt__processes_before(ctx->net) : 0;
             for (int r = 0; r < ranks; r++) index[r] += moved;
             return tt__device_group_of(ctx, kind, index, ranks, moved);

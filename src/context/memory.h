@@ -11,72 +11,71 @@
 
 /* ------------------------------------------------------------------------------------------------- memory */
 
-/* The placement of a parameter in an arena. */
+/* The place of a parameter in an arena, and its form there. */
 typedef struct tt__placement {
     size_t offset;      /* bytes from the start of the arena's memory in `space`; TT__NO_PLACE: not stored */
     tt_dtype dtype;
     tt__space space;
-    tt__part part;      /* the part of the parameter that a rank stores */
+    tt__part part;      /* the shard of the parameter that a rank stores */
 } tt__placement;
 
-/* The values that tt_compile_options.memory names. */
+/* Values of the option `memory`, and their words. */
 typedef enum tt__memory_kind {
     TT__OWN_MEMORY, TT__MANAGED, TT__OVERSUBSCRIBED, TT__MEMORY_KINDS
 } tt__memory_kind;
 static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "managed", "managed-oversubscribed"};
 
 /* Bytes of a block of managed memory: the unit in which CUDA's driver moves memory to the device. */
-#ifndef TT__BLOCK /* tests make it smaller */
+#ifndef TT__BLOCK /* tests set a smaller number */
 #define TT__BLOCK ((size_t)2 << 20)
 #endif
-enum { TT__WINDOWS = 3 }; /* number of windows at once: one runs, the others are being prefetched */
+enum { TT__WINDOWS = 3 }; /* number of windows at a time: one runs, the others are prefetched */
 
-/* The state of an arena in managed memory that exceeds the device's free memory: which of its blocks the plan
-   expects on the device. A window is consecutive instructions whose blocks are prefetched together. */
+/* State of an arena in managed memory that exceeds the device's free memory: which blocks should be on the
+   device. A window is consecutive instructions whose blocks are prefetched together. */
 typedef struct tt__paging {
-    size_t room;        /* bytes on the device for blocks that may leave it (not `kept`) */
+    size_t room;        /* bytes on the device for all blocks that are not `kept` there */
     size_t blocks;      /* number of blocks of the arena */
-    uint64_t *used;     /* for each block: `clock` when the last window that uses it began; 0: none */
-    uint64_t *stamp;    /* for each block: number of the instruction that added it to a window */
-    bool *kept;         /* for each block: whether it always stays on the device */
-    uint64_t clock;     /* 1 + bytes of the blocks that windows have used so far, except kept blocks */
-    uint64_t stamps;    /* number of instructions that were added to windows so far */
+    uint64_t *used;     /* for each block: `clock` at the start of the last window that used it; 0: none */
+    uint64_t *stamp;    /* for each block: `stamps` when an instruction last added it to a window */
+    bool *kept;         /* for each block: it always stays on the device */
+    uint64_t clock;     /* 1 + bytes of blocks, without kept blocks, that all windows so far have used */
+    uint64_t stamps;    /* number of instructions added to windows so far */
     uint64_t prefetched; /* bytes prefetched so far */
-    void *began, *there[TT__WINDOWS]; /* events: a window began; a window's blocks are on the device */
-    bool brought[TT__WINDOWS]; /* for each window: it had blocks to prefetch, so its event in `there` is
-                                  set */
+    void *began, *there[TT__WINDOWS]; /* events: a window has begun; a window's blocks are on the device */
+    bool brought[TT__WINDOWS]; /* for each window: it had blocks to prefetch, so `there` has its event */
 } tt__paging;
 
-/* An arena: the memory that one or more programs share. Its layout is equal on each rank: persistent bytes,
-   then the transient bytes of the largest program, then, only on the ranks of data rank 0, `of_first` bytes.
-   Offloaded parameters take on_host bytes of the host's memory. */
+/* The memory that one or more programs share. It has the same layout on each rank: persistent bytes, then the
+   transient bytes of the largest program, then `of_first` bytes, which only the ranks of data rank 0 have.
+   Offloaded parameters take `on_host` bytes of the host's memory. */
 typedef struct tt__arena {
-    int references;     /* number of programs, and of parameters stored here */
+    int references;     /* number of programs of the arena, plus number of parameters that it stores */
     struct tt_program *programs; /* linked list */
     const tt__device_kind *kind;
     tt__device_group *group;
     int data, tensor;   /* data ranks and tensor ranks */
-    int stage, stages;  /* stage of a pipeline, and number of stages; 0 and 1 without one */
+    int stage, stages;  /* number of the pipeline stage; number of stages. 0 and 1 without a pipeline */
     bool allocated;
     tt__memory_kind memory_kind;
-    tt__paging *paging; /* NULL: all of the memory is on the device */
+    tt__paging *paging; /* NULL: the device has room for the whole arena */
     char *memory[TT__RANKS]; /* NULL until allocated */
     char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of host memory for copies to a device; NULL on the CPU */
-    size_t persistent, transient, of_first; /* bytes; the persistent bytes begin with the resident
-                                               workspace */
+    size_t persistent, transient, of_first; /* bytes; the persistent bytes begin with the resident workspace
+                                               of the device's kind */
     char *host[TT__RANKS];
     size_t on_host;
-    size_t budget;      /* min of the programs' memory_budget; 0: none has one */
-    tt__placement *placement;     /* indexed by tt_param.index */
+    size_t budget;      /* smallest memory_budget of the arena's programs; 0: none has one */
+    tt__placement *placement;     /* index: tt_param.index */
     int n_placements;
-    bool partly_updated;          /* an update failed half-way: parameters may differ between ranks */
-    bool tuned;         /* the programs' matrix products were timed, or must not be timed */
-    bool learnt;        /* a loaded state says how to compute matrix products, so they must not be timed */
-    const void *results_of; /* program whose last outputs are in the transient bytes; NULL: none */
+    bool partly_updated;          /* an update stopped half-way, so parameters may differ between ranks */
+    bool tuned;         /* the matrix products of the programs were timed, or must not be */
+    bool learnt;        /* a loaded state says how to compute matrix products, which are then not timed */
+    const void *results_of; /* program whose last outputs are still in the transient bytes; NULL: none */
 } tt__arena;
 
-/* Allocates host memory from and to which a rank's device can copy. Returns NULL after an error; the device's
-   backend then has the reason. */
+/* Allocates host memory that a rank's device can copy from and to. Returns NULL after an error, which the
+   device's backend names. */
 static char *tt__host_allocate(tt_context *ctx, const tt__device_group *c, int rank, size_t bytes)
 {
     if (c->kind->host) return (char *)tt__alloc(ctx, bytes);
@@ -94,7 +93,7 @@ static int tt__stage_ranks(const tt__arena *a) { return a->data * a->tensor; }
 static int tt__first_rank(const tt__arena *a) { return a->stage * tt__stage_ranks(a); }
 static int tt__end_rank(const tt__arena *a) { return tt__first_rank(a) + tt__stage_ranks(a); }
 
-/* The ranks of an arena that this process has are [tt__near_rank, tt__near_end). */
+/* The ranks of an arena that belong to this process are [tt__near_rank, tt__near_end). */
 static int tt__near_rank(const tt__arena *a) { return (int)tt__max(tt__first_rank(a), a->group->first); }
 static int tt__near_end(const tt__arena *a)
 {
@@ -141,7 +140,7 @@ static size_t tt__arena_size(const tt__arena *a, int rank)
     return a->persistent + a->transient + (rank - tt__first_rank(a) < a->tensor ? a->of_first : 0);
 }
 
-/* Returns where arena `a` stores a parameter; NULL if it stores none of that index. */
+/* Returns where arena `a` stores the parameter with index `param`; NULL if it does not. */
 static const tt__placement *tt__placement_in(const tt__arena *a, int param)
 {
     const bool stored = a && param < a->n_placements && a->placement[param].offset != TT__NO_PLACE;
@@ -161,9 +160,9 @@ static tt_status tt__placements_grow(tt_context *ctx, tt__arena *a)
     return TT_OK;
 }
 
-/* Returns the arena in which a program of arena `a` finds parameter p; NULL: no arena stores p yet. Usually
-   this is p's owner: in a pipeline of `stages` stages, the holder that belongs to `stage`. For a kind of
-   device without a backend, where parameters have no holder, it is `a`. */
+/* Returns the arena in which a program of arena `a` finds parameter p; NULL if none stores p yet. That is p's
+   `owner` or, in a pipeline of `stages` stages, the one of `owner` and `second_owner` that belongs to stage
+   `stage`. If the device has no backend in this build, parameters have no owner, and the arena is `a`. */
 static tt__arena *tt__placement_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p, int stage,
                                  int stages)
 {

@@ -9,7 +9,7 @@
 
 /* --------------------------------------------------------------------------------------------- parameters */
 
-#define TT__HASH_BEGIN 14695981039346656037u /* FNV-1a */
+#define TT__HASH_BEGIN 14695981039346656037u /* start value of the FNV-1a hash */
 #define TT__HASH_PRIME 1099511628211u
 static uint64_t tt__hash_on(uint64_t h, const void *bytes, size_t n)
 {
@@ -17,8 +17,8 @@ static uint64_t tt__hash_on(uint64_t h, const void *bytes, size_t n)
     for (size_t i = 0; i < n; i++) h = (h ^ b[i]) * TT__HASH_PRIME;
     return h;
 }
-/* Returns the hash continued with the elements of a tensor, one step for each element. item: bytes of an
-   element, 2 or 4. */
+/* Continues a hash with the elements of a tensor, one step for each element, and returns it. item: bytes of
+   an element, 2 or 4. */
 static uint64_t tt__hash_elements(uint64_t hash, const void *from, size_t bytes, int64_t item)
 {
     for (const char *at = (const char *)from, *end = at + bytes; at < end; at += item) {
@@ -32,8 +32,7 @@ static uint64_t tt__hash_elements(uint64_t hash, const void *from, size_t bytes,
 }
 static uint64_t tt__hash(const char *text) { return tt__hash_on(TT__HASH_BEGIN, text, strlen(text)); }
 
-/* Returns the slot of the hash table that holds a parameter's name. For a new name, returns the free slot
-   where it belongs: the first free slot from the name's hash on. */
+/* Returns the slot of the hash table for a parameter's name: the one that holds it, or a free one. */
 static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
 {
     uint64_t hash = tt__hash(name);
@@ -43,7 +42,7 @@ static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
     return &slots[at];
 }
 
-/* Makes room in the hash table for one more name. At least half of the slots stay free. */
+/* Makes room in the hash table for one more name, so that half of the slots stay free. */
 static bool tt__param_slots_grow(tt_context *ctx)
 {
     uint32_t n = ctx->n_param_slots ? 2 * ctx->n_param_slots : 64;
@@ -60,7 +59,7 @@ static bool tt__param_slots_grow(tt_context *ctx)
 tt_param *tt_param_find(tt_context *ctx, const char *name)
 {
     uint32_t found = ctx->n_params ? *tt__param_slot(ctx, name) : 0;
-    if (found) ctx->unmade[0] = 0; /* the name exists: the error of making it twice is not needed */
+    if (found) ctx->unmade[0] = 0; /* the parameter exists: forgets the error of a second tt_param_new */
     return found ? ctx->params[found - 1] : NULL;
 }
 
@@ -118,9 +117,8 @@ static void tt__param_drop_source(tt_param *p)
     p->source = NULL;
 }
 
-/* Removes all parameters except the first `count`; no tape may use the removed ones. Removes the newest
-   first, so that the search for the name of a remaining parameter never crosses a freed slot of the hash
-   table. */
+/* Removes all parameters except the first `count`; no tape may use them. The newest go first, so that the
+   search for the name of a remaining parameter never meets a freed slot of the hash table. */
 static void tt__params_undo(tt_context *ctx, int count)
 {
     while (ctx->n_params > count) {
@@ -170,7 +168,7 @@ static bool tt__has_rank(const tt__arena *a, int rank)
     return a && rank >= tt__near_rank(a) && rank < tt__near_end(a);
 }
 
-/* Returns the memory where a rank stores its part of parameter p, whose arena must be allocated; NULL if the
+/* Returns the address where a rank stores its shard of parameter p, whose arena is allocated; NULL if the
    rank belongs to another process. */
 static char *tt__param_memory(const tt_param *p, int rank)
 {
@@ -180,15 +178,15 @@ static char *tt__param_memory(const tt_param *p, int rank)
     return (placement->space == TT__HOST ? a->host : a->memory)[rank] + placement->offset;
 }
 
-/* A tensor (rows, cols) whose parts ranks store. */
+/* A tensor (rows, cols) that ranks store whole or in shards. */
 typedef struct tt__stored {
     int64_t rows, cols;
     tt__part part;
     int data, tensor;   /* data ranks and tensor ranks */
-    int first;          /* number of the first rank that stores a part */
+    int first;          /* number of the first rank that stores a shard */
 } tt__stored;
 
-/* Describes how the ranks of an arena store a tensor with the shape of a parameter. */
+/* Returns how the ranks of an arena store a tensor with the shape of a parameter. */
 static tt__stored tt__stored_of(const tt_param *p, const tt__part *part, const tt__arena *a)
 {
     const int64_t rows = p->ndim > 1 ? p->dims[0] : 1;
@@ -201,8 +199,8 @@ static tt__stored tt__param_stored(const tt_param *p)
     return tt__stored_of(p, &tt__param_placement(p)->part, p->owner);
 }
 
-/* Returns how many elements of the tensor a rank stores. *first: number of the first of them within the shard
-   that the rank's tensor rank has. */
+/* Returns how many elements of the tensor a rank stores. Sets *first to the number of the first one, counted
+   within the shard of its tensor rank. */
 static int64_t tt__stored_shard(const tt__stored *s, int rank, int64_t *first)
 {
     *first = 0;
@@ -210,8 +208,8 @@ static int64_t tt__stored_shard(const tt__stored *s, int rank, int64_t *first)
     return tt__shard(s->part.of, s->part.unit, s->part.root, (rank - s->first) / s->tensor, s->data, first);
 }
 
-/* Returns the index in the whole tensor of element `at` of a rank. *n: how many elements from this one on are
-   contiguous both in the tensor and on the rank. */
+/* Returns the index, in the whole tensor, of a rank's element number `at`. Sets *n to the number of elements
+   from there on that are contiguous both in the tensor and on the rank. */
 static int64_t tt__stored_element(const tt__stored *s, int rank, int64_t at, int64_t *n)
 {
     int64_t first, count = tt__stored_shard(s, rank, &first), tensor_rank = rank % s->tensor;
@@ -223,9 +221,9 @@ static int64_t tt__stored_element(const tt__stored *s, int rank, int64_t at, int
     return e / part_cols * s->cols + tensor_rank * part_cols + e % part_cols;
 }
 
-/* Finds the first rank that stores element e of the tensor. Sets *rank to this rank, and returns the
-   element's index on the rank. *n: how many elements from this one on are contiguous both in the tensor and
-   on the rank. */
+/* Finds the first rank that stores element e of the tensor. Sets *rank to that rank and returns the index of
+   the element on it. Sets *n to the number of elements from there on that are contiguous both in the tensor
+   and on the rank. */
 static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t *n)
 {
     const int64_t each = s->rows * s->cols / s->tensor, part_cols = s->cols / s->tensor;
@@ -249,7 +247,7 @@ static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t 
     return at - first;
 }
 
-/* Returns whether each process stores the whole tensor. */
+/* Returns whether every process stores the whole tensor. */
 static bool tt__is_everywhere(const tt__stored *s, const tt__arena *a)
 {
     const tt__device_group *c = a->group;
@@ -257,7 +255,7 @@ static bool tt__is_everywhere(const tt__stored *s, const tt__arena *a)
     return a->stages == 1 && !s->part.unit && (s->part.split == TT__WHOLE || c->local % s->tensor == 0);
 }
 
-/* Fails if an update stopped half-way: parameters and states must be loaded again. */
+/* Fails if an update has stopped half-way: parameters and states must then be loaded again. */
 static tt_status tt__check_whole(tt_context *ctx, const tt__arena *a)
 {
     if (!a->partly_updated) return TT_OK;
@@ -273,8 +271,8 @@ static uint64_t tt__init_key(const tt_param *p)
     return tt__stream_key(p->ctx->options.seed, TT__RANDOM_INIT, tt__hash(p->name), 0);
 }
 
-/* Reads elements [first, first + n) of parameter p from its source: a callback or an initialiser. first: a
-   multiple of 4. */
+/* Writes elements [first, first + n) of parameter p to `to`, from p's source: a callback or an initialiser.
+   `first` must be a multiple of 4. */
 static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     if (p->read) return p->read(p->source, first, n, to);
@@ -284,8 +282,8 @@ static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t
     return TT_OK;
 }
 
-/* Reads elements [first, first + n) of parameter p from its arena's memory or, if that is not allocated, from
-   p's source. first: a multiple of 4. */
+/* Reads elements [first, first + n) of parameter p from its arena or, if that has no memory yet, from p's
+   source. `first` must be a multiple of 4. */
 static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     if (!tt__has_memory(p)) return tt__param_read_source(p, first, n, to);
@@ -307,7 +305,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     return status;
 }
 
-/* Fails if parameter p is stored as f16 and one of the finite `values` would become infinite. */
+/* Fails if parameter p is stored as f16 and a finite number of `values` would become infinite in f16. */
 static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t first, int64_t n)
 {
     const bool narrow = tt__param_placement(p)->dtype == TT_F16;
@@ -319,8 +317,8 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     return TT_OK;
 }
 
-/* Reads elements [first, first + n) of parameter p, to fill arena `a`. Reads p's source or, if `a` is the
-   second arena that stores p and the first already has p's numbers, the first arena. first: a multiple of
+/* Reads elements [first, first + n) of parameter p in order to fill arena `a`: from p's source or, if `a` is
+   the second arena that stores p and the first has p's numbers, from the first. `first` must be a multiple of
    4. */
 static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64_t first, int64_t n,
                                     float *to)
@@ -329,9 +327,9 @@ static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64
     return other ? tt__param_read(p, first, n, to) : tt__param_read_source(p, first, n, to);
 }
 
-/* Fills a rank's part of parameter p from p's source. Keeps the source, in case filling another parameter
-   fails. shard: a buffer of TT__PIECE floats. An initialiser whose numbers cannot exceed the dtype's range
-   writes directly to the rank's memory. */
+/* Fills a rank's shard of parameter p from p's source. Keeps the source, because filling another parameter
+   may fail. shard: a buffer of TT__PIECE floats. Initialisers write directly to the rank's memory, if their
+   numbers fit the dtype. */
 static tt_status tt__param_fill(const tt_param *p, int rank, float *shard)
 {
     char *memory = tt__param_memory(p, rank);
@@ -339,7 +337,7 @@ static tt_status tt__param_fill(const tt_param *p, int rank, float *shard)
     const tt__placement *placement = tt__placement_in(a, p->index);
     const tt__stored stored = tt__stored_of(p, &placement->part, a);
     const bool of_source = a == p->owner || !tt__has_memory(p) || p->keeps_source;
-    /* Max absolute value that p->init can give: normal numbers reach sqrt(-2 log(2^-25)) = 5.9 standard
+    /* Largest absolute value that p->init gives: normal numbers reach sqrt(-2 log(2^-25)) = 5.9 standard
        deviations. */
     const double max = fabs((double)p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1);
     const bool fits = placement->dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || max < 65504;
@@ -376,7 +374,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
     tt_status status = tt__has_memory(p) ? tt__param_fits(p, values, 0, p->size) : TT_OK;
     for (int k = 0; k < 2 && tt__has_memory(p); k++) {
         const tt__arena *a = k ? p->second_owner : p->owner;
-        if (!a || !a->allocated) continue; /* this arena is filled later from the other one */
+        if (!a || !a->allocated) continue; /* it is filled later, from the other arena */
         const tt__placement *placement = tt__placement_in(a, p->index);
         const tt__stored stored = tt__stored_of(p, &placement->part, a);
         for (int rank = tt__first_rank(a); rank < tt__end_rank(a); rank++) {
@@ -391,7 +389,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
             }
         }
     }
-    p->keeps_source = false; /* p has new values: those of the source are out of date */
+    p->keeps_source = false; /* the source has old values */
     if (tt__has_memory(p)) return status;
     float *copy = (float *)tt__alloc(p->ctx, sizeof(float) * (size_t)p->size);
     if (!copy) return TT_ERR_MEMORY;

@@ -58,7 +58,8 @@ typedef struct tt__architecture {
        NULL: the architecture adapts no tensor. */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
     size_t image_size;          /* offset of the field in the config's struct; 0: no such field */
-    void (*print)(tt__text_buffer *json, const void *self, const void *config); /* prints more members; or NULL */
+    /* Prints further members of config.json; or NULL. */
+    void (*print)(tt__text_buffer *json, const void *self, const void *config);
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
 } tt__architecture;
 

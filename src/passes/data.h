@@ -12,9 +12,9 @@
    Divides a step over data ranks: shards gradients, optimizer state and parameters, and inserts collectives.
    See src/ranks/. */
 
-enum { TT__SLICE = 16 }; /* elements that a collective never divides: a cache line of f32 */
+enum { TT__SLICE = 16 }; /* in elements: a cache line of f32. Shards begin at multiples of TT__SLICE */
 
-/* Returns a view of the rank's shard of v, which is replicated; 0 after tt__tape_fail. */
+/* Returns a view of this rank's shard of the replicated value v; 0 after tt__tape_fail. */
 static int32_t tt__shard_view(tt_tape *t, int32_t v, const tt__part *part)
 {
     const tt__shape shape = tt__shard_shape(t, t->values[v].shape.dtype, part);
@@ -34,8 +34,8 @@ static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
     return id;
 }
 
-/* Returns the collective `op` over data ranks that reads x and writes y. part: the shard that x or y is; if
-   `part` is NULL or its unit is 0, both are whole. */
+/* Returns the collective `op` over the data ranks that reads x and writes y. part: the shard that x or y is;
+   NULL or unit 0: both are whole tensors. */
 static tt__instr tt__data_move(int op, int32_t x, int32_t y, const tt__part *part)
 {
     tt__instr i = tt__instr_of(op, x, y);
@@ -46,15 +46,15 @@ static tt__instr tt__data_move(int op, int32_t x, int32_t y, const tt__part *par
     return i;
 }
 
-/* Returns the collective that sums x over data ranks into y, which is the rank's shard of the sum or all of
-   it. */
+/* Returns the collective that sums x over the data ranks into y. y is this rank's shard of the sum; if
+   part->unit is 0, y is the whole sum. */
 static tt__instr tt__data_sum(const tt__part *part, int32_t x, int32_t y)
 {
     return tt__data_move(part->unit ? (int)TT__OP_REDUCE_SCATTER : (int)TT__OP_ALL_REDUCE, x, y, part);
 }
 
-/* Appends an instruction to the end of the step or of the round. together: the instruction runs together with
-   the instruction before if both have the same op and slot. */
+/* Appends an instruction that runs once a round or once a step (tt__segment). together: the instruction runs
+   together with the instruction before if both have the same op and slot. */
 static bool tt__append_step(tt_tape *t, const tt__instr *i, bool together)
 {
     tt__instr *to = tt__append(t, i->op);
@@ -75,10 +75,10 @@ static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
     return i;
 }
 
-/* Appends one stage of the sum of v, a storage with a slot for each leaf of a gradient or of counts. At the
-   end of the step the data ranks sum each slot in place, then the slots are summed. stage 0: sums slot k over
-   ranks, if each rank needs a shard of the sum; 1: sums slot k over ranks, if each needs the whole sum;
-   2: sums the slots. The last stage writes `total` if it is not 0. */
+/* Appends a part of the sum of v at the end of a step. v is a storage of gradients or of counts, with a slot
+   for each leaf of the tree of sums (src/ranks/threads.h). stage 0, if each rank needs only its shard of the
+   sum, and stage 1, if each needs the whole sum: the data ranks sum slot k. stage 2: each rank sums its
+   slots. The last stage writes `total` if it is not 0. */
 static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__part *part, int stage, int k)
 {
     int32_t x = t->slots > 1 ? tt__slot_view(t, v, k) : v, y = x;
@@ -93,8 +93,8 @@ static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__pa
     return tt__append_step(t, &sum, false);
 }
 
-/* Appends the sums of a step over data ranks and slots. Each trained parameter's gradient gets a slot for
-   each leaf, and the value of the summed gradient becomes the parameter's `grad`. */
+/* Appends the sums of gradients over data ranks and slots at the end of a step. Gives each trained
+   parameter's gradient a slot for each leaf of the tree of sums, and makes the sum its `grad`. */
 static tt_status tt__sum_steps(tt_tape *t)
 {
     const int values = t->n_values;
@@ -126,8 +126,8 @@ static tt_status tt__sum_steps(tt_tape *t)
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Makes a persistent storage for the sum of gradients like g, or, with several slots, for the leaves of the
-   sum. `part` is the storage's shard. */
+/* Makes a persistent storage for the sum of gradients like g; with several slots, for the leaves of the tree
+   of sums. `part` is the shard of g that the storage holds. */
 static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slots)
 {
     const tt__tape_value *like = &t->values[g];
@@ -143,9 +143,8 @@ static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slot
     return id;
 }
 
-/* Returns whether the data ranks sum the gradient of parameter v at the end of the backward of each
-   micro-batch, together with other gradients. If the backward updates parameters, only small gradients are
-   summed at its end. */
+/* Returns whether the data ranks sum the gradient of parameter v together with other gradients, at the end of
+   each micro-batch's backward. If the backward updates parameters, only small gradients wait for its end. */
 static bool tt__sums_at_end(const tt_tape *t, int32_t v)
 {
     const tt__shape *s = &t->values[v].shape;
@@ -153,20 +152,20 @@ static bool tt__sums_at_end(const tt_tape *t, int32_t v)
     return t->data > 1 && !tt__data_part(t, v).unit && (small || !t->early);
 }
 
-/* Inserts the sums over data ranks in each micro-batch. A gradient is summed over the data ranks directly
-   after its last contribution, and the result is added to the sum of earlier micro-batches. Small gradients,
-   which are not sharded, are summed together at the end of the backward. persist: steps have several
-   micro-batches. */
+/* Inserts the sums over data ranks that run in each micro-batch. The ranks sum a gradient directly after its
+   last contribution, and add the result to the sum of earlier micro-batches. Gradients that tt__sums_at_end
+   names are summed together at the end of the backward. persist: steps have several micro-batches. */
 static tt_status tt__sum_micros(tt_tape *t, bool persist)
 {
     const int values = t->n_values, n = tt__index(t);
-    int last = 0; /* number of the last sum at the end of the backward */
-    int32_t *leaves = tt__new_map(t); /* for each parameter, the storage of its sum, or of the sum's leaves */
+    int last = 0; /* number of the last sum inserted at the end of the backward */
+    int32_t *leaves = tt__new_map(t); /* for each parameter: storage of its gradient's sum, or of the
+                                         leaves */
     bool ok = leaves != NULL;
     const tt__part whole = {TT__WHOLE, false, 0, 0};
     for (int32_t k = 1; k < 2 * values && ok; k++) {
-        const int32_t v = k % values; /* 0: none */
-        const bool at_end = k >= values; /* sums at the end come after all others */
+        const int32_t v = k % values; /* number of a value; 0: none */
+        const bool at_end = k >= values; /* the second half of the loop makes the sums at the end */
         if (!v || !tt__is_trained(t, v) || tt__sums_at_end(t, v) != at_end) continue;
         const tt__part part = tt__data_part(t, v);
         const int32_t g = t->values[v].grad, sum = tt__new_sum(t, g, &part, 1);
@@ -180,14 +179,14 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
         t->values[sum].persistent = persist;
         if (persist && t->slots == 1) i.add_later = 1;
         int at = t->values[t->values[g].base].writer;
-        while (t->code[at].with_next) at++; /* not between instructions that run together */
+        while (t->code[at].with_next) at++; /* do not separate instructions that run together */
         const int made = leaves[v] ? tt__insert(t, at_end ? n : at + 1, &i) : 0;
         if (at_end && last) t->code[last].with_next = true;
         if (at_end) last = made;
         t->values[v].grad = sum;
         ok = made != 0;
     }
-    if (t->early && ok) { /* the first update needs the counts of all ranks */
+    if (t->early && ok) { /* the first update in the backward needs the counts of all ranks */
         tt__instr sum = tt__data_sum(&whole, t->counted, t->totals);
         ok = tt__insert(t, t->values[t->counted].writer + 1, &sum) != 0;
     }
@@ -206,16 +205,16 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Inserts the sums of gradients over data ranks and leaves. */
+/* Inserts the sums of gradients over data ranks and leaves. persist: steps have several micro-batches. */
 static tt_status tt__pass_sums(tt_tape *t, bool persist)
 {
     if (t->sums_micros && (t->data > 1 || t->slots > 1 || persist)) return tt__sum_micros(t, persist);
     return t->data > 1 || t->slots > 1 ? tt__sum_steps(t) : TT_OK;
 }
 
-/* Lists of the operands that read each value or a view of the value, in the order of the instructions.
-   first[v] is the first operand that reads value v, next[x] the operand after operand x. Operand j of
-   instruction k has the number 1 + k * TT__MAX_IN + j; 0: none. */
+/* For each storage, a list of the operands that read it or a view of it, in the order of the instructions.
+   Operand j of instruction k has the number 1 + k * TT__MAX_IN + j. first[v]: first operand in the list of
+   storage v; next[x]: the operand after operand x; 0: none. */
 typedef struct tt__readers { int *first, *next; } tt__readers;
 
 static bool tt__find_readers(const tt_tape *t, int n, tt__readers *r)
@@ -231,8 +230,7 @@ static bool tt__find_readers(const tt_tape *t, int n, tt__readers *r)
     return r->first && r->next;
 }
 
-/* Returns whether operand x belongs to the backward (to the forward if not `backward`) and needs a whole
-   parameter, not a shard. */
+/* Returns whether operand x needs a parameter whole, in the backward or, if not `backward`, the forward. */
 static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
 {
     const tt__instr *i = &t->code[(x - 1) / TT__MAX_IN];
@@ -240,9 +238,9 @@ static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
     return i->segment == TT__EACH_MICRO && i->backward == backward && !casts_shard;
 }
 
-/* Makes operands of the backward (of the forward if not `backward`) read w instead of v, or a view of w
-   instead of a view of v, if they need v whole. Returns the first instruction that has such an operand;
-   -1: none; -2: out of memory. */
+/* Makes operands that need parameter v whole read w instead, and views of v become views of w, in the
+   backward or, if not `backward`, in the forward. Returns the first instruction with such an operand; -1:
+   none; -2: out of memory. */
 static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int32_t v, int32_t w)
 {
     int first = -1;
@@ -257,16 +255,14 @@ static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int
     return first;
 }
 
-/* Returns whether an instruction of the backward (of the forward if not `backward`) needs v, or a view of v,
-   whole. */
+/* Returns whether the backward or, if not `backward`, the forward has an operand that needs v whole. */
 static bool tt__is_read_whole(const tt_tape *t, const tt__readers *r, bool backward, int32_t v)
 {
     for (int x = r->first[v]; x; x = r->next[x]) if (tt__reads_whole(t, x, backward)) return true;
     return false;
 }
 
-/* Makes the casts of parameter v, which is sharded now, cast each rank's shard, and gathers the results of
-   the casts. */
+/* Makes each cast of the sharded parameter v cast this rank's shard only, and gathers the results. */
 static bool tt__gather_casts(tt_tape *t, const tt__readers *r, int32_t v)
 {
     for (int x = r->first[v]; x; x = r->next[x]) {
@@ -288,8 +284,8 @@ static bool tt__gather_casts(tt_tape *t, const tt__readers *r, int32_t v)
     return true;
 }
 
-/* Gathers parameters that are sharded over the data ranks: once before the forward reads them, and once more
-   for the backward. */
+/* Gathers parameters that are sharded over the data ranks (ZeRO 3): once before the forward reads them, and
+   again before the backward does. */
 static tt_status tt__pass_gather(tt_tape *t)
 {
     const int values = t->n_values, n = tt__index(t);

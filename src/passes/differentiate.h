@@ -9,7 +9,8 @@
 
 /* ------------------------------------------------------------------------------------------ differentiate */
 
-/* Appends the backward of the loss `root` to the tape. */
+/* Appends the backward of the loss `root` to the tape. Fails if no trainable parameter leads to `root`, or if
+   an op on the way has no backward. */
 static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 {
     tt__builder b = {t, accumulate, true, TT__EACH_MICRO, true};
@@ -43,14 +44,14 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 
 /* ---------------------------------------------------------------------------------------------- inference */
 
-/* Removes what does nothing: dropout of rate 0, and, in programs that do not train, all dropout, and the
-   block lists that are for training only. A removed dropout leaves a copy (SCALE by 1), which is dropped,
-   too, unless it is an output, has views or is the root. */
+/* Removes dropout of rate 0. In programs that do not train, removes all dropout, and the block lists that are
+   for training only. A dropout becomes a copy (SCALE by 1). The copy is removed, too, unless its result is an
+   output, has views or is the root. */
 static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 {
     int n = tt__index(t);
-    int32_t *instead = tt__new_map(t); /* for each value, the value to read instead if it was a dropped copy;
-                                          0: itself */
+    int32_t *instead = tt__new_map(t); /* for each value, the value to read instead if it was the result of a
+                                          removed copy; 0: the value itself */
     if (!instead) return TT_ERR_MEMORY;
     for (int k = 0; k < n; k++) {
         tt__instr *i = &t->code[k];

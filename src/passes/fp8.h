@@ -10,16 +10,16 @@
 
 /* ---------------------------------------------------------------------------------------------------- fp8 */
 
-#ifndef TT__FP8_FROM /* tests set 0: fp8 at any cost */
+#ifndef TT__FP8_FROM /* tests set 0: then every product of 16-bit operands is in fp8 */
 #define TT__FP8_FROM 1.0
 #endif
 
-/* Returns whether i, a product (m, k) times (k, n) of 16-bit operands, is faster in fp8. The products that a
-   cross-entropy makes in chunks are never in fp8. The three products of a linear layer have the same sizes
-   and together 6 m n k operations. cuBLASLt 13.1 on an H200 computes them at 1,150 instead of 740 TFLOP/s,
-   averaged over the layers of ViT-L, DistilBERT and GPT-2. Rounding the three tensors that they read, with
-   their transposes, takes, by calculation, three launches of a microsecond each, and moves 4 bytes for each
-   element at 4.3 TB/s. */
+/* Returns whether i, a product (m, k) times (k, n) of 16-bit operands, is faster in fp8. The three products
+   of a linear layer have equal sizes, and 6 m n k operations in total. cuBLASLt 13.1 on an H200 computes them
+   at 1,150 instead of 740 TFLOP/s, on average over the layers of ViT-L, DistilBERT and GPT-2. By calculation,
+   rounding the three tensors that the products read, and their transposes, takes three launches of a
+   microsecond each and moves 4 bytes per element at 4.3 TB/s. Products that a cross-entropy computes in
+   chunks are never in fp8. */
 static bool tt__pays_in_fp8(const tt_tape *t, const tt__instr *i)
 {
     if (!tt__is(i, TT__PRODUCT) || !i->out[0]) return false;
@@ -31,10 +31,9 @@ static bool tt__pays_in_fp8(const tt_tape *t, const tt__instr *i)
     return 6 * m * n * k * (1 / 740e12 - 1 / 1150e12) > TT__FP8_FROM * rounding;
 }
 
-/* Numbers the tensors that products read. In a program that trains, makes the history, with a row for each
-   tensor. The pass runs before recompute copies instructions and before the tape is divided into stages, so
-   that the numbers do not depend on either. Programs split over tensor ranks have no history, as a rank has
-   only shards of tensors. */
+/* Numbers the tensors that products read. In a program that trains, makes the history of largest magnitudes,
+   with a row for each tensor. This pass runs before recompute and before the division into stages, so that
+   the numbers depend on neither. Programs with tensor ranks have no history: a rank sees only shards. */
 static tt_status tt__pass_number_factors(tt_tape *t, bool train)
 {
     int32_t *number = (int32_t *)tt__calloc(t->ctx, sizeof *number * 2 * (size_t)t->n_values), n = 0;
@@ -62,21 +61,22 @@ static tt_status tt__pass_number_factors(tt_tape *t, bool train)
     return TT_OK;
 }
 
-/* The QUANTIZE that rounds a value to fp8 for products. */
+/* The QUANTIZE instruction that rounds a value to fp8. */
 typedef struct tt__quantized {
-    int at;      /* 1 + number of the QUANTIZE, which is above all others until tt__settle; 0: none */
+    int at;      /* 1 + number of the QUANTIZE before tt__settle; 0: none */
     int before;  /* the instruction before which the QUANTIZE is inserted */
 } tt__quantized;
 
 typedef struct tt__fp8 {
     tt_tape *t;
-    tt__quantized *of;   /* of[2 * v + 1]: for value v as a gradient; of[2 * v]: for value v as another
-                            operand */
-    int *written, *read; /* for each storage: 1 + the last instruction so far that writes it; 1 + the last
-                            instruction that reads it in another dtype than fp8 */
+    tt__quantized *of;   /* of[2 * v + 1]: QUANTIZE of value v as a gradient, in E5M2; of[2 * v]: of value v
+                            as any other operand, in E4M3 */
+    int *written, *read; /* for each storage: 1 + the last instruction visited that writes it; 1 + the last
+                            instruction that reads it unrounded */
 } tt__fp8;
 
-/* Makes a value for the fp8 of v or of its transpose, in the layout that QUANTIZE writes. */
+/* Makes a value for the fp8 copy of v, or of its transpose, in the layout that QUANTIZE writes: rows start at
+   multiples of 16 elements. Returns 0 after tt__tape_fail. */
 static int32_t tt__new_fp8(tt_tape *t, int32_t v, tt_dtype dtype, bool transposed)
 {
     const tt__tape_value x = t->values[v];
@@ -92,10 +92,10 @@ static int32_t tt__new_fp8(tt_tape *t, int32_t v, tt_dtype dtype, bool transpose
     return tt__new_view(t, storage, &shape, 0, ld, t->values[storage].name);
 }
 
-/* Finds the QUANTIZE of operand o of product k, or inserts one directly before the product. The backward uses
-   the fp8 copy that the forward has made, unless the operand itself stays in memory until then for other
-   readers: a second QUANTIZE then saves the memory of the fp8 copy between forward and backward. Returns 1 +
-   the number of the QUANTIZE; 0: out of memory. */
+/* Finds the QUANTIZE of operand o of product k, or inserts one directly before the product. The backward
+   uses the fp8 copy of the forward, unless the unrounded operand stays in memory until then anyway: a
+   second QUANTIZE then saves the memory of the fp8 copy. Returns 1 + the number of the QUANTIZE; 0: out of
+   memory. */
 static int tt__quantize(tt__fp8 *f, int k, int o)
 {
     tt_tape *t = f->t;
@@ -150,7 +150,7 @@ static bool tt__read_fp8(tt__fp8 *f, int k, int o)
     return true;
 }
 
-/* Appends the update of the history: the largest magnitudes of the step's tensors, over all data ranks. */
+/* Appends the update of the history by the largest magnitudes of the step, over all data ranks. */
 static bool tt__emit_fp8_history(tt_tape *t)
 {
     tt__instr i = tt__instr_of(TT__OP_FP8_HISTORY, t->fp8_largest, t->fp8_history);

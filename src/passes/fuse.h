@@ -6,8 +6,7 @@
 
 /* --------------------------------------------------------------------------------------------------- fuse */
 
-/* Fuses instructions by the rule `fuse` of their ops, or, after differentiation (`later`), by the rule
-   `fuse_later`. */
+/* Fuses instructions by the rule `fuse` of each op or, after differentiation (`later`), by `fuse_later`. */
 static tt_status tt__pass_fuse(tt_tape *t, int32_t root, bool later)
 {
     int n = tt__index(t);

@@ -7,16 +7,17 @@
 #include "overlap.h"
 
 /* ---------------------------------------------------------------------------------------------------- join
-   Products that would be one product if their operands were adjacent in memory (see tt__is_one_product) run
-   together. Their transient operands become views of one value. tt__place_persistent makes parameters and
-   persistent gradients adjacent. If operands are not adjacent in the end, each product is launched alone. */
+   Makes products run together that would be one product if their operands were adjacent in memory
+   (tt__is_one_product). Their transient operands become views of one value. tt__place_persistent makes
+   parameters and persistent gradients adjacent. If the operands are not adjacent in the end, each product is
+   launched alone. */
 
-/* Largest distance in instructions: values that are written or last read further apart count as alive at
-   different times, and products further apart are not joined. */
+/* Largest distance, in instructions. Products further apart are not joined. Values whose first write or last
+   read is further apart are not joined either, because both would then stay in memory for longer. */
 enum { TT__TOGETHER = 32 };
 
-/* Returns, for each storage, whether it must have a place of its own: other streams or collectives use the
-   storage, or an instruction may write its result over the storage, or the storage holds such a result. The
+/* Returns, for each storage, whether it must keep its own place in memory: another stream or a collective
+   uses the storage, or an instruction overwrites it with a result in place, or it holds such a result. The
    caller frees the array. NULL: out of memory. */
 static bool *tt__never_joined(const tt_tape *t)
 {
@@ -37,7 +38,7 @@ static bool *tt__never_joined(const tt_tape *t)
     return apart;
 }
 
-/* Returns whether v is a plain storage of the device: contiguous, whole, without slots or copies. */
+/* Returns whether v is a contiguous, whole storage on the device, without slots or copies. */
 static bool tt__is_plain(const tt_tape *t, int32_t v)
 {
     const tt__tape_value *x = &t->values[v];
@@ -45,8 +46,8 @@ static bool tt__is_plain(const tt_tape *t, int32_t v)
            x->part.split == TT__WHOLE && x->space == TT__DEVICE;
 }
 
-/* Returns whether v may become a view of a joined value. v lives within the step, and its rows keep the
-   alignment of 16 bytes that kernels need. */
+/* Returns whether v may become a view of a joined value: v does not outlive the step, and its rows are
+   multiples of the 16 bytes to which kernels need rows aligned. */
 static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const bool *apart)
 {
     const tt__tape_value *x = &t->values[v];
@@ -57,8 +58,7 @@ static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const b
            row % 16 == 0;
 }
 
-/* Returns whether another storage may be placed directly after the persistent storage v. v must fill all
-   bytes of its storage. */
+/* Returns whether another storage may directly follow persistent storage v: v fills all its bytes. */
 static bool tt__may_be_followed(const tt_tape *t, int32_t v)
 {
     const tt__shape *x = &t->values[v].shape;
@@ -66,8 +66,8 @@ static bool tt__may_be_followed(const tt_tape *t, int32_t v)
     return tt__is_plain(t, v) && tt__storage_bytes(&t->values[v]) == bytes;
 }
 
-/* Returns whether a and b, which have the same role in two products, can be adjacent in memory. Transient
-   values must live at about the same time, so that the joined value takes hardly more memory. */
+/* Returns whether a and b, which have the same role in two products, may be adjacent in memory. Transient
+   values must live at about the same time, so that joining them takes hardly more memory. */
 static bool tt__may_lie_beside(const tt_tape *t, int32_t a, int32_t b, int32_t root, const bool *apart)
 {
     const tt__tape_value *x = &t->values[a], *y = &t->values[b];
@@ -98,8 +98,8 @@ static void tt__move_instr(tt_tape *t, int from, int to)
     t->code[to] = i;
 }
 
-/* Moves instruction m directly after instructions *first to *last, or moves these directly before instruction
-   m, and updates *first and *last. Returns false if the order of the instructions in between forbids both. */
+/* Moves instruction m directly after the instructions from *first to *last, or moves those directly before
+   instruction m; updates *first and *last. Returns false if an instruction in between forbids both moves. */
 static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
 {
     const int many = *last - *first + 1;
@@ -116,8 +116,8 @@ static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
     return rises || sink;
 }
 
-/* Sorts products by their weights, or by the gradients of their weights, and makes them run together. The
-   order is that of persistent values in the arena, and the same wherever the products are recomputed. */
+/* Sorts products by the numbers of their weights, or of the gradients of their weights, and makes them run
+   together. Persistent values have this order in the arena, and recomputed products the same order. */
 static void tt__order_products(tt_tape *t, int first, int last)
 {
     for (int k = first + 1; k <= last; k++) {
@@ -130,8 +130,8 @@ static void tt__order_products(tt_tape *t, int first, int last)
     for (int k = first; k <= last; k++) t->code[k].with_next = k < last;
 }
 
-/* Makes the values that have a role in the products from `first` to `last` views of one new value, or, if the
-   values are persistent, adjacent in memory. */
+/* Makes the values in role `role` of products `first` to `last` views of one new value. Marks persistent
+   values instead, so that they become adjacent in memory. Returns false if out of memory. */
 static bool tt__join_values(tt_tape *t, int first, int last, int role)
 {
     const bool below = tt__lies_below(&t->code[first], role);
@@ -176,7 +176,7 @@ static tt_status tt__pass_join(tt_tape *t, int32_t root)
         tt__order_products(t, first, last);
         for (int role = 0; role < TT__ROLES && ok; role++)
             if (role != tt__shared_role(&t->code[first])) ok = tt__join_values(t, first, last, role);
-        k -= first != k; /* an instruction from after the products is at this place now */
+        k -= first != k; /* the moves have put a later instruction at this place */
     }
     tt__free(t->ctx, apart);
     return ok ? TT_OK : TT_ERR_MEMORY;

@@ -9,18 +9,18 @@
 #include "update.h"
 
 /* ------------------------------------------------------------------------------------------------ offload
-   Keeps storages in the host's memory. Instructions use temporary copies on the device: a copy is made before
-   the first instruction that reads the storage, and copied back after the last one that writes it. With
-   update "host" it is the other way round: updates use copies in the host's memory of storages on the
-   device. */
+   Keeps storages in the host's memory. Instructions use temporary copies on the device. A storage is copied
+   to the device before the first instruction that reads it, and copied back after the last that writes it.
+   With the option update "host", updates run in the host's memory instead and use temporary host copies of
+   storages on the device. */
 
-/* The words of the option `offload`, as a bit set; tt__out_names has them in the order of the bits. */
+/* The words of the option `offload`, as bits; tt__out_names has the words in the order of the bits. */
 enum { TT__OUT_OPTIMIZER = 1, TT__OUT_GRADIENTS = 2, TT__OUT_PARAMETERS = 4, TT__OUT_ACTIVATIONS = 8 };
 
 static const char *const tt__out_names[] = {"optimizer", "gradients", "parameters", "activations"};
 
-/* Reads the option `offload` into the bit set *out. *fits receives whether the option is "budget", so that
-   tt_compile chooses what to offload. Fails if a word is unknown. */
+/* Reads the option `offload` into the bits *out. Sets *fits to whether the option is "budget": tt_compile
+   then chooses what to offload. Fails if a word is unknown. */
 static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *out, bool *fits)
 {
     *out = 0;
@@ -43,13 +43,13 @@ static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *
 }
 
 #ifndef TT__OFFLOAD_TOGETHER /* tests set a smaller number */
-#define TT__OFFLOAD_TOGETHER ((size_t)32 << 20) /* bytes on the device for the operands of a group of
+#define TT__OFFLOAD_TOGETHER ((size_t)32 << 20) /* max bytes on the device for the operands of a group of
                                                    instructions that run together */
 #endif
-enum { TT__ONE_BY_ONE = 30 }; /* number of halvings that make TT__OFFLOAD_TOGETHER 0: each instruction then
-                                 runs alone */
+enum { TT__ONE_BY_ONE = 30 }; /* after this number of halvings TT__OFFLOAD_TOGETHER is 0, and each instruction
+                                 is a group */
 
-/* Returns whether two values are the same elements of the same storage. */
+/* Returns whether values a and b are the same elements of the same storage. */
 static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
 {
     const tt__tape_value *x = &t->values[a], *y = &t->values[b];
@@ -58,14 +58,15 @@ static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
                       x->part.unit == y->part.unit && x->part.split == y->part.split);
 }
 
-/* Describes how a range of instructions uses a storage. several: they use different elements of the storage.
-   reads_several: they read different elements. all_slots: one of them sums all slots. always: one of them
-   also runs on ranks without a micro-batch. */
+/* How a range of instructions uses a storage. several: they use more than one view of the storage.
+   reads_several: they read more than one. all_slots: one of them sums all slots. always: one of them also
+   runs on ranks without a micro-batch. */
 typedef struct tt__use {
-    int32_t any, read, written;   /* of the storage's values, the first that they use, read, write; 0: none */
+    int32_t any, read, written;   /* first values of the storage that the range uses, reads, writes; 0:
+                                     none */
     bool several, reads_several, all_slots, always;
-    bool in;                      /* the storage's contents before the range are needed */
-    bool later;                   /* the contents are needed only where add_later adds */
+    bool in;                      /* the range reads contents that were written before the range */
+    bool later;                   /* the contents are read only in runs where add_later adds */
 } tt__use;
 
 static void tt__note_use(const tt_tape *t, const tt__instr *i, int32_t id, int out, tt__use *u)
@@ -100,8 +101,8 @@ static tt__use tt__use_of(const tt_tape *t, int32_t v, int from, int to)
     return u;
 }
 
-/* Returns the value in storage d that corresponds to value `of`. Storage d is a copy of value `like`; `like`
-   and `of` belong to the same storage. Returns 0 after tt__tape_fail. */
+/* Returns the view of storage d that corresponds to value `of`. Storage d is a copy of value `like`, which
+   has the same storage as `of`. Returns 0 after tt__tape_fail. */
 static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
 {
     const tt__tape_value x = t->values[of];
@@ -112,7 +113,7 @@ static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
     return id;
 }
 
-/* Inserts a copy from x to y, which is in the other memory, before instruction `before`, in the segment of
+/* Inserts a copy from x in one memory to y in the other before instruction `before`, in the segment of
    `like`. Returns false if x or y is 0 or memory runs out. */
 static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32_t x, int32_t y, bool always,
                             bool later)
@@ -123,10 +124,10 @@ static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32
     return x && y && tt__insert(t, before, &i);
 }
 
-/* Makes the storage for a copy of storage v in the other memory, as small as the use u allows. The copy of a
-   shard or of a slot has only that shard or slot. The copy for any other view has the whole storage, so that
-   kernels find the same layout as without copies. *like receives the value that the copy corresponds to.
-   Returns 0 if out of memory. */
+/* Makes the storage for a copy of storage v in the other memory, as small as the use u allows. If the range
+   uses only one shard or slot, the copy has only that; otherwise the copy has the whole storage, so that
+   kernels find the layout that they find without copies. Sets *like to the value of v that the copy
+   corresponds to. Returns 0 if out of memory. */
 static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *like)
 {
     const tt__tape_value base = t->values[v], x = t->values[u->any];
@@ -145,8 +146,8 @@ static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *li
     return d;
 }
 
-/* Inserts before instruction `from` the copies into storage d of the elements that the use u needs. Storage d
-   is a copy of value `like`. */
+/* Inserts, before instruction `from`, the copies into storage d of the elements that the use u reads. Storage
+   d is a copy of value `like`. */
 static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, int32_t d)
 {
     const tt__instr first = t->code[from];
@@ -165,8 +166,8 @@ static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, i
     return ok;
 }
 
-/* Makes instructions [from, to] use a copy of storage v, which is in the memory that the instructions do not
-   work on, and inserts copies before and after them. Returns false if out of memory. */
+/* Makes instructions [from, to] use a copy of storage v in the memory on which they work. Inserts the copies
+   from v before them and back to v after them. Returns false if out of memory. */
 static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
 {
     const tt__use u = tt__use_of(t, v, from, to);
@@ -200,7 +201,7 @@ static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
     return ok;
 }
 
-/* Returns whether storage v is kept in the host's memory. `what` has the bits of TT__OUT_. A gradient is kept
+/* Returns whether storage v is kept in the host's memory. `what` has bits of TT__OUT_. A gradient is kept
    there only if it waits for the end of the round or step. */
 static bool tt__goes_out(const tt_tape *t, int32_t v, unsigned what)
 {
@@ -213,7 +214,7 @@ static bool tt__goes_out(const tt_tape *t, int32_t v, unsigned what)
     return x->storage == TT__GRADIENT && waits && what & TT__OUT_GRADIENTS;
 }
 
-/* Instructions [from, to]; from -1: none. */
+/* Instructions [from, to]; -1 in `from`: none. */
 typedef struct tt__range { int from, to; } tt__range;
 
 static void tt__reach(tt__range *r, int k)
@@ -222,9 +223,8 @@ static void tt__reach(tt__range *r, int k)
     r->to = k;
 }
 
-/* Makes the instructions of a micro-batch that use v use one copy in the forward and another in the backward.
-   of[0] and of[1] are the ranges of these instructions in the forward and in the backward. Returns false if
-   out of memory. */
+/* Makes the instructions of a micro-batch use one copy of v in the forward and another in the backward. of[0]
+   and of[1]: ranges of instructions that use v in each. Returns false if out of memory. */
 static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
 {
     for (int backward = 0; backward < 2; backward++) {
@@ -237,20 +237,20 @@ static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
     return true;
 }
 
-/* Returns whether pass "offload" has put a storage into the host's memory. Step settings and results in the
-   host's memory do not count. */
+/* Returns whether pass "offload" has put storage `base` into the host's memory. Settings and results of a
+   step do not count. */
 static bool tt__is_out(const tt__tape_value *base)
 {
     return base->space == TT__HOST && base->storage != TT__STEP;
 }
 
-/* Returns whether a storage is in the memory that instruction i does not work on. */
+/* Returns whether storage `base` is in the memory that instruction i does not work on: host or device. */
 static bool tt__is_away(const tt__tape_value *base, const tt__instr *i)
 {
     return i->on_host ? base->space == TT__DEVICE : tt__is_out(base);
 }
 
-/* Returns the bytes that instruction i uses of storages in the memory that it does not work on. */
+/* Returns the bytes of instruction i's storages that are in the memory on which i does not work. */
 static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
 {
     size_t bytes = 0;
@@ -262,10 +262,10 @@ static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
     return bytes;
 }
 
-/* Cuts a group off the instructions that run together from k on, and returns its range. Its instructions work
-   on one memory and use at most `max` bytes of storages in the other memory, unless the group is a single
-   instruction. The rest runs together after the group. *largest: bytes so far of the group that the limit
-   TT__OFFLOAD_TOGETHER would give. */
+/* Cuts a group off the instructions that run together from k on, and returns its range; the remaining
+   instructions run together after the group. The instructions of a group work on one memory and use at most
+   `max` bytes of storages in the other memory, unless the group is a single instruction. *largest: bytes so
+   far of the group that the limit TT__OFFLOAD_TOGETHER would give. */
 static tt__range tt__cut_group(tt_tape *t, int k, size_t max, size_t *largest)
 {
     tt__range r = {k, k};
@@ -290,8 +290,8 @@ static tt__range tt__cut_group(tt_tape *t, int k, size_t max, size_t *largest)
     return r;
 }
 
-/* Makes a group of instructions use copies of the storages that are in the other memory. Returns false if out
-   of memory. */
+/* Makes a group of instructions use copies of storages that are in the memory that the group does not work
+   on. Returns false if out of memory. */
 static bool tt__use_group(tt_tape *t, tt__range r)
 {
     for (int k = r.from; k <= r.to; k++)
@@ -305,7 +305,7 @@ static bool tt__use_group(tt_tape *t, tt__range r)
 }
 
 /* Returns whether activation v is kept in the host's memory between its uses in the forward, of[0], and in
-   the backward, of[1]. large: all activations of TT__PIECES_FROM elements or more are kept there. */
+   the backward, of[1]. large: v is kept there if it has TT__PIECES_FROM elements or more. */
 static bool tt__activation_goes_out(const tt_tape *t, int32_t v, int32_t root, bool large,
                                     const tt__range *of)
 {
@@ -337,12 +337,12 @@ static bool tt__use_activation(tt_tape *t, int32_t v, const tt__range *of)
     return ok;
 }
 
-/* Keeps storages in the host's memory: those of parameters that `what` (bits of TT__OUT_) names, activations
-   of the first `blocks` blocks, and values that tt_offload marks. Within a micro-batch, all instructions of
-   the forward share one copy of a parameter or gradient, and all of the backward share another. At the end of
-   a round or step, and for the optimizer's state, each group of instructions has its own copies, of at most
-   TT__OFFLOAD_TOGETHER bytes, halved `halved` times. The pass also decides which updates run in the host's
-   memory. */
+/* Keeps storages in the host's memory: the parameters, gradients and optimizer state that `what` (bits of
+   TT__OUT_) names, activations of the first `blocks` blocks, and values that tt_offload marks. In a
+   micro-batch, all instructions of the forward share one copy of a parameter or gradient, and those of the
+   backward share another. At the end of a round or step, and for the optimizer's state, each group of
+   instructions has its own copies, of at most TT__OFFLOAD_TOGETHER bytes, halved `halved` times. The pass
+   also decides which updates run in the host's memory. */
 static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int blocks, int halved)
 {
     bool any = what != 0 || t->on_host;

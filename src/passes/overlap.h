@@ -8,13 +8,13 @@
 #include "../ops/rules.h"
 
 /* ------------------------------------------------------------------------------------------------ overlap
-   Runs transfers beside computation, on streams of their own: copies between memories, and the gathers and
-   sums of data ranks within a micro-batch. Each transfer is split into a start and a WAIT. The start of a
-   transfer that computation needs is moved up, as little as the load of its stream allows. The WAIT of a
-   transfer that takes results away comes where the transfer ends. Only the order of instructions changes,
-   never the results: wrong costs cost time or memory. */
+   Runs transfers beside computation, on their own streams: copies between memories, and the gathers and sums
+   of data ranks within a micro-batch. Each transfer is split into a start and a WAIT. If the transfer brings
+   a value that computation needs, its start moves up, as far as its stream needs to finish in time. If the
+   transfer takes a result away, its WAIT moves down to where the transfer ends. Only the order of
+   instructions changes, never a result: wrong costs only make a step slower or larger. */
 
-/* X(field, default) for each field of tt_costs. The last two fields are in seconds. */
+/* X(field, default) for each field of tt_costs, in FLOPs or bytes a second; the last two in seconds. */
 #define TT__COSTS(X) \
     X(product_16, 300e12) X(product_f32, 60e12) X(attention_16, 300e12) X(attention_f32, 60e12) \
     X(rows_16, 2e12) X(rows_f32, 2e12) X(update_16, 2e12) X(update_f32, 2e12) X(update_host, 50e9) \
@@ -30,7 +30,7 @@ tt_costs tt_costs_default(void)
     return c;
 }
 
-/* Fails if a cost is not finite, a number of seconds is negative, or a rate is not above 0. */
+/* Fails if a cost is not finite, a number of seconds is below 0, or a rate is not above 0. */
 static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
 {
 #define TT__COST(name, standard) {#name, c->name},
@@ -48,7 +48,7 @@ static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "costs: %s", text + 2) : TT_OK;
 }
 
-/* Returns the stream beside computation on which an instruction could run; else TT__COMPUTE_STREAM. */
+/* Returns the stream beside computation on which i could run; TT__COMPUTE_STREAM if there is none. */
 static int tt__stream_beside(const tt_tape *t, const tt__instr *i)
 {
     const tt__tape_value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
@@ -65,7 +65,7 @@ static double tt__operand_bytes(const tt_tape *t, int32_t v)
     return v ? (double)s->rows * (double)s->cols * (double)tt_dtype_bytes(s->dtype) : 0;
 }
 
-/* Returns the bytes that an instruction reads and writes. Of a table that is looked up, only the rows looked
+/* Returns the bytes that instruction i reads and writes. In a table that is looked up, only the rows looked
    up count. */
 static double tt__touched_bytes(const tt_tape *t, const tt__instr *i)
 {
@@ -78,7 +78,7 @@ static double tt__touched_bytes(const tt_tape *t, const tt__instr *i)
     return bytes;
 }
 
-/* Returns the largest number of bytes that a member of a collective loads. */
+/* Returns the bytes that the busiest member of collective i loads. */
 static double tt__loaded_bytes(const tt_tape *t, const tt__instr *i)
 {
     const tt__tape_value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
@@ -90,8 +90,8 @@ static double tt__loaded_bytes(const tt_tape *t, const tt__instr *i)
     return (double)max * (double)tt_dtype_bytes(x->shape.dtype);
 }
 
-/* The limit of an instruction's speed: FLOPs of products or of attention; bytes touched by row kernels or by
-   updates and other work on parameters; bytes that a collective loads. */
+/* The limit of an instruction's speed. PRODUCT, ATTENTION: FLOPs; ROWS: bytes of other kernels; UPDATE: bytes
+   of updates and of other work once a step; RANKS: bytes that a collective loads. */
 typedef enum tt__cost {
     TT__COST_PRODUCT, TT__COST_ATTENTION, TT__COST_ROWS, TT__COST_UPDATE, TT__COST_RANKS, TT__COST_KINDS
 } tt__cost;
@@ -104,7 +104,7 @@ static tt__cost tt__cost_of(const tt__instr *i)
     return tt__is(i, TT__RMW) || i->segment == TT__EACH_STEP ? TT__COST_UPDATE : TT__COST_ROWS;
 }
 
-/* Returns the FLOPs or bytes that limit instruction i (tt__cost_of), at full capacity. */
+/* Returns the FLOPs or bytes that limit instruction i (tt__cost_of), with all axes at their capacity. */
 static double tt__work_of(const tt_tape *t, const tt__instr *i)
 {
     tt__mat in[TT__MAX_IN];
@@ -115,15 +115,15 @@ static double tt__work_of(const tt_tape *t, const tt__instr *i)
     return tt__flops(i, in);
 }
 
-/* Returns whether an instruction computes in fp32: whether its result is f32, or, of a product or attention,
-   its left operand. */
+/* Returns whether instruction i computes in fp32: by the dtype of its left operand for a product or
+   attention, by the dtype of its result for all other ops. */
 static bool tt__is_single(const tt_tape *t, const tt__instr *i)
 {
     const bool by_operand = tt__cost_of(i) <= TT__COST_ATTENTION || !i->out[0];
     return t->values[by_operand ? i->in[0] : i->out[0]].shape.dtype == TT_F32;
 }
 
-/* Returns a pointer to the rate in c that limits work of kind `cost`, in FLOPs or bytes a second. single: for
+/* Returns the rate in c that limits work of kind `cost`, in FLOPs or bytes a second. single: the rate for
    fp32. */
 static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
 {
@@ -133,9 +133,9 @@ static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
     return rates[cost][single];
 }
 
-/* Returns the seconds that an instruction takes at full capacity: its launch, and the longer of computing and
-   memory traffic, or the transfer over its link. first: the instruction is the first of those that are
-   launched together, and alone has the cost of the launch. */
+/* Returns the seconds that instruction i takes with all axes at their capacity. Computation takes the longer
+   of its arithmetic and its memory traffic, a transfer the time of its bytes; each launch is added. first: i
+   is the first of the instructions that are launched together, and alone has the cost of the launch. */
 static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_costs *costs, bool first)
 {
     const int stream = tt__stream_beside(t, i);
@@ -152,15 +152,15 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
                          tt__touched_bytes(t, i) / c.memory);
 }
 
-/* Seconds that instructions take by their costs. */
+/* Estimated seconds of a program's instructions. */
 typedef struct tt__spent {
-    double compute, exposed;    /* computation, and waiting of computation for transfers */
-    double on_host;             /* computation by the host's processor, which is part of `compute` */
-    double busy[TT__STREAMS];   /* transfers of each stream */
+    double compute, exposed;    /* computation; time in which computation waits for transfers */
+    double on_host;             /* part of `compute` that the host's processor computes */
+    double busy[TT__STREAMS];   /* for each stream: its transfers */
 } tt__spent;
 
-/* step: seconds of a step with one micro-batch on each data rank. micro: seconds that each further
-   micro-batch adds. */
+/* step: seconds of a step with one micro-batch on each data rank. micro: seconds of each further
+   micro-batch. */
 typedef struct tt__replay { tt__spent step, micro; } tt__replay;
 
 /* Returns the seconds of a step with `micros` micro-batches on each data rank. */
@@ -178,7 +178,7 @@ static tt__spent tt__spent_on(const tt__replay *r, int micros)
 static tt_status tt__replay_of(const tt_tape *t, const tt_costs *c, tt__replay *to)
 {
     double *done = (double *)tt__calloc(t->ctx, sizeof *done * (size_t)t->n_values), idle[TT__STREAMS] = {0};
-    /* idle: time at which a stream has finished its work; done: time at which a value has been written */
+    /* seconds at which each stream has finished its work (idle) and each value is written (done) */
     double now = 0;
     tt__spent *all = &to->step;
     memset(to, 0, sizeof *to);
@@ -194,27 +194,28 @@ static tt_status tt__replay_of(const tt_tape *t, const tt_costs *c, tt__replay *
         else if (i->stream) done[i->out[0]] = idle[i->stream] = fmax(now, idle[i->stream]) + seconds;
         else now += seconds;
         all->exposed = now - all->compute;
-        if (i->segment <= TT__EACH_BACKWARD) to->micro = *all; /* micro-batches come first in the tape */
+        if (i->segment <= TT__EACH_BACKWARD) to->micro = *all; /* the tape begins with the instructions of a
+                                                                  micro-batch */
     }
     tt__free(t->ctx, done);
     return TT_OK;
 }
 
-/* The order of instructions while the pass changes it. */
+/* The order of instructions, while the pass changes it. */
 typedef struct tt__order {
     tt_tape *t;
     int n;              /* number of instructions, including WAITs */
-    int *at, *place;    /* the instruction at each place; the place of each instruction */
+    int *at, *place;    /* number of the instruction at each place; place of each instruction */
     double *begin;      /* for each instruction: seconds of computation before it */
     double *seconds;    /* for each instruction: seconds of computation that it takes */
-    double *moves;      /* for each start: seconds that its transfer occupies its stream */
+    double *moves;      /* for each start: seconds for which its transfer occupies the stream */
     int *block;         /* for each instruction: number of blocks that end before it */
     bool *ends;         /* for each instruction: whether it is the last of a block */
-    int *wait;          /* for each start: its WAIT; 0: the instruction is not a start */
-    /* The storages that each instruction uses and the storages that it writes, as bit sets of the last 6 bits
-       of their numbers. Disjoint bit sets mean disjoint storages. */
+    int *wait;          /* for each start: number of its WAIT; 0: not a start */
+    /* For each instruction, the storages that it uses and those that it writes. Bit b stands for all storages
+       whose numbers are b modulo 64, so disjoint bits mean disjoint storages. */
     uint64_t *uses, *writes;
-    bool takes[TT__STREAMS]; /* the stream has starts that take results of computation away */
+    bool takes[TT__STREAMS]; /* for each stream: it has transfers that take results of computation away */
 } tt__order;
 
 /* Returns whether instruction a writes a storage that b uses. A WAIT writes the value that it waits for. */
@@ -235,7 +236,7 @@ static uint64_t tt__storage_bits(const tt_tape *t, const int32_t *ids, int n)
     return bits;
 }
 
-/* Returns whether the order of two instructions matters. */
+/* Returns whether instructions a and b must keep their order. */
 static bool tt__is_ordered(const tt_tape *t, const tt__instr *a, const tt__instr *b)
 {
     return tt__writes_for(t, a, b) || tt__writes_for(t, b, a);
@@ -248,8 +249,8 @@ static bool tt__must_follow(const tt__order *o, int a, int b)
     return may && tt__is_ordered(o->t, &o->t->code[a], &o->t->code[b]);
 }
 
-/* Returns whether an instruction that comes before a start may be moved up together with the start: other
-   starts, WAITs, casts of shards. */
+/* Returns whether instruction i may move up together with a start that depends on it: other starts, WAITs and
+   casts of shards may. */
 static bool tt__may_rise(const tt__instr *i)
 {
     return i->stream || tt__is(i, TT__WAITS) || (tt__is(i, TT__CASTS) && i->always && !i->with_next);
@@ -267,17 +268,17 @@ static void tt__move_to(tt__order *o, int x, int to)
     o->place[x] = to;
 }
 
-/* Returns whether place k is between updates in the host's memory that run together. Such updates take long,
-   so a transfer that would move there moves past all of them and runs beside them. */
+/* Returns whether place k is between updates in the host's memory that run together. A transfer does not stop
+   there but moves past all of them, and so runs beside them, because they take long. */
 static bool tt__amid_updates(const tt__order *o, int k)
 {
     const tt__instr *i = &o->t->code[o->at[k - 1]];
     return i->on_host && i->with_next;
 }
 
-/* Moves instruction x up to where at most `until` seconds of computation come before it, but not between
-   instructions that run together, nor before block number `first`. with_others: the instructions that x must
-   follow move up, too, if they may. */
+/* Moves instruction x up to where at most `until` seconds of computation come before it. x moves neither
+   between instructions that run together nor before block number `first`. with_others: if x depends on an
+   instruction that tt__may_rise allows, that instruction moves up, too. */
 static void tt__rise(tt__order *o, int x, double until, int first, bool with_others)
 {
     const tt__instr *code = o->t->code;
@@ -323,8 +324,8 @@ static void tt__sink(tt__order *o, int x, double until, int last)
     tt__move_to(o, x, best);
 }
 
-/* Returns whether a start brings a value that computation needs soon. Otherwise the start takes away a result
-   of computation. */
+/* Returns whether transfer i brings a value that computation needs. Otherwise the transfer takes a result of
+   computation away. */
 static bool tt__brings(const tt_tape *t, const tt__instr *i)
 {
     if (t->values[t->values[i->out[0]].base].host_copy) return true;
@@ -333,9 +334,9 @@ static bool tt__brings(const tt_tape *t, const tt__instr *i)
            (i->stream == TT__RANKS_STREAM && !(tt__rules_of(i)->phases & TT__REDUCE_PHASE));
 }
 
-/* Moves start x up so that its transfer can be complete after `due` seconds of computation. If x's stream
-   also takes results away, x moves before those starts of such transfers that would keep the stream busy too
-   long. x moves at most `ahead` blocks above the block of its WAIT. */
+/* Moves start x up so that its transfer can end after `due` seconds of computation. If x's stream also takes
+   results away, x moves before any such transfer that would keep the stream busy too long. x moves at most
+   `ahead` blocks above the block of its WAIT. */
 static void tt__hoist(tt__order *o, int x, double due, int ahead)
 {
     double until = due - o->moves[x];
@@ -345,13 +346,13 @@ static void tt__hoist(tt__order *o, int x, double due, int ahead)
         const tt__instr *i = &o->t->code[q];
         if (i->stream != o->t->code[x].stream || tt__brings(o->t, i)) continue;
         if (o->begin[q] + o->moves[q] <= until || i->segment != o->t->code[x].segment) break;
-        until = fmin(until, o->begin[q] * (1 - 1e-12)); /* just before instruction q */
+        until = fmin(until, o->begin[q] * (1 - 1e-12)); /* just before instruction q begins */
     }
     tt__rise(o, x, until, o->block[o->wait[x]] - ahead, true);
 }
 
-/* Returns the last instruction that reads a storage, or reads the copy that comes back from the host's
-   memory. */
+/* Returns the last instruction that reads storage v. If that instruction copies v to the other memory, the
+   last reader of the copy counts. */
 static int tt__last_reader(const tt_tape *t, int32_t v)
 {
     int last = t->values[v].reader;
@@ -363,9 +364,9 @@ static int tt__last_reader(const tt_tape *t, int32_t v)
     return last;
 }
 
-/* Marks the ends of blocks. In the forward a block ends where tt_block_end says so, in the backward after the
-   last instruction that reads a marked value; without marks, each product ends a block. At the end of a step,
-   each group of instructions that run together is a block. */
+/* Marks the instructions that end a block. In the forward, an instruction that writes a value marked by
+   tt_block_end does; in the backward, the last one that reads a marked value. Without marks, each product
+   ends a block. At the end of a step, each group of instructions that run together is a block. */
 static void tt__mark_blocks(tt__order *o, int n)
 {
     tt_tape *t = o->t;
@@ -385,7 +386,7 @@ static void tt__mark_blocks(tt__order *o, int n)
     }
 }
 
-/* Splits instruction k into a start and a WAIT, if it can run on `stream`. Returns false if out of memory. */
+/* Splits transfer k into a start and a WAIT, if it can run on `stream`. Returns false if out of memory. */
 static bool tt__part_start(tt__order *o, int k, int stream)
 {
     tt_tape *t = o->t;
@@ -443,7 +444,7 @@ static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
             o->begin[wait] = now;
             o->block[wait] = blocks;
         } else if (!t->code[k].stream) {
-            o->seconds[k] = seconds; /* also for a copy that stays on the stream of computation */
+            o->seconds[k] = seconds; /* also a copy that stays on the computation stream */
         }
         now += o->seconds[k];
         blocks += o->ends[k];
@@ -459,7 +460,6 @@ static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
     return true;
 }
 
-/* Puts the tape's instructions in their new order. */
 static tt_status tt__reorder(tt__order *o)
 {
     tt_tape *t = o->t;
@@ -472,9 +472,9 @@ static tt_status tt__reorder(tt__order *o)
     return TT_OK;
 }
 
-/* Gives each input that is read a second value, to which the host copies the next run's data while this run
-   is in flight. A run begins with a copy from there (tt__take_arrivals), so that instructions, and recordings
-   of them, find an input always in one place. */
+/* Gives each input that instructions read a second value. The host copies the next run's data there while
+   this run is in flight. A run begins with a copy from there to the input (tt__take_arrivals), so that
+   instructions, also recorded ones (CUDA graphs), find the input always at one address. */
 static tt_status tt__pass_arrivals(tt_tape *t)
 {
     const int32_t values = t->n_values;
@@ -490,9 +490,8 @@ static tt_status tt__pass_arrivals(tt_tape *t)
     return TT_OK;
 }
 
-/* Moves transfers so that they run beside computation. ahead: the number of blocks by which a value may
-   arrive before the block that needs it, and by which a result that is taken away may stay after the block
-   that made it; 0: nothing runs beside computation. */
+/* Moves transfers so that they run beside computation. ahead: number of blocks by which a value may arrive
+   before the block that needs it, and a result may stay in memory after the block that made it; 0: none. */
 static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
 {
     const int n = t->n_code;
@@ -500,25 +499,26 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
     double due[TT__STREAMS], idle[TT__STREAMS] = {0};
     if (ahead <= 0) return TT_OK;
     bool ok = tt__order_open(&o, t, c, n);
-    /* First, WAITs go down to the first use, and starts that take results away go up to their operands. */
+    /* First, the WAIT of a transfer that brings a value moves down to the first use of the value, and the
+       start of any other transfer moves up to its operands. */
     for (int k = 0; k < n && ok; k++) {
         if (!o.wait[k]) continue;
         if (tt__brings(t, &t->code[k])) tt__sink(&o, o.wait[k], INFINITY, INT_MAX);
         else tt__rise(&o, k, -1, 0, false);
     }
-    for (int s = 0; s < TT__STREAMS; s++) due[s] = INFINITY; /* seconds by which a stream's next transfer must
-                                                                have started */
+    for (int s = 0; s < TT__STREAMS; s++) due[s] = INFINITY; /* for each stream: seconds by which its next
+                                                                transfer must have started */
     for (int k = n - 1; k >= 0 && ok; k--) {
         double *next = &due[t->code[k].stream];
         if (!o.wait[k] || !tt__brings(t, &t->code[k])) continue;
         const double end = fmin(*next, o.begin[o.wait[k]]);
         const bool host_copy = t->values[t->values[t->code[k].out[0]].base].host_copy;
         tt__hoist(&o, k, end, ahead);
-        const double latest = end - o.moves[k]; /* updates that run together may have moved the start further
-                                                   up */
+        const double latest = end - o.moves[k]; /* a start that moves past joint updates is earlier than
+                                                   necessary */
         *next = fmin(*next, host_copy ? fmax(o.begin[k], latest) : o.begin[k]);
     }
-    for (int at = 0; at < o.n && ok; at++) { /* the starts in their new order */
+    for (int at = 0; at < o.n && ok; at++) { /* visits starts in their new order */
         const int k = o.at[at];
         if (!o.wait[k] || tt__brings(t, &t->code[k])) continue;
         double *end = &idle[t->code[k].stream];

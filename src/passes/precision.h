@@ -8,24 +8,24 @@
 
 /* ---------------------------------------------------------------------------------------------- precision */
 
-/* The values of the option `precision`. Saved states contain these numbers. */
+/* The values of the option `precision`. Saved states contain these numbers, so they never change. */
 typedef enum tt__precision_kind {
     TT__32_TRUE, TT__BF16_MIXED, TT__BF16_TRUE, TT__16_MIXED, TT__16_TRUE
 } tt__precision_kind;
 
-/* The options `precision` and `residual`. */
+/* The options `precision` and `residual` after parsing. */
 typedef struct tt__precision {
     tt__precision_kind kind;
     bool mixed;
     bool residual_f32;
-    tt_dtype half;      /* dtype of 16-bit values; f32: there are none. f16 comes with loss scaling */
+    tt_dtype half;      /* dtype of 16-bit values; f32 if there are none. f16 also means loss scaling */
 } tt__precision;
 
 static const char *const tt__precision_names[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed",
                                                   "16-true"};
 
-/* Finds `name` among the n names of an option's values and writes its number to *out. `use`: the names as an
-   error lists them. Fails if the name is unknown. */
+/* Finds `name` among the n values of an option and writes its index to *out. `use` lists the values for the
+   error message. Fails if the name is unknown. */
 static tt_status tt__parse(tt_context *ctx, const char *option, const char *name, const char *const *names,
                            int n, const char *use, int *out)
 {
@@ -43,7 +43,7 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
     tt_status status = tt__parse(ctx, "precision", name ? name : "32-true", tt__precision_names, 5,
                                  "32-true, 16-mixed, 16-true, bf16-mixed or bf16-true", &k);
     if (status != TT_OK) return status;
-    out->kind = (tt__precision_kind)k; /* set even if the residual is wrong, for later checks */
+    out->kind = (tt__precision_kind)k; /* set even if `residual` is wrong, for later checks */
     out->mixed = k == TT__BF16_MIXED || k == TT__16_MIXED;
     out->half = k == TT__32_TRUE ? TT_F32 : k >= TT__16_MIXED ? TT_F16 : TT_BF16;
     if (residual)
@@ -58,10 +58,10 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
 
 typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt__matmul;
 
-/* Puts v into a residual stream if v flows into the stream unchanged, and returns whether v is in the stream
-   then, or needs no mark (f32, or not transient). v is a residual operand or an operand of a sum. Values that
-   are rounded to 16 bits for the matmuls that read them (norms, activations, attention), and views of wider
-   values, stay out. */
+/* Puts v into a residual stream if the op that computes v begins a stream or moves a stream's values
+   unchanged. Returns whether v is in the stream or needs no mark, because v is f32 anyway or not transient. v
+   is a residual operand or an operand of a sum. Results of norms, activations and attention stay out:
+   products read them rounded to 16 bits. */
 static bool tt__into_residual(tt_tape *t, int32_t v)
 {
     if (tt__is_own_rows(t, v)) v = t->values[v].base;
@@ -74,8 +74,8 @@ static bool tt__into_residual(tt_tape *t, int32_t v)
     return t->values[v].residual = in;
 }
 
-/* Marks the values of residual streams: sums of residual additions, rows gathered from such sums, and the
-   values that the first addition of a stream adds to. */
+/* Marks the values of residual streams: the first summand of a stream, the results of residual additions, and
+   rows gathered from them. */
 static void tt__mark_residual(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
@@ -95,8 +95,8 @@ static void tt__mark_residual(tt_tape *t)
     }
 }
 
-/* Inserts a cast of v to another dtype directly before instruction k, so that the copy lives as short as
-   possible. Returns the copy; 0: out of memory. */
+/* Inserts a cast of v to another dtype directly before instruction k, so that the copy takes memory as late
+   as possible. Returns the copy; 0: out of memory. */
 static int32_t tt__cast_before(tt_tape *t, int k, int32_t v, tt_dtype dtype)
 {
     tt__shape shape = t->values[v].shape;
@@ -107,9 +107,9 @@ static int32_t tt__cast_before(tt_tape *t, int k, int32_t v, tt_dtype dtype)
     return tt__value_like(t, v, copy) && tt__insert(t, k, &cast) ? copy : 0;
 }
 
-/* Gives values their dtypes. Gradients, which are made later, get the dtypes of their values. In mixed
-   precision, matmuls read weights through a 16-bit copy that is made once a run. Statistics, losses, values
-   that a loss reads, and numbers computed from a loss stay f32. */
+/* Sets the dtypes of all values. Gradients are made later, with the dtypes of their values. In mixed
+   precision, products read weights through a 16-bit copy, which is made once a run. Statistics, losses,
+   values that a loss reads, and scalars computed from a loss stay f32. */
 static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
 {
     if (precision->kind == TT__32_TRUE) return TT_OK;
@@ -156,11 +156,11 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
 }
 
 #ifndef TT__PIECES_FROM /* tests set a smaller number */
-#define TT__PIECES_FROM 65536 /* elements; smaller tensors are not sharded, as that would save little */
+#define TT__PIECES_FROM 65536 /* elements; smaller tensors are not sharded, which would save little memory */
 #endif
 
-/* Returns the shard that a data rank has of a tensor like v, where the tensor is divided over data ranks;
-   unit 0: the tensor is not divided, each rank has it whole. */
+/* Returns the shard that a data rank has of a tensor like v; unit 0: the tensor is not divided, each rank has
+   it whole. */
 static tt__part tt__data_part(const tt_tape *t, int32_t v)
 {
     const tt__tape_value *x = &t->values[v];
@@ -174,8 +174,8 @@ static tt__part tt__data_part(const tt_tape *t, int32_t v)
     return part;
 }
 
-/* Makes products read f32 weights and round them while reading, instead of mixed precision's 16-bit copies of
-   the weights. The pass is for devices whose products can round while reading. */
+/* Makes products read f32 weights and round them while reading, in place of mixed precision's 16-bit copies
+   of weights. The pass is for devices whose products can round operands. */
 static void tt__pass_fold_casts(tt_tape *t)
 {
     tt__index(t);
@@ -185,19 +185,20 @@ static void tt__pass_fold_casts(tt_tape *t)
         if (at < 0 || !tt__is(&t->code[at], TT__CASTS)) continue;
         const tt__tape_value *w = &t->values[t->code[at].in[0]];
         if (!tt__is_weight(t, t->code[at].in[0]) || w->shape.dtype != TT_F32) continue;
-        if (t->zero == 3 && tt__data_part(t, t->code[at].in[0]).unit) continue; /* the copy is gathered */
+        if (t->zero == 3 && tt__data_part(t, t->code[at].in[0]).unit) continue; /* ranks gather the 16-bit
+                                                                                   copy */
         i->attr.narrow = t->values[i->in[number]].shape.dtype;
         i->in[number] = t->code[at].in[0];
     }
 }
 
-/* Returns whether v is written once and read only by products whose other operand has this 16-bit dtype. */
+/* Returns whether v is written once and read only by products whose other operand has dtype `dtype`. */
 static bool tt__only_feeds_products(const tt_tape *t, int32_t v, tt_dtype dtype)
 {
     const tt__tape_value *x = &t->values[v];
     if (x->base != v || x->views || x->storage != TT__TRANSIENT || x->keep || x->ends || x->writes != 1)
         return false;
-    if (t->code[tt__producer(t, v)].move.over != TT__ALONE) return false; /* the ranks exchange f32 */
+    if (t->code[tt__producer(t, v)].move.over != TT__ALONE) return false; /* the ranks exchange v in f32 */
     for (int k = 0; k <= x->reader; k++)
         for (int j = 0; j < TT__MAX_IN; j++) {
             const tt__instr *i = &t->code[k];
@@ -208,10 +209,10 @@ static bool tt__only_feeds_products(const tt_tape *t, int32_t v, tt_dtype dtype)
     return true;
 }
 
-/* Rounds the f32 operand of a product whose other operand has 16 bits, such as the gradient of logits or of
-   an f32 residual stream. The pass is for devices whose products need operands of the same dtype. A value
-   that only products read is written in 16 bits; of any other value the products read a copy, made before the
-   first of them. */
+/* Gives both operands of a product the same dtype, for devices whose products need that. Rounds the f32
+   operand of a product whose other operand has 16 bits, such as the gradient of logits or of an f32 residual
+   stream. If only products read the f32 value, the value itself becomes 16-bit. Otherwise the products read a
+   16-bit copy, made before the first of them. */
 static tt_status tt__pass_alike_operands(tt_tape *t)
 {
     const int n = tt__index(t);

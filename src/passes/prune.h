@@ -6,9 +6,9 @@
 
 /* -------------------------------------------------------------------------------------------------- prune */
 
-/* Removes what no result needs: instructions whose outputs are neither read nor kept nor persistent, and, if
-   `drop_saved` (after differentiation), outputs saved for the backward that the backward does not read.
-   Collectives are never removed: other ranks read from this one. */
+/* Removes instructions whose outputs are neither read nor kept nor persistent. If `drop_saved` (after
+   differentiation), also removes outputs saved for the backward that the backward does not read. Collectives
+   stay, because other ranks take part in them. */
 static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
 {
     bool *needed = (bool *)tt__calloc(t->ctx, (size_t)t->n_values);
@@ -23,14 +23,14 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         for (int j = 0; j < TT__MAX_OUT; j++) live |= i->out[j] && needed[t->values[i->out[j]].base];
         for (int j = 0; j < TT__MAX_OUT && of_ranks; j++) needed[t->values[i->out[j]].base] = true;
         for (int j = 0; j < TT__MAX_IN && live; j++) if (i->in[j]) needed[t->values[i->in[j]].base] = true;
-        /* Column sums include what earlier instructions wrote to the summed output, so these instructions are
-           needed, too. */
+        /* Column sums include all that earlier instructions wrote to the summed output, so those instructions
+           stay. */
         for (int o = 0; o < tt__summed(i) && live; o++)
             if (tt__column_sums(i, o)) needed[t->values[i->out[o]].base] = true;
         if (!live) i->op = -1;
         if (!live || !drop_saved || !tt__is(i, TT__SAVES1) || !i->out[1]) continue;
         const tt__tape_value *x = &t->values[i->out[1]];
-        /* an output of another dtype is kept: out[0] is computed from its rounded values */
+        /* an output in another dtype stays: out[0] is computed from its rounded values */
         bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype;
         if (same && !needed[x->base]) i->out[1] = 0;
     }

@@ -10,22 +10,22 @@
 
 typedef enum tt__recompute_policy {
     TT__RECOMPUTE_NONE, TT__RECOMPUTE_CHEAP, TT__RECOMPUTE_ATTENTION, TT__RECOMPUTE_BLOCKS,
-    TT__RECOMPUTE_BUDGET    /* a value of the option only: tt_compile chooses another */
+    TT__RECOMPUTE_BUDGET    /* a value of the option only: tt_compile chooses another policy */
 } tt__recompute_policy;
 
 typedef struct tt__recomputer {
     tt_tape *t;
     tt__recompute_policy policy;
-    const bool *drop; int n_drop; /* for each of n_drop values: recompute it whatever the policy */
-    int forward;     /* the first instruction of the backward */
-    int whole;       /* policy "blocks": number of instructions, from the first on, that are recomputed
-                        whole */
-    int at;          /* the instruction that needs a recomputed value, and before which instructions are
-                        inserted */
-    int32_t *recomputed;  /* for each value, its recomputed copy; 0: none yet */
+    const bool *drop; int n_drop; /* for each of n_drop values: recompute it with any policy */
+    int forward;     /* number of the first instruction of the backward */
+    int whole;       /* with policy "blocks": number of instructions at the start of the tape whose results
+                        are all recomputed */
+    int at;          /* instruction that needs a recomputed value; recomputing instructions are inserted
+                        before it */
+    int32_t *recomputed;  /* for each value: its recomputed copy; 0: none yet */
 } tt__recomputer;
 
-/* Returns whether the backward reads v, so that v is saved unless recomputed. */
+/* Returns whether the backward reads v. Then v is saved, unless v is recomputed. */
 static bool tt__is_saved(const tt__recomputer *r, int32_t v)
 {
     return r->t->values[r->t->values[v].base].reader >= r->forward;
@@ -47,8 +47,8 @@ static bool tt__is_kept(const tt__recomputer *r, int32_t v)
 }
 
 /* Returns the instruction that recomputes v; its op is -1 if v is not recomputed. A recomputation is deep if
-   its operands are recomputed as well, unless the backward reads them anyway; the operands of any other
-   recomputation are all in memory. *deep before the call: v is an operand of a deep recomputation. *deep
+   its operands are recomputed, too, except those that the backward reads anyway. A recomputation that is not
+   deep has all its operands in memory. *deep before the call: v is an operand of a deep recomputation. *deep
    after the call: the recomputation of v is deep. */
 static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *deep)
 {
@@ -57,14 +57,14 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     if (tt__is_kept(r, v)) return none;
     const tt__instr *f = &r->t->code[tt__producer(r->t, v)];
     const bool activated = tt__is(f, TT__ACTIVATES) && f->attr.act && f->out[1] && f->out[0] == v;
-    /* Whether the activation's operand is recomputed, too. */
+    /* whether the activation's operand, the pre-activation, is recomputed, too */
     const bool with_operand = activated && tt__is_dropped(r, f->out[1]);
     const bool dropped = tt__is_dropped(r, v), saved = tt__is_saved(r, v);
     const bool of_operand = activated && !with_operand && tt__is_saved(r, f->out[1]);
     if (x->mark == TT__MARKED_KEEP && saved) return none;
     *deep = !of_operand && (dropped || with_operand || (*deep && !saved && x->writes == 1));
     if (*deep) return tt__is(f, TT__LOSS) ? none : *f;
-    if (f->out[0] != v) return none; /* statistics are small, so they are saved */
+    if (f->out[0] != v) return none; /* row statistics such as mean and 1/std are small, so they are saved */
     if (of_operand && (dropped || r->policy != TT__RECOMPUTE_NONE)) {
         tt__instr i = tt__instr_like(f, TT__OP_ACTIVATION, f->out[1], v);
         i.attr = f->attr;
@@ -78,7 +78,7 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     const unsigned cheap = r->policy == TT__RECOMPUTE_ATTENTION ? TT__AGAIN_KEPT : TT__AGAIN;
     const bool recomputed = (tt__ops[f->op].flags & cheap) != 0;
     const bool gathers = tt__rules_of(f)->phases && r->t->values[f->in[0]].storage == TT__TRANSIENT;
-    /* Shards take less memory than the gathered tensor. */
+    /* the ranks' shards take less memory than the gathered tensor */
     return recomputed && (gathers || tt__is_saved(r, f->in[0])) ? *f : none;
 }
 
@@ -88,8 +88,8 @@ static int32_t tt__new_like(tt_tape *t, int32_t v)
     return tt__value_like(t, v, tt__new_value(t, &x->shape, TT__TRANSIENT, "%s", x->name));
 }
 
-/* Returns the value that the backward or a deep recomputation reads instead of operand v, and inserts the
-   instructions that recompute v. Returns 0 if out of memory. */
+/* Returns the value that the backward or a deep recomputation reads in place of operand v, and inserts the
+   instructions that recompute v. Returns v if v is not recomputed; 0 if out of memory. */
 static int32_t tt__read_again(tt__recomputer *r, int32_t v, bool deep)
 {
     tt_tape *t = r->t;
@@ -114,7 +114,7 @@ static int32_t tt__read_again(tt__recomputer *r, int32_t v, bool deep)
     return v == base ? r->recomputed[base] : tt__view_like(t, v, r->recomputed[base], t->values[v].offset);
 }
 
-/* Returns the number of instructions of the forward. */
+/* Returns the number of the forward's instructions, which come first in the tape. */
 static int tt__forward_of(const tt_tape *t)
 {
     int forward = 0;
@@ -122,13 +122,13 @@ static int tt__forward_of(const tt_tape *t)
     return forward;
 }
 
-/* Returns the number of instructions of the first `blocks` blocks, or of all blocks but the last if these are
-   fewer. Returns 0 without tt_block_end marks. */
+/* Returns the number of instructions up to the end of block number `blocks`, but never includes the last
+   block. Returns 0 without tt_block_end marks. */
 static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
 {
-    /* One more than the instruction that computes the marked value, for each of the last two marks. */
+    /* For each of the last two marked values: 1 + the instruction that computes the value. */
     int end[2] = {0, 0};
-    int max = 0, marks = 0; /* `max`: the end of the last block wanted */
+    int max = 0, marks = 0; /* end of block number `blocks` */
     double bytes[2] = {0, 0}; /* bytes computed between the last two marks, and after the last */
     for (int k = 0; k < forward; k++)
         for (int o = 0; o < TT__MAX_OUT; o++)
@@ -141,14 +141,14 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
         for (int o = 0; o < TT__MAX_OUT; o++)
             if (t->code[k].out[o])
                 bytes[k >= end[1]] += (double)tt__storage_bytes(&t->values[t->code[k].out[o]]);
-    /* 0: only a head follows the last mark; 1: another block follows the last mark. */
+    /* 0: only a head, such as a classifier, follows the last mark; 1: another block follows it. */
     const int last = bytes[1] < bytes[0] / 2 ? 0 : 1;
     return max < end[last] ? max : end[last];
 }
 
-/* Makes the backward read recomputed values, so that the forward's results need not be saved. A recomputing
-   instruction is inserted before the first instruction that reads its result. blocks: number of first blocks
-   to recompute with policy "blocks". drop: for each of the tape's first n_drop values, whether it is
+/* Makes the backward read recomputed values, so that results of the forward need not be saved. A value is
+   recomputed directly before the first instruction that reads it. blocks: with policy "blocks", number of
+   blocks to recompute, from the first on. drop: for each of the tape's first n_drop values, whether it is
    recomputed whatever the policy. */
 static tt_status tt__pass_recompute(tt_tape *t, tt__recompute_policy policy, int blocks, const bool *drop,
                                     int n_drop)

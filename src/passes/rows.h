@@ -8,12 +8,12 @@
 
 /* --------------------------------------------------------------------------------------------------- rows */
 
-/* The instructions that gather rows. */
+/* The GATHER_ROWS instructions of a tape. */
 typedef struct tt__gathers {
     tt_tape *t;
     int n;                      /* number of instructions before the pass */
     int *all; int n_all, cap_all;
-    int *todo; int n_todo, cap_todo; /* stack of gathers to move up */
+    int *todo; int n_todo, cap_todo; /* stack of gathers that are still to be moved up */
 } tt__gathers;
 
 static bool tt__gathers_add(tt__gathers *g, int k)
@@ -25,13 +25,13 @@ static bool tt__gathers_add(tt__gathers *g, int k)
     return true;
 }
 
-/* Returns rows `index` of v for instruction `at`. The rows are gathered once, before the first instruction
-   that needs them. Returns 0 if out of memory. */
+/* Returns a value with the rows `index` of v for instruction `at`. Each set of rows is gathered once, before
+   the first instruction that needs it. Returns 0 if out of memory. */
 static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
 {
     tt_tape *t = g->t;
     tt__instr gather = tt__new_instr(TT__OP_GATHER_ROWS);
-    int k = -1; /* an existing gather of these rows */
+    int k = -1; /* number of a gather of these rows in the tape; -1: none */
     for (int n = 0; n < g->n_all && k < 0; n++) {
         const tt__instr *i = &t->code[g->all[n]];
         if (i->op >= 0 && i->in[0] == v && i->in[1] == index) k = g->all[n];
@@ -51,14 +51,14 @@ static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
         tt__tape_value *y = &t->values[gather.out[0]];
         y->named = true;
         y->needs_grad = t->values[v].needs_grad;
-        y->pinned_f32 = t->values[v].storage != TT__TRANSIENT && shape.dtype == TT_F32; /* stays exact, like
-                                                                                           inputs */
+        y->pinned_f32 = t->values[v].storage != TT__TRANSIENT && shape.dtype == TT_F32; /* inputs are not
+                                                                                           rounded */
     }
     return tt__insert(t, at, &gather) && tt__gathers_add(g, t->n_code - 1) ? gather.out[0] : 0;
 }
 
-/* Replaces gather_rows(op(x)) by op(gather_rows(x)), if the op allows it and no other instruction reads
-   op(x). */
+/* Replaces gather_rows(op(x)) by op(gather_rows(x)) if the op computes row by row and no other instruction
+   reads op(x). */
 static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
 {
     tt_tape *t = g->t;
@@ -71,12 +71,12 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     tt__shape shape[TT__MAX_OUT];
     if (!by_row || i.out[0] != v || (numbers && i.in[numbers])) return TT_OK;
     bool max = 2 * t->values[index].shape.rows > t->values[v].shape.rows;
-    /* Attention skips keys that no query sees only when all rows are queries. */
+    /* Causal and windowed attention skips keys that no query sees only if all rows are queries. */
     if ((i.attr.causal || i.attr.window) && max) return TT_OK;
     i.out[0] = t->code[k].out[0];
     tt__tape_value *y = &t->values[i.out[0]];
     if (!y->named) memcpy(y->name, t->values[v].name, sizeof y->name);
-    y->block_end = y->block_end || (t->stages > 1 && t->values[v].block_end); /* stages may end here */
+    y->block_end = y->block_end || (t->stages > 1 && t->values[v].block_end); /* a stage may end here */
     tt__drop(t, k);
     for (int j = 0; j < TT__MAX_IN; j++)
         if (i.in[j] && by_row >> j & 1 && !(i.in[j] = tt__gathered(g, at, i.in[j], index)))
@@ -93,9 +93,9 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     return TT_OK;
 }
 
-/* Computes only the rows of a result that are read, back to the first instruction that needs all rows (see
-   ROWS THAT ARE READ in the manual). Dropout draws the same masks as for all rows. A gather takes the place
-   of the op, where its index exists because an index is an input; so no value lives longer. */
+/* Computes only those rows of a result that are read, back to the first instruction that needs all rows (see
+   ROWS THAT ARE READ in the manual). Dropout draws the same masks as for all rows. The gather moves to the
+   place of the op. Its index exists there, because an index is an input. */
 static tt_status tt__pass_rows(tt_tape *t, int32_t root)
 {
     tt__gathers g;

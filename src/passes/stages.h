@@ -10,18 +10,18 @@
 #include "recompute.h"
 
 /* ------------------------------------------------------------------------------------------------- stages
-   The stages of a pipeline. Each stage runs a contiguous part of the forward, and the backward of that part,
-   on ranks of its own. Every stage has its own program, which the same passes make from the same tape; this
-   pass then leaves each stage only its instructions. So a value has the same number in all stages, and an
-   instruction the same random numbers. The forwards of micro-batches are one segment and the backwards
-   another, and a schedule orders them. One value passes from a stage to the next in the forward, and its
-   gradient passes back: by a SEND on one stage and a RECV on the other. A stage saves what the backward reads
-   of the forward once for each micro-batch in flight (tt__tape_value.copies). A stage has the parameters that
-   it reads. */
+   Divides a tape into the stages of a pipeline. Each stage runs a contiguous part of the forward, and the
+   backward of that part, on its own ranks. Each stage has its own program. The same passes make all programs
+   from the same tape; this pass then leaves only the instructions of one stage. So a value has the same
+   number in all stages, and an instruction the same random numbers. The forwards of micro-batches are one
+   segment, the backwards another, and a schedule orders them. In the forward, one value goes from a stage to
+   the next, and in the backward its gradient comes back: by a SEND on one stage and a RECV on the other. A
+   stage saves all that its backward reads once for each micro-batch in flight (tt__tape_value.copies). A
+   stage has the parameters that it reads. */
 
-/* A place where the forward may be cut: after instruction `at`, whose result `value` is all that later
-   instructions read. */
-typedef struct tt__cut { int at; int32_t value; double cost; } tt__cut; /* cost: FLOPs up to the cut */
+/* A possible cut of the forward: after instruction `at`, all later instructions depend only on its result
+   `value`. */
+typedef struct tt__cut { int at; int32_t value; double cost; } tt__cut; /* FLOPs before the cut */
 
 static double tt__forward_cost(const tt_tape *t, const tt__instr *i)
 {
@@ -30,8 +30,8 @@ static double tt__forward_cost(const tt_tape *t, const tt__instr *i)
     return i->in[0] ? tt__flops(i, in) : 0;
 }
 
-/* Returns, for each storage, one more than the first instruction that writes the storage, or 0. The caller
-   frees the array. NULL: out of memory. */
+/* Returns, for each storage, 1 + the first instruction that writes it; 0: none. The caller frees the array.
+   NULL: out of memory. */
 static int32_t *tt__first_writers(const tt_tape *t)
 {
     int32_t *first = tt__new_map(t);
@@ -41,8 +41,8 @@ static int32_t *tt__first_writers(const tt_tape *t)
     return first;
 }
 
-/* Finds the cuts that tt_block_end marks allow, and returns their number. `cut` and `cross` have room for n +
-   1 entries; `cross` is all 0. *all: FLOPs of the whole forward. */
+/* Finds the places where tt_block_end marks allow to cut the forward, and returns their number. `cut` and
+   `cross` have room for n + 1 entries; `cross` is all 0. *all: FLOPs of the whole forward. */
 static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut *cut, int *cross, double *all)
 {
     int cuts = 0, crossing = 0;
@@ -81,11 +81,10 @@ static bool tt__held_elsewhere(const tt_tape *t, const tt__instr *i, int s)
     return false;
 }
 
-/* Chooses stages - 1 of the cuts, so that each stage gets the parameters that it holds already, and the
-   largest number of FLOPs of a stage is as small as possible. best[s][c]: the largest number of FLOPs of a
-   stage among the first s + 1 stages, if the last of them ends at cut c. from[s][c]: the cut where that last
-   stage begins. refused[s][c]: number of instructions before cut c that stage s cannot run. Cut number `cuts`
-   is the end of the tape. */
+/* Chooses stages - 1 of the cuts so that each stage gets the parameters that it already holds, and the
+   largest number of FLOPs of a stage is as small as possible. best[s][c]: the largest number of FLOPs of the
+   stages 0 to s, if stage s ends at cut c. from[s][c]: the cut at which stage s then begins. refused[s][c]:
+   number of instructions before cut c that stage s cannot run. Cut number `cuts` is the end of the tape. */
 static tt_status tt__choose_cuts(tt_tape *t, const tt__cut *cut, int cuts, double all, int stages)
 {
     const int row = cuts + 1, n = t->n_code;
@@ -123,7 +122,7 @@ static tt_status tt__choose_cuts(tt_tape *t, const tt__cut *cut, int cuts, doubl
     return status;
 }
 
-/* Marks the values with which stages end. */
+/* Chooses and marks the values at which the stages end (tt__tape_value.ends). */
 static tt_status tt__pass_ends(tt_tape *t)
 {
     const int n = tt__index(t), stages = t->stages;
@@ -149,8 +148,8 @@ static tt_status tt__pass_ends(tt_tape *t)
                     names);
 }
 
-/* Sets the stage of each instruction of the forward; autodiff copies it to the instructions of the
-   backward. */
+/* Sets the stage of each instruction of the forward. Autodiff gives the backward of an instruction the same
+   stage. */
 static void tt__number_stages(tt_tape *t)
 {
     int stage = 1;
@@ -167,11 +166,11 @@ static void tt__number_stages(tt_tape *t)
 
 typedef struct tt__cutter {
     tt_tape *t;
-    int n, forward;     /* numbers of instructions: of all, of the forward */
-    int me;             /* one more than the number of the stage */
-    bool *kept;         /* of each instruction: the stage runs it */
-    bool *written;      /* of each storage: written by an instruction visited so far */
-    uint64_t *reading;  /* of each storage: the stages that read it, one bit each */
+    int n, forward;     /* number of instructions; number of those in the forward */
+    int me;             /* 1 + the number of this stage */
+    bool *kept;         /* for each instruction: this stage runs it */
+    bool *written;      /* for each storage: an instruction visited so far writes it */
+    uint64_t *reading;  /* for each storage: bit set of the stages that read it */
 } tt__cutter;
 
 static bool tt__casts_weight(const tt_tape *t, const tt__instr *i)
@@ -179,8 +178,8 @@ static bool tt__casts_weight(const tt_tape *t, const tt__instr *i)
     return tt__is(i, TT__CASTS) && tt__is_weight(t, i->in[0]);
 }
 
-/* Returns the transient storage that the backward of stages 1 to `stage` needs from later stages: the
-   gradient of the value that the next stage begins with. 0: none. *other: a second such storage; 0: none. */
+/* Returns the storage of the gradient that the backward of stages 1 to `stage` reads from later stages; 0:
+   none. *other: a second storage that the backward reads from them; 0: none. */
 static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *other)
 {
     tt_tape *t = c->t;
@@ -203,8 +202,8 @@ static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *oth
     return found;
 }
 
-/* Fails if the forward of the stage reads a value of an earlier stage other than the value with which the
-   stage before ends. */
+/* Fails if the forward of this stage reads a value of an earlier stage that is not the last value of the
+   stage before. */
 static tt_status tt__check_forward(const tt__cutter *c)
 {
     const tt_tape *t = c->t;
@@ -222,11 +221,11 @@ static tt_status tt__check_forward(const tt__cutter *c)
     return TT_OK;
 }
 
-/* Notes which stages read each storage. A stage that reads a copy of a weight reads the weight. */
+/* Notes which stages read each storage. A stage that reads the 16-bit copy of a weight reads the weight. */
 static void tt__note_reading(const tt__cutter *c)
 {
     const tt_tape *t = c->t;
-    for (int k = c->n - 1; k >= 0; k--) { /* the readers of a copy come after it */
+    for (int k = c->n - 1; k >= 0; k--) { /* backwards, because the readers of a copy come after the cast */
         const tt__instr *i = &t->code[k];
         uint64_t stages = 1ull << (i->stage - 1);
         if (tt__casts_weight(t, i)) stages = c->reading[t->values[i->out[0]].base];
@@ -234,8 +233,8 @@ static void tt__note_reading(const tt__cutter *c)
     }
 }
 
-/* Sets `elsewhere` for parameters that the stage does not read, and notes which two stages share a parameter.
-   A parameter that no stage reads belongs to the first stage. */
+/* Sets `elsewhere` for parameters that this stage does not read, and `tied` for parameters that two stages
+   read. Fails if more stages read one. A parameter that no stage reads belongs to the first stage. */
 static tt_status tt__share_parameters(const tt__cutter *c)
 {
     tt_tape *t = c->t;
@@ -260,9 +259,9 @@ static tt_status tt__share_parameters(const tt__cutter *c)
     return TT_OK;
 }
 
-/* Makes the first contribution of this stage to a parameter's gradient overwrite the gradient, even if an
-   earlier instruction of another stage contributes. If two stages read a parameter, each has its own gradient
-   of the parameter. Gradients without a contribution are set to 0. Returns false if out of memory. */
+/* Makes this stage's first contribution to a parameter's gradient overwrite the gradient, even if another
+   stage contributes earlier: if two stages read a parameter, each has its own gradient. Gradients without a
+   contribution are set to 0. Returns false if out of memory. */
 static bool tt__begin_gradients(const tt__cutter *c)
 {
     tt_tape *t = c->t;
@@ -281,7 +280,7 @@ static bool tt__begin_gradients(const tt__cutter *c)
                 if (g->persistent) i->add_later |= 1u << j;
                 continue;
             }
-            /* Instructions may add to the gradient's other elements, so the whole gradient starts as 0. */
+            /* Later instructions may add to the gradient's other elements, so all its elements start as 0. */
             tt__instr zeros = tt__instr_like(i, TT__OP_FILL, 0, base);
             zeros.add_later = g->persistent;
             if (!tt__insert(t, k, &zeros)) return false;
@@ -297,12 +296,12 @@ static bool tt__begin_gradients(const tt__cutter *c)
     return true;
 }
 
-/* Inserts a SEND of v to another stage, or a RECV of v from there, before instruction `at`. Returns false if
-   out of memory. */
+/* Inserts, before instruction `at`, a SEND of v to stage `stage` or, if not `sends`, a RECV of v from there.
+   Returns false if out of memory. */
 static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, tt__segment segment)
 {
     tt__instr i = tt__instr_of(sends ? TT__OP_SEND : TT__OP_RECV, sends ? v : 0, sends ? 0 : v);
-    /* Members are numbered from the last stage on. */
+    /* member 0 of a collective over stages is the last stage */
     const int last = t->stages - 1, me = last - t->stage, other = last - stage;
     i.segment = segment;
     i.backward = segment == TT__EACH_BACKWARD;
@@ -312,8 +311,8 @@ static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, t
     return tt__insert(t, at, &i) != 0;
 }
 
-/* Returns the place directly after the last kept instruction, from `first` on, that writes a storage; else
-   `first`. */
+/* Returns the place directly after the last instruction of this stage, from `first` on, that writes storage
+   `base`; `first` if there is none. */
 static int tt__after_writer(const tt__cutter *c, int32_t base, int first)
 {
     for (int k = c->n - 1; k >= first; k--)
@@ -321,8 +320,8 @@ static int tt__after_writer(const tt__cutter *c, int32_t base, int first)
     return first;
 }
 
-/* Inserts the SENDs and RECVs of the stage. from_next: the gradient from the next stage, to_before: the
-   gradient for the stage before; 0: none. */
+/* Inserts the SENDs and RECVs of this stage. from_next: the gradient that comes from the next stage;
+   to_before: the gradient that goes to the stage before; 0: none. */
 static bool tt__join_stages(const tt__cutter *c, int32_t from_next, int32_t to_before)
 {
     tt_tape *t = c->t;
@@ -347,7 +346,7 @@ static tt_status tt__cut_stage(tt__cutter *c)
     for (int k = 0; k < c->n; k++)
         if (!t->code[k].stage) return tt__verify_fail(t, "stages", k, "is of no stage", t->code[k].out[0]);
     tt__note_reading(c);
-    for (int k = c->n - 1; k >= 0; k--) { /* each stage makes copies of the weights that it reads */
+    for (int k = c->n - 1; k >= 0; k--) { /* each stage casts the weights that it reads */
         const tt__instr *i = &t->code[k];
         c->kept[k] = i->stage == c->me;
         if (tt__casts_weight(t, i))
@@ -378,7 +377,7 @@ static tt_status tt__cut_stage(tt__cutter *c)
     return tt__settle(t, c->n);
 }
 
-/* Removes from the tape what its stage does not run. */
+/* Removes the instructions that this stage does not run, and inserts its exchange with other stages. */
 static tt_status tt__pass_stages(tt_tape *t)
 {
     tt__cutter c = {t, tt__index(t), tt__forward_of(t), t->stage + 1, NULL, NULL, NULL};
@@ -392,8 +391,8 @@ static tt_status tt__pass_stages(tt_tape *t)
     return status;
 }
 
-/* Notes which storages of a stage hold several micro-batches at once. At most `max` micro-batches are
-   between their forward and backward. first: tt__first_writers. */
+/* Marks the storages of a stage that hold several micro-batches at once: up to `max` micro-batches are
+   between their forward and backward. first: from tt__first_writers. */
 static void tt__hold_micros(tt_tape *t, const int32_t *first, int max)
 {
     const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_LAP);
@@ -404,7 +403,7 @@ static void tt__hold_micros(tt_tape *t, const int32_t *first, int max)
             const bool micro = x->storage == TT__TRANSIENT || x->storage == TT__INPUT;
             const int made = first[base] - 1;
             if (!base || x->persistent || !micro || (x->storage != TT__INPUT && made >= backward)) continue;
-            x->saved = true; /* all micro-batches share a weight's copy */
+            x->saved = true; /* all micro-batches share the copy of a weight */
             x->copies = made >= 0 && tt__casts_weight(t, &t->code[made]) ? 1 : max;
         }
     for (int k = 0; k < end; k++) {

@@ -8,8 +8,8 @@
 
 /* --------------------------------------------------------------------------------------------------- step */
 
-/* Makes a value (1, cols) of numbers that instructions and the host share: a storage, or a view of `of` from
-   element `offset` on. Returns 0 after tt__tape_fail. */
+/* Makes a value (1, cols) of numbers that instructions and the host share: a storage or, if `of` is not 0, a
+   view of `of` from element `offset` on. Returns 0 after tt__tape_fail. */
 static int32_t tt__new_step_value(tt_tape *t, tt_dtype dtype, int64_t cols, int32_t of, size_t offset,
                                   const char *name)
 {
@@ -22,8 +22,8 @@ static int32_t tt__new_step_value(tt_tape *t, tt_dtype dtype, int64_t cols, int3
     return id;
 }
 
-/* Makes the values of a step's results: totals of losses and, in training, the gradient's norm and the loss
-   scale. */
+/* Makes the values for a step's results: the totals of losses and, in training, the gradient's norm and the
+   loss scale. */
 static tt_status tt__new_results(tt_tape *t, bool train, bool scales)
 {
     t->results = tt__new_step_value(t, TT__F64, (int64_t)(sizeof(tt__results) / 8), 0, 0, "step results");
@@ -43,7 +43,7 @@ static tt_status tt__new_results(tt_tape *t, bool train, bool scales)
     return t->totals && (t->scale || !scales) && (t->clipped || !train) ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Adds up the counts of all losses. */
+/* Inserts the instructions that add the counts of each loss to the totals of the step. */
 static tt_status tt__pass_counts(tt_tape *t)
 {
     bool first = true;
@@ -55,13 +55,13 @@ static tt_status tt__pass_counts(tt_tape *t)
         add.add = !first;
         add.add_later = first && t->accumulate;
         first = false;
-        const int at = t->values[counts].writer + 1; /* after ranks have summed them */
+        const int at = t->values[counts].writer + 1; /* after tensor ranks have summed the counts */
         if (!tt__insert(t, at, &add)) return TT_ERR_MEMORY;
     }
     return tt__settle(t, n);
 }
 
-/* Gives the step's settings to the instructions that need them. */
+/* Makes the step's settings an operand of the instructions that need them. */
 static tt_status tt__pass_settings(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {

@@ -11,22 +11,22 @@
 
 /* ------------------------------------------------------------------------------------------------- tensor
    Splits layers over the tensor ranks. All ranks run the same instructions, each on its shard (Shoeybi et
-   al., "Megatron-LM", 2019). The pass finds regions to split; nothing marks them. A region begins at linear
-   layers that read replicated values; their weights are sharded by rows, and so their results by columns. The
-   region continues through ops that compute columns from the same columns (in attention, heads). It ends at
-   linear layers whose weights are sharded by columns; the ranks sum their results. `sequence`: between
-   regions, values are sharded by rows instead of replicated. */
+   al., "Megatron-LM", 2019). The pass itself finds the regions of the tape to split. A region begins at
+   linear layers that read replicated values: their weights are sharded by rows, so their results are sharded
+   by columns. The region goes on through ops that compute columns from the same columns (in attention,
+   heads). It ends at linear layers whose weights are sharded by columns: the ranks sum their results. With
+   `sequence`, values between regions are sharded by rows instead of replicated. */
 
-/* Regions with fewer weights are not split: the ranks would wait for one another longer than they compute. */
+/* Fewest weights of a region to split: in smaller regions, ranks would wait longer than they compute. */
 #ifndef TT__TENSOR_LEAST /* tests set a smaller number */
 #define TT__TENSOR_LEAST 1000000
 #endif
-#define TT__RANDOM_UNIT 8 /* columns whose random numbers are drawn at once */
+#define TT__RANDOM_UNIT 8 /* number of columns for which a kernel draws random numbers at once */
 
-/* The role of an instruction. APART: in no region, and computed on all ranks. BEGIN, INNER, END: in a region.
-   OWN: in no region, and each rank computes its shard of the rows. LOOKUP: looks up rows of a table that is
-   sharded by rows. HEAD, HEAD_LOSS: a linear layer and the loss of its results; each rank computes its shard
-   of the rows. */
+/* The role of an instruction. APART: all ranks compute it whole. BEGIN, INNER, END: belongs to a region,
+   which ranks divide by columns. OWN: outside of regions; each rank computes its shard of the rows. LOOKUP:
+   looks up rows of a table that is sharded by rows. HEAD, HEAD_LOSS: a linear layer and the loss of its
+   results; each rank computes its shard of the rows. */
 typedef enum tt__role {
     TT__APART, TT__BEGIN, TT__INNER, TT__END, TT__OWN, TT__LOOKUP, TT__HEAD, TT__HEAD_LOSS
 } tt__role;
@@ -36,17 +36,17 @@ typedef struct tt__tensor {
     int ranks, n;           /* n: number of instructions before the pass */
     bool sequence, train;
     int32_t root;
-    tt__role *role;         /* role of each instruction */
-    int *code; int n_code;  /* the instructions of the region that is being searched */
-    bool *inside;           /* of each activation: sharded by columns; of each parameter outside of regions:
+    tt__role *role;         /* for each instruction */
+    int *code; int n_code;  /* the instructions of the region that is being found */
+    bool *inside;           /* for each activation: sharded by columns; for each parameter outside of regions:
                                sharded by rows */
-    bool *by_rows;          /* of each value: sharded by rows */
-    int32_t *own_uses;      /* of each storage: number of operands that OWN instructions read whole */
-    int32_t *values; int n_values;  /* the values of the region that is being searched */
-    int32_t unsplit;        /* the value that kept the last candidate from being a region; 0: none */
-    /* For each value, another value made from it, or 0. gathered: all rows of a sharded value; region_input:
-       the value that ranks read when their gradients of the value are partial; own: a rank's shard of the
-       rows of a replicated value. */
+    bool *by_rows;          /* for each value: sharded by rows */
+    int32_t *own_uses;      /* for each storage: number of operands that OWN instructions read whole */
+    int32_t *values; int n_values;  /* the values of the region that is being found */
+    int32_t unsplit;        /* the value because of which the last candidate is no region; 0: none */
+    /* For each value v, a value made from v; 0: none. gathered: all rows of v, which is sharded.
+       region_input: v whole, for readers that compute partial gradients of v. own: a rank's shard of the rows
+       of v, which is replicated. */
     int32_t *gathered, *region_input, *own;
 } tt__tensor;
 
@@ -55,8 +55,8 @@ static bool tt__is_activation(const tt_tape *t, int32_t v)
     return t->values[v].storage == TT__TRANSIENT && tt__is_float(t->values[v].shape.dtype);
 }
 
-/* Returns whether value v may be sharded: an activation that a single instruction writes, and that is neither
-   an output nor the root and has no views. */
+/* Returns whether value v may be sharded: an activation that only one instruction writes, without views, and
+   neither an output nor the root. */
 static bool tt__may_split(const tt__tensor *s, int32_t v)
 {
     const tt__tape_value *x = &s->t->values[v];
@@ -64,8 +64,8 @@ static bool tt__may_split(const tt__tensor *s, int32_t v)
     return alone && tt__is_activation(s->t, v) && x->writes == 1;
 }
 
-/* Returns whether parameter v can have this layout. A sharded parameter needs shards of equal size and a
-   single reader. */
+/* Returns whether parameter v can have layout `split`. A parameter can be sharded if its shards are equally
+   large and a single instruction reads it. */
 static bool tt__may_lay_out(const tt__tensor *s, int32_t v, tt__split split)
 {
     const tt__tape_value *p = &s->t->values[v];
@@ -75,17 +75,17 @@ static bool tt__may_lay_out(const tt__tensor *s, int32_t v, tt__split split)
     return alone && (split == TT__ROWS ? p->shape.rows : p->shape.cols) % s->ranks == 0;
 }
 
-/* Returns whether the ranks that read v may compute partial gradients of v, which the value that tt__entered
-   makes then sums. v must be a whole storage that an instruction computes, not a view or a parameter. A value
-   without a gradient always may be read so. */
+/* Returns whether the readers of v may compute partial gradients of v, to be summed over the ranks
+   (tt__entered). v must have no gradient, or be a whole storage that an instruction computes: not a view, not
+   a parameter. */
 static bool tt__may_enter(const tt__tensor *s, int32_t v)
 {
     const tt__tape_value *x = &s->t->values[v];
     return (x->storage == TT__TRANSIENT && x->base == v) || !x->needs_grad;
 }
 
-/* Returns the layout of operand j of a linear layer with weight operand w, where a region begins or where it
-   ends. */
+/* Returns the layout of operand j of a linear layer with weight operand w, at the beginning or the end of a
+   region. */
 static tt__split tt__split_in(bool begin, int w, int j)
 {
     if (j == 0) return begin ? TT__WHOLE : TT__COLS;
@@ -93,8 +93,8 @@ static tt__split tt__split_in(bool begin, int w, int j)
     return begin ? TT__COLS : TT__WHOLE;
 }
 
-/* Returns the role that instruction k could have in the region; APART: none. The instruction reads a value of
-   the region (if `reads`) or writes one. */
+/* Returns the role that instruction k could have in the region; APART: none. reads: the instruction reads a
+   value of the region; otherwise it writes one. */
 static tt__role tt__role_in(const tt__tensor *s, int k, bool reads)
 {
     const tt_tape *t = s->t;
@@ -131,8 +131,8 @@ static bool tt__take_value(tt__tensor *s, int32_t v)
     return true;
 }
 
-/* Adds instruction k, and the values that must be sharded with it, to the region. Returns false if that is
-   impossible. */
+/* Adds instruction k to the region, with the values that must be sharded, too. reads: as for tt__role_in.
+   Returns false if that is impossible. */
 static bool tt__take_instr(tt__tensor *s, int k, bool reads)
 {
     const tt__instr *i = &s->t->code[k];
@@ -143,13 +143,13 @@ static bool tt__take_instr(tt__tensor *s, int k, bool reads)
             if (i->in[j] && tt__is_activation(s->t, i->in[j]) && !tt__take_value(s, i->in[j])) return false;
         return s->role[k] == TT__END || tt__take_value(s, i->out[0]);
     }
-    for (int c = 0; c < s->n_code; c++) /* it may be in an earlier region */
+    for (int c = 0; c < s->n_code; c++) /* an instruction of an earlier region does not fit */
         if (s->code[c] == k) return s->role[k] != (reads ? TT__BEGIN : TT__END);
     return false;
 }
 
-/* Finds the region that begins at instruction k, and possibly at other instructions, too. Returns false if
-   there is none. */
+/* Finds the region that begins at instruction k, and possibly at other instructions as well. Returns false if
+   none begins at k. */
 static bool tt__find_region(tt__tensor *s, int k)
 {
     const tt_tape *t = s->t;
@@ -182,11 +182,11 @@ static bool tt__find_region(tt__tensor *s, int k)
     return false;
 }
 
-/* Returns whether a value has rows that can be sharded. */
+/* Returns whether the rows of value x can be sharded: they are those of an axis, without extra rows. */
 static bool tt__has_rows(const tt__tape_value *x) { return x->shape.axis && !x->shape.extra; }
 
-/* Finds the head: a linear layer with many output columns whose results only the loss reads. Each rank
-   computes its shard of the rows of both. The loss must be the root, because no rank knows the loss before
+/* Finds the head: a linear layer with many output columns, and the loss that alone reads its results. Each
+   rank computes a shard of the rows of both. The loss must be the root, because no rank knows the loss until
    all have counted. */
 static void tt__find_head(tt__tensor *s)
 {
@@ -216,8 +216,8 @@ static void tt__find_head(tt__tensor *s)
     s->role[loss] = TT__HEAD_LOSS;
 }
 
-/* Returns whether instruction k looks up rows of operand j, so that row shards of the operand give partial
-   sums. */
+/* Returns whether instruction k looks up rows of operand j. With a row shard of operand j, each rank then
+   computes a summand of the result. */
 static bool tt__looks_up(const tt__tensor *s, int k, int j)
 {
     const tt_tape *t = s->t;
@@ -229,8 +229,8 @@ static bool tt__looks_up(const tt__tensor *s, int k, int j)
     return s->role[k] == TT__APART && rules->layout && rules->layout(t, i, in, out) && out[0] == TT__PARTIAL;
 }
 
-/* Returns whether the ranks keep row shards of parameter v. An arena may hold such shards already. Otherwise
-   v must have many weights, a number of rows that the ranks divide, and no readers but look-ups and the
+/* Returns whether each rank keeps a shard of the rows of parameter v: if an arena holds row shards already,
+   or if v has many weights, a number of rows that the ranks divide, and no readers but look-ups and the
    head. */
 static bool tt__may_split_table(const tt__tensor *s, int32_t v)
 {
@@ -247,7 +247,7 @@ static bool tt__may_split_table(const tt__tensor *s, int32_t v)
     return fits;
 }
 
-/* Returns the axis of a rank's shard of the rows of axis `of`, and makes it if needed; 0: out of memory. */
+/* Returns the axis of one rank's shard of the rows of axis `of`; makes it if needed. 0: out of memory. */
 static int32_t tt__own_axis(tt_tape *t, int32_t of, int parts)
 {
     for (int32_t a = 1; a < t->n_axes; a++) if (t->axes[a].of == of && t->axes[a].parts == parts) return a;
@@ -262,7 +262,7 @@ static int32_t tt__own_axis(tt_tape *t, int32_t of, int parts)
     return t->n_axes++;
 }
 
-/* Changes the shape to that of a rank's shard of the rows. Returns false if out of memory. */
+/* Changes *shape to that of one rank's shard of the rows. Returns false if out of memory. */
 static bool tt__own_shape(const tt__tensor *s, tt__shape *shape)
 {
     shape->axis = tt__own_axis(s->t, shape->axis, s->ranks);
@@ -270,8 +270,9 @@ static bool tt__own_shape(const tt__tensor *s, tt__shape *shape)
     return shape->axis != 0;
 }
 
-/* Inserts before instruction `at` an instruction of `op` over the tensor ranks that reads v and writes a new
-   value of the given shape, replicated and otherwise like v. Returns the new value; 0: out of memory. */
+/* Inserts, before instruction `at`, an instruction of `op` over the tensor ranks that reads v and writes a
+   new value of the given shape. The new value is replicated, and otherwise like v. Returns the new value; 0:
+   out of memory. */
 static int32_t tt__move_value(const tt__tensor *s, int at, int op, int32_t v, const tt__shape *shape)
 {
     tt_tape *t = s->t;
@@ -286,8 +287,8 @@ static int32_t tt__move_value(const tt__tensor *s, int at, int op, int32_t v, co
     return tt__insert(t, at, &i) ? y : 0;
 }
 
-/* Returns a value with all rows of v, a value or a table, for instruction `at`; gathers the rows if needed.
-   0: out of memory. */
+/* Returns a value with all rows of v, an activation or a table, for instruction `at`; gathers them if v is
+   sharded. 0: out of memory. */
 static int32_t tt__gathered_rows(const tt__tensor *s, int at, int32_t v)
 {
     const tt__tape_value *x = &s->t->values[v];
@@ -298,9 +299,9 @@ static int32_t tt__gathered_rows(const tt__tensor *s, int at, int32_t v)
     return s->gathered[v] = tt__move_value(s, at, TT__OP_ALL_GATHER, v, &shape);
 }
 
-/* Returns the value with all rows of v that instruction `at` reads if ranks compute partial gradients of v.
-   In training, a SCALE by 1 makes this value; its backward sums the partial gradients, and
-   tt__pass_tensor_gradients removes the SCALE. 0: out of memory. */
+/* Returns the value that instruction `at` reads in place of v, with all rows, if ranks compute partial
+   gradients of v. In training, a SCALE by 1 makes this value; the backward of the SCALE sums the partial
+   gradients, and tt__pass_tensor_gradients removes the SCALE. 0: out of memory. */
 static int32_t tt__entered(const tt__tensor *s, int at, int32_t v)
 {
     const int32_t whole = tt__gathered_rows(s, at, v);
@@ -310,8 +311,7 @@ static int32_t tt__entered(const tt__tensor *s, int at, int32_t v)
     return s->region_input[v];
 }
 
-/* Returns the value that instruction `at` reads instead of v if a rank computes its shard of the rows: a
-   rank's shard of the rows of v. 0: out of memory. */
+/* Returns this rank's shard of the rows of v, for instruction `at`. 0: out of memory. */
 static int32_t tt__own_rows(const tt__tensor *s, int at, int32_t v)
 {
     tt_tape *t = s->t;
@@ -324,7 +324,7 @@ static int32_t tt__own_rows(const tt__tensor *s, int at, int32_t v)
     return s->own[v];
 }
 
-/* Gives a value or parameter the shape of a rank's shard. */
+/* Gives value or parameter v the layout `split` and the shape of one rank's shard. */
 static void tt__split_value(const tt__tensor *s, int32_t v, tt__split split)
 {
     tt__tape_value *x = &s->t->values[v];
@@ -348,7 +348,7 @@ static tt_status tt__split_results(const tt__tensor *s, const tt__instr *i, tt__
     return TT_OK;
 }
 
-/* Makes instruction k write a partial value, and inserts the sum of it over the ranks. */
+/* Makes instruction k write this rank's summand of its result, and inserts the sum over the ranks. */
 static tt_status tt__sum_results(const tt__tensor *s, int k)
 {
     tt_tape *t = s->t;
@@ -367,7 +367,7 @@ static tt_status tt__sum_results(const tt__tensor *s, int k)
     return tt__insert(t, k + 1, &sum) ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Returns, as a bit set, the operands of which an instruction reads a row for each row that it writes. */
+/* Returns bit j set if instruction i reads one row of operand j for each row that it writes. */
 static unsigned tt__row_operands(const tt__instr *i)
 {
     const int numbers = tt__numbers(i);
@@ -376,14 +376,14 @@ static unsigned tt__row_operands(const tt__instr *i)
     return (tt__ops[i->op].flags / TT__BY_ROW(1) & 15) | (numbers ? 1u << numbers : 0);
 }
 
-/* Returns whether the sum y at the end of a region leaves each rank only its shard of the rows. */
+/* Returns whether the ranks sum y, at the end of a region, so that each gets only its shard of the rows. */
 static bool tt__ends_by_rows(const tt__tensor *s, int32_t y)
 {
     return s->sequence && tt__may_split(s, y) && tt__has_rows(&s->t->values[y]);
 }
 
-/* Returns whether instruction k, which is in no region, can compute a rank's shard of the rows of its results
-   from a shard of the rows of its operands. */
+/* Returns whether instruction k, outside of regions, can compute a shard of the rows of its results from
+   shards of the rows of its operands. */
 static bool tt__by_own_rows(const tt__tensor *s, int k)
 {
     const tt_tape *t = s->t;
@@ -408,7 +408,7 @@ static bool tt__by_own_rows(const tt__tensor *s, int k)
     return fits && out[0] == TT__ROWS;
 }
 
-/* Counts, for each storage, the operands that OWN instructions read whole. */
+/* Counts, for each storage, the operands that OWN instructions read whole (own_uses). */
 static void tt__count_own_uses(tt__tensor *s)
 {
     memset(s->own_uses, 0, sizeof *s->own_uses * (size_t)s->t->n_values);
@@ -419,9 +419,9 @@ static void tt__count_own_uses(tt__tensor *s)
     }
 }
 
-/* Returns whether the gradients of the operands that the OWN instruction k reads whole can be summed over
-   ranks. Such a gradient is partial on each rank. It can be summed if the operand is a parameter and all its
-   readers leave partial gradients. */
+/* Returns whether the OWN instruction k may have partial gradients of the operands that it reads whole. Each
+   such operand must be a parameter that only OWN instructions read, so that the ranks can sum all its
+   gradients. */
 static bool tt__gives_parts(const tt__tensor *s, int k)
 {
     const tt__instr *i = &s->t->code[k];
@@ -440,8 +440,8 @@ static void tt__set_own(tt__tensor *s, int k, bool own)
     for (int o = 0; o < TT__MAX_OUT; o++) s->by_rows[s->t->code[k].out[o]] = own;
 }
 
-/* Finds the instructions that compute a rank's shard of the rows: first takes all that could, then removes
-   those that cannot beside the others, until all that remain can. */
+/* Finds the OWN instructions: takes all candidates, then removes those that do not fit the others, until all
+   that remain fit. */
 static void tt__find_own_rows(tt__tensor *s)
 {
     bool changed = true;
@@ -463,8 +463,8 @@ static void tt__find_own_rows(tt__tensor *s)
     }
 }
 
-/* Returns the value that instruction k reads instead of operand j; shards the operand if it is a parameter.
-   0: out of memory. */
+/* Returns the value that instruction k reads in place of operand j; shards operand j if it is a parameter. 0:
+   out of memory. */
 static int32_t tt__split_operand(const tt__tensor *s, int k, int j)
 {
     const tt__instr *i = &s->t->code[k];
@@ -479,7 +479,7 @@ static int32_t tt__split_operand(const tt__tensor *s, int k, int j)
     return v;
 }
 
-/* Shards the operands and results of instruction k, or gathers the operands that the instruction needs
+/* Shards the operands and results of instruction k according to its role, or gathers operands that it needs
    whole. */
 static tt_status tt__split_instr(tt__tensor *s, int k)
 {
@@ -489,7 +489,7 @@ static tt_status tt__split_instr(tt__tensor *s, int k)
         if (!t->code[k].in[j]) continue;
         const int32_t v = tt__split_operand(s, k, j);
         if (!v) return TT_ERR_MEMORY;
-        t->code[k].in[j] = v; /* insertions may move t->code */
+        t->code[k].in[j] = v; /* read t->code anew: insertions may move it */
         if (role == TT__END && j && j != tt__weight(&t->code[k])) t->code[k].once |= 1u << j;
     }
     tt__instr i = t->code[k];
@@ -504,8 +504,8 @@ static tt_status tt__split_instr(tt__tensor *s, int k)
     return tt__split_results(s, &i, TT__ROWS);
 }
 
-/* Fails because parameter v is needed whole and the ranks hold shards of it already. The error says why it is
-   needed whole. */
+/* Fails because this program needs parameter v whole, but an earlier program left shards on the ranks. The
+   error says why v is needed whole. */
 static tt_status tt__held_in_parts(tt__tensor *s, int32_t v)
 {
     const tt__tape_value *p = &s->t->values[v];
@@ -521,8 +521,7 @@ static tt_status tt__held_in_parts(tt__tensor *s, int32_t v)
                     "so that both have it whole", p->name, why);
 }
 
-/* Returns whether an arena holds shards of parameter v, by layout `split`, and this program needs v whole.
-   Row shards can be gathered. */
+/* Returns whether an arena holds shards of parameter v in layout `split`, but this program needs v whole. */
 static bool tt__is_unfit(const tt__tensor *s, int32_t v, tt__split split)
 {
     const tt__tape_value *p = &s->t->values[v];
@@ -530,9 +529,9 @@ static bool tt__is_unfit(const tt__tensor *s, int32_t v, tt__split split)
     return held && (p->uses > 1 || s->role[p->reader] == TT__APART);
 }
 
-/* Gives parameters of which an arena holds shards the same layout in this program. Parameters sharded by
-   rows, with which regions begin, come first, because their error names the value that keeps the region
-   whole. If the only unfit parameters are sharded by rows, they are gathered instead of an error. */
+/* Gives parameters of which an arena holds shards the same layout in this program. Fails if a parameter is
+   needed whole, unless all of these can be gathered: shards of rows, without views. The error first names a
+   parameter sharded by rows, and the value that keeps its region whole. */
 static tt_status tt__check_held(tt__tensor *s)
 {
     bool gathers = true;
@@ -551,8 +550,8 @@ static tt_status tt__check_held(tt__tensor *s)
     return TT_OK;
 }
 
-/* Finds the head, and the tables to shard. With a head, a rank does not know the number of targets of all
-   ranks, as in programs that accumulate. */
+/* Finds the head, and the tables to shard. With a head, no rank knows the total number of targets in
+   training, as in programs that accumulate. */
 static void tt__find_tables(tt__tensor *s)
 {
     tt_tape *t = s->t;
@@ -569,7 +568,7 @@ static void tt__find_tables(tt__tensor *s)
     }
 }
 
-/* Splits the tape over tensor ranks. */
+/* Splits the tape over `ranks` tensor ranks. sequence: as in the option of this name. */
 static tt_status tt__pass_tensor(tt_tape *t, int32_t root, int ranks, bool sequence, bool train)
 {
     tt__tensor s;
@@ -608,9 +607,9 @@ static tt_status tt__pass_tensor(tt_tape *t, int32_t root, int ranks, bool seque
     return status == TT_OK ? tt__settle(t, s.n) : status;
 }
 
-/* Makes a value for the partial gradients of a replicated parameter, and appends the instruction that sums
-   them into its gradient g. with_previous: the sum runs together with the instruction before. Returns the
-   value; 0: out of memory. */
+/* Makes a value for the partial gradient of a replicated parameter, and appends its sum over the ranks into
+   the gradient g. with_previous: the sum runs together with the instruction before. Returns the value; 0: out
+   of memory. */
 static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
 {
     const tt__tape_value of = t->values[g];
@@ -627,7 +626,7 @@ static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
     return part;
 }
 
-/* Makes each view whose storage the map replaces by another storage a view of that other storage. */
+/* Moves views to other storages: storage map[s] replaces storage s; 0: storage s stays. */
 static void tt__map_views(tt_tape *t, int values, const int32_t *map)
 {
     for (int32_t v = 1; v < values; v++) {
@@ -636,7 +635,7 @@ static void tt__map_views(tt_tape *t, int values, const int32_t *map)
     }
 }
 
-/* Returns the stage of the last instruction before k that writes the operand of instruction k; 0: no
+/* Returns the pipeline stage of the last instruction before k that writes operand 0 of instruction k; 0: no
    pipeline. */
 static int tt__operand_stage(const tt_tape *t, int k)
 {
@@ -645,12 +644,11 @@ static int tt__operand_stage(const tt_tape *t, int k)
     return 0;
 }
 
-/* Makes instructions write partial gradients to new values, and appends their sums over the ranks. layout:
-   the layout of each storage. part: an entry for each value, 0 at first, that receives the new value for the
-   value's partial gradient. */
+/* Makes instructions write partial gradients to new values, and appends sums over the ranks. layout: of each
+   storage. part: receives, for each value, the new value with its partial gradient; all 0 at first. */
 static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t *part)
 {
-    const int values = t->n_values, n = t->n_code; /* new values and instructions come after these */
+    const int values = t->n_values, n = t->n_code; /* values and instructions from these numbers on are new */
     int sums = 0;
     for (int32_t v = 1; v < values; v++) {
         if (t->values[v].storage != TT__GRADIENT || layout[v] != TT__PARTIAL) continue;
@@ -667,8 +665,8 @@ static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t 
     return TT_OK;
 }
 
-/* Removes, after differentiation, the instructions that exist only for their backward, and inserts the sums
-   of partial gradients over the ranks. */
+/* After differentiation: removes the instructions that exist only for their backward, and inserts the sums of
+   partial gradients over the ranks. */
 static tt_status tt__pass_tensor_gradients(tt_tape *t)
 {
     const int n = tt__index(t);
@@ -679,7 +677,7 @@ static tt_status tt__pass_tensor_gradients(tt_tape *t)
         tt__instr *i = &t->code[k];
         tt__map_operands(i, instead);
         if (i->move.over == TT__ALONE || tt__rules_of(i)->phases) continue;
-        instead[i->out[0]] = i->in[0]; /* a storage, not a view, by tt__may_enter; its row shards are views */
+        instead[i->out[0]] = i->in[0]; /* a storage, not a view, because of tt__may_enter */
         tt__drop(t, k);
     }
     if (status == TT_OK) tt__map_views(t, t->n_values, instead);
@@ -696,7 +694,7 @@ static tt_status tt__pass_tensor_gradients(tt_tape *t)
     return status;
 }
 
-/* Computes a loss of sharded rows as the mean over the counts of all ranks. */
+/* Computes a loss whose rows the ranks share as the mean over the counts of all ranks. */
 static tt_status tt__pass_tensor_losses(tt_tape *t)
 {
     const int n = tt__index(t);

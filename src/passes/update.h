@@ -32,14 +32,14 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
     return true;
 }
 
-/* Returns whether v is a parameter that this stage or another trains. */
+/* Returns whether this pipeline stage or another one trains parameter v. */
 static bool tt__is_listed(const tt_tape *t, int32_t v)
 {
     return tt__is_trained(t, v) || (t->values[v].elsewhere && t->values[v].grad);
 }
 
-/* Returns the (n) trained parameters in the order of the rows of `squares`: first the `parted` ones that
-   tensor ranks shard. The caller frees the array. NULL: out of memory. */
+/* Returns the trained parameters in the order of the rows of `squares`. The first *parted of the *n
+   parameters are those that tensor ranks shard. The caller frees the array. NULL: out of memory. */
 static int32_t *tt__trained(const tt_tape *t, int *n, int *parted)
 {
     int32_t *list = (int32_t *)tt__alloc(t->ctx, sizeof *list * (size_t)t->n_values);
@@ -53,51 +53,49 @@ static int32_t *tt__trained(const tt_tape *t, int *n, int *parted)
     return list;
 }
 
-/* Returns whether v is a trained parameter of two stages and this is the second; the first sums its
-   squares. */
+/* Returns whether two stages train parameter v and this is the second. The first stage alone squares the
+   gradient. */
 static bool tt__is_tied_again(const tt_tape *t, int32_t v)
 {
     return t->values[v].tied[1] && t->values[v].tied[1] == t->stage;
 }
 
-/* Appends an instruction to the end of the step. It runs together with the instruction before if both have
-   the same op. */
+/* Appends an instruction that runs once a step, together with the one before if both have the same op. */
 static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 {
     const tt__instr i = tt__instr_of(op, in, out);
     return in && out && tt__append_step(t, &i, true);
 }
 
-/* Notes of pass "update" on a trained parameter. */
+/* The pass's notes on a trained parameter. */
 typedef struct tt__due {
-    int32_t clipped;        /* the norm and the factor that the update reads */
-    int32_t target, state[2]; /* what a rank updates: the parameter or its shard, and the optimizer's
-                                 states */
+    int32_t clipped;        /* value with the gradient's norm and the factor that the update reads */
+    int32_t target, state[2]; /* values that this rank updates: the parameter or its shard, its states */
     uint32_t random;
-    int32_t chunks;         /* squares of each chunk of the gradient; 0: none yet */
-    int next;               /* in the backward: one more than the row of the next parameter due at the same
-                               instruction; 0: none */
+    int32_t chunks;         /* value with the squared norm of each chunk of the gradient; 0: none yet */
+    int next;               /* updates in the backward: 1 + the row of the next parameter that is due at the
+                               same instruction; 0: none */
 } tt__due;
 
 typedef struct tt__updater {
     tt_tape *t;
     const tt_optimizer_options *o;
-    int32_t *list;          /* (n) trained parameters, by row; tensor ranks shard the first `parted` */
+    int32_t *list;          /* the n trained parameters, by row; tensor ranks shard the first `parted` */
     int n, parted;
-    int32_t parts;          /* squared norms of the first `parted` gradients */
-    int *row, rows;         /* rows of the parameters that are updated together now */
-    tt__due *due;           /* of each value; used for trained parameters */
+    int32_t parts;          /* squared norms of this rank's shards of the first `parted` gradients */
+    int *row, rows;         /* rows of the parameters that the pass updates together now */
+    tt__due *due;           /* for each value; used for trained parameters only */
 } tt__updater;
 
-/* Returns a view of the number in row `row` of x; 0 after tt__tape_fail. */
+/* Returns a view of element `row` of x, f32 (rows, 1); 0 after tt__tape_fail. */
 static int32_t tt__number_view(tt_tape *t, int32_t x, int row)
 {
     const tt__shape number = {TT_F32, 1, 1, 0, 0};
     return tt__new_view(t, x, &number, row, 1, t->values[x].name);
 }
 
-/* Sums the squares of gradients into `squares`: of a whole gradient at once, of a sharded gradient by chunks,
-   which a table of all ranks' chunks collects. */
+/* Appends the squared norms of gradients. The norm of a whole gradient is one instruction. Of a sharded
+   gradient, each data rank squares the chunks of its shard, and gathers and sums those of all ranks. */
 static bool tt__square_gradients(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -109,7 +107,7 @@ static bool tt__square_gradients(tt__updater *u)
         ok = tt__emit_step(t, TT__OP_SUM_SQUARES, g,
                            tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
     }
-    /* stage 0: squares of the shard's chunks; 1: gathers the chunks; 2: sums them. */
+    /* 0: squares the chunks of a shard; 1: gathers the squares; 2: sums them */
     for (int stage = 0; stage < 3; stage++)
         for (int m = 0; m < u->rows && ok; m++) {
             const int k = u->row[m];
@@ -136,8 +134,8 @@ static bool tt__square_gradients(tt__updater *u)
     return ok;
 }
 
-/* Sums over the tensor ranks the squares of the gradients that they shard: all in one instruction, or, if the
-   backward updates parameters, one instruction for each gradient. */
+/* Appends the sums, over the tensor ranks, of the squared norms of gradients that they shard: one instruction
+   or, if the backward updates parameters, one for each gradient. */
 static bool tt__sum_parts(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -157,8 +155,8 @@ static bool tt__sum_parts(tt__updater *u)
     return ok;
 }
 
-/* Appends the instruction that computes the gradients' norm from squares x, and the factor on the gradients,
-   into y. */
+/* Appends a CLIP, which computes the norm of the gradients from their squared norms x, and the factor on the
+   gradients, and writes both to y. */
 static bool tt__emit_clip(tt__updater *u, int32_t x, int32_t y)
 {
     tt__instr i = tt__instr_of(TT__OP_CLIP, x, y);
@@ -168,7 +166,7 @@ static bool tt__emit_clip(tt__updater *u, int32_t x, int32_t y)
     return x && y && tt__append_step(u->t, &i, true);
 }
 
-/* Appends a collective on x, in place, over the ranks at the same place of all stages of a pipeline. */
+/* Appends a collective on x, in place, over the ranks at the same position in all pipeline stages. */
 static bool tt__over_stages(tt_tape *t, int op, int32_t x)
 {
     tt__instr i = tt__data_move(op, x, x, NULL);
@@ -182,9 +180,9 @@ static bool tt__append_zeros(tt_tape *t, int32_t v)
     return tt__append_step(t, &i, false);
 }
 
-/* Appends the exchange between stages that comes before the sum of squares. The last stage sends the others
-   what losses counted; two stages that share a parameter sum their gradients of it; squares are set to 0, as
-   a stage does not write those of other stages. */
+/* Appends the work of a pipeline that comes before squaring gradients. The last stage sends the counts of
+   losses to all stages. Two stages that share a parameter sum their gradients of it. Squared norms start as
+   0, because a stage writes only those of its own gradients. */
 static bool tt__before_squares(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -203,15 +201,13 @@ static bool tt__before_squares(tt__updater *u)
     return ok;
 }
 
-/* Appends the sum of the squares over stages. Only one stage has the square of a gradient, the others have
-   0. */
+/* Appends the sum of the squared norms over pipeline stages. For each gradient, all stages but one add 0. */
 static bool tt__after_squares(tt__updater *u)
 {
     return u->t->stages <= 1 || tt__over_stages(u->t, TT__OP_ALL_REDUCE, u->t->squares);
 }
 
-/* Appends a norm and a factor for each parameter, so that a parameter whose gradient is not finite is not
-   updated. */
+/* Appends a CLIP for each parameter, so that no parameter with an infinite or NaN gradient is updated. */
 static bool tt__clip_alone(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -228,8 +224,8 @@ static bool tt__clip_alone(tt__updater *u)
     return ok;
 }
 
-/* Appends the collectives after updates of shards of parameters that are replicated on the data ranks: each
-   rank gets the shards of the others. */
+/* Appends the collectives that follow updates of shards: each data rank gets the other ranks' shards of
+   replicated parameters. */
 static bool tt__spread_parameters(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -245,8 +241,8 @@ static bool tt__spread_parameters(tt__updater *u)
     return true;
 }
 
-/* Finds the tensors that each update works on. The random numbers of updates are in the order of the tape,
-   whatever tensor ranks shard and wherever the updates are inserted. */
+/* Finds the tensors that each update writes. The order of random numbers is that of the tape, whatever the
+   tensor ranks shard and wherever the updates are inserted. */
 static bool tt__prepare_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -277,7 +273,7 @@ static bool tt__updates_on_host(const tt_tape *t, int32_t v)
     return t->on_host && param >= 0 && t->ctx->params[param]->size >= TT__PIECES_FROM;
 }
 
-/* Appends an update for each parameter; updates in the host's memory come last. */
+/* Appends an update for each parameter. Updates in the host's memory come last. */
 static bool tt__emit_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -303,10 +299,11 @@ static bool tt__emit_updates(tt__updater *u)
 /* ---- in the backward */
 
 #ifndef TT__UPDATE_FROM /* tests set a smaller number */
-#define TT__UPDATE_FROM 65536 /* elements of due gradients; with fewer, updates wait to share a launch */
+#define TT__UPDATE_FROM 65536 /* elements of gradients; updates wait until their gradients have this number
+                                 together, to share a launch */
 #endif
 
-/* Moves the instructions appended from number `from` on to before instruction `at`, in the segment of
+/* Moves the instructions from number `from` on to the place before instruction `at`, into the segment of
    micro-batches. Ranks without a micro-batch run them, too. */
 static void tt__move_into_micro(tt_tape *t, int from, int at)
 {
@@ -317,9 +314,9 @@ static void tt__move_into_micro(tt_tape *t, int from, int at)
     }
 }
 
-/* Inserts the updates of trained parameters into the backward. n: number of instructions. An update is due
-   after the last instruction that writes the gradient, reads the parameter, or adds to the counts of losses.
-   Due updates wait until they have enough elements together. head: (n) numbers, 0 at first. */
+/* Inserts the updates of trained parameters into the backward, of n instructions. An update is due after the
+   last instruction that writes the gradient, reads the parameter, or adds to the counts of losses. Due
+   updates wait until their gradients have TT__UPDATE_FROM elements. head: n numbers, 0 at first. */
 static bool tt__update_early(tt__updater *u, int n, int *head)
 {
     tt_tape *t = u->t;
@@ -328,7 +325,7 @@ static bool tt__update_early(tt__updater *u, int n, int *head)
         const int32_t v = u->list[k], g = t->values[t->values[v].grad].base;
         int at = (int)tt__max(t->values[g].writer, t->values[v].reader);
         at = (int)tt__max(at, t->values[t->results].writer);
-        while (t->code[at].with_next) at++; /* not between instructions that run together */
+        while (t->code[at].with_next) at++; /* do not separate instructions that run together */
         u->due[v].next = head[at];
         head[at] = k + 1;
     }
@@ -349,8 +346,8 @@ static bool tt__update_early(tt__updater *u, int n, int *head)
     return ok;
 }
 
-/* Updates each trained parameter as early as possible, so that the memory of its gradient can be reused, and
-   appends the norm of all gradients to the end of the step. */
+/* Updates each trained parameter in the backward, as early as possible, to free the memory of its gradient.
+   Appends the norm of all gradients at the end of the step. */
 static tt_status tt__pass_update_early(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -375,8 +372,8 @@ static tt_status tt__emit_loss_scale(tt_tape *t, const tt_loss_scale *scale)
     return tt__append_step(t, &i, false) ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Appends the update of a step: global norm and clipping, an optimizer's instruction for each parameter with
-   a gradient, and the next loss scale. */
+/* Appends the update at the end of a step: norm and clipping of the gradients, an optimizer's instruction for
+   each trained parameter, and the next loss scale. */
 static tt_status tt__update_at_end(tt__updater *u, const tt_loss_scale *scale)
 {
     tt_tape *t = u->t;

@@ -21,33 +21,31 @@ static tt_status tt__verify_fail(tt_tape *t, const char *pass, int at, const cha
                     tt__instr_name(&t->code[at]), what, tt__describe(t, value, text, sizeof text));
 }
 
-/* State of a storage before the instruction that is being verified. */
+/* The verifier's notes on a storage before the instruction that is being verified. */
 typedef struct tt__known {
     bool defined;
-    int group;      /* the last group of instructions that run together and write the storage; 0: none */
-    int writer;     /* one more than the instruction of another stream that writes the storage and has had no
-                       WAIT; 0: none */
-    int readers;    /* number of operands with which instructions of other streams that have had no WAIT read
-                       the storage */
+    int group;      /* number of the last group of joint instructions that writes the storage; 0: none */
+    int writer;     /* 1 + instruction that writes the storage on another stream, before its WAIT; 0: none */
+    int readers;    /* number of operands that read the storage on another stream, before their WAIT */
 } tt__known;
 
-/* Returns whether i needs the step's settings as an operand. */
+/* Returns whether instruction i needs the step's settings as an operand. */
 static bool tt__needs_run(const tt__instr *i, bool accumulate)
 {
     if (tt__is(i, TT__MEAN)) return accumulate;
     return tt__is(i, TT__WITH_RUN) && (tt__is(i, TT__RMW) || i->attr.dropout > 0);
 }
 
-/* Returns whether instruction i can access the memory of v. An instruction that runs in the host's memory has
-   its operands there, except for the step's settings, of which the host has a copy. */
+/* Returns whether instruction i can access the memory of v. All operands of an instruction on the host are in
+   the host's memory, except the step's settings, of which the host has a copy. */
 static bool tt__reaches(const tt_tape *t, const tt__instr *i, int32_t v)
 {
     if (i->on_host) return v == t->run || t->values[v].space == TT__HOST;
     return t->values[v].space != TT__HOST || t->host || tt__is(i, TT__ANY_SPACE);
 }
 
-/* Returns the fault of an operand: not a value, not written yet, out of the op's reach, or still being
-   written. NULL: none. */
+/* Returns what is wrong with operand j: not a value, not yet written, in memory that the op cannot access, or
+   still being written. NULL: nothing. */
 static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int j, const tt__known *known,
                                       int group)
 {
@@ -55,7 +53,7 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     bool expected = j < tt__ops[i->op].inputs || (j == TT__RUN_IN && tt__is(i, TT__WITH_RUN));
     if (id < 0 || id >= t->n_values || !expected) return "operand is no value";
     const tt__known *k = &known[t->values[id].base];
-    /* Whether an earlier micro-batch has left the operand. */
+    /* an earlier micro-batch has written the operand */
     const bool left = i->later && t->values[t->values[id].base].persistent;
     if (!k->defined && !left) return "reads a value that nothing has written";
     if (!tt__reaches(t, i, id)) return i->on_host ? "cannot read the device's memory"
@@ -65,13 +63,13 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     return k->writer && !tt__is(i, TT__WAITS) ? "is not waited for before it is read" : NULL;
 }
 
-/* Returns the fault of a result, to which the op's rule gives a shape; NULL: none. */
+/* Returns what is wrong with result j, which has shape `rule` by the op's rule; NULL: nothing. */
 static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j, const tt__shape *rule,
                                      const tt__known *known)
 {
     const tt__tape_value *v = &t->values[i->out[j]];
     const tt__known *k = &known[v->base];
-    /* A copy may go back to the storage that it was made from. */
+    /* A temporary copy may be copied back to its storage. */
     bool kept = v->space == TT__HOST || t->values[t->values[i->in[0]].base].host_copy;
     bool returns = tt__is(i, TT__ANY_SPACE) && kept;
     bool updates = tt__is(i, TT__RMW) || (returns && v->storage != TT__INPUT && i->out[j] != t->run);
@@ -92,8 +90,8 @@ static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j
     return NULL;
 }
 
-/* Notes the end of another stream's work whose first output is in[0]. Every operand of the work must be an
-   operand of the WAIT, which keeps it in memory. Returns the fault; NULL: none. */
+/* Notes that the work on another stream whose first output is in[0] has ended. All operands of that work must
+   be operands of the WAIT, which keeps them in memory. Returns what is wrong; NULL: nothing. */
 static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__known *known)
 {
     int at = known[t->values[i->in[0]].base].writer - 1;
@@ -114,22 +112,21 @@ static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__kno
 
 /* ---- layouts */
 
-/* Returns the layout of the contents of value v; `layout` has the layout of each storage. */
+/* Returns the layout of the contents of value v. `layout` has the layout of each storage. */
 static tt__split tt__contents(const tt_tape *t, const tt__split *layout, int32_t v)
 {
     const tt__split declared = t->values[v].part.split, base = layout[t->values[v].base];
     return base == TT__ZEROS || (tt__is_own_rows(t, v) && base == TT__WHOLE) ? declared : base;
 }
 
-/* Notes that result j of i, of layout `now`, is left in its storage. Returns the fault; NULL: none. */
+/* Notes that result j of i leaves layout `now` in its storage. Returns what is wrong; NULL: nothing. */
 static const char *tt__lay_out(const tt_tape *t, const tt__instr *i, int j, tt__split now, tt__split *layout)
 {
     const tt__tape_value *y = &t->values[i->out[j]];
     tt__split *to = &layout[y->base], before = *to;
-    /* joins: the storage keeps other contents, too. */
+    /* joins: the storage also keeps earlier contents */
     const bool adds = i->add >> j & 1, joins = adds || y->base != i->out[j];
-    if (tt__is_own_rows(t, i->out[j])) { /* a shard of the rows is added to a partial sum, whose other rows
-                                            stay 0 */
+    if (tt__is_own_rows(t, i->out[j])) { /* a shard of the rows is added to a sum, whose other rows stay 0 */
         const bool sums = adds && now == y->part.split && (before == TT__ZEROS || before == TT__PARTIAL);
         if (!sums) return "writes a rank's own rows of what is no sum over ranks";
         now = TT__PARTIAL;
@@ -142,8 +139,8 @@ static const char *tt__lay_out(const tt_tape *t, const tt__instr *i, int j, tt__
     return NULL;
 }
 
-/* Notes the layouts that i's results leave in their storages. Returns the fault, of value *value;
-   NULL: none. */
+/* Notes the layouts that the results of i leave in their storages. Returns what is wrong, with the value in
+   *value; NULL: nothing. */
 static const char *tt__derive(const tt_tape *t, const tt__instr *i, tt__split *layout, int32_t *value)
 {
     tt__split in[TT__MAX_IN], out[TT__MAX_OUT] = {TT__WHOLE};
@@ -168,7 +165,7 @@ static const char *tt__derive(const tt_tape *t, const tt__instr *i, tt__split *l
     return wrong;
 }
 
-/* Returns the layouts of storages before the first instruction. The caller frees the array. NULL: out of
+/* Returns the layout of each storage before the first instruction. The caller frees the array. NULL: out of
    memory. */
 static tt__split *tt__first_layouts(const tt_tape *t)
 {
@@ -180,9 +177,9 @@ static tt__split *tt__first_layouts(const tt_tape *t)
     return layout;
 }
 
-/* Verifies a tape: each value is written once and before it is read, shapes are those of the rules, dtypes
-   are of the right kind. Work of other streams has one WAIT, before which no instruction uses its results or
-   changes its operands. */
+/* Verifies a tape. Each value is written once, and before it is read; results have the shapes and the kinds
+   of dtypes of their op's rule. Work on another stream has one WAIT, before which no instruction uses its
+   results or changes its operands. */
 static tt_status tt__verify(tt_tape *t, const char *pass)
 {
     tt_status status = TT_OK;
@@ -218,7 +215,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
         }
         for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
             if ((which = i->out[j]) != 0 && !(wrong = tt__verify_result(t, i, j, &shape[j], known)))
-                /* A later result of the instruction may add to this result. */
+                /* A later result of the instruction may add to this one. */
                 known[t->values[which].base].defined = true;
         if (!wrong && t->run && !i->in[TT__RUN_IN] && tt__needs_run(i, t->accumulate)) {
             wrong = "lacks the step's settings";
@@ -249,13 +246,13 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
     tt__free(t->ctx, layout);
     return status;
 }
-/* Returns an array with a number for each value, 0 at first. The caller frees it. NULL: out of memory. */
+/* Returns a map: a number for each value, 0 at first. The caller frees the array. NULL: out of memory. */
 static int32_t *tt__new_map(const tt_tape *t)
 {
     return (int32_t *)tt__calloc(t->ctx, sizeof(int32_t) * (size_t)t->n_values);
 }
 
-/* Replaces the operands of an instruction for which the map has another value. */
+/* Replaces each operand v of an instruction by map[v], unless map[v] is 0. */
 static void tt__map_operands(tt__instr *i, const int32_t *map)
 {
     for (int j = 0; j < TT__MAX_IN; j++) if (map[i->in[j]]) i->in[j] = map[i->in[j]];

@@ -6,25 +6,25 @@
 /* ===========================================================================================================
    PLAN                                                                                              src/plan/
    Gives every value a place in memory. Lifetimes are exact: from the instruction that first writes a storage
-   to the last instruction that reads it. Persistent values are stored one after another. Other values are
-   placed by greedy first fit and best fit in several orders (Pisarchyk, Lee: "Efficient memory management for
-   deep neural net inference", 2020), and the placement of least height is kept. The device's memory and the
-   host's are placed separately. Uses tape.
+   to the last that reads it. Persistent values are stored one after another. Other values are placed by
+   greedy first fit and best fit in several orders (Pisarchyk, Lee: "Efficient memory management for deep
+   neural net inference", 2020); the lowest placement is kept. The device's memory and the host's are placed
+   separately. Uses tape.
    ======================================================================================================== */
 
-#define TT__NO_PLACE SIZE_MAX /* the place of a storage that nothing uses */
+#define TT__NO_PLACE SIZE_MAX /* place of a storage that no instruction uses */
 
-/* A storage to be placed, alive from instruction `first` to instruction `last`, both included. */
+/* A storage to be placed. It is in use from instruction `first` to instruction `last`, both included. */
 typedef struct tt__box {
     int first, last;
     size_t bytes, place;
-    int32_t value;  /* base value; 0: the workspace of instruction `first` */
-    int merged;     /* index of the box whose place this box takes over; else its own index */
+    int32_t value;  /* number of the storage; 0: the workspace of instruction `first` */
+    int merged;     /* index of the box whose place this box takes over; its own index if it takes none */
     tt__space space;
 } tt__box;
 
-/* Returns the largest number of bytes of a space that are alive at one instruction, counting only boxes of
-   `min` bytes or more; SIZE_MAX when out of memory. *at receives that instruction. */
+/* Returns the largest number of bytes of a space that are in use at one instruction, which *at receives.
+   Counts only boxes of `min` bytes or more. SIZE_MAX: out of memory. */
 static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__space space, size_t min,
                            tt_context *ctx, int *at)
 {
@@ -45,25 +45,24 @@ static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__spac
     return max;
 }
 
-/* Sets of the bytes that are in use at each instruction: a binary tree over the instructions (a segment tree:
-   Bentley, "Solutions to Klee's rectangle problems", 1977). A node has two lists of spans of bytes: spans in
-   use during all of the node's instructions, and spans in use during some of them. */
+/* The bytes in use at each instruction, as a binary tree over the instructions (a segment tree: Bentley,
+   "Solutions to Klee's rectangle problems", 1977). A node has two lists of spans of bytes: spans in use
+   during all instructions of the node, and spans in use during some of them. */
 typedef struct tt__span {
     size_t from, to;
-    int next;       /* the next span in the order of bytes; 0: none */
-    int far;        /* shortcut that a search has left: a later span, to be used only while it is in the same
-                       list */
-    int list;       /* number of the span's list; 0: none */
+    int next;       /* next span of the list, in the order of bytes; 0: none */
+    int far;        /* a later span, as a shortcut for searches; valid only while it is in the same list */
+    int list;       /* number of the list that has the span; 0: none */
 } tt__span;
 typedef struct tt__taken {
     tt_context *ctx;
-    tt__span *span; int n_span, cap_span;   /* span[0] means "none" */
-    int unused;     /* first of the spans that are in no list; 0: none */
-    int *list;      /* list[2 * k]: first span in use during all of node k's instructions; list[2 * k + 1]:
+    tt__span *span; int n_span, cap_span;   /* element 0 means "none" */
+    int unused;     /* first span that is in no list; 0: none */
+    int *list;      /* list[2 * k]: first span in use during all instructions of node k; list[2 * k + 1]:
                        during some */
-    int *hint;      /* for each list, the span that was changed last */
-    int leaves;     /* number of instructions, rounded up to a power of two; node 1 is the root */
-    int highest;    /* the box that ends at the height of the placement; of several, the last placed */
+    int *hint;      /* for each list: the span changed last */
+    int leaves;     /* number of instructions, rounded up to a power of two; the root is node 1 */
+    int highest;    /* the box that ends highest; of several, the one placed last */
 } tt__taken;
 
 static bool tt__taken_open(tt_context *ctx, tt__taken *t, int instructions)
@@ -92,8 +91,8 @@ static bool tt__taken_clear(tt__taken *t)
     return true;
 }
 
-/* Returns the last span of a list, from span `at` on, that ends at or below `limit`; span `at` itself must
-   end there. Leaves shortcuts for later searches. */
+/* Returns the last span of a list that ends at or below `limit`. The search begins at span `at`, which ends
+   there. Leaves shortcuts for later searches. */
 static int tt__span_before(tt__taken *t, int at, size_t limit)
 {
     for (int two_back = at, back = at;;) {
@@ -107,7 +106,7 @@ static int tt__span_before(tt__taken *t, int at, size_t limit)
     }
 }
 
-/* Adds bytes [from, to) to a list and joins them with the spans that they overlap or touch. Returns false if
+/* Adds bytes [from, to) to a list, and joins them with the spans that they overlap or touch. Returns false if
    out of memory. */
 static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
 {
@@ -118,7 +117,7 @@ static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
         before = tt__span_before(t, at, from - 1);
         at = t->span[before].next;
     }
-    if (at && t->span[at].from <= to) { /* span `at` grows and absorbs the spans that it then reaches */
+    if (at && t->span[at].from <= to) { /* span `at` grows and absorbs the spans that it now touches */
         tt__span *s = &t->span[at];
         t->hint[list] = at;
         if (from < s->from) s->from = from;
@@ -146,7 +145,7 @@ static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
     return true;
 }
 
-/* Marks the place of b as in use. `node` covers instructions [lo, lo + width). Returns false if out of
+/* Marks the place of box b as in use. `node` covers instructions [lo, lo + width). Returns false if out of
    memory. */
 static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width)
 {
@@ -157,9 +156,8 @@ static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width
                       tt__take(t, b, 2 * node + 1, lo + width / 2, width / 2));
 }
 
-/* Appends to `heads` the lists of spans in use at some time in b's life; returns the number of lists in
-   `heads`. A level of the tree adds at most 6 lists: one for each of at most two nodes that b's life covers
-   in part, two for each of at most two nodes that b's life covers whole. */
+/* Appends to `heads` the first spans of all lists that have spans in use during box b's life. Returns the
+   number of lists in `heads`. */
 enum { TT__TAKEN_LISTS = 6 * 32 };
 static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int lo, int width, int *heads,
                            int n)
@@ -181,7 +179,7 @@ static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
     int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
     size_t cursor = 0, best = SIZE_MAX, best_gap = SIZE_MAX;
     for (;;) {
-        size_t next = SIZE_MAX; /* the lowest span after the cursor */
+        size_t next = SIZE_MAX; /* start of the lowest span above the cursor */
         bool moved = false;
         for (int k = 0; k < n;) {
             if (t->span[head[k]].to <= cursor) head[k] = t->span[tt__span_before(t, head[k], cursor)].next;
@@ -223,9 +221,9 @@ static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tig
     return height;
 }
 
-/* Number of keys by which boxes are sorted before they are placed. Key 0: size; 1: size x duration;
-   2: duration; 3: begin; 4: the boxes alive at the peak by duration, then the others by size. Boxes of larger
-   keys come first (of key 3, earlier ones); of equal keys, the larger box, then the lower index. */
+/* Number of keys for sorting boxes. Key 0: size; 1: size x duration; 2: duration; 3: begin; 4: the boxes in
+   use at the peak by duration, then the others by size. Boxes with larger keys come first, for key 3 those
+   that begin earlier. Of equal keys, the larger box comes first, then the lower index. */
 #define TT__ORDERS 5
 static double tt__box_key(const tt__box *b, int kind, int peak)
 {
@@ -259,11 +257,10 @@ static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, 
 
 enum { TT__FEW_BOXES = 800, TT__IMPROVE = 200000, TT__IMPROVE_HOST = 20000, TT__IMPROVE_MANY = 8 };
 
-/* Searches for an order whose placement is lower: moves the box that ends at the height to the front of the
-   order, places all boxes anew, and repeats. The number of attempts falls with the number of boxes, and is
-   smaller for the host's memory, which is less scarce. From TT__FEW_BOXES boxes on there are TT__IMPROVE_MANY
-   attempts, if the height is more than 1/64 above the bound. Leaves the lowest placement found, and returns
-   its height. */
+/* Searches for an order whose placement is lower: moves the box that ends highest to the front of the order,
+   places all boxes anew, and repeats. There are fewer attempts for many boxes, and for the host's memory,
+   which is less scarce. From TT__FEW_BOXES boxes on there are TT__IMPROVE_MANY attempts, if the height is
+   more than 1/64 above the bound. Leaves the lowest placement found, and returns its height. */
 static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool tightest, size_t bound,
                           tt__taken *taken)
 {
@@ -288,11 +285,10 @@ static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool
     return rounds ? tt__place_in_order(box, best_order, n, best_tightest, SIZE_MAX, taken) : best;
 }
 
-/* Places the boxes of one space; a box merged into another takes the place of that box. *height receives the
-   bytes needed, *bound the largest sum of bytes alive at one instruction, *peak_at that instruction. Tries
-   several orders of the large boxes until the height is the bound, or, for many boxes, within 1/256 of it. If
-   there are many boxes, those below 1/1024 of the bound are small, and are placed into the gaps
-   afterwards. */
+/* Places the boxes of one space. *height receives the bytes needed, *bound the largest sum of bytes in use at
+   one instruction, *peak_at that instruction. Tries several orders of the large boxes until the height is the
+   bound or, for many boxes, within 1/256 of it. If there are many boxes, those below 1/1024 of the bound are
+   small; they are placed last, into the gaps. A box merged into another takes over its place. */
 static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, tt__space space,
                            size_t *height, size_t *bound, int *peak_at)
 {
@@ -339,7 +335,7 @@ static size_t tt__arena_bytes(const tt_tape *t, const tt__tape_value *v)
     return tt__align_to(tt__storage_bytes(v), t->alignment);
 }
 
-/* Fails if storages, workspaces and `more` are 2^62 bytes or more together, so that no sum of them
+/* Fails if all storages, workspaces and `more` together have 2^62 bytes or more. Then no later sum
    overflows. */
 static tt_status tt__check_total(const tt_tape *t, size_t more)
 {
@@ -362,7 +358,7 @@ static tt_status tt__check_total(const tt_tape *t, size_t more)
                     tt__describe(t, largest, what, sizeof what));
 }
 
-/* Fills in box number `at`. value: a base value; 0: the box is a workspace. */
+/* Fills in box[at]. value: a storage; 0: the box is a workspace. */
 static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, size_t bytes, int first,
                         int last)
 {
@@ -370,16 +366,16 @@ static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, s
     box[at] = b;
 }
 
-/* Finds the lifetimes of a tape's transient storages and workspaces. The caller frees *out. Instructions that
-   run together need their operands from the first to the last; work of other streams needs its operands until
-   its WAIT. */
+/* Finds the lifetimes of a tape's transient storages and workspaces. The caller frees *out. Operands of
+   instructions that run together live from the first to the last of these; operands of work on another stream
+   live until its WAIT. */
 static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *count)
 {
     tt_context *ctx = t->ctx;
     const int end = t->n_code > 0 ? t->n_code - 1 : 0;
     tt__box *box = (tt__box *)tt__calloc(ctx, sizeof *box * ((size_t)t->n_values + (size_t)t->n_code));
-    int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* index of the box of each base value;
-                                                                          -1: none */
+    int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* index of each storage's box; -1:
+                                                                          none */
     int n = 0, group = 0, group_end = 0; /* first and last of the instructions that run together */
     const int micro_end = (int)tt__max(0, tt__segment_first(t, TT__EACH_LAP) - 1);
     *out = box;
@@ -406,14 +402,14 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
         tt__new_box(t, box, n++, 0, i->workspace, k, k);
         box[n - 1].space = i->on_host ? TT__HOST : TT__DEVICE;
     }
-    for (int32_t v = 1; v < t->n_values; v++) { /* inputs that only tt_get may read */
+    for (int32_t v = 1; v < t->n_values; v++) { /* inputs that no instruction reads, but tt_get may */
         const tt__tape_value *x = &t->values[v];
         bool kept = x->keep || v == t->values[root].base;
         if (x->storage != TT__INPUT || x->base != v || of[v] >= 0 || !kept) continue;
         tt__new_box(t, box, of[v] = n++, v, tt__storage_bytes(x), 0, end);
     }
-    /* Results in place: out[0] takes over the place of in[j], whose life ends at this instruction. The boxes
-       of a chain of such results are all merged into the first box. */
+    /* Results in place: out[0] takes over the place of in[j], whose life ends at this instruction. All boxes
+       of a chain of such results are merged into the first. */
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         int32_t y = i->out[0];
@@ -433,7 +429,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             while (box[start].merged != start) start = box[start].merged;
             box[of[y]].merged = start;
             box[start].last = box[of[y]].last;
-            of[y] = start; /* later results of the chain see the merged lifetime */
+            of[y] = start; /* later results of the chain find the merged box */
             break;
         }
     }
@@ -442,7 +438,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
     return TT_OK;
 }
 
-/* Returns whether bytes of b's place are in use during b's life. */
+/* Returns whether any bytes at b's place are already in use during b's life. */
 static bool tt__overlaps(tt__taken *t, const tt__box *b)
 {
     int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
@@ -453,7 +449,7 @@ static bool tt__overlaps(tt__taken *t, const tt__box *b)
     return false;
 }
 
-/* Returns whether boxes k and j are alive together and overlap in memory. */
+/* Returns whether boxes k and j are in use at the same time and overlap in memory. */
 static bool tt__collide(const tt__box *box, int k, int j)
 {
     const tt__box *a = &box[k], *b = &box[j];
@@ -461,8 +457,7 @@ static bool tt__collide(const tt__box *box, int k, int j)
     return !apart && a->place < b->place + b->bytes && b->place < a->place + a->bytes;
 }
 
-/* Verifies that no two storages of a space overlap that are alive at the same time, and that all end below
-   the height. */
+/* Verifies that storages in use at the same time do not overlap, and that all storages end below `height`. */
 static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__space space, size_t height)
 {
     tt_status status = TT_OK;

@@ -7,23 +7,23 @@
 #include "groups.h"
 
 /* -------------------------------------------------------------------------------------------- collectives
-   Members of a collective are the ranks that take part. The members of one process have consecutive member
-   numbers, and each process has equally many. `grain` consecutive members, a power of two, form a node: a
-   whole subtree of the tree of sums. Messages carry the sums of nodes. If a process has a power of two of
-   members, they form one node, and the process sends the minimum of bytes. */
+   The members of a collective are the ranks that take part. The members in one process have consecutive
+   numbers, and each process has the same number of members. `grain` consecutive members, a power of two, form
+   a node: a whole subtree of the tree of sums (threads.h). Messages carry the sums of nodes. If the number of
+   a process's members is a power of two, they form one node, and the process sends the minimum of bytes. */
 
-/* One or more collectives of the same op that a rank runs together, and the ranks that take part. */
+/* One or more collectives of the same op that a rank runs together. */
 typedef struct tt__collective {
     tt__device_group *group;
     tt__launch *l;          /* array of n launches */
     int n;
-    tt__members all, near;  /* all members; the members of this process, or both members of a pair */
-    int rank, me, low;      /* this rank; its member number; member number of this process's first member */
-    int processes, own;     /* number of processes with members; number of this process among these */
+    tt__members all, near;  /* all members; the members of this process or, in a pair, both members */
+    int rank, me, low;      /* this rank; its member number; the lowest member number in this process */
+    int processes, own;     /* number of processes with members; number of this process among them */
     int grain, nodes;       /* number of members of a node; number of nodes of a process */
     int leader, tag;        /* the rank that sends and receives for this process; the tag of its messages */
-    bool no_peer;             /* kernels of some rank in `near` cannot load from another's memory */
-    bool direct;            /* messages begin and end in ranks' memory, not in the host's staging memory */
+    bool no_peer;             /* some ranks in `near` cannot load from one another's memory */
+    bool direct;            /* messages begin and end in ranks' memory, not in staging memory on the host */
 } tt__collective;
 
 static bool tt__is_collective(const tt__instr *i) { return tt__rules_of(i)->phases != 0; }
@@ -34,7 +34,7 @@ static bool tt__is_pair(const tt__instr *i)
     return i->move.from != i->move.to && i->move.over != TT__OVER_TIED;
 }
 
-/* Returns whether the kernels of any member cannot load from the memory of another member. */
+/* Returns whether a member's kernels cannot load from the memory of some other member. */
 static bool tt__has_no_peer(const tt__device_group *c, tt__members m)
 {
     for (int a = 0; a < m.count; a++)
@@ -46,7 +46,7 @@ static bool tt__has_no_peer(const tt__device_group *c, tt__members m)
 static tt__collective tt__collective_of(tt__device_group *group, int rank, tt__members all, int me,
                                         tt__over over)
 {
-    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* by tt__over */
+    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* index: tt__over */
     tt__collective c;
     int local = 0;
     memset(&c, 0, sizeof c);
@@ -69,9 +69,9 @@ static tt__collective tt__collective_of(tt__device_group *group, int rank, tt__m
     return c;
 }
 
-/* Makes a barrier of streams: stream `stream` of this rank's device waits for all work that the other members
-   have issued on the same stream of their devices. On the CPU, where a launch is done when it returns, only
-   the ranks' threads wait. */
+/* Makes a barrier of streams: `stream` of this rank's device waits for all work that the other members have
+   issued on `stream` of their devices. On the CPU, launches are done when they return, so only the ranks'
+   threads wait. */
 static tt_status tt__sync(tt__device_group *c, int rank, tt__members members, int stream)
 {
     const tt__backend *b = c->kind->backend;
@@ -86,7 +86,8 @@ static tt_status tt__sync(tt__device_group *c, int rank, tt__members members, in
         if (other != rank) status = b->after(d, stream, c->event[other]);
     }
     if (status != TT_OK) return tt__device_status(c->ctx, c, rank, status);
-    return tt__barrier(c->rank_group, rank, members) ? TT_OK : TT_ERR_DEVICE; /* then events may be reused */
+    return tt__barrier(c->rank_group, rank, members) ? TT_OK : TT_ERR_DEVICE; /* after this barrier, events
+                                                                                 may be used anew */
 }
 
 static tt_status tt__barrier_near(const tt__collective *c)
@@ -94,8 +95,8 @@ static tt_status tt__barrier_near(const tt__collective *c)
     return tt__sync(c->group, c->rank, c->near, c->l->instr->stream);
 }
 
-/* Waits until a stream of the rank's device has done all its work. Needed before messages, or updates in the
-   host's memory, read the results. */
+/* Waits until a stream of the rank's device has done all its work, so that messages, or updates in the host's
+   memory, can read the results. */
 static tt_status tt__await_stream(tt__device_group *c, int rank, int stream)
 {
     const tt__backend *b = c->kind->backend;
@@ -105,7 +106,7 @@ static tt_status tt__await_stream(tt__device_group *c, int rank, int stream)
     return tt__device_status(c->ctx, c, rank, status);
 }
 
-/* Launches one phase of n collectives on a rank, then waits at a barrier. */
+/* Launches one phase of n collectives on a rank, and then waits at a barrier of the process's members. */
 static tt_status tt__launch_phase(const tt__collective *c, tt__launch *l, int n)
 {
     tt_status status = c->group->kind->backend->launch(l, n);
@@ -113,8 +114,8 @@ static tt_status tt__launch_phase(const tt__collective *c, tt__launch *l, int n)
     return status == TT_OK ? tt__barrier_near(c) : status;
 }
 
-/* Launches one phase of one collective on a rank, if some members cannot load from others' memory. The data
-   of these members goes through the host's memory, a part at a time. */
+/* Launches one phase of one collective on a rank if some members cannot load from others' memory. The data of
+   such members go through the host's memory, in parts. */
 static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
 {
     tt__device_group *group = c->group;
@@ -141,13 +142,13 @@ static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
 /* Returns the tag of messages from one rank to another. */
 static int tt__pair_tag(int from, int to) { return TT__DATA_TAG + (4 + from) * (int)TT__RANKS + to; }
 
-/* The messages in flight that belong to one instruction. */
+/* The messages of one instruction that are in flight. */
 typedef struct tt__mail {
     const tt__device_group *group;
     const tt_tape *tape;
     const tt__instr *i;
     int tag, count;
-    tt__request *r;         /* `count` requests, one per message */
+    tt__request *r;         /* requests, one for each of `count` messages */
 } tt__mail;
 
 static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
@@ -156,14 +157,14 @@ static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
     return m;
 }
 
-/* Writes the place of an error for its message: op and value, such as "reduce 'd(w)'". */
+/* Writes the op and the value of *m to `to` for an error message, such as "reduce 'd(w)'". */
 static void tt__net_where(const tt__mail *m, char to[128])
 {
     const tt__tape_value *x = &m->tape->values[m->i->in[0] ? m->i->in[0] : m->i->out[0]];
     snprintf(to, 128, "%s '%.96s'", tt__instr_name(m->i), x->name);
 }
 
-/* Fails because messages of a collective have not arrived, or because another process has failed. */
+/* Fails because a message of a collective is late, or because another process or the transport has failed. */
 static tt_status tt__net_late(const tt__mail *m, int late, const char *why)
 {
     char where[128];
@@ -174,7 +175,7 @@ static tt_status tt__net_late(const tt__mail *m, int late, const char *why)
     return tt__net_waited(net, where, late, why);
 }
 
-/* Waits until all messages of *m have been sent or received, and leaves *m empty. */
+/* Waits until all messages of *m have been sent or received. *m is then empty. */
 static tt_status tt__net_all_there(tt__mail *m)
 {
     tt__net *net = m->group->ctx->net;
@@ -197,7 +198,7 @@ static tt_status tt__net_all_there(tt__mail *m)
     return come ? TT_OK : tt__net_late(m, late, why);
 }
 
-/* Waits until the first n messages of *m have been sent or received; the others stay in flight. */
+/* Waits until the first n messages of *m have been sent or received. Others stay in flight. */
 static tt_status tt__net_first_there(tt__mail *m, int n)
 {
     tt__mail first = *m;
@@ -208,8 +209,7 @@ static tt_status tt__net_first_there(tt__mail *m, int n)
     return status;
 }
 
-/* Begins to send or, if `comes`, to receive bytes, as messages of at most `max` bytes, with one request for
-   each message. */
+/* Begins to send or, if `comes`, to receive bytes in messages of at most `max` bytes, each a request. */
 static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes, size_t max, bool comes)
 {
     tt__net *n = m->group->ctx->net;
@@ -238,7 +238,7 @@ static tt_status tt__net_receive(tt__mail *m, int process, void *data, size_t by
     return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, true);
 }
 
-/* Adds to the count of the bytes that a process must send with any method. */
+/* Adds `bytes` to the bytes that this process must send with any method (tt__net.min). */
 static void tt__net_must_send(tt__net *n, double bytes)
 {
     pthread_mutex_lock(&n->mutex);

@@ -4,11 +4,11 @@
 #include "processes.h"
 
 /* ------------------------------------------------------------------------------------------------------- MPI
-   Sends messages between processes through MPI. A build without TINYTRAIN_MPI fails if a launcher has started
-   several processes. */
+   Sends messages between processes through MPI. A build without TINYTRAIN_MPI refuses to run in several
+   processes of a launcher. */
 
 #ifdef TINYTRAIN_MPI
-/* Removes nothing: the tt_files.remove of all processes except process 0. */
+/* Stands in for tt_files.remove in all processes except process 0, which alone removes files. */
 static bool tt__removes_nothing(void *user, const char *path) { (void)user; (void)path; return true; }
 
 typedef char tt__request_holds_mpi[sizeof(MPI_Request) <= sizeof(uint64_t) ? 1 : -1];
@@ -17,7 +17,7 @@ static const char *tt__mpi_error(tt__net *n, int code)
 {
     int length = 0;
     if (code == MPI_SUCCESS) return NULL;
-    if (n->error[0]) return n->error; /* keeps the first error: other threads may be reading it */
+    if (n->error[0]) return n->error; /* keeps the first error, which other threads may be reading */
     if (MPI_Error_string(code, n->error, &length) != MPI_SUCCESS) snprintf(n->error, 32, "error %d", code);
     return n->error;
 }
@@ -26,7 +26,7 @@ static MPI_Comm tt__mpi_channel(const tt__net *n, int tag) { return tag < TT__DA
 
 static const char *tt__mpi_send(tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r)
 {
-    MPI_Request q = MPI_REQUEST_NULL; /* remains after an error */
+    MPI_Request q = MPI_REQUEST_NULL; /* stays null after an error */
     const int code = MPI_Isend(data, (int)bytes, MPI_BYTE, to, tag, tt__mpi_channel(n, tag), &q);
     r->process = to;
     r->handle = 0;
@@ -36,7 +36,7 @@ static const char *tt__mpi_send(tt__net *n, int to, int tag, const void *data, s
 
 static const char *tt__mpi_receive(tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r)
 {
-    MPI_Request q = MPI_REQUEST_NULL; /* remains after an error */
+    MPI_Request q = MPI_REQUEST_NULL; /* stays null after an error */
     const int code = MPI_Irecv(data, (int)bytes, MPI_BYTE, from, tag, tt__mpi_channel(n, tag), &q);
     r->process = from;
     r->handle = 0;
@@ -67,11 +67,11 @@ static const char *tt__mpi_take_end(tt__net *n, int *from, void *data, size_t by
     return tt__mpi_error(n, code);
 }
 
-/* The state of MPI in this process, shared by all contexts. MPI can start only once in a process and ends
-   with it. The state is a global variable because MPI is global too: contexts open and close, and the
-   function that ends MPI at exit gets no argument. MPI_Init_thread waits for all other processes, forever if
-   one is stopped, and cannot be interrupted. Therefore a separate thread starts MPI, and tt__mpi_open waits
-   for that thread only until the timeout. The same thread ends MPI, as the standard requires. */
+/* The state of MPI in this process, for all contexts. It is a global variable because MPI is global, too: MPI
+   can start only once in a process, contexts open and close, and the function that ends MPI at exit gets no
+   argument. MPI_Init_thread waits for all other processes, even forever, and cannot be interrupted. Therefore
+   a separate thread starts MPI, and tt__mpi_open waits for that thread until the timeout. The same thread
+   ends MPI, as the standard requires. */
 typedef enum tt__mpi_state { TT__MPI_NONE, TT__MPI_STARTS, TT__MPI_RUNS, TT__MPI_ENDS } tt__mpi_state;
 
 static struct {
@@ -79,8 +79,8 @@ static struct {
     pthread_cond_t wake;    /* signalled when `state` changes */
     tt__mpi_state state;
     int code, level;        /* results of MPI_Init_thread */
-    /* Number of contexts that use MPI. A context that closes when other processes may have ended still
-       counts: MPI_Finalize would wait for those processes forever, so it is not called. */
+    /* Number of contexts that use MPI. A context that has closed still counts if other processes may have
+       ended: MPI_Finalize would wait for them forever, so it is then not called. */
     int in_use;
     pthread_t thread;
 } tt__mpi = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, TT__MPI_NONE, 0, 0, 0, 0};
@@ -123,7 +123,7 @@ static void tt__mpi_close(tt__net *n)
 static const tt__transport tt__mpi_transport = {tt__mpi_send, tt__mpi_receive, tt__mpi_test, tt__mpi_take_end,
                                       tt__mpi_close};
 
-/* Fails because other processes have not called tt_open in time; MPI does not say which processes. */
+/* Fails because other processes have not called tt_open in time; MPI does not tell which processes. */
 static tt_status tt__mpi_late(tt_context *ctx, const char *what)
 {
     static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK",
@@ -137,7 +137,7 @@ static tt_status tt__mpi_late(tt_context *ctx, const char *what)
                     rank ? rank : "of unknown number", host, ctx->options.timeout, what);
 }
 
-/* Starts MPI, unless this process is starting it already, and waits until MPI runs. */
+/* Starts MPI, unless another context has begun to, and waits until MPI runs. */
 static tt_status tt__mpi_start(tt_context *ctx)
 {
     const double begin = tt__seconds();
@@ -159,7 +159,7 @@ static tt_status tt__mpi_start(tt_context *ctx)
     return TT_OK;
 }
 
-/* Duplicates MPI_COMM_WORLD into *to, after all processes have reached this call. */
+/* Duplicates MPI_COMM_WORLD into *to, once all processes have called this function. */
 static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
 {
     const double begin = tt__seconds();
@@ -177,8 +177,8 @@ static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
     return TT_OK;
 }
 
-/* Returns whether MPI can read and write the memory of GPUs: the value of TINYTRAIN_MPI_CUDA or, if that is
-   not set, what MPI itself reports. */
+/* Returns whether MPI can access the memory of GPUs: TINYTRAIN_MPI_CUDA in the environment or, if that is not
+   set, what MPI reports. */
 static bool tt__mpi_is_cuda_aware(void)
 {
     const char *said = getenv("TINYTRAIN_MPI_CUDA");
@@ -191,7 +191,7 @@ static bool tt__mpi_is_cuda_aware(void)
     return said && *said ? strcmp(said, "0") != 0 : is != 0;
 }
 
-/* Starts MPI, or uses the MPI that the caller has started. */
+/* Starts MPI, or uses MPI if the caller has started it. */
 static tt_status tt__mpi_open(tt__net *n)
 {
     int has = 0, level = MPI_THREAD_SINGLE, processes = 1;
@@ -228,11 +228,11 @@ static tt_status tt__mpi_open(tt__net *n)
     return TT_OK;
 }
 
-/* Facts that each process tells the others at the start. All except `host` and `cuda_aware` must be equal in
+/* Facts that each process sends to the others at the start. All but `host` and `cuda_aware` must be equal in
    all processes. */
 typedef struct tt__hello {
     char host[64], version[32], isa[16], bf16[16], seed[24];
-    int cuda_aware;         /* MPI can access GPU memory; unless it can in all processes, it is not used so */
+    int cuda_aware;         /* MPI can access GPU memory here; the processes use that only if all can */
 } tt__hello;
 
 static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf16)
@@ -268,8 +268,8 @@ static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf1
 }
 #endif
 
-/* Finds the processes that a launcher started together with this one. If there are several, sets ctx->net and
-   makes process 0 the only one that writes files. */
+/* Finds the processes that a launcher has started together with this one. If there are several, sets ctx->net
+   and lets only process 0 write files. */
 static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16)
 {
     const char *by = tt__trains_alone() ? NULL : tt__launched_by();
@@ -293,13 +293,14 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
     if (status == TT_OK && !n->note) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__net_hello(ctx, isa, bf16);
     if (status == TT_OK && n->me > 0) {
-        ctx->writes_nothing = true; /* but it makes folders, which it may read before process 0 does */
+        ctx->writes_nothing = true; /* other processes still make folders: they may read one before process 0
+                                       makes it */
         ctx->options.files.remove = tt__removes_nothing;
         ctx->options.files.lock = NULL;
         ctx->options.files.space = NULL;
     }
     if (status == TT_OK && n->processes > 1) return TT_OK;
-    if (status != TT_OK) n->failed = 1; /* so that tt__net_close does not wait */
+    if (status != TT_OK) n->failed = 1; /* tt__net_close then does not wait */
     tt__net_close(ctx);
     return status;
 #endif

@@ -10,14 +10,14 @@
 
 /* ---- collectives of several processes */
 
-/* Returns the process number of the k-th process that has members of the collective. */
+/* Returns the number of the k-th process among those that have members of the collective. */
 static int tt__net_process(const tt__collective *c, int k)
 {
     return tt__process_of(c->group, c->all.first + k * c->near.count * c->all.stride);
 }
 
-/* The first function returns how many members of the k-th process contribute to a reduction, the second how
-   many nodes these members form. present: number of all members that contribute. */
+/* tt__net_present returns how many members of the k-th process contribute to a reduction, tt__net_nodes how
+   many nodes those members form. present: number of members of all processes that contribute. */
 static int tt__net_present(const tt__collective *c, int k, int present)
 {
     return (int)tt__max(0, tt__min(c->near.count, present - k * c->near.count));
@@ -28,13 +28,13 @@ static int tt__net_nodes(const tt__collective *c, int k, int present)
     return (tt__net_present(c, k, present) + c->grain - 1) / c->grain;
 }
 
-/* A part of a collective: elements [from, from + most) of each member's shard, in collective number k of the
-   collectives that run together. */
+/* A part of a collective: elements [from, from + most) of each member's shard. k: number of the collective
+   among those that run together. */
 typedef struct tt__net_job { int k; int64_t from, max; } tt__net_job;
 enum { TT__NET_JOBS = 128 };
 
-/* Returns the tensor that is divided into the members' shards: the tensor to sum or, in other phases, the
-   tensor that is gathered. */
+/* Returns the tensor that the members' shards make up: in a reduction, the tensor to sum; otherwise the
+   gathered tensor. */
 static const tt__mat *tt__net_whole(const tt__launch *l)
 {
     return l->phase == TT__REDUCE_PHASE ? &l->in[0] : &l->out[0];
@@ -42,11 +42,11 @@ static const tt__mat *tt__net_whole(const tt__launch *l)
 
 static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
 
-/* Returns how many elements of a member's shard belong to a job, and sets *first to the index of the first in
-   the whole tensor. */
+/* Returns how many elements of a member's shard belong to a job. Sets *first to the index of the first of
+   them in the whole tensor. */
 static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
 {
-    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* the shard of member 0 is all */
+    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* member 0 has all elements */
     int64_t n = member ? 0 : tt__elements(&l->in[0]);
     *first = 0;
     if (!to_first) n = tt__shard_of(l, tt__net_whole(l), l->instr->move.root, member, first);
@@ -67,7 +67,7 @@ static size_t tt__net_size(const tt__launch *l, int64_t n)
     return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
 }
 
-/* Launches op `op` with the operands of collective *l, on the collective's stream. */
+/* Launches another op, `op`, with the operands and on the stream of collective *l. */
 static tt_status tt__net_launch(const tt__device_group *c, int rank, tt__launch *l, int op)
 {
     tt__instr other = *l->instr;
@@ -76,8 +76,8 @@ static tt_status tt__net_launch(const tt__device_group *c, int rank, tt__launch 
     return tt__device_status(c->ctx, c, rank, c->kind->backend->launch(l, 1));
 }
 
-/* Sums `count` leaves of n elements each and writes the sum to y or, if `add`, adds it to y. Leaves and y may
-   be in the staging memory of any rank, which kernels can read and write. */
+/* Sums `count` leaves of n elements each, and writes the sum to y or, if `add`, adds it to y. Leaves and y
+   may be in the staging memory of any rank. */
 static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const tt__mat *leaves, int count,
                              char *y, int64_t n, bool add)
 {
@@ -102,7 +102,7 @@ static tt_status tt__net_copy(const tt__device_group *c, int rank, const tt__lau
     return bytes && to != from ? tt__net_launch(c, rank, &s, TT__OP_COPY) : TT_OK;
 }
 
-/* Returns the minimum number of bytes that a process must send, by any method, in a phase of a collective. */
+/* Returns the minimum number of bytes that a process must send in a phase of a collective, by any method. */
 static double tt__net_min(const tt__collective *c, const tt__launch *l)
 {
     const tt__mat *x = tt__net_whole(l);
@@ -113,9 +113,9 @@ static double tt__net_min(const tt__collective *c, const tt__launch *l)
     return sends ? bytes * (l->phase == TT__REDUCE_PHASE ? 1 : c->processes - 1) : 0;
 }
 
-/* Returns the number of bytes that tt__net_reduce, tt__net_gather, tt__net_broadcast or tt__net_pair sends
-   for a rank's process in a phase. Sets *least to the minimum that any method must send. Both numbers are 0
-   for a rank that is not the leader of its process. */
+/* Returns the number of bytes that the process of a rank sends in a phase: by tt__net_reduce, tt__net_gather,
+   tt__net_broadcast or tt__net_pair. Sets *least to the minimum that any method must send. Both numbers are 0
+   unless the rank is the leader of its process. */
 static double tt__net_sends(const tt__collective *c, double *min)
 {
     const tt__net_job all = {0, 0, INT64_MAX};
@@ -144,8 +144,8 @@ static double tt__net_sends(const tt__collective *c, double *min)
     return bytes;
 }
 
-/* Returns how many batches of messages are in flight at a time: if there are many processes, fewer but larger
-   batches. */
+/* Returns how many batches of messages are in flight at a time. With many processes, there are fewer but
+   larger batches. */
 static int tt__net_flights(const tt__collective *c)
 {
     return c->processes > TT__NET_FLIGHTS ? TT__NET_FLIGHTS / 2 : TT__NET_FLIGHTS;
@@ -157,7 +157,7 @@ static size_t tt__net_part(const tt__collective *c)
     return TT__STAGE / (size_t)tt__net_flights(c) & ~(size_t)(TT__ALIGN - 1);
 }
 
-/* Fills one batch with as many jobs as fit, from element *from of collective *k on, and moves *k and *from to
+/* Fills a batch with jobs, from element *from of collective *k on, until no more fit. Moves *k and *from to
    the start of the next batch. Returns the number of jobs. */
 static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_job *job)
 {
@@ -179,13 +179,13 @@ static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_
     return count;
 }
 
-/* A batch of messages in flight, for one or more jobs. In the batch's send memory, the elements for process q
-   begin at byte to[q]; in its receive memory, the elements from process q begin at byte from[q]. Both are
-   ordered by job, then by shard, then by node. */
+/* A batch of messages in flight, for one or more jobs. Elements for process q begin at byte to[q] of the
+   batch's send memory; elements from process q begin at byte from[q] of its receive memory. Both are ordered
+   by job, then by shard, then by node. */
 typedef struct tt__net_batch {
     tt__net_job job[TT__NET_JOBS];
     int jobs;
-    size_t begin; /* byte where the batch begins in the halves of staging memory to send and to receive */
+    size_t begin; /* offset of the batch in the send half and in the receive half of staging memory */
     size_t to[TT__RANKS + 1], from[TT__RANKS + 1];
     tt__request r[TT__NET_REQUESTS(2 * TT__STAGE / TT__NET_FLIGHTS)];
     tt__mail mail;
@@ -211,8 +211,8 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
     }
 }
 
-/* Copies a rank's elements of all shards, one after another, to the second half of the rank's staging memory.
-   Needed if kernels of this process's ranks cannot load from each other's memory. */
+/* Copies a rank's elements of all shards, one after another, to the second half of its staging memory. Other
+   ranks of the process read them there if they cannot load from the rank's memory. */
 static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b)
 {
     char *to = (char *)c->group->stage[c->rank] + TT__STAGE + b->begin;
@@ -230,8 +230,8 @@ static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b
     return status;
 }
 
-/* Computes the sums of this process's nodes, for the shards of all members, in the send memory `to`. Each
-   rank of the process computes some of these sums. If c->apart, they read the copies that tt__net_lay_out
+/* Computes the sums of this process's nodes, for the shards of all members, in the send memory `to`. The
+   ranks of the process take turns with the sums. If c->no_peer, they read the copies that tt__net_lay_out
    made. */
 static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, char *to)
 {
@@ -264,11 +264,11 @@ static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, c
     return status;
 }
 
-/* Adds up the sums of the nodes of all processes for this rank's shard. */
+/* Adds up the sums of the nodes of all processes, for this rank's shard. */
 static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b, const char *sent,
                                 const char *received)
 {
-    const char *at[TT__RANKS]; /* for each process: its next node */
+    const char *at[TT__RANKS]; /* for each process: address of its next node */
     tt__mat leaf[TT__RANKS];
     tt_status status = TT_OK;
     for (int q = 0; q < c->processes; q++) at[q] = q == c->own ? sent + b->to[q] : received + b->from[q];
@@ -291,7 +291,7 @@ static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b,
     return status;
 }
 
-/* Waits for the messages of a batch, then sums this rank's shard. */
+/* Waits for the messages of a batch, and then sums this rank's shard. */
 static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
 {
     const char *stage = (const char *)c->group->stage[c->leader] + b->begin;
@@ -304,9 +304,9 @@ static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
     return status;
 }
 
-/* Sums the n tensors of the collectives over all members; each member gets its shard of the sums. Several
-   batches of messages are in flight: links stay busy while a batch is summed, and one direction of a link
-   need not wait for the other. */
+/* Sums the tensors of c->n collectives over all members; each member gets its shard of the sums. Several
+   batches are in flight, so that links stay busy during sums, and neither direction of a link waits for the
+   other. */
 static tt_status tt__net_reduce(const tt__collective *c)
 {
     const tt__instr *i = c->l->instr;
@@ -346,9 +346,9 @@ static tt_status tt__net_reduce(const tt__collective *c)
     return status;
 }
 
-/* Returns the address where the elements of a job in member m's shard begin. If c->direct, this is in the
-   memory of the rank that has the shard or, for shards of other processes, in the leader's result. Otherwise
-   it is in the leader's staging memory, where each shard has `room` bytes. */
+/* Returns the address where the elements of a job in member m's shard begin. If c->direct, the address is in
+   the memory of the rank that has the shard or, for a shard of another process, in the leader's result.
+   Otherwise it is in the leader's staging memory, where each shard has `room` bytes. */
 static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int m, size_t room)
 {
     const tt__launch *l = &c->l[job->k];
@@ -360,8 +360,8 @@ static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int 
     return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
 }
 
-/* Copies this rank's shard to the leader's staging memory or, if `come`, copies from there all shards that
-   the rank lacks. Then waits at a barrier for the process's other ranks, which do the same. */
+/* Copies this rank's shard to the leader's staging memory or, if `come`, copies from there the shards that
+   this rank lacks. Then waits at a barrier of the process's members. */
 static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, size_t room, bool come)
 {
     const tt__launch *l = &c->l[job->k];
@@ -378,8 +378,8 @@ static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, 
     return status == TT_OK ? tt__barrier_near(c) : status;
 }
 
-/* Exchanges shards with other processes. The leader of each process sends and receives the messages; the
-   number of messages in flight is bounded. */
+/* Exchanges shards with other processes. The leader of each process sends and receives all messages of its
+   process, a bounded number at a time. */
 static tt_status tt__net_gather(const tt__collective *c)
 {
     enum { REQUESTS = 4 * TT__RANKS };
@@ -417,7 +417,7 @@ static tt_status tt__net_gather(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&mail) : status;
 }
 
-/* Sends the operand of member 0 through a chain of processes: each passes it on to the next. */
+/* Sends member 0's operand through a chain of processes, each of which passes it on to the next. */
 static tt_status tt__net_broadcast(const tt__collective *c)
 {
     const bool leads = c->rank == c->leader, waits = leads && !c->direct, last = c->own + 1 == c->processes;
@@ -451,8 +451,7 @@ static tt_status tt__net_broadcast(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&out) : status;
 }
 
-/* Copies to this rank the shards that its process's leader has received and those that other ranks of the
-   process have. */
+/* Copies to this rank the shards that its leader has received and those of other ranks of its process. */
 static tt_status tt__net_spread(const tt__collective *c)
 {
     const bool all = tt__net_is(c->l, TT__OF_FIRST);
@@ -472,7 +471,8 @@ static tt_status tt__net_spread(const tt__collective *c)
     return tt__launch_phase(c, c->l, c->n);
 }
 
-/* Sends the operands of n collectives to the other member of a pair, in another process, or receives them. */
+/* Sends the operands of c->n collectives to the other member of a pair, which is in another process, or
+   receives them from there. */
 static tt_status tt__net_pair(const tt__collective *c)
 {
     const tt__instr *i = c->l->instr;
@@ -517,8 +517,8 @@ static tt_status tt__net_phase(const tt__collective *c)
     return status == TT_OK && c->direct ? tt__net_spread(c) : status;
 }
 
-/* Runs all phases of c->n collectives on a rank. Before and after each phase, the members wait at a barrier.
-   met: the members have just passed a barrier, so the first one is left out. */
+/* Runs all phases of c->n collectives on a rank. The members of the process wait at a barrier before and
+   after each phase. met: the members have just passed a barrier, so the first one is left out. */
 static tt_status tt__run_collective(const tt__collective *c, bool met)
 {
     const int phases = tt__rules_of(c->l->instr)->phases;

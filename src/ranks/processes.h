@@ -2,78 +2,77 @@
 #include "../base/base.h"
 
 /* ------------------------------------------------------------------------------------- several processes
-   Processes that a launcher such as `mpirun` started together run one program. Each process calls the same
-   functions with the same arguments and has the same number of ranks. Ranks are numbered through all
-   processes. Messages go from one process to another (tt__transport). MPI's own sums are not used, as MPI
-   chooses their order. To sum a tensor over ranks, a process first sums the numbers of its own ranks, as far
-   as these ranks form subtrees of the tree of sums (tt__collective). Each process is responsible for one part
-   of the tensor: it receives the other processes' sums of this part, adds them up, and sends the result to
-   all others. For a tensor of n bytes on P processes, a process sends (P - 1) * n / P bytes before the sum
-   and as many after it, which is the minimum, and no message waits for another. Halving and doubling would
-   send as many bytes, but in log2(P) rounds in which messages wait for each other. Processes agree
-   (tt__agree) where all must make the same decision: each sends the others a note with its status and the
-   facts that the others need. An error of one process is then an error of all, and all may continue. If a
-   rank fails elsewhere, its process tells the others, which may be waiting for that rank; this ends the
-   common work for good. The common work also ends if a process closes its context or lets others wait longer
-   than the timeout. */
+   Processes that a launcher such as `mpirun` has started together run one program. Each process calls the
+   same functions with the same arguments and has the same number of ranks. Ranks are numbered through all
+   processes. Messages go from one process to another (tt__transport). MPI's own sums are not used, because
+   MPI chooses their order. To sum a tensor over ranks, a process first sums the numbers of its own ranks, as
+   far as these ranks form subtrees of the tree of sums (tt__collective). Each process is responsible for one
+   part of the tensor: it receives the other processes' sums of this part, adds them up, and sends the result
+   to all others. For a tensor of n bytes on P processes, a process sends (P - 1) * n / P bytes before the sum
+   and the same number after it. This is the minimum, and no message waits for another. Halving and doubling
+   would send the same number of bytes, but in log2(P) rounds, each of which waits for the one before.
+   Processes make decisions together (tt__agree): each sends the others a note with its status and the facts
+   that they need. An error of one process is then an error of all, and all may continue. If a rank fails
+   elsewhere, its process tells the others, which may be waiting for that rank; this ends the common work for
+   good. The common work also ends if a process closes its context or lets others wait longer than the
+   timeout. */
 
-/* Tags of messages: end messages (tt__end), notes, fetched data. Messages of collectives have tags from
-   TT__DATA_TAG on. */
+/* Tags of messages: of end messages (tt__end), of notes (tt__note), of fetched data (tt__net_fetch).
+   Collectives use tags from TT__DATA_TAG on. */
 enum { TT__END_TAG = 1, TT__NOTE_TAG, TT__FETCH_TAG, TT__DATA_TAG = 16 };
 
 /* A message in flight. */
 typedef struct tt__request {
     uint64_t handle;        /* the transport's handle of the message */
     int process;            /* the process to which the message goes, or from which it comes */
-    bool done, comes;       /* comes: this process receives the message of an instruction */
+    bool done, comes;       /* done: the message is sent or received; comes: this process receives it for an
+                               instruction */
 } tt__request;
 
-/* A transport, which carries messages between processes. Messages with the same tag from one process to
-   another arrive in the order in which they were sent. The functions return NULL, or an error message. Only
-   one thread at a time calls them. */
+/* A transport: carries messages between processes. Messages with one tag from one process to another arrive
+   in order. Functions return NULL, or an error message. Only one thread at a time may call them. */
 typedef struct tt__transport {
     const char *(*send)(struct tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r);
     const char *(*receive)(struct tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r);
     const char *(*test)(struct tt__net *n, tt__request *r); /* sets r->done */
-    /* Receives a message with tag TT__END_TAG, if one has arrived; else sets *from to -1. */
+    /* Receives a message with tag TT__END_TAG if one has arrived; otherwise sets *from to -1. */
     const char *(*take_end)(struct tt__net *n, int *from, void *data, size_t bytes);
     void (*close)(struct tt__net *n);
 } tt__transport;
 
-/* The message that a process sends to the others when it stops, because a rank has failed or the process
-   closes its context. */
+/* A process's last message to the others: a rank has failed, or the process closes its context. */
 typedef struct tt__end {
     int status, failed;
     char why[1000];
 } tt__end;
 
-enum { TT__NOTE = 2048 };   /* max bytes of data that a process sends the others in tt__agree */
+enum { TT__NOTE = 2048 };   /* max bytes of data that a process gives the others in tt__agree */
 typedef struct tt__note {
-    char where[40];         /* the point of the program that the process has reached */
+    char where[40];         /* the point of the program where the process is */
     int status, bytes;
     unsigned char data[TT__NOTE + 1000]; /* `bytes` bytes of data, then the text of an error */
 } tt__note;
 
-/* The processes that run together, from the view of this process. */
+/* The processes that run together, as this process sees them. */
 typedef struct tt__net {
     tt_context *ctx;
     const tt__transport *transport;
     int processes, me;
     char host[TT__RANKS][64];
-    pthread_mutex_t mutex;  /* guards the transport and the fields marked "guarded" */
-    int failed;             /* atomic: the processes no longer work together */
+    pthread_mutex_t mutex;  /* guards the transport and the fields that are "guarded" */
+    int failed;             /* atomic: the common work of the processes has ended */
     tt_status status;
-    char why[1100];         /* why the processes no longer work together */
-    tt__end end, ended[TT__RANKS]; /* this process's end message; guarded: those received, by process */
-    bool has_ended[TT__RANKS];     /* guarded; for each process: its end message has arrived */
+    char why[1100];         /* why the common work has ended */
+    tt__end end, ended[TT__RANKS]; /* this process's end message; guarded: the end message of each process */
+    bool has_ended[TT__RANKS];     /* guarded; for each process: `ended` has its end message */
     char last_message[TT__RANKS][128];    /* guarded; for each process: the instruction of its last message */
-    int ranks;              /* number of ranks of each process in the last program; 0: none has memory yet */
+    int ranks;              /* number of ranks of each process in the last program that ran; 0: none yet */
     tt__note *note;         /* for each process: its note in the last tt__agree */
-    bool cuda_aware;        /* the MPI of every process can send from and receive into GPU memory */
-    double sent, min;     /* guarded: bytes that collectives have sent so far; the minimum that any method
-                               must send */
+    bool cuda_aware;        /* MPI can access GPU memory in every process */
+    double sent, min;     /* guarded: bytes that collectives have sent so far; minimum that any method must
+                             send */
 #ifdef TINYTRAIN_MPI
-    MPI_Comm talk, data;    /* for notes and end messages; for collectives */
+    MPI_Comm talk, data;    /* communicators: for notes and end messages; for collectives */
     char error[MPI_MAX_ERROR_STRING + 1];
 #endif
 } tt__net;
@@ -85,7 +84,7 @@ static const char *tt__process_name(const tt__net *n, int process, char to[96])
     return to;
 }
 
-/* Ends the common work of the processes. The caller holds the mutex. */
+/* Ends the common work of the processes. The caller holds n->mutex. */
 static void tt__net_stop(tt__net *n, tt_status status, const char *why)
 {
     if (n->failed) return;
@@ -103,8 +102,8 @@ static tt_status tt__net_status(tt_context *ctx)
     return tt__fail(ctx, n->status, "%s", n->why);
 }
 
-/* Receives an end message, if one has arrived, and notes that the process that sent it has stopped. The
-   caller holds the mutex. Returns NULL or the transport's error. */
+/* Receives an end message, if one has arrived, and notes its sender as stopped. The caller holds n->mutex.
+   Returns NULL or the transport's error. */
 static const char *tt__net_ends(tt__net *n)
 {
     tt__end end;
@@ -115,13 +114,13 @@ static const char *tt__net_ends(tt__net *n)
     n->ended[from] = end;
     n->has_ended[from] = true;
     snprintf(why, sizeof why, "%s", end.why);
-    if (end.failed && strncmp(why, "process ", 8) != 0) /* the text names no process */
+    if (end.failed && strncmp(why, "process ", 8) != 0) /* the text does not name a process yet */
         snprintf(why, sizeof why, "%s: %s", tt__process_name(n, from, name), end.why);
     if (end.failed) tt__net_stop(n, (tt_status)end.status, why);
     return NULL;
 }
 
-/* Pauses between two checks for messages, as other processes may need this CPU in order to send. waited:
+/* Pauses between two checks for messages, because other processes may need this CPU to send them. waited:
    seconds waited so far. */
 static void tt__net_rest(double waited)
 {
@@ -130,9 +129,9 @@ static void tt__net_rest(double waited)
     else nanosleep(&pause, NULL);
 }
 
-/* Waits until all `count` messages have been sent or received. Returns false if a process has failed, if the
-   wait took too long (sets *late to the process for which it waited; else to -1), if the transport failed
-   (sets *why to the transport's error; else to NULL), or if *stop became nonzero (stop may be NULL). */
+/* Waits until all `count` messages have been sent or received. Returns false for one of four reasons: a
+   process has failed; *stop became nonzero (`stop` may be NULL); the transport failed, with its error in *why
+   (else NULL); the wait took too long, for process *late (else -1). */
 static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count, int *late, const char **why)
 {
     const double timeout = n->ctx->options.timeout, grace = fmin(2, timeout);
@@ -143,7 +142,7 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
     for (int k = 0; k < count; k++) r[k].done = false;
     while (left > 0) {
         const int before = left;
-        /* slow: a process whose message is missing; closed: such a process that has closed its context. */
+        /* slow: a process whose message is missing; closed: one of these that has closed its context */
         int slow = -1, closed = -1;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count && !*why; k++) {
@@ -204,8 +203,8 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
                     last_message[0] ? "; its last message came in " : "", last_message);
 }
 
-/* Sends this process's end message to all others, and waits at most `seconds`. Returns false if some process
-   did not get the message. */
+/* Sends this process's end message to all others, and waits for at most `seconds`. Returns false if the
+   message did not reach all. */
 static bool tt__net_send_end(tt__net *n, double seconds)
 {
     tt__request r[TT__RANKS];
@@ -222,7 +221,8 @@ static bool tt__net_send_end(tt__net *n, double seconds)
         left = 0;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count; k++) {
-            if (!r[k].done && n->transport->test(n, &r[k])) r[k].done = true; /* the process is out of reach */
+            if (!r[k].done && n->transport->test(n, &r[k])) r[k].done = true; /* the process is out of
+                                                                                 reach */
             left += !r[k].done;
         }
         pthread_mutex_unlock(&n->mutex);
@@ -231,8 +231,8 @@ static bool tt__net_send_end(tt__net *n, double seconds)
     return !left;
 }
 
-/* Ends the common work of all processes because this process has an error. Adds the process's name to the
-   context's error. */
+/* Ends the common work of all processes because this process has an error, and puts this process's name
+   before the context's error message. */
 static tt_status tt__net_fail(tt_context *ctx, tt_status status)
 {
     tt__net *n = ctx->net;
@@ -247,14 +247,13 @@ static tt_status tt__net_fail(tt_context *ctx, tt_status status)
     snprintf(n->end.why, sizeof n->end.why, "%.999s", why);
     tt__net_stop(n, status, why);
     pthread_mutex_unlock(&n->mutex);
-    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* other messages stay in flight */
+    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* messages of collectives stay in flight */
     return tt__net_status(ctx);
 }
 
-/* Brings all processes to the same decision: waits until each process has called this function, and exchanges
-   their statuses and `bytes` bytes of data (`brought`) of each process, which tt__noted then returns. If some
-   processes bring an error as `status`, all processes return the first such error. `where` names the purpose
-   in error messages. */
+/* Makes all processes decide alike: waits until each has called this function, and exchanges their statuses
+   and `bytes` bytes of data of each (`brought`), which tt__noted then returns. If some processes bring an
+   error as `status`, all return the first such error. `where` names the decision in error messages. */
 static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status, const void *brought,
                            size_t bytes)
 {
@@ -292,7 +291,7 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
     if (failed) {
         tt__process_name(n, (int)(failed - n->note), name);
         snprintf(text, sizeof text, "%s", (const char *)failed->data + failed->bytes);
-        const bool named = strncmp(text, "process ", 8) == 0; /* by an earlier tt__agree */
+        const bool named = strncmp(text, "process ", 8) == 0; /* an earlier tt__agree has named the process */
         status = tt__fail(ctx, (tt_status)failed->status, "%s%s%.900s", named ? "" : name, named ? "" : ": ",
                           text);
     } else if (elsewhere) {
@@ -303,7 +302,7 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
     return elsewhere ? tt__net_fail(ctx, status) : status;
 }
 
-/* Returns the data that a process brought to the last tt__agree. Without other processes, returns `own`. */
+/* Returns the data that a process brought to the last tt__agree; `own` in a run of one process. */
 static const void *tt__noted(const tt_context *ctx, int process, const void *own)
 {
     return ctx->net ? (const void *)ctx->net->note[process].data : own;
@@ -339,7 +338,7 @@ static void tt__net_close(tt_context *ctx)
     bool all = !tt__net_has_failed(n);
     if (all) {
         const double begin = tt__seconds();
-        int late = 0; /* the first process that is missing */
+        int late = 0; /* number of the first process that is missing */
         n->end.status = (int)ctx->status;
         if (ctx->status != TT_OK) snprintf(n->end.why, sizeof n->end.why, "%.999s", ctx->error);
         all = tt__net_send_end(n, ctx->options.timeout);
@@ -357,15 +356,15 @@ static void tt__net_close(tt_context *ctx)
                     tt__process_name(n, late, name), tt__seconds() - begin);
         }
     }
-    if (all) n->transport->close(n); /* else close would wait for a process that is gone */
+    if (all) n->transport->close(n); /* otherwise close would wait for a process that is gone */
     ctx->net = NULL;
     pthread_mutex_destroy(&n->mutex);
     tt__free(ctx, n->note);
     tt__free(ctx, n);
 }
 
-/* Returns the environment variable by which a launcher tells that it started several processes; NULL: no
-   launcher did. */
+/* Returns the environment variable by which a launcher shows that it has started several processes; NULL:
+   there is none. */
 static const char *tt__launched_by(void)
 {
     static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
@@ -379,7 +378,8 @@ static const char *tt__launched_by(void)
     return rank && several ? "PMIX_RANK" : NULL;
 }
 
-/* Returns whether each process shall train alone, although a launcher has started several processes. */
+/* Returns whether each process shall train alone, although a launcher has started several
+   (TINYTRAIN_ALONE). */
 static bool tt__trains_alone(void)
 {
     const char *alone = getenv("TINYTRAIN_ALONE");

@@ -10,9 +10,9 @@
    the same bits for any number of data ranks. tt_parallel.groups is the number of leaves of a sum;
    micro-batch m of a step belongs to leaf m % groups. Leaves are summed in pairs, (0 + 1) + (2 + 3) and so
    on, and each sum is rounded to the dtype of the values; leaves without a micro-batch are left out. Data
-   rank r of n data ranks runs the micro-batches r, r + n, r + 2 * n and so on, so it has the leaves r, r + n
-   and so on, which are its slots. Slot k of all ranks together is a subtree, which a collective sums;
-   TT__OP_SUM_SLOTS then sums the slots.
+   rank r of n data ranks runs the micro-batches r, r + n, r + 2 * n and so on. So this rank has the leaves r,
+   r + n and so on, each in a slot of its storage. The leaves in slot k of all ranks form a subtree, which a
+   collective sums; TT__OP_SUM_SLOTS then sums the slots.
 
    Sums of a step (tt_parallel.zero 0 and 1): the matrix product that computes a gradient adds it to its leaf
    in place, and the tree is summed once, at the end of the step. Sums of micro-batches (tt_parallel.zero 2
@@ -20,28 +20,29 @@
    `groups` micro-batches, and the sums of laps are added one after another.
    ======================================================================================================== */
 
-/* The ranks of a process that run together, one thread each: their barriers, and their common failure. */
+/* The ranks of a process that run a program together, one thread each, with their barriers and their common
+   failure. */
 typedef struct tt__rank_group {
     tt_context *ctx;
     int ranks;
     double timeout;          /* seconds */
     pthread_mutex_t mutex;
     pthread_cond_t wake;
-    int sleepers;            /* number of threads that wait for `wake` */
-    int spins;               /* how many times a waiting rank checks a count before it sleeps */
-    int failed;              /* atomic: a rank has failed; no rank waits any more */
-    int outside;             /* atomic: number of ranks that wait for messages of other processes. A rank
-                                that waits for such a rank does not time out before it */
-    const char *op[TT__RANKS], *on[TT__RANKS]; /* atomic; for each rank: its current op and value; or NULL */
-    uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: how many times rank a reached a barrier with b */
-    /* Atomic, for the micro-batches of a pipeline; for each rank: how many values it has sent to the next
-       stage ([0]) and how many gradients to the previous stage ([1]); how many values it has taken from the
-       previous stage ([0]) and how many gradients from the next ([1]). */
+    int sleepers;            /* number of threads that sleep until `wake` is signalled */
+    int spins;               /* number of times that a waiting rank checks a count before it sleeps */
+    int failed;              /* atomic: a rank has failed, so no rank waits any longer */
+    int outside;             /* atomic: number of ranks that wait for messages of other processes; until it is
+                                0, no waiting rank times out */
+    const char *op[TT__RANKS], *on[TT__RANKS]; /* atomic; for each rank: its current op and value, or NULL */
+    uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: number of barriers with b that rank a reached */
+    /* Atomic counts of a pipeline's transfers, for each rank. sent: values sent to the next stage ([0]),
+       gradients sent to the previous stage ([1]). taken: values received from the previous stage ([0]),
+       gradients received from the next stage ([1]). */
     uint64_t sent[TT__RANKS][2], taken[TT__RANKS][2];
 } tt__rank_group;
 
-/* The members of a collective or a barrier: `count` ranks first, first + stride, first + 2 * stride and so
-   on. */
+/* The members of a collective or a barrier: `count` ranks, which are first, first + stride, first + 2 *
+   stride and so on. */
 typedef struct tt__members { int first, stride, count; } tt__members;
 
 static tt__rank_group *tt__rank_group_new(tt_context *ctx, int ranks, double timeout)
@@ -72,14 +73,14 @@ static void tt__rank_group_wake(tt__rank_group *w)
     pthread_mutex_unlock(&w->mutex);
 }
 
-/* Ends the waiting of all ranks. The rank that calls this function has called tt__fail. */
+/* Ends the waiting of all ranks, after the calling rank has called tt__fail. */
 static void tt__rank_group_fail(tt__rank_group *w)
 {
     __atomic_store_n(&w->failed, 1, __ATOMIC_SEQ_CST);
     tt__rank_group_wake(w);
 }
 
-/* Resets all barriers and counts, as a failure may have left them unequal. No rank may be running. */
+/* Resets all barriers and counts, which may be unequal after a failure. No rank may be running. */
 static void tt__rank_group_reset(tt__rank_group *w)
 {
     memset(w->met, 0, sizeof w->met);
@@ -90,8 +91,7 @@ static void tt__rank_group_reset(tt__rank_group *w)
     w->failed = 0;
 }
 
-/* Notes the op and the value on which a rank works. A rank that waits for this rank too long names them in
-   its error. */
+/* Notes the op and the value on which a rank works, for the error of a rank that waits too long for it. */
 static void tt__rank_group_note(tt__rank_group *w, int rank, const char *op, const char *on)
 {
     __atomic_store_n(&w->op[rank], op, __ATOMIC_RELAXED);
@@ -103,8 +103,8 @@ static bool tt__has_come(const uint64_t *count, uint64_t times)
     return __atomic_load_n(count, __ATOMIC_SEQ_CST) >= times;
 }
 
-/* Waits until another thread signals `wake`, but at most `seconds`. Callers pass few seconds, as somebody may
-   set the clock during the wait. */
+/* Waits until another thread signals `wake`, or for `seconds`. Callers pass few seconds, because the clock
+   may be set during the wait. */
 static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double seconds)
 {
     struct timespec until;
@@ -115,8 +115,8 @@ static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double second
     pthread_cond_timedwait(wake, mutex, &until);
 }
 
-/* Sleeps until *count is at least `times` or a rank has failed. Returns false after the timeout, which starts
-   anew as long as a rank waits for other processes. */
+/* Sleeps until *count is at least `times` or a rank has failed. Returns false after the timeout. The timeout
+   starts anew while any rank waits for other processes. */
 static bool tt__await(tt__rank_group *w, const uint64_t *count, uint64_t times)
 {
     double begin = tt__seconds();
@@ -155,16 +155,15 @@ static bool tt__wait_for(tt__rank_group *w, int me, int rank, const uint64_t *co
     return !__atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
 }
 
-/* Adds one to a count of this rank, for which another rank may wait. */
+/* Adds one to a count of this rank, and wakes ranks that wait for the count. */
 static void tt__count_on(tt__rank_group *w, uint64_t *count)
 {
     __atomic_add_fetch(count, 1, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__rank_group_wake(w);
 }
 
-/* Makes rank `me`, a member, wait at a barrier until all members have reached it. After the barrier, all
-   members see the memory that any member wrote before it. Returns false after the timeout, or if a rank has
-   failed. */
+/* Makes rank `me` wait at a barrier until all members have reached it. Then all members see the memory that
+   any member has written before. Returns false after the timeout, or if a rank has failed. */
 static bool tt__barrier(tt__rank_group *w, int me, tt__members members)
 {
     bool come = true;

@@ -16,13 +16,13 @@
    ======================================================================================================== */
 
 /* -------------------------------------------------------------------------------------------------- costs
-   tt_measure_costs trains a transformer block in a context of its own and times each launch. It begins with
-   so few rows and columns that the overhead of launches dominates, and adds rows and columns until steps are
-   long. A block with one row measures the update, which dominates the time of such a block. */
+   tt_measure_costs trains a transformer block in its own context and times each launch. The block begins with
+   so few rows and columns that the overhead of launches dominates, and grows until steps are long. A block
+   with one row measures the update, which dominates its steps. */
 
-/* STEP_LONG, COPY_LONG: seconds from which a step and a copy are long enough to measure. STEPS_LONG: seconds
-   of all steps of one program. WIDTH: numbers of rows and columns of a block; in UPDATE_WIDTH, of columns
-   alone. COPY: bytes of a copy. */
+/* STEP_LONG, COPY_LONG: seconds from which a step or a copy is long enough to measure. STEPS_LONG: seconds of
+   all steps of a program. WIDTH: number of rows and of columns of a block; UPDATE_WIDTH: of columns. COPY:
+   bytes of a copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
@@ -35,10 +35,11 @@ typedef struct tt__sample {
     tt_value x, y, starts;
     int rows, seqs;
     int32_t *start;
-    float *numbers;         /* the data of both x and y */
+    float *numbers;         /* data of both x and y */
 } tt__sample;
 
-/* Records a linear layer with `out` columns or, if out is 0, a norm. The parameters get unique names. */
+/* Records a linear layer with `out` columns or, if `out` is 0, a norm. Names its parameters by numbers, which
+   are unique. */
 static tt_value tt__sample_layer(tt_tape *t, tt_value x, int64_t out)
 {
     const int64_t in = tt_value_width(t, x), dims[] = {out ? out : in, in};
@@ -92,7 +93,7 @@ static void tt__sample_free(tt_context *ctx, tt__sample *s)
     tt__free(ctx, s->numbers);
 }
 
-/* Sets the inputs and runs a step. *seconds: the time that tt_step alone took. */
+/* Sets the inputs and runs a step. *seconds receives the duration of tt_step alone. */
 static tt_status tt__sample_step(tt__sample *s, double *seconds)
 {
     tt_status status = TT_OK;
@@ -107,15 +108,15 @@ static tt_status tt__sample_step(tt__sample *s, double *seconds)
     return status;
 }
 
-/* The launches of a step, for each kind of cost: their seconds, their work (FLOPs or bytes), their number. */
+/* The launches of a step, by kind of cost: their seconds, their work in FLOPs or bytes, their number. */
 typedef struct tt__profile {
     double seconds[TT__COST_KINDS], work[TT__COST_KINDS];
     int launches[TT__COST_KINDS];
 } tt__profile;
 
-/* Runs some steps and takes the shortest time of each launch, as other work on the machine slows down some
-   steps but seldom all. *seconds: the sum of these times or, if steps are very long, the time of the last
-   step. */
+/* Runs some steps and takes the shortest time of each launch, because other work on the machine slows down
+   some steps but seldom all. *seconds: the sum of these times or, if steps are very long, the duration of the
+   last step. */
 static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
 {
     const tt_tape *t = s->p->built.t;
@@ -131,7 +132,7 @@ static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *
     }
     ctx->profile = NULL;
     memset(to, 0, sizeof *to);
-    for (int k = 0, first = 0; k < t->n_code; k++) { /* first: first instruction of a launch */
+    for (int k = 0, first = 0; k < t->n_code; k++) { /* first: number of the first instruction of a launch */
         const tt__cost cost = tt__cost_of(&t->code[k]);
         if (isfinite(each[first])) to->work[cost] += tt__work_of(t, &t->code[k]);
         if (k == first && isfinite(each[k])) {
@@ -142,7 +143,7 @@ static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *
     }
     *seconds = 0;
     for (int c = 0; c < TT__COST_KINDS; c++) *seconds += to->seconds[c];
-    if (now > 8 * TT__STEP_LONG) *seconds = now; /* a step so long needs no repetition */
+    if (now > 8 * TT__STEP_LONG) *seconds = now; /* so long a step needs no repetition */
     tt__free(ctx, each);
     return status;
 }
@@ -160,8 +161,8 @@ static tt_status tt__profile_of(tt_context *ctx, const char *device, const char 
     return status;
 }
 
-/* Computes rates (work per second) from the differences in work and in time between profile *x and a smaller
-   profile with the same number of launches (all 0: no smaller profile). For collectives, also computes the
+/* Computes rates (work a second) from two profiles with the same launches: the difference in work divided by
+   the difference in time. `small` is all 0 if there is no smaller profile. For collectives, also computes the
    seconds to start one. */
 static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool single, tt_costs *to)
 {
@@ -175,10 +176,9 @@ static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool si
     }
 }
 
-/* Computes the seconds to start an op. Takes the seconds of the fastest of some steps whose launches are not
-   timed, or `min` if that is less; subtracts the seconds that the rates predict for the step's work; and
-   divides the rest by the number of launches. min: seconds of a step whose launches were timed one by
-   one. */
+/* Computes the seconds of a launch from steps whose launches are not timed: the shortest of them, less the
+   seconds that the rates predict for its work, divided by the number of launches. min: seconds of a step
+   whose launches were timed one by one, an upper bound. */
 static tt_status tt__measure_launch(tt__sample *s, double min, tt_costs *costs)
 {
     double seconds;
@@ -197,8 +197,7 @@ static tt_status tt__measure_launch(tt__sample *s, double min, tt_costs *costs)
     return status;
 }
 
-/* Measures the bytes per second of one instruction: a copy (TT__OP_COPY), or a multiplication by 1
-   (TT__OP_SCALE). */
+/* Measures the bytes a second of one instruction: a copy (TT__OP_COPY) or a product with 1 (TT__OP_SCALE). */
 static tt_status tt__measure_copy(tt_context *ctx, const tt__device_group *c, int op, void *from, void *to,
                                   double *rate)
 {
@@ -221,14 +220,15 @@ static tt_status tt__measure_copy(tt_context *ctx, const tt__device_group *c, in
             status = b->launch(&l, 1);
             if (status == TT_OK) status = b->wait(l.device);
             begin = tt__seconds() - begin;
-            seconds = k > 1 ? fmin(seconds, begin) : begin; /* ignores the first run, which touches memory */
+            seconds = k > 1 ? fmin(seconds, begin) : begin; /* leaves out the first run, which touches
+                                                               memory */
         }
         *rate = (double)n / fmax(seconds, 1e-9);
     }
     return tt__device_status(ctx, c, 0, status);
 }
 
-/* Measures the bandwidths of the device memory of rank 0 and of its links to and from the host's memory. */
+/* Measures the bytes a second of rank 0's device memory and of its links to and from the host. */
 static tt_status tt__measure_links(tt_context *ctx, const tt__device_group *c, tt_costs *costs)
 {
     const tt__backend *b = c->kind->backend;
@@ -247,8 +247,8 @@ static tt_status tt__measure_links(tt_context *ctx, const tt__device_group *c, t
     return status;
 }
 
-/* Returns the width (number of rows and of columns) for which a step should be long enough to measure, given
-   that a step with `width` took `seconds`. Returns `width` itself if that step was long enough. */
+/* Returns the width (number of rows and of columns) with which a step should be long enough to measure, if a
+   step with `width` took `seconds`. Returns `width` itself if that step was long enough. */
 static int tt__next_width(int width, double seconds)
 {
     const double times = fmin(4, cbrt(TT__STEP_LONG / fmax(seconds, 1e-9)));
@@ -256,7 +256,7 @@ static int tt__next_width(int width, double seconds)
     return times < 1.2 || next <= width ? width : next < TT__MOST_WIDTH ? next : TT__MOST_WIDTH;
 }
 
-/* Measures the rates of instructions in fp32 (`single`) or bf16. *min: the seconds of the smallest step. */
+/* Measures the rates of instructions in fp32 (`single`) or bf16. *min: seconds of the smallest step. */
 static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool single, double *min,
                                        tt_costs *costs)
 {
@@ -266,7 +266,7 @@ static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool
         double seconds = 0;
         const char *precision = single ? "32-true" : "bf16-true";
         const tt_status status = tt__profile_of(ctx, device, precision, width, width, &now, &seconds);
-        if (status == TT_ERR_MEMORY && before) return TT_OK; /* keeps the rates found so far */
+        if (status == TT_ERR_MEMORY && before) return TT_OK; /* keeps the rates measured so far */
         if (status != TT_OK) return status;
         tt__rates_of(&now, &small, single, costs);
         if (!before) small = now, *min = seconds;
@@ -286,7 +286,7 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     o.isa = tt_isa(ctx);
     o.bf16 = tt__bf16_name[ctx->cpu.bf16];
     o.verify = false;
-    o.logger.log = NULL; /* the caller's context has logged this already */
+    o.logger.log = NULL; /* the caller's context has logged the warnings already */
     tt_context *own = tt_open(&o);
     if (!own) return tt__fail(ctx, TT_ERR_MEMORY, "tt_measure_costs: no memory or threads for a context");
     tt__sample s; /* runs like users' programs, with streams and graphs of launches */
@@ -296,7 +296,7 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     if (status == TT_OK) status = tt__measure_links(own, tt__find_devices(own, device), &found);
     if (status == TT_OK)
         status = tt__profile_of(own, "cpu", "32-true", 1, TT__UPDATE_WIDTH, &update, &ignored);
-    if (status == TT_OK) /* the local ranks share the CPU */
+    if (status == TT_OK) /* the ranks of this process share the CPU */
         found.update_host = update.work[TT__COST_UPDATE] / fmax(update.seconds[TT__COST_UPDATE], 1e-9) /
                             s.p->settings.group->local;
     if (status == TT_OK) status = tt__measure_precision(own, device, true, &min, &found);

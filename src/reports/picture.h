@@ -9,8 +9,8 @@
 /* ----------------------------------------------------------------------------------------- picture of a plan
    tt_plan_svg draws the bytes in use at each instruction, by category. */
 
-/* Returns the distance between the marks of an axis of the plot: 1, 2 or 5 times a power of ten, so that an
-   axis of `length` has at most `marks` marks. */
+/* Returns the distance between the marks of a plot's axis: the smallest of 1, 2 or 5 times a power of ten
+   with which an axis of `length` has at most `marks` marks. */
 static double tt__axis_step(double length, int marks)
 {
     static const int times[] = {1, 2, 5};
@@ -28,9 +28,9 @@ static void tt__print_xml(tt__text_buffer *text, const char *name)
     }
 }
 
-/* The categories of memory, from the lowest layer of the plot up. tt__live_layers returns an array live[k * N
-   + c]: the bytes in use in column k by the categories tt__layer[0] to tt__layer[c]. A column shows one of n
-   instructions; if several share a column, the one with the most bytes. NULL: out of memory. */
+/* The categories of memory, in the order of the plot's layers from below. tt__live_layers returns live[k * N
+   + c]: the bytes in use in column k of the categories tt__layer[0] to tt__layer[c]. If several of the n
+   instructions share a column, it shows the one with the most bytes. NULL: out of memory. */
 static const tt_category tt__layer[] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER, TT_MEM_GRADIENTS, TT_MEM_INPUTS,
                                         TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
 static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
@@ -61,8 +61,7 @@ static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
 enum { TT__LEFT = 64, TT__TOP = 66, TT__WIDTH = 600, TT__HEIGHT = 290, TT__RIGHT = TT__LEFT + TT__WIDTH,
        TT__BOTTOM = TT__TOP + TT__HEIGHT };
 
-/* Prints a line of text of the picture. anchor: the point of the text ("start", "middle" or "end") that is at
-   x. */
+/* Prints a line of text. anchor: the point of the text that is at x: "start", "middle" or "end". */
 TT_PRINTF(5, 6)
 static void tt__label(tt__text_buffer *text, int x, int y, const char *anchor, const char *format, ...)
 {
@@ -74,9 +73,9 @@ static void tt__label(tt__text_buffer *text, int x, int y, const char *anchor, c
     tt__print(text, "<text x='%d' y='%d' text-anchor='%s'>%s</text>\n", x, y, anchor, label);
 }
 
-/* Draws the layers of memory. Begins with the highest layer and draws each down to the axis, so that lower
-   layers cover higher ones. Coordinates are tenths of a pixel, to the right and up from the lower left
-   corner. scale: tenths of a pixel per byte. drawn: set to whether each layer has any bytes. */
+/* Draws the layers of memory, the highest first and each down to the axis, so that lower layers cover higher
+   ones. The unit of coordinates is a tenth of a pixel; they begin in the lower left corner. scale: tenths of
+   a pixel per byte. drawn: receives, for each layer, whether it has any bytes. */
 static void tt__draw_layers(tt__text_buffer *text, const int64_t *live, int columns, double scale,
                             const char *const *colour, bool *drawn)
 {
@@ -100,7 +99,7 @@ static void tt__draw_layers(tt__text_buffer *text, const int64_t *live, int colu
     }
 }
 
-/* Draws a band below the axis that shows which instructions are forward, backward and update. */
+/* Draws a band below the axis with the instructions of the forward, the backward and the update. */
 static void tt__draw_parts(tt__text_buffer *text, const tt__instr *i, int instructions)
 {
     static const char *const names[] = {"forward", "backward", "update"};
@@ -116,13 +115,13 @@ static void tt__draw_parts(tt__text_buffer *text, const tt__instr *i, int instru
     }
 }
 
-/* Returns whether an instruction recomputes (kind 0), or moves data between memories or ranks (kind 1). */
+/* Returns whether i recomputes a value (kind 0), or moves data between memories or ranks (kind 1). */
 static bool tt__is_marked(const tt_tape *t, const tt__instr *i, int kind)
 {
     return kind ? tt__stream_beside(t, i) != TT__COMPUTE_STREAM : i->recomputed;
 }
 
-/* Draws a line at each instruction for which tt__is_marked(kind) holds. Returns whether it drew any. */
+/* Draws a line below each instruction for which tt__is_marked returns true. Returns whether there is any. */
 static bool tt__draw_marks(tt__text_buffer *text, const tt_tape *t, int kind, const char *colour)
 {
     bool any = false;

@@ -19,8 +19,8 @@
 #include "../run/processes.h"
 
 /* ------------------------------------------------------------------------------------------------------ plan
-   Returns a memory plan as numbers: a tt_plan, and the storages that are live at the peak (the instruction
-   where most bytes are live). */
+   Returns a memory plan as numbers: a tt_plan, and the storages in use at the peak, which is the instruction
+   with the most bytes in use. */
 
 const char *tt_category_name(tt_category c)
 {
@@ -42,9 +42,9 @@ static tt_category tt__category_of(const tt_tape *t, int32_t base)
     }
 }
 
-/* Returns the number of storages of the program's arena, some of which may be absent. Storage 0 is the
-   resident workspace, then come persistent values, then boxes of transient storages. tt__storage_of describes
-   storage k, and returns false if it is absent. */
+/* tt__storages returns the number of storages that the program's arena may have: the resident workspace
+   (number 0), then persistent values, then boxes of transient storages. tt__storage_of describes storage k in
+   *to; it returns false if the arena does not have that storage. */
 static int tt__storages(const tt_program *p) { return p->built.t->n_values + p->built.n_boxes; }
 
 static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
@@ -69,8 +69,8 @@ static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
     return k ? x->persistent && x->base == k && x->space == TT__DEVICE && !elsewhere : to->bytes > 0;
 }
 
-/* Describes storage k of the program's arena in *to. Returns false if it is absent or not live at the
-   peak. */
+/* Describes storage k of the program's arena in *to. Returns false if the arena does not have the storage or
+   it is not in use at the peak. */
 static bool tt__storage_at_peak(const tt_program *p, int k, tt_plan_value *to)
 {
     return tt__storage_of(p, k, to) && to->first <= p->built.peak_at && to->last >= p->built.peak_at;
@@ -98,7 +98,7 @@ static double tt__moved_by(const tt_program *p, int rank, double *min)
     return bytes;
 }
 
-/* Counts the bytes that a rank copies between device and host in a step (plan->transfer_bytes). */
+/* Adds up the bytes that a rank copies between device and host in a step, in *plan. */
 static void tt__count_transfers(const tt_program *p, tt_plan *plan)
 {
     const tt_tape *t = p->built.t;
@@ -112,7 +112,7 @@ static void tt__count_transfers(const tt_program *p, tt_plan *plan)
     }
 }
 
-/* Returns the stage of a program whose ranks need the most bytes. */
+/* Returns the stage of a pipeline whose ranks need the most bytes. */
 static const tt_program *tt__largest_stage(const tt_program *p)
 {
     const tt_program *largest = p;
@@ -124,8 +124,7 @@ static const tt_program *tt__largest_stage(const tt_program *p)
     return largest;
 }
 
-/* Returns the bytes of host memory in which a pipeline keeps the inputs of the micro-batches of one data
-   rank. */
+/* Returns the bytes of host memory in which a pipeline keeps the inputs of one data rank for a step. */
 static size_t tt__queued_bytes(const tt_program *p)
 {
     const int micros = p->settings.options.accumulate ? p->settings.options.parallel.micros : 1;
@@ -219,7 +218,8 @@ tt_plan tt_program_plan(const tt_program *p)
     return plan;
 }
 
-/* Returns whether storage a has more bytes than storage b. arg: the array of the storages' bytes. */
+/* Returns whether storage a comes before storage b: it has more bytes or, with equal bytes, a lower number.
+   arg: bytes of each storage. */
 static bool tt__larger_storage(const void *arg, uint32_t a, uint32_t b)
 {
     const size_t *bytes = (const size_t *)arg;
@@ -233,7 +233,8 @@ int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity
     const size_t bytes_each = sizeof(size_t) + sizeof(uint32_t) + sizeof(int32_t);
     size_t *bytes = (size_t *)tt__calloc(p->ctx, bytes_each * (size_t)storages);
     uint32_t *order = (uint32_t *)(bytes + storages);
-    int32_t *holds = (int32_t *)(order + storages); /* for each box: the last of the values that share it */
+    int32_t *holds = (int32_t *)(order + storages); /* for each box: the last value placed there by the
+                                                       peak */
     int n = 0;
     for (int k = 0; k < storages && bytes; k++) {
         const tt__box *box = k < values ? NULL : &p->built.box[k - values];

@@ -30,11 +30,11 @@ static void tt__without_numbers(const char *name, char *to, size_t capacity)
     to[n] = 0;
 }
 
-/* A group of values of the same size and category whose names differ only in numbers. first: one of them. */
+/* Values of the same size and category whose names differ only in numbers. first: one of them. */
 typedef struct tt__plan_group { char name[72]; const tt_plan_value *first; int count; } tt__plan_group;
 
-/* Prints the largest values at the peak in 8 to 20 lines, until they make up four fifths of the peak's bytes.
-   A group of similar values, such as one of each of 24 layers, takes one line. */
+/* Prints the largest values at the peak in 8 to 20 lines, until they have four fifths of the peak's bytes.
+   Values whose names differ only in numbers, such as one of each layer, share a line. */
 static void tt__print_largest(const tt_program *p, tt__text_buffer *text)
 {
     const int n = tt_plan_values(p, NULL, 0);

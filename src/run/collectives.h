@@ -11,8 +11,7 @@
 
 /* ---- collectives ---- */
 
-/* Returns how many members of collective i contribute data to it. The contributing members are always the
-   first ones. */
+/* Returns how many members contribute data to collective i. These are always the first members. */
 static int tt__present(const tt_program *p, int rank, const tt__instr *i, int members)
 {
     const tt__now *now = &p->rank[rank].now;
@@ -21,9 +20,9 @@ static int tt__present(const tt_program *p, int rank, const tt__instr *i, int me
     return i->segment == TT__EACH_MICRO ? now->present : i->slot ? p->head->in_slot[i->slot - 1] : members;
 }
 
-/* Returns the matrix of value v of program q on rank `other`, which belongs to another stage. Its size is
-   that of `own`, this rank's matrix: ranks at the same position of their stages have the same rows. If v is
-   0, returns `own`. */
+/* Returns the matrix of value v of program q, another stage, on rank `other`. Its size is that of `own`, this
+   rank's matrix, because ranks at the same position in their stages have the same numbers of rows. Returns
+   `own` if v is 0. */
 static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, int32_t v, tt__mat own)
 {
     const tt__tape_value *x = &q->built.t->values[v], *base = &q->built.t->values[x->base];
@@ -34,9 +33,9 @@ static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, 
     return own;
 }
 
-/* Finds the operand and the result that instruction i's counterpart has on rank `other` of another stage. A
-   value that passes between stages has the same number in both tapes; a sum at the step's end is found by its
-   parameter. */
+/* Finds the operand *in and the result *out that rank `other`, of another stage, has in the collective of
+   instruction i. A value that passes between stages has the same number in both tapes. A sum at the end of a
+   step is found by its parameter. */
 static void tt__set_stage_member(const tt_program *p, int rank, int other, const tt__instr *i, tt__mat *in,
                                  tt__mat *out)
 {
@@ -56,7 +55,7 @@ static void tt__set_stage_member(const tt_program *p, int rank, int other, const
     *out = tt__on_stage(q, now, other, to, x);
 }
 
-/* Sets the launch fields that describe the members of a collective: other ranks or, for a sum of slots, the
+/* Sets the fields of *l that describe the members of a collective: other ranks or, for a sum of slots, the
    slots of the operand. */
 static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *peers)
 {
@@ -83,8 +82,8 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
     }
 }
 
-/* Makes a collective on the computation stream wait for collectives in flight on other streams, as all of
-   them use the same staging memory on the host. */
+/* Makes a collective on the computation stream wait for collectives in flight on other streams, because all
+   use the same staging memory on the host. */
 static tt_status tt__after_staged(tt_program *p, int rank, const tt__instr *i)
 {
     const tt__rank *r = &p->rank[rank];

@@ -19,7 +19,7 @@
    Copies inputs to a program (tt_set) and values from a program (tt_get), and finds the memory of an
    instruction's operands on a rank. */
 
-/* Returns how many elements of the storage precede a rank's own rows in view `id`. */
+/* Returns the number of elements of the storage before a rank's own rows, which are view `id`. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__tape_value *v = &p->built.t->values[id];
@@ -28,8 +28,7 @@ static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, 
     return first * v->ld;
 }
 
-/* Makes m, which points to the start of a storage, point to the part that value `id` is: a slot, a shard or a
-   rank's own rows. */
+/* Moves m from the start of a storage to the part that is value `id`: a slot, a shard, or own rows. */
 static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, int32_t id, tt__mat *m)
 {
     const tt__tape_value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
@@ -43,13 +42,13 @@ static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, 
     if (v->part.unit) {
         m->cols = m->ld = tt__shard(v->part.of, v->part.unit, v->part.root, tt__data_rank(p, rank),
                                     p->arena->data, &first);
-        if (!base->part.unit) data += (size_t)first * item; /* else the storage is the shard */
+        if (!base->part.unit) data += (size_t)first * item; /* otherwise the storage is the shard */
     }
     m->data = data;
 }
 
-/* Returns the matrix of operand `id` of an instruction, as a rank has it in run *now. Its `data` is NULL if
-   the rank belongs to another process. */
+/* Returns the matrix of value `id` on a rank in run *now. Its `data` is NULL if the rank belongs to another
+   process. */
 static tt__mat tt__resolve_in(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     tt__mat m = tt__at_capacity(p->built.t, id);
@@ -68,8 +67,8 @@ static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
     return tt__resolve_in(p, &p->rank[rank].now, rank, id);
 }
 
-/* Writes a value to a rank's memory: all work that is launched later sees it. The caller may change `data`
-   once the function has returned. */
+/* Writes a value to a rank's memory, before all work that is launched later. The caller may change `data`
+   when the function has returned. */
 static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void *data, size_t bytes)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -91,8 +90,8 @@ static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void
     return tt__device_status(p->ctx, p->settings.group, rank, status);
 }
 
-/* Copies the inputs that were written to arrivals (tt__tape_value.arrival) on a rank to the inputs' own
-   storages, where the run reads them. */
+/* Copies the inputs that the host has written to tt__tape_value.arrival on a rank to the inputs themselves,
+   where the run reads them. */
 static tt_status tt__take_arrivals(tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -121,9 +120,8 @@ static void tt__mark_input(tt__rank *r, int32_t v, tt__input_state state)
     r->input[v] = (unsigned char)state;
 }
 
-/* Notes that bytes [from, from + bytes) of a rank's transient memory will be overwritten: marks the inputs
-   stored there as overwritten in all programs of the arena, except in program `reader` (which may be
-   NULL). */
+/* Notes that bytes [from, from + bytes) of a rank's transient memory will be overwritten: inputs stored there
+   become OVERWRITTEN in all programs of the arena but `reader` (NULL: in all). */
 static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank, size_t from, size_t bytes)
 {
     for (tt_program *q = a->programs; q; q = q->next) {
@@ -137,8 +135,8 @@ static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank
     }
 }
 
-/* Sets the number of rows of the axis of input v. Fails if another input with this axis is already set with
-   another number; but if v itself was set before, unsets these other inputs instead. */
+/* Sets the number of rows of input v's axis. Fails if another input of the axis is set with another number of
+   rows. If v is set a second time, that input becomes UNSET instead. */
 static tt_status tt__set_input_rows(tt_program *p, tt__rank *r, int32_t v, int64_t rows)
 {
     const tt__tape_value *values = p->built.t->values, *x = &values[v];
@@ -156,7 +154,7 @@ static tt_status tt__set_input_rows(tt_program *p, tt__rank *r, int32_t v, int64
     return TT_OK;
 }
 
-/* Sets input v, whose arguments were checked, on one rank. */
+/* Sets input v on one rank. The arguments are checked already. */
 static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *data, int64_t rows)
 {
     const tt__tape_value *x = &p->built.t->values[v];
@@ -165,7 +163,7 @@ static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *d
     if (status != TT_OK) return status;
     tt__mark_input(r, v, TT__SET);
     if (x->place == TT__NO_PLACE) return TT_OK; /* no instruction reads it */
-    p->arena->results_of = NULL; /* an output may be overwritten */
+    p->arena->results_of = NULL; /* the input may overwrite an output */
     tt__overwrite(p->arena, p, rank, x->place, tt__storage_bytes(x));
     if (!tt__is_here(p, rank)) return TT_OK;
     const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
@@ -187,9 +185,9 @@ static tt__queued *tt__queued_of(tt_program *p, int data_rank)
     return f->inputs && f->rows ? f : NULL;
 }
 
-/* Sets input v, whose arguments were checked, for the next micro-batch of a pipeline. Copies the data, as a
-   pipeline runs its micro-batches later: at the end of the step or of tt_run. The first stage's ranks hold
-   the states of inputs. */
+/* Sets input v for the next micro-batch of a pipeline. The arguments are checked already. Copies the data,
+   because a pipeline runs its micro-batches only at the end of the step or of tt_run. The states of inputs
+   are those of the first stage's ranks. */
 static tt_status tt__feed_input(tt_program *p, int data_rank, int32_t v, const void *data, int64_t rows)
 {
     const tt__tape_value *x = &p->built.t->values[v];
@@ -235,7 +233,7 @@ static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *dat
     return status;
 }
 
-/* Fails if the program has several data ranks, as `function` is only for programs with one. */
+/* Fails if the program has several data ranks, which `function` does not support. */
 static tt_status tt__one_data_rank(const tt_program *p, const char *function)
 {
     if (p->arena->data == 1) return TT_OK;
@@ -243,8 +241,7 @@ static tt_status tt__one_data_rank(const tt_program *p, const char *function)
                     "use %s_rank", function, p->arena->data, function);
 }
 
-/* Keeps the error of a tt_set that failed. The next run reports that error, in case the caller has not
-   checked the status. */
+/* Keeps the error of a failed tt_set. The next run reports it, in case the caller ignores the status. */
 static tt_status tt__note_refused(tt_program *p, tt_status status)
 {
     if (status != TT_OK && !p->refused[0]) memcpy(p->refused, p->ctx->error, sizeof p->refused);
@@ -264,8 +261,7 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
 
 static bool tt__is_in_parts(const tt__tape_value *v) { return v->part.unit || v->part.split != TT__WHOLE; }
 
-/* Copies a parameter, or a view of one, to `to`: collects the shards of all ranks. Does the work of
-   tt_get. */
+/* Copies a parameter or a view of one to `to`, for tt_get, from the shards of all ranks. */
 static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, size_t capacity)
 {
     const tt__tape_value *x = &p->built.t->values[id];
@@ -347,8 +343,8 @@ static void tt__forget_inputs(tt_program *p)
     }
 }
 
-/* Returns whether any input that instructions read was set on a rank since the last run, even if the input's
-   data were overwritten. */
+/* Returns whether any input that instructions read has been set on a rank since the last run, even if it has
+   been overwritten. */
 static bool tt__has_inputs(const tt_program *p, int rank)
 {
     for (int32_t v = 1; v < p->n_recorded; v++)
@@ -380,8 +376,8 @@ static tt_status tt__rank_inputs(const tt_program *p, const tt_tape *t, int rank
     return TT_OK;
 }
 
-/* Counts the data ranks that have a micro-batch (p->present), which are always the first ones. Fails unless
-   all their inputs are set. */
+/* Counts the data ranks that have a micro-batch (p->present), which are the first ones. Fails unless all
+   their inputs are set. */
 static tt_status tt__inputs_ready(tt_program *p)
 {
     const int data = p->arena->data, before = p->present;
@@ -396,11 +392,11 @@ static tt_status tt__inputs_ready(tt_program *p)
                           "earlier round of this step: only the last round may leave data ranks out", before);
     p->refused[0] = 0;
     if (status != TT_OK) p->present = before;
-    if (status != TT_OK) tt__forget_inputs(p); /* the next micro-batch may have other rows */
+    if (status != TT_OK) tt__forget_inputs(p); /* the next micro-batch may have other numbers of rows */
     return status;
 }
 
-/* For tests: fills the storages whose last use is this instruction with NaN on a rank. */
+/* For tests: fills storages with NaN on a rank, after the instruction that uses them last. */
 static void tt__poison(tt_program *p, int rank, int instruction)
 {
     const tt__arena *a = p->arena;
@@ -410,24 +406,23 @@ static void tt__poison(tt_program *p, int rank, int instruction)
         if (p->built.t->values[box->value].saved) continue; /* other micro-batches need the value */
         char *host = p->rank[rank].host + p->built.host_persistent + box->place;
         if (box->space == TT__HOST && a->kind->host) memset(host, 0xff, box->bytes);
-        /* Host memory of a device's program is left out: the host would have to wait for the device, and the
-           wait would hide wrong orders of streams. */
+        /* Host memory of a device's program stays as it is: the host would have to wait for the device, and
+           that wait would hide wrong orders of streams. */
         if (box->space == TT__HOST) continue;
         char *memory = a->memory[rank] + a->persistent + box->place;
         a->kind->backend->fill(a->group->device[rank], memory, 0xff, box->bytes);
     }
 }
 
-/* Returns the matrix of operand `id`. If the operand is an input or a view of one, the matrix is in memory
-   that the host can read. Any other operand is in the rank's memory, which the host can read only if the
-   device is the CPU. */
+/* Returns the matrix of value `id`. If the value is an input or a view of one, the matrix is in memory that
+   the host can read. Any other value is in the rank's memory, which the host can read only on the CPU. */
 static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
 {
     const tt__tape_value *x = &p->built.t->values[id];
     const tt__staged *staged = &p->rank[rank].staged[x->base];
     tt__mat m = tt__resolve(p, rank, id);
     const tt__now *now = &p->rank[rank].now;
-    const bool waits = tt__stages(p) > 1; /* the data is in tt__queued */
+    const bool waits = tt__stages(p) > 1; /* the data is in tt__queued until the run */
     if (x->storage != TT__INPUT || (!waits && !staged->buffer[0])) return m;
     const int64_t own = tt__is_own_rows(p->built.t, id) ? tt__own_first(p, now, rank, id) : 0;
     const char *from = waits ? tt__queued_at(p, now->round, rank)->inputs + p->head->queued_at[x->base]
@@ -436,8 +431,8 @@ static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
     return m;
 }
 
-/* Sets the launch fields that tell which rows and columns of the divided operands and results a tensor rank
-   has. On other tensor ranks than 0, removes the operands that tensor rank 0 alone adds. */
+/* Sets the fields of *l that tell which rows and columns of divided operands and results a tensor rank has.
+   On tensor ranks other than 0, removes operands that count once in a sum over the ranks (tt__instr.once). */
 static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
 {
     const tt__instr *i = l->instr;
@@ -450,7 +445,7 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
         if (p->built.t->values[id].part.split != TT__WHOLE) split = id;
     }
     const tt__tape_value *v = &p->built.t->values[split];
-    const bool own = v->part.split == TT__ROWS && v->shape.axis; /* the rows are an axis */
+    const bool own = v->part.split == TT__ROWS && v->shape.axis; /* the number of rows is that of an axis */
     if (split) l->whole_rows = v->shape.rows * (v->part.split == TT__ROWS ? tensor : 1);
     if (own) l->whole_rows = tt__run_rows(p, now, rank)[p->built.t->axes[v->shape.axis].of];
     if (v->part.split == TT__COLS) l->first_col = me * v->shape.cols;
@@ -459,8 +454,8 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
     for (int j = 0; j < TT__MAX_IN && me > 0; j++) if (i->once >> j & 1) l->in[j].data = NULL;
 }
 
-/* Checks, before anything runs, that the inputs of a rank have valid indices and starts of sequences for the
-   ops that read them. Also counts the FLOPs of the rank's micro-batch. arg: the program. */
+/* Checks, before anything runs, that a rank's inputs have valid indices and sequence starts for the ops that
+   read them. Also counts the FLOPs of the rank's micro-batch. arg: the program. */
 static tt_status tt__check_inputs(void *arg, int rank)
 {
     tt_program *head = (tt_program *)arg, *p = tt__stage_of(head, rank);
@@ -484,17 +479,16 @@ static tt_status tt__check_inputs(void *arg, int rank)
     return status;
 }
 
-/* Returns whether the gradients already hold contributions of earlier micro-batches, so that a run of this
-   segment must add to them. */
+/* Returns whether a run of `segment` must add to gradients of earlier micro-batches. */
 static bool tt__adds_later(const tt_program *p, tt__segment segment)
 {
     const int64_t done = segment == TT__EACH_LAP ? p->round - 1 : p->round;
     return segment != TT__EACH_STEP && done >= tt__slots(p);
 }
 
-/* Returns the entry for runs like this one (same stretch, rows and slot), if such a run has occurred before.
-   Otherwise returns NULL. It then looks at the next entry in turn: if that has no credit left, the entry is
-   given to this run. Credit protects the recordings of frequent runs, however many other runs occur. */
+/* Returns the recording for a run with this stretch, slot and these numbers of rows; NULL if it is the first
+   such run. In that case, the next entry in turn loses credit and, if it has none left, is given to this run.
+   Credit protects the recordings of frequent runs, however many other runs there are. */
 static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segment, int first)
 {
     tt__rank *r = &p->rank[rank];

@@ -19,17 +19,18 @@
 #include "stages.h"
 
 /* -------------------------------------------------------------------------------------------------- launches
-   Runs one segment of a program on one rank: launches instructions in order, on streams with events between
-   them, or as a recorded graph. */
+   Runs a segment of a program on one rank: launches its instructions in order, on streams with events between
+   them, or replays a recording of the launches. */
 
 /* The progress of a rank through a segment. */
 typedef struct tt__rank_progress {
-    tt__launch like;        /* fields that all launches have in common */
-    bool absent;            /* the rank has no micro-batch: it only runs what all ranks run together */
+    tt__launch like;        /* fields that all launches of the rank have in common */
+    bool absent;            /* the rank has no micro-batch, so it runs only instructions that all ranks run
+                               (tt__instr.always) */
     bool later;             /* a copy of tt__now.later */
-    /* The ranks over which `met` extends (data ranks, tensor ranks, ...) have passed a barrier on stream
-       `met_stream` and have launched nothing since. All these ranks, even those without a micro-batch, have
-       equal values of the two fields. */
+    /* `met`: the ranks (data ranks, tensor ranks, ...) that have passed a barrier on stream `met_stream` and
+       have launched nothing since. Both fields are equal on all these ranks, also on ranks without a
+       micro-batch. */
     tt__over met;
     int met_stream;
 } tt__rank_progress;
@@ -39,8 +40,8 @@ static bool tt__is_left_out(const tt__rank_progress *at, const tt__instr *i)
     return (at->absent && !i->always) || (i->later && !at->later);
 }
 
-/* Waits until instruction k, launched at time `begin`, is done on rank 0, and notes the seconds it took, if
-   they are the minimum so far. */
+/* Waits until instruction k is done on rank 0, and keeps the seconds since `begin`, its launch, if they are
+   the fewest so far. */
 static tt_status tt__note_time(const tt_program *p, int k, double begin)
 {
     const tt__device_group *c = p->settings.group;
@@ -50,9 +51,8 @@ static tt_status tt__note_time(const tt_program *p, int k, double begin)
     return status;
 }
 
-/* Returns whether instruction k is launched in one call with the next instruction, which has another op and
-   reads k's result. The device then runs both in one kernel if it can. Returns false if work is needed
-   between them. */
+/* Returns whether instruction k is launched in one call with the next instruction, another op that reads k's
+   result. The device then runs both in one kernel if it can. Returns false if work is needed between them. */
 static bool tt__leads_to_next(const tt_program *p, int k)
 {
     const tt__instr *i = &p->built.t->code[k], *next = i + 1;
@@ -63,7 +63,7 @@ static bool tt__leads_to_next(const tt_program *p, int k)
     return i->always == next->always && next->in[0] == i->out[0] && tt__has_kernel_of_both(i, next);
 }
 
-/* Launches instruction k and those that run together with it in one call. */
+/* Launches instruction k, with all that run together with it, in one call. */
 static tt_status tt__launch_together(tt_program *p, int rank, tt__rank_progress *at, int k)
 {
     tt_status status = TT_OK;
@@ -75,7 +75,7 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__rank_progress 
     const bool met = at->met == i->move.over && at->met_stream == i->stream && !pair;
     const bool timed = p->ctx->profile && rank == 0;
     const double begin = timed ? tt__seconds() : 0;
-    int some = 0; /* number of launches that have work to do */
+    int some = 0; /* number of launches that are not empty */
     if (p->settings.group->rank_group)
         tt__rank_group_note(p->settings.group->rank_group, rank, tt__instr_name(i),
                        p->built.t->values[i->out[0] ? i->out[0] : i->in[0]].name);
@@ -101,11 +101,10 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__rank_progress 
     return timed && status == TT_OK ? tt__note_time(p, k, begin) : status;
 }
 
-/* Returns whether work of other streams runs as late as possible, at its WAIT instruction: a mode for tests
-   on the CPU. */
+/* Returns whether work on other streams runs as late as possible, at its WAIT: a mode for tests. */
 static bool tt__runs_late(const tt_program *p) { return p->ctx->late && p->settings.kind->host; }
 
-/* Starts instruction k on its own stream, after all work issued on the computation stream so far. */
+/* Starts instruction k on its stream, after all work on the computation stream so far. */
 static tt_status tt__start(tt_program *p, int rank, tt__rank_progress *at, int k)
 {
     const tt__device_group *c = p->settings.group;
@@ -114,7 +113,7 @@ static tt_status tt__start(tt_program *p, int rank, tt__rank_progress *at, int k
     tt__rank *r = &p->rank[rank];
     const int stream = p->built.t->code[k].stream;
     tt__started *x = r->started;
-    if (tt__is_left_out(at, &p->built.t->code[k])) { /* `met` must equal that of other ranks */
+    if (tt__is_left_out(at, &p->built.t->code[k])) { /* keeps `met` equal on all ranks */
         if (!tt__runs_late(p)) at->met = TT__ALONE;
         return TT_OK;
     }
@@ -128,8 +127,8 @@ static tt_status tt__start(tt_program *p, int rank, tt__rank_progress *at, int k
     return tt__device_status(p->ctx, c, rank, b->mark(d, stream, &x->done));
 }
 
-/* Runs WAIT instruction k: makes the computation stream wait for the work, on another stream, that k
-   names. */
+/* Runs WAIT instruction k: the computation stream waits for the work on another stream whose result is
+   in[0]. */
 static tt_status tt__finish(tt_program *p, int rank, tt__rank_progress *at, int k)
 {
     const tt__device_group *c = p->settings.group;
@@ -146,7 +145,7 @@ static tt_status tt__finish(tt_program *p, int rank, tt__rank_progress *at, int 
                              c->kind->backend->after(c->device[rank], TT__COMPUTE_STREAM, x->done));
 }
 
-/* Consecutive instructions [first, end) of a segment that are launched, or recorded, as one. */
+/* Consecutive instructions [first, end) of a segment, which are launched or recorded together. */
 typedef struct tt__stretch { tt__segment segment; int first, end; } tt__stretch;
 
 static tt__stretch tt__whole_segment(const tt_program *p, tt__segment segment)
@@ -165,10 +164,12 @@ static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *l
     const bool absent = s->segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= now->present;
     tt__rank_progress at = {*like, absent, now->later, TT__ALONE, TT__COMPUTE_STREAM};
     tt__windows windows = {s->first, s->end, {0}, 0, 0};
-    for (int k = 0; k < p->built.in_flight; k++) p->rank[rank].started[k].at = 0; /* after a failure */
+    for (int k = 0; k < p->built.in_flight; k++) p->rank[rank].started[k].at = 0; /* entries may remain after
+                                                                                     a failure */
     for (int k = s->first, n; k < s->end && status == TT_OK; k += n) {
         const tt__instr *i = &p->built.t->code[k];
-        if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may clear with_next */
+        if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may clear with_next of
+                                                                                    instruction k */
         tt__go_on_passing(p, rank);
         for (n = 1; i[n - 1].with_next || (n == 1 && tt__leads_to_next(p, k)); n++) {}
         if (tt__is(i, TT__WAITS)) status = tt__finish(p, rank, &at, k);
@@ -179,8 +180,7 @@ static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *l
     return status;
 }
 
-/* Records the launches of a stretch into *x. After an error, x->made is NULL and `why` has the first
-   error. */
+/* Records the launches of stretch s in x->made. After an error, x->made is NULL, and `why` has the error. */
 static void tt__record_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s, tt__recording *x,
                                char why[512])
 {
@@ -190,19 +190,19 @@ static void tt__record_stretch(tt_program *p, int rank, tt__launch *l, const tt_
     const bool began = status == TT_OK;
     if (began) status = tt__launch_stretch(p, rank, l, s);
     if (status != TT_OK) snprintf(why, 512, "%s", b->error(d)); /* before captured() replaces the error */
-    if (began) x->made = b->captured(d);                        /* even after an error: ends the capture */
+    if (began) x->made = b->captured(d);                        /* ends the capture, even after an error */
     if (status == TT_OK && !x->made) snprintf(why, 512, "%s", b->error(d));
     if (status == TT_OK || !x->made) return;
     b->forget(d, x->made);
     x->made = NULL;
 }
 
-/* Marks, on all ranks, the inputs whose bytes a segment is about to overwrite. */
+/* Marks the inputs, on all ranks, whose bytes a segment is about to overwrite. */
 static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
 {
     const tt_tape *t = p->built.t;
     const tt_program *reader = segment == TT__EACH_MICRO ? p : NULL; /* the update reads no inputs */
-    if (p->stages > 1) return; /* a pipeline has copies of its inputs */
+    if (p->stages > 1) return; /* a pipeline keeps copies of its inputs */
     const int first = tt__segment_first(t, segment), end = tt__segment_first(t, segment + 1u);
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *box = &p->built.box[k];
@@ -212,8 +212,8 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
     }
 }
 
-/* Returns whether the launches of a segment must be made one by one, as the host has work between them: in a
-   collective, ranks wait for each other, or the CPU runs an instruction. */
+/* Returns whether the host has work between the launches of a segment, so that they cannot be recorded: ranks
+   wait for one another in collectives, or the CPU runs an instruction. */
 static bool tt__needs_host(const tt_program *p, tt__segment segment)
 {
     const int end = tt__segment_first(p->built.t, segment + 1u);
@@ -224,7 +224,7 @@ static bool tt__needs_host(const tt_program *p, tt__segment segment)
     return false;
 }
 
-/* Writes the step's settings and, if `scale`, the loss scale to a rank's memory. */
+/* Writes the settings of the step and, if `scale`, the loss scale to a rank's memory. */
 static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
 {
     const tt_tape *t = p->built.t;
@@ -238,7 +238,7 @@ static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
     return status;
 }
 
-/* Returns a launch in which only the fields that all launches of a rank have in common are set. */
+/* Returns a launch with the fields that all launches of a rank have in common. */
 static tt__launch tt__launch_on(const tt_program *p, int rank)
 {
     tt__launch l;
@@ -251,9 +251,8 @@ static tt__launch tt__launch_on(const tt_program *p, int rank)
     return l;
 }
 
-/* Runs a stretch on a rank. A device that can record launches records the second run of the same kind and
-   replays the recording in later runs. A device that fails to record launches that it can run one by one
-   records no more. */
+/* Runs a stretch on a rank. A device that can record launches records the second of equal runs, and replays
+   the recording in later ones. If recording fails, it is not tried again on that rank. */
 static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s)
 {
     const tt__device_group *c = p->settings.group;
@@ -262,7 +261,7 @@ static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const t
     char why[512] = "";
     tt_status status = TT_OK;
     const bool absent = s->segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= r->now.present;
-    /* A graph cannot prefetch managed memory. */
+    /* a recording (CUDA graph) cannot prefetch managed memory */
     const bool can_record = b->capture && !r->never_records && !p->arena->paging && !p->ctx->profiles;
     const bool records = can_record && !absent && !tt__needs_host(p, s->segment);
     tt__recording *x = records ? tt__recording_of(p, rank, s->segment, s->first) : NULL;
@@ -276,11 +275,11 @@ static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const t
     return status;
 }
 
-/* Divides stretch s in two, and returns the end of the first part: directly after the last instruction that
-   writes the step's results. So the host can read the results while the second part updates parameters, and
-   can launch the next step before the updates are done. Returns s->end, which does not divide s, if results
-   are not read later, if work is in flight on another stream at the end of the first part, or if the
-   instruction there is launched together with the next one. */
+/* Returns the end of the first of two parts of stretch s: after the last instruction that writes the step's
+   results. The host can read the results while the second part updates parameters, and can launch the next
+   step before the updates end. Returns s->end, so that there is no second part, in three cases: results are
+   not read later; work on another stream is in flight there; or the instruction there is launched together
+   with the next one. */
 static int tt__results_end(const tt_program *p, const tt__stretch *s)
 {
     const tt_tape *t = p->built.t;
@@ -312,7 +311,7 @@ static tt_status tt__send_results(tt_program *p, int rank)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* A segment that all ranks run. sends: the first rank copies the segment's results to the host. */
+/* A segment to run on all ranks. sends: the first rank copies the results to the host. */
 typedef struct tt__segment_job { tt_program *p; tt__segment segment; bool sends; } tt__segment_job;
 
 /* Runs a segment on a rank. arg: the tt__segment_job. */
@@ -344,7 +343,7 @@ static tt_status tt__run_rank(void *arg, int rank)
     return status;
 }
 
-/* Logs a warning for each device that failed to record launches. */
+/* Logs a warning for each device that cannot record launches. */
 static void tt__tell_graphs(tt_program *p)
 {
     char device[32];
@@ -358,8 +357,7 @@ static void tt__tell_graphs(tt_program *p)
     }
 }
 
-/* Makes all processes agree on whether the inputs of a micro-batch are valid, and adds up the FLOPs of all
-   ranks. */
+/* Makes all processes agree on whether a micro-batch's inputs are valid, and adds up all ranks' FLOPs. */
 static tt_status tt__agree_flops(tt_program *p, tt_status status)
 {
     const tt__device_group *c = p->settings.group;

@@ -17,13 +17,13 @@
 
 /* ------------------------------------------------------------------------------------------ managed memory
    An arena that is larger than its device's free memory moves to and from the device in blocks. A step uses
-   most of the arena once, in order, so the blocks that were used least recently are needed next, and a cache
-   of all blocks would be useless. Therefore some blocks are kept on the device, and the other blocks share
-   the remaining bytes, `room`. Instructions are divided into windows whose blocks need at most a quarter of
-   `room`, so that the window that runs and the next two, which are prefetched, fit. */
+   most of the arena once, in order. So the blocks used longest ago are needed next, and a cache of all blocks
+   would be useless. Therefore some blocks are kept on the device, and the other blocks share the remaining
+   bytes, `room`. Instructions are divided into windows whose blocks need at most a quarter of `room`, so that
+   there is room for the window that runs and for the next two, which are prefetched. */
 
-/* Returns how many bytes a storage has in its program's arena, and sets *first to the offset of the first.
-   Returns 0 if the storage is not in the arena. */
+/* Returns the bytes of storage x in its program's arena, and sets *first to the offset of its first byte; 0
+   if the arena does not have x. */
 static size_t tt__arena_extent(const tt_program *p, const tt__tape_value *x, size_t *first)
 {
     if (x->space != TT__DEVICE) return 0;
@@ -33,14 +33,14 @@ static size_t tt__arena_extent(const tt_program *p, const tt__tape_value *x, siz
     return tt__storage_bytes(x);
 }
 
-/* Returns the value that is operand j of an instruction; results come after the inputs. 0: no value. */
+/* Returns the value of operand j of an instruction; j counts inputs first, then results. 0: no value. */
 static int32_t tt__operand(const tt__instr *i, int j)
 {
     return j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
 }
 
-/* Adds the blocks that contain bytes [first, first + bytes) of an arena to the window that began after stamp
-   `before`. Returns the bytes of those blocks that are new to the window and not kept on the device. */
+/* Adds the blocks with bytes [first, first + bytes) of an arena to the window that began after stamp
+   `before`. Returns the bytes of those blocks that are new to the window, without kept blocks. */
 static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_t before)
 {
     size_t added = 0;
@@ -52,8 +52,8 @@ static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_
     return added;
 }
 
-/* Adds the blocks that the next instruction uses to the window that began after stamp `before`. Returns the
-   bytes of the blocks that are new to the window and not kept on the device. */
+/* Adds the blocks that instruction i uses to the window that began after stamp `before`. Returns the bytes of
+   the blocks that are new to the window, without kept blocks. */
 static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t before)
 {
     tt__paging *g = p->arena->paging;
@@ -71,9 +71,9 @@ static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t 
 
 /* The windows (consecutive instructions) into which a segment is divided. */
 typedef struct tt__windows {
-    int next, end;      /* instructions [next, end) belong to no window yet */
+    int next, end;      /* instructions [next, end) are not yet in a window */
     int until[TT__WINDOWS]; /* for each of the last windows: the end of its instructions */
-    int made, entered;  /* number of windows that were made so far; number that began to run */
+    int made, entered;  /* number of windows made so far; number of those that have begun to run */
 } tt__windows;
 
 /* Prefetches the blocks whose stamp is in (before, last], except those that are still on the device. A block
@@ -84,7 +84,7 @@ static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last,
     tt__arena *a = p->arena;
     tt__paging *g = a->paging;
     tt_status status = TT_OK;
-    size_t run = 0; /* number of blocks directly before b to prefetch */
+    size_t run = 0; /* number of blocks, directly before b, to prefetch */
     for (size_t b = 0; b <= g->blocks && status == TT_OK; b++) {
         const bool needed = b < g->blocks && g->stamp[b] > before && g->stamp[b] <= last;
         const bool absent = needed && (!g->used[b] || g->clock - g->used[b] > g->room);
@@ -101,9 +101,9 @@ static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last,
     return status;
 }
 
-/* Finds the end of the next window of a segment: the window takes as many instructions as need at most its
-   share of the room. Instructions that run together stay in one window, unless they alone need more. Returns
-   the last stamp of the window. */
+/* Finds the end of the next window, which takes instructions until their blocks need more than its share of
+   `room`. Instructions that run together stay in one window, unless they alone need more. Returns the last
+   stamp of the window. */
 static uint64_t tt__end_window(tt_program *p, tt__windows *w)
 {
     tt__paging *g = p->arena->paging;
@@ -111,8 +111,8 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     const uint64_t before = g->stamps;
     const size_t max = g->room / (TT__WINDOWS + 1);
     const int first = w->next;
-    int group = first; /* first instruction of the group that runs together with k */
-    size_t bytes = 0, of_group = 0; /* bytes that the window needs; bytes of these that the group added */
+    int group = first; /* first instruction of the group that k runs together with */
+    size_t bytes = 0, of_group = 0; /* bytes that the window needs; bytes that the group has added */
     for (int k = first; k < w->end; k++) {
         if (k > first && !code[k - 1].with_next) {
             group = k;
@@ -135,7 +135,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     return g->stamps;
 }
 
-/* Makes the next window of a segment, if instructions are left, and prefetches the window's blocks. */
+/* Makes the next window of a segment, if any instructions are left, and prefetches its blocks. */
 static tt_status tt__bring_window(tt_program *p, tt__windows *w)
 {
     tt__arena *a = p->arena;
@@ -153,9 +153,8 @@ static tt_status tt__bring_window(tt_program *p, tt__windows *w)
     return status;
 }
 
-/* Prepares the launch of instruction k of a segment. If k is the first instruction of a window, starts to
-   prefetch the blocks of the window two ahead, once all work before k is done, and makes k wait for the
-   blocks of its own window. */
+/* Prepares the launch of instruction k. If a window begins at k, makes k wait for the blocks of this window,
+   and begins to prefetch the blocks of the window two ahead once all work before k is done. */
 static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
 {
     tt__arena *a = p->arena;
@@ -174,8 +173,8 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     return tt__device_status(p->ctx, a->group, 0, status);
 }
 
-/* Marks the blocks that contain bytes [first, first + bytes) as kept on the device, as long as all kept
-   blocks together have at most `max` bytes. *kept: bytes of the kept blocks so far. */
+/* Keeps the blocks with bytes [first, first + bytes) on the device, unless all kept blocks would then have
+   more than `max` bytes. *kept: bytes of the kept blocks so far. */
 static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t max, size_t *kept)
 {
     const size_t from = first / TT__BLOCK, end = bytes ? (first + bytes - 1) / TT__BLOCK + 1 : from;
@@ -186,9 +185,9 @@ static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t max
     *kept += added;
 }
 
-/* Chooses the blocks that always stay on the device: those of the resident workspace, then those of
-   persistent storages, in the order in which the arena's programs use them, the oldest program first. Returns
-   the bytes of the chosen blocks. */
+/* Chooses the blocks that always stay on the device: first those of the resident workspace, then those of
+   persistent storages in the order in which programs use them, beginning with the oldest program. Returns the
+   bytes of the chosen blocks. */
 static size_t tt__choose_kept(const tt__arena *a, size_t available)
 {
     int programs = 0;
@@ -211,8 +210,8 @@ static size_t tt__choose_kept(const tt__arena *a, size_t available)
     return kept;
 }
 
-/* Decides which blocks of an arena in managed memory stay on the device, and tells the device. available: the
-   device's free bytes. */
+/* Decides which blocks of an arena in managed memory stay on the device, and tells the device. available:
+   free bytes of the device. */
 static tt_status tt__plan_paging(tt_context *ctx, tt__arena *a, size_t available)
 {
     const tt__backend *b = a->kind->backend;
@@ -291,7 +290,7 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
         tt_param *p = ctx->params[k];
         const tt__arena *other = p->owner == a ? p->second_owner : p->second_owner == a ? p->owner : NULL;
         if (p->owner != a && p->second_owner != a) continue;
-        /* Keeps the source for the other arena, which may be in a process that cannot read this arena. */
+        /* Another arena without memory needs the source: its process may be unable to read this arena. */
         p->keeps_source = other && !other->allocated;
         if (!p->keeps_source) tt__param_drop_source(p);
     }
@@ -299,11 +298,11 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
     return status;
 }
 
-/* Returns whether the host writes value v to a device through a staging buffer. */
+/* Returns whether the host writes value v to a device, through a staging buffer. */
 static bool tt__is_staged(const tt_program *p, int32_t v)
 {
     const tt__tape_value *x = &p->built.t->values[v];
-    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent ones are arrivals */
+    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent inputs are arrivals */
     if (p->settings.kind->host || (!input && x->storage != TT__STEP)) return false;
     return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }
@@ -314,9 +313,9 @@ static size_t tt__micro_bytes(const tt__tape_value *x)
     return tt__storage_bytes(x) / (size_t)tt__max(1, x->copies);
 }
 
-/* Returns the bytes of host memory that instruction i needs to send a value to, or receive it from, a stage
-   in another process: values in a device's memory go through the host's memory. A sender needs room for all
-   micro-batches in flight. Returns 0 if i is no such instruction or the device is the CPU. */
+/* Returns the bytes of host memory through which instruction i sends a value to a stage in another process,
+   or receives it. A sender needs room for all micro-batches in flight. Returns 0 for any other instruction,
+   and on the CPU. */
 static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
 {
     const tt__device_group *c = p->settings.group;
@@ -329,8 +328,8 @@ static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
     return i->out[0] ? bytes : bytes * (size_t)p->settings.in_flight;
 }
 
-/* Returns whether the host may read the results of a step as late as in the next step. With loss scaling it
-   may not, as the next step needs the new scale. */
+/* Returns whether the host may read the results of a step during the next step. With loss scaling it may not,
+   because the next step needs the new scale. */
 static bool tt__reads_later(const tt_program *p)
 {
     const tt__settings *s = &p->settings;
@@ -338,9 +337,9 @@ static bool tt__reads_later(const tt_program *p)
     return !s->kind->host && s->options.train && !s->scales && whole && !p->ctx->profiles;
 }
 
-/* Returns the bytes of a rank's staging buffers: two buffers for each value that the host writes (the host
-   fills one while the device copies the other), one for results that are read later, and those for a stage's
-   messages. */
+/* Returns the bytes of a rank's staging buffers: two for each value that the host writes, so that the host
+   fills one while the device copies the other; one for results that are read later; and those for the
+   messages of a pipeline stage. */
 static size_t tt__staging_bytes(const tt_program *p)
 {
     size_t bytes = 0;
@@ -351,7 +350,7 @@ static size_t tt__staging_bytes(const tt_program *p)
     return bytes;
 }
 
-/* Allocates a rank's memory on the host (values, staging buffers) and the events of a pipeline's stage. */
+/* Allocates a rank's memory on the host (values, staging buffers) and the events of a pipeline stage. */
 static tt_status tt__allocate_rank(tt_program *p, int rank)
 {
     const tt_tape *t = p->built.t;
@@ -385,8 +384,7 @@ static tt_status tt__allocate_rank(tt_program *p, int rank)
     return TT_OK;
 }
 
-/* Fails if the device of a rank of a pipeline cannot load from the memory of a neighbouring stage's
-   device. */
+/* Fails if the devices of two neighbouring stages of a pipeline cannot load from each other's memory. */
 static tt_status tt__check_neighbours(const tt_program *p)
 {
     const tt__device_group *c = p->settings.group;
@@ -401,9 +399,9 @@ static tt_status tt__check_neighbours(const tt_program *p)
     return TT_OK;
 }
 
-/* Fails if this process's program, with those of the other processes on this machine, needs more memory than
-   the machine has available. Without this check the system would kill a process once the memory is in use.
-   Does not check memory from a caller's allocator. */
+/* Fails if the program needs more memory than this machine has available, together with the other processes
+   on the machine; otherwise the system might kill a process later. Does not check memory of a caller's
+   allocator. */
 static tt_status tt__memory_suffices(const tt_program *p)
 {
 #if defined(__linux__)
@@ -444,7 +442,7 @@ tt_status tt_allocate(tt_program *p)
                         "compile for \"cpu\"", p->settings.kind->name);
     const tt__device_group *c = p->settings.group;
     tt_status status = tt__params_ready(p);
-    if (!p->arena->allocated && p->head == p) { /* all processes check before one allocates */
+    if (!p->arena->allocated && p->head == p) { /* all processes check before any allocates */
         if (status == TT_OK) status = tt__memory_suffices(p);
         status = tt__agree(p->ctx, "the memory of a plan", status, NULL, 0);
     }

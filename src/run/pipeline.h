@@ -15,9 +15,9 @@
 
 /* ---- a pipeline: keeps its micro-batches, and runs them all at the step's end */
 
-/* Returns the number of the micro-batch that a stage runs as its action number k, and sets *backward to
-   whether the action is a backward. A stage has two actions, forward and backward, for each of `micros`
-   micro-batches. ahead: number of forwards before forwards and backwards begin to alternate. */
+/* Returns the number of the micro-batch that a stage runs in its action number k, and sets *backward to
+   whether the action is a backward. A stage has two actions for each of `micros` micro-batches: forward and
+   backward. ahead: number of forwards before forwards and backwards alternate. */
 static int64_t tt__pipeline_action(int64_t k, int64_t micros, int64_t ahead, bool *backward)
 {
     const int64_t first = tt__min(ahead, micros), both = 2 * (micros - first);
@@ -26,7 +26,7 @@ static int64_t tt__pipeline_action(int64_t k, int64_t micros, int64_t ahead, boo
     return k >= first + both ? k - micros : *backward ? (k - first) / 2 : first + (k - first) / 2;
 }
 
-/* Accepts the next micro-batch of a pipeline: checks and keeps its inputs. tt__run_pipeline runs it later. */
+/* Accepts the next micro-batch of a pipeline: checks and keeps its inputs, until tt__run_pipeline runs it. */
 static tt_status tt__feed(tt_program *p)
 {
     const int max = p->settings.options.parallel.micros;
@@ -38,7 +38,7 @@ static tt_status tt__feed(tt_program *p)
     }
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
-    for (int d = 0; d < p->present; d++) { /* keeps the rows of the recorded axes */
+    for (int d = 0; d < p->present; d++) { /* keeps the numbers of rows of all axes */
         const int64_t *rows = p->rank[tt__first_of(p, d)].axis_rows;
         memcpy(p->queued[p->round * p->arena->data + d].rows, rows, sizeof *rows * (size_t)p->n_axes);
     }
@@ -50,7 +50,7 @@ static tt_status tt__feed(tt_program *p)
     return status;
 }
 
-/* Writes the kept inputs of the current micro-batch to a rank's memory. */
+/* Writes the kept inputs of a rank's current micro-batch to the rank's memory. */
 static tt_status tt__write_queued(tt_program *p, int rank)
 {
     const tt__now *now = &p->rank[rank].now;
@@ -110,9 +110,9 @@ static tt_status tt__run_pipeline(tt_program *p)
     return TT_OK;
 }
 
-/* Runs one micro-batch on each data rank that has one: the forward and, if the program trains, the backward.
-   wanted: waits until the device has computed the results, and checks the loss. Otherwise a loss that is not
-   finite is noticed only at the end of the step. */
+/* Runs one micro-batch on each data rank that has one: the forward and, in training, the backward. wanted:
+   waits until the device has computed the results, and checks the loss. Otherwise, on a device, a loss that
+   is not finite is noticed only at the end of the step. */
 static tt_status tt__micro(tt_program *p, bool wanted)
 {
     const bool train = p->settings.options.train;
@@ -127,7 +127,7 @@ static tt_status tt__micro(tt_program *p, bool wanted)
     if (status == TT_OK && (wanted || p->settings.kind->host)) {
         status = train ? tt__read_counts(p, &bad) : tt__read_results(p);
     }
-    const int64_t number = p->round * p->arena->data + bad; /* the micro-batch's number */
+    const int64_t number = p->round * p->arena->data + bad; /* number of the micro-batch in the step */
     return status == TT_OK && train ? tt__check_loss(p, number) : status;
 }
 
@@ -139,7 +139,8 @@ static tt_status tt__run_lap(tt_program *p)
     return any ? tt__run_segment(p, TT__EACH_LAP, false) : TT_OK;
 }
 
-/* Ends a round: one micro-batch on each data rank. If the round ends a lap, sums the lap's tree of sums. */
+/* Ends a round, in which each data rank has run one micro-batch. If the round ends a lap, sums the lap's tree
+   of sums. */
 static tt_status tt__end_round(tt_program *p)
 {
     p->round++;

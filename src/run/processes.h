@@ -16,8 +16,8 @@
 /* ------------------------------------------------------------------------------------------------- processes
    Counts the bytes that a plan sends between processes, and launches collectives. */
 
-/* Returns the number of bytes that the ranks of this process send to other processes in a step with one full
-   micro-batch on each data rank. Sets *least to the minimum number that any method must send. */
+/* Returns the bytes that the ranks of this process send to other processes in a step with one full
+   micro-batch on each data rank. Sets *least to the minimum that any method must send. */
 static double tt__net_plan(const tt_program *head, double *min)
 {
     const tt__device_group *group = head->settings.group;
@@ -35,7 +35,7 @@ static double tt__net_plan(const tt_program *head, double *min)
             l.instr = i;
             l.in[0] = tt__at_capacity(p->built.t, i->in[0]);
             l.out[0] = tt__at_capacity(p->built.t, i->out[0]);
-            if (i->in[0]) l.in[0].data = &l; /* not NULL: the operand is present */
+            if (i->in[0]) l.in[0].data = &l; /* any address: the operand is present */
             l.members = l.present = c.all.count;
             l.me = c.me;
             c.l = &l;
@@ -77,8 +77,8 @@ static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, i
     return pair && net ? tt__net_pair(&c) : tt__run_collective(&c, met);
 }
 
-/* Sets the fields of *l to launch instruction i on a rank. *l is all 0 on entry. peers: memory for the
-   operands and results of other ranks. */
+/* Sets the fields of *l to launch instruction i on a rank; *l has the fields of tt__launch_on. peers: memory
+   for the operands and results of other ranks. */
 static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__launch *l, tt__mat *peers)
 {
     const tt__tape_value *y = &p->built.t->values[i->out[0]];
@@ -93,7 +93,7 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
     l->workspace = p->arena->memory[rank] + p->arena->persistent + i->workspace_place;
     if (i->on_host) {
         l->workspace = p->rank[rank].host + p->built.host_persistent + i->workspace_place;
-        l->in[TT__RUN_IN].data = &p->head->run; /* `micro` is not set: no update reads it */
+        l->in[TT__RUN_IN].data = &p->head->run; /* without `micro`, which no update reads */
         if (!p->settings.kind->host) l->device = p->settings.group->host[rank];
     }
     if (p->arena->tensor > 1) tt__set_tensor_rank(p, rank, l);

@@ -15,7 +15,7 @@
    sections above.
    ======================================================================================================== */
 
-/* Returns the first of the ranks that form a data rank in the program's stage. */
+/* Returns the first of the ranks of a data rank (one for each tensor rank) in the program's stage. */
 static int tt__first_of(const tt_program *p, int data_rank)
 {
     return tt__first_rank(p->arena) + data_rank * p->arena->tensor;
@@ -26,8 +26,8 @@ static int tt__data_rank(const tt_program *p, int rank)
     return rank / p->arena->tensor % p->arena->data;
 }
 
-/* tt__stage_of returns the stage that runs on a rank; tt__last_stage returns the last stage, which has the
-   loss. */
+/* tt__stage_of returns the program of the stage that runs on a rank, tt__last_stage that of the last stage,
+   which computes the loss. */
 static tt_program *tt__stage_of(const tt_program *p, int rank)
 {
     return p->head->stage[rank / tt__stage_ranks(p->arena)];
@@ -35,8 +35,8 @@ static tt_program *tt__stage_of(const tt_program *p, int rank)
 
 static tt_program *tt__last_stage(const tt_program *p) { return p->stage[p->stages - 1]; }
 
-/* tt__is_here returns whether a rank belongs to this process; tt__has_data_rank, whether any of the ranks
-   that form a data rank does. */
+/* tt__is_here returns whether a rank is in this process, tt__has_data_rank whether a rank of a data rank
+   is. */
 static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.group, rank); }
 
 static bool tt__has_data_rank(const tt_program *p, int data_rank)
@@ -50,7 +50,7 @@ static bool tt__has_data_rank(const tt_program *p, int data_rank)
     return has;
 }
 
-/* Returns the ranks that take part with `rank` in a collective over move->over, and sets *me to the member
+/* Returns the members of a collective over move->over in which `rank` takes part, and sets *me to the member
    number of `rank`. */
 static tt__members tt__members_of(const tt_program *p, int rank, const tt__move *move, int *me)
 {
@@ -65,9 +65,9 @@ static tt__members tt__members_of(const tt_program *p, int rank, const tt__move 
     return m;
 }
 
-/* Returns the rank of the neighbouring stage with which instruction i exchanges a value; it has the same
-   position in its stage as `rank`. Sets *way to 0 if the value moves to the next stage, to 1 if to the
-   previous. */
+/* Returns the rank of another stage with which `rank` exchanges the value of instruction i; the position in
+   both stages is the same. Sets *way to 0 if the value moves towards the last stage, to 1 if towards the
+   first. */
 static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int *way)
 {
     int me;
@@ -76,8 +76,8 @@ static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int 
     return all.first + all.stride * (i->out[0] ? i->move.from : i->move.to);
 }
 
-/* tt__slots returns how many slots (leaves of the tree of sums, see ranks/threads.h) a data rank has;
-   tt__slot returns the slot to which a round adds. */
+/* tt__slots returns the number of slots of a data rank, one for each of its leaves of the tree of sums
+   (ranks/threads.h). tt__slot returns the slot to which a round adds. */
 static int tt__slots(const tt_program *p)
 {
     return p->settings.options.parallel.groups / p->settings.options.parallel.data;
@@ -85,14 +85,14 @@ static int tt__slots(const tt_program *p)
 
 static int tt__slot(const tt_program *p, int64_t round) { return (int)(round % tt__slots(p)); }
 
-/* Returns how many slots have contents when `segment` sums them; these are always the first slots. */
+/* Returns how many slots have contents when `segment` sums them. These are always the first slots. */
 static int tt__slots_used(const tt_program *p, int64_t round, tt__segment segment)
 {
     const int64_t slots = tt__slots(p);
     return (int)(segment == TT__EACH_LAP ? (round + slots - 1) % slots + 1 : tt__min(round, slots));
 }
 
-/* Returns the inputs that a pipeline keeps for a rank in a round. */
+/* Returns the inputs that a pipeline has kept for a rank's micro-batch of a round. */
 static const tt__queued *tt__queued_at(const tt_program *p, int64_t round, int rank)
 {
     return &p->head->queued[round * p->arena->data + tt__data_rank(p, rank)];
@@ -104,7 +104,7 @@ static tt__now tt__now_of(const tt_program *head)
     return now;
 }
 
-/* Returns the number of rows of each axis in a run on a rank; in a pipeline, the numbers of micro-batch
+/* Returns the number of rows of each axis in run *now on a rank; in a pipeline, for the micro-batch of round
    now->round. */
 static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int rank)
 {
@@ -113,7 +113,7 @@ static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int 
     return tt__queued_at(p, now->round, rank)->rows;
 }
 
-/* Returns how many rows of an axis a rank has in a run, and sets *first to the number of its first row. */
+/* Returns how many rows of an axis a rank has in run *now. Sets *first to the number of the first of them. */
 static int64_t tt__axis_rows(const tt_program *p, const tt__now *now, int rank, int32_t axis, int64_t *first)
 {
     const tt__row_axis *a = &p->built.t->axes[axis];
@@ -130,8 +130,8 @@ static int64_t tt__actual_rows(const tt_program *p, const tt__now *now, int rank
     return s->axis ? tt__axis_rows(p, now, rank, s->axis, &first) + s->extra : s->rows;
 }
 
-/* Fails if the program uses parameters of another program's arena and that arena has no memory yet, or stores
-   the parameters with another device, layout or dtype than this program was compiled for. */
+/* Fails if parameters are in another program's arena that has no memory yet, or that stores them on another
+   device, or with another layout or dtype, than this program needs. */
 static tt_status tt__params_ready(const tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -152,16 +152,16 @@ static tt_status tt__params_ready(const tt_program *p)
     return status;
 }
 
-/* Returns the offset in bytes, in a rank's device memory, of the region (persistent, transient, ...) that has
-   storage x. */
+/* Returns the offset, in bytes, of the region with storage x in a rank's device memory: persistent,
+   transient, or only on data rank 0. */
 static size_t tt__region(const tt_program *p, const tt__tape_value *x)
 {
     if (!x->persistent) return p->arena->persistent;
     return x->part.root ? p->arena->persistent + p->arena->transient : 0;
 }
 
-/* tt__host_size returns the bytes of a rank's values in host memory; the next function returns the offset in
-   bytes, in that memory, of the region that has storage x. */
+/* tt__host_size returns the bytes of a rank's values in the host's memory. tt__host_region returns the
+   offset, in bytes, of the region with storage x there. */
 static size_t tt__host_size(const tt_program *p, int rank)
 {
     const tt__built *b = &p->built;
@@ -175,7 +175,7 @@ static size_t tt__host_region(const tt_program *p, const tt__tape_value *x)
     return x->part.root ? p->built.host_persistent + p->built.host_transient : 0;
 }
 
-/* Returns the address of a storage on a rank. NULL: the rank is in another process. */
+/* Returns the address of storage x on a rank; NULL if the rank belongs to another process. */
 static char *tt__storage_memory(const tt_program *p, int rank, const tt__tape_value *x)
 {
     if (!tt__is_here(p, rank)) return NULL;
@@ -184,8 +184,8 @@ static char *tt__storage_memory(const tt_program *p, int rank, const tt__tape_va
     return p->arena->memory[rank] + tt__region(p, x) + x->place;
 }
 
-/* Fills optimizer states and accumulated gradients with 0, once, right before their first use. On systems
-   where untouched pages take no physical memory, only parameters take any until then. */
+/* Fills optimizer states and accumulated gradients with 0 before their first use. Until then they take no
+   physical memory on systems that allocate pages on first use. */
 static tt_status tt__zero_states(tt_program *p)
 {
     const tt__arena *a = p->arena;

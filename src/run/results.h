@@ -17,8 +17,7 @@
 /* --------------------------------------------------------------------------------------------------- results
    Runs a segment on all ranks, collects its results, and reports numbers that are not finite. */
 
-/* Runs a segment on all ranks. sends: starts to copy the segment's results to the host, which reads them
-   later. */
+/* Runs a segment on all ranks. sends: also starts to copy the results to the host, which reads them later. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
 {
     tt__segment_job job = {p, segment, sends};
@@ -30,7 +29,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
     if (status == TT_OK) status = tt__zero_states(p);
     if (micro) status = tt__agree_flops(p, status);
     for (tt_program *q = p->arena->programs; q && status == TT_OK; q = q->next)
-        if (q != p || micro) status = tt__read_unread(q); /* before q's memory changes */
+        if (q != p || micro) status = tt__read_unread(q); /* reads the results before q's memory changes */
     if (status == TT_OK) status = tt__tune_products(p);
     if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status != TT_OK) return status;
@@ -45,7 +44,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
     return TT_OK;
 }
 
-/* Reads the results of a step on a rank, after waiting for that rank. */
+/* Reads the results of a step from a rank's memory, after all work of its device. */
 static tt_status tt__read_rank(tt_program *p, int rank)
 {
     const tt_tape *t = p->built.t;
@@ -56,7 +55,7 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     if (!t->results) return tt__device_status(p->ctx, c, rank, a->kind->backend->wait(c->device[rank]));
     const tt__memory from = {a, rank, t->values[t->results].space, TT_U8,
                               tt__resolve(p, rank, t->results).data};
-    /* Pinned memory such as `bounce` lets this device copy while other devices work. */
+    /* With pinned memory such as `bounce`, this copy does not stop other devices. */
     void *to = from.space == TT__DEVICE && !a->kind->host ? (void *)a->bounce[rank] : &r->results;
     status = tt__read_memory(&from, to, TT_U8, sizeof r->results);
     if (status == TT_OK && to != &r->results) memcpy(&r->results, to, sizeof r->results);
@@ -64,18 +63,18 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     return status;
 }
 
-/* The results of a data rank, which its process sends to the other processes. */
+/* The results of a data rank, as processes exchange them. */
 typedef struct tt__found { tt__totals totals; double flops; } tt__found;
 typedef char tt__found_fits_a_note[sizeof(tt__found) * TT__RANKS <= TT__NOTE ? 1 : -1];
 
-/* Exchanges the results of a run between processes. Sets p->rank[].results of the first rank of each data
+/* Exchanges the results of a run between processes, and sets p->rank[].results of the first rank of each data
    rank. */
 static tt_status tt__exchange_results(tt_program *p)
 {
     const tt__device_group *c = p->settings.group;
     const int data = p->arena->data;
     tt_program *last = tt__last_stage(p);
-    tt__found found[TT__RANKS]; /* for each data rank; 0 if it is in another process */
+    tt__found found[TT__RANKS]; /* for each data rank; all 0 for one in another process */
     tt_status status = TT_OK;
     memset(found, 0, sizeof found);
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
@@ -98,14 +97,14 @@ static tt_status tt__exchange_results(tt_program *p)
     return status;
 }
 
-/* Reads the results of an update on a rank, which may belong to another process. All processes must call this
-   function. */
+/* Reads the results of an update from a rank, which may belong to another process. All processes must call
+   this function. */
 static tt_status tt__read_first(tt_program *p, int rank)
 {
     const tt__device_group *c = p->settings.group;
     const int own = tt__is_here(p, rank) ? rank : c->first;
     tt__results *results = &p->rank[rank].results;
-    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* waits for this process's rank too */
+    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* also waits for a rank of this process */
     if (status != TT_OK) return tt__net_fail(p->ctx, status);
     const int process = tt__process_of(c, rank);
     return tt__net_fetch(p->ctx, process, -1, "what a step has found", results, sizeof *results);
@@ -118,8 +117,8 @@ static void tt__add_totals(tt__totals *to, const tt__totals *x)
     to->correct += x->correct;
 }
 
-/* Reads the results over all ranks. After an update, each rank has them. In a program with train = false,
-   adds up the results of the data ranks that ran a micro-batch. */
+/* Reads the results of all ranks. In training, each rank has them all after the update. Otherwise, adds up
+   the results of the data ranks that had a micro-batch. */
 static tt_status tt__read_results(tt_program *p)
 {
     const bool trains = p->settings.options.train, net = p->settings.group->local < p->settings.group->ranks;
@@ -140,9 +139,9 @@ static tt_status tt__read_results(tt_program *p)
     return status;
 }
 
-/* Reads the totals (loss, targets, correct) of the step's micro-batches so far. If the tree of sums is not
-   summed yet (tape->counted tells), adds up its leaves. Sets *bad to the first data rank whose loss is not
-   finite, or to 0 if no other is known. */
+/* Reads the totals of losses of the step's micro-batches so far. If the tree of sums is summed later
+   (tape->counted is not 0), adds up its leaves. Sets *bad to the first data rank whose loss is not finite; 0:
+   none or unknown. */
 static tt_status tt__read_counts(tt_program *head, int *bad)
 {
     tt_program *p = tt__last_stage(head);
@@ -150,7 +149,7 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
     const tt__tape_value *x = &t->values[t->counted];
     const tt__device_group *c = p->settings.group;
     const int data = p->arena->data, leaves = tt__slots(p) * data;
-    tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* totals of all leaves; of each leaf of this process */
+    tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* totals of all leaves; of each leaf in this process */
     tt_status status = t->counted ? TT_OK : tt__read_results(head);
     *bad = 0;
     if (!t->counted) return status;
@@ -163,7 +162,7 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
         status = tt__read_memory(&totals, &some[k], TT_U8, sizeof *some);
     }
     status = tt__agree(p->ctx, "what losses have counted", status, some, sizeof *some * (size_t)leaves);
-    for (int k = 0; k < leaves && status == TT_OK; k++) { /* the order is equal for any number of ranks */
+    for (int k = 0; k < leaves && status == TT_OK; k++) { /* in the same order for any number of ranks */
         const int d = k % data;
         const int process = tt__process_of(c, tt__first_of(p, d));
         const tt__totals *own = (const tt__totals *)tt__noted(p->ctx, process, some) + k;
@@ -199,8 +198,8 @@ static void tt__begin_step(tt_program *p)
     p->outcome = TT__UPDATED;
 }
 
-/* Returns the largest magnitude of the numbers of value v on a rank; infinity if a number is not finite.
-   Returns 0 if the device cannot be read, as the device's own error is reported elsewhere. */
+/* Returns the largest magnitude in value v on a rank; infinity if a number is not finite. Returns 0 if the
+   read fails, because the device's error is reported elsewhere. */
 static float tt__largest_of(tt_program *p, int rank, int32_t v)
 {
     const tt__mat m = tt__resolve(p, rank, v);
@@ -219,10 +218,9 @@ static float tt__largest_of(tt_program *p, int rank, int32_t v)
     return largest;
 }
 
-/* Finds a parameter, on this process's ranks, that explains why results are not finite: the first parameter
-   with a number that is not finite; else the parameter with the largest numbers, if these are larger than
-   training ever makes them. Writes its name and the reason to `to`. If it finds none, returns false and
-   writes "". */
+/* Finds a parameter, on this process's ranks, that explains results that are not finite: one with a number
+   that is not finite or, if there is none, the one with the largest number above 1e10. Writes its name and
+   the reason to `to`. If none explains them, returns false and writes "". */
 static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
 {
     const float huge = 1e10f;
@@ -247,7 +245,7 @@ static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
     return name != NULL;
 }
 
-/* Fails if the loss is not finite, and names a parameter that may be the cause. micro: the number of the
+/* Fails if the loss is not finite, and names a parameter that may be the cause. micro: number of the
    micro-batch in the step; -1: unknown. */
 static tt_status tt__check_loss(tt_program *p, int64_t micro)
 {
@@ -261,13 +259,13 @@ static tt_status tt__check_loss(tt_program *p, int64_t micro)
                     bad ? cause : "check the inputs, or lower the learning rate");
 }
 
-/* Updates the step's counts for a round that is ready to run. */
+/* Updates the counts of the current step before a round runs. */
 static void tt__begin_micro(tt_program *p)
 {
     const tt_program *last = tt__last_stage(p);
     const tt_tape *t = last->built.t;
     const tt__now now = tt__now_of(p);
-    /* loss_norm is a power of two near the number of targets: undoing the division is exact. */
+    /* undoing the division by loss_norm, a power of two near the number of targets, is exact */
     if (t->accumulate && !p->norm_known) {
         int exponent = 0, first = tt__first_of(last, 0);
         for (int k = 0; k < t->n_code; k++)

@@ -14,8 +14,8 @@
 
 /* ---- values that pass from one stage of a pipeline to the next */
 
-/* Sends a value to a stage in another process, or receives one. A SEND does not wait until its messages are
-   sent; a RECV waits for its messages. Data of a device goes through the host's memory. */
+/* Sends a value to a stage in another process, or receives one. A SEND does not wait for its messages; a RECV
+   does. Values in a device's memory go through the host's memory. */
 static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l, int other, int way)
 {
     const bool receives = l->instr->out[0] != 0;
@@ -49,7 +49,8 @@ static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l,
     return status;
 }
 
-/* Advances a rank's messages in flight: some MPI libraries transfer data only while they are called. */
+/* Lets a rank's messages in flight make progress: some MPI libraries transfer data only while they are
+   called. */
 static void tt__go_on_passing(const tt_program *p, int rank)
 {
     tt__net *n = p->ctx->net;
@@ -72,8 +73,8 @@ static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t roun
     return tt__net_all_there(&mail);
 }
 
-/* Runs a SEND or RECV instruction between stages. A SEND tells the other stage that the SEND's operand is
-   ready, and does not wait. A RECV waits for the SEND and copies its operand. */
+/* Runs a SEND or RECV between stages. A SEND tells the other stage that its operand is ready, and does not
+   wait. A RECV waits for the SEND and copies the SEND's operand. */
 static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
 {
     const tt__device_group *c = p->settings.group;
@@ -101,7 +102,7 @@ static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* Waits, before a segment overwrites a value that another stage receives, until that stage has copied it. */
+/* Before a segment overwrites a value that another stage receives, waits until that stage has a copy. */
 static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
 {
     const tt__device_group *c = p->settings.group;
@@ -128,11 +129,11 @@ static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* Returns whether m exists but has no elements, as a shard or a rank's own rows may. */
+/* Returns whether m is present but has no elements, which shards and a rank's own rows may be. */
 static bool tt__is_empty(const tt__mat *m) { return m->data && m->rows * m->cols == 0; }
 
-/* Runs an instruction whose operands have no elements. Its results, if not empty, are sums over no rows:
-   fills them with 0, unless the instruction adds to them. */
+/* Runs an instruction whose operands have no elements. Results that have elements are then sums over no rows:
+   they become 0, unless the instruction adds to them. */
 static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
 {
     tt_status status = TT_OK;
@@ -145,8 +146,8 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
     return tt__device_status(p->ctx, p->settings.group, rank, status);
 }
 
-/* Launches n instructions together that are no collectives: on the device or, if tt__instr.on_host, on the
-   CPU, once the device has computed their operands in the host's memory. */
+/* Launches n instructions together that are not collectives. They run on the device or, if tt__instr.on_host,
+   on the CPU once the device has computed their operands. */
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
     const bool on_host = l->instr->on_host;

@@ -23,8 +23,8 @@ int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
     return n;
 }
 
-/* Returns an array with a flag for each value of a recorded tape: whether value v depends on it. The caller
-   frees the array. NULL: out of memory. */
+/* Returns a flag for each value of a recorded tape: whether v depends on the value. The caller frees the
+   array. NULL: out of memory. */
 static bool *tt__needed_for(const tt_tape *t, tt_value v)
 {
     bool *needed = (bool *)tt__calloc(t->ctx, (size_t)t->n_values);
@@ -45,8 +45,8 @@ static void tt__discard_step(tt_program *p) { p->round = 0; }
 static bool tt__within_step(const tt_program *p) { return p->round > 0; }
 int64_t tt_program_steps(const tt_program *p) { return p->run.step; }
 
-/* Adds the attributes of the instruction that updates parameter v to *hash. Returns false if no instruction
-   of the tape updates v. */
+/* Continues *hash with the attributes of the instruction that updates parameter v. Returns false if no
+   instruction of the tape updates v. */
 static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
 {
     for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code; k++) {
@@ -58,13 +58,14 @@ static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
     return false;
 }
 
-/* Returns `hash` continued with the attributes of the instructions that end a step: that of the global norm,
-   those that update parameters, in the order of the parameters in the tape, and that of the loss scale. */
+/* Continues a hash with attributes of the instructions at the end of a step, and returns it: those of CLIP,
+   of the updates in the order of the parameters in the tape, and of LOSS_SCALE. */
 static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
 {
     const tt_tape *t = p->built.t;
     const int step = tt__segment_first(t, TT__EACH_STEP), first = t->early ? 0 : step;
-    const int count = t->n_code - first, next = t->early ? count - 1 : 1; /* the likely next one */
+    const int count = t->n_code - first, next = t->early ? count - 1 : 1; /* next: distance to the likely next
+                                                                             update */
     int at = t->early ? count - 1 : 0;
     for (int k = step; k < t->n_code; k++)
         if (t->code[k].out[0] == t->clipped) hash = tt__attr_hash(hash, &t->code[k].attr);
@@ -88,8 +89,8 @@ static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
 }
 
 /* Returns a hash of everything that determines the numbers that training computes: the recorded tape, the
-   options precision and matmul, loss scaling, and the optimizer's attributes. Leaves out placement,
-   recomputation, the device and the way the program runs, as these do not change the numbers. */
+   options precision and matmul, loss scaling, and the optimizer's attributes. Placement, recomputation, the
+   device and the ranks do not change the numbers and are left out. */
 static uint64_t tt__program_hash(const tt_program *p)
 {
     const tt_loss_scale *s = &p->settings.options.loss_scale;
@@ -100,20 +101,23 @@ static uint64_t tt__program_hash(const tt_program *p)
     uint64_t hash = tt__hash_on(p->built.recorded, how, sizeof how);
     hash = tt__hash_on(hash, scaling, sizeof scaling);
     const tt_parallel *ranks = &p->settings.options.parallel;
-    const bool micros = ranks->zero > 1 || ranks->reduce_micros; /* sums of micro-batches, not of a step */
+    const bool micros = ranks->zero > 1 || ranks->reduce_micros; /* gradients are summed in each
+                                                                    micro-batch */
     const int leaves[] = {ranks->groups, micros};
     if (ranks->groups > 1 || micros) hash = tt__hash_on(hash, leaves, sizeof leaves);
     const tt__attr none = tt__new_instr(0).attr;
     for (int32_t v = 1; v < p->built.t->n_values; v++)
-        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* stands for a sum of squares */
+        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* stands for the SUM_SQUARES of
+                                                                                v's gradient */
     return tt__updates_hash(p, hash);
 }
 
 enum { TT__STATE_VERSION = 5 };
-#define TT__MOST_STEPS ((int64_t)1 << 62) /* max number of steps in a state: later steps cannot overflow */
+#define TT__MOST_STEPS ((int64_t)1 << 62) /* max number of steps in a state, so that later steps cannot
+                                             overflow */
 
-/* The header of a saved state: numbers of 8 bytes each, stored as the I64 tensor "tinytrain.run". A program
-   must have some of the same numbers to continue from the state. optimizer: a tt_optimizer_kind; precision: a
+/* The header of a saved state: numbers of 8 bytes, stored as the I64 tensor "tinytrain.run". A program that
+   continues from the state must match some of them. optimizer: a tt_optimizer_kind; precision: a
    tt__precision_kind. */
 typedef struct tt__state_header {
     int64_t version, seed, step, good_steps, skipped;

@@ -19,7 +19,7 @@
 /* ----------------------------------------------------------------------------------------------------- steps
    Defines tt_step and its parts, reads the results of a step, at once or later, and reads gradients. */
 
-/* Sets *stats to the results of the last run on one data rank, in a program that does not train. */
+/* Sets *stats to the results of one data rank in the last run of a program that does not train. */
 static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)
 {
     const tt_program *p = tt__last_stage(head);
@@ -42,7 +42,7 @@ static tt_status tt__check_lr(tt_program *p, float lr)
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
 }
 
-/* Fails because the gradients' norm is not finite, and names a gradient that makes it so. */
+/* Fails because the norm of the gradients is not finite, and names a gradient that is the cause. */
 static tt_status tt__norm_failed(tt_program *head)
 {
     const int first = head->settings.group->first;
@@ -65,7 +65,7 @@ static tt_status tt__norm_failed(tt_program *head)
     tt__free(p->ctx, list);
     if (status != TT_OK) return status;
     head->outcome = t->early && bad ? TT__HALF_UPDATED : TT__NOT_FINITE;
-    if (t->early && bad) /* the memory of gradients was reused */
+    if (t->early && bad) /* the memory of gradients is in use for other values */
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite, or the sum "
                         "of its squares overflows; it was not updated, but with update 'backward' others may "
                         "have been: load the last state", step, p->ctx->params[t->values[bad].param]->name);
@@ -86,7 +86,7 @@ static tt_status tt__norm_failed(tt_program *head)
 }
 
 /* Fails if the results of a step are not finite; otherwise counts the step. one: the step had one
-   micro-batch. skipped: the value of tt__scale_state.skipped before the step. */
+   micro-batch. skipped: tt__scale_state.skipped before the step. */
 static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
 {
     p->outcome = TT__NO_TARGET;
@@ -97,15 +97,15 @@ static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
     tt_status status = tt__check_loss(p, one ? 0 : -1);
     if (status != TT_OK) return status;
     const bool finite = isfinite(p->results.clipped.norm), lowered = p->results.scale.skipped != skipped;
-    if (!finite && !lowered) return tt__norm_failed(p); /* lowered: the step is only skipped */
+    if (!finite && !lowered) return tt__norm_failed(p); /* lowered: loss scaling skips the step */
     if (finite) p->run.step++;
     tt__give_stats(p, &p->done, finite ? p->results.clipped.norm : 0);
     p->reads++;
     return TT_OK;
 }
 
-/* Reads the results of the last step, if they were not read yet, and counts that step. Does not change the
-   state of the current step, which has launched nothing yet. */
+/* Reads and judges the results of the last step, if they are unread. Leaves the state of the current step as
+   it is. */
 static tt_status tt__read_unread(tt_program *p)
 {
     const int rank = tt__first_of(p, 0);
@@ -115,7 +115,7 @@ static tt_status tt__read_unread(tt_program *p)
     const double flops = p->flops;
     if (!p->unread.any) return TT_OK;
     p->unread.any = false;
-    p->run.step--; /* counted again once its results are good */
+    p->run.step--; /* tt__judge_step counts the step again if its results are good */
     tt_status status = c->kind->backend->after(c->device[rank], TT__HOST_STREAM, r->has_found);
     status = tt__device_status(p->ctx, c, rank, status);
     if (status != TT_OK) return status;
@@ -129,7 +129,7 @@ static tt_status tt__read_unread(tt_program *p)
     return status;
 }
 
-/* Counts a step whose results will be read later. one: the step had one micro-batch. */
+/* Counts a step whose results the host reads later. one: the step had one micro-batch. */
 static void tt__leave_unread(tt_program *p, bool one)
 {
     p->unread.any = true;
@@ -152,15 +152,15 @@ tt_status tt_wait(tt_program *p, tt_stats *stats)
     const tt__device_group *c = p->settings.group;
     const int rank = tt__first_of(p, 0);
     tt_status status = tt__read_unread(p);
-    if (any && status == TT_OK) /* waits for updates, which follow the results */
+    if (any && status == TT_OK) /* waits for the updates, which follow the results */
         status = tt__device_status(p->ctx, c, rank, c->kind->backend->wait(c->device[rank]));
     if (stats) *stats = p->done;
     return status;
 }
 
-/* Ends a step: runs the kept micro-batches of a pipeline or, without a pipeline, sums an unfinished lap; then
-   updates the parameters. The update changes nothing if a loss or gradient is not finite. If `stats` is NULL,
-   the results may be read later. */
+/* Ends a step: runs the kept micro-batches of a pipeline, or sums an unfinished lap; then updates the
+   parameters. The update changes nothing if a loss or gradient is not finite. If `stats` is NULL, the host
+   may read the results later. */
 static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 {
     const double skipped = p->results.scale.skipped;
@@ -186,7 +186,7 @@ tt_status tt_step(tt_program *p, float lr, tt_stats *stats)
     tt_status status = tt__check_lr(p, lr);
     if (status != TT_OK) return status;
     tt__begin_step(p);
-    p->run.lr = lr; /* update "backward": tt__micro updates */
+    p->run.lr = lr; /* for update "backward", in which tt__micro updates */
     status = tt__micro(p, false);
     if (status == TT_OK) status = tt__end_round(p);
     if (status == TT_OK) status = tt__finish_step(p, lr, stats);
@@ -205,7 +205,8 @@ tt_status tt_micro_step(tt_program *p, tt_stats *stats)
                         "the step without updating");
     tt_status status = tt__micro(p, stats != NULL);
     if (status == TT_OK) status = tt__end_round(p);
-    if (status != TT_OK && p->round > 0) p->micro_failed = true; /* gradients may have a part */
+    if (status != TT_OK && p->round > 0) p->micro_failed = true; /* gradients may have parts of this
+                                                                    micro-batch */
     if (status != TT_OK) return status;
     tt__give_stats(p, stats, 0);
     return TT_OK;
@@ -249,17 +250,17 @@ static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int
     return tt__fetch_memory(&memory, to, TT_F32, (size_t)n);
 }
 
-/* The storages that hold a parameter's gradient in the middle of a step. In sums of a step (ranks/threads.h),
-   `leaves` holds the slots of each data rank. In sums of micro-batches, `total` holds the sum over ranks of
-   the finished laps and, if ranks have several slots, `leaves` the slots that the current lap has filled.
-   Both storages have the same layout. */
+/* The storages with a parameter's gradient in the middle of a step. In sums of a step (ranks/threads.h),
+   `leaves` has the slots of each data rank. In sums of micro-batches, `total` has the sum over ranks of the
+   finished laps and, if ranks have several slots, `leaves` has the slots of the current lap. Both have the
+   same layout. */
 typedef struct tt__so_far {
-    int32_t leaves, total; /* values of the tape; 0: no such storage */
-    int slots;             /* number of slots in use */
-    tt__part part;         /* the shard that a rank has of both storages */
+    int32_t leaves, total; /* numbers of the storages; 0: none */
+    int slots;             /* number of slots that have contents */
+    tt__part part;         /* the shard of `leaves` and `total` that a rank has */
 } tt__so_far;
 
-/* Adds up the gradient of the step so far, in the order of the tree of sums, and writes it to `to`. */
+/* Adds up a gradient over the step so far, in the order of the tree of sums, and writes the sum to `to`. */
 static tt_status tt__sum_so_far(tt_program *p, const tt__so_far *g, const tt__stored *stored, float *to)
 {
     const int data = p->built.t->sums_micros ? 1 : p->arena->data;
@@ -287,8 +288,7 @@ static tt_status tt__sum_so_far(tt_program *p, const tt__so_far *g, const tt__st
     return status;
 }
 
-/* Finds the storages that hold a parameter's gradient of the step so far. Returns false if the parameter has
-   no gradient. */
+/* Finds the storages with a parameter's gradient over the step so far. Returns false if there are none. */
 static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so_far *g)
 {
     const tt_tape *t = p->built.t;

@@ -15,8 +15,8 @@
 
 /* ---- timing of matrix products (tt_compile_options.tune) */
 
-/* Returns the choices of a rank's device (how it computes each matrix product) as text, which the caller
-   frees. NULL: out of memory. */
+/* Returns the choices of a rank's device, which tell how it computes each matrix product, as text that the
+   caller frees. NULL: out of memory. */
 static char *tt__tuned_text(const tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -27,8 +27,8 @@ static char *tt__tuned_text(const tt_program *p, int rank)
     return text;
 }
 
-/* Makes a rank's device use the choices in `text` (how to compute each matrix product). from: the name of the
-   text in error messages. */
+/* Makes a rank's device compute each matrix product as `text` says (from tt__tuned_text). from: name of the
+   text in errors. */
 static tt_status tt__learn(const tt_program *p, int rank, const char *text, const char *from)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -39,8 +39,7 @@ static tt_status tt__learn(const tt_program *p, int rank, const char *text, cons
     return tt__fail(p->ctx, status, "%s, line %d: %s", from, line, b->error(d));
 }
 
-/* Makes the devices of all ranks use the choices in `text`. Does nothing for kinds of devices that have no
-   choices. */
+/* Makes the devices of all ranks compute products as `text` says. Does nothing on devices without choices. */
 static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const char *from)
 {
     const tt__device_group *c = p->settings.group;
@@ -52,9 +51,9 @@ static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const
     return status;
 }
 
-/* Tells a rank's device which matrix products the program computes at full capacity. If `times`, also times
-   the products for which the device has no choice yet. Adds to *untimed the number of products that it could
-   not time for lack of memory. */
+/* Tells a rank's device which matrix products the program computes with all axes at their capacity. If
+   `times`, also times the products for which the device has no choice yet. Adds to *untimed the number of
+   products for which memory did not suffice. */
 static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untimed)
 {
     tt_program *p = tt__stage_of(of, rank);
@@ -64,7 +63,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     const size_t peers = 2 * (size_t)tt__max(p->settings.group->ranks, tt__slots(p));
     const tt__now before = r->now;
     const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* number of rounds of the first lap */
-    int64_t *round = &r->now.round; /* goes through the slots, then to a round that adds to them */
+    int64_t *round = &r->now.round; /* visits each slot once, then one slot again */
     int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
     tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
     const tt__launch like = tt__launch_on(p, rank);
@@ -96,7 +95,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     return status;
 }
 
-/* Calls tt__tune_rank for all programs of the arena whose option `tune` is not "off". */
+/* Calls tt__tune_rank for all programs of the arena in which option `tune` is not "off". */
 static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untimed)
 {
     tt_status status = TT_OK;
@@ -105,9 +104,8 @@ static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untime
     return status;
 }
 
-/* Times matrix products on one rank after another, in one process after another. Each rank times only
-   products that no earlier rank has timed. *text: on entry the known choices; on return those known at the
-   end. */
+/* Times matrix products on one rank after another, in one process after another, so that a rank times only
+   products that no earlier rank has timed. *text: the known choices, before and after the call. */
 static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
 {
     tt_context *ctx = p->ctx;
@@ -138,8 +136,8 @@ static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
     return status;
 }
 
-/* Reads a file of choices (how to compute matrix products), if it exists. *text: the contents, which the
-   caller frees; NULL if the file does not exist. */
+/* Reads the choices of matrix products from a file. Sets *text to the contents, which the caller frees, or
+   leaves it if the file does not exist. */
 static tt_status tt__read_tuned(tt_context *ctx, const char *path, char **text)
 {
     char folder[1024];
@@ -167,8 +165,8 @@ static tt_status tt__write_tuned(tt_context *ctx, const char *path, const char *
     return status;
 }
 
-/* Finds, before the first run of an arena, the fastest way to compute each matrix product of its programs.
-   Writes to no memory that a program reads. */
+/* Finds the fastest way to compute each matrix product of an arena's programs, before their first run. Writes
+   to no memory that a program reads. */
 static tt_status tt__tune_products(tt_program *p)
 {
     tt_context *ctx = p->ctx;
@@ -207,7 +205,7 @@ static tt_status tt__tune_products(tt_program *p)
     return status;
 }
 
-/* Discards the recordings of all programs of an arena; later runs record anew. */
+/* Discards the recordings of all programs of an arena. Later runs record anew. */
 static void tt__forget_recordings(tt_program *p)
 {
     const tt__device_group *c = p->settings.group;
@@ -221,8 +219,8 @@ static void tt__forget_recordings(tt_program *p)
 }
 
 static tt_status tt__read_unread(tt_program *p);
-/* Runs a function on all ranks. After an error, waits for the devices of all ranks, so that no device still
-   reads another's memory or has unfinished work. */
+/* Runs a function on all ranks. After an error, waits for the devices of all ranks, so that none still reads
+   another's memory or has unfinished work. */
 static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int rank), void *arg)
 {
     tt__device_group *c = p->settings.group;

@@ -5,10 +5,10 @@
 
 /* --------------------------------------------------------------------------------------------------- editing
    Functions with which a pass rewrites instructions in one sweep. Instructions keep their numbers until
-   tt__settle. tt__index counts which instructions write and read each value; tt__drop, tt__put and tt__insert
-   update the counts. A dropped instruction has op -1 and no operands. */
+   tt__settle. tt__index counts the reads and writes of each value; tt__drop, tt__put and tt__insert update
+   the counts. A dropped instruction has op -1 and no operands. */
 
-/* Adds the reads and writes of instruction k to the counts of values, or subtracts them (by: -1). */
+/* Adds the reads and writes of instruction k to the counts of its values; subtracts them if `by` is -1. */
 static void tt__count(tt_tape *t, int k, int by)
 {
     const tt__instr *i = &t->code[k];
@@ -44,8 +44,7 @@ static bool tt__is_of(const tt_tape *t, const int32_t *ids, int n, int32_t base)
     return false;
 }
 
-/* tt__reads and tt__writes return whether an instruction reads or writes storage `base` or a view of the
-   storage. */
+/* tt__reads and tt__writes return whether instruction i reads or writes storage `base` or a view of it. */
 static bool tt__reads(const tt_tape *t, const tt__instr *i, int32_t base)
 {
     return tt__is_of(t, i->in, TT__MAX_IN, base);
@@ -59,8 +58,8 @@ static bool tt__writes(const tt_tape *t, const tt__instr *i, int32_t base)
 static int tt__uses(const tt_tape *t, int32_t v) { return t->values[t->values[v].base].uses; }
 static int tt__producer(const tt_tape *t, int32_t v) { return t->values[v].producer - 1; } /* -1: none */
 
-/* Returns whether v is read exactly once and its contents are not needed afterwards. v is then a transient
-   storage, not a view, and neither `root`, an output nor the end of a stage. */
+/* Returns whether exactly one operand reads v and nothing needs v's contents afterwards: v is a transient
+   storage, not a view, and neither `root` (the loss), an output nor the end of a pipeline stage. */
 static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
 {
     const tt__tape_value *x = &t->values[v];
@@ -68,11 +67,11 @@ static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
     return v && !kept && x->base == v && x->storage == TT__TRANSIENT && x->uses == 1;
 }
 
-/* Returns whether instruction `at` may run at place `later` instead: the instruction alone writes its out[0],
-   and no instruction in between writes an operand. */
+/* Returns whether instruction `at` may run at place `later` instead. No other instruction may write its
+   out[0], and no instruction in between may write one of its operands. */
 static bool tt__may_wait(const tt_tape *t, int at, int later)
 {
-    bool written = false; /* an operand is written after `at`: the loop must find where */
+    bool written = false; /* an instruction after `at` writes an operand */
     if (t->values[t->code[at].out[0]].writes != 1) return false;
     for (int j = 0; j < TT__MAX_IN; j++) written |= t->values[t->values[t->code[at].in[j]].base].writer > at;
     for (int k = at + 1; k <= later && written; k++)
@@ -92,8 +91,7 @@ static tt__instr tt__instr_of(int op, int32_t x, int32_t y)
     return i;
 }
 
-/* Returns an instruction of `op` that reads x and writes y, with the segment and stage of `like`, and run by
-   the ranks that run `like`. */
+/* Returns an instruction of `op` that reads x and writes y, in the segment and on the ranks of `like`. */
 static tt__instr tt__instr_like(const tt__instr *like, int op, int32_t x, int32_t y)
 {
     tt__instr i = tt__instr_of(op, x, y);
@@ -119,8 +117,8 @@ static void tt__put(tt_tape *t, int k, const tt__instr *i)
     tt__count(t, k, 1);
 }
 
-/* Drops instruction `at` and replaces instruction k by `merged`, which does the work of both and writes what
-   instruction k wrote. */
+/* Drops instruction `at` and replaces instruction k by `merged`, which does the work of both and writes
+   out[0] of instruction k. */
 static void tt__merge(tt_tape *t, int at, int k, tt__instr merged)
 {
     merged.out[0] = t->code[k].out[0];
@@ -130,8 +128,8 @@ static void tt__merge(tt_tape *t, int at, int k, tt__instr merged)
     tt__put(t, k, &merged);
 }
 
-/* Inserts `i` directly before instruction `before` and after earlier insertions there. Returns the number
-   that `i` has until tt__settle, which is above all other instructions' numbers; 0: out of memory. */
+/* Inserts `i` directly before instruction `before`, after earlier insertions there. Returns the number that
+   `i` has until tt__settle, which is above the numbers of all others; 0: out of memory. */
 static int tt__insert(tt_tape *t, int before, const tt__instr *i)
 {
     if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) return tt__out_of_memory(t);
@@ -141,19 +139,19 @@ static int tt__insert(tt_tape *t, int before, const tt__instr *i)
     return t->n_code++;
 }
 
-/* Removes dropped instructions, and moves the instructions inserted after the first n to their places. */
+/* Removes dropped instructions, and moves inserted instructions (numbers n and above) to their places. */
 static tt_status tt__settle(tt_tape *t, int n)
 {
     int kept = 0;
     if (t->n_code == n) {
-        while (kept < n && t->code[kept].op >= 0) kept++; /* up to here instructions keep their places */
+        while (kept < n && t->code[kept].op >= 0) kept++; /* instructions before `kept` keep their places */
         for (int k = kept; k < n; k++) if (t->code[k].op >= 0) t->code[kept++] = t->code[k];
         t->n_code = kept;
         return TT_OK;
     }
     tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
-    /* For each place, the number of instructions inserted there; later, the new number of the next
-       instruction inserted there. */
+    /* For each place, the number of instructions inserted there; later, the new number of the next of
+       them. */
     int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1));
     if (code && place) {
         for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;

@@ -4,7 +4,7 @@
 
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* Stores the tape's first error. Returns false; as the number of a value, 0 means "none". */
+/* Stores the tape's first error. Returns false, which as the number of a value is 0 ("none"). */
 TT_PRINTF(3, 4)
 static bool tt__tape_fail(tt_tape *t, tt_status status, const char *format, ...)
 {
@@ -36,8 +36,7 @@ static bool tt__out_of_memory(tt_tape *t)
     return tt__tape_fail(t, TT_ERR_MEMORY, "out of memory while recording a tape");
 }
 
-/* Makes a value with storage of its own; returns 0 after tt__tape_fail. The arguments may point into the
-   tape. */
+/* Makes a value with its own storage; returns 0 after tt__tape_fail. Arguments may point into the tape. */
 TT_PRINTF(4, 5)
 static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage storage, const char *format, ...)
 {
@@ -50,8 +49,8 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     v.base = t->n_values;
     v.param = -1;
     va_start(args, format);
-    /* Most names come with the format "%s". Copying them saves time: a plan compiles thousands of
-       programs. */
+    /* Most callers pass the format "%s". Copying the name is faster than vsnprintf, and tt_compile may
+       compile thousands of programs to find one plan. */
     if (strcmp(format, "%s") == 0) {
         const char *name = va_arg(args, const char *);
         const size_t length = strlen(name);
@@ -68,9 +67,9 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     return t->n_values++;
 }
 
-/* Makes a view of rows [0, rows) and columns [from, from + cols) of value `of`. If value `of` is contiguous,
-   the view may instead have all its elements in another shape. `offset` counts elements. Returns 0 after
-   tt__tape_fail. */
+/* Makes a view of value `of` with the given shape: element `offset` of `of` is its first element, and its
+   rows are `ld` elements apart. If `of` is contiguous, the view may have another number of columns. Returns 0
+   after tt__tape_fail. */
 static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int64_t offset, int64_t ld,
                             const char *name)
 {
@@ -88,8 +87,8 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     return id;
 }
 
-/* Copies from value v to value id (0: none) what passes know of v: the shard, needs_grad, and pinned_f32 if
-   value id is f32. Returns id. */
+/* Gives value id the properties of value v that passes need: the shard, needs_grad, and pinned_f32 if value
+   id is f32. Returns id; does nothing if id is 0. */
 static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
 {
     const tt__tape_value *like = &t->values[v];
@@ -101,8 +100,7 @@ static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
     return id;
 }
 
-/* Makes a view of value `of` that starts at element `offset` and has the shape, row distance, name and shard
-   of view v. */
+/* Makes a view of value `of` from element `offset` on, with shape, row distance, name and shard of view v. */
 static int32_t tt__view_like(tt_tape *t, int32_t v, int32_t of, int64_t offset)
 {
     const tt__tape_value like = t->values[v];
@@ -133,8 +131,8 @@ tt_tape *tt_tape_new(tt_context *ctx)
     tt_tape *t = (tt_tape *)tt__calloc(ctx, sizeof *t);
     if (!t) return NULL;
     t->ctx = ctx;
-    /* The context's address keeps the numbers of two contexts' tapes apart. tt__axis_code stores only the
-       upper 30 bits of the number, so these must not be 0. */
+    /* The context's address makes numbers of tapes of different contexts differ. tt__axis_code stores only
+       the upper 30 bits of the number, so these bits must not all be 0. */
     t->number = ((uint32_t)((uintptr_t)ctx >> 6) * 2654435761u + ++ctx->n_tapes * 8) | 4;
     t->alignment = TT__ALIGN;
     t->data = t->slots = 1;
@@ -148,8 +146,8 @@ tt_tape *tt_tape_new(tt_context *ctx)
     return t;
 }
 
-/* Encodes an axis as a number of rows. The code is negative, so that it is never taken for a fixed number,
-   and contains the number of the tape. */
+/* Encodes an axis as a number of rows for tt_input and others. The code is negative, unlike a fixed number of
+   rows, and contains the tape's number. */
 static int64_t tt__axis_code(const tt_tape *t, int32_t axis, int32_t extra)
 {
     return -((int64_t)(t->number >> 2) << 32 | ((int64_t)axis * 4 + extra)) - 1;
@@ -204,14 +202,14 @@ static int tt__segment_first(const tt_tape *t, unsigned segment)
     return from;
 }
 
-/* Returns whether v is a view of a rank's shard of the rows of a replicated storage. */
+/* Returns whether v is a view of one rank's shard of the rows of a replicated storage. */
 static bool tt__is_own_rows(const tt_tape *t, int32_t v)
 {
     return t->values[v].part.split != t->values[t->values[v].base].part.split;
 }
 
-/* Returns the bytes from the beginning of one slot of a storage to the beginning of the next slot.
-   tt__storage_bytes returns the bytes of all slots and copies. */
+/* Returns the bytes from the start of one slot of a storage to the start of the next slot. tt__storage_bytes
+   returns the bytes of all slots and copies. */
 static size_t tt__slot_bytes(const tt__tape_value *v)
 {
     return tt__align_up((size_t)v->shape.rows * (size_t)v->shape.cols * tt_dtype_bytes(v->shape.dtype));
@@ -236,20 +234,20 @@ static bool tt__has_value(const tt_tape *t, tt_value v)
     return v.id > 0 && v.id < t->n_values && v.tape == t->number;
 }
 
-/* Returns the reason why v is not a value of the tape, as words that follow a noun in an error message. */
+/* Returns why v is not a value of the tape: the predicate of a sentence in an error message. */
 static const char *tt__why_no_value(const tt_tape *t, tt_value v)
 {
     return v.id > 0 && v.tape != t->number ? "is a value of another tape: record what computes it on this one"
            : v.id ? "is not a value of this tape" : "is no value (id 0)";
 }
 
-/* Stores the error of a function that takes one value, v, which is not on the tape. */
+/* Stores the error of a function whose only operand v is not a value of the tape. Returns false. */
 static bool tt__refuse_value(tt_tape *t, const char *function, tt_value v)
 {
     return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: the value %s", function, tt__why_no_value(t, v));
 }
 
-/* Writes a value's name, dtype and shape to `to`, as "'h' f32 (tokens<=8192, 768)". */
+/* Writes a value's name, dtype and shape to `to`, such as "'h' f32 (tokens<=8192, 768)". */
 static const char *tt__describe(const tt_tape *t, int32_t id, char *to, size_t capacity)
 {
     const tt__shape *x = &t->values[id].shape;
@@ -339,15 +337,15 @@ static void tt__mark_value(tt_tape *t, const char *what, tt_value v, tt__mark ma
 void tt_keep(tt_tape *t, tt_value v) { tt__mark_value(t, "tt_keep", v, TT__MARKED_KEEP); }
 void tt_recompute(tt_tape *t, tt_value v) { tt__mark_value(t, "tt_recompute", v, TT__MARKED_AGAIN); }
 
-/* Returns whether v is on the tape. If not, stores an error that calls v operand `number` of `what`. */
+/* Returns whether v is on the tape. If not, stores an error about operand `number` of function `what`. */
 static bool tt__on_tape(tt_tape *t, const char *what, int number, tt_value v)
 {
     if (t->status != TT_OK || tt__has_value(t, v)) return t->status == TT_OK;
     return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: operand %d %s", what, number, tt__why_no_value(t, v));
 }
 
-/* Returns the value of parameter p on this tape, and makes it if needed. An error calls p operand `number` of
-   `what`; the result is 0 after tt__tape_fail. */
+/* Returns the value of parameter p on this tape; makes the value first if the tape has none. An error names p
+   as operand `number` of function `what`. Returns 0 after tt__tape_fail. */
 static int32_t tt__param_id(tt_tape *t, const char *what, int number, const tt_param *p)
 {
     if (t->status != TT_OK) return 0;
