@@ -34,7 +34,7 @@ enum {
 
 typedef struct bench_cost {
     double seconds, flops, bytes;
-    double least; /* seconds that the FLOPs take at the peak measured between the runs; 0: not measured */
+    double min; /* seconds that the FLOPs take at the peak measured between the runs; 0: not measured */
     bool in_place;
     bool busy;    /* other work slowed the machine down while that peak was measured */
 } bench_cost;
@@ -45,7 +45,7 @@ static struct {
     const char *program, *precision;
     bool json, has[3];                 /* has: by tt__bf16, whether the CPU can */
     tt__bf16 fastest;
-    double least; /* minimum seconds for which a kernel is measured */
+    double min; /* minimum seconds for which a kernel is measured */
     tt__isa_table timed;
     const tt__isa_table *real;
     double peak[BENCH_PEAKS], stream[BENCH_STREAMS]; /* FLOP/s and bytes/s, best so far */
@@ -132,7 +132,7 @@ static inline void bench_end_run(void)
 static inline bench_cost bench_sum(bench_cost a, bench_cost b)
 {
     bench_cost c = {a.seconds + b.seconds, a.flops + b.flops,        a.bytes + b.bytes,
-                    a.least + b.least,     a.in_place || b.in_place, a.busy || b.busy};
+                    a.min + b.min,     a.in_place || b.in_place, a.busy || b.busy};
     return c;
 }
 
@@ -157,7 +157,7 @@ static double bench__burst(bench_burst *b)
 {
     const int threads = tt_threads(bench.ctx);
     double flops = 0, begin = tt__seconds();
-    tt__parallel(bench.ctx->cpu.pool, threads, bench__burst_task, b);
+    tt__run_tasks(bench.ctx->cpu.pool, threads, bench__burst_task, b);
     double seconds = tt__seconds() - begin;
     for (int t = 0; t < threads; t++) flops += b->flops[t];
     return seconds > 0 ? flops / seconds : 0;
@@ -257,9 +257,9 @@ static inline double bench_stream(int kind)
     }
     job->kind = kind;
     double first = tt__seconds();
-    for (int run = 0; run < 3 || tt__seconds() - first < bench.least / 2; run++) {
+    for (int run = 0; run < 3 || tt__seconds() - first < bench.min / 2; run++) {
         double begin = tt__seconds();
-        tt__parallel(bench.ctx->cpu.pool, BENCH_ARRAY / BENCH_STREAM_TASK, bench__stream_task, job);
+        tt__run_tasks(bench.ctx->cpu.pool, BENCH_ARRAY / BENCH_STREAM_TASK, bench__stream_task, job);
         double speed = passes[kind] * (double)BENCH_ARRAY * sizeof(float) / (tt__seconds() - begin);
         if (speed > bench.stream[kind]) bench.stream[kind] = speed;
     }
@@ -351,7 +351,7 @@ static inline tt_context *bench_open(int argc, char **argv, const bench_flag *fl
     bench.options = tt_context_options_default();
     bench.program = slash ? slash + 1 : argv[0];
     bench.precision = "32-true";
-    bench.least = 0.5;
+    bench.min = 0.5;
     for (int i = 1; i < argc; i++) {
         const bench_flag *f = NULL;
         const char *name = argv[i];
@@ -385,7 +385,7 @@ static inline tt_context *bench_open(int argc, char **argv, const bench_flag *fl
                       argv[i]);
         if (f) *f->number = (int)number;
         else if (threads) bench.options.threads = (int)number;
-        else bench.least = number;
+        else bench.min = number;
     }
     tt_context *ctx = bench_reopen();
     if (!bench.json) printf("%s, %d threads, %s\n", tt_isa(ctx), tt_threads(ctx), bench.precision);
@@ -446,8 +446,8 @@ static inline void bench_flops_row(const char *name, double flops) /* FLOP/s */
 
 static inline void bench_cost_row(const char *name, bench_cost c)
 {
-    if (c.least > 0)
-        bench__print_row(name, c.flops / c.seconds / 1e9, "GFLOP/s", c.flops / c.least / 1e9, 0, c.busy);
+    if (c.min > 0)
+        bench__print_row(name, c.flops / c.seconds / 1e9, "GFLOP/s", c.flops / c.min / 1e9, 0, c.busy);
     else bench_flops_row(name, c.flops / c.seconds);
 }
 
@@ -553,14 +553,14 @@ static inline void bench_train(tt_context *ctx, tt_tape *t, tt_value y, const be
         id[r] = (int32_t)(random >> 8) % in->vocab;
     }
     bench_peak(bench.precision, 0);
-    for (int attempt = 0; attempt < (bench.least > 0 ? BENCH_ATTEMPTS : 1); attempt++) {
+    for (int attempt = 0; attempt < (bench.min > 0 ? BENCH_ATTEMPTS : 1); attempt++) {
         bench_cost best[TT__OP_COUNT];
         double beside = bench.beside;
         memcpy(best, bench.best, sizeof best);
         memset(bench.best, 0, sizeof bench.best);
         bench.beside = 0;
         double begin = tt__seconds();
-        for (int step = 0; step < 3 || tt__seconds() - begin < bench.least; step++) {
+        for (int step = 0; step < 3 || tt__seconds() - begin < bench.min; step++) {
             bool ok = tt_set(p, in->ids, id, in->rows) == TT_OK &&
                       tt_set(p, in->target, zeros, in->rows) == TT_OK;
             if (ok && in->seq_start.id) ok = tt_set(p, in->seq_start, in->starts, in->seqs + 1) == TT_OK;
@@ -577,7 +577,7 @@ static inline void bench_train(tt_context *ctx, tt_tape *t, tt_value y, const be
     }
     bool busy = bench__busy();
     for (int op = 0; op < TT__OP_COUNT && bench.beside > 0; op++) {
-        bench.best[op].least = bench.best[op].flops / bench.beside;
+        bench.best[op].min = bench.best[op].flops / bench.beside;
         bench.best[op].busy = busy;
     }
     tt_program_free(p);

@@ -119,7 +119,7 @@ static void count(const tt_program *p, cost costs[KINDS], double length)
     const tt_tape *t = p->built.t;
     memset(costs, 0, KINDS * sizeof *costs);
     for (int32_t v = 1; v < t->n_values; v++) {
-        const tt__value *x = &t->values[v];
+        const tt__tape_value *x = &t->values[v];
         if (x->storage != TT__INPUT || x->base != v || x->persistent || x->place == TT__NO_PLACE) continue;
         add(costs, INPUTS, 1, 2 * bytes_of(t, v), 0);
     }

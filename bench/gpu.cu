@@ -151,7 +151,7 @@ extern "C" double bench_gpu_product(const char *type, int n, double seconds, cha
                                            found, &count);
     // Round 0 times each algorithm for a moment, round 1 the fastest.
     for (int round = 0, fastest = 0; round < 2 && s == CUBLAS_STATUS_SUCCESS && e == cudaSuccess; round++) {
-        double least = 0;
+        double smallest = 0;
         for (int k = round ? fastest : 0; k < (round ? fastest + 1 : count); k++) {
             const double each = sustained(round ? seconds : seconds / 20, [&] {
                 return cublasLtMatmul(lt, desc, &one, memory, layout, memory + matrix, layout, &zero,
@@ -159,9 +159,9 @@ extern "C" double bench_gpu_product(const char *type, int n, double seconds, cha
                                       &found[k].algo, memory + 3 * matrix, WORKSPACE,
                                       0) == CUBLAS_STATUS_SUCCESS;
             });
-            if (each > 0 && (least == 0 || each < least)) { least = each; fastest = k; }
+            if (each > 0 && (smallest == 0 || each < smallest)) { smallest = each; fastest = k; }
         }
-        best = least;
+        best = smallest;
     }
     if (best == 0 && !failed(e == cudaSuccess ? cudaGetLastError() : e, "a product", error))
         snprintf(error, ERROR_BYTES, "cuBLASLt's products of %s, %d x %d: status %d, %d ways to do them",

@@ -131,7 +131,7 @@ int main(int argc, char **argv)
     for (int k = 0; k < 4; k++) next(ctx, l, &b, &epoch); /* discards what the loader has prepared ahead */
     double begin = tt__seconds();
     do next(ctx, l, &b, &epoch), images += b.seqs;
-    while (tt__seconds() - begin < bench.least);
+    while (tt__seconds() - begin < bench.min);
     snprintf(name, sizeof name, "%d x %d pixels to %d x %d, one thread", from, from, side, side);
     double delivered = (double)images / (tt__seconds() - begin);
     bench_row(name, delivered, "images/s", 0);

@@ -25,7 +25,7 @@ typedef struct model {
     tt_tape *tape;
     tt_program *program;
     tt_value root;
-    int most, classes, per_token;
+    int max, classes, per_token;
 } model;
 
 static void check(tt_context *ctx, tt_status status)
@@ -45,12 +45,12 @@ static void load(model *m, const char *folder, const char *adapter, const char *
     if (adapter) check(m->ctx, tt_lm_lora_load(&m->lm, adapter));
     if (copy) check(m->ctx, tt_lm_lora_save(&m->lm, copy));
     const int positions = m->per_token ? m->lm.config.max_positions : m->bert.config.max_positions;
-    m->most = positions < MAX ? positions : MAX;
+    m->max = positions < MAX ? positions : MAX;
     m->classes = m->per_token ? m->lm.config.vocab_size : m->bert.config.classes;
     tt_compile_options o = tt_compile_options_default();
     o.train = false;
     tt_tape *t = m->tape = tt_tape_new(m->ctx);
-    const int64_t rows = tt_axis(t, "tokens", m->most);
+    const int64_t rows = tt_axis(t, "tokens", m->max);
     m->in.ids = tt_input(t, "ids", TT_I32, rows, 1);
     m->in.positions = tt_input(t, "positions", TT_I32, rows, 1);
     if (!m->per_token) m->in.types = tt_input(t, "types", TT_I32, rows, 1);
@@ -74,7 +74,7 @@ static void print_logits(model *m, const int32_t *ids, int count, float *logits)
     check(m->ctx, tt_set(p, m->in.seq_start, start, 2));
     if (!m->per_token) check(m->ctx, tt_set(p, m->in.first, start, 1));
     check(m->ctx, tt_run(p, NULL));
-    check(m->ctx, tt_get(p, m->root, logits, (int64_t)m->most * m->classes));
+    check(m->ctx, tt_get(p, m->root, logits, (int64_t)m->max * m->classes));
     for (int r = 0; r < lines; r++) {
         for (int c = 0; c < m->classes; c++)
             printf("%s%.9g", c ? "\t" : "", (double)logits[(size_t)r * (size_t)m->classes + (size_t)c]);
@@ -96,13 +96,13 @@ int main(int argc, char **argv)
     const char *folder = argv[1 + by_ids];
     load(&m, folder, given == 3 ? argv[3] : NULL, given == 3 ? argv[4] : NULL);
     tt_tokenizer *k = by_ids ? NULL : tt_tokenizer_load(m.ctx, folder);
-    float *logits = (float *)malloc(sizeof *logits * (size_t)m.most * (size_t)m.classes);
+    float *logits = (float *)malloc(sizeof *logits * (size_t)m.max * (size_t)m.classes);
     if ((!by_ids && !k) || !logits) check(m.ctx, k ? TT_ERR_MEMORY : tt_error_code(m.ctx));
     for (ssize_t n; (n = getline(&line, &capacity, stdin)) >= 0;) {
         int count = 0;
         while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r')) n--;
-        if (k) count = tt_tokenize(k, line, (size_t)n, ids, m.most < 512 ? m.most : 512);
-        for (char *at = line, *next; by_ids && count < m.most; at = next, count++) {
+        if (k) count = tt_tokenize(k, line, (size_t)n, ids, m.max < 512 ? m.max : 512);
+        for (char *at = line, *next; by_ids && count < m.max; at = next, count++) {
             ids[count] = (int32_t)strtol(at, &next, 10);
             if (next == at) break;
         }

@@ -26,7 +26,7 @@ static tt_costs measured_costs(void)
     tt_close(ctx);
     unsetenv("TINYTRAIN_ALONE");
     c.between_ranks = 1e6 / 8 * opt.mbit;
-    c.meeting = 2e-6 * opt.delay;
+    c.barrier = 2e-6 * opt.delay;
     return c;
 }
 
@@ -115,7 +115,7 @@ int main(int argc, char **argv)
     bench_peer_row("a step, beside the forecast", seconds[opt.steps / 2], "s", 0, forecast);
     if (plan.sent_bytes)
         bench_peer_row("sent by a process, beside the least", (double)plan.sent_bytes / 1e6, "MB", 0,
-                       (double)plan.sent_least_bytes / 1e6);
+                       (double)plan.min_sent_bytes / 1e6);
     const uint32_t hash = hash_of(ctx); /* all processes take part: they gather the parameters */
     snprintf(name, sizeof name, "hash %08x of so many parameters", hash);
     bench_row(name, ctx->n_params, "", 0);

@@ -21,7 +21,7 @@
    --ranks N: what each of N ranks needs, by how the ranks share the work, for ViT-L/16 in fp32 on 64 images
    and for a language model of 6.05 billion parameters (bench.h) in bf16-mixed on 4 sequences of 2048 tokens,
    on each data rank; Adam, blocks recomputed. --json: an object a line with model, what (the model is trained
-   on), ranks, strategy, planned_bytes, moved_bytes and least_bytes (tt_plan.moved_least_bytes) of a step, and
+   on), ranks, strategy, planned_bytes, moved_bytes and least_bytes (tt_plan.min_moved_bytes) of a step, and
    the bytes of each category at the peak; chart.py draws bench/results/ranks.svg from these lines. */
 
 #include "bench.h"
@@ -158,7 +158,7 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
     const int ranks = (int)tt__max(1, g->ranks), micros = g->accumulate * ranks;
     const tt_vit_config *c = m ? &m->config : NULL;
     size_t bytes = c ? (size_t)n * (size_t)(c->image_size * c->image_size * c->channels) : 1;
-    const bool open = tt__crew_open(ctx, t->train->arena->crew) == TT_OK; /* ranks' threads are in no plan */
+    const bool open = tt__device_group_open(ctx, t->train->arena->group) == TT_OK; /* ranks' threads are in no plan */
     size_t held = tt_allocated_bytes(ctx);
     uint8_t *pixels = (uint8_t *)malloc(bytes);
     bench_batches texts;
@@ -413,13 +413,13 @@ static void print_rank(const char *model, const char *what, const struct strateg
     const tt_plan plan = tt_program_plan(p);
     if (!bench.json) {
         printf("%-18s %-17s %8.2f %8.2f %8.2f\n", model, s->name, (double)plan.bytes / 1e9,
-               (double)plan.moved_bytes / 1e9, (double)plan.moved_least_bytes / 1e9);
+               (double)plan.moved_bytes / 1e9, (double)plan.min_moved_bytes / 1e9);
         return;
     }
     printf("{\"model\": \"%s\", \"what\": \"%s\", \"ranks\": %d, \"strategy\": \"%s\", ", model, what,
            opt.ranks, s->name);
     printf("\"planned_bytes\": %zu, \"moved_bytes\": %zu, \"least_bytes\": %zu", plan.bytes, plan.moved_bytes,
-           plan.moved_least_bytes);
+           plan.min_moved_bytes);
     for (int c = 0; c < TT_MEM_CATEGORIES; c++)
         printf(", \"%s\": %zu", tt_category_name((tt_category)c), plan.at_peak[c]);
     printf("}\n");

@@ -1,7 +1,7 @@
 /* Several ranks, in eight parts (--only names one):
 
    moved   Bytes that a rank loads from other ranks' memory in a training step, beside the least that its
-           strategy needs (tt_plan.moved_bytes and .moved_least_bytes), by plans for --ranks CUDA devices.
+           strategy needs (tt_plan.moved_bytes and .min_moved_bytes), by plans for --ranks CUDA devices.
            Also the memory of ViT-L/16 in fp32, Adam, on 64 images on each of 4 ranks, ZeRO 3, blocks
            recomputed.
    reduce  An all-reduce between N ranks on the CPU (--cpu-ranks N) with one thread each, beside memcpy by the
@@ -169,7 +169,7 @@ static void moved(void)
             const tt_plan p = tt_program_plan(x.p);
             snprintf(name, sizeof name, "%s, %s, %s", model_names[k / 2], precisions[k % 2],
                      strategies[s].name);
-            bench_peer_row(name, (double)p.moved_bytes / 1e9, "GB", 0, (double)p.moved_least_bytes / 1e9);
+            bench_peer_row(name, (double)p.moved_bytes / 1e9, "GB", 0, (double)p.min_moved_bytes / 1e9);
             forget(&x);
         }
     planned x;
@@ -186,7 +186,7 @@ static void moved(void)
 /* -------------------------------------------------------------------------------------------- all-reduce */
 
 typedef struct reduction {
-    tt__crew *crew;
+    tt__device_group *group;
     tt__mat x[TT__RANKS], copy[TT__RANKS]; /* by rank: summed in place; copied to, of the same size */
     double reduce, copied;                 /* seconds, the least so far */
     bool go_on;
@@ -196,7 +196,7 @@ typedef struct reduction {
 static tt_status reduce_often(void *arg, int rank)
 {
     reduction *job = (reduction *)arg;
-    const tt__members all = {0, 1, job->crew->ranks};
+    const tt__members all = {0, 1, job->group->ranks};
     const double begin = tt__seconds();
     tt__instr i = tt__new_instr(TT__OP_ALL_REDUCE);
     tt__launch l;
@@ -205,7 +205,7 @@ static tt_status reduce_often(void *arg, int rank)
     memset(&l, 0, sizeof l);
     i.move.over = TT__OVER_DATA;
     i.move.unit = TT__SLICE;
-    l.device = job->crew->device[rank];
+    l.device = job->group->device[rank];
     l.instr = &i;
     l.in[0] = l.out[0] = job->x[rank];
     l.members = l.present = all.count;
@@ -215,22 +215,22 @@ static tt_status reduce_often(void *arg, int rank)
     for (int run = 0; ok && job->go_on; run++) {
         double at[3];
         const size_t bytes = (size_t)job->x[rank].cols * tt_dtype_bytes(job->x[rank].dtype);
-        ok = tt__meet(job->crew->world, rank, all);
+        ok = tt__barrier(job->group->rank_group, rank, all);
         at[0] = tt__seconds();
         for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && ok; phase++) {
             l.phase = phase;
-            ok = tt__cpu_backend.launch(&l, 1) == TT_OK && tt__meet(job->crew->world, rank, all);
+            ok = tt__cpu_backend.launch(&l, 1) == TT_OK && tt__barrier(job->group->rank_group, rank, all);
         }
         at[1] = tt__seconds();
         memcpy(job->copy[rank].data, job->x[rank].data, bytes);
-        ok = ok && tt__meet(job->crew->world, rank, all);
+        ok = ok && tt__barrier(job->group->rank_group, rank, all);
         at[2] = tt__seconds();
         if (rank == 0) {
             job->reduce = fmin(job->reduce, at[1] - at[0]);
             job->copied = fmin(job->copied, at[2] - at[1]);
-            job->go_on = run < 4 || at[2] - begin < bench.least;
+            job->go_on = run < 4 || at[2] - begin < bench.min;
         }
-        ok = ok && tt__meet(job->crew->world, rank, all); /* before rank 0 decides again whether to go on */
+        ok = ok && tt__barrier(job->group->rank_group, rank, all); /* before rank 0 decides again whether to go on */
     }
     return ok ? TT_OK : TT_ERR_DEVICE;
 }
@@ -255,13 +255,13 @@ static void reduce(void)
     snprintf(device, sizeof device, "cpu*%d", n);
     if (n > TT__RANKS) bench_die("--cpu-ranks %d: at most %d run together", n, TT__RANKS);
     if (n < 2) bench_die("--cpu-ranks %d: ranks that reduce are two at least", n);
-    tt__crew *crew = tt__find_devices(ctx, device);
-    if (!crew || tt__crew_open(ctx, crew) != TT_OK) bench_die("%s", tt_error(ctx));
+    tt__device_group *group = tt__find_devices(ctx, device);
+    if (!group || tt__device_group_open(ctx, group) != TT_OK) bench_die("%s", tt_error(ctx));
     for (int k = 0; k < TT__COUNT(dtypes) * TT__COUNT(divisors); k++) {
         const tt_dtype dtype = dtypes[k / TT__COUNT(divisors)];
         const int64_t elements = tt__max(1, opt.elements / divisors[k % TT__COUNT(divisors)]);
         const double bytes = (double)elements * (double)tt_dtype_bytes(dtype);
-        reduction job = {crew, {{NULL, dtype, 0, 0, 0}}, {{NULL, dtype, 0, 0, 0}}, INFINITY, INFINITY, true};
+        reduction job = {group, {{NULL, dtype, 0, 0, 0}}, {{NULL, dtype, 0, 0, 0}}, INFINITY, INFINITY, true};
         for (int r = 0; r < n; r++) {
             tt__mat m = {tt__calloc(ctx, (size_t)bytes), dtype, 1, elements, elements};
             job.x[r] = m;
@@ -269,7 +269,7 @@ static void reduce(void)
             job.copy[r] = m;
             if (!job.x[r].data || !job.copy[r].data) bench_die("%s", tt_error(ctx));
         }
-        if (tt__on_ranks(ctx, crew, reduce_often, &job) != TT_OK) bench_die("%s", tt_error(ctx));
+        if (tt__on_ranks(ctx, group, reduce_often, &job) != TT_OK) bench_die("%s", tt_error(ctx));
         snprintf(name, sizeof name, "all-reduce, %d ranks, %.3g MB of %s", n, bytes / 1e6,
                  tt_dtype_name(dtype));
         bench_peer_row(name, bytes * ((n + 1.0) / n + 2 * (n - 1.0) / n) / job.reduce / 1e9, "GB/s", 0,
@@ -595,7 +595,7 @@ static void stages(void)
 /* Returns the largest number of bytes that any rank loads from others in a step of `micros` micro-batches. */
 static double moved_in_step(const tt_program *p, int micros)
 {
-    double most = 0, least;
+    double max = 0, min;
     for (int s = 0; s < tt__stages(p); s++) {
         const tt_program *q = p->stage[s];
         double bytes = 0;
@@ -603,12 +603,12 @@ static double moved_in_step(const tt_program *p, int micros)
             tt_tape t = part_of(q, (tt__segment)segment);
             tt_program of_segment = *q;
             of_segment.built.t = &t;
-            const double once = tt__moved_by(&of_segment, tt__first_rank(q->arena), &least);
+            const double once = tt__moved_by(&of_segment, tt__first_rank(q->arena), &min);
             bytes += once * (segment <= TT__EACH_BACKWARD ? micros : 1);
         }
-        most = fmax(most, bytes);
+        max = fmax(max, bytes);
     }
-    return most;
+    return max;
 }
 
 static void share(void)

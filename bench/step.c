@@ -42,7 +42,7 @@ static int32_t *read_tensor(tt_context *ctx, const tt_safetensors *file, int bat
     return x;
 }
 
-static void read_batches(tt_context *ctx, bench_batches *all, const char *path, int most)
+static void read_batches(tt_context *ctx, bench_batches *all, const char *path, int max)
 {
     tt_safetensors *file = tt_safetensors_open(ctx, path);
     if (!file) bench_die("%s", tt_error(ctx));
@@ -57,9 +57,9 @@ static void read_batches(tt_context *ctx, bench_batches *all, const char *path, 
             bench_die("'%s': batch %d lacks batch%d.input_ids, .seq_start or .labels, or they disagree", path,
                       b, b);
         for (int64_t s = 0; s + 1 < starts; s++)
-            if (start[s + 1] <= start[s] || start[s + 1] - start[s] > most)
+            if (start[s + 1] <= start[s] || start[s + 1] - start[s] > max)
                 bench_die("'%s': sequence %lld of batch %d has no token, or more than %d", path,
-                          (long long)s, b, most);
+                          (long long)s, b, max);
         bench_add_batch(all, (int)(starts - 1), ids, start, label);
     }
     tt_safetensors_close(file);
@@ -143,7 +143,7 @@ static double gpu_peak(const char *precision, int n)
     const char *type = strncmp(precision, "bf16", 4) == 0 ? "bf16"
                        : strncmp(precision, "16", 2) == 0 ? "fp16"
                        : "fp32";
-    double flops = bench_gpu_product(type, n, bench.least, error);
+    double flops = bench_gpu_product(type, n, bench.min, error);
     if (!(flops > 0)) fprintf(stderr, "%s: the peak is not measured: %s\n", bench.program, error);
     return flops / 1e12;
 }
@@ -154,12 +154,12 @@ static void peaks(bool gpu, int n)
     static const char *const types[] = {"fp32", "tf32", "fp16", "bf16"};
     char name[128], error[256] = "";
     for (int k = 0; k < TT__COUNT(types) && gpu; k++) {
-        double flops = bench_gpu_product(types[k], n, bench.least, error);
+        double flops = bench_gpu_product(types[k], n, bench.min, error);
         if (!(flops > 0)) bench_die("%s", error);
         snprintf(name, sizeof name, "matrix products of %s, %d x %d", types[k], n, n);
         bench_row(name, flops / 1e12, "TFLOP/s", 0);
     }
-    double bytes = gpu ? bench_gpu_copy(16 * (size_t)n * (size_t)n, bench.least, error)
+    double bytes = gpu ? bench_gpu_copy(16 * (size_t)n * (size_t)n, bench.min, error)
                        : bench_stream(BENCH_COPY);
     if (!(bytes > 0)) bench_die("%s", error);
     if (!gpu) bench_row("multiply-adds of fp32", bench_peak("32-true", 0) / 1e9, "GFLOP/s", 0);

@@ -23,11 +23,11 @@ typedef struct classifier {
 #define CLI_CLASSIFIER_DEFAULT CLI_TRAINING_DEFAULT, .best_by = "accuracy", .class_weights = "none"
 #define CLI_CLASSIFIER_FLAGS(run, what, epochs_, lr_) \
     {"--train", "N", CLI_INTEGER, &(run).train, \
-     .help = what " to train on (0: all but those for validation)", .most = 1e9}, \
-    {"--test", "N", CLI_INTEGER, &(run).test, .help = what " to test on (0: all)", .most = 1e9}, \
+     .help = what " to train on (0: all but those for validation)", .max = 1e9}, \
+    {"--test", "N", CLI_INTEGER, &(run).test, .help = what " to test on (0: all)", .max = 1e9}, \
     {"--epochs", "N", CLI_INTEGER, &(run).epochs, .help = "passes over the training " what " (0: " epochs_ \
-     "; more, up to 20, if these were fewer than 200 steps)", .most = 1e9}, \
-    {"--lr", "X", CLI_NUMBER, &(run).lr, .help = "peak learning rate (0: " lr_ ")", .most = 1e9}, \
+     "; more, up to 20, if these were fewer than 200 steps)", .max = 1e9}, \
+    {"--lr", "X", CLI_NUMBER, &(run).lr, .help = "peak learning rate (0: " lr_ ")", .max = 1e9}, \
     {"--best-by", "WHAT", CLI_CHOICE, &(run).best_by, \
      .help = "the figure of the validation by which the best epoch is chosen and saved", \
      .choices = "accuracy loss"}, \
@@ -41,18 +41,18 @@ static inline void choose_batch(tt_context *ctx, const classifier *x, int tokens
 {
     cli_training *run = x->run;
     const int micros = run->accumulate * run->parallel.groups;
-    const int most = (int)(examples < 65536 ? examples : 65536) / micros;
+    const int max = (int)(examples < 65536 ? examples : 65536) / micros;
     tt_train_options o = training_options(run, 1);
     o.schedule.warmup_steps = 0;
     o.compile.accumulate = micros > run->parallel.data;
     expect_micros(&o, run->accumulate);
     o.max_seqs = 1;
     o.max_tokens = tokens;
-    if (!most) die("--batch max: %d micro-batches in a step are more than the examples", micros);
-    const int n = tt_largest_micro_batch(ctx, &x->model, &o, most);
+    if (!max) die("--batch max: %d micro-batches in a step are more than the examples", micros);
+    const int n = tt_largest_micro_batch(ctx, &x->model, &o, max);
     if (!n) die("--batch max: %s%s", tt_error(ctx), run->budget ? "" : " (--budget)");
     printf("--batch max: %d in a step, in micro-batches of %d%s\n", n * micros, n,
-           n == most ? ", since there are no more" : "");
+           n == max ? ", since there are no more" : "");
     run->batch = n * micros;
 }
 
@@ -200,7 +200,7 @@ static inline void test_classifier(tt_context *ctx, const classifier *x, const t
     const tt_source *source = tt_loader_source(l);
     tt_trainer *t = make_trainer(ctx, x->run, &x->model, source, NULL, 0);
     int64_t *counts = (int64_t *)made(NULL, calloc(n > CLI_MOST_F1 ? 1 : n * n, sizeof *counts));
-    int64_t all = 0, most = 0;
+    int64_t all = 0, max = 0;
     cli_f1 *of = (cli_f1 *)made(NULL, calloc(n, sizeof *of));
     int there = 0, largest = 0;
     double sum = 0;
@@ -209,7 +209,7 @@ static inline void test_classifier(tt_context *ctx, const classifier *x, const t
     for (size_t c = 0; c < n && n <= CLI_MOST_F1; c++) {
         int64_t are = 0, taken = 0;
         for (size_t k = 0; k < n; k++) are += counts[c * n + k], taken += counts[k * n + c];
-        if (are > most) most = are, largest = (int)c;
+        if (are > max) max = are, largest = (int)c;
         all += are;
         if (are + taken == 0) continue; /* F1 of this class is undefined */
         of[there].name = x->names[c];
@@ -220,7 +220,7 @@ static inline void test_classifier(tt_context *ctx, const classifier *x, const t
     const int shown = there > 12 ? 5 : there;
     if (there)
         printf("the largest class, '%s', has %.4f of them; F1 is %.4f on average%s", x->names[largest],
-               (double)most / (double)all, sum / there, shown < there ? ", and at least " : "");
+               (double)max / (double)all, sum / there, shown < there ? ", and at least " : "");
     if (shown < there) qsort(of, (size_t)there, sizeof *of, by_f1);
     for (int k = 0; k < shown; k++)
         printf("%s%s: %.4f", k || shown == there ? ", " : "", of[k].name, of[k].f1);

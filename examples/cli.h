@@ -93,7 +93,7 @@ typedef struct cli_flag {
     cli_type type;
     void *to;                 /* the value; holds the default before cli_parse */
     const char *help;         /* the default is added, unless this ends with a parenthesis or a colon */
-    double least, most;       /* bounds of an INTEGER or NUMBER; of the bytes of a TEXT, if most is not 0 */
+    double min, max;       /* bounds of an INTEGER or NUMBER; of the bytes of a TEXT, if most is not 0 */
     const char *choices;      /* of a CHOICE: words with spaces between; of an INTEGER: a word for CLI_WORD */
     const char *also;         /* of a CHOICE: another CHOICE's name that also accepts these words; or NULL */
     bool *given;              /* set to true if the option is given; NULL: not needed */
@@ -217,13 +217,13 @@ static inline void cli_unknown(const cli_flag *flags, int count, const char *arg
         {"--max-seq-length", "--max-length"}, {"--image-size", "--size"}, {"--dataset", "--data"}};
     char given[64];
     const char *nearest = NULL, *bare = argument + strspn(argument, "-");
-    int least = strlen(bare) > 3 ? 3 : 1; /* an option at this distance or more is not suggested */
+    int min = strlen(bare) > 3 ? 3 : 1; /* an option at this distance or more is not suggested */
     snprintf(given, sizeof given, "--%.*s", (int)strcspn(bare, "="), bare);
     for (int k = 0; k < count; k++) {
         int distance = cli_distance(given, flags[k].name);
         if (strlen(given) > 4 && strncmp(given, flags[k].name, strlen(given)) == 0)
             distance = 0; /* the argument is the option's beginning */
-        if (distance < least) nearest = flags[k].name, least = distance;
+        if (distance < min) nearest = flags[k].name, min = distance;
     }
     for (char *c = given; *c; c++) if (*c == '_') *c = '-';
     for (int n = 0; n < CLI_COUNT(known); n++)
@@ -268,8 +268,8 @@ static inline void cli_set(const cli_flag *f, const char *value)
     errno = 0;
     switch (f->type) {
     case CLI_TEXT:
-        if (f->most > 0 && (length < f->least || length > f->most))
-            die("%s is %zu characters long; %.0f to %.0f are possible", f->name, length, f->least, f->most);
+        if (f->max > 0 && (length < f->min || length > f->max))
+            die("%s is %zu characters long; %.0f to %.0f are possible", f->name, length, f->min, f->max);
         *(const char **)f->to = value;
         return;
     case CLI_CHOICE:
@@ -286,16 +286,16 @@ static inline void cli_set(const cli_flag *f, const char *value)
         if (end == value || *end)
             die("%s takes a whole number%s%s, not '%s'", f->name, f->choices ? " or " : "",
                 f->choices ? f->choices : "", value);
-        if (errno || n < (long long)f->least || n > (long long)f->most)
-            die("%s is a number from %.0f to %.0f, not %s", f->name, f->least, f->most, value);
+        if (errno || n < (long long)f->min || n > (long long)f->max)
+            die("%s is a number from %.0f to %.0f, not %s", f->name, f->min, f->max, value);
         *(int *)f->to = (int)n;
         return;
     }
     case CLI_NUMBER: {
         double x = strtod(value, &end);
         if (end == value || *end) die("%s takes a number, not '%s'", f->name, value);
-        if (!(x >= f->least && x <= f->most))
-            die("%s is a number from %g to %g, not %s", f->name, f->least, f->most, value);
+        if (!(x >= f->min && x <= f->max))
+            die("%s is a number from %g to %g, not %s", f->name, f->min, f->max, value);
         *(double *)f->to = x;
         return;
     }
@@ -567,20 +567,20 @@ typedef struct cli_training {
     .parallel = {0, 1, 1, false, false, 0, false, 1, "1f1b", 0}
 #define CLI_TRAINING_FLAGS(run) \
     {"--accumulate", "N", CLI_INTEGER, &(run).accumulate, .help = "micro-batches in a step, for each of " \
-     "--groups; of texts to classify, at least", .least = 1, .most = 65536}, \
+     "--groups; of texts to classify, at least", .min = 1, .max = 65536}, \
     {"--warmup", "X", CLI_NUMBER, &(run).warmup, \
-     .help = "share of the steps in which the learning rate rises, before --schedule", .most = 1}, \
+     .help = "share of the steps in which the learning rate rises, before --schedule", .max = 1}, \
     {"--schedule", "NAME", CLI_CHOICE, &(run).schedule, \
      .help = "how the learning rate goes on after the warm-up", .choices = SCHEDULES}, \
     {"--optimizer", "NAME", CLI_CHOICE, &(run).optimizer, .help = "the optimizer", .choices = OPTIMIZERS}, \
     {"--decay", "X", CLI_NUMBER, &(run).decay, \
-     .help = "weight decay, of all but biases, norms and class tokens", .most = 1e9}, \
+     .help = "weight decay, of all but biases, norms and class tokens", .max = 1e9}, \
     {"--clip", "X", CLI_NUMBER, &(run).clip, \
-     .help = "largest norm of a step's gradient (0: any)", .most = 1e9}, \
+     .help = "largest norm of a step's gradient (0: any)", .max = 1e9}, \
     {"--dropout", "X", CLI_NUMBER, &(run).dropout, \
-     .help = "dropout everywhere, below 1 (-1: as the model's config says)", .least = -1, .most = 1}, \
+     .help = "dropout everywhere, below 1 (-1: as the model's config says)", .min = -1, .max = 1}, \
     {"--label-smoothing", "X", CLI_NUMBER, &(run).label_smoothing, .help = "below 1: share of each target " \
-     "that is spread over all classes or tokens, in training alone", .most = 1}, \
+     "that is spread over all classes or tokens, in training alone", .max = 1}, \
     {"--freeze", "LIST", CLI_TEXT, &(run).freeze, \
      .help = "parameters to keep as they are: name patterns with commas between, *, ? and [0-3]"}, \
     {"--precision", "P", CLI_CHOICE, &(run).precision, \
@@ -591,7 +591,7 @@ typedef struct cli_training {
      "memory (cheap; with --budget, budget):", .choices = "none cheap attention blocks budget"}, \
     {"--offload", "LIST", CLI_TEXT, &(run).offload, .help = "what lies in the host's memory while " \
      "not used: optimizer, gradients, parameters, activations, with commas between; none; or budget, what " \
-     "makes --budget fit (none; on a GPU with --budget, budget)", .most = 100}, \
+     "makes --budget fit (none; on a GPU with --budget, budget)", .max = 100}, \
     {"--update", "U", CLI_CHOICE, &(run).update, .help = "when parameters are updated: at a step's end; " \
      "with --clip 0, in the backward, which saves memory; or at the end by the host's processor in its " \
      "memory, where the optimizer's state stays", .choices = "end backward host"}, \
@@ -605,22 +605,22 @@ typedef struct cli_training {
     {"--tune", "T", CLI_TEXT, &(run).tune, .help = "on a GPU: off, two runs have the same bits; on, the " \
      "fastest ways to multiply the matrices are found before the first step, in about a second, and kept " \
      "with the state in --out; or the name of a file that keeps them for other runs too", \
-     .least = 1, .most = 1000}, \
+     .min = 1, .max = 1000}, \
     {"--device", "KIND", CLI_TEXT, &(run).device, .help = "cpu or cuda, or several ranks: cpu*4, cuda*8, " \
-     "cuda:0,2; --plan is for any (TINYTRAIN_DEVICE, else cpu)", .least = 1, .most = 1000}, \
+     "cuda:0,2; --plan is for any (TINYTRAIN_DEVICE, else cpu)", .min = 1, .max = 1000}, \
     {"--data-ranks", "N", CLI_INTEGER, &(run).parallel.data, \
-     .help = "ranks that divide a step's micro-batches (0: as many as --device leaves)", .most = 64}, \
+     .help = "ranks that divide a step's micro-batches (0: as many as --device leaves)", .max = 64}, \
     {"--tensor", "N", CLI_INTEGER, &(run).parallel.tensor, \
-     .help = "ranks that divide each layer", .least = 1, .most = 64}, \
+     .help = "ranks that divide each layer", .min = 1, .max = 64}, \
     {"--sequence", "", CLI_SWITCH, &(run).parallel.sequence, \
      .help = "with --tensor: rows are divided between the layers too"}, \
     {"--pipeline", "N", CLI_INTEGER, &(run).parallel.pipeline, \
-     .help = "stages of consecutive layers, each on ranks of its own", .least = 1, .most = 64}, \
+     .help = "stages of consecutive layers, each on ranks of its own", .min = 1, .max = 64}, \
     {"--stages", "NAME", CLI_CHOICE, &(run).parallel.schedule, .help = "how micro-batches go through the " \
      "stages, of which gpipe needs --micros and more memory", .choices = "1f1b gpipe", \
      .also = "--schedule"}, \
     {"--micros", "N", CLI_INTEGER, &(run).parallel.micros, .help = "with --pipeline: most micro-batches of " \
-     "a step on a data rank, for which memory is planned (0: any)", .most = 65536}, \
+     "a step on a data rank, for which memory is planned (0: any)", .max = 65536}, \
     {"--zero", "N", CLI_CHOICE, &(run).zero, .help = "what is divided over --data-ranks: 0 nothing, 1 the " \
      "optimizer's state, 2 gradients too, 3 parameters too; budget: what makes --budget fit (1; with " \
      "--budget, budget):", \
@@ -628,18 +628,18 @@ typedef struct cli_training {
     {"--server", "", CLI_SWITCH, &(run).parallel.server, \
      .help = "rank 0 alone has the optimizer's state and updates"}, \
     {"--groups", "N", CLI_INTEGER, &(run).parallel.groups, .help = "leaves of the sum of a step's " \
-     "gradients; with as many, any --data-ranks train the same bits (0: as --data-ranks)", .most = 64}, \
+     "gradients; with as many, any --data-ranks train the same bits (0: as --data-ranks)", .max = 64}, \
     {"--reduce-micros", "", CLI_SWITCH, &(run).parallel.reduce_micros, \
      .help = "sum gradients after each micro-batch, for the bits of --zero 2 and 3"}, \
     {"--timeout", "SECONDS", CLI_NUMBER, &(run).timeout, .help = "that a rank waits for another, on this " \
-     "machine or another one, before all fail", .least = 0.1, .most = 1e6}, \
-    {"--seed", "N", CLI_INTEGER, &(run).seed, .help = "of all that is random", .most = 1e9}, \
+     "machine or another one, before all fail", .min = 0.1, .max = 1e6}, \
+    {"--seed", "N", CLI_INTEGER, &(run).seed, .help = "of all that is random", .max = 1e9}, \
     {"--measure", "", CLI_SWITCH, &(run).measure, \
      .help = "measure the device's rates first, in about a second: what says budget is chosen by them, and " \
      "the plan tells the seconds of a step"}, \
-    {"--threads", "N", CLI_INTEGER, &(run).threads, .help = "threads (0: all cores)", .most = 256}, \
+    {"--threads", "N", CLI_INTEGER, &(run).threads, .help = "threads (0: all cores)", .max = 256}, \
     {"--out", "DIR", CLI_TEXT, &(run).out, \
-     .help = "new folder for the trained model, state, metrics.csv and loss.svg", .least = 1, .most = 1000}, \
+     .help = "new folder for the trained model, state, metrics.csv and loss.svg", .min = 1, .max = 1000}, \
     {"--plan", "", CLI_SWITCH, &(run).plan, \
      .help = "say how much memory training will need, draw it as plan.svg in --out, and end"}, \
     {"--resume", "", CLI_SWITCH, &(run).resume, .help = "go on from the state in --out"}

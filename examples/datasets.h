@@ -29,16 +29,16 @@ static inline bool dataset_fail(char why[DATASET_WHY], const char *format, ...)
     return false;
 }
 
-/* Reads a file of at most `most` bytes into memory and adds a NUL. The caller frees the memory. */
-static inline char *dataset_file(const char *path, size_t most, size_t *bytes, char why[DATASET_WHY])
+/* Reads a file of at most `max` bytes into memory and adds a NUL. The caller frees the memory. */
+static inline char *dataset_file(const char *path, size_t max, size_t *bytes, char why[DATASET_WHY])
 {
     struct stat info;
     char *memory = NULL;
     bool ok = stat(path, &info) == 0 || dataset_fail(why, "cannot open '%.500s': %s", path, strerror(errno));
     if (ok && !S_ISREG(info.st_mode)) ok = dataset_fail(why, "'%.500s' is no regular file", path);
-    if (ok && (unsigned long long)info.st_size > most)
+    if (ok && (unsigned long long)info.st_size > max)
         ok = dataset_fail(why, "'%.500s' has %lld bytes; at most %zu are read", path, (long long)info.st_size,
-                          most);
+                          max);
     size_t size = ok ? (size_t)info.st_size : 0;
     if (ok && !(memory = (char *)malloc(size + 1)))
         ok = dataset_fail(why, "out of memory for the %zu bytes of '%.500s'", size, path);
@@ -107,9 +107,9 @@ static inline bool imdb_find(imdb_list *l, const char *folder, int label, char w
         const char *name = e->d_name, *rating = name + strspn(name, "0123456789");
         size_t bytes = strlen(name), digits = *rating == '_' ? strspn(rating + 1, "0123456789") : 0;
         if (bytes < 4 || strcmp(name + bytes - 4, ".txt") != 0) continue;
-        int stars = digits == 1 || digits == 2 ? atoi(rating + 1) : 0, least = label ? 7 : 1;
+        int stars = digits == 1 || digits == 2 ? atoi(rating + 1) : 0, min = label ? 7 : 1;
         bool named = rating > name && rating + 1 + digits + 4 == name + bytes;
-        if (named && stars >= least && stars <= least + 3) ok = imdb_add(l, folder, name, label, why);
+        if (named && stars >= min && stars <= min + 3) ok = imdb_add(l, folder, name, label, why);
         else
             ok = dataset_fail(why, "'%.400s/%.200s' is not named NUMBER_RATING.txt with a rating from %s: is "
                               "the folder part of aclImdb?", folder, name, label ? "7 to 10" : "1 to 4");
@@ -150,12 +150,12 @@ static inline bool imdb_choose(tt_context *ctx, imdb_list *l, int first, int n, 
 
 static inline tt_dataset *imdb_read(tt_context *ctx, const imdb_list *l, char why[DATASET_WHY])
 {
-    const size_t most = (size_t)1 << 20; /* the longest review of the corpus has 14,000 bytes */
+    const size_t max = (size_t)1 << 20; /* the longest review of the corpus has 14,000 bytes */
     tt_text *texts = (tt_text *)calloc((size_t)l->count, sizeof *texts);
     bool ok = texts || dataset_fail(why, "out of memory for %d reviews", l->count);
     for (int i = 0; i < l->count && ok; i++) {
         texts[i].label = l->reviews[i].label;
-        char *text = dataset_file(l->reviews[i].path, most, &texts[i].bytes, why);
+        char *text = dataset_file(l->reviews[i].path, max, &texts[i].bytes, why);
         size_t begin = 0;
         texts[i].text = text;
         ok = text != NULL;
@@ -230,8 +230,8 @@ static inline const char *cifar_image(void *user, int64_t index, tt_image *image
 static inline bool cifar_add(cifar *c, const char *path, const uint8_t *bytes, size_t size,
                              char why[DATASET_WHY])
 {
-    const size_t record = CIFAR_PIXELS + 1, records = size / record, most = INT32_MAX / CIFAR_PIXELS;
-    if (!size || size % record || records > most - (size_t)c->count)
+    const size_t record = CIFAR_PIXELS + 1, records = size / record, max = INT32_MAX / CIFAR_PIXELS;
+    if (!size || size % record || records > max - (size_t)c->count)
         return dataset_fail(why, "'%.500s' has %zu bytes, and not a number of records of %zu: after %zu "
                             "whole ones it breaks off at byte %zu", path, size, record, records,
                             records * record);
@@ -358,10 +358,10 @@ static inline const char *pnm_read(const uint8_t *bytes, size_t n, bool whole, t
     image->channels = bytes[1] == '6' ? 3 : 1;
     image->width = pnm_number(bytes, n, &at);
     image->height = pnm_number(bytes, n, &at);
-    const int most = pnm_number(bytes, n, &at);
+    const int max = pnm_number(bytes, n, &at);
     const bool sides = image->width >= 1 && image->height >= 1 && image->width <= 65535 &&
                        image->height <= 65535;
-    if (!sides || most != 255) return "the header is not that of a PPM or PGM of 8 bits";
+    if (!sides || max != 255) return "the header is not that of a PPM or PGM of 8 bits";
     const size_t pixels = (size_t)image->width * (size_t)image->height * (size_t)image->channels;
     if (whole && n - at - 1 < pixels) return "the file ends before its last pixel";
     image->pixels = bytes + at + 1;

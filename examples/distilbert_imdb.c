@@ -168,12 +168,12 @@ static const cli_flag flags[] = {
     {"--model", "DIR", CLI_TEXT, &opt.run.model, .help = "Hugging Face folder to start from: config.json, "
      "model.safetensors, vocab.txt or tokenizer.json (none: from scratch)"},
     {"--batch", "N", CLI_INTEGER, &opt.run.batch, .help = "texts in a step; max: as many as --budget, or "
-     "else a GPU's memory, allows if all are as long as the longest (16)", .least = 1, .most = 65536,
+     "else a GPU's memory, allows if all are as long as the longest (16)", .min = 1, .max = 65536,
      .choices = "max"},
     {"--max-length", "N", CLI_INTEGER, &opt.max_length,
-     .help = "tokens of a text; longer ones are cut (0: as many as the model has positions)", .most = 1e6},
+     .help = "tokens of a text; longer ones are cut (0: as many as the model has positions)", .max = 1e6},
     {"--max-tokens", "N", CLI_INTEGER, &opt.max_tokens, .help = "tokens in a micro-batch; it is filled up to "
-     "this (0: 8192 with --model, else 2048)", .most = 1e9},
+     "this (0: 8192 with --model, else 2048)", .max = 1e9},
     CLI_CLASSIFIER_FLAGS(opt.run, "texts", "2 with --model, else 6", "5e-5 with --model, else 5e-4"),
     {"--predict", "TEXT", CLI_TEXT, &opt.run.predict,
      .help = "classify TEXT, or with - each line of standard input, with the model in --out"},

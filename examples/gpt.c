@@ -95,7 +95,7 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     tt_tokenizer *k = open_tokenizer(ctx, folder, &m);
     const size_t bytes = strlen(text);
     const int64_t n = k ? tt_tokenizer_encode(k, text, bytes, true, NULL, 0) : (int64_t)bytes;
-    const int64_t most = (n > 1 ? n : 1) + opt.lm.tokens;
+    const int64_t max = (n > 1 ? n : 1) + opt.lm.tokens;
     tt_generator_options o = tt_generator_options_default();
     const char *all = opt.run.device ? opt.run.device : "";
     char device[64]; /* the first device of --device; one is enough to generate */
@@ -103,7 +103,7 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     if (*all) o.compile.device = device;
     o.compile.precision = opt.run.precision;
     o.compile.memory_budget = opt.run.budget;
-    o.context = (int)(most < m.config.max_positions ? most : m.config.max_positions);
+    o.context = (int)(max < m.config.max_positions ? max : m.config.max_positions);
     if (n < 0) die("out of memory");
     if (n >= o.context)
         die("--generate: the text has %lld tokens, and the model %d positions", (long long)n, o.context);
@@ -153,19 +153,19 @@ static const cli_flag flags[] = {
     {"--data", "PATH", CLI_TEXT, &opt.run.data, .help = "text file, folder of *.txt, or .bin file of token "
      "ids, as nanoGPT's or llm.c's, of 2 or 4 bytes (examples/data/pride_and_prejudice.txt)"},
     {"--separator", "LINE", CLI_TEXT, &opt.separator, .help = "a line that parts two documents of a text, as "
-     "'<|endoftext|>'; '' for empty lines (none: a file is one document)", .most = 1000},
+     "'<|endoftext|>'; '' for empty lines (none: a file is one document)", .max = 1000},
     {"--across", "", CLI_SWITCH, &opt.across, .help = "tokens see the documents before theirs in a window"},
     {"--model", "DIR", CLI_TEXT, &opt.run.model, .help = "Hugging Face folder to start from: config.json, "
      "model.safetensors or its shards, tokenizer.json (none: from scratch, on bytes)"},
     LM_MODEL_FLAGS(opt.lm),
     {"--batch", "N", CLI_INTEGER, &opt.run.batch, .help = "windows in a step (0: 8 with --model, "
-     "else 2)", .most = 65536},
+     "else 2)", .max = 65536},
     {"--epochs", "N", CLI_INTEGER, &opt.run.epochs,
-     .help = "passes over the texts (0: 1 with --model, else 2)", .most = 1e9},
+     .help = "passes over the texts (0: 1 with --model, else 2)", .max = 1e9},
     {"--held-out", "X", CLI_NUMBER, &opt.held, .help = "share of the tokens, the last, to validate on",
-     .most = 1},
+     .max = 1},
     {"--lr", "X", CLI_NUMBER, &opt.run.lr,
-     .help = "peak learning rate (0: 5e-5 with --model, else 1e-3)", .most = 1e9},
+     .help = "peak learning rate (0: 5e-5 with --model, else 1e-3)", .max = 1e9},
     CLI_TRAINING_FLAGS(opt.run),
     {"--generate", "TEXT", CLI_TEXT, &opt.generate,
      .help = "continue TEXT with the model in --model, or else in --out"},

@@ -16,32 +16,32 @@ typedef struct cli_lm {
 #define LM_MODEL_FLAGS(lm) \
     {"--kind", "NAME", CLI_CHOICE, &(lm).kind, .help = "without --model: the architecture", \
      .choices = "gpt2 llama mistral qwen2 gpt_neox falcon", .given = &(lm).shaped}, \
-    {"--layers", "N", CLI_INTEGER, &(lm).layers, .help = "... its layers", .least = 1, .most = 1000, \
+    {"--layers", "N", CLI_INTEGER, &(lm).layers, .help = "... its layers", .min = 1, .max = 1000, \
      .given = &(lm).shaped}, \
-    {"--hidden", "N", CLI_INTEGER, &(lm).hidden, .help = "... its width", .least = 1, .most = 65536, \
+    {"--hidden", "N", CLI_INTEGER, &(lm).hidden, .help = "... its width", .min = 1, .max = 65536, \
      .given = &(lm).shaped}, \
     {"--heads", "N", CLI_INTEGER, &(lm).heads, .help = "... heads, of which --hidden is a multiple", \
-     .least = 1, .most = 4096, .given = &(lm).shaped}, \
+     .min = 1, .max = 4096, .given = &(lm).shaped}, \
     {"--lora", "N", CLI_INTEGER, &(lm).lora, .help = "with --model: train adapters of rank N alone, and " \
-     "save these as a peft folder (0: train the model)", .most = 65536}, \
+     "save these as a peft folder (0: train the model)", .max = 65536}, \
     {"--lora-targets", "LIST", CLI_TEXT, &(lm).lora_targets, .help = "... of modules of these names, with " \
-     "commas between, *, ? and [0-3] (peft's choice, as q_proj,v_proj)", .least = 1, .most = 1000}, \
+     "commas between, *, ? and [0-3] (peft's choice, as q_proj,v_proj)", .min = 1, .max = 1000}, \
     {"--lora-alpha", "X", CLI_NUMBER, &(lm).lora_alpha, \
-     .help = "... scaled by X / N (0: twice --lora)", .most = 1e9}, \
+     .help = "... scaled by X / N (0: twice --lora)", .max = 1e9}, \
     {"--adapter", "DIR", CLI_TEXT, &(lm).adapter, \
      .help = "with --model: a peft folder that it gets before training or --generate"}, \
     {"--length", "N", CLI_INTEGER, &(lm).length, .help = "tokens of a window (0: 256, or as many as the " \
-     "model has positions if fewer)", .most = 1e6}
+     "model has positions if fewer)", .max = 1e6}
 #define LM_SAMPLING_FLAGS(lm) \
     {"--tokens", "N", CLI_INTEGER, &(lm).tokens, .help = "most tokens of the answer", \
-     .least = 1, .most = 1e6}, \
+     .min = 1, .max = 1e6}, \
     {"--temperature", "X", CLI_NUMBER, &(lm).temperature, \
-     .help = "of sampling; 0: always the likeliest token", .most = 1e6}, \
-    {"--top-k", "N", CLI_INTEGER, &(lm).top_k, .help = "sample from the likeliest N (0: all)", .most = 1e9}, \
+     .help = "of sampling; 0: always the likeliest token", .max = 1e6}, \
+    {"--top-k", "N", CLI_INTEGER, &(lm).top_k, .help = "sample from the likeliest N (0: all)", .max = 1e9}, \
     {"--top-p", "X", CLI_NUMBER, &(lm).top_p, \
-     .help = "... and from the fewest whose probabilities are X together", .most = 1}, \
+     .help = "... and from the fewest whose probabilities are X together", .max = 1}, \
     {"--penalty", "X", CLI_NUMBER, &(lm).penalty, \
-     .help = "makes tokens that were there before less likely, above 1", .most = 1e6}
+     .help = "makes tokens that were there before less likely, above 1", .max = 1e6}
 
 /* Checks the options. generates: the program generates text and does not train. */
 static inline void check_lm(cli_lm *lm, const cli_training *run, bool generates)

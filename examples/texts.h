@@ -13,11 +13,11 @@ typedef struct cli_table {
 #define TABLE_DEFAULT {"text", "label", NULL, "double", false}
 #define TABLE_FLAGS(table) \
     {"--text-column", "NAME", CLI_TEXT, &(table).text_column, \
-     .help = "a table's column of texts", .least = 1, .most = 1000}, \
+     .help = "a table's column of texts", .min = 1, .max = 1000}, \
     {"--label-column", "NAME", CLI_TEXT, &(table).label_column, \
-     .help = "a table's column of labels", .least = 1, .most = 1000}, \
+     .help = "a table's column of labels", .min = 1, .max = 1000}, \
     {"--delimiter", "C", CLI_TEXT, &(table).delimiter, .help = "what divides a table's columns, such as " \
-     "';' or \\t (a comma in .csv, else a tab)", .least = 1, .most = 2}, \
+     "';' or \\t (a comma in .csv, else a tab)", .min = 1, .max = 2}, \
     {"--quote", "Q", CLI_CHOICE, &(table).quote, .help = "whether double quotes enclose a table's fields, " \
      "or are characters like others", .choices = "double none"}
 
@@ -34,9 +34,9 @@ static inline void check_table(cli_table *table, const char *data)
 }
 
 /* Reads a part of the data. split: "train", "validation" or "test". names: of the classes, if they are known.
-   most: reviews of aclImdb that are needed; 0: all. */
+   max: reviews of aclImdb that are needed; 0: all. */
 static inline tt_dataset *read_split(tt_context *ctx, const cli_training *run, const cli_table *table,
-                                     const char *split, const char **names, int classes, int most)
+                                     const char *split, const char **names, int classes, int max)
 {
     tt_table_options o = tt_table_options_default();
     char why[DATASET_WHY];
@@ -46,7 +46,7 @@ static inline tt_dataset *read_split(tt_context *ctx, const cli_training *run, c
     o.unquoted = strcmp(table->quote, "none") == 0;
     if (table->is_table)
         return (tt_dataset *)made(ctx, tt_dataset_table(ctx, run->data, split, names, classes, &o));
-    tt_dataset *d = imdb_open(ctx, run->data, split, most + most % 2, why);
+    tt_dataset *d = imdb_open(ctx, run->data, split, max + max % 2, why);
     if (!d) die("%s", why);
     return d;
 }

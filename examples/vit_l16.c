@@ -171,11 +171,11 @@ static const cli_flag flags[] = {
      "patches of another size (none: L/16 for CIFAR-10 at --size 224, else a small one)"},
     {"--size", "N", CLI_INTEGER, &opt.size, .help = "height and width of what the model sees; images are "
      "resized to it (0: as the model says; from scratch 32, or with --vit 224, but 32 for CIFAR-10)",
-     .most = 16384},
+     .max = 16384},
     {"--augment", "", CLI_SWITCH, &opt.augment,
      .help = "training images: shifted by up to an eighth and mirrored at random"},
     {"--batch", "N", CLI_INTEGER, &opt.run.batch, .help = "images in a step; max: as many as --budget, or "
-     "else a GPU's memory, allows (0: 16 with --model, else 20)", .most = 65536, .choices = "max"},
+     "else a GPU's memory, allows (0: 16 with --model, else 20)", .max = 65536, .choices = "max"},
     CLI_CLASSIFIER_FLAGS(opt.run, "images", "3 with --model, else 12", "5e-5 with --model, else 1e-3"),
     {"--predict", "FILE", CLI_TEXT, &opt.run.predict,
      .help = "classify an image file with the model in --out"},

@@ -40,21 +40,21 @@ static bool on_cpu(void) { return strncmp(ranks_text(1), "cpu", 3) == 0; }
    to its buffer; a receive copies its buffer to the GPU's memory as soon as the message has arrived. */
 #ifdef TT_EMULATE
 #include "emu_control.h"
-static struct { char *data; void *to; size_t bytes; tt__request request; } under_way[1024];
+static struct { char *data; void *to; size_t bytes; tt__request request; } in_flight[1024];
 
 static tt__request *message(int k, size_t bytes, void *to)
 {
-    under_way[k].data = (char *)malloc(bytes);
-    under_way[k].bytes = bytes;
-    under_way[k].to = to;
-    if (!under_way[k].data) abort();
-    return &under_way[k].request;
+    in_flight[k].data = (char *)malloc(bytes);
+    in_flight[k].bytes = bytes;
+    in_flight[k].to = to;
+    if (!in_flight[k].data) abort();
+    return &in_flight[k].request;
 }
 
 static int free_message(void)
 {
     int k = 0;
-    while (under_way[k].data) if (++k == TEST_COUNT(under_way)) abort();
+    while (in_flight[k].data) if (++k == TEST_COUNT(in_flight)) abort();
     return k;
 }
 
@@ -62,8 +62,8 @@ static const char *emulated_send(tt__net *n, int to, int tag, const void *data, 
 {
     const int k = free_message();
     tt__request *own = message(k, bytes, NULL);
-    emu_library_copy(under_way[k].data, data, bytes);
-    const char *why = tt__mpi_wire.send(n, to, tag, under_way[k].data, bytes, own);
+    emu_library_copy(in_flight[k].data, data, bytes);
+    const char *why = tt__mpi_transport.send(n, to, tag, in_flight[k].data, bytes, own);
     *r = *own;
     r->handle = (uint64_t)k;
     return why;
@@ -73,7 +73,7 @@ static const char *emulated_receive(tt__net *n, int from, int tag, void *data, s
 {
     const int k = free_message();
     tt__request *own = message(k, bytes, data);
-    const char *why = tt__mpi_wire.receive(n, from, tag, under_way[k].data, bytes, own);
+    const char *why = tt__mpi_transport.receive(n, from, tag, in_flight[k].data, bytes, own);
     *r = *own;
     r->handle = (uint64_t)k;
     return why;
@@ -82,27 +82,27 @@ static const char *emulated_receive(tt__net *n, int from, int tag, void *data, s
 static const char *emulated_test(tt__net *n, tt__request *r)
 {
     const int k = (int)r->handle;
-    r->done = k == TEST_COUNT(under_way); /* the message arrived earlier */
+    r->done = k == TEST_COUNT(in_flight); /* the message arrived earlier */
     if (r->done) return NULL;
-    const char *why = tt__mpi_wire.test(n, &under_way[k].request);
-    r->done = under_way[k].request.done;
+    const char *why = tt__mpi_transport.test(n, &in_flight[k].request);
+    r->done = in_flight[k].request.done;
     if (!r->done) return why;
-    if (under_way[k].to) emu_library_copy(under_way[k].to, under_way[k].data, under_way[k].bytes);
-    free(under_way[k].data);
-    under_way[k].data = NULL;
-    r->handle = TEST_COUNT(under_way);
+    if (in_flight[k].to) emu_library_copy(in_flight[k].to, in_flight[k].data, in_flight[k].bytes);
+    free(in_flight[k].data);
+    in_flight[k].data = NULL;
+    r->handle = TEST_COUNT(in_flight);
     return why;
 }
 
 static void emulate_mpi(tt_context *ctx)
 {
-    static tt__wire wire;
+    static tt__transport transport;
     if (!ctx->net || !ctx->net->cuda_aware) return;
-    wire = tt__mpi_wire;
-    wire.send = emulated_send;
-    wire.receive = emulated_receive;
-    wire.test = emulated_test;
-    ctx->net->wire = &wire;
+    transport = tt__mpi_transport;
+    transport.send = emulated_send;
+    transport.receive = emulated_receive;
+    transport.test = emulated_test;
+    ctx->net->transport = &transport;
 }
 #else
 static void emulate_mpi(tt_context *ctx) { (void)ctx; }
@@ -171,7 +171,7 @@ TEST(stages_of_processes)
             setup s = setup_of(on, precisions[k], data, k == 1 ? 4 : 3);
             s.pipeline = stages;
             s.schedule = k == 1 ? "gpipe" : "1f1b";
-            s.most = k == 1 ? 4 : 0;
+            s.max = k == 1 ? 4 : 0;
             s.on.zero = k != 2;
             s.sgd = k == 2;
             s.on_host = k > 0;
@@ -251,9 +251,9 @@ TEST(bytes_of_processes)
         FINE(&n, run_step(&n, 0, s.groups));
         const tt__net *x = n.ctx->net;
         REQUIRE(x && x->processes == processes && x->me == me);
-        CHECK((double)plan.sent_bytes == x->sent && fabs((double)plan.sent_least_bytes - x->least) <= 1);
+        CHECK((double)plan.sent_bytes == x->sent && fabs((double)plan.min_sent_bytes - x->min) <= 1);
         CHECK(strstr(text, "sent by this process in such a step: ") != NULL);
-        const double own[2] = {x->sent, x->least};
+        const double own[2] = {x->sent, x->min};
         double all[2];
         MPI_Allreduce(own, all, 2, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
         CHECK(own[1] > 0);
@@ -322,9 +322,9 @@ static int train_until(int steps, event e)
     const bool signals = is_kind(&e, "kill") || is_kind(&e, "stop");
     if (signals && pthread_create(&thread, NULL, signal_later, &e) != 0) return 2;
     if (is_kind(&e, "full")) {
-        const struct rlimit most = {(rlim_t)e.at, (rlim_t)e.at};
+        const struct rlimit max = {(rlim_t)e.at, (rlim_t)e.at};
         signal(SIGXFSZ, SIG_IGN);
-        setrlimit(RLIMIT_FSIZE, &most);
+        setrlimit(RLIMIT_FSIZE, &max);
     }
     if (is_kind(&e, "launch")) arm(me * local + local - 1, e.at, false);
     tt_status status = resumes ? tt_program_load(n.p, state) : TT_OK;

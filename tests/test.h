@@ -44,8 +44,8 @@ static inline bool test__error(tt_context *ctx, tt_status status, const char *pa
 #define TEST_SWEEP 1
 #endif
 
-/* Returns the stride of a sweep over few combinations: TEST_SWEEP, but at most `most`. */
-static inline int test_every(int most) { return TEST_SWEEP < most ? TEST_SWEEP : most; }
+/* Returns the stride of a sweep over few combinations: TEST_SWEEP, but at most `max`. */
+static inline int test_every(int max) { return TEST_SWEEP < max ? TEST_SWEEP : max; }
 
 #ifdef __has_feature /* clang asks by __has_feature, gcc defines macros */
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)

@@ -556,7 +556,7 @@ TEST(each_allocation_and_file_operation_fails)
         /* run: an operation that may fail. again: must succeed after a failure; NULL: not called. */
         bool (*run)(sweep *s), (*again)(sweep *s);
         bool trains;
-        int least; /* min number of failures */
+        int min; /* min number of failures */
     } rows[] = {{"bert", sweep_bert, NULL, false, 80},
                 {"vit", sweep_vit, NULL, false, 80},
                 {"tokenizer", sweep_tokenizer, sweep_tokenizer, false, 20},
@@ -610,7 +610,7 @@ TEST(each_allocation_and_file_operation_fails)
                 if (!failed) break;
             }
         if (trains) sweep_close(&s, true);
-        CHECK(failures >= rows[row].least || !fine);
+        CHECK(failures >= rows[row].min || !fine);
     }
 }
 

@@ -533,9 +533,9 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
             REQUIRE(l);
             int steps = o.drop_last ? 53 / o.batch : (53 + o.batch - 1) / o.batch,
                 used = o.drop_last ? steps * o.batch : 53, seen[53] = {0};
-            int most = (o.batch + o.accumulate * groups - 1) / (o.accumulate * groups), in_step = 0;
+            int max = (o.batch + o.accumulate * groups - 1) / (o.accumulate * groups), in_step = 0;
             int micro = 0;
-            CHECK(tt_loader_steps(l) == steps && tt_loader_max_seqs(l) == (most < 53 ? most : 53) &&
+            CHECK(tt_loader_steps(l) == steps && tt_loader_max_seqs(l) == (max < 53 ? max : 53) &&
                   tt_loader_max_tokens(l) == 0);
             read_epoch(l, d, 270, 0, 0, log);
             CHECK(log->steps == steps && log->seqs == used);
@@ -544,13 +544,13 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
                 if (!o.shuffle) CHECK(log->index[i] == i);
                 if (groups > 1) continue;
                 if (i && i % o.batch == 0) { micro++; in_step = 0; }
-                else if (in_step == most) { micro++; in_step = 0; }
+                else if (in_step == max) { micro++; in_step = 0; }
                 CHECK(log->micro_of[i] == micro);
                 in_step++;
             }
             for (int at = 0; at < used && groups > 1; at += o.batch) { /* of similar sizes, none left out */
                 const int n = used - at < o.batch ? used - at : o.batch, from = log->micro_of[at];
-                const int whole = groups * ((n + groups * most - 1) / (groups * most));
+                const int whole = groups * ((n + groups * max - 1) / (groups * max));
                 const int parts = log->micro_of[at + n - 1] - from + 1;
                 int size[53] = {0};
                 CHECK(parts == (whole < n ? whole : n) && (at == 0 || log->micro_of[at - 1] == from - 1));

@@ -152,7 +152,7 @@ static double worse(double a, double b) { return b <= a || a != a ? a : b; } /* 
 /* Ignores the biases of keys that no rotary position turns: they do not change a softmax, so their
    gradient is only rounding, from which Adam makes steps of up to lr. These biases are the second third of
    a tensor. */
-static void forget_key_biases(const golden *g, const char *name, float *x, const float *as, double most)
+static void forget_key_biases(const golden *g, const char *name, float *x, const float *as, double max)
 {
     const tt_lm_config *c = &g->m.config;
     const int n = c->heads * c->head_size;
@@ -160,7 +160,7 @@ static void forget_key_biases(const golden *g, const char *name, float *x, const
     for (int k = n; k < 2 * n; k++) {
         if (!tt__match("*c_attn*", name) && !c->alibi && k % c->head_size < (c->rotary.size + 1) / 2 * 2)
             continue;
-        CHECK_NEAR(x[k], as[k], most);
+        CHECK_NEAR(x[k], as[k], max);
         x[k] = as[k];
     }
 }
@@ -227,7 +227,7 @@ static void compare_steps(golden *g, differences *d)
 }
 
 static void compare(const char *name, const char *precision, const char *recompute,
-                    const differences *most)
+                    const differences *max)
 {
     for (int accumulate = 0; accumulate < (ranks.pipeline > 1 ? 1 : 2); accumulate++) {
         golden g;
@@ -246,11 +246,11 @@ static void compare(const char *name, const char *precision, const char *recompu
             printf("  %-18s %-9s %-10s%s logits %.1e, losses %.1e, norms %.1e, gradients %.1e, step 5 %.1e\n",
                    name, tt_isa(g.ctx), precision, accumulate ? " +" : "  ", d.logits, d.losses, d.norms,
                    d.gradient, d.step5);
-        CHECK_NEAR(d.logits, 0, most->logits);
-        CHECK_NEAR(d.losses, 0, most->losses);
-        CHECK_NEAR(d.norms, 0, most->norms);
-        CHECK_NEAR(d.gradient, 0, most->gradient);
-        CHECK_NEAR(d.step5, 0, most->step5);
+        CHECK_NEAR(d.logits, 0, max->logits);
+        CHECK_NEAR(d.losses, 0, max->losses);
+        CHECK_NEAR(d.norms, 0, max->norms);
+        CHECK_NEAR(d.gradient, 0, max->gradient);
+        CHECK_NEAR(d.step5, 0, max->step5);
         golden_close(&g);
     }
 }
@@ -1126,7 +1126,7 @@ TEST(cached_scores)
         tt_batch b = golden_batch(&g, 0, &data);
         const int vocab = g.m.config.vocab_size, n = data.seq_start[1];
         CHECK(tt_forward(g.r, &b, whole, TEST_COUNT(whole)) == TT_OK);
-        double most = 0, difference = 0;
+        double max = 0, difference = 0;
         for (int pieces = 1; pieces < 4; pieces++) {
             tt_generator_options go = tt_generator_options_default();
             go.compile.precision = precision;
@@ -1152,12 +1152,12 @@ TEST(cached_scores)
             CHECK(tt_generate(made, data.ids, start, 1, &s, &out, &count) == TT_OK && count == 1);
             const float *x = whole + (size_t)(n - 1) * (size_t)vocab;
             for (int v = 0; v < vocab; v++) {
-                most = worse(most, fabs(x[v]));
+                max = worse(max, fabs(x[v]));
                 difference = worse(difference, fabs(x[v] - made->scores[v]));
             }
             tt_generator_free(made);
         }
-        CHECK_NEAR(difference, 0, k % 2 ? 0.05 * most : 2e-6 * most);
+        CHECK_NEAR(difference, 0, k % 2 ? 0.05 * max : 2e-6 * max);
         golden_close(&g);
     }
 }
@@ -1241,13 +1241,13 @@ TEST(sampled_from_equals)
     }
 }
 
-typedef struct heard { int32_t id[3][64]; int n[3], most; } heard;
+typedef struct last_message { int32_t id[3][64]; int n[3], max; } last_message;
 
 static bool hear(void *user, int seq, int32_t id)
 {
-    heard *h = (heard *)user;
+    last_message *h = (last_message *)user;
     h->id[seq][h->n[seq]++] = id;
-    return h->n[seq] < h->most;
+    return h->n[seq] < h->max;
 }
 
 TEST(sampled_texts)
@@ -1258,9 +1258,9 @@ TEST(sampled_texts)
     static const int32_t ids[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 7, 40}, start[] = {0, 9, 10, 11};
     int32_t a[3][20], b[3][20];
     int n[3], m[3];
-    heard h;
+    last_message h;
     memset(&h, 0, sizeof h);
-    h.most = 60;
+    h.max = 60;
     tt_sampling s = tt_sampling_default();
     s.max_new = 20;
     s.seed = 5;
@@ -1278,7 +1278,7 @@ TEST(sampled_texts)
     CHECK(tt_generate(made, ids, start, 3, &s, b[0], m) == TT_OK && memcmp(a, b, sizeof a) != 0);
     s.seed = 5;
 
-    h.most = 4; /* the callback ends each sequence after 4 */
+    h.max = 4; /* the callback ends each sequence after 4 */
     memset(h.n, 0, sizeof h.n);
     s.token = hear;
     CHECK(tt_generate(made, ids, start, 3, &s, b[0], m) == TT_OK);
@@ -1315,14 +1315,14 @@ TEST(sampled_texts)
     golden_close(&g);
 }
 
-typedef struct told { char text[64]; size_t bytes, most; } told;
+typedef struct reported { char text[64]; size_t bytes, max; } reported;
 
 static bool tell(void *user, const char *text, size_t bytes)
 {
-    told *x = (told *)user;
+    reported *x = (reported *)user;
     memcpy(x->text + x->bytes, text, bytes);
     x->bytes += bytes;
-    return x->bytes < x->most;
+    return x->bytes < x->max;
 }
 
 /* A text's continuation equals that of its bytes. tests/check_examples.py checks texts of a tokenizer. */
@@ -1347,14 +1347,14 @@ TEST(continued_texts)
     s.n_stop = 1;
     /* A text; the beginning of a document; a text whose answer the callback ends. */
     for (int k = 0; k < 3; k++) {
-        told x = {"", 0, k == 2 ? 2 : 64};
+        reported x = {"", 0, k == 2 ? 2 : 64};
         CHECK(tt_generate(g, k == 1 ? end : ids, k == 1 ? empty : start, 1, &s, out, &n) == TT_OK);
         CHECK(tt_generate_text(g, NULL, k == 1 ? "" : "and", &s, tell, &x, &count) == TT_OK);
         CHECK(count == (k == 2 ? 2 : n) && n > 2 && x.bytes == (size_t)count - (out[count - 1] == 256));
         for (size_t b = 0; b < x.bytes; b++) CHECK((uint8_t)x.text[b] == out[b]);
         s.seed++;
     }
-    told x = {"", 0, 64};
+    reported x = {"", 0, 64};
     CHECK(tt_generate_text(g, NULL, "as long as the model", NULL, tell, &x, NULL) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the text has 20 tokens, and the generator a context of 20");
     s.max_new = 0;
@@ -1642,9 +1642,9 @@ TEST(golden_lora)
         const int64_t n = (int64_t)b.rows * g.m.config.vocab_size;
         CHECK(tt_forward(g.r, &b, logits, TEST_COUNT(logits)) == TT_OK);
         float *x = reference(&g, "", "logits", n);
-        double most = 0;
-        for (int64_t i = 0; i < n; i++) most = worse(most, fabs(logits[i] - x[i]));
-        CHECK_NEAR(most, 0, 1e-5);
+        double max = 0;
+        for (int64_t i = 0; i < n; i++) max = worse(max, fabs(logits[i] - x[i]));
+        CHECK_NEAR(max, 0, 1e-5);
         free(x);
 
         float *before = test_values(g.ctx->params[0]);
@@ -1736,7 +1736,7 @@ TEST(adapters_go_round)
         const size_t n = (size_t)(b.rows * g.m.config.vocab_size);
         for (int merged = 0; merged < 2; merged++) {
             golden h;
-            double most = 0;
+            double max = 0;
             if (!golden_open(&h, adapted[k], 1)) return;
             CHECK(tt_lm_lora_load(&h.m, folder) == TT_OK);
             CHECK(h.m.base && strcmp(h.m.base, base) == 0);
@@ -1751,14 +1751,14 @@ TEST(adapters_go_round)
             }
             if (!golden_trainer(&h, &o)) return;
             CHECK(tt_forward(h.r, &b, y, TEST_COUNT(y)) == TT_OK);
-            for (size_t i = 0; i < n; i++) most = worse(most, fabs(x[i] - y[i]));
-            CHECK_NEAR(most, 0, merged ? 1e-5 : 0);
+            for (size_t i = 0; i < n; i++) max = worse(max, fabs(x[i] - y[i]));
+            CHECK_NEAR(max, 0, merged ? 1e-5 : 0);
             golden_close(&h);
         }
         CHECK(tt_lm_lora_merge(&g.m) == TT_OK && tt_forward(g.r, &b, y, TEST_COUNT(y)) == TT_OK);
-        double most = 0; /* a program compiled before the merge computes the same after it */
-        for (size_t i = 0; i < n; i++) most = worse(most, fabs(x[i] - y[i]));
-        CHECK_NEAR(most, 0, 1e-5);
+        double max = 0; /* a program compiled before the merge computes the same after it */
+        for (size_t i = 0; i < n; i++) max = worse(max, fabs(x[i] - y[i]));
+        CHECK_NEAR(max, 0, 1e-5);
         golden_close(&g);
     }
 }

@@ -258,7 +258,7 @@ static void golden_steps(golden *g, bool gradients, differences *d)
     free(start);
 }
 
-static void compare(const char *name, const char *isa, const char *precision, const differences *most)
+static void compare(const char *name, const char *isa, const char *precision, const differences *max)
 {
     for (int accumulate = 0; accumulate < 2; accumulate++) {
         golden g;
@@ -275,13 +275,13 @@ static void compare(const char *name, const char *isa, const char *precision, co
                    "%.1e), step 5 %.1e (%.1e)\n",
                    name, tt_isa(g.ctx), precision, accumulate ? " +" : "  ", d.logits, d.losses, d.norms,
                    d.gradient, d.key_gradient, d.step5, d.key_step5);
-        CHECK_NEAR(d.logits, 0, most->logits);
-        CHECK_NEAR(d.losses, 0, most->losses);
-        CHECK_NEAR(d.norms, 0, most->norms);
-        CHECK_NEAR(d.gradient, 0, most->gradient);
-        CHECK_NEAR(d.key_gradient, 0, most->key_gradient);
-        CHECK_NEAR(d.step5, 0, most->step5);
-        CHECK_NEAR(d.key_step5, 0, most->key_step5);
+        CHECK_NEAR(d.logits, 0, max->logits);
+        CHECK_NEAR(d.losses, 0, max->losses);
+        CHECK_NEAR(d.norms, 0, max->norms);
+        CHECK_NEAR(d.gradient, 0, max->gradient);
+        CHECK_NEAR(d.key_gradient, 0, max->key_gradient);
+        CHECK_NEAR(d.step5, 0, max->step5);
+        CHECK_NEAR(d.key_step5, 0, max->key_step5);
         golden_close(&g);
     }
 }
@@ -402,35 +402,35 @@ TEST(golden_bf16_mixed)
    gradients of ViT's key biases, which are only rounding, are 0.0020 here and with PyTorch's autocast, and
    0.0021 where sums are rounded to odd (BFMMLA). */
 {
-    static const differences most = {0.04, 0.03, 0.1, 0.1, 0.0025, 0.3, 5.1 * GOLDEN_LR};
-    for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], NULL, "bf16-mixed", &most);
-    for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], "portable", "bf16-mixed", &most);
+    static const differences max = {0.04, 0.03, 0.1, 0.1, 0.0025, 0.3, 5.1 * GOLDEN_LR};
+    for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], NULL, "bf16-mixed", &max);
+    for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], "portable", "bf16-mixed", &max);
 }
 
 /* Near 1 a parameter is a multiple of 1/128: five steps of 1/1000 are less than their stochastic rounding. */
 TEST(golden_bf16_true)
 {
-    static const differences most = {0.06, 0.05, 0.1, 0.2, 0.004, 4, 0.02};
-    for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], NULL, "bf16-true", &most);
-    for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], "portable", "bf16-true", &most);
+    static const differences max = {0.06, 0.05, 0.1, 0.2, 0.004, 4, 0.02};
+    for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], NULL, "bf16-true", &max);
+    for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], "portable", "bf16-true", &max);
 }
 
 TEST(golden_16_mixed)
 /* f16 has three bits more than bf16: differences are about an eighth. But Adam's steps differ as much as in
    bf16 where a small gradient changes its sign. */
 {
-    static const differences most = {0.005, 0.004, 0.02, 0.02, 0.0003, 0.3, 5.1 * GOLDEN_LR};
-    for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], NULL, "16-mixed", &most);
-    for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], "portable", "16-mixed", &most);
+    static const differences max = {0.005, 0.004, 0.02, 0.02, 0.0003, 0.3, 5.1 * GOLDEN_LR};
+    for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], NULL, "16-mixed", &max);
+    for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], "portable", "16-mixed", &max);
 }
 
 /* Near 1 a parameter is a multiple of 1/1024. ViT's weights in fp16 change its logits by 0.0096 in PyTorch,
    too. */
 TEST(golden_16_true)
 {
-    static const differences most = {0.012, 0.0065, 0.02, 0.03, 0.0005, 0.5, 5.1 * GOLDEN_LR};
-    for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], NULL, "16-true", &most);
-    for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], "portable", "16-true", &most);
+    static const differences max = {0.012, 0.0065, 0.02, 0.03, 0.0005, 0.5, 5.1 * GOLDEN_LR};
+    for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], NULL, "16-true", &max);
+    for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], "portable", "16-true", &max);
 }
 
 TEST(same_bits_for_any_number_of_threads)
@@ -866,8 +866,8 @@ TEST(save_and_reload)
             const tt_param *old = g.ctx->params[p], *now = ctx->params[p];
             CHECK(strcmp(tt_param_name(old), tt_param_name(now)) == 0);
             if (is_unused(&g, tt_param_name(old))) continue; /* no program has this parameter */
-            const tt_dtype dtype = tt__param_home(old)->dtype;
-            CHECK(dtype == tt__param_home(now)->dtype);
+            const tt_dtype dtype = tt__param_placement(old)->dtype;
+            CHECK(dtype == tt__param_placement(now)->dtype);
             CHECK(memcmp(tt__param_memory(old, 0), tt__param_memory(now, 0),
                          (size_t)old->size * tt_dtype_bytes(dtype)) == 0);
         }
@@ -1111,8 +1111,8 @@ static void same_parameters(const char *folder, const char *model, double tolera
             int64_t n = tt_param_size(ctx->params[k]);
             float *x = test_values(ctx->params[k]), *y = test_values(other->params[k]);
             for (int64_t i = 0; i < n; i++) {
-                double most = tolerance * (fabs(y[i]) + 1e-4);
-                if (!(fabs(x[i] - y[i]) <= most)) { CHECK_NEAR(x[i], y[i], most); break; }
+                double max = tolerance * (fabs(y[i]) + 1e-4);
+                if (!(fabs(x[i] - y[i]) <= max)) { CHECK_NEAR(x[i], y[i], max); break; }
             }
             free(x);
             free(y);

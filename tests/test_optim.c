@@ -432,7 +432,7 @@ static char *chain_state(const chain *c, size_t *bytes)
     *bytes = 0;
     CHECK(tt__zero_states(c->p) == TT_OK);
     for (int32_t v = 1; v < c->p->built.t->n_values; v++) {
-        const tt__value *x = &c->p->built.t->values[v];
+        const tt__tape_value *x = &c->p->built.t->values[v];
         if ((x->storage != TT__PARAMETER && x->storage != TT__STATE) || x->base != v) continue;
         size_t n = (size_t)(x->shape.rows * x->shape.cols) * tt_dtype_bytes(x->shape.dtype);
         all = (char *)realloc(all, *bytes + n);
@@ -599,7 +599,7 @@ TEST(optimizer_state_of_f16_weights)
     for (int k = 0; k < N; k++) targets[k] = 0.5f; /* gradient 2 (1 - 1/2) / N */
     for (int step = 0; step < SMALL_STEPS; step++)
         CHECK(tt_set(program, x.target, targets, 1) == TT_OK && tt_step(program, (float)lr, &stats) == TT_OK);
-    CHECK(stats.skipped == 0 && tt__param_home(x.p)->dtype == TT_F16);
+    CHECK(stats.skipped == 0 && tt__param_placement(x.p)->dtype == TT_F16);
     for (int32_t v = 1; v < program->built.t->n_values; v++) {
         if (program->built.t->values[v].storage != TT__STATE) continue;
         CHECK(program->built.t->values[v].shape.dtype == TT_BF16);

@@ -41,7 +41,7 @@ typedef struct setup {
     int tensor;              /* tensor ranks; 0: one */
     bool sequence;
     bool net;                /* runs on the ranks of all started processes, see mpi.c */
-    int pipeline, most;      /* tt_parallel's pipeline, schedule, micros */
+    int pipeline, max;      /* tt_parallel's pipeline, schedule, micros */
     const char *schedule;
     bool on_host;            /* parameters are updated in the host's memory */
 } setup;
@@ -149,7 +149,7 @@ static tt_compile_options options_of(const setup *s)
     o.parallel.sequence = s->sequence;
     o.parallel.pipeline = s->pipeline;
     o.parallel.schedule = s->schedule;
-    o.parallel.micros = s->most;
+    o.parallel.micros = s->max;
     o.precision = s->precision;
     o.recompute = s->recompute;
     o.offload = s->offload;
@@ -584,7 +584,7 @@ TEST(ranks_overlap)
                            t->code[k + 1].op != TT__OP_WAIT;
             }
             tt_program_text(n.p, text, sizeof text);
-            CHECK(strstr(text, "wait") != NULL && hoisted > 8 && waits > 16 && n.p->built.under_way > 1);
+            CHECK(strstr(text, "wait") != NULL && hoisted > 8 && waits > 16 && n.p->built.in_flight > 1);
         }
         close_net(&n);
         same_bits(s, on + half, TEST_COUNT(on) / EVERY);
@@ -727,18 +727,18 @@ TEST(gradients_between_micro_steps_of_ranks)
 
 /* --------------------------------------------------------------------------------------------- evaluation */
 
-/* Evaluates `most` micro-batches at once on ranks, and one by one on one rank. Outputs have equal bits, and
+/* Evaluates `max` micro-batches at once on ranks, and one by one on one rank. Outputs have equal bits, and
    the losses and counts add up. */
-static void same_evaluation(net *one, net *many, int most)
+static void same_evaluation(net *one, net *many, int max)
 {
     float x[SEQS * WIDTH], y[SEQS * WIDTH];
     tt_stats all = {0};
-    for (int m = 0; m < most; m++) {
+    for (int m = 0; m < max; m++) {
         const micro_batch b = batch_of(100, m);
         if (!FINE(many, set_batch(many, many->eval, m, &b))) return;
     }
     if (!FINE(many, tt_run(many->eval, &many->stats))) return;
-    for (int m = 0; m < most; m++) {
+    for (int m = 0; m < max; m++) {
         const micro_batch b = batch_of(100, m);
         const size_t n = (size_t)b.seqs * WIDTH;
         if (!FINE(one, set_batch(one, one->eval, 0, &b))) return;
@@ -772,7 +772,7 @@ static void evaluates(const setup *one, const setup *many)
         x.stats[step] = a.stats;
         y.stats[step] = b.stats;
         const int stride = step && b.data > 1 ? b.data - 1 : 1;
-        for (int most = 1; most <= b.data; most += stride) same_evaluation(&a, &b, most);
+        for (int max = 1; max <= b.data; max += stride) same_evaluation(&a, &b, max);
     }
     if (ok) {
         keep_end(&a, &x);
@@ -844,7 +844,7 @@ TEST(parameters_of_ranks_are_set_and_read)
 {
     for (int k = 0; k < TEST_COUNT(layouts); k += 3) {
         setup s = setup_of(ones[sums_micros(layouts[k])], precisions[k % 5], 8, 1);
-        tt_stats told[3]; /* one rank; ranks whose parameters are set before the allocation; after it */
+        tt_stats reported[3]; /* one rank; ranks whose parameters are set before the allocation; after it */
         for (int way = 0; way < 3; way++) {
             net n;
             if (way == 1) s.on = layouts[k];
@@ -858,10 +858,10 @@ TEST(parameters_of_ranks_are_set_and_read)
             if (ok && FINE(&n, tt_allocate(n.p))) check_params(&n, 0);
             FINE(&n, run_step(&n, 0, 8));
             FINE(&n, run_step(&n, 1, 7));
-            told[way] = n.stats;
+            reported[way] = n.stats;
             close_net(&n);
         }
-        CHECK(same_stats(&told[0], &told[1]) && same_stats(&told[0], &told[2]));
+        CHECK(same_stats(&reported[0], &reported[1]) && same_stats(&reported[0], &reported[2]));
     }
 }
 
@@ -1173,7 +1173,7 @@ TEST(bad_inputs_of_a_rank_are_named)
    A kind of device that is the CPU, except that one launch of one rank fails or is late. */
 
 static struct {
-    const tt__crew *crew;
+    const tt__device_group *group;
     int rank;          /* the faulty rank */
     int launches;      /* launches of that rank before the fault; -1: no fault */
     bool late;         /* no failure: the rank begins a collective after another rank has stopped waiting */
@@ -1184,14 +1184,14 @@ static struct {
 static tt_status faulty_launch(const tt__launch *l, int n)
 {
     const struct timespec nap = {0, 1000000};
-    const bool counts = l->device == fault.crew->device[fault.rank] &&
+    const bool counts = l->device == fault.group->device[fault.rank] &&
                         (!fault.late || tt__is_collective(l->instr)); /* others wait for collectives */
     if (!counts || fault.made++ != fault.launches) return tt__cpu_backend.launch(l, n);
     fault.happened = true;
     if (!fault.late)
         return tt__fail(((tt__cpu *)(void *)l->device)->ctx, TT_ERR_DEVICE, "injected at %s",
                         tt__instr_name(l->instr));
-    while (!__atomic_load_n(&fault.crew->world->failed, __ATOMIC_SEQ_CST)) nanosleep(&nap, NULL);
+    while (!__atomic_load_n(&fault.group->rank_group->failed, __ATOMIC_SEQ_CST)) nanosleep(&nap, NULL);
     return tt__cpu_backend.launch(l, n);
 }
 
@@ -1204,10 +1204,10 @@ static void make_faulty(net *n)
     backend.launch = faulty_launch;
     kind = *n->p->settings.kind;
     kind.backend = &backend;
-    n->p->settings.kind = n->p->settings.crew->kind = n->p->arena->kind = &kind;
+    n->p->settings.kind = n->p->settings.group->kind = n->p->arena->kind = &kind;
     if (n->eval) n->eval->settings.kind = &kind;
     memset(&fault, 0, sizeof fault);
-    fault.crew = n->p->settings.crew;
+    fault.group = n->p->settings.group;
     fault.launches = -1;
 }
 
@@ -1316,11 +1316,11 @@ TEST(a_rank_that_is_late_is_named)
         ok = ok && FINE(&n, run_step(&n, 0, 4)) && FINE(&n, tt_program_save(n.p, state));
         ok = ok && steps_again(&n, &s, state, &right) && FINE(&n, tt_program_load(n.p, state));
         if (ok) {
-            n.p->settings.crew->world->timeout = 0.5;
+            n.p->settings.group->rank_group->timeout = 0.5;
             arm(1, 1, true);
             CHECK(run_step(&n, 1, 4) == TT_ERR_DEVICE && fault.happened);
             CHECK_ERROR(n.ctx, TT_ERR_DEVICE, "has waited 0.5 s for rank 1, which has not come");
-            n.p->settings.crew->world->timeout = n.ctx->options.timeout;
+            n.p->settings.group->rank_group->timeout = n.ctx->options.timeout;
             ok = steps_again(&n, &s, state, &again);
         }
         for (int j = 1; j < STEPS && ok; j++) CHECK(same_stats(&right.stats[j], &again.stats[j]));
@@ -1424,7 +1424,7 @@ TEST(ranks_allocate_what_is_planned)
    with parameters, gradients and the optimizer's state on the host. */
 TEST(vit_l16_on_four_ranks)
 {
-    static const struct { const char *offload; int images; size_t least, most; } rows[] = {
+    static const struct { const char *offload; int images; size_t min, max; } rows[] = {
         {NULL, 64, 2800000000u, 3150000000u},
         {"optimizer", 64, 2300000000u, 2400000000u},
         {"optimizer,gradients,parameters", 64, 1900000000u, 2200000000u},
@@ -1450,7 +1450,7 @@ TEST(vit_l16_on_four_ranks)
         tt_trainer *t = tt_trainer_new(ctx, &model, &o);
         if (CHECK(t != NULL)) {
             const tt_plan plan = tt_program_plan(tt_trainer_program(t));
-            CHECK(plan.bytes > rows[k].least && plan.bytes <= rows[k].most);
+            CHECK(plan.bytes > rows[k].min && plan.bytes <= rows[k].max);
             CHECK((plan.transfer_bytes > 0) == (k > 0) && (plan.host_bytes > (size_t)100000000) == (k > 0));
         }
         tt_trainer_free(t);

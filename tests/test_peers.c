@@ -152,7 +152,7 @@ static size_t item(const job *j) { return tt_dtype_bytes(j->dtype); }
 /* Sets the operand and the result of member m, whose memory is `memory`. */
 static void operands_of(const group *g, const job *j, int m, char *memory, tt__mat *in, tt__mat *out)
 {
-    int64_t first, n = tt__piece(j->elements, j->move.unit, j->move.root, m, g->members, &first);
+    int64_t first, n = tt__shard(j->elements, j->move.unit, j->move.root, m, g->members, &first);
     const tt__mat whole = {NULL, j->dtype, 1, j->elements, j->elements}, piece = {NULL, j->dtype, 1, n, n};
     *in = j->op == TT__OP_ALL_GATHER ? piece : whole;
     *out = j->op == TT__OP_REDUCE_SCATTER ? piece : whole;
@@ -226,10 +226,10 @@ static tt_status stage_phase(group *g, const job *j, int phase)
 {
     tt_status status = TT_OK;
     bool more = true;
-    for (int64_t from = 0, most = 0; more && status == TT_OK; from += most) {
+    for (int64_t from = 0, max = 0; more && status == TT_OK; from += max) {
         tt__launch l[MOST];
         void **pinned = g->pinned[g->parts++ % 2];
-        most = (int64_t)(PINNED / item(j)) / g->members & ~(int64_t)7;
+        max = (int64_t)(PINNED / item(j)) / g->members & ~(int64_t)7;
         for (int r = 0; r < g->members && status == TT_OK; r++) {
             bool others = more;
             make_launch(g, j, r, g->memory, &made[r][0], &l[r]);
@@ -237,7 +237,7 @@ static tt_status stage_phase(group *g, const job *j, int phase)
             l[r].phase = phase;
             l[r].staged = pinned;
             l[r].from = from;
-            l[r].most = most;
+            l[r].max = max;
             status = said(g, r, cuda->stage(&l[r], &more));
             CHECK(r == 0 || status != TT_OK || more == others);
         }
@@ -513,7 +513,7 @@ TEST(squares_of_pieces)
         tt__launch l[TENSORS];
         memset(l, 0, sizeof l);
         for (int k = 0; k < TENSORS; k++) {
-            int64_t first, n = tt__piece(sizes[k], TT__CHUNK, false, phase % MEMBERS, MEMBERS, &first);
+            int64_t first, n = tt__shard(sizes[k], TT__CHUNK, false, phase % MEMBERS, MEMBERS, &first);
             const int64_t chunks = tt__ceil_div(phase < MEMBERS ? n : sizes[k], TT__CHUNK);
             const int64_t at = phase < MEMBERS ? first / TT__CHUNK : 0;
             char *memory = d.memory[0] + (size_t)k * sizeof g[0];
@@ -580,7 +580,7 @@ static void leave_out(tt_program *p)
     fewer_waits.after = after_some;
     fewer = *p->settings.kind;
     fewer.backend = &fewer_waits;
-    p->settings.kind = p->settings.crew->kind = p->arena->kind = &fewer;
+    p->settings.kind = p->settings.group->kind = p->arena->kind = &fewer;
 }
 
 static char net_error[1024];
@@ -600,10 +600,10 @@ static int leave_waits_out(tt_program *p)
         const bool back = t->values[t->code[k].in[0]].space == TT__DEVICE;
         if (left_wait == (back ? groups : group)) p->built.t->code[k].in[0] = 0;
     }
-    p->built.under_way += 16;
+    p->built.in_flight += 16;
     tt__free(p->ctx, r->started);
-    r->started = (tt__started *)tt__calloc(p->ctx, sizeof *r->started * (size_t)p->built.under_way);
-    hosts_event = left_wait > groups ? &p->settings.crew->event[0] : NULL;
+    r->started = (tt__started *)tt__calloc(p->ctx, sizeof *r->started * (size_t)p->built.in_flight);
+    hosts_event = left_wait > groups ? &p->settings.group->event[0] : NULL;
     if (hosts_event) leave_out(p);
     return groups + 2;
 }
@@ -656,7 +656,7 @@ static tt_status train_net(net *to, const char *device, int zero, bool server, c
     tt_status status = p ? TT_OK : tt_error_code(ctx);
     net_copied_bytes = p ? tt_program_plan(p).transfer_bytes : 0;
     if (p && left_out) leave_out(p);
-    if (p && update && p->settings.crew->ranks == 1) net_waits = leave_waits_out(p);
+    if (p && update && p->settings.group->ranks == 1) net_waits = leave_waits_out(p);
     for (int m = 0, step = 0, in_step = 0; step < NET_STEPS && work->micros[step] && status == TT_OK; m++) {
         const int data = p->arena->data, n = work->rows ? work->rows : 1 + m * 7 % NET_ROWS;
         const bool last = in_step == work->micros[step] - 1;
@@ -693,13 +693,13 @@ TEST(ranks_of_one_device_train_alike)
     static const char *const devices[] = {"cuda:0,0", "cuda:0,0,0,0"};
     static net one, got;
     for (int k = 0; k < 2 * TEST_COUNT(precisions); k++) {
-        const int most = k % 2 ? 3 : 1; /* zero decides when sums are made */
+        const int max = k % 2 ? 3 : 1; /* zero decides when sums are made */
         const char *precision = precisions[k / 2];
         if (is_slow() && k / 2 != 1) continue;
         start(1, true, (uint64_t)k);
-        REQUIRE(train_net(&one, "cuda", most, false, precision) == TT_OK);
+        REQUIRE(train_net(&one, "cuda", max, false, precision) == TT_OK);
         for (int d = 0; d < 2 * TEST_COUNT(devices); d++) {
-            const int zero = most - (d + k / 2) % 2;
+            const int zero = max - (d + k / 2) % 2;
             char text[256];
             start(1, d < 2, (uint64_t)(8 * k + d));
             if (d >= 2) setenv("TINYTRAIN_PEERS", "0", 1);
@@ -1060,22 +1060,22 @@ TEST(any_call_may_fail)
 
 /* ------------------------------------------------------------------------------------------------ threads */
 
-typedef struct crew { /* a thread for each member, as for ranks */
+typedef struct group { /* a thread for each member, as for ranks */
     group *g;
-    tt__world *world;
+    tt__rank_group *rank_group;
     job jobs[24];
     int n;
     tt_status status[MOST];
-} crew;
+} group;
 
 /* Waits as sync_members does, for one member. */
-static tt_status sync_member(crew *c, int me, long *syncs)
+static tt_status sync_member(group *c, int me, long *syncs)
 {
     group *g = c->g;
     const tt__members all = {0, 1, g->members};
     void **event = g->event[(*syncs)++ % 2];
     tt_status status = cuda->mark(g->device[me], TT__COMPUTE_STREAM, &event[me]);
-    if (!tt__meet(c->world, me, all)) return TT_ERR_DEVICE;
+    if (!tt__barrier(c->rank_group, me, all)) return TT_ERR_DEVICE;
     for (int r = 0; r < g->members && status == TT_OK; r++)
         if (r != me) status = cuda->after(g->device[me], TT__COMPUTE_STREAM, event[r]);
     return status;
@@ -1085,7 +1085,7 @@ static void *thread_main(void *arg)
 {
     static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
     static int next;
-    crew *c = (crew *)arg;
+    group *c = (group *)arg;
     group *g = c->g;
     long syncs = 0, parts = 0;
     pthread_mutex_lock(&mutex);
@@ -1109,8 +1109,8 @@ static void *thread_main(void *arg)
                 if (status == TT_OK) status = sync_member(c, me, &syncs);
                 continue;
             }
-            l.most = (int64_t)(PINNED / item(j)) / g->members & ~(int64_t)7;
-            for (l.from = 0; more && status == TT_OK; l.from += l.most) {
+            l.max = (int64_t)(PINNED / item(j)) / g->members & ~(int64_t)7;
+            for (l.from = 0; more && status == TT_OK; l.from += l.max) {
                 l.staged = g->pinned[parts++ % 2];
                 status = cuda->stage(&l, &more);
                 if (status == TT_OK) status = sync_member(c, me, &syncs);
@@ -1119,7 +1119,7 @@ static void *thread_main(void *arg)
         }
     }
     if (status == TT_OK) status = cuda->wait(g->device[me]);
-    if (status != TT_OK) tt__world_fail(c->world);
+    if (status != TT_OK) tt__rank_group_fail(c->rank_group);
     c->status[me] = status;
     return NULL;
 }
@@ -1132,7 +1132,7 @@ TEST(a_thread_for_each_device)
         const int members = k % 4 < 2 ? 2 : 4;
         int index[MOST];
         group g;
-        crew c;
+        group c;
         pthread_t thread[MOST];
         uint64_t s = (uint64_t)k + 1;
         memset(&c, 0, sizeof c);
@@ -1140,9 +1140,9 @@ TEST(a_thread_for_each_device)
         start(members, k % 2, (uint64_t)k);
         REQUIRE(open_group(&g, index, members, MEMORY) == TT_OK);
         c.g = &g;
-        c.world = tt__world_new(g.ctx, members, 600);
+        c.rank_group = tt__rank_group_new(g.ctx, members, 600);
         size_t end = 0;
-        for (int op = 0; op < TEST_COUNT(ops) && c.world; op++, c.n++) {
+        for (int op = 0; op < TEST_COUNT(ops) && c.rank_group; op++, c.n++) {
             c.jobs[c.n] = draw_job(&g, ops[op], k + 7, end);
             end = c.jobs[c.n].end;
             fill_job(&g, &c.jobs[c.n], &s);
@@ -1164,7 +1164,7 @@ TEST(a_thread_for_each_device)
                 CHECK(memcmp(got + j->x, g.cpu[r] + j->x, j->end - j->x) == 0);
             }
         }
-        tt__world_free(c.world);
+        tt__rank_group_free(c.rank_group);
         close_group(&g);
         check_nothing_left("threads");
     }

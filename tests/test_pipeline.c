@@ -25,7 +25,7 @@ typedef struct setup {
     const char *device;
     int pipeline, tensor, zero, groups;
     const char *schedule;
-    int most;                /* tt_parallel.micros */
+    int max;                /* tt_parallel.micros */
     int micros;              /* micro-batches of a step, on all data ranks */
     const char *precision, *recompute, *offload;
     bool tied;               /* one table for embedding and head */
@@ -127,7 +127,7 @@ static tt_compile_options options_of(const setup *s)
     o.parallel.tensor = s->tensor;
     o.parallel.sequence = s->sequence;
     o.parallel.schedule = s->schedule;
-    o.parallel.micros = s->most;
+    o.parallel.micros = s->max;
     o.parallel.zero = s->zero;
     o.parallel.groups = s->groups;
     o.precision = s->precision;
@@ -379,7 +379,7 @@ TEST(stages_have_the_bits_of_one)
         for (int k = 0; k < 4; k++) {
             char what[64];
             setup s = setup_of(k < 2 ? "cpu*2" : "cpu*4", k < 2 ? 2 : 4, k % 2 ? "gpipe" : "1f1b", micros[m]);
-            s.most = k % 2 ? micros[m] : 0;
+            s.max = k % 2 ? micros[m] : 0;
             s.poison = m == 1;
             snprintf(what, sizeof what, "pipeline %d, %s, %d micro-batches", s.pipeline, s.schedule,
                      s.micros);
@@ -420,7 +420,7 @@ TEST(stages_with_data_ranks)
     for (int zero = 0; zero < 2; zero++)
         for (int micros = 1; micros <= 7; micros += 3) { /* the last round has one micro-batch, or all */
             setup s = setup_of("cpu*4", 2, micros == 4 ? "gpipe" : "1f1b", micros);
-            s.most = 4;
+            s.max = 4;
             s.zero = zero;
             s.groups = micros == 7 ? 4 : 2;
             AS_ONE(&s);
@@ -435,7 +435,7 @@ TEST(stages_recompute_and_offload)
     for (int k = 0; k < TT__COUNT(recomputes) + TT__COUNT(offloads); k++) {
         setup s = setup_of("cpu*2", 2, k % 2 ? "gpipe" : "1f1b", 3);
         const int offload = k - TT__COUNT(recomputes);
-        s.most = 3;
+        s.max = 3;
         s.late = k % 3 == 0;
         if (offload < 0) s.recompute = recomputes[k];
         else s.offload = offloads[offload];
@@ -466,14 +466,14 @@ static double difference(const outcome *a, const outcome *b)
 {
     const float *x = (const float *)(const void *)a->params.bytes;
     const float *y = (const float *)(const void *)b->params.bytes;
-    double most = 0, scale = 0;
+    double max = 0, scale = 0;
     if (!x || !y || a->params.n != b->params.n) return INFINITY;
     for (size_t k = 0; k < a->params.n / sizeof *x; k++) {
         const double d = fabs((double)x[k] - (double)y[k]);
-        if (!(d <= most)) most = d;
+        if (!(d <= max)) max = d;
         scale = fmax(scale, fabs((double)x[k]));
     }
-    return most / scale;
+    return max / scale;
 }
 
 /* The first and the last stage both have the tied table, with a gradient and a state each. */
@@ -482,7 +482,7 @@ TEST(a_table_of_two_stages)
     for (int k = 0; k < 4; k++) {
         setup s = setup_of(k % 2 ? "cpu*4" : "cpu*2", 2, k == 3 ? "gpipe" : "1f1b", 4);
         char what[256], message[512];
-        s.most = 4;
+        s.max = 4;
         s.tied = true;
         s.sgd = k == 2;
         s.groups = k % 2 ? 2 : 1;
@@ -513,7 +513,7 @@ TEST(the_copies_of_a_tied_table_stay_alike)
         if (!k) FINE(x, tt_program_save(x->p, path));
         FINE(x, run_step(x, 1, 3));
         const tt_param *table = x->param[0];
-        if (!CHECK(table->again != NULL && table->holder != table->again)) return;
+        if (!CHECK(table->second_owner != NULL && table->owner != table->second_owner)) return;
         const char *first = tt__param_memory(table, 0), *last = tt__param_memory(table, 1);
         CHECK(memcmp(first, last, sizeof(float[VOCAB][WIDTH])) == 0);
         float *set = test_values(x->param[0]);
@@ -584,7 +584,7 @@ static size_t bytes_of_micros(const tt_program *p)
     size_t bytes = 0;
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *b = &p->built.box[k];
-        const tt__value *x = &p->built.t->values[b->value];
+        const tt__tape_value *x = &p->built.t->values[b->value];
         if (b->value && b->merged == k && x->copies > 1) bytes += tt__slot_bytes(x) * (size_t)x->copies;
     }
     return bytes;
@@ -597,7 +597,7 @@ TEST(stages_allocate_what_is_planned)
     for (int gpipe = 0; gpipe < 2; gpipe++) {
         setup s = setup_of("cpu*4", 4, gpipe ? "gpipe" : "1f1b", 7);
         net n;
-        s.most = gpipe ? 7 : 0;
+        s.max = gpipe ? 7 : 0;
         if (!open_net(&n, &s, false)) return;
         size_t planned = 0;
         for (int k = 0; k < 4; k++) {
@@ -631,11 +631,11 @@ TEST(schedules_of_stages)
         for (int s = 0; s < stages; s++)
             for (int micros = 1; micros <= 9; micros++)
                 for (int gpipe = 0; gpipe < 2; gpipe++) {
-                    const int most = gpipe ? 9 : micros < stages - s ? micros : stages - s;
+                    const int max = gpipe ? 9 : micros < stages - s ? micros : stages - s;
                     int forwards = 0, backwards = 0, held = 0;
                     for (int k = 0; k < 2 * micros; k++) {
                         bool backward;
-                        const int64_t m = tt__pipeline_action(k, micros, most - 1, &backward);
+                        const int64_t m = tt__pipeline_action(k, micros, max - 1, &backward);
                         CHECK(m == (backward ? backwards : forwards)); /* in order */
                         if (backward) backwards++;
                         else forwards++;
@@ -643,7 +643,7 @@ TEST(schedules_of_stages)
                         if (forwards - backwards > held) held = forwards - backwards;
                     }
                     CHECK(forwards == micros && backwards == micros);
-                    CHECK(held <= most && held == (gpipe ? micros : most));
+                    CHECK(held <= max && held == (gpipe ? micros : max));
                 }
 }
 
@@ -718,7 +718,7 @@ TEST(misuse_of_pipelines)
     setup s = setup_of("cpu*2", 2, "gpipe", 2);
     net n;
     float gradient[VOCAB * WIDTH];
-    s.most = 2;
+    s.max = 2;
     if (!open_net(&n, &s, true)) return;
     CHECK(run_step(&n, 0, 3) != TT_OK);
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "more than parallel.micros = 2 micro-batches on a data rank");
@@ -785,15 +785,15 @@ TEST(stages_fit_a_budget)
     net n;
     s.recompute = "none";
     if (!open_net(&n, &s, false)) return;
-    const size_t most = tt_program_plan(n.p).bytes;
+    const size_t max = tt_program_plan(n.p).bytes;
     close_net(&n);
     s.recompute = "blocks";
     if (!open_net(&n, &s, false)) return;
-    const size_t least = tt_program_plan(n.p).bytes;
+    const size_t min = tt_program_plan(n.p).bytes;
     close_net(&n);
-    if (!CHECK(least < most)) return;
+    if (!CHECK(min < max)) return;
     s.recompute = "budget";
-    s.budget = least + (most - least) / 2;
+    s.budget = min + (max - min) / 2;
     if (!open_net(&n, &s, false)) return;
     for (int k = 0; k < 2; k++) CHECK(tt_stage_plan(n.p, k).bytes <= s.budget);
     CHECK(tt_program_plan(n.p).extra_flops > 0);
@@ -823,7 +823,7 @@ TEST(stages_that_do_not_fit_are_refused_together)
         if (n.ctx) n.ctx->apart = true; /* offload can be advised */
         if (!n.ctx || !CHECK(record(&n, k / 6))) return;
         if (k % 2) tt_param_freeze(n.ctx, "table", true), tt_param_freeze(n.ctx, "layer.0.*", true);
-        s.most = 4;
+        s.max = 4;
         s.recompute = recompute[k / 2 % 3];
         s.budget = 1;
         tt_compile_options o = options_of(&s);
@@ -832,8 +832,8 @@ TEST(stages_that_do_not_fit_are_refused_together)
         int stage = -1;
         size_t needs = 0;
         CHECK(sscanf(tt_error(n.ctx), "the plan of stage %d needs %zu", &stage, &needs) == 2);
-        const char *least = strstr(tt_error(n.ctx), "at least ");
-        if (least) CHECK(sscanf(least, "at least %zu", &needs) == 1);
+        const char *min = strstr(tt_error(n.ctx), "at least ");
+        if (min) CHECK(sscanf(min, "at least %zu", &needs) == 1);
         later += stage > 0;
         o.memory_budget = needs - 1;
         CHECK(!tt_compile(n.t, n.loss, &o));
@@ -858,7 +858,7 @@ TEST(stages_are_advised_of_precision)
     memset(&n, 0, sizeof n);
     n.ctx = test_open(&a);
     if (!n.ctx || !CHECK(record(&n, 0))) return;
-    s.most = 4;
+    s.max = 4;
     s.budget = 1;
     tt_compile_options o = options_of(&s);
     CHECK(!tt_compile(n.t, n.loss, &o));
@@ -891,7 +891,7 @@ TEST(stages_on_cuda)
             if (skips == (k == 1 || k == 2)) continue;
             setup s = setup_of(devices[k / 2][several], k < 2 ? 2 : 4, k % 2 ? "gpipe" : "1f1b", 4);
             setup one = s;
-            s.most = 4;
+            s.max = 4;
             s.precision = one.precision = k == 1 ? "16-mixed" : k == 2 ? "bf16-true" : "32-true";
             s.offload = k == 3 ? "optimizer,activations" : NULL;
             s.steps = one.steps = 2;

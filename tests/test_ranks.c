@@ -47,8 +47,8 @@ static void on_ranks(int ranks, void (*run)(void *arg, int rank), void *arg)
 /* ------------------------------------------------------------------------------------------------ meeting */
 
 /* data * tensor ranks at barriers, like a program's. */
-typedef struct meeting {
-    tt__world *world;
+typedef struct barrier {
+    tt__rank_group *rank_group;
     int data, tensor, rounds;
     /* -1, or the rank that fails after at_round barriers; nap: it sleeps first, so that the others sleep by
        then */
@@ -56,9 +56,9 @@ typedef struct meeting {
     bool nap;
     int round[TT__RANKS];   /* not atomic: a barrier makes a rank's writes visible to the others */
     int wrong[TT__RANKS], met[TT__RANKS];
-} meeting;
+} barrier;
 
-static tt__members ranks_of(const meeting *m, int rank, tt__over over)
+static tt__members ranks_of(const barrier *m, int rank, tt__over over)
 {
     const tt__members data = {rank % m->tensor, m->tensor, m->data},
                       tensor = {rank - rank % m->tensor, 1, m->tensor},
@@ -66,26 +66,26 @@ static tt__members ranks_of(const meeting *m, int rank, tt__over over)
     return over == TT__OVER_DATA ? data : over == TT__OVER_TENSOR ? tensor : all;
 }
 
-static void meet_and_look(meeting *m, int rank, tt__over over, int round)
+static void meet_and_look(barrier *m, int rank, tt__over over, int round)
 {
     const tt__members members = ranks_of(m, rank, over);
     m->round[rank] = round;
-    m->wrong[rank] += !tt__meet(m->world, rank, members);
+    m->wrong[rank] += !tt__barrier(m->rank_group, rank, members);
     for (int k = 0; k < members.count; k++)
         m->wrong[rank] += m->round[members.first + k * members.stride] != round;
-    m->wrong[rank] += !tt__meet(m->world, rank, members); /* before the next round is written */
+    m->wrong[rank] += !tt__barrier(m->rank_group, rank, members); /* before the next round is written */
 }
 
 static void meet_often(void *arg, int rank)
 {
-    meeting *m = (meeting *)arg;
+    barrier *m = (barrier *)arg;
     for (int k = 0; k < m->rounds; k++) meet_and_look(m, rank, TT__ALONE, k);
 }
 
 /* The tensor ranks of each data rank pass more barriers than those of the data rank before it. */
 static void meet_along_axes(void *arg, int rank)
 {
-    meeting *m = (meeting *)arg;
+    barrier *m = (barrier *)arg;
     for (int k = 0; k < m->rounds; k++) {
         meet_and_look(m, rank, TT__OVER_DATA, 10 * k);
         for (int i = 0; i <= rank / m->tensor; i++) meet_and_look(m, rank, TT__OVER_TENSOR, 10 * k + i);
@@ -95,22 +95,22 @@ static void meet_along_axes(void *arg, int rank)
 static void meet_until_one_fails(void *arg, int rank)
 {
     const struct timespec nap = {0, 2000000};
-    meeting *m = (meeting *)arg;
+    barrier *m = (barrier *)arg;
     for (m->met[rank] = 0; m->met[rank] < m->rounds; m->met[rank]++) {
         if (rank == m->at_fault && m->met[rank] == m->at_round) {
             if (m->nap) nanosleep(&nap, NULL);
-            tt__fail(m->world->ctx, TT_ERR_NUMERIC, "rank %d is at fault", rank);
-            tt__world_fail(m->world);
+            tt__fail(m->rank_group->ctx, TT_ERR_NUMERIC, "rank %d is at fault", rank);
+            tt__rank_group_fail(m->rank_group);
         }
-        if (!tt__meet(m->world, rank, ranks_of(m, rank, TT__ALONE))) return;
+        if (!tt__barrier(m->rank_group, rank, ranks_of(m, rank, TT__ALONE))) return;
     }
 }
 
-static meeting meeting_of(tt_context *ctx, int data, int tensor, int rounds)
+static barrier meeting_of(tt_context *ctx, int data, int tensor, int rounds)
 {
-    meeting m;
+    barrier m;
     memset(&m, 0, sizeof m);
-    m.world = tt__world_new(ctx, data * tensor, 600);
+    m.rank_group = tt__rank_group_new(ctx, data * tensor, 600);
     m.data = data;
     m.tensor = tensor;
     m.rounds = rounds;
@@ -118,7 +118,7 @@ static meeting meeting_of(tt_context *ctx, int data, int tensor, int rounds)
     return m;
 }
 
-static bool all_met(const meeting *m)
+static bool all_met(const barrier *m)
 {
     int wrong = 0;
     for (int k = 0; k < m->data * m->tensor; k++) wrong += m->wrong[k];
@@ -131,14 +131,14 @@ TEST(ranks_meet) /* also more ranks than the machine has processors */
     test_allocator a;
     tt_context *ctx = test_open(&a);
     for (int k = 0; k < TT__COUNT(ranks); k++) {
-        meeting m = meeting_of(ctx, ranks[k], 1, rounds[k]);
-        REQUIRE(m.world);
+        barrier m = meeting_of(ctx, ranks[k], 1, rounds[k]);
+        REQUIRE(m.rank_group);
         on_ranks(ranks[k], meet_often, &m);
         CHECK(all_met(&m));
-        tt__world_free(m.world);
+        tt__rank_group_free(m.rank_group);
     }
     a.fail_at = a.calls + 1;
-    CHECK(!tt__world_new(ctx, 2, 600) && a.failed && tt_error_code(ctx) == TT_ERR_MEMORY);
+    CHECK(!tt__rank_group_new(ctx, 2, 600) && a.failed && tt_error_code(ctx) == TT_ERR_MEMORY);
     TEST_CLOSE(ctx, &a);
 }
 
@@ -148,11 +148,11 @@ TEST(ranks_meet_along_each_axis)
     test_allocator a;
     tt_context *ctx = test_open(&a);
     for (int k = 0; k < TT__COUNT(data); k++) {
-        meeting m = meeting_of(ctx, data[k], tensor[k], 100);
-        REQUIRE(m.world);
+        barrier m = meeting_of(ctx, data[k], tensor[k], 100);
+        REQUIRE(m.rank_group);
         on_ranks(data[k] * tensor[k], meet_along_axes, &m);
         CHECK(all_met(&m));
-        tt__world_free(m.world);
+        tt__rank_group_free(m.rank_group);
     }
     TEST_CLOSE(ctx, &a);
 }
@@ -165,8 +165,8 @@ TEST(a_rank_that_fails_ends_all_waits)
     test_allocator a;
     tt_context *ctx = test_open(&a);
     for (int s = 0; s < TT__COUNT(sizes); s++) {
-        meeting m = meeting_of(ctx, sizes[s], 1, 20);
-        REQUIRE(m.world);
+        barrier m = meeting_of(ctx, sizes[s], 1, 20);
+        REQUIRE(m.rank_group);
         for (int k = 0; k < 8; k++) {
             char text[64];
             m.at_fault = k % 4 == 0 ? 0 : k % 4 == 1 ? sizes[s] - 1 : k % sizes[s];
@@ -177,20 +177,20 @@ TEST(a_rank_that_fails_ends_all_waits)
             CHECK_ERROR(ctx, TT_ERR_NUMERIC, text);
             for (int r = 0; r < sizes[s]; r++) /* or one less: it had yet to check */
                 CHECK(m.met[r] == m.at_round || (m.met[r] == m.at_round - 1 && r != m.at_fault));
-            tt__world_reset(m.world);
+            tt__rank_group_reset(m.rank_group);
             m.at_fault = -1;
             on_ranks(sizes[s], meet_until_one_fails, &m);
             for (int r = 0; r < sizes[s]; r++) CHECK(m.met[r] == m.rounds);
         }
-        tt__world_free(m.world);
+        tt__rank_group_free(m.rank_group);
     }
     TEST_CLOSE(ctx, &a);
 }
 
 static void meet_but_the_last(void *arg, int rank)
 {
-    meeting *m = (meeting *)arg;
-    if (rank < m->data - 1) m->met[rank] = tt__meet(m->world, rank, ranks_of(m, rank, TT__ALONE));
+    barrier *m = (barrier *)arg;
+    if (rank < m->data - 1) m->met[rank] = tt__barrier(m->rank_group, rank, ranks_of(m, rank, TT__ALONE));
 }
 
 TEST(a_rank_that_does_not_come_is_named)
@@ -201,17 +201,17 @@ TEST(a_rank_that_does_not_come_is_named)
     tt_context *ctx = test_open(&a);
     for (int s = 0; s < TT__COUNT(sizes); s++) {
         char text[64];
-        meeting m = meeting_of(ctx, sizes[s], 1, 0);
-        REQUIRE(m.world);
+        barrier m = meeting_of(ctx, sizes[s], 1, 0);
+        REQUIRE(m.rank_group);
         for (int r = 0; r < sizes[s]; r++) m.met[r] = true;
-        m.world->timeout = timeouts[s];
+        m.rank_group->timeout = timeouts[s];
         on_ranks(sizes[s], meet_but_the_last, &m);
         for (int r = 0; r < sizes[s] - 1; r++) CHECK(!m.met[r]);
         snprintf(text, sizeof text, "has waited %g s for rank ", timeouts[s]);
         CHECK_ERROR(ctx, TT_ERR_DEVICE, text);
         snprintf(text, sizeof text, "for rank %d, which has not come", sizes[s] - 1);
         if (timeouts[s] > 0) CHECK_ERROR(ctx, TT_ERR_DEVICE, text); /* otherwise any rank may be late */
-        tt__world_free(m.world);
+        tt__rank_group_free(m.rank_group);
     }
     TEST_CLOSE(ctx, &a);
 }
@@ -257,7 +257,7 @@ static void wait_for_message(void *arg, int rank)
    and must not write data that the other is reading; ThreadSanitizer checks this. */
 TEST(ranks_wait_for_a_process_that_ends)
 {
-    static const tt__wire wire = {NULL, NULL, no_message, late_end, NULL};
+    static const tt__transport transport = {NULL, NULL, no_message, late_end, NULL};
     tt_context_options o = tt_context_options_default();
     o.threads = 1;
     o.timeout = 60; /* an ended process is waited for at most 2 seconds */
@@ -267,11 +267,11 @@ TEST(ranks_wait_for_a_process_that_ends)
     REQUIRE(n != NULL);
     waits w = {n, {TT_OK, TT_OK}, {true, true}};
     n->ctx = ctx;
-    n->wire = &wire;
+    n->transport = &transport;
     n->processes = 2;
     n->ranks = 2;
     snprintf(n->host[1], sizeof n->host[1], "b");
-    snprintf(n->heard[1], sizeof n->heard[1], "reduce 'x'");
+    snprintf(n->last_message[1], sizeof n->last_message[1], "reduce 'x'");
     pthread_mutex_init(&n->mutex, NULL);
     looks = 0;
     on_ranks(2, wait_for_message, &w);
@@ -293,16 +293,16 @@ TEST(ranks_wait_for_a_process_that_ends)
 
 /* Messages may take as long as they need while some arrive: the other ranks wait for a rank that waits for
    messages, and do not consider it late. */
-typedef struct patience { tt__world *world; bool waits, met; } patience;
+typedef struct patience { tt__rank_group *rank_group; bool waits, met; } patience;
 
 static void be_outside(void *arg, int rank)
 {
     patience *x = (patience *)arg;
     const tt__members both = {0, 1, 2};
-    if (rank && x->waits) __atomic_add_fetch(&x->world->outside, 1, __ATOMIC_SEQ_CST);
+    if (rank && x->waits) __atomic_add_fetch(&x->rank_group->outside, 1, __ATOMIC_SEQ_CST);
     if (rank) usleep(600000);
-    if (rank && x->waits) __atomic_sub_fetch(&x->world->outside, 1, __ATOMIC_SEQ_CST);
-    const bool met = tt__meet(x->world, rank, both);
+    if (rank && x->waits) __atomic_sub_fetch(&x->rank_group->outside, 1, __ATOMIC_SEQ_CST);
+    const bool met = tt__barrier(x->rank_group, rank, both);
     if (!rank) x->met = met;
 }
 
@@ -311,13 +311,13 @@ TEST(ranks_let_others_wait_for_messages)
     tt_context *ctx = tt_open(NULL);
     REQUIRE(ctx != NULL);
     for (int waits = 0; waits < 2; waits++) {
-        patience x = {tt__world_new(ctx, 2, 0.15), waits == 1, false};
-        REQUIRE(x.world != NULL);
-        tt__world_note(x.world, 0, "reduce", "d(w)");
-        tt__world_note(x.world, 1, "linear", "y");
+        patience x = {tt__rank_group_new(ctx, 2, 0.15), waits == 1, false};
+        REQUIRE(x.rank_group != NULL);
+        tt__rank_group_note(x.rank_group, 0, "reduce", "d(w)");
+        tt__rank_group_note(x.rank_group, 1, "linear", "y");
         on_ranks(2, be_outside, &x);
         CHECK(x.met == x.waits);
-        tt__world_free(x.world);
+        tt__rank_group_free(x.rank_group);
     }
     CHECK_ERROR(ctx, TT_ERR_DEVICE, "rank 0 has waited 0.15 s for rank 1, which has not come to reduce "
                 "'d(w)'; it is at linear 'y'");
@@ -333,20 +333,20 @@ TEST(pieces_of_ranks_make_the_whole)
         for (int u = 0; u < TT__COUNT(units); u++)
             for (int members = 1; members <= TT__RANKS; members++)
                 for (int root = 0; root < 2; root++) {
-                    int64_t sum = 0, most = 0;
+                    int64_t sum = 0, max = 0;
                     for (int k = 0; k < members; k++) {
-                        int64_t first, n = tt__piece(elements[e], units[u], root, k, members, &first);
+                        int64_t first, n = tt__shard(elements[e], units[u], root, k, members, &first);
                         bool whole_units = first == elements[e] || first % units[u] == 0;
                         CHECK(n >= 0 && first == sum && whole_units);
                         CHECK(!root || n == (k ? 0 : elements[e]));
                         sum += n;
-                        most = tt__max(most, n);
+                        max = tt__max(max, n);
                     }
                     CHECK(sum == elements[e]);
                     const tt__part part = {TT__WHOLE, root, units[u], elements[e]};
                     tape.data = members;
-                    const int64_t room = tt__piece_shape(&tape, TT_F32, &part).cols;
-                    CHECK(most <= room && room < most + units[u]);
+                    const int64_t room = tt__shard_shape(&tape, TT_F32, &part).cols;
+                    CHECK(max <= room && room < max + units[u]);
                 }
 }
 
@@ -367,10 +367,10 @@ typedef struct collective {
 /* State shared by the members of a test. Each member has memory for its x (or all slots of one) and its y. */
 typedef struct collective_test {
     tt_context *ctx;
-    tt__world *world;
+    tt__rank_group *rank_group;
     const char *isa;
     int members, cases;
-    int64_t most;               /* elements                                                                 */
+    int64_t max;               /* elements                                                                 */
     tt__cpu cpu[MOST_MEMBERS];
     char *memory[MOST_MEMBERS], *before[MOST_MEMBERS], *expected;
     tt__mat in[MOST_MEMBERS], out[MOST_MEMBERS];
@@ -456,7 +456,7 @@ static collective drawn(const collective_test *t, int number)
     c.op = ops[number % TT__COUNT(ops)];
     c.dtype = dtypes[number / TT__COUNT(ops) % TT__COUNT(dtypes)];
     do c.elements = sizes[pick(&s, TT__COUNT(sizes))];
-    while (c.elements > t->most);
+    while (c.elements > t->max);
     c.cols = c.elements % 3 == 0 && pick(&s, 2) ? c.elements / 3 : c.elements;
     c.move.unit = units[pick(&s, TT__COUNT(units))];
     c.move.reduce = (tt__reduce)(pick(&s, 2) ? 0 : pick(&s, 3));
@@ -476,7 +476,7 @@ static collective drawn(const collective_test *t, int number)
 
 static int64_t piece(const collective *c, const collective_test *t, int member, int64_t *first)
 {
-    return tt__piece(c->elements, c->move.unit, c->op == TT__OP_BROADCAST ? false : c->move.root, member,
+    return tt__shard(c->elements, c->move.unit, c->op == TT__OP_BROADCAST ? false : c->move.root, member,
                      t->members, first);
 }
 
@@ -638,19 +638,19 @@ static void run_collectives(void *arg, int me)
         const int phases = tt__rules_of(&i)->phases;
         bool ok = true;
         fill_member(&c, t, me);
-        ok &= tt__meet(t->world, me, all);
+        ok &= tt__barrier(t->rank_group, me, all);
         if (c.op == TT__OP_SUM_SLOTS) ok &= launched(&c, t, c.op, me, 0);
         if (phases & TT__REDUCE_PHASE) ok &= launched(&c, t, c.op, me, TT__REDUCE_PHASE);
-        ok &= tt__meet(t->world, me, all);
+        ok &= tt__barrier(t->rank_group, me, all);
         if (c.op == TT__OP_RECV) ok &= launched(&c, t, TT__OP_SEND, me, TT__SPREAD_PHASE);
         if (phases & TT__SPREAD_PHASE) ok &= launched(&c, t, c.op, me, TT__SPREAD_PHASE);
-        ok &= tt__meet(t->world, me, all);
+        ok &= tt__barrier(t->rank_group, me, all);
         if (me == 0) {
             CHECK(ok);
             t->ran[c.op]++;
             check_collective(&c, t, number);
         }
-        if (!tt__meet(t->world, me, all)) return;
+        if (!tt__barrier(t->rank_group, me, all)) return;
     }
 }
 
@@ -677,10 +677,10 @@ static void collectives(const char *isa)
         t.isa = isa;
         t.members = members[k];
         t.cases = TEST_SWEEP > 1 && cases[k] > 140 ? 140 : cases[k];
-        t.most = members[k] > 8 ? 100 : 12301;
-        t.world = tt__world_new(ctx, t.members, 600);
-        REQUIRE(t.world);
-        const size_t bytes = 3 * (size_t)GUARD + (size_t)((t.most + 4) * (t.members + 1)) * 8;
+        t.max = members[k] > 8 ? 100 : 12301;
+        t.rank_group = tt__rank_group_new(ctx, t.members, 600);
+        REQUIRE(t.rank_group);
+        const size_t bytes = 3 * (size_t)GUARD + (size_t)((t.max + 4) * (t.members + 1)) * 8;
         t.expected = (char *)malloc(bytes);
         for (int m = 0; m < t.members; m++) {
             t.cpu[m] = ctx->cpu;
@@ -698,7 +698,7 @@ static void collectives(const char *isa)
             free(t.before[m]);
         }
         free(t.expected);
-        tt__world_free(t.world);
+        tt__rank_group_free(t.rank_group);
     }
     TEST_CLOSE(ctx, &a);
 }
@@ -732,8 +732,8 @@ static bool same_squares(tt_context *ctx, const tt__mat *g, int members, bool ro
     ok &= tt__cpu_backend.launch(&l, 1) == TT_OK;
     i.op = TT__OP_CHUNK_SQUARES;
     for (int k = members - 1; k >= 0; k--) {
-        int64_t first, at, n = tt__piece(elements, TT__CHUNK, root, k, members, &first),
-                           m = tt__piece(chunks, 1, root, k, members, &at);
+        int64_t first, at, n = tt__shard(elements, TT__CHUNK, root, k, members, &first),
+                           m = tt__shard(chunks, 1, root, k, members, &at);
         ok &= m == tt__ceil_div(n, TT__CHUNK) && (n == 0 || at == first / TT__CHUNK);
         const tt__mat part = {(char *)g->data + (size_t)first * tt_dtype_bytes(g->dtype), g->dtype, 1, n, n},
                       sums = {table + at, TT__F64, 1, m, m};
@@ -784,7 +784,7 @@ typedef struct one_collective {
     tt_context *ctx;
     tt_tape *t;
     tt__instr *i;
-    tt__value *in, *out;
+    tt__tape_value *in, *out;
     test_allocator a;
 } one_collective;
 
@@ -802,7 +802,7 @@ static int32_t new_operand(tt_tape *t, tt_dtype dtype, int64_t rows, int64_t col
 static int32_t new_piece(tt_tape *t, int32_t of)
 {
     const tt__part part = {TT__WHOLE, false, TT__CHUNK, WHOLE};
-    const tt__shape shape = tt__piece_shape(t, TT_F32, &part);
+    const tt__shape shape = tt__shard_shape(t, TT_F32, &part);
     const int32_t v = of ? tt__new_view(t, of, &shape, 0, shape.cols, "piece")
                          : new_operand(t, TT_F32, 1, shape.cols, "piece");
     t->values[v].part = part;
@@ -858,7 +858,7 @@ TEST(operands_of_ranks)
             }
             for (int k = 0; k < 2; k++) {
                 REQUIRE(one(&c, op, in_place));
-                tt__value *x = k ? c.in : c.out;
+                tt__tape_value *x = k ? c.in : c.out;
                 x->ld++;
                 if (x->shape.rows > 1) REFUSED("a contiguous matrix");
                 else if (CHECK(tt__verify(c.t, "test") == TT_OK)) close_one(&c);
@@ -887,7 +887,7 @@ TEST(operands_of_ranks)
     for (int k = 0; k < 20; k++) { /* another shard than the instruction's, or another shape */
         const bool gathers = k % 2;
         REQUIRE(one(&c, gathers ? TT__OP_ALL_GATHER : TT__OP_REDUCE_SCATTER, k / 2 % 2));
-        tt__value *x = gathers ? c.in : c.out;
+        tt__tape_value *x = gathers ? c.in : c.out;
         if (k / 4 == 0) x->part.of++;
         if (k / 4 == 1) x->part.unit--;
         if (k / 4 == 2) x->part.root = true;
@@ -904,7 +904,7 @@ TEST(rows_over_tensor_ranks) /* some of the rows with all columns; no row is div
         one_collective c;
         const bool gathers = k % 2;
         REQUIRE(one(&c, ops[k % 2], false));
-        tt__value *some = gathers ? c.in : c.out;
+        tt__tape_value *some = gathers ? c.in : c.out;
         c.i->move.over = TT__OVER_TENSOR;
         c.i->move.unit = WHOLE_COLS;
         memset(&some->part, 0, sizeof some->part);
@@ -997,7 +997,7 @@ static struct {
 
 static int rank_of(const tt__device *d)
 {
-    const tt__crew *c = counting.p->settings.crew;
+    const tt__device_group *c = counting.p->settings.group;
     int r = 0;
     while (c->device[r] != d) r++;
     return r;
@@ -1070,7 +1070,7 @@ static double loaded_by(tt_context *ctx, const tt__instr *i, int64_t elements, i
     double bytes = 0;
     memset(&l, 0, sizeof l);
     for (int k = 0; k < members; k++) {
-        int64_t first, n = tt__piece(elements, i->move.unit, i->move.root, k, members, &first);
+        int64_t first, n = tt__shard(elements, i->move.unit, i->move.root, k, members, &first);
         float *x = memory + elements * k;
         const tt__mat whole = {x, TT_F32, 1, elements, elements}, piece = {x + first, TT_F32, 1, n, n};
         in[k] = i->op == TT__OP_ALL_GATHER ? piece : whole;
@@ -1106,15 +1106,15 @@ TEST(loads_of_each_collective)
         i.move.root = c / 56 && i.op != TT__OP_ALL_REDUCE;
         i.move.from = i.op == TT__OP_RECV;
         for (int members = 2; members < 6; members += 1 + members / 3) {
-            double most = 0, least = 0;
+            double max = 0, min = 0;
             for (int me = 0; me < members; me++) {
                 const tt__loads none = {0, 0}, loads = tt__rules_of(&i)->loads ?
                     tt__rules_of(&i)->loads(&i.move, n, me, members) : none;
                 CHECK(4 * (double)loads.done == loaded_by(ctx, &i, n, me, members));
-                most = fmax(most, (double)loads.done);
-                least = fmax(least, loads.least);
+                max = fmax(max, (double)loads.done);
+                min = fmax(min, loads.min);
             }
-            CHECK(least <= most && (least > 0) == (most > 0));
+            CHECK(min <= max && (min > 0) == (max > 0));
         }
     }
     TEST_CLOSE(ctx, &a);
@@ -1166,15 +1166,15 @@ static void close_counted(counted_program *c)
 static void step_counted(counted_program *c)
 {
     int32_t ids[ROWS], y[ROWS];
-    tt__crew *crew = c->p->settings.crew;
+    tt__device_group *group = c->p->settings.group;
     memset(&counting, 0, sizeof counting);
     counting.p = c->p;
     counting.backend = tt__cpu_backend;
     counting.backend.launch = launch_and_count;
     counting.backend.allocate = allocate_and_count;
-    counting.kind = *crew->kind;
+    counting.kind = *group->kind;
     counting.kind.backend = &counting.backend;
-    crew->kind = c->p->settings.kind = c->p->arena->kind = &counting.kind;
+    group->kind = c->p->settings.kind = c->p->arena->kind = &counting.kind;
     for (int r = 0; r < c->p->arena->data; r++) {
         for (int k = 0; k < ROWS; k++) {
             ids[k] = (97 * k + 31 * r) % VOCAB;
@@ -1215,21 +1215,21 @@ TEST(ranks_load_and_allocate_what_is_planned)
 {
     for (int k = 0; k < TT__COUNT(layouts); k += test_every(3)) {
         counted_program c;
-        double most = 0, least;
+        double max = 0, min;
         if (!open_counted(&c, layouts[k].device, layouts[k].precision, layouts[k].how)) return;
         step_counted(&c);
         const tt_plan plan = tt_program_plan(c.p);
-        CHECK(plan.ranks == plan.data * plan.tensor && plan.ranks == c.p->settings.crew->ranks);
+        CHECK(plan.ranks == plan.data * plan.tensor && plan.ranks == c.p->settings.group->ranks);
         for (int r = 0; r < plan.ranks; r++) {
-            const double planned = tt__moved_by(c.p, r, &least);
+            const double planned = tt__moved_by(c.p, r, &min);
             if (!CHECK(counting.loaded[r] == planned))
                 printf("layout %d, rank %d: %.0f bytes planned, %.0f loaded\n", k, r, planned,
                        counting.loaded[r]);
-            CHECK(counting.allocated[r] == (double)(r < plan.tensor ? plan.bytes : plan.bytes_least));
-            most = fmax(most, counting.loaded[r]);
+            CHECK(counting.allocated[r] == (double)(r < plan.tensor ? plan.bytes : plan.min_bytes));
+            max = fmax(max, counting.loaded[r]);
         }
-        CHECK((double)plan.moved_bytes == most && most > 0);
-        CHECK(layouts[k].how.server ? plan.bytes_least < plan.bytes : plan.bytes_least == plan.bytes);
+        CHECK((double)plan.moved_bytes == max && max > 0);
+        CHECK(layouts[k].how.server ? plan.min_bytes < plan.bytes : plan.min_bytes == plan.bytes);
         close_counted(&c);
     }
 }
@@ -1261,10 +1261,10 @@ TEST(least_bytes_of_strategies)
             how.zero = zero;
             if (!open_counted(&c, "cuda*4", names[precision], how)) return;
             const tt_plan plan = tt_program_plan(c.p);
-            const double least = least_of_strategy(&c, &how, 4, precision == 2, precision > 0);
-            CHECK_NEAR(plan.moved_least_bytes, least, 1);
-            CHECK((double)plan.moved_bytes <= 1.08 * least); /* shards of few chunks are uneven */
-            CHECK(plan.moved_bytes >= plan.moved_least_bytes);
+            const double min = least_of_strategy(&c, &how, 4, precision == 2, precision > 0);
+            CHECK_NEAR(plan.min_moved_bytes, min, 1);
+            CHECK((double)plan.moved_bytes <= 1.08 * min); /* shards of few chunks are uneven */
+            CHECK(plan.moved_bytes >= plan.min_moved_bytes);
             close_counted(&c);
         }
     counted_program c;
@@ -1273,7 +1273,7 @@ TEST(least_bytes_of_strategies)
     how.server = true;
     if (!open_counted(&c, "cuda*4", "32-true", how)) return;
     const double gradients = 2 * least_of_strategy(&c, &how, 4, false, false);
-    CHECK_NEAR(tt_program_plan(c.p).moved_least_bytes, gradients, 1); /* the server: 3 times all gradients */
+    CHECK_NEAR(tt_program_plan(c.p).min_moved_bytes, gradients, 1); /* the server: 3 times all gradients */
     close_counted(&c);
 }
 
@@ -1306,13 +1306,13 @@ TEST(plans_name_their_ranks)
         CHECK(says(&c, rows[k].text, rows[k].title));
         snprintf(line, sizeof line, "\n  moved a step and rank: %.1f MB between ranks (at least %.1f), with "
                  "one micro-batch on each\n", 1e-6 * (double)plan.moved_bytes,
-                 1e-6 * (double)plan.moved_least_bytes);
+                 1e-6 * (double)plan.min_moved_bytes);
         CHECK(says(&c, line, "") == (plan.ranks > 1) && (plan.moved_bytes > 0) == (plan.ranks > 1));
         const int digits = plan.bytes < 10000000 ? 3 : plan.bytes < 100000000 ? 2 : 1;
         snprintf(line, sizeof line, ">moved a step and rank %.*f MB (at least %.*f)<", digits,
-                 1e-6 * (double)plan.moved_bytes, digits, 1e-6 * (double)plan.moved_least_bytes);
+                 1e-6 * (double)plan.moved_bytes, digits, 1e-6 * (double)plan.min_moved_bytes);
         CHECK(says(&c, "", line) == (plan.ranks > 1));
-        snprintf(line, sizeof line, ", every other rank %.1f (", 1e-6 * (double)plan.bytes_least);
+        snprintf(line, sizeof line, ", every other rank %.1f (", 1e-6 * (double)plan.min_bytes);
         CHECK(says(&c, line, "") == rows[k].how.server);
         close_counted(&c);
     }

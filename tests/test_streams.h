@@ -62,7 +62,7 @@ static inline bool streams_compile(streams *s, tt_context *ctx, const char *devi
     if (tt_tape_status(t) != TT_OK || !(s->p = tt_compile(t, s->y, &o))) return false;
     for (int k = 0, n = 0; k < s->p->built.t->n_code; k++)
         if (s->p->built.t->code[k].op == TT__OP_WAIT) s->wait[n++] = k;
-    return s->wait[2 * STREAM_BLOCKS - 1] > 0 && s->p->built.under_way == 2;
+    return s->wait[2 * STREAM_BLOCKS - 1] > 0 && s->p->built.in_flight == 2;
 }
 
 /* Removes the operand of WAIT number `wait`, which the verifier would refuse, and makes room for the copy
@@ -71,9 +71,9 @@ static inline bool streams_drop(streams *s, int wait)
 {
     tt__rank *r = &s->p->rank[0];
     s->p->built.t->code[s->wait[wait]].in[0] = 0;
-    s->p->built.under_way++;
+    s->p->built.in_flight++;
     tt__free(s->p->ctx, r->started);
-    r->started = (tt__started *)tt__calloc(s->p->ctx, sizeof *r->started * (size_t)s->p->built.under_way);
+    r->started = (tt__started *)tt__calloc(s->p->ctx, sizeof *r->started * (size_t)s->p->built.in_flight);
     return r->started != NULL;
 }
 

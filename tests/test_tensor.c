@@ -216,12 +216,12 @@ static void set_inputs(net *n, int rank, int batch, int seqs, bool short_one)
     uint8_t pixels[SEQS * IMAGE];
     uint64_t state = 77 + (uint64_t)batch;
 #ifdef TT_EMULATE
-    const int most = TOKENS / SEQS;
+    const int max = TOKENS / SEQS;
 #else
-    const int most = (n->kind > SHARED ? LONG : TOKENS) / SEQS;
+    const int max = (n->kind > SHARED ? LONG : TOKENS) / SEQS;
 #endif
     for (int s = 0; s < seqs; s++) {
-        int length = short_one ? 1 : n->kind == VIT ? 5 : most - (int)(test_random(&state) % 8);
+        int length = short_one ? 1 : n->kind == VIT ? 5 : max - (int)(test_random(&state) % 8);
         for (int k = 0; k < length; k++) {
             const int row = start[s] + k;
             positions[row] = k;
@@ -280,9 +280,9 @@ static void check_replicas(const net *n)
     static float a[FLOATS], b[FLOATS];
     const tt_tape *t = n->p->built.t;
     for (int32_t v = 1; v < t->n_values; v++) {
-        const tt__value *x = &t->values[v];
+        const tt__tape_value *x = &t->values[v];
         const bool stays = x->persistent && x->base == v && x->storage != TT__STEP;
-        for (int r = 0; r < n->p->settings.crew->ranks && stays && x->part.split == TT__WHOLE; r++) {
+        for (int r = 0; r < n->p->settings.group->ranks && stays && x->part.split == TT__WHOLE; r++) {
             const int first = r - r % n->p->arena->tensor;
             const tt__mat m = tt__resolve(n->p, first, v), other = tt__resolve(n->p, r, v);
             const size_t size = (size_t)(m.rows * m.cols);
@@ -346,14 +346,14 @@ static void compare(net_kind kind, const float *a, const float *b, double tolera
     for (int k = 0; k < FLOATS; k++) largest = fmax(largest, fabs(b[k]));
     for (int k = 0; k < n.ctx->n_params; k++) {
         const tt_param *p = n.ctx->params[k];
-        double most = largest * 1e-2, error = 0;
+        double max = largest * 1e-2, error = 0;
         char text[256];
-        for (int64_t e = 0; e < p->size; e++) most = fmax(most, fabs(b[at + e]));
+        for (int64_t e = 0; e < p->size; e++) max = fmax(max, fabs(b[at + e]));
         for (int64_t e = 0; e < p->size; e++)
             if (!(fabs(a[at + e] - b[at + e]) <= error) && !isnan(error)) /* a NaN stays */
                 error = fabs(a[at + e] - b[at + e]);
-        snprintf(text, sizeof text, "%s of %s, %s: %g of %g", p->name, net_names[kind], what, error, most);
-        test__check(error <= tolerance * most, __FILE__, __LINE__, text);
+        snprintf(text, sizeof text, "%s of %s, %s: %g of %g", p->name, net_names[kind], what, error, max);
+        test__check(error <= tolerance * max, __FILE__, __LINE__, text);
         at += (int)p->size;
     }
     close_net(&n);
@@ -430,7 +430,7 @@ static tt__split split_of(const tt_program *p, const char *name)
 {
     const tt_tape *t = p->built.t;
     for (int32_t v = 1; v < t->n_values; v++) {
-        const tt__value *x = &t->values[v];
+        const tt__tape_value *x = &t->values[v];
         const size_t n = strlen(x->name), m = strlen(name);
         const bool is = x->storage == TT__PARAMETER && x->base == v && n >= m;
         if (is && strcmp(x->name + n - m, name) == 0) return x->part.split;
@@ -475,7 +475,7 @@ TEST(regions_that_share_parameters)
         const tt_tape *t = n.p->built.t;
         for (int k = 0; k < t->n_code; k++) {
             const tt__instr *i = &t->code[k];
-            const bool norm = i->op == TT__OP_LAYERNORM && !i->again;
+            const bool norm = i->op == TT__OP_LAYERNORM && !i->recomputed;
             norms += norm && t->values[i->out[0]].part.split == TT__ROWS;
         }
         CHECK(norms == (frozen ? 3 : 2));
@@ -541,7 +541,7 @@ static int regions(bool vit, const char *size, int ranks, double *millions)
         const tt_tape *t = n.p->built.t;
         found = collectives(n.p, TT__OP_ALL_REDUCE, false);
         for (int32_t v = 1; v < t->n_values; v++) {
-            const tt__value *x = &t->values[v];
+            const tt__tape_value *x = &t->values[v];
             const bool split = x->storage == TT__PARAMETER && x->base == v && x->part.split;
             if (split) *millions += (double)(x->shape.rows * x->shape.cols * ranks) * 1e-6;
             if (split) CHECK(x->shape.rows * x->shape.cols * ranks == n.ctx->params[x->param]->size);
@@ -626,7 +626,7 @@ TEST(verifier_finds_wrong_layouts)
                 if (i->in[0] == i->out[0]) i->move.over = TT__OVER_DATA;
                 if (joined) i[-1].with_next = false;
                 if (t->values[i->out[0]].part.split == TT__ROWS) {
-                    const tt__value y = t->values[i->out[0]];
+                    const tt__tape_value y = t->values[i->out[0]];
                     i->in[0] = tt__new_view(t, i->in[0], &y.shape, 0, y.ld, "own rows");
                     t->values[i->in[0]].part = y.part;
                 }
@@ -653,7 +653,7 @@ TEST(verifier_finds_wrong_layouts)
             }
         }
         for (int32_t v = 1; v < t->n_values; v++) {
-            tt__value *x = &t->values[v];
+            tt__tape_value *x = &t->values[v];
             if (x->storage != TT__PARAMETER || x->base != v || !x->part.split) continue;
             const tt__split was = x->part.split;
             x->part.split = was == TT__ROWS ? TT__COLS : TT__ROWS;
@@ -980,8 +980,8 @@ TEST(plans_say_what_is_split)
         const tt_plan plan = tt_program_plan(n.p);
         for (int k = 0; k < n.ctx->n_params; k++) {
             all += n.ctx->params[k]->size;
-            const tt__home *home = tt__home_in(n.p->arena, k);
-            if (home->part.split != TT__WHOLE) parted += n.ctx->params[k]->size;
+            const tt__placement *placement = tt__placement_in(n.p->arena, k);
+            if (placement->part.split != TT__WHOLE) parted += n.ctx->params[k]->size;
         }
         CHECK(plan.split_params == parted && (parted > 0) == split && plan.params == all);
         CHECK(log.warnings == !split);

@@ -118,7 +118,7 @@ typedef struct tt_costs {
                                            "host" */
     double memory;                      /* bytes a second that no op exceeds */
     double to_host, from_host, between_ranks; /* bytes a second of links */
-    double launch, meeting;             /* seconds to start an op; seconds of a barrier before ranks move
+    double launch, barrier;             /* seconds to start an op; seconds of a barrier before ranks move
                                            data */
 } tt_costs;
 /* Returns the costs of an imagined device, an A100 or H100 with PCIe 4: 300 TFLOP/s in 16 bits and 60 in
@@ -264,8 +264,8 @@ tt_status tt_check_options(tt_context *ctx, tt_compile_options *o);
 tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o);
 void tt_program_free(tt_program *p);
 
-/* Returns the largest number n, up to `most`, of rows, sequences or whatever `record` counts, with which a
-   program fits o->memory_budget: a program of n fits, and, below `most`, a program of n + 1 does not. (With
+/* Returns the largest number n, up to `max`, of rows, sequences or whatever `record` counts, with which a
+   program fits o->memory_budget: a program of n fits, and, below `max`, a program of n + 1 does not. (With
    "budget" among the options a still larger one might fit again.) record(user, t, n) records a micro-batch of
    n on a new tape, with parameters that already exist, and returns the root. The function only makes about
    ten plans: it allocates nothing, and works for a kind of device that this machine lacks. memory_budget 0
@@ -273,7 +273,7 @@ void tt_program_free(tt_program *p);
    for CUDA itself; on the CPU it is refused. Returns 0 after an error, which is the plan's error if not even
    n = 1 fits. For a trainer use tt_largest_micro_batch. */
 int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape *t, int64_t n), void *user,
-                         const tt_compile_options *o, int64_t most);
+                         const tt_compile_options *o, int64_t max);
 
 typedef enum tt_category {
     TT_MEM_PARAMETERS, TT_MEM_GRADIENTS, TT_MEM_OPTIMIZER, TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE,
@@ -289,18 +289,18 @@ typedef struct tt_plan {
     size_t bytes;                      /* the arena: exactly this much is allocated. If an earlier program's
                                           arena holds parameters, only that program's plan counts them.
                                           `bytes` and the fields below describe rank 0, which has most */
-    size_t bytes_least;                /* bytes of the rank that has least: fewer if rank 0 is a server */
+    size_t min_bytes;                /* bytes of the rank that has min: fewer if rank 0 is a server */
     /* Bytes that a rank loads from other ranks' memory in a step of one full micro-batch on each data rank
        (the largest of all ranks), and the smallest number of bytes with which any method could do the same.
        For a sum over n ranks that number is 2 * (n - 1) / n times the tensor's bytes; half of that if each
        rank needs only its shard, and also half for gathering the shards. A server sums alone: it loads the
-       gradients of all other ranks, and each of them loads all parameters. moved_least_bytes leaves out
+       gradients of all other ranks, and each of them loads all parameters. min_moved_bytes leaves out
        bookkeeping (norms, losses). */
-    size_t moved_bytes, moved_least_bytes;
+    size_t moved_bytes, min_moved_bytes;
     /* Bytes that all ranks of this process together send to other processes in a step of one full micro-batch
        on each data rank, and the smallest number of bytes with which any method could do the same. 0 with one
        process. */
-    size_t sent_bytes, sent_least_bytes;
+    size_t sent_bytes, min_sent_bytes;
     size_t persistent_bytes;           /* parameters, optimizer state, kept gradients, resident workspace */
     /* Bytes of the host's memory: settings and results of runs, and what tt_compile_options.offload keeps
        there, where programs that share an arena share the parameters. If the device has its own memory, also

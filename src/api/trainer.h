@@ -41,10 +41,10 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
 void tt_trainer_free(tt_trainer *t);
 /* Calls tt_wait for the training program, after tt_train_batch without stats. */
 tt_status tt_trainer_wait(tt_trainer *t, tt_stats *stats);
-/* Returns the largest max_seqs, up to `most`, with which a trainer of these options fits their memory_budget;
+/* Returns the largest max_seqs, up to `max`, with which a trainer of these options fits their memory_budget;
    it works as tt_largest_batch does. Each sequence brings o->max_tokens / o->max_seqs tokens. The caller
    chooses whether steps become larger or have fewer micro-batches; other micro-batches give other bits. */
-int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_train_options *o, int most);
+int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_train_options *o, int max);
 const tt_program *tt_trainer_program(const tt_trainer *t); /* the program that trains, or the only one */
 int64_t tt_trainer_steps(const tt_trainer *t);             /* tt_program_steps of the trainer's program */
 /* Returns the steps in the state last saved or loaded, here or by tt_fit, from which a resumed run continues;

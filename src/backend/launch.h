@@ -101,7 +101,7 @@ typedef enum tt__segment {
    data ranks + data rank) * tensor ranks + tensor rank. A collective instruction runs at once on all ranks
    along an axis. These ranks are its members, numbered along the axis; of stages, the last is member 0. TIED:
    the members are the ranks at the same place of two stages, member `from` and member `to`. SLOTS: the
-   members are the slots of one storage (tt__value.slots). */
+   members are the slots of one storage (tt__tape_value.slots). */
 enum { TT__RANKS = 64 }; /* largest number of ranks */
 typedef enum tt__over {
     TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS, TT__OVER_STAGES, TT__OVER_TIED
@@ -118,7 +118,7 @@ typedef struct tt__move {
 
 /* Computes the shard that `member` of `members` has of a tensor: elements [*first, *first + count) of its
    `elements` elements. Returns count. */
-static inline int64_t tt__piece(int64_t elements, int64_t unit, bool root, int member, int members,
+static inline int64_t tt__shard(int64_t elements, int64_t unit, bool root, int member, int members,
                                 int64_t *first)
 {
     const int64_t units = (elements + unit - 1) / unit;
@@ -151,7 +151,7 @@ typedef struct tt__instr {
     tt__segment segment;
     int stage;          /* 1 + number of the pipeline stage that runs it; 0: unknown, or there is one stage */
     bool backward;      /* emitted by autodiff, or by recompute as a copy of such an instruction            */
-    bool again;         /* a copy that recomputes a value                                                   */
+    bool recomputed;         /* a copy that recomputes a value                                                   */
     bool always;        /* ranks without a micro-batch run it as well                                       */
     bool later;         /* runs only when add_later applies: once earlier micro-batches have left a result  */
     bool with_next;     /* launched with the next instruction, of the same op: see tt__backend.launch */

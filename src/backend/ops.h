@@ -153,26 +153,26 @@ enum {
 };
 
 /* Settings of a step, which the host writes before it runs a segment. */
-typedef struct tt__run {
+typedef struct tt__step_settings {
     uint64_t seed;
     int64_t step, micro;    /* optimizer steps done so far; number of the micro-batch in this step          */
     float lr;
     double loss_norm;       /* divides gradients while the number of targets is unknown (accumulation)      */
-} tt__run;
+} tt__step_settings;
 
 /* Results of a step, which the host reads: totals of losses, the loss scale, and what CLIP computes.
    Instructions read and write each of the three. */
 typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* sums of the micro-batches so
                                                                             far */
-typedef struct tt__scale {
+typedef struct tt__scale_state {
     double scale;               /* scale of the loss's gradient: a power of two                             */
     double good_steps, skipped; /* steps since the scale changed; steps without an update                   */
-} tt__scale;
+} tt__scale_state;
 #define TT__LOSS_SCALE_MOST 0x1p40
 typedef struct tt__clipped { /* norm of the gradient (not finite: no parameter was changed); factor on it   */
     float norm, factor;
 } tt__clipped;
-typedef struct tt__results { tt__totals totals; tt__scale scale; tt__clipped clipped; } tt__results;
+typedef struct tt__results { tt__totals totals; tt__scale_state scale; tt__clipped clipped; } tt__results;
 
 typedef struct tt__device tt__device; /* an open device, opaque outside its backend                         */
 
@@ -205,14 +205,14 @@ typedef struct tt__launch {
        [from, from + most) of each shard are processed. staged NULL: all elements, from peer_in and
        peer_out. */
     void *const *staged;
-    int64_t from, most;
+    int64_t from, max;
     void *workspace;        /* scratch memory of the size that tt__device_kind.workspace returns at
                                capacity */
     void *resident;         /* the device's resident workspace; any instruction may use it                  */
 } tt__launch;
 
 /* Settings of the step in the device's memory; NULL: the instruction needs none. */
-#define TT__RUN_OF(l) ((const tt__run *)(l)->in[TT__RUN_IN].data)
+#define TT__RUN_OF(l) ((const tt__step_settings *)(l)->in[TT__RUN_IN].data)
 
 /* Rows that linear_cross_entropy processes at a time: enough that reading and writing the weight's gradient
    each time costs little compared with the product. The logits of these rows are f32; the gradients of the
@@ -271,7 +271,7 @@ static inline void tt__attention_either(int32_t drop, uint32_t either[4])
 /* Largest number of rotary pairs in a head. The frequencies of all pairs follow transformers' formulas
    (modeling_rope_utils.py). */
 enum { TT__MOST_PAIRS = 256 };
-static inline int tt__rotary_pairs(const tt_rotary_options *o) { return (o->size + 1) / 2; }
+static inline int tt__rotary_pairs_of(const tt_rotary_options *o) { return (o->size + 1) / 2; }
 
 static inline void tt__rotary_frequencies(const tt_rotary_options *o, double frequency[TT__MOST_PAIRS])
 {
@@ -282,7 +282,7 @@ static inline void tt__rotary_frequencies(const tt_rotary_options *o, double fre
     from = from > 0 ? from : 0;
     to = to < size - 1 ? to : size - 1;
     if (!(from < to)) to = from + 0.001;
-    for (int j = 0; j < tt__rotary_pairs(o); j++) {
+    for (int j = 0; j < tt__rotary_pairs_of(o); j++) {
         const double plain = pow(o->base, -2 * j / size), turns = o->original * plain / turn;
         double part = 1; /* fraction of the frequency that is divided by the factor */
         if (o->scaling == TT_ROTARY_PLAIN) part = 0;

@@ -45,7 +45,7 @@ struct tt_context {
     bool no_arrivals;      /* plans reserve no memory for the inputs of the next run, as under a tight
                               budget */
     tt__cpu cpu;           /* device "cpu", set up by the options */
-    struct tt__crew *crews; /* list of the device groups that have programs */
+    struct tt__device_group *device_groups; /* list of the device groups that have programs */
     struct tt__net *net;   /* the other processes; NULL: there are none */
     tt_param **params;
     int n_params, cap_params;

@@ -61,7 +61,7 @@ static void tt__each_group(const char *root, const char *controller,
     fclose(f);
 }
 
-static void tt__least_quota(const char *folder, void *arg)
+static void tt__min_quota(const char *folder, void *arg)
 {
     double *quota = (double *)arg;
     *quota = fmin(*quota, tt__quota_in(folder));
@@ -71,7 +71,7 @@ static void tt__least_quota(const char *folder, void *arg)
 static double tt__cgroup_quota(const char *root)
 {
     double quota = HUGE_VAL;
-    tt__each_group(root, "cpu", tt__least_quota, &quota);
+    tt__each_group(root, "cpu", tt__min_quota, &quota);
     return quota;
 }
 

@@ -7,7 +7,7 @@
 
 /* ------------------------------------------------------------------------------------------------- dtypes */
 
-static const struct tt__dtype {
+static const struct tt__dtype_row {
     const char *name;
     size_t bytes;
     bool is_float;

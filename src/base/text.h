@@ -6,10 +6,10 @@
 /* --------------------------------------------------------------------------------------------------- text */
 
 /* A text that grows in the caller's buffer. As with snprintf, `length` also counts bytes that did not fit. */
-typedef struct tt__text { char *to; size_t capacity, length; } tt__text;
+typedef struct tt__text_buffer { char *to; size_t capacity, length; } tt__text_buffer;
 
 TT_PRINTF(2, 3)
-static void tt__print(tt__text *text, const char *format, ...)
+static void tt__print(tt__text_buffer *text, const char *format, ...)
 {
     va_list args;
     size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
@@ -45,11 +45,11 @@ static const char *tt__match_class(const char *pattern, char c)
 /* Returns whether `name` matches `pattern` ('*': any characters, '?': any one, '[0-3a]': one of these). */
 static bool tt__match(const char *pattern, const char *name)
 {
-    const char *star = NULL, *retry = NULL, *behind;
+    const char *star = NULL, *retry = NULL, *after;
     while (*name) {
         if (*pattern == '*') { star = pattern++; retry = name; }
         else if (*pattern == '?' || *pattern == *name) { pattern++; name++; }
-        else if ((behind = tt__match_class(pattern, *name)) != NULL) { pattern = behind; name++; }
+        else if ((after = tt__match_class(pattern, *name)) != NULL) { pattern = after; name++; }
         else if (star) { pattern = star + 1; name = ++retry; }
         else return false;
     }

@@ -53,10 +53,10 @@ static void tt__float_restore(tt__float_mode mode) { fesetenv(&mode); }
 static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
 {
     static const int raised[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
-    sigset_t most, before;
-    sigfillset(&most);
-    for (int k = 0; k < TT__COUNT(raised); k++) sigdelset(&most, raised[k]);
-    pthread_sigmask(SIG_BLOCK, &most, &before);
+    sigset_t max, before;
+    sigfillset(&max);
+    for (int k = 0; k < TT__COUNT(raised); k++) sigdelset(&max, raised[k]);
+    pthread_sigmask(SIG_BLOCK, &max, &before);
     int failed = pthread_create(handle, NULL, run, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return failed == 0;
@@ -139,7 +139,7 @@ static void *tt__pool_main(void *arg)
     }
 }
 
-static void tt__parallel(tt__pool *pool, int64_t count, tt__task run, void *arg)
+static void tt__run_tasks(tt__pool *pool, int64_t count, tt__task run, void *arg)
 {
     if (count <= 0) return;
     tt__float_mode mode = tt__float_default();

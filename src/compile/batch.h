@@ -14,23 +14,23 @@
    reserve of an eighth but at most TT__LEFT_FREE bytes, divided among the ranks that share the device. */
 static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budget)
 {
-    size_t least = SIZE_MAX;
+    size_t min = SIZE_MAX;
     if (*budget) return TT_OK;
-    tt__crew *c = tt__find_devices(ctx, device);
+    tt__device_group *c = tt__find_devices(ctx, device);
     if (!c) return ctx->status;
     if (c->kind->host || !c->kind->backend)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch for device '%s' depends on memory_budget, "
                         "which is not set%s", c->name,
                         c->kind->host ? "" : ", and this build cannot ask the device what it has free");
-    tt_status status = tt__crew_open(ctx, c);
+    tt_status status = tt__device_group_open(ctx, c);
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
         size_t bytes = 0, sharers = 0;
         for (int k = c->first; k < c->first + c->local; k++) sharers += c->index[k] == c->index[r];
         status = tt__device_status(ctx, c, r, c->kind->backend->available(c->device[r], &bytes));
         bytes -= bytes / 8 < TT__LEFT_FREE ? bytes / 8 : TT__LEFT_FREE;
-        if (bytes / sharers < least) least = bytes / sharers;
+        if (bytes / sharers < min) min = bytes / sharers;
     }
-    *budget = least ? least : 1;
+    *budget = min ? min : 1;
     return status;
 }
 
@@ -46,19 +46,19 @@ static double tt__line_meets(double from, double from_bytes, double to, double t
     return rise > 0 ? floor(to + (budget - to_bytes) / rise) : 0;
 }
 
-/* Returns the largest batch size n, at most `most`, whose plan fits the budget; 0 after an error or if none
+/* Returns the largest batch size n, at most `max`, whose plan fits the budget; 0 after an error or if none
    fits. The bytes of a plan grow almost linearly with n, and so do the bytes that an error names for a plan
    that does not fit. The next n to try is where the line through the two nearest plans reaches the budget. If
    that line does not rise (a larger n may need fewer bytes), bytes are assumed to be proportional to n. */
-static int64_t tt__largest_size(tt_context *ctx, int64_t most, size_t budget, tt__try_size try_size,
+static int64_t tt__largest_size(tt_context *ctx, int64_t max, size_t budget, tt__try_size try_size,
                                 void *arg)
 {
-    int64_t fits = 0, fails = most + 1, next = 1;
+    int64_t fits = 0, fails = max + 1, next = 1;
     double bytes = 0, needs = 0; /* bytes of the plans for sizes `fits` and `fails`; 0: unknown */
     int slow = 0; /* number of consecutive trials that did not halve the gap between `fits` and `fails` */
     int64_t up = 1; /* how far to go up from `fits` when no guess is better */
-    if (most < 1)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: most %lld is less than 1", (long long)most),
+    if (max < 1)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: most %lld is less than 1", (long long)max),
                0;
     void (*const log)(void *, tt_log_level, const char *, const char *) = ctx->options.logger.log;
     ctx->options.logger.log = NULL; /* trial programs are not logged */
@@ -82,8 +82,8 @@ static int64_t tt__largest_size(tt_context *ctx, int64_t most, size_t budget, tt
             guess = tt__line_meets((double)fits, bytes, (double)fails, needs, (double)budget);
         slow = 2 * (fails - fits) > gap ? slow + 1 : 0;
         guess = fmin(guess, 16.0 * (double)fits); /* for a small n, most bytes do not depend on n */
-        if (fails <= most && slow > 2) guess = 0, slow = 0;
-        const bool halve = guess <= 0 && fails <= most;
+        if (fails <= max && slow > 2) guess = 0, slow = 0;
+        const bool halve = guess <= 0 && fails <= max;
         next = halve ? fits + (fails - fits) / 2 : guess > (double)fits ? (int64_t)guess : fits + up;
         up = !halve && next == fits + up ? 2 * up : 1;
         if (next >= fails) next = fails - 1;
@@ -115,7 +115,7 @@ static tt_status tt__try_batch(void *arg, int64_t n, size_t *bytes)
 }
 
 int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape *t, int64_t n), void *user,
-                         const tt_compile_options *o, int64_t most)
+                         const tt_compile_options *o, int64_t max)
 {
     tt__batch_of b = {ctx, record, user, o ? *o : tt_compile_options_default()};
     if (b.options.share)
@@ -123,7 +123,7 @@ int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape
                         "grow with all that is tried: leave it out"), 0;
     ctx->unbudgeted = !b.options.memory_budget;
     tt_status status = tt__budget_on(ctx, b.options.device, &b.options.memory_budget);
-    const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, most, b.options.memory_budget,
+    const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, max, b.options.memory_budget,
                                                              tt__try_batch, &b);
     ctx->unbudgeted = false;
     return n;

@@ -37,7 +37,7 @@ static tt_status tt__place_transients(tt__built *b)
         else t->code[box->first].workspace_place = box->place;
     }
     for (int32_t v = 1; v < t->n_values; v++) {
-        tt__value *x = &t->values[v];
+        tt__tape_value *x = &t->values[v];
         if (!x->persistent || x->base != v || x->space != TT__HOST) continue;
         if (x->storage == TT__PARAMETER) continue; /* placed in the arena */
         size_t *end = x->part.root ? &b->host_of_first : &b->host_persistent;
@@ -86,13 +86,13 @@ static void tt__note_held(tt_tape *t, const tt__settings *s)
 {
     tt__arena *shared = s->options.share ? s->options.share->arena : NULL;
     for (int32_t v = 1; v < t->n_values; v++) {
-        tt__value *x = &t->values[v];
+        tt__tape_value *x = &t->values[v];
         if (x->storage != TT__PARAMETER || x->base != v) continue;
         tt_param *p = t->ctx->params[x->param];
-        if (!t->stage) p->stages = tt__stage_bit(p->holder, t->stages) | tt__stage_bit(p->again, t->stages);
-        const tt__arena *a = tt__home_arena(s->kind, shared, t->ctx->params[x->param], t->stage, t->stages);
-        const tt__home *home = tt__home_in(a, x->param);
-        if (home && a->crew == s->crew && tt__same_ranks(a, s)) x->held = 1 + (int)home->part.split;
+        if (!t->stage) p->stages = tt__stage_bit(p->owner, t->stages) | tt__stage_bit(p->second_owner, t->stages);
+        const tt__arena *a = tt__placement_arena(s->kind, shared, t->ctx->params[x->param], t->stage, t->stages);
+        const tt__placement *placement = tt__placement_in(a, x->param);
+        if (placement && a->group == s->group && tt__same_ranks(a, s)) x->held = 1 + (int)placement->part.split;
     }
 }
 
@@ -145,8 +145,8 @@ static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__ch
         tt__free(t->ctx, first);
     }
     for (int32_t v = 1; status == TT_OK && v < t->n_values; v++) {
-        tt__value *x = &t->values[v];
-        const tt__value *base = &t->values[x->base];
+        tt__tape_value *x = &t->values[v];
+        const tt__tape_value *base = &t->values[x->base];
         const bool apart = x->persistent && x->base == v && x->space != TT__HOST;
         x->parted = base->slots > 1 || base->copies > 1 || x->part.unit || tt__is_own_rows(t, v);
         if (apart && x->part.root) b->of_first += tt__arena_bytes(t, x);
@@ -157,7 +157,7 @@ static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__ch
         b->together = (int)tt__max(b->together, n);
         n = i->with_next ? n + 1 : 1;
         started += (i->stream != TT__COMPUTE_STREAM) - tt__is(i, TT__WAITS);
-        b->under_way = (int)tt__max(b->under_way, started);
+        b->in_flight = (int)tt__max(b->in_flight, started);
     }
     return status == TT_OK ? tt__replay_of(t, &s->costs, &b->replay) : status;
 }
@@ -173,7 +173,7 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
     status = tt__end_build(b, s, choice);
     if (status == TT_OK) status = tt__check_total(b->t, s->kind->resident);
     if (status == TT_OK) status = tt__place_transients(b);
-    if (status == TT_OK) status = tt__refused(b->t, s->crew);
+    if (status == TT_OK) status = tt__refused(b->t, s->group);
     if (status != TT_OK) {
         tt__built_free(t->ctx, b);
         memset(b, 0, sizeof *b);
@@ -182,24 +182,24 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
 }
 
 /* Fails if the program cannot use parameter v in the placement and dtype in which arena `a` stores it. */
-static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t v)
+static tt_status tt__check_placement(const tt_program *p, const tt__arena *a, int32_t v)
 {
     const tt__settings *s = &p->settings;
-    const tt__value *x = &p->built.t->values[v];
+    const tt__tape_value *x = &p->built.t->values[v];
     const char *name = p->ctx->params[x->param]->name;
-    const tt__home *home = tt__home_in(a, x->param);
-    const tt_dtype dtype = home->dtype;
-    if (a->crew != s->crew)
+    const tt__placement *placement = tt__placement_in(a, x->param);
+    const tt_dtype dtype = placement->dtype;
+    if (a->group != s->group)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives on device '%s', where an earlier "
-                        "program has put it, and this program is for '%s'", name, a->crew->name,
-                        s->crew->name);
-    if (!tt__same_ranks(a, s) || home->part.split != x->part.split || home->part.unit != x->part.unit)
+                        "program has put it, and this program is for '%s'", name, a->group->name,
+                        s->group->name);
+    if (!tt__same_ranks(a, s) || placement->part.split != x->part.split || placement->part.unit != x->part.unit)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "an earlier program has parameter '%s' in other parts on "
                         "the ranks than this one: compile both with the same `parallel`", name);
-    if (home->space != x->space)
+    if (placement->space != x->space)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lies in the %s memory, where an earlier "
                         "program has put it: compile both with the same `offload`", name,
-                        home->space == TT__HOST ? "host's" : "device's");
+                        placement->space == TT__HOST ? "host's" : "device's");
     if (dtype == x->shape.dtype) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "precision '%s' needs parameter '%s' as %s, but an earlier "
                     "program holds it as %s: compile both with the same precision",
@@ -208,7 +208,7 @@ static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t
 }
 
 /* Returns whether a value's storage is persistent and part of an arena. */
-static bool tt__in_arena(const tt__value *x)
+static bool tt__in_arena(const tt__tape_value *x)
 {
     return x->persistent && (x->space == TT__DEVICE || x->storage == TT__PARAMETER);
 }
@@ -223,7 +223,7 @@ static size_t tt__offloaded_bytes(const tt__built *b)
     size_t bytes = 0;
     bool any = b->t->on_host;
     for (int32_t v = 1; v < b->t->n_values; v++) {
-        const tt__value *x = &b->t->values[v];
+        const tt__tape_value *x = &b->t->values[v];
         const bool moved = x->base == v && x->space == TT__HOST && x->storage != TT__STEP;
         if (moved && x->persistent && x->storage != TT__PARAMETER) bytes += tt__arena_bytes(b->t, x);
         any = any || moved;
@@ -239,14 +239,14 @@ static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes
     const tt_tape *t = p->built.t;
     bytes[TT__DEVICE] = bytes[TT__HOST] = 0;
     for (int32_t v = 1; v < t->n_values; v++) {
-        const tt__value *x = &t->values[v];
-        const tt__arena *home = NULL;
+        const tt__tape_value *x = &t->values[v];
+        const tt__arena *placement = NULL;
         if (!tt__in_arena(x) || x->base != v) continue;
         if (x->storage == TT__PARAMETER)
-            home = tt__home_arena(p->settings.kind, a, p->ctx->params[x->param], t->stage, t->stages);
-        tt_status status = home ? tt__check_home(p, home, v) : TT_OK;
+            placement = tt__placement_arena(p->settings.kind, a, p->ctx->params[x->param], t->stage, t->stages);
+        tt_status status = placement ? tt__check_placement(p, placement, v) : TT_OK;
         if (status != TT_OK) return status;
-        if (!home && !x->part.root) bytes[x->space] += tt__arena_bytes(t, x);
+        if (!placement && !x->part.root) bytes[x->space] += tt__arena_bytes(t, x);
     }
     return TT_OK;
 }

@@ -41,7 +41,7 @@ enum { TT__LARGE = 300 }; /* for programs with this many instructions, few of th
 typedef struct tt__shortage {
     size_t bytes;           /* bytes of the program that recomputes and offloads as little as possible */
     double flops;           /* FLOPs of the program that recomputes and offloads as little as possible */
-    size_t least;           /* bytes of the smallest program built; SIZE_MAX: none was built */
+    size_t min;           /* bytes of the smallest program built; SIZE_MAX: none was built */
     tt__choice how;         /* the choice of the smallest program; owns `drop` */
     int items;              /* values that the smallest program recomputes beyond its policy */
 } tt__shortage;
@@ -53,7 +53,7 @@ typedef struct tt__job {
     const tt_tape *t;
     int32_t root;
     tt__arena *shared;
-    tt__shortage *least;
+    tt__shortage *min;
 } tt__job;
 
 typedef struct tt__candidate {
@@ -158,7 +158,7 @@ static double tt__flops_of_copies(const tt_tape *t)
 {
     double flops = 0;
     for (int k = 0; k < t->n_code; k++)
-        if (t->code[k].again) flops += tt__flops_at_capacity(t, &t->code[k]);
+        if (t->code[k].recomputed) flops += tt__flops_at_capacity(t, &t->code[k]);
     return flops;
 }
 
@@ -325,12 +325,12 @@ static tt__choice tt__at_slowest(tt__choice how)
 enum { TT__HALVINGS = 5 };
 static int tt__halved(size_t grouped, int trial)
 {
-    int least = 1;
+    int min = 1;
     if (trial == 0) return 0;
     if (!grouped) return -1;
     if (trial == 1) return TT__ONE_BY_ONE;
-    while (TT__OFFLOAD_TOGETHER >> least >= grouped) least++;
-    return least + trial - 2 < TT__ONE_BY_ONE ? least + trial - 2 : -1;
+    while (TT__OFFLOAD_TOGETHER >> min >= grouped) min++;
+    return min + trial - 2 < TT__ONE_BY_ONE ? min + trial - 2 : -1;
 }
 
 /* Adds candidate k, which has the slowest pace, at faster paces: for each number of blocks that copies may
@@ -388,17 +388,17 @@ static double tt__cost_again(const tt__chooser *c, const tt__recomputer *r, int 
 /* Allocates the arrays of the list of items, which stays empty. */
 static tt_status tt__items_open(tt__chooser *c)
 {
-    const size_t most = (size_t)tt__front(c)->t->n_values;
-    c->item = (int32_t *)tt__alloc(c->ctx, sizeof *c->item * most);
-    c->price = (double *)tt__alloc(c->ctx, sizeof *c->price * most);
-    c->made = (int *)tt__alloc(c->ctx, 3 * sizeof *c->made * most);
-    c->attention = (bool *)tt__calloc(c->ctx, 4 * sizeof *c->attention * most);
+    const size_t max = (size_t)tt__front(c)->t->n_values;
+    c->item = (int32_t *)tt__alloc(c->ctx, sizeof *c->item * max);
+    c->price = (double *)tt__alloc(c->ctx, sizeof *c->price * max);
+    c->made = (int *)tt__alloc(c->ctx, 3 * sizeof *c->made * max);
+    c->attention = (bool *)tt__calloc(c->ctx, 4 * sizeof *c->attention * max);
     if (!c->item || !c->price || !c->made || !c->attention) return TT_ERR_MEMORY;
-    c->before = c->made + most;
-    c->after = c->before + most;
-    c->banned = c->attention + most;
-    c->drop = c->banned + most;
-    c->set = c->drop + most;
+    c->before = c->made + max;
+    c->after = c->before + max;
+    c->banned = c->attention + max;
+    c->drop = c->banned + max;
+    c->set = c->drop + max;
     return TT_OK;
 }
 
@@ -412,7 +412,7 @@ static void tt__list_items(tt__chooser *c)
         for (int o = 0; o < 2; o++) {
             const tt__instr *i = &t->code[k];
             const int32_t v = i->out[o];
-            const tt__value *x = &t->values[v];
+            const tt__tape_value *x = &t->values[v];
             bool deep = false;
             if (!v || x->storage != TT__TRANSIENT || x->writes != 1) continue;
             const bool asked = x->mark != TT__UNMARKED || x->keep || x->block_end || x->offload;
@@ -536,13 +536,13 @@ static tt_status tt__try_sets(tt__chooser *c)
     tt_status status = TT_OK;
     int at;
     const int64_t left = c->by_seconds ? TT__FOR_CONFIGURATIONS : 0; /* reserved for configurations */
-    const int64_t most = tt__max(64, (c->left - left) / (tt__front(c)->t->n_code + 1));
+    const int64_t max = tt__max(64, (c->left - left) / (tt__front(c)->t->n_code + 1));
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
     memset(c->banned, 0, sizeof *c->banned * (size_t)c->n);
     status = tt__consider(c, &how, c->set, &at);
     if (c->recompute) {
         how.recompute = TT__RECOMPUTE_CHEAP;
-        if (status == TT_OK) status = tt__try_path(c, &how, (int)(1 + 2 * c->n / most));
+        if (status == TT_OK) status = tt__try_path(c, &how, (int)(1 + 2 * c->n / max));
         if (status == TT_OK) status = tt__try_blocks(c, &how);
         if (status == TT_OK) status = tt__try_neighbours(c, &how, left);
     }
@@ -689,7 +689,7 @@ static tt_status tt__try_extremes(tt__chooser *c, const tt__choice *list, int n)
         const bool moves = c->offload && list[k].offload && c->blocks;
         for (int policy = moves ? last : first; policy <= last && status == TT_OK; policy++) {
             tt__choice how = tt__at_slowest(list[k]);
-            how.recompute = (tt__recompute)policy;
+            how.recompute = (tt__recompute_policy)policy;
             if (moves) how.offload |= TT__OUT_ACTIVATIONS, how.activations = c->blocks;
             status = tt__consider(c, &how, c->set, &at);
             const bool may = status == TT_OK && tt__may_fit(c, at) && c->list[at].floor < c->best;
@@ -795,8 +795,8 @@ static bool tt__is_small(const tt__chooser *c)
     tt__choice list[24];
     if (c->by_seconds && tt__front(c)->t->n_code >= TT__LARGE) return false;
     const int configurations = tt__list_configurations(c, list) * (c->offload ? c->blocks + 1 : 1);
-    const int64_t most = TT__ESTIMATES / (tt__front(c)->t->n_code + 1) / tt__max(1, configurations);
-    return c->n < 20 && (int64_t)1 << c->n < tt__max(c->by_seconds ? 2 : 64, most);
+    const int64_t max = TT__ESTIMATES / (tt__front(c)->t->n_code + 1) / tt__max(1, configurations);
+    return c->n < 20 && (int64_t)1 << c->n < tt__max(c->by_seconds ? 2 : 64, max);
 }
 
 /* Lists candidates: for a small program, all of them; for others, levels of recomputation, then

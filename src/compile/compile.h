@@ -24,22 +24,22 @@ static bool tt__place_in_arena(tt_program *p, int32_t v, int32_t before)
 {
     tt_tape *t = p->built.t;
     tt__arena *a = p->arena;
-    tt__value *x = &t->values[v];
-    const tt__value *y = &t->values[before];
+    tt__tape_value *x = &t->values[v];
+    const tt__tape_value *y = &t->values[before];
     tt_param *param = x->storage == TT__PARAMETER ? p->ctx->params[x->param] : NULL;
     if (!tt__in_arena(x) || x->base != v || x->place != TT__NO_PLACE) return false;
-    if (param && tt__home_arena(a->kind, a, param, a->stage, a->stages)) return false;
+    if (param && tt__placement_arena(a->kind, a, param, a->stage, a->stages)) return false;
     size_t *end = x->space == TT__HOST ? &a->on_host : x->part.root ? &a->of_first : &a->persistent;
     x->place = before ? y->place + tt__storage_bytes(y) : *end;
     *end += tt__arena_bytes(t, x);
     if (!param) return true;
-    a->home[x->param].offset = x->place;
-    a->home[x->param].dtype = x->shape.dtype;
-    a->home[x->param].space = x->space;
-    a->home[x->param].part = x->part;
+    a->placement[x->param].offset = x->place;
+    a->placement[x->param].dtype = x->shape.dtype;
+    a->placement[x->param].space = x->space;
+    a->placement[x->param].part = x->part;
     if (!a->kind->backend) return true;
-    if (param->holder) param->again = a;
-    else param->holder = a;
+    if (param->owner) param->second_owner = a;
+    else param->owner = a;
     a->references++;
     return true;
 }
@@ -48,7 +48,7 @@ static void tt__place_persistent(tt_program *p)
 {
     const tt_tape *t = p->built.t;
     for (int32_t v = 1; v < t->n_values; v++)
-        for (int32_t next = v, before = 0; next; next = t->values[next].behind)
+        for (int32_t next = v, before = 0; next; next = t->values[next].after)
             before = tt__place_in_arena(p, next, before) ? next : 0;
 }
 
@@ -66,7 +66,7 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
     if (!a) return TT_ERR_MEMORY;
     if (!shared) {
         a->kind = s->kind;
-        a->crew = s->crew;
+        a->group = s->group;
         a->data = s->options.parallel.data;
         a->tensor = s->options.parallel.tensor;
         a->stages = s->options.parallel.pipeline;
@@ -75,7 +75,7 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
         a->memory_kind = s->memory;
     }
     a->references++;
-    if ((status = tt__homes_grow(ctx, a)) != TT_OK) {
+    if ((status = tt__placements_grow(ctx, a)) != TT_OK) {
         tt__arena_release(ctx, a);
         return status;
     }
@@ -93,7 +93,7 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
 static tt_status tt__make_rank(tt_program *p, tt__rank *r, bool local)
 {
     const size_t values = (size_t)p->built.t->n_values, axes = (size_t)p->built.t->n_axes;
-    const size_t together = (size_t)p->built.together + 1, ranks = (size_t)p->settings.crew->ranks;
+    const size_t together = (size_t)p->built.together + 1, ranks = (size_t)p->settings.group->ranks;
     const size_t slots = (size_t)(p->settings.options.parallel.groups / p->settings.options.parallel.data);
     const size_t peers = 2 * together * (ranks > slots ? ranks : slots);
     r->axis_rows = (int64_t *)tt__alloc(p->ctx, sizeof *r->axis_rows * axes);
@@ -103,7 +103,7 @@ static tt_status tt__make_rank(tt_program *p, tt__rank *r, bool local)
     r->staged = (tt__staged *)tt__calloc(p->ctx, values * sizeof *r->staged);
     r->launches = (tt__launch *)tt__calloc(p->ctx, sizeof *r->launches * together);
     r->peers = (tt__mat *)tt__calloc(p->ctx, sizeof *r->peers * (peers > 2 * together ? peers : 1));
-    r->started = (tt__started *)tt__calloc(p->ctx, sizeof *r->started * (size_t)(p->built.under_way + 1));
+    r->started = (tt__started *)tt__calloc(p->ctx, sizeof *r->started * (size_t)(p->built.in_flight + 1));
     if (!r->axis_rows || !r->input || !r->staged || !r->launches || !r->peers || !r->started)
         return TT_ERR_MEMORY;
     const size_t micros = (size_t)p->settings.in_flight;
@@ -118,7 +118,7 @@ static tt_status tt__make_ranks(tt_program *p)
     const int of_stage = how->data * how->tensor, first = p->settings.stage * of_stage;
     tt_status status = TT_OK;
     for (int r = first; r < first + of_stage && status == TT_OK; r++)
-        status = tt__make_rank(p, &p->rank[r], tt__is_local(p->settings.crew, r));
+        status = tt__make_rank(p, &p->rank[r], tt__is_local(p->settings.group, r));
     return status;
 }
 
@@ -127,9 +127,9 @@ static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
     const tt_program *share = s->options.share;
     if (share && share->ctx != ctx)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` belongs to another context");
-    if (share && share->settings.crew != s->crew)
+    if (share && share->settings.group != s->group)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program for device '%s', and this "
-                        "one is for '%s'", share->settings.crew->name, s->crew->name);
+                        "one is for '%s'", share->settings.group->name, s->group->name);
     if (share && share->settings.memory != s->memory)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program with memory '%s', and this "
                         "one is with '%s'", tt__memory_names[share->settings.memory],
@@ -169,7 +169,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
     if (status == TT_OK && !p->rank) { /* the stages of a pipeline share this array */
-        p->rank = (tt__rank *)tt__calloc(p->ctx, sizeof *p->rank * (size_t)p->settings.crew->ranks);
+        p->rank = (tt__rank *)tt__calloc(p->ctx, sizeof *p->rank * (size_t)p->settings.group->ranks);
         if (!p->rank) status = TT_ERR_MEMORY;
     }
     if (status == TT_OK) status = tt__build_chosen(&job);
@@ -191,7 +191,7 @@ static void tt__count_params(const tt_program *p, int64_t *all, int64_t *split)
 {
     *all = *split = 0;
     for (int32_t v = 1; v < p->built.t->n_values; v++) {
-        const tt__value *x = &p->built.t->values[v];
+        const tt__tape_value *x = &p->built.t->values[v];
         if (p->stages > 1 && v >= p->n_recorded) break;
         for (int s = 0; s < p->stages && x->elsewhere; s++) x = &p->stage[s]->built.t->values[v];
         if (x->storage != TT__PARAMETER || x->base != v) continue;
@@ -207,7 +207,7 @@ static void tt__tell_unsplit(const tt_program *p)
     tt__count_params(p, &all, &split);
     if (p->arena->tensor == 1 || split || !all) return;
     tt__log(p->ctx, TT_LOG_WARNING, "tensor", "'%s', tensor %d: the program has no layers of %d weights that "
-            "can be split, so that all tensor ranks do the same work", p->arena->crew->name, p->arena->tensor,
+            "can be split, so that all tensor ranks do the same work", p->arena->group->name, p->arena->tensor,
             (int)TT__TENSOR_LEAST);
 }
 
@@ -225,14 +225,14 @@ static bool tt__reads_input(const tt_program *p, int32_t v)
 typedef struct tt__short_stages {
     size_t needs, advised;  /* tt_context.needs and tt_context.advised of the stage that needs the most
                                bytes */
-    size_t most;            /* max of tt_context.advised over the stages */
-    int at;                 /* number of the stage whose tt_context.advised is `most` */
+    size_t max;            /* max of tt_context.advised over the stages */
+    int at;                 /* number of the stage whose tt_context.advised is `max` */
     char error[TT__ERROR];  /* error of the stage that needs the most bytes; "": all stages fit */
 } tt__short_stages;
 
 static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r)
 {
-    if (ctx->advised > r->most) r->most = ctx->advised, r->at = stage;
+    if (ctx->advised > r->max) r->max = ctx->advised, r->at = stage;
     if (r->error[0] && ctx->needs <= r->needs) return;
     r->needs = ctx->needs;
     r->advised = ctx->advised;
@@ -245,10 +245,10 @@ static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r
 static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 {
     ctx->needs = r->needs;
-    if (r->most <= r->advised) return tt__fail(ctx, TT_ERR_BUDGET, "%s", r->error);
+    if (r->max <= r->advised) return tt__fail(ctx, TT_ERR_BUDGET, "%s", r->error);
     char said[32];
     return tt__fail(ctx, TT_ERR_BUDGET, "%.*s. Of stage %d the smallest possible is %s",
-                    TT__ERROR - 80, r->error, r->at, tt__say_bytes(ctx, r->most, said));
+                    TT__ERROR - 80, r->error, r->at, tt__say_bytes(ctx, r->max, said));
 }
 
 /* Compiles the other stages of a pipeline. p: the first stage, whose compilation returned `status`. */
@@ -262,8 +262,8 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     if (stages == 1) return status;
     memset(&refused, 0, sizeof refused);
     p->stages = stages;
-    p->fed_at = (size_t *)tt__calloc(p->ctx, sizeof *p->fed_at * (values + 1));
-    if (!p->fed_at) return TT_ERR_MEMORY;
+    p->queued_at = (size_t *)tt__calloc(p->ctx, sizeof *p->queued_at * (values + 1));
+    if (!p->queued_at) return TT_ERR_MEMORY;
     for (int s = 0;;) {
         if (status != TT_OK && (status != TT_ERR_BUDGET || !all)) return status;
         if (status != TT_OK) tt__note_stage(p->ctx, s, &refused);
@@ -279,9 +279,9 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     }
     if (refused.error[0]) return tt__refuse_stages(p->ctx, &refused);
     for (size_t v = 1; v <= values; v++) {
-        const tt__value *x = &p->built.t->values[v - 1];
-        const bool fed = x->storage == TT__INPUT && x->base == (int32_t)v - 1 && tt__reads_input(p, x->base);
-        p->fed_at[v] = p->fed_at[v - 1] + (fed ? tt__slot_bytes(x) : 0);
+        const tt__tape_value *x = &p->built.t->values[v - 1];
+        const bool queued = x->storage == TT__INPUT && x->base == (int32_t)v - 1 && tt__reads_input(p, x->base);
+        p->queued_at[v] = p->queued_at[v - 1] + (queued ? tt__slot_bytes(x) : 0);
     }
     return TT_OK;
 }
@@ -290,14 +290,14 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
    depend on these facts. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
-    tt__text text = {to, capacity, 0};
+    tt__text_buffer text = {to, capacity, 0};
     char n[6][32];
     const tt_compile_options *o = &p->settings.options;
     const tt_parallel *r = &o->parallel;
     const tt_optimizer_options *u = &o->optimizer;
     const tt_loss_scale *l = &o->loss_scale;
     if (!p->built.t) return; /* compiling has failed */
-    tt__print(&text, "device '%s'\n", p->settings.crew->name);
+    tt__print(&text, "device '%s'\n", p->settings.group->name);
     tt__print(&text, "data %d, tensor %d, groups %d\n", r->data, r->tensor, r->groups);
     if (r->pipeline > 1)
         tt__print(&text, "pipeline %d, schedule '%s', micros %d\n", r->pipeline, r->schedule, r->micros);
@@ -379,14 +379,14 @@ static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_o
 /* Returns the bytes that memory_budget counts for a program; for a pipeline, those of its largest stage. */
 static size_t tt__bytes_of_largest_stage(tt_program *p)
 {
-    size_t most = 0;
+    size_t max = 0;
     for (int s = 0; s < tt__stages(p); s++) {
         const tt_program *q = p->stage[s];
         const size_t moved = tt__one_memory(q) ? q->arena->on_host + tt__offloaded_bytes(&q->built) : 0;
         const size_t bytes = tt__arena_size(q->arena, tt__first_rank(q->arena)) + moved;
-        if (bytes > most) most = bytes;
+        if (bytes > max) max = bytes;
     }
-    return most;
+    return max;
 }
 
 /* Adds advice to the error about a plan that exceeds memory_budget: the bytes that the plan needs in

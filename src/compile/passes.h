@@ -27,7 +27,7 @@
 static void tt__mark_gradients(tt_tape *t)
 {
     for (int32_t v = 1; v < t->n_values; v++) {
-        tt__value *x = &t->values[v];
+        tt__tape_value *x = &t->values[v];
         x->needs_grad = x->storage == TT__PARAMETER && !t->ctx->params[x->param]->frozen;
     }
     for (int k = 0; k < t->n_code; k++) {
@@ -79,8 +79,8 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
     TT__PASS(t, "fuse later", tt__pass_fuse(t, b->root, true));
     if (s->matmul == TT__MATMUL_FP8) TT__PASS(t, "number factors", tt__pass_number_factors(t, train));
     b->forward_values = t->n_values;
-    const int forward = tt__forward_of(t), most = train ? tt__blocks_to_recompute(t, forward, INT_MAX) : 0;
-    while (tt__blocks_to_recompute(t, forward, b->blocks) < most) b->blocks++;
+    const int forward = tt__forward_of(t), max = train ? tt__blocks_to_recompute(t, forward, INT_MAX) : 0;
+    while (tt__blocks_to_recompute(t, forward, b->blocks) < max) b->blocks++;
     return TT_OK;
 }
 

@@ -32,11 +32,11 @@ enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MOST = 64 };
 
 /* The two host buffers from which an input is copied to a device with separate memory. Runs use them in turn.
    copied: for each buffer, the event after which the host may write to the buffer. arrived: number of bytes
-   of the next run's input that were copied to tt__value.arrival. */
+   of the next run's input that were copied to tt__tape_value.arrival. */
 typedef struct tt__staged { char *buffer[2]; void *copied[2]; int now; size_t arrived; } tt__staged;
 
 /* The values that tt_compile_options.update, matmul and recompute name. */
-typedef enum tt__update { TT__UPDATE_END, TT__UPDATE_BACKWARD, TT__UPDATE_HOST } tt__update;
+typedef enum tt__update_place { TT__UPDATE_END, TT__UPDATE_BACKWARD, TT__UPDATE_HOST } tt__update_place;
 static const char *const tt__update_names[] = {"end", "backward", "host"};
 static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
@@ -45,16 +45,16 @@ static const char *const tt__recompute_names[] = {"none", "cheap", "attention", 
 typedef struct tt__settings {
     tt_compile_options options; /* in `parallel`, defaults replace zeros */
     const tt__device_kind *kind;
-    tt__crew *crew;
+    tt__device_group *group;
     int threads;            /* threads of a rank on the device "cpu" */
     int stage;              /* the program's stage of the pipeline */
     int in_flight;          /* max number of micro-batches that await their backward */
     tt__precision precision;
     tt__matmul matmul;
-    tt__recompute recompute;
+    tt__recompute_policy recompute;
     unsigned offload;       /* the storages kept in the host's memory: TT__OUT_ flags */
     bool offload_fits, zero_fits; /* `offload` and `parallel.zero` are "budget" */
-    tt__update update;
+    tt__update_place update;
     tt__memory_kind memory;
     bool scales;            /* the loss scale changes */
     tt_costs costs;
@@ -64,11 +64,11 @@ enum { TT__AHEAD = 2 }; /* max of tt__choice.ahead on devices that have streams 
 
 /* The decisions that the compiler may change to fit a program into a memory budget. */
 typedef struct tt__choice {
-    tt__recompute recompute;
+    tt__recompute_policy recompute;
     unsigned offload;       /* TT__OUT_ flags */
     int activations;        /* with TT__OUT_ACTIVATIONS: max number of blocks to offload, never the last
                                block */
-    tt__update update;
+    tt__update_place update;
     int ahead;              /* number of blocks that copies and collectives may run ahead; 0: no overlap */
     int blocks;             /* policy "blocks" recomputes the first `blocks` blocks; INT_MAX: all but the
                                last */
@@ -93,7 +93,7 @@ typedef struct tt__built {
     size_t host_persistent, host_transient, host_of_first;
     size_t of_first;        /* bytes on the device that only data rank 0 has */
     int together;           /* max number of instructions that run together */
-    int under_way;          /* max number of instructions in flight on other streams */
+    int in_flight;          /* max number of instructions in flight on other streams */
     /* For a stage of a pipeline: the SEND instructions to the next stage ([0]) and to the previous stage
        ([1]), each as one more than the instruction's number, and the segment that first writes the SEND's
        operand. */
@@ -148,10 +148,10 @@ typedef struct tt__rank {
     tt__launch *launches;   /* launches of instructions that run together */
     tt__mat *peers;         /* operands of `launches` on other ranks */
     void *ready;            /* the event by which other streams wait for the computation stream */
-    void *taken;            /* the event after which new inputs may overwrite those in tt__value.arrival */
+    void *taken;            /* the event after which new inputs may overwrite those in tt__tape_value.arrival */
     /* Transfers of a pipeline stage: one entry for each of `in_flight` micro-batches. */
     tt__passed *passed;
-    tt__started *started;   /* built.under_way entries */
+    tt__started *started;   /* built.in_flight entries */
     tt__recording recordings[TT__RECORDINGS];
     int next_recording;     /* the entry that the next new run may take */
     tt__now now;
@@ -167,10 +167,10 @@ typedef struct tt__unread {
 } tt__unread;
 
 /* The inputs of one micro-batch of a data rank, kept until a pipeline runs it. */
-typedef struct tt__fed {
-    char *inputs;           /* data of all inputs; tt_program.fed_at holds each input's offset in bytes */
+typedef struct tt__queued {
+    char *inputs;           /* data of all inputs; tt_program.queued_at holds each input's offset in bytes */
     int64_t *rows;          /* rows of each axis */
-} tt__fed;
+} tt__queued;
 
 /* How the last step ended. TT__HALF_UPDATED: a step with update "backward" failed after some parameters had
    been updated. */
@@ -185,7 +185,7 @@ struct tt_program {
     tt__built built;
     tt__arena *arena;
     struct tt_program *next; /* next program of the arena */
-    tt__rank *rank;         /* state on each rank of the crew; the stages share this array */
+    tt__rank *rank;         /* state on each rank of the device group; the stages share this array */
     bool zeroed;            /* tt__zero_states has run */
     bool ready;             /* the arena and all parameters have memory */
     bool tunes;             /* tt_compile_options.tune is not "off" */
@@ -194,11 +194,11 @@ struct tt_program {
     tt__choice chosen;      /* the choice that was built; `drop` is NULL */
     /* Fields of the head alone. */
     struct tt_program *stage[TT__RANKS]; int stages;
-    tt__fed *fed; int n_fed, cap_fed; /* entry r * data + d: micro-batch r of data rank d */
-    size_t *fed_at;         /* byte offset of each input in tt__fed.inputs, then the end; NULL: no pipeline */
+    tt__queued *queued; int n_queued, cap_queued; /* entry r * data + d: micro-batch r of data rank d */
+    size_t *queued_at;         /* byte offset of each input in tt__queued.inputs, then the end; NULL: no pipeline */
     int n_recorded, n_axes; /* numbers of values and of axes of the tape that was compiled */
     int64_t last_round;     /* last round that was run */
-    tt__run run;            /* settings of the next run; each rank sets `micro` */
+    tt__step_settings run;            /* settings of the next run; each rank sets `micro` */
     tt__results results;    /* results of all ranks, as read last */
     /* Counts of the current step: rounds done (one micro-batch on each data rank); data ranks with a
        micro-batch in this round; data ranks that had a micro-batch in each slot. */
@@ -257,7 +257,7 @@ tt_compile_options tt_compile_options_default(void)
 static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options *o)
 {
     char text[512];
-    tt__text all = {text, sizeof text, 0}; /* collects all errors for one message */
+    tt__text_buffer all = {text, sizeof text, 0}; /* collects all errors for one message */
     tt__attr unread;
     if ((unsigned)o->kind < TT__COUNT(tt__optimizers)) tt__optimizers[o->kind].use(o, &unread, &all);
     else tt__print(&all, "; kind %d is unknown", (int)o->kind);
@@ -268,16 +268,16 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
 }
 
 /* Returns whether x is a power of two and in the range least to most. */
-static bool tt__is_power_of_two(double x, double least, double most)
+static bool tt__is_power_of_two(double x, double min, double max)
 {
     int exponent;
-    return x >= least && x <= most && frexp(x, &exponent) == 0.5;
+    return x >= min && x <= max && frexp(x, &exponent) == 0.5;
 }
 
 static tt_status tt__check_loss_scale(tt_context *ctx, const tt_loss_scale *s)
 {
     char text[512];
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     if (!tt__is_power_of_two(s->init, 1, TT__LOSS_SCALE_MOST))
         tt__print(&all, "; init %g is not a power of two in 1..2^40", (double)s->init);
     if (!tt__is_power_of_two(s->growth, 1, FLT_MAX))
@@ -322,7 +322,7 @@ static uint64_t tt__tape_hash(const tt_tape *t)
     for (int k = 1; k < t->n_axes; k++)
         hash = tt__hash_on(hash, &t->axes[k].capacity, sizeof t->axes[k].capacity);
     for (int32_t v = 1; v < t->n_values; v++) {
-        const tt__value *x = &t->values[v];
+        const tt__tape_value *x = &t->values[v];
         const tt__shape *s = &x->shape;
         const int64_t shape[] = {(int64_t)s->dtype, s->rows, s->cols, s->axis, x->base, x->offset};
         const char *param = x->storage == TT__PARAMETER ? t->ctx->params[x->param]->name : "";
@@ -381,13 +381,13 @@ static void tt__leave_arena(tt_program *p)
     tt_program **at = &a->programs;
     while (*at != p) at = &(*at)->next;
     *at = p->next;
-    for (int k = 0; k < a->n_homes && !a->programs && !a->allocated; k++) {
+    for (int k = 0; k < a->n_placements && !a->programs && !a->allocated; k++) {
         tt_param *param = p->ctx->params[k];
-        if (param->again == a) param->again = NULL;
-        else if (param->holder != a) continue;
+        if (param->second_owner == a) param->second_owner = NULL;
+        else if (param->owner != a) continue;
         else {
-            param->holder = param->again;
-            param->again = NULL;
+            param->owner = param->second_owner;
+            param->second_owner = NULL;
         }
         a->references--;
     }
@@ -400,13 +400,13 @@ static void tt__rank_free(tt_program *p, int rank)
     tt_context *ctx = p->ctx;
     tt__rank *r = &p->rank[rank];
     const tt__backend *b = p->settings.kind->backend;
-    tt__device *d = p->settings.crew->device[rank];
+    tt__device *d = p->settings.group->device[rank];
     for (int32_t v = 0; r->staging && v < 2 * p->built.t->n_values; v++) {
         void *copied = r->staged[v / 2].copied[v % 2];
         if (copied) b->release_event(d, copied);
     }
     if (r->staging) b->release_host(d, r->staging);
-    tt__host_release(ctx, p->settings.crew, rank, r->host);
+    tt__host_release(ctx, p->settings.group, rank, r->host);
     for (int k = 0; k < 2 * p->settings.in_flight && r->passed; k++) {
         if (r->passed[k / 2].sent[k % 2]) b->release_event(d, r->passed[k / 2].sent[k % 2]);
         if (r->passed[k / 2].taken[k % 2]) b->release_event(d, r->passed[k / 2].taken[k % 2]);
@@ -415,7 +415,7 @@ static void tt__rank_free(tt_program *p, int rank)
     if (r->ready) b->release_event(d, r->ready);
     if (r->taken) b->release_event(d, r->taken);
     if (r->has_found) b->release_event(d, r->has_found);
-    for (int k = 0; k < p->built.under_way && r->started; k++)
+    for (int k = 0; k < p->built.in_flight && r->started; k++)
         if (r->started[k].done) b->release_event(d, r->started[k].done);
     for (int k = 0; k < TT__RECORDINGS; k++) {
         if (r->recordings[k].made) b->forget(d, r->recordings[k].made);
@@ -434,12 +434,12 @@ void tt_program_free(tt_program *p)
     if (!p) return;
     tt_context *ctx = p->ctx;
     for (int s = 1; s < p->stages; s++) tt_program_free(p->stage[s]);
-    for (int k = 0; k < p->n_fed; k++) {
-        tt__free(ctx, p->fed[k].inputs);
-        tt__free(ctx, p->fed[k].rows);
+    for (int k = 0; k < p->n_queued; k++) {
+        tt__free(ctx, p->queued[k].inputs);
+        tt__free(ctx, p->queued[k].rows);
     }
-    tt__free(ctx, p->fed);
-    tt__free(ctx, p->fed_at);
+    tt__free(ctx, p->queued);
+    tt__free(ctx, p->queued_at);
     const tt_parallel *how = &p->settings.options.parallel;
     const int ranks = how->data * how->tensor, first = p->settings.stage * ranks;
     for (int r = first; p->rank && r < first + ranks; r++) tt__rank_free(p, r);

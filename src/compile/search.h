@@ -14,14 +14,14 @@
 /* -------- builds */
 
 /* Notes in *s a choice and the bytes of its program, if the program is the smallest so far. */
-static tt_status tt__note_least(tt_context *ctx, const tt__choice *choice, size_t bytes, tt__shortage *s)
+static tt_status tt__note_min(tt_context *ctx, const tt__choice *choice, size_t bytes, tt__shortage *s)
 {
     bool *drop = NULL;
-    if (bytes >= s->least) return TT_OK;
+    if (bytes >= s->min) return TT_OK;
     if (choice->n_drop && !tt__copy_array(ctx, (void **)&drop, choice->drop, (size_t)choice->n_drop))
         return TT_ERR_MEMORY;
     tt__free(ctx, (void *)(uintptr_t)s->how.drop);
-    s->least = bytes;
+    s->min = bytes;
     s->how = *choice;
     s->how.drop = drop;
     s->items = 0;
@@ -39,7 +39,7 @@ static tt_status tt__try_build(const tt__job *j, const tt__choice *choice, tt__e
     p->chosen.drop = NULL;
     p->builds++;
     if (status == TT_OK) status = tt__extent_of(p, j->shared, e);
-    return status == TT_OK && j->least ? tt__note_least(p->ctx, choice, e->bytes, j->least) : status;
+    return status == TT_OK && j->min ? tt__note_min(p->ctx, choice, e->bytes, j->min) : status;
 }
 
 /* Returns the bytes of the operands of the largest group of instructions; 0 if smaller groups cannot make the
@@ -69,17 +69,17 @@ static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt
     }
     if (status != TT_OK || tt__fits(e)) return status;
     size_t grouped = tt__groups_at_peak(p);
-    const int most = p->built.under_way ? now.ahead : 0;
+    const int max = p->built.in_flight ? now.ahead : 0;
     tt__choice best = tt__at_slowest(now);
     if (!p->built.t->grouped) best.halved = 0;
-    if (!p->built.t->grouped && !most) return TT_OK;
+    if (!p->built.t->grouped && !max) return TT_OK;
     status = tt__try_build(j, &best, e);
     if (status != TT_OK || !tt__fits(e)) return status;
     double seconds = tt__seconds_built(p);
     bool last = true; /* the best program is the last one built */
-    for (now.ahead = most; now.ahead >= 0 && status == TT_OK; now.ahead--) {
+    for (now.ahead = max; now.ahead >= 0 && status == TT_OK; now.ahead--) {
         bool fits = false;
-        for (int trial = now.ahead == most; trial < TT__HALVINGS && status == TT_OK; trial++) {
+        for (int trial = now.ahead == max; trial < TT__HALVINGS && status == TT_OK; trial++) {
             now.halved = tt__halved(grouped, trial);
             if (now.halved < 0 || (now.ahead == 0 && now.halved == best.halved)) continue;
             status = tt__try_build(j, &now, e);
@@ -148,14 +148,14 @@ static tt_status tt__tune(tt__chooser *c, int k)
     return status;
 }
 
-/* Builds the candidates, from the cheapest on, until one fits or `most` builds were made for the program. *e:
+/* Builds the candidates, from the cheapest on, until one fits or `max` builds were made for the program. *e:
    the arena's sizes with the last build, which may exceed the budget. */
-static tt_status tt__build_cheapest(tt__chooser *c, int most, tt__extent *e)
+static tt_status tt__build_cheapest(tt__chooser *c, int max, tt__extent *e)
 {
     const int before = c->job.p->builds;
     tt_status status = TT_OK;
     size_t room = c->budget;
-    for (int k; status == TT_OK && c->job.p->builds < most && (k = tt__cheapest(c, room)) >= 0;) {
+    for (int k; status == TT_OK && c->job.p->builds < max && (k = tt__cheapest(c, room)) >= 0;) {
         if (!c->list[k].raised) {
             status = tt__raise(c, k);
             continue;
@@ -167,7 +167,7 @@ static tt_status tt__build_cheapest(tt__chooser *c, int most, tt__extent *e)
         status = tt__build_candidate(c, k, e);
         if (status == TT_OK && tt__fits(e)) return TT_OK;
         if (status == TT_OK) status = tt__lower(c, k);
-        const bool many = c->job.p->builds - before > (most - before) / 2;
+        const bool many = c->job.p->builds - before > (max - before) / 2;
         const size_t over = e->bytes > c->budget ? e->bytes - c->budget : 0;
         if (many && over < room) room -= over;
     }
@@ -187,21 +187,21 @@ static bool tt__is_smaller(const tt__candidate *a, const tt__candidate *b)
 
 /* Returns how many of the smallest candidates to build, as placement adds bytes to the estimates: for a small
    program, enough to find the smallest; for a large one 4, as more builds would save few bytes. */
-static int tt__most_least(const tt__chooser *c)
+static int tt__max_min(const tt__chooser *c)
 {
     const int n = tt__front(c)->t->n_code;
     return n < TT__LARGE ? 4 + 6000 / (1 + n) : 4;
 }
 
-/* Builds the candidates, from the smallest on and at most `most`, until one fits or no other can be smaller
+/* Builds the candidates, from the smallest on and at most `max`, until one fits or no other can be smaller
    than the program in job.least. */
-static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e)
+static tt_status tt__build_min(tt__chooser *c, int max, tt__extent *e)
 {
-    for (int k = 0; k < most; k++) {
+    for (int k = 0; k < max; k++) {
         int best = -1;
         for (int j = 0; j < c->n_list; j++)
             if (!c->list[j].failed && (best < 0 || tt__is_smaller(&c->list[j], &c->list[best]))) best = j;
-        if (best < 0 || c->list[best].bytes >= c->job.least->least) return TT_OK;
+        if (best < 0 || c->list[best].bytes >= c->job.min->min) return TT_OK;
         const tt_status status = tt__build_candidate(c, best, e);
         if (status == TT_ERR_MEMORY) return status;
         if (status == TT_OK && tt__fits(e)) return TT_OK; /* other errors: the device may lack a kernel */
@@ -215,7 +215,7 @@ static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e)
 enum { TT__MAY_ZERO = 1, TT__MAY_RECOMPUTE = 2, TT__MAY_OFFLOAD = 4, TT__MAY_UPDATE = 8, TT__MAY_ALL = 15 };
 
 /* Returns whether the program could be compiled with this value of tt_compile_options.update. */
-static bool tt__may_update(const tt_program *p, tt__update update)
+static bool tt__may_update(const tt_program *p, tt__update_place update)
 {
     const tt_compile_options *o = &p->settings.options;
     if (!o->train || (update == TT__UPDATE_HOST && tt__one_memory(p))) return update == p->settings.update;
@@ -239,12 +239,12 @@ static bool tt__vary(const tt__chooser *c, unsigned may, int k, tt__choice *how)
     const bool train = p->settings.options.train;
     if (k < 4 && may & TT__MAY_ZERO && tt__may_zero(p, k) && (k || !c->zero)) how->zero = k;
     k -= 4;
-    if (k >= 0 && k < 4 && may & TT__MAY_RECOMPUTE && train) how->recompute = (tt__recompute)k;
+    if (k >= 0 && k < 4 && may & TT__MAY_RECOMPUTE && train) how->recompute = (tt__recompute_policy)k;
     k -= 4;
     const bool moves = may & TT__MAY_OFFLOAD && !tt__one_memory(p);
     if (k >= 0 && k < 4 && moves && (train || 1u << k == TT__OUT_PARAMETERS)) how->offload ^= 1u << k;
     k -= 4;
-    if (k >= 0 && may & TT__MAY_UPDATE && tt__may_update(p, (tt__update)k)) how->update = (tt__update)k;
+    if (k >= 0 && may & TT__MAY_UPDATE && tt__may_update(p, (tt__update_place)k)) how->update = (tt__update_place)k;
     return how->zero != was.zero || how->recompute != was.recompute || how->offload != was.offload ||
            how->update != was.update;
 }
@@ -275,7 +275,7 @@ static bool tt__combine(const tt__chooser *c, unsigned may, int k, tt__choice *h
 }
 
 /* Returns the smallest candidate from number `from` on; -1: none. */
-static int tt__least_live(const tt__chooser *c, int from)
+static int tt__min_live(const tt__chooser *c, int from)
 {
     int best = -1;
     for (int k = from; k < c->n_list; k++) {
@@ -286,7 +286,7 @@ static int tt__least_live(const tt__chooser *c, int from)
 }
 
 /* Returns a choice in which each option in `may` has the value that usually saves the most memory. */
-static tt__choice tt__most_saving(const tt__chooser *c, unsigned may)
+static tt__choice tt__max_saving(const tt__chooser *c, unsigned may)
 {
     tt__choice how = tt__at_slowest(c->base);
     how.arrivals = false;
@@ -309,17 +309,17 @@ static tt_status tt__try_single(tt__chooser *c, unsigned may, int from)
 {
     tt_status status = TT_OK;
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
-    for (int least = from, before = -1; least != before && status == TT_OK;) {
-        const tt__choice was = c->list[least].how;
+    for (int min = from, before = -1; min != before && status == TT_OK;) {
+        const tt__choice was = c->list[min].how;
         for (int k = 0; k < TT__VALUES && c->left > 0 && status == TT_OK; k++) {
             tt__choice how = was;
             if (tt__vary(c, may, k, &how)) status = tt__consider_slowest(c, how, c->set);
         }
-        before = least;
+        before = min;
         for (int k = 0; k < c->n_list; k++) {
             const bool plain = !c->n || !memchr(c->list[k].set, true, (size_t)c->n);
             const bool known = plain && c->list[k].bytes < SIZE_MAX;
-            if (known && tt__is_smaller(&c->list[k], &c->list[least])) least = k;
+            if (known && tt__is_smaller(&c->list[k], &c->list[min])) min = k;
         }
     }
     return status;
@@ -328,15 +328,15 @@ static tt_status tt__try_single(tt__chooser *c, unsigned may, int from)
 /* Adds candidates whose set has one item less, or one more, than the set of the smallest candidate, as long
    as the smallest candidate becomes smaller. Adds only items that were banned before, and items whose
    instruction has a second result, which is recomputed with the item and may live longer. */
-static tt_status tt__try_other_sets(tt__chooser *c, const tt__choice *how, int *least)
+static tt_status tt__try_other_sets(tt__chooser *c, const tt__choice *how, int *min)
 {
     tt_status status = TT_OK;
-    memcpy(c->set, c->list[*least].set, sizeof *c->set * (size_t)c->n);
+    memcpy(c->set, c->list[*min].set, sizeof *c->set * (size_t)c->n);
     for (int n = 0, same = 0; same < c->n && c->left > 0 && status == TT_OK; n = (n + 1) % c->n, same++) {
         if (!c->set[n] && !c->banned[n] && !tt__front(c)->t->code[c->made[n]].out[1]) continue;
         c->set[n] = !c->set[n];
         status = tt__estimate(c, how, c->set);
-        if (c->list[c->n_list - 1].bytes < c->list[*least].bytes) *least = c->n_list - 1, same = 0;
+        if (c->list[c->n_list - 1].bytes < c->list[*min].bytes) *min = c->n_list - 1, same = 0;
         else c->set[n] = !c->set[n];
     }
     return status;
@@ -344,29 +344,29 @@ static tt_status tt__try_other_sets(tt__chooser *c, const tt__choice *how, int *
 
 /* Searches for the set of items that makes a configuration need the fewest bytes: starts from the empty set,
    then tries whole blocks, then starts from the best of these. The search depends on the program and the
-   configuration alone, so that a later compilation finds the program that an error message names. *least: the
+   configuration alone, so that a later compilation finds the program that an error message names. *min: the
    number of the smallest candidate; -1: none, or this configuration was searched before. */
-static tt_status tt__try_least_set(tt__chooser *c, tt__choice how, int *least)
+static tt_status tt__try_min_set(tt__chooser *c, tt__choice how, int *min)
 {
-    const int64_t most = TT__FOR_LEAST / (tt__front(c)->t->n_code + 1);
+    const int64_t max = TT__FOR_LEAST / (tt__front(c)->t->n_code + 1);
     const int from = c->n_list;
     how.recompute = TT__RECOMPUTE_CHEAP;
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
     const uint64_t hash = tt__hash_choice(c, &how, c->set);
-    *least = -1;
+    *min = -1;
     for (int k = 0; k < c->n_searched; k++) if (c->searched[k] == hash) return TT_OK;
     if (c->n_searched < TT__COUNT(c->searched)) c->searched[c->n_searched++] = hash;
     c->left = TT__FOR_LEAST;
     tt_status status = TT_OK;
     for (size_t before = SIZE_MAX; status == TT_OK;) {
         memset(c->banned, 0, sizeof *c->banned * (size_t)c->n);
-        status = tt__try_path(c, &how, (int)(1 + c->n / tt__max(1, most)));
+        status = tt__try_path(c, &how, (int)(1 + c->n / tt__max(1, max)));
         if (status == TT_OK && before == SIZE_MAX) status = tt__try_blocks(c, &how);
-        *least = tt__least_live(c, from);
-        if (*least < 0 || status != TT_OK) break;
-        status = tt__try_other_sets(c, &how, least);
-        if (c->list[*least].bytes >= before || c->left <= 0) break;
-        before = c->list[*least].bytes;
+        *min = tt__min_live(c, from);
+        if (*min < 0 || status != TT_OK) break;
+        status = tt__try_other_sets(c, &how, min);
+        if (c->list[*min].bytes >= before || c->left <= 0) break;
+        before = c->list[*min].bytes;
     }
     return status;
 }
@@ -377,15 +377,15 @@ static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how
 {
     const int from = c->n_list;
     const tt__choice was = c->list[k].how;
-    size_t least = c->list[k].bytes;
+    size_t min = c->list[k].bytes;
     bool found = false;
     memcpy(c->set, c->list[k].set, sizeof *c->set * (size_t)c->n);
     for (int change = 0; change < TT__VALUES && *status == TT_OK; change++) {
         tt__choice other = was;
         if (!tt__vary(c, may & ~(unsigned)TT__MAY_RECOMPUTE, change, &other)) continue;
         *status = tt__consider_slowest(c, other, c->set);
-        if (c->n_list == from || c->list[c->n_list - 1].bytes >= least) continue;
-        least = c->list[c->n_list - 1].bytes;
+        if (c->n_list == from || c->list[c->n_list - 1].bytes >= min) continue;
+        min = c->list[c->n_list - 1].bytes;
         *how = c->list[c->n_list - 1].how;
         found = true;
     }
@@ -396,7 +396,7 @@ static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how
 /* Adds candidates for the smallest program if the options in `may` can change: for a small program, all
    combinations of values; then changes of one option at a time; then, for the smallest of these, sets of
    items to recompute. */
-static tt_status tt__try_least(tt__chooser *c, unsigned may)
+static tt_status tt__try_min(tt__chooser *c, unsigned may)
 {
     tt__choice how;
     int64_t combinations = 0;
@@ -408,15 +408,15 @@ static tt_status tt__try_least(tt__chooser *c, unsigned may)
     for (int k = 0; k < TT__COMBINATIONS && all && status == TT_OK; k++)
         if (tt__combine(c, may, k, &how)) status = tt__consider_slowest(c, how, c->set);
     if (status == TT_OK) status = tt__consider_slowest(c, c->base, c->set);
-    if (status == TT_OK) status = tt__consider_slowest(c, tt__most_saving(c, may), c->set);
-    int least = tt__least_live(c, 0);
-    if (least < 0 || status != TT_OK) return status;
-    status = tt__try_single(c, may, least);
-    least = tt__least_live(c, 0);
-    how = c->list[least].how;
+    if (status == TT_OK) status = tt__consider_slowest(c, tt__max_saving(c, may), c->set);
+    int min = tt__min_live(c, 0);
+    if (min < 0 || status != TT_OK) return status;
+    status = tt__try_single(c, may, min);
+    min = tt__min_live(c, 0);
+    how = c->list[min].how;
     for (int k = 0; k < 3 && c->n && status == TT_OK; k++) {
-        status = tt__try_least_set(c, how, &least);
-        if (status != TT_OK || least < 0 || !tt__find_change(c, may, least, &how, &status)) break;
+        status = tt__try_min_set(c, how, &min);
+        if (status != TT_OK || min < 0 || !tt__find_change(c, may, min, &how, &status)) break;
     }
     return status;
 }
@@ -470,7 +470,7 @@ static const char *tt__say_bytes(const tt_context *ctx, size_t bytes, char to[32
 }
 
 /* Prints a choice as options. items: number of values recomputed beyond policy "cheap". */
-static void tt__print_options(tt__text *text, const tt_program *p, const tt__choice *x, int items)
+static void tt__print_options(tt__text_buffer *text, const tt_program *p, const tt__choice *x, int items)
 {
     const bool train = p->settings.options.train;
     char said[96], zero[12];
@@ -501,7 +501,7 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[9
     const char *value = k == 0 ? "3" : k == 8 ? "backward" : "host";
     if (k == 0 && tt__may_zero(p, 3)) x->zero = 3;
     if (k >= 1 && k <= 3) {
-        const tt__recompute policy = (tt__recompute)(TT__RECOMPUTE_CHEAP + k - 1);
+        const tt__recompute_policy policy = (tt__recompute_policy)(TT__RECOMPUTE_CHEAP + k - 1);
         if (o->train && policy > x->recompute) x->recompute = policy;
         value = tt__recompute_names[policy];
     }
@@ -551,28 +551,28 @@ static tt_status tt__advise(tt__chooser *c, const tt__choice *last, tt__extent *
     }
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
     tt_status status = tt__consider_slowest(c, *last, c->set);
-    if (status == TT_OK) status = tt__try_least(c, TT__MAY_ALL);
-    if (status == TT_OK) status = tt__build_least(c, tt__most_least(c), e);
+    if (status == TT_OK) status = tt__try_min(c, TT__MAY_ALL);
+    if (status == TT_OK) status = tt__build_min(c, tt__max_min(c), e);
     return status;
 }
 
 /* Prints the bytes of the smallest program that the "budget" options allow (*s) and, if changes of other
    options make it smaller, of the smallest possible program (*least). */
-static void tt__print_least(tt__text *text, const tt__chooser *c, const tt__shortage *s,
-                            const tt__shortage *least, bool advised)
+static void tt__print_min(tt__text_buffer *text, const tt__chooser *c, const tt__shortage *s,
+                            const tt__shortage *min, bool advised)
 {
     const tt_program *p = c->job.p;
     const bool chooses = c->recompute || c->by_seconds;
-    const bool same = least->least >= s->bytes && !chooses; /* no option makes the program smaller */
+    const bool same = min->min >= s->bytes && !chooses; /* no option makes the program smaller */
     char said[32];
-    if (chooses && !advised && least->least < s->least) {
+    if (chooses && !advised && min->min < s->min) {
         tt__print(text, "%s at least %s with ", text->length ? "," : ":",
-                  tt__say_bytes(p->ctx, s->least, said));
+                  tt__say_bytes(p->ctx, s->min, said));
         tt__print_options(text, p, &s->how, s->items);
         tt__print(text, "; if more may change, the smallest possible is %s with ",
-                  tt__say_bytes(p->ctx, least->least, said));
+                  tt__say_bytes(p->ctx, min->min, said));
     } else {
-        tt__print(text, "; the smallest possible is %s%s", tt__say_bytes(p->ctx, least->least, said),
+        tt__print(text, "; the smallest possible is %s%s", tt__say_bytes(p->ctx, min->min, said),
                   same ? "" : " with ");
     }
 }
@@ -587,23 +587,23 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
     tt_program *p = j->p;
     const tt_wording *words = &p->ctx->options.wording;
     char steps[720], name[96], said[32], limit[32];
-    tt__text text = {steps, sizeof steps, 0};
+    tt__text_buffer text = {steps, sizeof steps, 0};
     tt__choice now = tt__at_slowest(c->base);
     const bool chooses = c->recompute || c->by_seconds, staged = p->settings.options.parallel.pipeline > 1;
     const char *const which_fits = staged ? ", with which this stage fits" : ", which fits";
     size_t bytes = s->bytes;
-    bool fits = false, advised = false, first = true, least_told = false, replaced = false;
+    bool fits = false, advised = false, first = true, min_reported = false, replaced = false;
     tt_status status = p->built.t ? tt__check_extent(p, j->shared, e) : TT_OK;
-    tt__shortage least = {0, 0, SIZE_MAX, c->base, 0};
+    tt__shortage min = {0, 0, SIZE_MAX, c->base, 0};
     steps[0] = 0;
     for (int k = 0; k < 2 * TT__STEPS && !fits && status == TT_OK; k++) {
         const int step = k % TT__STEPS;
         const bool advice = k >= TT__STEPS;
         tt__choice next = now;
         if (advice && p->ctx->searches) break;
-        if (advice && chooses && s->least < bytes) bytes = s->least; /* the message names it first */
+        if (advice && chooses && s->min < bytes) bytes = s->min; /* the message names it first */
         if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name)) continue;
-        c->job.least = advice ? &least : s;
+        c->job.min = advice ? &min : s;
         const tt_status built = tt__try_build(j, &next, e);
         if (built == TT_ERR_MEMORY) status = built;
         /* A step may fail because parameters are already stored in another way. */
@@ -611,11 +611,11 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         fits = tt__fits(e);
         if (fits && !advice) return TT_OK;
         if (advice && !advised && chooses) {
-            least_told = s->least < s->bytes;
-            if (least_told)
+            min_reported = s->min < s->bytes;
+            if (min_reported)
                 tt__print(&text, "%s at least %s with ", text.length ? "," : ":",
-                          tt__say_bytes(p->ctx, s->least, said));
-            if (least_told) tt__print_options(&text, p, &s->how, s->items);
+                          tt__say_bytes(p->ctx, s->min, said));
+            if (min_reported) tt__print_options(&text, p, &s->how, s->items);
             tt__print(&text, "%s if more may change, ", text.length ? ";" : ":");
         } else {
             tt__print(&text, "%s", text.length ? ", then " : ": ");
@@ -630,26 +630,26 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         if (step >= 1 && step <= 3) tt__print(&text, " (%+.1f%% FLOPs)", 100 * copies / s->flops);
         if (fits) tt__print(&text, "%s", which_fits);
     }
-    c->job.least = &least;
-    if (status == TT_OK && !fits) status = tt__note_least(p->ctx, &s->how, s->least, &least);
+    c->job.min = &min;
+    if (status == TT_OK && !fits) status = tt__note_min(p->ctx, &s->how, s->min, &min);
     if (status == TT_OK && !fits && !p->ctx->searches) status = tt__advise(c, &now, e);
-    if (status == TT_OK && !fits && chooses && tt__is_free(c, &least.how)) {
-        status = tt__note_least(p->ctx, &least.how, least.least, s);
+    if (status == TT_OK && !fits && chooses && tt__is_free(c, &min.how)) {
+        status = tt__note_min(p->ctx, &min.how, min.min, s);
         if (status == TT_OK && tt__fits(e) && tt__is_free(c, &p->chosen)) {
-            tt__free(p->ctx, (void *)(uintptr_t)least.how.drop);
+            tt__free(p->ctx, (void *)(uintptr_t)min.how.drop);
             return TT_OK;
         }
     }
     if (status == TT_OK && !fits) {
-        tt__print_least(&text, c, s, &least, advised);
-        const bool all = bytes == least.least && advised && !least_told && !replaced;
+        tt__print_min(&text, c, s, &min, advised);
+        const bool all = bytes == min.min && advised && !min_reported && !replaced;
         if (all) tt__print(&text, "all of these");
-        else if (least.least < s->bytes || chooses) tt__print_options(&text, p, &least.how, least.items);
-        if (least.least <= e->budget) tt__print(&text, "%s", which_fits);
+        else if (min.min < s->bytes || chooses) tt__print_options(&text, p, &min.how, min.items);
+        if (min.min <= e->budget) tt__print(&text, "%s", which_fits);
     }
-    tt__free(p->ctx, (void *)(uintptr_t)least.how.drop);
-    p->ctx->needs = s->least;
-    p->ctx->advised = fits ? 0 : least.least;
+    tt__free(p->ctx, (void *)(uintptr_t)min.how.drop);
+    p->ctx->needs = s->min;
+    p->ctx->advised = fits ? 0 : min.min;
     if (status != TT_OK) return status;
     char of_stage[32] = "";
     if (staged) snprintf(of_stage, sizeof of_stage, " of stage %d", p->settings.stage);
@@ -659,7 +659,7 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
                   tt__say_option(p->ctx, "offload", NULL, name));
     return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %s%s%s, %s is %s%s%s. %s needs less", of_stage,
                     tt__say_bytes(p->ctx, s->bytes, said), words->bytes == tt__default_bytes ? " bytes" : "",
-                    p->settings.crew->ranks > 1 ? " a rank" : "", words->budget,
+                    p->settings.group->ranks > 1 ? " a rank" : "", words->budget,
                     tt__say_bytes(p->ctx, e->budget, limit),
                     e->by_them ? " for a program that this one shares an arena with" : "", steps,
                     words->smaller);
@@ -682,21 +682,21 @@ static void tt__chooser_close(tt__chooser *c)
 }
 
 /* Notes where earlier programs have stored the parameters, which stay there. */
-static void tt__note_homes(tt__chooser *c)
+static void tt__note_placements(tt__chooser *c)
 {
     const tt_tape *t = c->job.t;
     const tt__settings *s = &c->job.p->settings;
     for (int32_t v = 1; v < t->n_values && c->by_seconds; v++) {
-        const tt__value *x = &t->values[v];
+        const tt__tape_value *x = &t->values[v];
         const tt_param *param = x->storage == TT__PARAMETER && x->base == v ? c->ctx->params[x->param] : NULL;
         if (!param || param->size < TT__PIECES_FROM || x->offload) continue;
-        const tt__arena *a = tt__home_arena(s->kind, c->job.shared, param, s->stage,
+        const tt__arena *a = tt__placement_arena(s->kind, c->job.shared, param, s->stage,
                                             s->options.parallel.pipeline);
-        const tt__home *home = tt__home_in(a, x->param);
-        if (!home) continue;
+        const tt__placement *placement = tt__placement_in(a, x->param);
+        if (!placement) continue;
         c->held = true;
-        c->held_on_host = home->space == TT__HOST;
-        c->held_split = home->part.unit == TT__CHUNK;
+        c->held_on_host = placement->space == TT__HOST;
+        c->held_split = placement->part.unit == TT__CHUNK;
     }
     if (c->zero && c->held_split) c->base.zero = 3;
     if (c->offload && c->held_on_host) c->base.offload = TT__OUT_PARAMETERS;
@@ -760,7 +760,7 @@ static void tt__note_whole(const tt_program *p, const tt__extent *e, tt__shortag
 static tt_status tt__build_again(tt__chooser *c, const tt__shortage *s, tt__extent *e)
 {
     tt__job job = c->job;
-    job.least = NULL;
+    job.min = NULL;
     return tt__try_build(&job, &s->how, e);
 }
 
@@ -773,13 +773,13 @@ static tt_status tt__descend(tt__chooser *c, bool small, const tt__shortage *s, 
     const bool large = tt__front(c)->t->n_code >= TT__LARGE;
     tt_status status = TT_OK;
     size_t before = SIZE_MAX;
-    for (int k = 0; s->least < before && s->least > budget && (k < 3 || !large) && status == TT_OK; k++) {
-        const int most = large ? c->job.p->builds + 6 : TT__BUILDS - 2;
-        c->budget = before = s->least;
+    for (int k = 0; s->min < before && s->min > budget && (k < 3 || !large) && status == TT_OK; k++) {
+        const int max = large ? c->job.p->builds + 6 : TT__BUILDS - 2;
+        c->budget = before = s->min;
         if (!small && !c->n_kept) tt__set_aside(c);
         if (!small) tt__forget(c, 0);
         if (!small) status = tt__list_candidates(c);
-        if (status == TT_OK) status = tt__build_cheapest(c, most, e);
+        if (status == TT_OK) status = tt__build_cheapest(c, max, e);
     }
     c->budget = budget;
     if (!small) tt__forget(c, 0);
@@ -806,18 +806,18 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     }
     status = tt__chooser_open(c);
     if (status != TT_OK) return status;
-    const tt__choice saving = tt__most_saving(c, may);
-    const bool small = tt__is_small(c), search = s->least > c->budget;
+    const tt__choice saving = tt__max_saving(c, may);
+    const bool small = tt__is_small(c), search = s->min > c->budget;
     if (search && tt__try_build(&c->job, &saving, e) == TT_ERR_MEMORY) return TT_ERR_MEMORY;
-    const bool tight = s->least > c->budget;
+    const bool tight = s->min > c->budget;
     if (tight) {
-        const int most = (int)tt__min(TT__LEAST_BUILDS - 1, tt__most_least(c));
+        const int max = (int)tt__min(TT__LEAST_BUILDS - 1, tt__max_min(c));
         if (small) status = tt__try_all(c);
-        if (status == TT_OK) status = tt__try_least(c, may);
-        if (status == TT_OK) status = tt__build_least(c, most, e);
+        if (status == TT_OK) status = tt__try_min(c, may);
+        if (status == TT_OK) status = tt__build_min(c, max, e);
         const bool descends = !c->ctx->searches || tt__front(c)->t->n_code < TT__LARGE;
-        if (status == TT_OK && s->least > c->budget && descends) status = tt__descend(c, small, s, e);
-        if (status == TT_OK && s->least > c->budget) return tt__refuse(c, s, e);
+        if (status == TT_OK && s->min > c->budget && descends) status = tt__descend(c, small, s, e);
+        if (status == TT_OK && s->min > c->budget) return tt__refuse(c, s, e);
         if (!small && !c->n_kept) tt__set_aside(c);
     }
     if (status == TT_OK && c->ctx->searches) return tt__fits(e) ? status : tt__build_again(c, s, e);
@@ -825,7 +825,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - (tight ? 4 : TT__LEAST_BUILDS), e);
     if (status == TT_OK && !tt__fits(e)) { /* retries with c->kept or a larger budget */
         if (c->n_kept) status = tt__take_back(c);
-        else c->budget = s->least;
+        else c->budget = s->min;
         if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - 1, e);
     }
     return status != TT_OK || tt__fits(e) ? status : tt__build_again(c, s, e);
@@ -840,8 +840,8 @@ static tt_status tt__build_chosen(const tt__job *to)
     tt__shortage s = {0, 0, SIZE_MAX, c.base, 0};
     tt__extent e;
     memset(&e, 0, sizeof e);
-    job.least = c.job.least = &s;
-    tt__note_homes(&c);
+    job.min = c.job.min = &s;
+    tt__note_placements(&c);
     tt_status status = c.by_seconds ? tt__try_build(&job, &c.base, &e) : tt__build_within(&job, &c.base, &e);
     if (status == TT_OK && c.by_seconds && !tt__fits(&e) && c.base.arrivals) {
         c.base.arrivals = false;

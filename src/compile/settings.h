@@ -17,7 +17,7 @@
    Turns the options of a program into settings, and refuses options that contradict one another. */
 
 /* Fails if the device has no kernel for an instruction of the tape. */
-static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
+static tt_status tt__refused(const tt_tape *t, const tt__device_group *c)
 {
     const tt__device_kind *kind = c->kind;
     const int index = c->index[0];
@@ -41,10 +41,10 @@ static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
 }
 
 /* Checks the fields of *p, which say how the ranks share the work, and replaces fields of 0 by defaults. */
-static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
+static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt_parallel *p)
 {
     char text[512];
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     if (p->tensor == 0) p->tensor = 1;
     if (p->pipeline == 0) p->pipeline = 1;
     if (p->data == 0 && p->tensor > 0 && p->pipeline > 0)
@@ -85,12 +85,12 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_paralle
 /* Checks the options, each of which is valid alone, for contradictions. Appends "; " and a sentence to *all
    for each broken rule, and returns the status of the first broken rule. A rule is TT__RULE(condition that
    breaks it, status, sentence). */
-static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
+static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
 {
     const tt_compile_options *o = &s->options;
     const tt_parallel *p = &o->parallel;
     const char *kind = s->kind ? s->kind->name : "", *memory = tt__memory_names[s->memory];
-    const int ranks = s->crew ? s->crew->ranks : 1;
+    const int ranks = s->group ? s->group->ranks : 1;
     const bool on_host = s->kind && s->kind->host, managed = s->memory != TT__OWN_MEMORY;
     const bool fp8 = s->matmul == TT__MATMUL_FP8, staged = p->pipeline > 1;
     const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* ranks divide gradients too */
@@ -98,7 +98,7 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
     const bool early = s->update == TT__UPDATE_BACKWARD && o->train;
     tt_status status = TT_OK;
     char text[400];
-    tt__text late = {text, sizeof text, 0}; /* collects options that need all gradients at once */
+    tt__text_buffer late = {text, sizeof text, 0}; /* collects options that need all gradients at once */
     if (o->accumulate)
         tt__print(&late, ", nor with accumulate, as gradients are final at the step's end only");
     if (o->optimizer.clip_norm > 0)
@@ -133,17 +133,17 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
     TT__RULE(managed && on_host, TT_ERR_UNSUPPORTED,
              "memory '%s' is for device 'cuda', and the device is '%s'", memory, kind)
     TT__RULE(managed && ranks > 1, TT_ERR_UNSUPPORTED,
-             "memory '%s' is for one rank, and '%s' has %d: leave `memory` out", memory, s->crew->name, ranks)
+             "memory '%s' is for one rank, and '%s' has %d: leave `memory` out", memory, s->group->name, ranks)
 #undef TT__RULE
     return status;
 }
 
 /* Returns whether the options, with parallel.zero and update set to these values, contradict one another in
    no way. */
-static bool tt__goes_together(const tt__settings *s, int zero, tt__update update)
+static bool tt__goes_together(const tt__settings *s, int zero, tt__update_place update)
 {
     tt__settings other = *s;
-    tt__text unread = {NULL, 0, 0};
+    tt__text_buffer unread = {NULL, 0, 0};
     other.options.parallel.zero = zero;
     other.update = update;
     return tt__contradictions(&other, &unread) == TT_OK;
@@ -151,14 +151,14 @@ static bool tt__goes_together(const tt__settings *s, int zero, tt__update update
 
 /* Appends the error of a failed check to *all, which collects the errors. *first: status of the first
    failure. */
-static void tt__note_error(tt_context *ctx, tt__text *all, tt_status *first, tt_status status)
+static void tt__note_error(tt_context *ctx, tt__text_buffer *all, tt_status *first, tt_status status)
 {
     if (status != TT_OK) tt__print(all, "; %s", ctx->error);
     if (*first == TT_OK) *first = status;
 }
 
 /* Parses the options that are strings, each one of a list of words. NULL stands for the default. */
-static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__settings *s, tt__text *all,
+static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__settings *s, tt__text_buffer *all,
                             tt_status *status)
 {
     const struct {
@@ -175,16 +175,16 @@ static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__se
                        tt__parse(ctx, rows[k].option, rows[k].word ? rows[k].word : rows[k].usual,
                                  rows[k].names, rows[k].n, rows[k].use, &found[k]));
     s->matmul = (tt__matmul)found[0];
-    s->recompute = (tt__recompute)found[1];
+    s->recompute = (tt__recompute_policy)found[1];
     s->memory = (tt__memory_kind)found[2];
-    s->update = (tt__update)found[3];
+    s->update = (tt__update_place)found[3];
 }
 
 /* Checks options and turns them into settings *s. If options are wrong, one message names all errors. */
 static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o, tt__settings *s)
 {
     char text[sizeof ctx->error];
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     tt_status status = TT_OK;
     memset(s, 0, sizeof *s);
     s->options = *o;
@@ -200,11 +200,11 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     s->costs = o->costs ? *o->costs : tt_costs_default();
     tt__note_error(ctx, &all, &status, tt__check_costs(ctx, &s->costs));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
-    s->crew = tt__find_devices(ctx, o->device);
-    s->kind = s->crew ? s->crew->kind : NULL;
-    s->threads = s->crew ? tt__rank_threads(ctx, s->crew->local) : ctx->cpu.pool->threads;
+    s->group = tt__find_devices(ctx, o->device);
+    s->kind = s->group ? s->group->kind : NULL;
+    s->threads = s->group ? tt__rank_threads(ctx, s->group->local) : ctx->cpu.pool->threads;
     tt__note_error(ctx, &all, &status,
-                   s->crew ? tt__parallel_for(ctx, s->crew, &s->options.parallel) : ctx->status);
+                   s->group ? tt__parallel_for(ctx, s->group, &s->options.parallel) : ctx->status);
     const tt_status together = tt__contradictions(s, &all);
     if (status == TT_OK) status = together;
     return status == TT_OK ? TT_OK : tt__fail(ctx, status, "%s", text + 2);

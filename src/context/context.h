@@ -95,7 +95,7 @@ tt_context *tt_open(const tt_context_options *options)
     const int first = 0;
     tt_status status = ctx->cpu.pool ? TT_OK : ctx->status;
     if (status == TT_OK) status = tt__net_open(ctx, tt_isa(ctx), tt__bf16_name[ctx->cpu.bf16]);
-    if (status == TT_OK && !tt__crew_of(ctx, &tt__device_kinds[0], &first, 1, 0)) status = ctx->status;
+    if (status == TT_OK && !tt__device_group_of(ctx, &tt__device_kinds[0], &first, 1, 0)) status = ctx->status;
     if (status == TT_OK && !ctx->cpu.isa->optimized)
         tt__log(ctx, TT_LOG_WARNING, "build", "training takes several times as long as it could, as %s",
                 tt__unoptimized);
@@ -112,7 +112,7 @@ static void tt__cpu_describe(tt_context *ctx, int index, char *to, size_t capaci
 {
     static const char *const isas[] = {"portable", "avx2", "avx512", "neon"};
     static const char *const text_of_bf16[] = {"converted to fp32", "bf16 dot products", "tiles (AMX)"};
-    tt__text text = {to, capacity, 0};
+    tt__text_buffer text = {to, capacity, 0};
     char line[128], available[128];
     (void)index;
     long online = sysconf(_SC_NPROCESSORS_ONLN);
@@ -182,7 +182,7 @@ double tt_measured_peak(tt_context *ctx)
     for (int attempt = 0; attempt < 8 && ctx->measured_peak <= 0; attempt++)
         for (int k = 0; k < 8; k++) { /* keeps the best run: other programs can only slow a run down */
             double start = tt__seconds(), flops = 0;
-            tt__parallel(ctx->cpu.pool, threads, tt__peak_task, &job);
+            tt__run_tasks(ctx->cpu.pool, threads, tt__peak_task, &job);
             double seconds = tt__seconds() - start;
             for (int t = 0; t < threads; t++) flops += job.flops[t];
             if (seconds > 0) ctx->measured_peak = fmax(ctx->measured_peak, flops / seconds);

@@ -107,12 +107,12 @@ static void tt__init_values(tt_init init, uint64_t key, int64_t first, int64_t n
 static tt_status tt__cpu_init(tt__device *d, void *memory, tt_dtype dtype, int64_t first, int64_t n,
                               tt_init init, uint64_t key)
 {
-    float piece[4096];
+    float shard[4096];
     (void)d;
     for (int64_t done = 0, m; done < n; done += m) {
-        m = tt__min(TT__COUNT(piece), n - done);
-        tt__init_values(init, key, first + done, m, piece);
-        tt__convert((char *)memory + (size_t)done * tt_dtype_bytes(dtype), dtype, piece, TT_F32, (size_t)m);
+        m = tt__min(TT__COUNT(shard), n - done);
+        tt__init_values(init, key, first + done, m, shard);
+        tt__convert((char *)memory + (size_t)done * tt_dtype_bytes(dtype), dtype, shard, TT_F32, (size_t)m);
     }
     return TT_OK;
 }

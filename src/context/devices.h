@@ -10,7 +10,7 @@
 
 /* ----------------------------------------------------------------------------------- ranks and their devices
    The kinds of devices, the devices that a name such as "cuda:0,2" denotes, and reads and writes of device
-   memory. A crew is the group of the devices of all ranks of a program. */
+   memory. A device group is the group of the devices of all ranks of a program. */
 
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
     {"cpu", &tt__cpu_backend, TT__ALIGN, 0, true, tt__cpu_workspace},
@@ -21,8 +21,8 @@ static const tt__device_kind tt__device_kinds[TT__KINDS] = {
 #endif
 };
 
-/* Finds which devices of a crew can access each other's memory, and warns if some cannot. */
-static void tt__crew_try(tt_context *ctx, tt__crew *c)
+/* Finds which devices of a device group can access each other's memory, and warns if some cannot. */
+static void tt__device_group_try(tt_context *ctx, tt__device_group *c)
 {
     char first[704] = "";
     int pairs = 0;
@@ -30,7 +30,7 @@ static void tt__crew_try(tt_context *ctx, tt__crew *c)
         for (int b = c->first; b < c->first + c->local; b++) {
             double rate;
             const char *why = a == b ? NULL : c->kind->backend->peer(c->device[a], c->device[b], &rate);
-            c->apart[a][b] = why != NULL;
+            c->no_peer[a][b] = why != NULL;
             if (why && !pairs++) snprintf(first, sizeof first, "%s", why);
         }
     c->tried = true;
@@ -40,8 +40,8 @@ static void tt__crew_try(tt_context *ctx, tt__crew *c)
     else if (pairs) tt__log(ctx, TT_LOG_WARNING, "peers", "%s", first);
 }
 
-/* Opens the devices of a crew that are not open yet, and starts its threads. */
-static tt_status tt__crew_open(tt_context *ctx, tt__crew *c)
+/* Opens the devices of a device group that are not open yet, and starts its threads. */
+static tt_status tt__device_group_open(tt_context *ctx, tt__device_group *c)
 {
     char why[512] = "no reason given", name[32];
     for (int r = c->first; r < c->first + c->local; r++) {
@@ -59,15 +59,15 @@ static tt_status tt__crew_open(tt_context *ctx, tt__crew *c)
         if (!c->stage[r]) c->stage[r] = c->kind->backend->allocate_host(c->device[r], stage);
         if (!c->stage[r]) return tt__device_status(ctx, c, r, TT_ERR_MEMORY);
     }
-    if (c->kind->backend->peer) tt__crew_try(ctx, c);
+    if (c->kind->backend->peer) tt__device_group_try(ctx, c);
     if (ctx->net) ctx->net->ranks = c->local;
-    if (!c->world) c->world = tt__world_new(ctx, c->local, ctx->options.timeout);
-    if (c->world && !c->threads) c->threads = tt__pool_new(ctx, c->local);
+    if (!c->rank_group) c->rank_group = tt__rank_group_new(ctx, c->local, ctx->options.timeout);
+    if (c->rank_group && !c->threads) c->threads = tt__pool_new(ctx, c->local);
     return c->threads ? TT_OK : ctx->status;
 }
 
 /* Opens the CPU devices, one for each rank, on which updates in the host's memory run. */
-static tt_status tt__crew_open_host(tt_context *ctx, tt__crew *c)
+static tt_status tt__device_group_open_host(tt_context *ctx, tt__device_group *c)
 {
     char why[512];
     for (int r = c->first; r < c->first + c->local; r++) {
@@ -78,10 +78,10 @@ static tt_status tt__crew_open_host(tt_context *ctx, tt__crew *c)
     return TT_OK;
 }
 
-static void tt__crew_free(tt_context *ctx, tt__crew *c)
+static void tt__device_group_free(tt_context *ctx, tt__device_group *c)
 {
     tt__pool_free(ctx, c->threads);
-    tt__world_free(c->world);
+    tt__rank_group_free(c->rank_group);
     for (int r = 0; r < c->ranks; r++) {
         if (c->stage[r]) c->kind->backend->release_host(c->device[r], c->stage[r]);
         if (c->event[r]) c->kind->backend->release_event(c->device[r], c->event[r]);
@@ -91,22 +91,22 @@ static void tt__crew_free(tt_context *ctx, tt__crew *c)
     tt__free(ctx, c);
 }
 
-/* A function that runs on all ranks of a crew at once. */
-typedef struct tt__crew_job {
-    tt__crew *crew;
+/* A function that runs on all ranks of a device group at once. */
+typedef struct tt__device_group_job {
+    tt__device_group *group;
     tt_status (*run)(void *arg, int rank);
     void *arg;
     tt_status status;
     int failed;         /* one more than the number of the rank that failed; 0: none failed */
     bool named;         /* the context's error message comes from the failed rank */
-} tt__crew_job;
+} tt__device_group_job;
 
-static void tt__crew_task(void *arg, int64_t task, int thread)
+static void tt__device_group_task(void *arg, int64_t task, int thread)
 {
-    tt__crew_job *job = (tt__crew_job *)arg;
-    tt__world *w = job->crew->world;
+    tt__device_group_job *job = (tt__device_group_job *)arg;
+    tt__rank_group *w = job->group->rank_group;
     (void)thread;
-    const int rank = job->crew->first + (int)task;
+    const int rank = job->group->first + (int)task;
     const tt_status status = job->run(job->arg, rank);
     if (status == TT_OK) return;
     pthread_mutex_lock(&w->ctx->mutex);
@@ -117,20 +117,20 @@ static void tt__crew_task(void *arg, int64_t task, int thread)
         job->named = named;
     }
     pthread_mutex_unlock(&w->ctx->mutex);
-    tt__world_fail(w);
+    tt__rank_group_fail(w);
 }
 
 /* Calls run(arg, rank) for all ranks of this process at once, each on its own thread, and returns when all
    have ended. An error on one rank ends the others; the error's sentence names that rank. */
-static tt_status tt__on_ranks(tt_context *ctx, tt__crew *c, tt_status (*run)(void *arg, int rank), void *arg)
+static tt_status tt__on_ranks(tt_context *ctx, tt__device_group *c, tt_status (*run)(void *arg, int rank), void *arg)
 {
     char error[sizeof ctx->error], name[32];
-    tt__crew_job job = {c, run, arg, TT_OK, 0, false};
+    tt__device_group_job job = {c, run, arg, TT_OK, 0, false};
     if (c->ranks == 1) return run(arg, 0);
-    tt__world_reset(c->world);
+    tt__rank_group_reset(c->rank_group);
     ctx->ranks_run = true;
     ctx->rank_failed = false;
-    tt__parallel(c->threads, c->local, tt__crew_task, &job);
+    tt__run_tasks(c->threads, c->local, tt__device_group_task, &job);
     ctx->ranks_run = false;
     if (!job.failed) return TT_OK;
     if (ctx->net && tt__net_has_failed(ctx->net)) return tt__net_status(ctx);
@@ -155,27 +155,27 @@ static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type
 {
     const tt__arena *a = x->arena;
     const tt__backend *b = a->kind->backend;
-    tt__device *d = a->crew->device[x->rank];
-    const size_t item = tt_dtype_bytes(x->dtype), to_item = tt_dtype_bytes(to_type), most = TT__PIECE / 2;
-    float piece[TT__PIECE / 4];
+    tt__device *d = a->group->device[x->rank];
+    const size_t item = tt_dtype_bytes(x->dtype), to_item = tt_dtype_bytes(to_type), max = TT__PIECE / 2;
+    float shard[TT__PIECE / 4];
     const bool of_host = a->kind->host || x->space == TT__HOST;
     tt_status status = a->kind->host || !of_host ? TT_OK : b->wait(d);
     if (of_host && status == TT_OK) tt__convert(to, to_type, x->data, x->dtype, n);
     else if (x->dtype == to_type && !of_host) status = b->read(d, to, x->data, n * item);
     else
         for (size_t done = 0, m; done < n && !of_host && status == TT_OK; done += m) {
-            m = n - done < most ? n - done : most;
-            status = b->read(d, piece, (const char *)x->data + done * item, m * item);
-            if (status == TT_OK) tt__convert((char *)to + done * to_item, to_type, piece, x->dtype, m);
+            m = n - done < max ? n - done : max;
+            status = b->read(d, shard, (const char *)x->data + done * item, m * item);
+            if (status == TT_OK) tt__convert((char *)to + done * to_item, to_type, shard, x->dtype, m);
         }
-    return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
+    return tt__device_status(a->group->ctx, a->group, x->rank, status);
 }
 
 /* Reads the first n numbers at *x into `to` and converts them to dtype to_type. If the ranks belong to
    several processes, the process that has rank x->rank reads, and all processes get the numbers. */
 static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
-    const tt__crew *c = x->arena->crew;
+    const tt__device_group *c = x->arena->group;
     tt_status status = tt__is_local(c, x->rank) ? tt__read_memory(x, to, to_type, n) : TT_OK;
     if (c->local == c->ranks) return status;
     if (status != TT_OK) return tt__net_fail(c->ctx, status);
@@ -184,7 +184,7 @@ static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_typ
 }
 
 /* Sends bytes that the process of a rank has read to the first process. */
-static tt_status tt__net_to_first(const tt__crew *c, int rank, void *data, size_t bytes)
+static tt_status tt__net_to_first(const tt__device_group *c, int rank, void *data, size_t bytes)
 {
     if (c->local == c->ranks) return TT_OK;
     return tt__net_fetch(c->ctx, tt__process_of(c, rank), 0, "what a rank has", data, bytes);
@@ -195,7 +195,7 @@ static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtyp
 {
     const tt__arena *a = x->arena;
     const tt__backend *b = a->kind->backend;
-    tt__device *d = a->crew->device[x->rank];
+    tt__device *d = a->group->device[x->rank];
     const size_t item = tt_dtype_bytes(x->dtype);
     const bool of_host = a->kind->host || x->space == TT__HOST;
     tt_status status = a->kind->host || !of_host ? TT_OK : b->wait(d);
@@ -207,7 +207,7 @@ static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtyp
         status = b->copy(d, TT__COMPUTE_STREAM, (char *)x->data + done * item, bounce, m * item);
         if (status == TT_OK) status = b->wait(d);
     }
-    return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
+    return tt__device_status(a->group->ctx, a->group, x->rank, status);
 }
 
 /* Returns `option` or, if it is NULL or "", the value of environment variable `variable`; NULL if both are
@@ -241,11 +241,11 @@ static int tt__device_numbers(const char *list, int index[TT__RANKS])
     return *list ? 0 : n;
 }
 
-/* Sets a crew's name to the shortest name of its devices, such as "cuda", "cuda:1", "cuda*4" or
+/* Sets a device group's name to the shortest name of its devices, such as "cuda", "cuda:1", "cuda*4" or
    "cuda:0,2". */
-static void tt__crew_name(tt__crew *c)
+static void tt__device_group_name(tt__device_group *c)
 {
-    tt__text text = {c->name, sizeof c->name, 0};
+    tt__text_buffer text = {c->name, sizeof c->name, 0};
     bool rising = c->local > 1;
     for (int r = 0; r < c->local; r++) rising = rising && c->index[r] - c->moved == r;
     tt__print(&text, "%s", c->kind->name);
@@ -263,15 +263,15 @@ static int tt__processes_before(const tt__net *n)
     return before;
 }
 
-/* Returns the crew (device group) with `local` devices, those of numbers index[], in each process: the
-   existing crew, or a new one whose devices are not open yet. moved: see tt__crew.moved. Returns NULL after
+/* Returns the device group (device group) with `local` devices, those of numbers index[], in each process: the
+   existing device group, or a new one whose devices are not open yet. moved: see tt__device_group.moved. Returns NULL after
    tt__fail. */
-static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const int *index, int local,
+static tt__device_group *tt__device_group_of(tt_context *ctx, const tt__device_kind *kind, const int *index, int local,
                              int moved)
 {
     const size_t bytes = sizeof *index * (size_t)local;
     const int processes = ctx->net ? ctx->net->processes : 1;
-    for (tt__crew *c = ctx->crews; c; c = c->next)
+    for (tt__device_group *c = ctx->device_groups; c; c = c->next)
         if (c->kind == kind && c->local == local && c->moved == moved && memcmp(c->index, index, bytes) == 0)
             return c;
     if (processes * local > TT__RANKS) {
@@ -279,7 +279,7 @@ static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const
                  local, (int)TT__RANKS);
         return NULL;
     }
-    tt__crew *c = (tt__crew *)tt__calloc(ctx, sizeof *c);
+    tt__device_group *c = (tt__device_group *)tt__calloc(ctx, sizeof *c);
     if (!c) return NULL;
     c->ctx = ctx;
     c->kind = kind;
@@ -288,19 +288,19 @@ static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const
     c->first = ctx->net ? ctx->net->me * local : 0;
     c->moved = moved;
     for (int r = 0; r < c->ranks; r++) c->index[r] = index[r % local];
-    tt__crew_name(c);
-    c->next = ctx->crews;
-    return ctx->crews = c;
+    tt__device_group_name(c);
+    c->next = ctx->device_groups;
+    return ctx->device_groups = c;
 }
 
-/* Returns the crew of the devices that a name denotes: "cuda" and "cuda:0" are the first device of the kind,
+/* Returns the device group of the devices that a name denotes: "cuda" and "cuda:0" are the first device of the kind,
    "cuda*2" and "cuda:0,1" the first two. Without a name, uses TINYTRAIN_DEVICE or "cpu". Returns NULL after
    tt__fail if the name is invalid. */
-static tt__crew *tt__find_devices(tt_context *ctx, const char *name)
+static tt__device_group *tt__find_devices(tt_context *ctx, const char *name)
 {
     char known[128];
     int index[TT__RANKS];
-    tt__text text = {known, sizeof known, 0};
+    tt__text_buffer text = {known, sizeof known, 0};
     name = tt__option(name, "TINYTRAIN_DEVICE");
     if (!name) name = "cpu";
     for (int k = 0; k < TT__KINDS; k++) {
@@ -320,7 +320,7 @@ static tt__crew *tt__find_devices(tt_context *ctx, const char *name)
             const bool in_turn = !kind->host && name[length] != ':'; /* each process takes its own */
             const int moved = in_turn ? ranks * tt__processes_before(ctx->net) : 0;
             for (int r = 0; r < ranks; r++) index[r] += moved;
-            return tt__crew_of(ctx, kind, index, ranks, moved);
+            return tt__device_group_of(ctx, kind, index, ranks, moved);
         }
         return NULL;
     }
@@ -330,14 +330,14 @@ static tt__crew *tt__find_devices(tt_context *ctx, const char *name)
 
 tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t capacity)
 {
-    tt__crew *c = tt__find_devices(ctx, name);
+    tt__device_group *c = tt__find_devices(ctx, name);
     if (capacity) *to = 0;
     if (!c) return ctx->status;
     if (!c->kind->backend)
         return tt__fail(ctx, TT_ERR_UNSUPPORTED, "this build has no code for device '%s': define "
                         "TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does", c->kind->name);
     if (capacity) c->kind->backend->describe(ctx, c->index[0], to, capacity);
-    return tt__crew_open(ctx, c);
+    return tt__device_group_open(ctx, c);
 }
 
 int tt_process(const tt_context *ctx) { return ctx->net ? ctx->net->me : 0; }

@@ -12,12 +12,12 @@
 /* ------------------------------------------------------------------------------------------------- memory */
 
 /* The placement of a parameter in an arena. */
-typedef struct tt__home {
+typedef struct tt__placement {
     size_t offset;      /* bytes from the start of the arena's memory in `space`; TT__NO_PLACE: not stored */
     tt_dtype dtype;
     tt__space space;
     tt__part part;      /* the part of the parameter that a rank stores */
-} tt__home;
+} tt__placement;
 
 /* The values that tt_compile_options.memory names. */
 typedef enum tt__memory_kind {
@@ -54,7 +54,7 @@ typedef struct tt__arena {
     int references;     /* number of programs, and of parameters stored here */
     struct tt_program *programs; /* linked list */
     const tt__device_kind *kind;
-    tt__crew *crew;
+    tt__device_group *group;
     int data, tensor;   /* data ranks and tensor ranks */
     int stage, stages;  /* stage of a pipeline, and number of stages; 0 and 1 without one */
     bool allocated;
@@ -67,9 +67,9 @@ typedef struct tt__arena {
     char *host[TT__RANKS];
     size_t on_host;
     size_t budget;      /* min of the programs' memory_budget; 0: none has one */
-    tt__home *home;     /* indexed by tt_param.index */
-    int n_homes;
-    bool torn;          /* an update failed half-way: parameters may differ between ranks */
+    tt__placement *placement;     /* indexed by tt_param.index */
+    int n_placements;
+    bool partly_updated;          /* an update failed half-way: parameters may differ between ranks */
     bool tuned;         /* the programs' matrix products were timed, or must not be timed */
     bool learnt;        /* a loaded state says how to compute matrix products, so they must not be timed */
     const void *results_of; /* program whose last outputs are in the transient bytes; NULL: none */
@@ -77,13 +77,13 @@ typedef struct tt__arena {
 
 /* Allocates host memory from and to which a rank's device can copy. Returns NULL after an error; the device's
    backend then has the reason. */
-static char *tt__host_allocate(tt_context *ctx, const tt__crew *c, int rank, size_t bytes)
+static char *tt__host_allocate(tt_context *ctx, const tt__device_group *c, int rank, size_t bytes)
 {
     if (c->kind->host) return (char *)tt__alloc(ctx, bytes);
     return (char *)c->kind->backend->allocate_host(c->device[rank], bytes);
 }
 
-static void tt__host_release(tt_context *ctx, const tt__crew *c, int rank, char *memory)
+static void tt__host_release(tt_context *ctx, const tt__device_group *c, int rank, char *memory)
 {
     if (c->kind->host) tt__free(ctx, memory);
     else if (memory) c->kind->backend->release_host(c->device[rank], memory);
@@ -95,10 +95,10 @@ static int tt__first_rank(const tt__arena *a) { return a->stage * tt__stage_rank
 static int tt__end_rank(const tt__arena *a) { return tt__first_rank(a) + tt__stage_ranks(a); }
 
 /* The ranks of an arena that this process has are [tt__near_rank, tt__near_end). */
-static int tt__near_rank(const tt__arena *a) { return (int)tt__max(tt__first_rank(a), a->crew->first); }
+static int tt__near_rank(const tt__arena *a) { return (int)tt__max(tt__first_rank(a), a->group->first); }
 static int tt__near_end(const tt__arena *a)
 {
-    return (int)tt__min(tt__end_rank(a), a->crew->first + a->crew->local);
+    return (int)tt__min(tt__end_rank(a), a->group->first + a->group->local);
 }
 
 static void tt__paging_free(tt_context *ctx, tt__arena *a)
@@ -106,8 +106,8 @@ static void tt__paging_free(tt_context *ctx, tt__arena *a)
     tt__paging *g = a->paging;
     const tt__backend *b = a->kind->backend;
     if (!g) return;
-    for (int k = 0; k < TT__WINDOWS; k++) if (g->there[k]) b->release_event(a->crew->device[0], g->there[k]);
-    if (g->began) b->release_event(a->crew->device[0], g->began);
+    for (int k = 0; k < TT__WINDOWS; k++) if (g->there[k]) b->release_event(a->group->device[0], g->there[k]);
+    if (g->began) b->release_event(a->group->device[0], g->began);
     tt__free(ctx, g->used);
     tt__free(ctx, g->stamp);
     tt__free(ctx, g->kept);
@@ -120,9 +120,9 @@ static void tt__arena_empty(tt_context *ctx, tt__arena *a)
 {
     tt__paging_free(ctx, a);
     for (int r = tt__near_rank(a); r < tt__near_end(a); r++) {
-        if (a->memory[r]) a->kind->backend->release(a->crew->device[r], a->memory[r]);
-        if (a->bounce[r]) a->kind->backend->release_host(a->crew->device[r], a->bounce[r]);
-        tt__host_release(ctx, a->crew, r, a->host[r]);
+        if (a->memory[r]) a->kind->backend->release(a->group->device[r], a->memory[r]);
+        if (a->bounce[r]) a->kind->backend->release_host(a->group->device[r], a->bounce[r]);
+        tt__host_release(ctx, a->group, r, a->host[r]);
         a->memory[r] = a->bounce[r] = a->host[r] = NULL;
     }
 }
@@ -131,7 +131,7 @@ static void tt__arena_release(tt_context *ctx, tt__arena *a)
 {
     if (!a || --a->references > 0) return;
     tt__arena_empty(ctx, a);
-    tt__free(ctx, a->home);
+    tt__free(ctx, a->placement);
     tt__free(ctx, a);
 }
 
@@ -142,30 +142,30 @@ static size_t tt__arena_size(const tt__arena *a, int rank)
 }
 
 /* Returns where arena `a` stores a parameter; NULL if it stores none of that index. */
-static const tt__home *tt__home_in(const tt__arena *a, int param)
+static const tt__placement *tt__placement_in(const tt__arena *a, int param)
 {
-    return a && param < a->n_homes && a->home[param].offset != TT__NO_PLACE ? &a->home[param] : NULL;
+    return a && param < a->n_placements && a->placement[param].offset != TT__NO_PLACE ? &a->placement[param] : NULL;
 }
 
 /* Grows a->home to one entry for each parameter of the context. */
-static tt_status tt__homes_grow(tt_context *ctx, tt__arena *a)
+static tt_status tt__placements_grow(tt_context *ctx, tt__arena *a)
 {
-    if (ctx->n_params <= a->n_homes) return TT_OK;
-    tt__home *home = (tt__home *)tt__realloc(ctx, a->home, sizeof *home * (size_t)ctx->n_params);
-    if (!home) return TT_ERR_MEMORY;
-    for (int k = a->n_homes; k < ctx->n_params; k++) home[k].offset = TT__NO_PLACE;
-    a->home = home;
-    a->n_homes = ctx->n_params;
+    if (ctx->n_params <= a->n_placements) return TT_OK;
+    tt__placement *placement = (tt__placement *)tt__realloc(ctx, a->placement, sizeof *placement * (size_t)ctx->n_params);
+    if (!placement) return TT_ERR_MEMORY;
+    for (int k = a->n_placements; k < ctx->n_params; k++) placement[k].offset = TT__NO_PLACE;
+    a->placement = placement;
+    a->n_placements = ctx->n_params;
     return TT_OK;
 }
 
 /* Returns the arena in which a program of arena `a` finds parameter p; NULL: no arena stores p yet. Usually
-   this is p's holder: in a pipeline of `stages` stages, the holder that belongs to `stage`. For a kind of
+   this is p's owner: in a pipeline of `stages` stages, the holder that belongs to `stage`. For a kind of
    device without a backend, where parameters have no holder, it is `a`. */
-static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p, int stage,
+static tt__arena *tt__placement_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p, int stage,
                                  int stages)
 {
-    if (!kind->backend) return tt__home_in(a, p->index) ? a : NULL;
-    if (!p->holder || p->holder->stages != stages || p->holder->stage == stage) return p->holder;
-    return p->again && p->again->stage == stage ? p->again : NULL;
+    if (!kind->backend) return tt__placement_in(a, p->index) ? a : NULL;
+    if (!p->owner || p->owner->stages != stages || p->owner->stage == stage) return p->owner;
+    return p->second_owner && p->second_owner->stage == stage ? p->second_owner : NULL;
 }

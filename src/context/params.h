@@ -128,8 +128,8 @@ static void tt__params_undo(tt_context *ctx, int count)
         *tt__param_slot(ctx, last->name) = 0;
         ctx->n_params--;
         tt__param_drop_source(last);
-        tt__arena_release(ctx, last->holder);
-        tt__arena_release(ctx, last->again);
+        tt__arena_release(ctx, last->owner);
+        tt__arena_release(ctx, last->second_owner);
         tt__free(ctx, last->name);
         tt__free(ctx, last);
     }
@@ -158,8 +158,8 @@ int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen)
     return n;
 }
 
-static const tt__home *tt__param_home(const tt_param *p) { return tt__home_in(p->holder, p->index); }
-static bool tt__has_memory(const tt_param *p) { return p->holder && p->holder->allocated; }
+static const tt__placement *tt__param_placement(const tt_param *p) { return tt__placement_in(p->owner, p->index); }
+static bool tt__has_memory(const tt_param *p) { return p->owner && p->owner->allocated; }
 
 /* Returns whether `rank` belongs both to this process and to arena `a`; false if `a` is NULL. */
 static bool tt__has_rank(const tt__arena *a, int rank)
@@ -171,10 +171,10 @@ static bool tt__has_rank(const tt__arena *a, int rank)
    rank belongs to another process. */
 static char *tt__param_memory(const tt_param *p, int rank)
 {
-    tt__arena *a = tt__has_rank(p->again, rank) ? p->again : p->holder;
-    const tt__home *home = tt__home_in(a, p->index);
-    if (!tt__is_local(a->crew, rank)) return NULL;
-    return (home->space == TT__HOST ? a->host : a->memory)[rank] + home->offset;
+    tt__arena *a = tt__has_rank(p->second_owner, rank) ? p->second_owner : p->owner;
+    const tt__placement *placement = tt__placement_in(a, p->index);
+    if (!tt__is_local(a->group, rank)) return NULL;
+    return (placement->space == TT__HOST ? a->host : a->memory)[rank] + placement->offset;
 }
 
 /* A tensor (rows, cols) whose parts ranks store. */
@@ -195,23 +195,23 @@ static tt__stored tt__stored_of(const tt_param *p, const tt__part *part, const t
 
 static tt__stored tt__param_stored(const tt_param *p)
 {
-    return tt__stored_of(p, &tt__param_home(p)->part, p->holder);
+    return tt__stored_of(p, &tt__param_placement(p)->part, p->owner);
 }
 
 /* Returns how many elements of the tensor a rank stores. *first: number of the first of them within the shard
    that the rank's tensor rank has. */
-static int64_t tt__stored_piece(const tt__stored *s, int rank, int64_t *first)
+static int64_t tt__stored_shard(const tt__stored *s, int rank, int64_t *first)
 {
     *first = 0;
     if (!s->part.unit) return s->rows * s->cols / (s->part.split ? s->tensor : 1);
-    return tt__piece(s->part.of, s->part.unit, s->part.root, (rank - s->first) / s->tensor, s->data, first);
+    return tt__shard(s->part.of, s->part.unit, s->part.root, (rank - s->first) / s->tensor, s->data, first);
 }
 
 /* Returns the index in the whole tensor of element `at` of a rank. *n: how many elements from this one on are
    contiguous both in the tensor and on the rank. */
 static int64_t tt__stored_element(const tt__stored *s, int rank, int64_t at, int64_t *n)
 {
-    int64_t first, count = tt__stored_piece(s, rank, &first), tensor_rank = rank % s->tensor;
+    int64_t first, count = tt__stored_shard(s, rank, &first), tensor_rank = rank % s->tensor;
     const int64_t part_cols = s->cols / s->tensor, e = first + at;
     *n = count - at;
     if (s->part.split == TT__WHOLE) return e;
@@ -239,7 +239,7 @@ static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t 
     }
     for (int d = 0; d < s->data; d++) {
         *rank = s->first + d * s->tensor + (int)tensor_rank;
-        count = tt__stored_piece(s, *rank, &first);
+        count = tt__stored_shard(s, *rank, &first);
         if (at < first + count) break;
     }
     *n = tt__min(*n, first + count - at);
@@ -249,7 +249,7 @@ static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t 
 /* Returns whether each process stores the whole tensor. */
 static bool tt__is_everywhere(const tt__stored *s, const tt__arena *a)
 {
-    const tt__crew *c = a->crew;
+    const tt__device_group *c = a->group;
     if (c->local == c->ranks) return true;
     return a->stages == 1 && !s->part.unit && (s->part.split == TT__WHOLE || c->local % s->tensor == 0);
 }
@@ -257,8 +257,8 @@ static bool tt__is_everywhere(const tt__stored *s, const tt__arena *a)
 /* Fails if an update stopped half-way: parameters and states must be loaded again. */
 static tt_status tt__check_whole(tt_context *ctx, const tt__arena *a)
 {
-    if (!a->torn) return TT_OK;
-    if (a->crew->ranks == 1)
+    if (!a->partly_updated) return TT_OK;
+    if (a->group->ranks == 1)
         return tt__fail(ctx, TT_ERR_DEVICE, "an update has not ended, and some parameters have new values: "
                         "load the last state");
     return tt__fail(ctx, TT_ERR_DEVICE, "an update has not ended on all ranks, whose parameters may differ "
@@ -286,18 +286,18 @@ static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t
 static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     if (!tt__has_memory(p)) return tt__param_read_source(p, first, n, to);
-    tt_status status = tt__check_whole(p->ctx, p->holder);
-    const tt__home *home = tt__param_home(p);
+    tt_status status = tt__check_whole(p->ctx, p->owner);
+    const tt__placement *placement = tt__param_placement(p);
     const tt__stored stored = tt__param_stored(p);
-    const tt__crew *c = p->holder->crew;
-    const bool everywhere = tt__is_everywhere(&stored, p->holder); /* each process reads from its own ranks */
+    const tt__device_group *c = p->owner->group;
+    const bool everywhere = tt__is_everywhere(&stored, p->owner); /* each process reads from its own ranks */
     for (int64_t done = 0, m; done < n && status == TT_OK; done += m) {
         int rank;
         const int64_t at = tt__stored_at(&stored, first + done, &rank, &m);
         if (everywhere) rank += c->first;
         char *memory = tt__param_memory(p, rank);
-        if (memory) memory += (size_t)at * tt_dtype_bytes(home->dtype);
-        const tt__memory x = {p->holder, rank, home->space, home->dtype, memory};
+        if (memory) memory += (size_t)at * tt_dtype_bytes(placement->dtype);
+        const tt__memory x = {p->owner, rank, placement->space, placement->dtype, memory};
         m = tt__min(m, n - done);
         status = (everywhere ? tt__read_memory : tt__fetch_memory)(&x, to + done, TT_F32, (size_t)m);
     }
@@ -307,7 +307,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
 /* Fails if parameter p is stored as f16 and one of the finite `values` would become infinite. */
 static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t first, int64_t n)
 {
-    const bool narrow = tt__param_home(p)->dtype == TT_F16;
+    const bool narrow = tt__param_placement(p)->dtype == TT_F16;
     for (int64_t k = 0; k < n && narrow; k++)
         if (fabsf(values[k]) >= 65520 && isfinite(values[k]))
             return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s': element %lld is %g, more than f16 can "
@@ -322,41 +322,41 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
 static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64_t first, int64_t n,
                                     float *to)
 {
-    const bool other = a == p->again && tt__has_memory(p) && !p->source_stays;
+    const bool other = a == p->second_owner && tt__has_memory(p) && !p->keeps_source;
     return other ? tt__param_read(p, first, n, to) : tt__param_read_source(p, first, n, to);
 }
 
 /* Fills a rank's part of parameter p from p's source. Keeps the source, in case filling another parameter
-   fails. piece: a buffer of TT__PIECE floats. An initialiser whose numbers cannot exceed the dtype's range
+   fails. shard: a buffer of TT__PIECE floats. An initialiser whose numbers cannot exceed the dtype's range
    writes directly to the rank's memory. */
-static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
+static tt_status tt__param_fill(const tt_param *p, int rank, float *shard)
 {
     char *memory = tt__param_memory(p, rank);
-    const tt__arena *a = tt__has_rank(p->again, rank) ? p->again : p->holder;
-    const tt__home *home = tt__home_in(a, p->index);
-    const tt__stored stored = tt__stored_of(p, &home->part, a);
-    const bool of_source = a == p->holder || !tt__has_memory(p) || p->source_stays;
+    const tt__arena *a = tt__has_rank(p->second_owner, rank) ? p->second_owner : p->owner;
+    const tt__placement *placement = tt__placement_in(a, p->index);
+    const tt__stored stored = tt__stored_of(p, &placement->part, a);
+    const bool of_source = a == p->owner || !tt__has_memory(p) || p->keeps_source;
     /* Max absolute value that p->init can give: normal numbers reach sqrt(-2 log(2^-25)) = 5.9 standard
        deviations. */
-    const double most = fabs((double)p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1);
-    const bool fits = home->dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || most < 65504;
+    const double max = fabs((double)p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1);
+    const bool fits = placement->dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || max < 65504;
     const tt__backend *b = a->kind->backend;
     tt_status status = TT_OK;
     tt__float_mode mode = tt__float_default();
-    int64_t first, count = tt__stored_piece(&stored, rank, &first);
+    int64_t first, count = tt__stored_shard(&stored, rank, &first);
     for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
         const int64_t e = tt__stored_element(&stored, rank, at, &n), before = e % 4;
-        char *to = memory + (size_t)at * tt_dtype_bytes(home->dtype);
+        char *to = memory + (size_t)at * tt_dtype_bytes(placement->dtype);
         if (!p->read && fits && !before && of_source) {
-            status = b->init(a->crew->device[rank], to, home->dtype, e, n, p->init, tt__init_key(p));
-            status = tt__device_status(p->ctx, a->crew, rank, status);
+            status = b->init(a->group->device[rank], to, placement->dtype, e, n, p->init, tt__init_key(p));
+            status = tt__device_status(p->ctx, a->group, rank, status);
             continue;
         }
         n = tt__min(TT__PIECE - before, n);
-        status = tt__param_read_for(p, a, e - before, n + before, piece);
-        if (status == TT_OK) status = tt__param_fits(p, piece + before, e, n);
-        const tt__memory x = {a, rank, home->space, home->dtype, to};
-        if (status == TT_OK) status = tt__write_memory(&x, piece + before, TT_F32, (size_t)n);
+        status = tt__param_read_for(p, a, e - before, n + before, shard);
+        if (status == TT_OK) status = tt__param_fits(p, shard + before, e, n);
+        const tt__memory x = {a, rank, placement->space, placement->dtype, to};
+        if (status == TT_OK) status = tt__write_memory(&x, shard + before, TT_F32, (size_t)n);
     }
     tt__float_restore(mode);
     return status;
@@ -372,23 +372,23 @@ tt_status tt_param_set(tt_param *p, const float *values)
 {
     tt_status status = tt__has_memory(p) ? tt__param_fits(p, values, 0, p->size) : TT_OK;
     for (int k = 0; k < 2 && tt__has_memory(p); k++) {
-        const tt__arena *a = k ? p->again : p->holder;
+        const tt__arena *a = k ? p->second_owner : p->owner;
         if (!a || !a->allocated) continue; /* this arena is filled later from the other one */
-        const tt__home *home = tt__home_in(a, p->index);
-        const tt__stored stored = tt__stored_of(p, &home->part, a);
+        const tt__placement *placement = tt__placement_in(a, p->index);
+        const tt__stored stored = tt__stored_of(p, &placement->part, a);
         for (int rank = tt__first_rank(a); rank < tt__end_rank(a); rank++) {
             char *memory = tt__param_memory(p, rank);
             if (!memory) continue;
-            int64_t first, count = tt__stored_piece(&stored, rank, &first);
+            int64_t first, count = tt__stored_shard(&stored, rank, &first);
             for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
                 const int64_t e = tt__stored_element(&stored, rank, at, &n);
-                char *to = memory + (size_t)at * tt_dtype_bytes(home->dtype);
-                const tt__memory x = {a, rank, home->space, home->dtype, to};
+                char *to = memory + (size_t)at * tt_dtype_bytes(placement->dtype);
+                const tt__memory x = {a, rank, placement->space, placement->dtype, to};
                 status = tt__write_memory(&x, values + e, TT_F32, (size_t)n);
             }
         }
     }
-    p->source_stays = false; /* p has new values: those of the source are out of date */
+    p->keeps_source = false; /* p has new values: those of the source are out of date */
     if (tt__has_memory(p)) return status;
     float *copy = (float *)tt__alloc(p->ctx, sizeof(float) * (size_t)p->size);
     if (!copy) return TT_ERR_MEMORY;
@@ -407,9 +407,9 @@ void tt_close(tt_context *ctx)
     if (!ctx) return;
     tt__params_undo(ctx, 0);
     tt__net_close(ctx);
-    for (tt__crew *c; (c = ctx->crews) != NULL;) {
-        ctx->crews = c->next;
-        tt__crew_free(ctx, c);
+    for (tt__device_group *c; (c = ctx->device_groups) != NULL;) {
+        ctx->device_groups = c->next;
+        tt__device_group_free(ctx, c);
     }
     tt__free(ctx, ctx->params);
     tt__free(ctx, ctx->param_slots);

@@ -141,9 +141,9 @@ int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
 {
     // Number of layernorm_backward's blocks that fit a multiprocessor.
     const int64_t blocks = min((columns <= 1024 ? 1024 : TT__ROW_COLUMNS) / columns, (int64_t)4);
-    const int64_t most = sum_blocks(d, (int)max(blocks, (int64_t)1), (rows + 7) / 8, 0,
+    const int64_t largest = sum_blocks(d, (int)max(blocks, (int64_t)1), (rows + 7) / 8, 0,
                                     (size_t)(3 * columns) * sizeof(float));
-    return max(((rows + most - 1) / most + 7) / 8 * 8, (int64_t)8);
+    return max(((rows + largest - 1) / largest + 7) / 8 * 8, (int64_t)8);
 }
 
 __host__ __device__ inline int sum_teams(int64_t columns)
@@ -249,8 +249,8 @@ cudaError_t grid_of(tt__device *d, void (*kernel)(P...), int threads, int times,
 {
     int resident = 1;
     const cudaError_t e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, 0);
-    const int64_t most = times * (int64_t)d->properties.multiProcessorCount * (resident > 0 ? resident : 1);
-    *grid = (unsigned)max((int64_t)1, min(blocks, most));
+    const int64_t largest = times * (int64_t)d->properties.multiProcessorCount * (resident > 0 ? resident : 1);
+    *grid = (unsigned)max((int64_t)1, min(blocks, largest));
     return e;
 }
 

@@ -293,9 +293,9 @@ inline unsigned blocks_for(int64_t n, int64_t per_block)
 {
     return (unsigned)((n + per_block - 1) / per_block);
 }
-inline unsigned grid_for(int64_t n, int64_t per_block, int64_t most)
+inline unsigned grid_for(int64_t n, int64_t per_block, int64_t largest)
 {
-    return n > 0 ? (unsigned)min((n + per_block - 1) / per_block, most) : 1;
+    return n > 0 ? (unsigned)min((n + per_block - 1) / per_block, largest) : 1;
 }
 
 // Writes n initial values of a parameter from element `first` on. Elements [4 * i, 4 * i + 4) come from

@@ -126,7 +126,7 @@ static tt__example *tt__dataset_add(tt_dataset *d, const char *path)
 }
 
 /* Sets the dataset's classes to copies of n names. */
-static tt_status tt__dataset_classes(tt_dataset *d, const char *const *names, int n)
+static tt_status tt__number_classes(tt_dataset *d, const char *const *names, int n)
 {
     d->classes = (const char **)tt__alloc(d->ctx, (size_t)n * sizeof *d->classes);
     if (!d->classes) return TT_ERR_MEMORY;
@@ -174,7 +174,7 @@ static tt_dataset *tt__dataset_new(tt_context *ctx, const char *const *class_nam
     tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
     if (!d) return NULL;
     d->ctx = ctx;
-    return tt__dataset_end(d, tt__dataset_classes(d, class_names, classes));
+    return tt__dataset_end(d, tt__number_classes(d, class_names, classes));
 }
 
 /* Adds an image, or a copy of a text. */

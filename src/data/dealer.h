@@ -35,7 +35,7 @@ typedef struct tt__dealer {
 static int tt__deal_groups(const tt_parallel *p) { return p->groups ? p->groups : (int)tt__max(1, p->data); }
 
 /* Checks options and appends a message for each mistake to `all`. Returns whether the options are valid. */
-static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_parallel *p)
+static bool tt__deal_check(tt__text_buffer *all, int batch, int accumulate, const tt_parallel *p)
 {
     const int groups = tt__deal_groups(p), data = p->data;
     const size_t before = all->length;
@@ -180,7 +180,7 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
     int64_t first = task * TT__TEXTS_AT_ONCE, end = tt__min(l->d->count, first + TT__TEXTS_AT_ONCE);
     for (int64_t text = first; text < end; text++) {
         const tt__example *e = &l->d->examples[text];
-        int whole = tt__tokenize(l->k, e->text, e->bytes, from, l->o.max_length, true);
+        int whole = tt__tokenize_text(l->k, e->text, e->bytes, from, l->o.max_length, true);
         int n = (int)tt__min(whole, l->o.max_length);
         pthread_mutex_lock(&l->mutex);
         void *ids = n < 0 ? NULL : tt__chunks_take(l->ctx, &l->chunks, (size_t)n * (l->wide ? 4 : 2));
@@ -222,7 +222,7 @@ static bool tt__loader_tokenize(tt_loader *l)
     if (!(l->tokens = (tt__tokens *)tt__calloc(ctx, count * sizeof *l->tokens)) ||
         !(l->scratch = (int32_t *)tt__alloc(ctx, scratch)))
         return false;
-    tt__parallel(ctx->cpu.pool, tt__ceil_div(l->d->count, TT__TEXTS_AT_ONCE), tt__loader_task, l);
+    tt__run_tasks(ctx->cpu.pool, tt__ceil_div(l->d->count, TT__TEXTS_AT_ONCE), tt__loader_task, l);
     tt__free(ctx, l->scratch);
     l->scratch = NULL;
     if (l->failed)
@@ -235,13 +235,13 @@ static bool tt__loader_tokenize(tt_loader *l)
     /* A micro-batch has at most as many tokens as the max_seqs longest texts have together. */
     int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
     const tt__step_texts all = {l->tokens, NULL};
-    const int64_t most = tt__min(l->o.batch, l->d->count);
+    const int64_t max = tt__min(l->o.batch, l->d->count);
     for (uint32_t i = 0; i < (uint32_t)count; i++) l->deal.order[i] = i;
     tt__sort_indices(l->deal.order, count, tt__place_longer, &all);
     l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, room / 2); /* most texts have two or more tokens */
-    for (int64_t i = 0; i < tt__min(l->deal.max_seqs, most); i++) micro += l->tokens[l->deal.order[i]].count;
+    for (int64_t i = 0; i < tt__min(l->deal.max_seqs, max); i++) micro += l->tokens[l->deal.order[i]].count;
     l->max_tokens = (int)tt__min(room, micro);
-    l->deal.accumulates = micro > room || tt__deal_micros(&l->deal, most) > l->deal.data;
+    l->deal.accumulates = micro > room || tt__deal_micros(&l->deal, max) > l->deal.data;
     return true;
 }
 

@@ -101,7 +101,7 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     if (w.height < 1 || w.width < 1) return TT_OK; /* the whole crop is padding */
     int x = w.mirror ? left + o->width - w.left - w.width : w.left - left;
     to += (size_t)(w.top - top) * pitch + (size_t)x * (size_t)o->channels;
-    if (tt__resample(ctx, r, image, height, width, o->resample, o->channels, &w, to, pitch)) return TT_OK;
+    if (tt__resample_image(ctx, r, image, height, width, o->resample, o->channels, &w, to, pitch)) return TT_OK;
     snprintf(why, 256, "out of memory for %d x %d pixels to %d x %d", image->height, image->width, height,
              width);
     return TT_ERR_MEMORY;

@@ -35,9 +35,9 @@ void tt_loader_free(tt_loader *l)
 static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_loader_options *o)
 {
     char text[640] = "";
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     const bool deals = tt__deal_check(&all, o->batch, o->accumulate, &o->parallel), texts = !d->images;
-    const int64_t most = deals ? tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) : 0;
+    const int64_t max = deals ? tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) : 0;
     if (!d->count) tt__print(&all, "; the dataset is empty");
     if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
         tt__print(&all, "; threads = %d; expected 0 to %d", o->threads, TT__LOADER_THREADS);
@@ -49,7 +49,7 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     else if (texts && o->max_tokens != 0 && o->max_tokens < o->max_length)
         tt__print(&all, "; max_tokens = %d; expected 0 or at least max_length = %d, so that every text fits",
                   o->max_tokens, o->max_length);
-    else if (texts && most > INT32_MAX / o->max_length && !o->max_tokens)
+    else if (texts && max > INT32_MAX / o->max_length && !o->max_tokens)
         tt__print(&all, "; batch = %d of max_length = %d are more tokens than can be counted: set max_tokens",
                   o->batch, o->max_length);
     if (texts && o->window < 0)
@@ -265,7 +265,7 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
     const tt_loader *l = (const tt_loader *)self;
     const tt_loader_options *o = &l->o;
     const tt_image_options *i = &l->image;
-    tt__text text = {to, capacity, 0};
+    tt__text_buffer text = {to, capacity, 0};
     tt__print(&text, "%d %s\nbatch %d\naccumulate %d\ngroups %d\nshuffle %d\ndrop_last %d\n",
               (int)l->d->count, l->d->images ? "images" : "texts", o->batch, o->accumulate, l->deal.groups,
               o->shuffle, o->drop_last);

@@ -189,7 +189,7 @@ static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
    bytes apart. channels: number of channels of `to`. It may be the image's number; 3 for an image with 4
    channels, which leaves out alpha; or any number for an image with 1 channel, which repeats it. Returns
    false if memory runs out. */
-static bool tt__resample(tt_context *ctx, tt__resampler *r, const tt_image *image, int height, int width,
+static bool tt__resample_image(tt_context *ctx, tt__resampler *r, const tt_image *image, int height, int width,
                          tt_resample kind, int channels, const tt__window *window, uint8_t *to, size_t pitch)
 {
     int stride = image->channels, end = 0;
@@ -238,7 +238,7 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
                         "expected sides of 1 to %d and 1 to 4 channels", image->height, image->width,
                         image->pixels ? "" : " (NULL)", image->channels, height, width, TT__IMAGE_SIDE);
     memset(&r, 0, sizeof r);
-    bool ok = tt__resample(ctx, &r, image, height, width, TT_BILINEAR, image->channels, &whole, to,
+    bool ok = tt__resample_image(ctx, &r, image, height, width, TT_BILINEAR, image->channels, &whole, to,
                            (size_t)width * (size_t)image->channels);
     tt__resampler_free(ctx, &r);
     return ok ? TT_OK : tt__fail(ctx, TT_ERR_MEMORY, "tt_image_resize: out of memory for %d x %d pixels to "

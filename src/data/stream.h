@@ -170,13 +170,13 @@ static const char *tt__document_end(const char *text, const char *end, const cha
 {
     const size_t length = separator ? strlen(separator) : 0;
     *next = end;
-    for (const char *line = text, *behind; separator && line < end; line = behind) {
+    for (const char *line = text, *after; separator && line < end; line = after) {
         const char *stop = (const char *)memchr(line, '\n', (size_t)(end - line));
-        behind = stop ? stop + 1 : end;
+        after = stop ? stop + 1 : end;
         size_t n = (size_t)((stop ? stop : end) - line);
         if (n && line[n - 1] == '\r') n--;
         if (n != length || memcmp(line, separator, length) != 0) continue;
-        *next = behind;
+        *next = after;
         return line;
     }
     return end;
@@ -340,12 +340,12 @@ tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int wid
     if (status == TT_OK) status = tt__file_begin(ctx, path, &store->file, &bytes);
     if (status == TT_OK && bytes >= 1024)
         status = tt__file_read(ctx, path, store->file, 0, header, sizeof header);
-    const int told = header[0] == TT__LLMC_HALVES ? 2 : header[0] == TT__LLMC_WORDS ? 4 : 0;
-    if (told) store->skip = 1024;
-    if (status == TT_OK && !width && told) width = told;
+    const int reported = header[0] == TT__LLMC_HALVES ? 2 : header[0] == TT__LLMC_WORDS ? 4 : 0;
+    if (reported) store->skip = 1024;
+    if (status == TT_OK && !width && reported) width = reported;
     if (status == TT_OK && !width) status = tt__ids_width(store, ctx, bytes, vocab, &width);
-    if (status == TT_OK && told && told != width)
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': its header tells of ids of %d bytes, not %d", path, told,
+    if (status == TT_OK && reported && reported != width)
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': its header tells of ids of %d bytes, not %d", path, reported,
                           width);
     if (status == TT_OK && (bytes - store->skip) % (size_t)width != 0)
         status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': %zu bytes are no whole number of ids of %d bytes", path,

@@ -36,7 +36,7 @@ static char tt__table_other_separator(const char *text, size_t bytes)
     return 0;
 }
 
-static tt_status tt__table_behind_quote(const tt__table *t, char found)
+static tt_status tt__table_after_quote(const tt__table *t, char found)
 {
     char separator[24];
     if (tt__table_other_separator(&found, 1))
@@ -71,7 +71,7 @@ static tt_status tt__table_field(tt__table *t, tt__field *field)
         }
         if (t->at + 1 < t->bytes && text[t->at] == '\r' && text[t->at + 1] == '\n') t->at++;
         if (t->at < t->bytes && text[t->at] != t->separator && text[t->at] != '\n')
-            return tt__table_behind_quote(t, text[t->at]);
+            return tt__table_after_quote(t, text[t->at]);
     } else {
         field->text = text + t->at;
         while (t->at < t->bytes && text[t->at] != t->separator && text[t->at] != '\n') t->at++;
@@ -112,7 +112,7 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
 {
     tt__field field = {NULL, 0, false};
     char there[512] = "", separator[24], others[24];
-    tt__text list = {there, sizeof there, 0};
+    tt__text_buffer list = {there, sizeof there, 0};
     for (int i = 0; i < TT__COLUMNS; i++) column[i] = -1;
     if (!tt__table_row(t))
         return tt__fail(t->ctx, TT_ERR_FORMAT,
@@ -314,7 +314,7 @@ static tt_status tt__table_classes(tt_dataset *d)
 static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int n, uint32_t **order)
 {
     const char *twice;
-    tt_status status = tt__dataset_classes(d, classes, n);
+    tt_status status = tt__number_classes(d, classes, n);
     if (status != TT_OK) return status;
     tt__strings names = {d->classes, sizeof *d->classes};
     if (!(*order = tt__sort_strings(d->ctx, names, n, &twice))) return TT_ERR_MEMORY;

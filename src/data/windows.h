@@ -46,8 +46,8 @@ void tt_token_loader_free(tt_token_loader *l)
 typedef struct tt__window_survey {
     int32_t end; /* the token that ends a document; -1: no token does */
     /* length: number of tokens of a window; at: number of tokens of the current window so far; here: number
-       of ends of documents among these; most: max number of documents in a window */
-    int length, at, here, most;
+       of ends of documents among these; max: max number of documents in a window */
+    int length, at, here, max;
     uint64_t hash;
 } tt__window_survey;
 
@@ -59,7 +59,7 @@ static tt_status tt__survey_windows(void *arg, const int32_t *ids, int64_t n)
         if (x->at == x->length) x->at = x->here = 0;
         x->at++;
         x->here += ids[k] == x->end;
-        x->most = (int)tt__max(x->most, x->here + 1);
+        x->max = (int)tt__max(x->max, x->here + 1);
     }
     return TT_OK;
 }
@@ -124,7 +124,7 @@ static uint64_t tt__window_hash(void *self) { return ((const tt_token_loader *)s
 static tt_status tt__window_check(tt_context *ctx, const tt_token_stream *s, const tt_token_loader_options *o)
 {
     char text[400] = "";
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     if (o->length < 1) tt__print(&all, "; length = %d", o->length);
     if (tt__deal_check(&all, o->batch, o->accumulate, &o->parallel) && o->length > 0 &&
         tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) > INT32_MAX / 4 / o->length)
@@ -156,7 +156,7 @@ tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
     x.hash = tt__hash_on(x.hash, &x.end, sizeof x.end);
     const tt_status status = tt__stream_each(s, &x, tt__survey_windows);
     l->hash = x.hash;
-    l->max_seqs = (int)tt__min((int64_t)d->max_seqs * x.most, l->max_tokens);
+    l->max_seqs = (int)tt__min((int64_t)d->max_seqs * x.max, l->max_tokens);
     const size_t rows = (size_t)l->max_tokens, seqs = (size_t)l->max_seqs;
     if (status == TT_OK && begun &&
         (l->ids = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
@@ -173,7 +173,7 @@ tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
 static void tt__window_describe(void *self, char *to, size_t capacity)
 {
     const tt_token_loader *l = (const tt_token_loader *)self;
-    tt__text text = {to, capacity, 0};
+    tt__text_buffer text = {to, capacity, 0};
     tt__print(&text, "batch %d\naccumulate %d\ngroups %d\nlength %d\nshuffle %d\nacross %d\n", l->o.batch,
               l->o.accumulate, l->deal.groups, l->o.length, l->o.shuffle, l->o.across);
 }

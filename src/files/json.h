@@ -442,25 +442,25 @@ static tt_status tt__json_read_int(const tt__json *j, int object, const char *ke
 }
 
 /* Reads the number at `node` as a float. Fails unless it is in [least, below). */
-static tt_status tt__json_float_at(const tt__json *j, const char *key, int node, float least, float below,
+static tt_status tt__json_float_at(const tt__json *j, const char *key, int node, float min, float below,
                                    float *value)
 {
     if (j->nodes[node].kind != TT__JSON_NUMBER_KIND) return tt__json_wrong(j, key, node, NULL, "a number");
     double x = j->nodes[node].number;
-    if (fabs(x) <= FLT_MAX && (float)x >= least && (float)x < below) return *value = (float)x, TT_OK;
+    if (fabs(x) <= FLT_MAX && (float)x >= min && (float)x < below) return *value = (float)x, TT_OK;
     char found[32], expected[96];
-    int n = snprintf(expected, sizeof expected, "a number that a float holds, of at least %g", least);
+    int n = snprintf(expected, sizeof expected, "a number that a float holds, of at least %g", min);
     if (isfinite(below)) snprintf(expected + n, sizeof expected - (size_t)n, " and below %g", below);
     snprintf(found, sizeof found, "%g", x);
     return tt__json_wrong(j, key, node, found, expected);
 }
 
-static tt_status tt__json_read_float(const tt__json *j, int object, const char *key, float least, float below,
+static tt_status tt__json_read_float(const tt__json *j, int object, const char *key, float min, float below,
                                      float *value)
 {
     tt_status status;
     int node = tt__json_member(j, object, key, false, 1 << TT__JSON_NUMBER_KIND, "a number", &status);
-    return node < 0 ? status : tt__json_float_at(j, key, node, least, below, value);
+    return node < 0 ? status : tt__json_float_at(j, key, node, min, below, value);
 }
 
 static tt_status tt__json_read_bool(const tt__json *j, int object, const char *key, bool *value)
@@ -484,7 +484,7 @@ static tt_status tt__json_read_string(const tt__json *j, int object, const char 
     return TT_OK;
 }
 
-static void tt__json_quote(tt__text *text, const char *string)
+static void tt__json_quote(tt__text_buffer *text, const char *string)
 {
     tt__print(text, "\"");
     while (*string) {
@@ -516,10 +516,10 @@ static tt_status tt__write_text(tt_context *ctx, const char *path, const char *t
 
 /* Writes the text that function `print` prints into a file of a folder. */
 static tt_status tt__save_printed(tt_context *ctx, const char *folder, const char *file,
-                                  void (*print)(tt__text *to, const void *arg), const void *arg)
+                                  void (*print)(tt__text_buffer *to, const void *arg), const void *arg)
 {
     char path[TT__PATH];
-    tt__text text = {NULL, 0, 0};
+    tt__text_buffer text = {NULL, 0, 0};
     tt_status status = tt__path_join(ctx, path, folder, file);
     if (status != TT_OK) return status;
     print(&text, arg); /* counts the bytes */

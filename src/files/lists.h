@@ -60,12 +60,12 @@ typedef struct tt__chunk { struct tt__chunk *next; size_t used, capacity; } tt__
 
 static void *tt__chunks_take(tt_context *ctx, tt__chunk **chunks, size_t bytes)
 {
-    const size_t least = (size_t)1 << 18;
+    const size_t min = (size_t)1 << 18;
     tt__chunk *chunk = *chunks;
     size_t padded = (bytes + 7) & ~(size_t)7;
     if (padded < bytes) return NULL;
     if (!chunk || chunk->capacity - chunk->used < padded) {
-        size_t capacity = padded > least ? padded : least;
+        size_t capacity = padded > min ? padded : min;
         if (capacity > SIZE_MAX - sizeof *chunk) return NULL;
         if (!(chunk = (tt__chunk *)tt__try_alloc(ctx, sizeof *chunk + capacity))) return NULL;
         chunk->capacity = capacity;

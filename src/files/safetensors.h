@@ -373,7 +373,7 @@ static void tt__safetensors_writer_free(tt_safetensors_writer *w)
 }
 
 /* Prints the whole header, except its padding. The tensors come in the order of `tensors`. */
-static void tt__safetensors_header(tt__text *text, const tt_tensor_info *tensors, int count,
+static void tt__safetensors_header(tt__text_buffer *text, const tt_tensor_info *tensors, int count,
                                    const size_t *ends, const char *const *metadata)
 {
     const bool more = metadata && metadata[0];
@@ -453,7 +453,7 @@ tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, c
     tt_safetensors_writer *w = (tt_safetensors_writer *)tt__calloc(ctx, sizeof *w);
     if (!w) return NULL;
     w->ctx = ctx;
-    tt__text text = {NULL, 0, 0};
+    tt__text_buffer text = {NULL, 0, 0};
     tt_status status = tt__safetensors_declare(w, path, tensors, count, metadata);
     if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* counts bytes */
     uint64_t padded = (text.length + 7) & ~(uint64_t)7; /* the data starts at a multiple of 8 */
@@ -508,7 +508,7 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w)
 
 /* Ends the file and frees w, which may be NULL. If `status`, the caller's status so far, is an error, writes
    nothing and returns `status`. */
-static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
+static tt_status tt__safetensors_finish(tt_safetensors_writer *w, tt_status status)
 {
     if (!w) return status;
     if (w->file.status == TT_OK) w->file.status = status;

@@ -90,7 +90,7 @@ static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
 {
     char name[256], text[400] = "";
     tt__packing order;
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     if (m->lora) return tt__fail(m->ctx, TT_ERR_ARGUMENT, "the model has adapters already");
     if (o->rank < 1) tt__print(&all, "; rank %d is not above 0", o->rank);
     if (!(o->alpha > 0 && o->alpha < INFINITY)) tt__print(&all, "; alpha %g is not above 0", o->alpha);
@@ -192,7 +192,7 @@ static void tt__lora_rows(const tt__packing *order, int rank, const float *from,
     }
 }
 
-static void tt__lora_print(tt__text *json, const void *arg)
+static void tt__lora_print(tt__text_buffer *json, const void *arg)
 {
     const tt_lm *m = (const tt_lm *)arg;
     const tt_lora_options *o = &m->lora_options;
@@ -243,7 +243,7 @@ static tt_status tt__lora_write(const tt_lm *m, const char *path, tt_tensor_info
         tt__free(m->ctx, values);
         tt__free(m->ctx, rows);
     }
-    return tt__safetensors_end(w, status);
+    return tt__safetensors_finish(w, status);
 }
 
 tt_status tt_lm_lora_save(const tt_lm *m, const char *folder)

@@ -96,7 +96,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     tt_value h = tt_gather_rows(t, tt_bert_encode(m, t, in), in->first); /* [CLS] of each: (seqs, hidden) */
-    const tt__bert_kind *k = tt__bert_of(&m->config);
+    const tt__bert_flags *k = tt__bert_of(&m->config);
     if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, m->config.classifier_dropout);
     if (m->head_w) {
         h = tt_linear(t, h, m->head_w, m->head_b);
@@ -130,14 +130,14 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     if (status != TT_OK) return status;
     int kind = 0;
     char known[256];
-    tt__text all = {known, sizeof known, 0};
-    for (; kind < TT__COUNT(tt__bert_kinds) && strcmp(type, tt__bert_kinds[kind].a.type) != 0; kind++)
-        tt__print(&all, "%s'%s'", kind == TT_BERT ? "" : ", ", tt__bert_kinds[kind].a.type);
-    if (kind == TT__COUNT(tt__bert_kinds))
+    tt__text_buffer all = {known, sizeof known, 0};
+    for (; kind < TT__COUNT(tt__bert_flags_of) && strcmp(type, tt__bert_flags_of[kind].a.type) != 0; kind++)
+        tt__print(&all, "%s'%s'", kind == TT_BERT ? "" : ", ", tt__bert_flags_of[kind].a.type);
+    if (kind == TT__COUNT(tt__bert_flags_of))
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads %s "
                         "(MiniLM is a 'bert')", j->path, type, known);
     *c = tt_bert_config_default((tt_bert_kind)kind);
-    const tt__bert_kind *k = tt__bert_of(c);
+    const tt__bert_flags *k = tt__bert_of(c);
     const bool sparse = k->flags & TT__BERT_SPARSE;
     if (k->flags & TT__BERT_DROP_AS) c->classifier_dropout = -1;
     status = tt__config_read(j, &k->a, c);
@@ -170,7 +170,7 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
     if (status == TT_OK) status = tt__shards_open(ctx, folder, &from);
     if (status == TT_OK) {
         const tt__architecture *a = &tt__bert_of(&config)->a;
-        from.spelling = a->spelling;
+        from.naming = a->naming;
         status = tt__model_load(a, m, &config, &from, classes, 0);
     }
     tt__checkpoint_close(ctx, &from);
@@ -182,5 +182,5 @@ tt_status tt_bert_save(const tt_bert *m, const char *folder)
     tt_bert_config config = m->config;
     config.activation = m->activation;
     const tt__architecture *a = &tt__bert_of(&config)->a;
-    return tt__model_save(m->ctx, a, m, &config, a->spelling, 0, folder);
+    return tt__model_save(m->ctx, a, m, &config, a->naming, 0, folder);
 }

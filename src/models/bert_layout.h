@@ -11,8 +11,8 @@
    Q if the model has a head before the classifier, B in BigBird, U if queries, keys and values have
    biases. */
 static void tt__bert_sizes(const void *config, tt__sizes size);
-static void tt__bert_check(tt__text *all, const void *config);
-static void tt__bert_print(tt__text *json, const void *self, const void *config);
+static void tt__bert_check(tt__text_buffer *all, const void *config);
+static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config);
 
 /* Naming 1 of tensors is DistilBERT's; naming 0 is that of the other variants. */
 #define T(field, name, shape, init, head) TT__TENSOR(tt_bert, field, name, name, shape, init, head)
@@ -84,22 +84,22 @@ enum {
     TT__BERT_DROP_AS = 64    /* classifier_dropout defaults to `dropout` if config.json lacks it */
 };
 /* A BERT variant: its architecture (names and tables), its flags, and the defaults of its base model. */
-typedef struct tt__bert_kind {
+typedef struct tt__bert_flags {
     tt__architecture a;
     int flags;
     tt_value (*head)(tt_tape *, tt_value); /* activation of the head; NULL: the layers' activation */
     int vocab, positions, types, pad, layers;
     const char *activation;
     float eps, classifier_dropout;
-} tt__bert_kind;
+} tt__bert_flags;
 
-#define TT__BERT_FILES(table, rows, name, spelling, class_name, type, act, more, before, layers) { \
-    name, spelling, class_name, type, act, more, {before, before}, {layers ".%d.", layers ".%d."}, \
+#define TT__BERT_FILES(table, rows, name, naming, class_name, type, act, more, before, layers) { \
+    name, naming, class_name, type, act, more, {before, before}, {layers ".%d.", layers ".%d."}, \
     tt__##table##_tensors, tt__bert_layer_tensors, tt__bert_rows, TT__COUNT(tt__##table##_tensors), \
     TT__COUNT(tt__bert_layer_tensors), rows, TT__STRUCTS(tt_bert), tt__bert_sizes, tt__bert_check, NULL, 0, \
     tt__bert_print, NULL}
 
-static const tt__bert_kind tt__bert_kinds[] = { /* in the order of tt_bert_kind */
+static const tt__bert_flags tt__bert_flags_of[] = { /* in the order of tt_bert_kind */
     {TT__BERT_FILES(bert, 12, "BERT", 0, "BertForSequenceClassification", "bert", "hidden_act",
                     "  \"position_embedding_type\": \"absolute\",\n  \"pad_token_id\": 0,\n", "bert.",
                     "encoder.layer"),
@@ -122,10 +122,10 @@ static const tt__bert_kind tt__bert_kinds[] = { /* in the order of tt_bert_kind 
      TT__BERT_DROP_AS, NULL, 50358, 4096, 2, 0, 12, "gelu_new", 1e-12f, 0.1f},
 };
 
-static const tt__bert_kind *tt__bert_of(const tt_bert_config *c)
+static const tt__bert_flags *tt__bert_of(const tt_bert_config *c)
 {
-    const bool known = (int)c->kind > 0 && (int)c->kind < TT__COUNT(tt__bert_kinds);
-    return &tt__bert_kinds[known ? c->kind : TT_BERT];
+    const bool known = (int)c->kind > 0 && (int)c->kind < TT__COUNT(tt__bert_flags_of);
+    return &tt__bert_flags_of[known ? c->kind : TT_BERT];
 }
 
 tt_bert_config tt_bert_config_default(tt_bert_kind kind)
@@ -133,7 +133,7 @@ tt_bert_config tt_bert_config_default(tt_bert_kind kind)
     tt_bert_config c;
     memset(&c, 0, sizeof c);
     c.kind = kind;
-    const tt__bert_kind *k = tt__bert_of(&c);
+    const tt__bert_flags *k = tt__bert_of(&c);
     c.vocab_size = k->vocab;
     c.hidden_size = 768;
     c.layers = k->layers;
@@ -166,7 +166,7 @@ static void tt__bert_sizes(const void *config, tt__sizes size)
     size['U' - 'A'] = !(flags & TT__BERT_SPARSE) || c->qkv_bias ? c->hidden_size : 0;
 }
 
-static void tt__bert_check(tt__text *all, const void *config)
+static void tt__bert_check(tt__text_buffer *all, const void *config)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
     const int flags = tt__bert_of(c)->flags;
@@ -184,7 +184,7 @@ static void tt__bert_check(tt__text *all, const void *config)
         tt__print(all, "; block_size is %d", c->block_size);
 }
 
-static void tt__bert_print(tt__text *json, const void *self, const void *config)
+static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
     (void)self;

@@ -64,13 +64,13 @@ static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
 }
 
 /* Returns whether block j may be a random block of block i, if the paper has no plan for the number of
-   positions. transformers then shuffles the first `most` = 2 * listed + 5 blocks. The random blocks of block
-   i exclude i itself, its neighbours, and the first and the last of these `most` blocks; those of block 1
+   positions. transformers then shuffles the first `max` = 2 * listed + 5 blocks. The random blocks of block
+   i exclude i itself, its neighbours, and the first and the last of these `max` blocks; those of block 1
    also exclude block most - 2, and the reverse. */
-static bool tt__big_bird_may(int i, int j, int most)
+static bool tt__big_bird_may(int i, int j, int max)
 {
-    const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == most - 1;
-    return !near && !global && !(i == 1 && j == most - 2) && !(i == most - 2 && j == 1);
+    const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == max - 1;
+    return !near && !global && !(i == 1 && j == max - 2) && !(i == max - 2 && j == 1);
 }
 
 /* Fills lists (heads, n, listed) with the numbers of the `listed` random blocks of each block, for each head.
@@ -79,7 +79,7 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
                                int32_t *x)
 {
     const int64_t rows = (int64_t)n * size; /* number of positions, rounded up to whole blocks */
-    const int most = 2 * listed + 5;        /* number of blocks, whose rows tt__bert_check bounds */
+    const int max = 2 * listed + 5;        /* number of blocks, whose rows tt__bert_check bounds */
     const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
     tt__twister m;
     tt__twister_seed(&m, seed);
@@ -91,14 +91,14 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
             tt__twister_shuffle(&m, x, count);
             for (int k = 0; k < listed; k++) list[k] = count ? x[k < count ? k : 0] : 0;
         }
-    for (int i = 1; i < n && !paper && n >= most; i++)
+    for (int i = 1; i < n && !paper && n >= max; i++)
         for (int h = 0; h < heads; h++) {
             int32_t *list = lists + ((size_t)h * (size_t)n + (size_t)i) * (size_t)listed;
             int found = 0;
-            for (int k = 0; k < most; k++) x[k] = k;
-            tt__twister_shuffle(&m, x, most);
-            for (int k = 0; k < most && found < listed; k++)
-                if (tt__big_bird_may(i, x[k], most)) list[found++] = x[k];
+            for (int k = 0; k < max; k++) x[k] = k;
+            tt__twister_shuffle(&m, x, max);
+            for (int k = 0; k < max && found < listed; k++)
+                if (tt__big_bird_may(i, x[k], max)) list[found++] = x[k];
         }
 }
 /* Returns the row of the position embedding that belongs to the first token of a sequence. */

@@ -33,7 +33,7 @@ static tt_status tt__last_of_names(tt_context *ctx, const char (*names)[64], int
     return status;
 }
 
-static void tt__print_labels(tt__text *json, const char (*names)[64], int classes, const bool *last)
+static void tt__print_labels(tt__text_buffer *json, const char (*names)[64], int classes, const bool *last)
 {
     const char *comma = "";
     tt__print(json, "  \"id2label\": {");
@@ -99,7 +99,7 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, v
     tt_status status = TT_OK;
     for (int k = 0; k < a->n_config && status == TT_OK; k++) {
         const tt__config_row *r = &a->config[k];
-        const char *key = r->key[a->spelling];
+        const char *key = r->key[a->naming];
         char *to = (char *)config + r->offset;
         if (!key) continue;
         if (tt__is_int(r)) {
@@ -137,7 +137,7 @@ static tt_value (*tt__activation_of(const char *name))(tt_tape *, tt_value)
 static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, const void *config)
 {
     char text[512];
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     const int hidden = tt__int_field(config, a->hidden), layers = tt__int_field(config, a->layers);
     const int heads = a->heads ? tt__int_field(config, a->heads) : 0;
     const int classes = a->classes ? tt__int_field(config, a->classes) : 1;

@@ -97,7 +97,7 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
     if (!t) return TT_ERR_MEMORY;
     tt_inputs in;
     tt__lm_cache cache;
-    char device[sizeof ((tt__crew *)0)->name] = "";
+    char device[sizeof ((tt__device_group *)0)->name] = "";
     memset(&in, 0, sizeof in);
     const int64_t rows = tt_axis(t, "tokens", g->max_tokens), seqs = tt_axis(t, "sequences", g->max_seqs);
     g->ids = in.ids = tt_input(t, "ids", TT_I32, rows, 1);
@@ -106,13 +106,13 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
     g->start = cache.start = tt_seq_start(t, "start", g->max_seqs);
     g->last = tt_input(t, "last", TT_I32, seqs, 1);
     cache.rows = (int64_t)g->max_seqs * g->context;
-    tt_value x = tt__lm_hidden(g->m, t, &in, &cache);
+    tt_value x = tt__lm_hidden_states(g->m, t, &in, &cache);
     g->logits = tt__lm_head(g->m, t, tt_gather_rows(t, x, g->last));
     if (g->logits.id) t->values[g->logits.id].pinned_f32 = true;
     tt_compile_options c = o->compile;
     const tt_program *share = c.share;
     if (share) { /* the parameters keep the placement that the program `share` gave them */
-        const char *name = share->settings.crew->name;
+        const char *name = share->settings.group->name;
         c.parallel = share->settings.options.parallel;
         c.parallel.schedule = NULL;
         c.memory = tt__memory_names[share->settings.memory];
@@ -136,7 +136,7 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
     if (!o) o = &defaults;
     const int context = o->context ? o->context : (int)tt__min(c->max_positions, 2048);
     char text[400] = "";
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     if (o->compile.train) tt__print(&all, "; compile.train is true, and a generator does not train");
     if (o->max_seqs < 1) tt__print(&all, "; max_seqs is %d", o->max_seqs);
     if (context < 2) tt__print(&all, "; a context of %d tokens", context);
@@ -201,11 +201,11 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
     int32_t best = 0;
     for (int32_t v = 1; v < vocab; v++) if (tt__likelier(x, v, best)) best = v;
     if (s->temperature == 0) return best;
-    const float most = x[best], slope = 1 / s->temperature;
+    const float max = x[best], slope = 1 / s->temperature;
     const bool all = s->top_p >= 1 && (s->top_k == 0 || s->top_k >= vocab);
     double sum = 0;
     for (int v = 0; v < vocab; v++) {
-        const float weight = expf((x[v] - most) * slope);
+        const float weight = expf((x[v] - max) * slope);
         if (all || s->top_k == 0) sum += weight;
         if (all) x[v] = weight; /* else the heap compares scores: unequal ones may have equal weights */
     }
@@ -220,36 +220,36 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
         return last; /* only reached if `left` was rounded up */
     }
     /* Tokens leave the heap from the likeliest on, and fill `order` from its end: the likeliest is last. */
-    const int most_kept = s->top_k ? (int)tt__min(s->top_k, vocab) : vocab;
+    const int max_kept = s->top_k ? (int)tt__min(s->top_k, vocab) : vocab;
     int kept = 0;
     double held = 0;
     for (int v = 0; v < vocab; v++) order[v] = v;
     for (int v = vocab / 2 - 1; v >= 0; v--) tt__sift(order, vocab, v, x);
-    while (kept < most_kept && (s->top_k || held < s->top_p * sum || !kept)) {
+    while (kept < max_kept && (s->top_k || held < s->top_p * sum || !kept)) {
         const int32_t v = order[0];
         kept++;
         order[0] = order[vocab - kept];
         order[vocab - kept] = v;
         tt__sift(order, vocab - kept, 0, x);
-        held += expf((x[v] - most) * slope);
+        held += expf((x[v] - max) * slope);
     }
     if (s->top_k) { /* of the top_k tokens, keep the fewest whose weights reach top_p */
         const double enough = s->top_p * held;
         int k = 0;
         for (held = 0; k < kept && (held < enough || !k); k++)
-            held += expf((x[order[vocab - 1 - k]] - most) * slope);
+            held += expf((x[order[vocab - 1 - k]] - max) * slope);
         kept = k;
     }
     double left = u * held;
     for (int k = 0; k < kept; k++)
-        if ((left -= expf((x[order[vocab - 1 - k]] - most) * slope)) < 0) return order[vocab - 1 - k];
+        if ((left -= expf((x[order[vocab - 1 - k]] - max) * slope)) < 0) return order[vocab - 1 - k];
     return order[vocab - kept];
 }
 
 static tt_status tt__check_sampling(tt_context *ctx, const tt_sampling *s)
 {
     char text[400] = "";
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     if (s->max_new < 1) tt__print(&all, "; max_new is %d", s->max_new);
     if (!(s->temperature >= 0 && s->temperature < INFINITY))
         tt__print(&all, "; temperature %g is not in [0, inf)", s->temperature);
@@ -461,11 +461,11 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
     const int end = of_tokenizer < 0 && m->n_stop ? m->stop[0] : of_tokenizer, n_own = m->n_stop + (end >= 0);
     tt_status status = tt__check_sampling(g->ctx, &s);
     if (status != TT_OK) return status;
-    const size_t room = (size_t)g->context + 1, most = (size_t)s.max_new, stops = (size_t)(s.n_stop + n_own);
+    const size_t room = (size_t)g->context + 1, max = (size_t)s.max_new, stops = (size_t)(s.n_stop + n_own);
     int given = 0;
-    int32_t *ids = (int32_t *)tt__alloc(g->ctx, sizeof *ids * (room + most + stops));
+    int32_t *ids = (int32_t *)tt__alloc(g->ctx, sizeof *ids * (room + max + stops));
     if (!ids) return TT_ERR_MEMORY;
-    int32_t *out = ids + room, *stop = out + most;
+    int32_t *out = ids + room, *stop = out + max;
     for (int i = 0; i < s.n_stop; i++) stop[i] = s.stop[i];
     for (int i = 0; i < m->n_stop; i++) stop[s.n_stop + i] = m->stop[i];
     if (end >= 0) stop[s.n_stop + m->n_stop] = end;

@@ -41,7 +41,7 @@ typedef int64_t tt__sizes['Z' - 'A' + 1]; /* size of each letter of shapes */
 
 typedef struct tt__architecture {
     const char *name;            /* name of the architecture in messages */
-    int spelling;                /* number of the naming for config.json and for a new model's parameters */
+    int naming;                /* number of the naming for config.json and for a new model's parameters */
     const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
     const char *activation_key, *more;   /* key of the activation; constant members of config.json */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
@@ -53,12 +53,12 @@ typedef struct tt__architecture {
     size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets in the model; 0: none */
     size_t hidden, layers, heads, classes, activation, range; /* offsets in the config; 0: no field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
-    void (*check)(tt__text *all, const void *config);         /* adds further mistakes to `all`; or NULL */
+    void (*check)(tt__text_buffer *all, const void *config);         /* adds further mistakes to `all`; or NULL */
     /* Reads a tensor whose shape differs from the parameter's, if the model can adapt it, and sets *done.
        NULL: the architecture adapts no tensor. */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
     size_t image_size;          /* offset of the field in the config's struct; 0: no such field */
-    void (*print)(tt__text *json, const void *self, const void *config); /* prints further members; or NULL */
+    void (*print)(tt__text_buffer *json, const void *self, const void *config); /* prints further members; or NULL */
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
 } tt__architecture;
 
@@ -100,7 +100,7 @@ typedef struct tt__checkpoint {
     tt__file_bytes text;   /* text of config.json */
     tt__json config;       /* config.json; empty: the checkpoint has none */
     tt_safetensors **file; /* `files` open files */
-    int files, spelling;   /* spelling: number of the naming of the tensors */
+    int files, naming;   /* naming: number of the naming of the tensors */
 } tt__checkpoint;
 
 /* The parameters of a model that exists or is to be made. */
@@ -108,7 +108,7 @@ typedef struct tt__layout {
     tt_context *ctx;
     const tt__architecture *a;
     char *self, *layer_self; /* structs of the model and of its first layer; NULL: not made yet */
-    int layers, spelling;    /* spelling: number of the naming of the tensors */
+    int layers, naming;    /* naming: number of the naming of the tensors */
     const tt__checkpoint *from; /* the checkpoint to read; NULL: none */
     tt__sizes size;
 } tt__layout;
@@ -125,7 +125,7 @@ static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, cons
     l.self = (char *)(uintptr_t)self;
     l.layer_self = self ? (char *)tt__pointer_at(self, a->layers_at) : NULL;
     l.layers = tt__int_field(config, a->layers);
-    l.spelling = from ? from->spelling : a->spelling;
+    l.naming = from ? from->naming : a->naming;
     l.from = from;
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
@@ -141,12 +141,12 @@ static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, cons
 static const tt__tensor_row *tt__layout_row(const tt__layout *l, int k, char name[256])
 {
     const tt__architecture *a = l->a;
-    const int in_layers = k - a->n_model, layer = in_layers / a->n_layer, spelling = l->spelling;
+    const int in_layers = k - a->n_model, layer = in_layers / a->n_layer, naming = l->naming;
     if (in_layers >= 0 && layer >= l->layers) return NULL;
     const tt__tensor_row *row = in_layers < 0 ? &a->model[k] : &a->layer[in_layers % a->n_layer];
-    const char *plain = row->name[spelling] ? row->name[spelling] : "";
-    int n = in_layers >= 0 || *plain == '.' ? snprintf(name, 256, "%s", a->prefix[spelling]) : 0;
-    if (in_layers >= 0) n += snprintf(name + n, 256 - (size_t)n, a->layer_prefix[spelling], layer);
+    const char *plain = row->name[naming] ? row->name[naming] : "";
+    int n = in_layers >= 0 || *plain == '.' ? snprintf(name, 256, "%s", a->prefix[naming]) : 0;
+    if (in_layers >= 0) n += snprintf(name + n, 256 - (size_t)n, a->layer_prefix[naming], layer);
     snprintf(name + n, 256 - (size_t)n, "%s", plain + (*plain == '.'));
     return row;
 }
@@ -163,7 +163,7 @@ static tt_param **tt__layout_slot(const tt__layout *l, const tt__tensor_row *row
 /* Returns which third of a packed tensor a parameter is, 1 to 3; 0 if the parameter is a whole tensor. */
 static int tt__layout_part(const tt__layout *l, const tt__tensor_row *row)
 {
-    return l->spelling == 1 ? row->part : 0;
+    return l->naming == 1 ? row->part : 0;
 }
 
 /* Sets dims to the dimensions of a parameter, including leading dimensions of 1. Returns their number; 0 if
@@ -234,7 +234,7 @@ static tt_status tt__layout_new(const tt__layout *l, float scale)
     char name[256];
     for (int k = 0; (row = tt__layout_row(l, k, name)) != NULL; k++) {
         int64_t dims[4];
-        int n = row->name[l->spelling] ? tt__row_dims(l, row, dims) : 0, lead = (int)strspn(row->shape, "1");
+        int n = row->name[l->naming] ? tt__row_dims(l, row, dims) : 0, lead = (int)strspn(row->shape, "1");
         tt_init init = {row->init == '1' ? TT_INIT_ONES : TT_INIT_ZEROS, scale};
         if (row->init == 'n') init.kind = TT_INIT_NORMAL;
         if (!n) continue;

@@ -9,7 +9,7 @@
 
 /* Prints the value of a member of a JSON object on one line. from: the value's first character, in a text
    that was parsed without an error. */
-static void tt__print_member(tt__text *to, const char *from)
+static void tt__print_member(tt__text_buffer *to, const char *from)
 {
     bool quoted = false;
     for (int depth = 0; quoted || depth || (*from != ',' && *from != '}'); from++) {
@@ -110,7 +110,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     while (kind > TT_ROTARY_PLAIN && strcmp(type, all[kind].type) != 0) kind--;
     r->scaling = (tt_rotary_scaling)kind;
     float original = (float)c->max_positions;
-    const struct { const char *key; int at; float least, below, *to; } numbers[] = {
+    const struct { const char *key; int at; float min, below, *to; } numbers[] = {
         {"factor", at, 1, INFINITY, &r->factor},
         {"original_max_position_embeddings", at, 1, 1e9f, &original},
         {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* transformers 5 prefers it */
@@ -118,7 +118,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
         {"attention_factor", at, 0, INFINITY, &r->magnitude}};
     const int n = kind == TT_ROTARY_PLAIN ? 0 : kind == TT_ROTARY_YARN ? 6 : all[kind].low ? 5 : 1;
     for (int k = 0; k < n && status == TT_OK; k++)
-        status = tt__json_read_float(j, numbers[k].at, numbers[k].key, numbers[k].least, numbers[k].below,
+        status = tt__json_read_float(j, numbers[k].at, numbers[k].key, numbers[k].min, numbers[k].below,
                                      numbers[k].to);
     if (n) r->original = (int)original;
     static const char *const unknown[] = {"mscale", "mscale_all_dim", "truncate"};
@@ -219,7 +219,7 @@ static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt
     return status;
 }
 
-static void tt__lm_check(tt__text *all, const void *config)
+static void tt__lm_check(tt__text_buffer *all, const void *config)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
     const tt__lm_kind *k = tt__lm_kind_of(c->kind);
@@ -280,7 +280,7 @@ static bool tt__lm_said(const tt__json *j, const char *key) { return j && tt__js
 /* Prints the members of config.json for rotary positions, except those that `said` (which may be NULL) has.
    transformers 5 reads rope_parameters; older versions read the other keys, and use base 10,000 if it is
    missing. */
-static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt__json *said)
+static void tt__lm_print_rotary(tt__text_buffer *json, const tt_lm_config *c, const tt__json *said)
 {
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};
     const tt_rotary_options *r = &c->rotary;
@@ -315,7 +315,7 @@ static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt_
 }
 
 /* Prints the members of config.json that have no row in the config's table. */
-static void tt__lm_print(tt__text *json, const void *self, const void *config)
+static void tt__lm_print(tt__text_buffer *json, const void *self, const void *config)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
     const tt_lm *m = (const tt_lm *)self;

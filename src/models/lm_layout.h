@@ -38,8 +38,8 @@ tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, i
     return c;
 }
 
-static void tt__lm_check(tt__text *all, const void *config);
-static void tt__lm_print(tt__text *json, const void *self, const void *config);
+static void tt__lm_check(tt__text_buffer *all, const void *config);
+static void tt__lm_print(tt__text_buffer *json, const void *self, const void *config);
 
 /* Sets the sizes that the letters in the tables' shapes stand for. H: hidden; I: intermediate; V: vocab; P:
    positions; X: vocab of an untied head; D: head size; G: number of key heads; A: columns of all queries; K:
@@ -256,7 +256,7 @@ tt_lm_config tt_lm_config_default(const char *kind)
 /* Prints the names of all kinds, with commas between. */
 static const char *tt__lm_names(char to[256])
 {
-    tt__text all = {to, 256, 0};
+    tt__text_buffer all = {to, 256, 0};
     for (int k = 0; k < TT__COUNT(tt__lm_kinds); k++)
         tt__print(&all, "%s%s", k ? ", " : "", tt__lm_kinds[k].a.name);
     return to;

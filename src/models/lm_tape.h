@@ -73,7 +73,7 @@ static tt_value tt__lm_norm(const tt_lm *m, tt_tape *t, tt_value x, tt_param *w,
     return b ? tt_layernorm(t, x, w, b, m->config.norm_eps) : tt_rmsnorm(t, x, w, m->config.norm_eps);
 }
 
-static tt_value tt__lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in, const tt__lm_cache *cache)
+static tt_value tt__lm_hidden_states(const tt_lm *m, tt_tape *t, const tt_inputs *in, const tt__lm_cache *cache)
 {
     const tt_lm_config *c = &m->config;
     tt_value (*const act)(tt_tape *, tt_value) = tt__activation_of(m->activation);
@@ -106,7 +106,7 @@ static tt_value tt__lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in, c
 
 tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in)
 {
-    return tt__lm_hidden(m, t, in, NULL);
+    return tt__lm_hidden_states(m, t, in, NULL);
 }
 
 /* Records the logits, (rows, vocab), from the output of the last layer, hidden (rows, hidden). */

@@ -85,7 +85,7 @@ static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, c
     for (int k = 0; k < ndim && same; k++) same = info->dims[k] == (k ? dims[k] : rows);
     if (same) return TT_OK;
     char text[256];
-    tt__text shapes = {text, sizeof text, 0};
+    tt__text_buffer shapes = {text, sizeof text, 0};
     tt__print(&shapes, "(");
     for (int k = 0; k < info->ndim; k++) tt__print(&shapes, k ? ", %lld" : "%lld", (long long)info->dims[k]);
     tt__print(&shapes, "), expected (");
@@ -146,7 +146,7 @@ static int tt__find_tensor(const tt_safetensors *s, const char *name, const char
 static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, int *index)
 {
     for (int k = 0; k < l->from->files; k++) {
-        *index = tt__find_tensor(l->from->file[k], name, l->a->prefix[l->spelling]);
+        *index = tt__find_tensor(l->from->file[k], name, l->a->prefix[l->naming]);
         if (*index >= 0) return l->from->file[k];
     }
     return NULL;
@@ -170,7 +170,7 @@ static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
     bool any = layer == 0; /* the checkpoint has a tensor of this layer */
     for (int i = 0; i < a->n_layer && !any; i++) {
         const tt__tensor_row *row = tt__layout_row(l, a->n_model + layer * a->n_layer + i, other);
-        any = row->name[l->spelling] && tt__layout_find(l, other, &index);
+        any = row->name[l->naming] && tt__layout_find(l, other, &index);
     }
     if (any)
         return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json calls for, or "
@@ -188,7 +188,7 @@ static tt_status tt__layout_check(const tt__layout *l)
     for (int k = 0; (row = tt__layout_row(l, k, name)) != NULL; k++) {
         int64_t dims[4];
         int ndim = tt__file_dims(l, row, dims), index = -1;
-        if (!ndim || !row->name[l->spelling]) continue;
+        if (!ndim || !row->name[l->naming]) continue;
         tt_safetensors *file = tt__layout_find(l, name, &index);
         tt_status status = TT_OK;
         if (file && !tt__starts_anew(row, &file->infos[index], dims))
@@ -216,7 +216,7 @@ static tt_status tt__layout_attach(const tt__layout *l)
 {
     char text[2][1024];
     /* Two lists of names: tensors that the files lack; tensors with another number of classes. */
-    tt__text anew[2] = {{text[0], sizeof text[0], 0}, {text[1], sizeof text[1], 0}};
+    tt__text_buffer anew[2] = {{text[0], sizeof text[0], 0}, {text[1], sizeof text[1], 0}};
     int64_t classes = 0; /* number of the file's classes, if it differs */
     bool new_head = false;
     const tt__tensor_row *row;

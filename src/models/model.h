@@ -91,7 +91,7 @@ typedef struct tt__saved_model {
     bool *last;   /* see tt__last_of_names */
 } tt__saved_model;
 
-static void tt__print_config(tt__text *json, const void *arg)
+static void tt__print_config(tt__text_buffer *json, const void *arg)
 {
     const tt__saved_model *s = (const tt__saved_model *)arg;
     const tt__architecture *a = s->a;
@@ -101,7 +101,7 @@ static void tt__print_config(tt__text *json, const void *arg)
               a->type);
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
-        const char *value = number, *key = r->key[a->spelling];
+        const char *value = number, *key = r->key[a->naming];
         if (!key) continue;
         if (tt__is_int(r)) snprintf(number, 32, "%d", tt__int_field(s->config, r->offset));
         else if (r->kind != 'b') tt__shortest(tt__float_field(s->config, r->offset), number);
@@ -117,32 +117,32 @@ static void tt__print_config(tt__text *json, const void *arg)
                      tt__int_field(s->config, a->classes), s->last);
 }
 
-/* Writes model.safetensors and config.json into a folder. spelling: number of the tensors' naming. most: max
+/* Writes model.safetensors and config.json into a folder. naming: number of the tensors' naming. max: max
    bytes of a file; 0: no limit. config: the model's config, which the caller may have changed; it is checked
    before anything is written. */
 static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, const void *self,
-                                const void *config, int spelling, size_t most, const char *folder)
+                                const void *config, int naming, size_t max, const char *folder)
 {
     tt__saved_model s = {a, self, config, TT_F32, NULL};
     tt_status status = tt__config_check(ctx, a, config);
     if (status != TT_OK) return status;
     tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
-    l.spelling = spelling;
+    l.naming = naming;
     if (a->classes)
         status = tt__last_of_names(ctx, (const char(*)[64])tt__pointer_at(self, a->names_at),
                                    tt__int_field(config, a->classes), &s.last);
-    if (status == TT_OK) status = tt__layout_save(&l, folder, most, &s.dtype);
+    if (status == TT_OK) status = tt__layout_save(&l, folder, max, &s.dtype);
     if (status == TT_OK) status = tt__save_printed(ctx, folder, "config.json", tt__print_config, &s);
     tt__free(ctx, s.last);
     return status;
 }
 
 /* Prints the first 8 of n names in quotes, then the number of the other names. */
-static void tt__list_names(tt__text *to, const char *const *names, int n)
+static void tt__list_names(tt__text_buffer *to, const char *const *names, int n)
 {
-    const int most = 8;
-    for (int k = 0; k < n && k < most; k++) tt__print(to, "%s'%.40s'", k ? ", " : "", names[k]);
-    if (n > most) tt__print(to, " and %d others", n - most);
+    const int max = 8;
+    for (int k = 0; k < n && k < max; k++) tt__print(to, "%s'%.40s'", k ? ", " : "", names[k]);
+    if (n > max) tt__print(to, " and %d others", n - max);
 }
 
 /* Does the work of tt_bert_name_classes and tt_vit_name_classes. names: the model's class names, (classes,
@@ -167,7 +167,7 @@ static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classe
     if (from && same) status = tt__dataset_renumber(d, from, to);
     if (from && !same && kept) {
         char text[1024];
-        tt__text list = {text, sizeof text, 0};
+        tt__text_buffer list = {text, sizeof text, 0};
         tt__list_names(&list, own, classes);
         tt__print(&list, ", and those of the data ");
         tt__list_names(&list, d->classes, classes);

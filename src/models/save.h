@@ -88,7 +88,7 @@ static void tt__saved_file_name(const tt__saved_files *f, int k, char name[64])
     else snprintf(name, 64, "model-%05d-of-%05d.safetensors", k + 1, f->files);
 }
 
-static void tt__print_index(tt__text *json, const void *arg)
+static void tt__print_index(tt__text_buffer *json, const void *arg)
 {
     const tt__saved_files *f = (const tt__saved_files *)arg;
     char name[64];
@@ -100,9 +100,9 @@ static void tt__print_index(tt__text *json, const void *arg)
     tt__print(json, "  }\n}\n");
 }
 
-/* Assigns the tensors to files of at most `most` bytes (0: one file for all). A larger tensor gets its own
+/* Assigns the tensors to files of at most `max` bytes (0: one file for all). A larger tensor gets its own
    file. */
-static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t most)
+static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t max)
 {
     size_t held = 0;
     f->files = 1;
@@ -110,7 +110,7 @@ static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t most)
     for (int k = 0; k < f->tensors; k++) {
         size_t bytes = tt_dtype_bytes(dtype);
         for (int d = 0; d < f->info[k].ndim; d++) bytes *= (size_t)f->info[k].dims[d];
-        if (most && held && (held >= most || bytes > most - held)) {
+        if (max && held && (held >= max || bytes > max - held)) {
             f->files++;
             held = 0;
         }
@@ -158,7 +158,7 @@ static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__sa
         if (f->file[param[k].tensor] == file)
             status = tt__save_param(w, &param[k], dtype, piece, piece + TT__PIECE);
     if (began) status = tt__net_fail(ctx, status); /* other processes may wait to send their shards */
-    status = tt__safetensors_end(w, status);
+    status = tt__safetensors_finish(w, status);
     return tt__agree(ctx, "the end of saving a model", status, NULL, 0);
 }
 
@@ -193,9 +193,9 @@ static tt_status tt__remove_stale(tt_context *ctx, const char *folder, int files
 }
 
 /* Writes model.safetensors into a folder, which is created if it does not exist. If the tensors take more
-   than `most` bytes (0: no limit), writes several files and an index. All tensors have the dtype of the first
+   than `max` bytes (0: no limit), writes several files and an index. All tensors have the dtype of the first
    parameter, or fp32 if no program holds that parameter; sets *dtype. */
-static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t most, tt_dtype *dtype)
+static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t max, tt_dtype *dtype)
 {
     tt_context *ctx = l->ctx;
     const tt__tensor_row *row;
@@ -225,7 +225,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         int64_t dims[4] = {0};
         const int ndim = tt__row_dims(l, row, dims);
         if (!p || !ndim) continue;
-        if (!params && p->holder) *dtype = tt__param_home(p)->dtype;
+        if (!params && p->owner) *dtype = tt__param_placement(p)->dtype;
         param[params].p = p;
         param[params].order = tt__row_order(l, row, ndim, dims);
         param[params++].tensor = f.tensors - (part > 1);
@@ -237,7 +237,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         if (part) f.info[f.tensors].dims[0] *= 3;
         f.tensors++;
     }
-    if (status == TT_OK) tt__deal_out(&f, *dtype, most);
+    if (status == TT_OK) tt__deal_out(&f, *dtype, max);
     else status = tt__agree(ctx, "saving a model", status, NULL, 0); /* tells the other processes */
     if (status == TT_OK && f.files > 1) status = tt__save_id(&f, param, params, piece);
     for (int k = 0; k < f.files && status == TT_OK; k++)

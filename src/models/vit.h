@@ -63,7 +63,7 @@ static void tt__vit_sizes(const void *config, tt__sizes size)
     size['B' - 'A'] = c->qkv_bias ? c->hidden_size : 0;
 }
 
-static void tt__vit_check(tt__text *all, const void *config)
+static void tt__vit_check(tt__text_buffer *all, const void *config)
 {
     const tt_vit_config *c = (const tt_vit_config *)config;
     if (c->patch_size > 0 && c->image_size % c->patch_size)
@@ -198,7 +198,7 @@ static const tt__config_row tt__vit_rows[] = {
 
 /* The architecture of ViT. Naming 1 of the tensors is torchvision's; config.json always has transformers'
    naming. */
-static const tt__architecture tt__vit = {
+static const tt__architecture tt__vit_architecture = {
     "ViT", 0, "ViTForImageClassification", "vit", "hidden_act", "", {"vit.", ""},
     {"encoder.layer.%d.", "encoder.layers.encoder_layer_%d."}, tt__vit_tensors, tt__vit_layer_tensors,
     tt__vit_rows, TT__COUNT(tt__vit_tensors), TT__COUNT(tt__vit_layer_tensors), TT__COUNT(tt__vit_rows),
@@ -207,10 +207,10 @@ static const tt__architecture tt__vit = {
 
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config)
 {
-    return tt__model_new(ctx, &tt__vit, m, config);
+    return tt__model_new(ctx, &tt__vit_architecture, m, config);
 }
 
-void tt_vit_free(tt_vit *m) { tt__model_free(&tt__vit, m); }
+void tt_vit_free(tt_vit *m) { tt__model_free(&tt__vit_architecture, m); }
 
 tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d)
 {
@@ -307,7 +307,7 @@ static tt_status tt__vit_read_config(const tt__json *j, tt_vit_config *c)
                         j->path, type);
     *c = tt_vit_config_default("B/16");
     c->classes = 2; /* transformers' default */
-    return tt__config_read(j, &tt__vit, c);
+    return tt__config_read(j, &tt__vit_architecture, c);
 }
 
 /* Returns dimension k of tensor `name`, or 0 if the tensor or the dimension does not exist. */
@@ -322,7 +322,7 @@ static int tt__tensor_size(const tt__checkpoint *s, const char *name, int k)
 /* Infers the config of a checkpoint without config.json from the shapes of the tensors. */
 static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *config)
 {
-    const int spelling = s->spelling;
+    const int naming = s->naming;
     static const char *const position[] = {"vit.embeddings.position_embeddings", "encoder.pos_embedding"};
     static const char *const patch[] = {"vit.embeddings.patch_embeddings.projection.weight",
                                         "conv_proj.weight"};
@@ -331,28 +331,28 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
     static const char *const head[] = {"classifier.weight", "heads.head.weight"};
     char name[128];
     *config = tt_vit_config_default("B/16");
-    config->hidden_size = tt__tensor_size(s, position[spelling], 2);
-    config->patch_size = tt__tensor_size(s, patch[spelling], 2);
-    config->channels = tt__tensor_size(s, patch[spelling], 1);
+    config->hidden_size = tt__tensor_size(s, position[naming], 2);
+    config->patch_size = tt__tensor_size(s, patch[naming], 2);
+    config->channels = tt__tensor_size(s, patch[naming], 1);
     if (config->patch_size > TT__MAX_PATCH)
         return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT, "'%s': patches of %d pixels, more than %d",
                         s->file[0]->path, config->patch_size, TT__MAX_PATCH);
-    config->image_size = tt__square_root(tt__tensor_size(s, position[spelling], 1) - 1) * config->patch_size;
+    config->image_size = tt__square_root(tt__tensor_size(s, position[naming], 1) - 1) * config->patch_size;
     int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in the published H, 64 in Ti, S, B and L */
     config->heads = config->hidden_size / head_size;
-    if (spelling == 1) { /* the values with which torchvision's models were trained */
+    if (naming == 1) { /* the values with which torchvision's models were trained */
         static const float mean[] = {0.485f, 0.456f, 0.406f}, std[] = {0.229f, 0.224f, 0.225f};
         memcpy(config->mean, mean, sizeof mean);
         memcpy(config->std, std, sizeof std);
         config->layer_norm_eps = 1e-6f;
     }
     for (config->layers = 0; config->layers < 1000; config->layers++) {
-        snprintf(name, sizeof name, up[spelling], config->layers);
+        snprintf(name, sizeof name, up[naming], config->layers);
         int size = tt__tensor_size(s, name, 0);
         if (!size) break;
         config->intermediate_size = size;
     }
-    int classes = tt__tensor_size(s, head[spelling], 0);
+    int classes = tt__tensor_size(s, head[naming], 0);
     if (classes) config->classes = classes;
     if (config->hidden_size % head_size)
         return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT,
@@ -361,7 +361,7 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
     if (config->hidden_size && config->patch_size && config->image_size && config->layers) return TT_OK;
     return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT,
                     "'%s' is no ViT: '%s', '%s' or the first layer is not there, or not of the shape of one",
-                    s->file[0]->path, position[spelling], patch[spelling]);
+                    s->file[0]->path, position[naming], patch[naming]);
 }
 
 /* Reads a size from preprocessor_config.json: a number, an object with equal "height" and "width" or, if
@@ -458,10 +458,10 @@ static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt
         if (j->nodes[list].kind != TT__JSON_ARRAY || j->nodes[list].count != c->channels)
             return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': '%s' must be a list of %d numbers", j->path, key,
                             c->channels);
-        const float least = side ? FLT_MIN : -FLT_MAX; /* image_std is a divisor and must be above 0 */
+        const float min = side ? FLT_MIN : -FLT_MAX; /* image_std is a divisor and must be above 0 */
         float *to = side ? c->std : c->mean;
         for (int k = 0, node = list + 1; k < c->channels && status == TT_OK; k++, node = j->nodes[node].after)
-            status = tt__json_float_at(j, key, node, least, INFINITY, &to[k]);
+            status = tt__json_float_at(j, key, node, min, INFINITY, &to[k]);
     }
     return status;
 }
@@ -482,8 +482,8 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
     strcpy(folder, !is_file || slash ? path : ".");
     if (slash) folder[slash - path + 1] = 0;
     status = is_file ? tt__shards_one(ctx, path, &s) : tt__shards_open(ctx, folder, &s);
-    for (int k = 0; k < s.files && !s.spelling; k++)
-        s.spelling = tt_safetensors_find(s.file[k], "class_token") >= 0 ||
+    for (int k = 0; k < s.files && !s.naming; k++)
+        s.naming = tt_safetensors_find(s.file[k], "class_token") >= 0 ||
                      tt_safetensors_find(s.file[k], "conv_proj.weight") >= 0;
     if (status == TT_OK) status = tt__json_open_if_there(&s.config, ctx, s.path, folder, "config.json");
     if (status == TT_OK)
@@ -492,14 +492,14 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
         status = tt__json_open_if_there(&preprocessor, ctx, beside, folder, "preprocessor_config.json");
     if (status == TT_OK && preprocessor.count)
         status = tt__vit_read_preprocessor(&preprocessor, image_size, &config);
-    if (status == TT_OK) status = tt__model_load(&tt__vit, m, &config, &s, classes, image_size);
-    if (status == TT_OK) m->torchvision = s.spelling == 1;
+    if (status == TT_OK) status = tt__model_load(&tt__vit_architecture, m, &config, &s, classes, image_size);
+    if (status == TT_OK) m->torchvision = s.naming == 1;
     tt__json_free(&preprocessor);
     tt__checkpoint_close(ctx, &s);
     return status;
 }
 
-static void tt__vit_print_preprocessor(tt__text *json, const void *arg)
+static void tt__vit_print_preprocessor(tt__text_buffer *json, const void *arg)
 {
     const tt_vit_config *c = (const tt_vit_config *)arg;
     char number[32];
@@ -530,7 +530,7 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
     if (m->torchvision && !m->config.qkv_bias)
         return tt__fail(m->ctx, TT_ERR_UNSUPPORTED,
                         "torchvision's ViT has biases of q, k and v: set torchvision to false");
-    tt_status status = tt__model_save(m->ctx, &tt__vit, m, &config, m->torchvision, 0, folder);
+    tt_status status = tt__model_save(m->ctx, &tt__vit_architecture, m, &config, m->torchvision, 0, folder);
     if (status != TT_OK) return status;
     return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &config);
 }

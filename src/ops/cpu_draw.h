@@ -5,7 +5,7 @@
 
 static uint64_t tt__dropout_key(const tt__launch *l)
 {
-    const tt__run *run = TT__RUN_OF(l);
+    const tt__step_settings *run = TT__RUN_OF(l);
     return !run ? 0 : tt__stream_key(run->seed, TT__RANDOM_DROPOUT, (uint64_t)run->step,
                                      (uint64_t)run->micro << 32 | l->instr->random);
 }

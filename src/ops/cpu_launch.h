@@ -33,7 +33,7 @@ static tt_status tt__for_chunks(const tt__launch *l, int64_t rows, int64_t cols,
                                 tt__rows_fn fn)
 {
     tt__rows_job job = {l, fn, rows, chunk, skip, TT__ROW_BUFFERS * tt__row_bytes(cols)};
-    tt__parallel(tt__cpu_of(l)->pool, tt__ceil_div(rows, chunk), tt__rows_task, &job);
+    tt__run_tasks(tt__cpu_of(l)->pool, tt__ceil_div(rows, chunk), tt__rows_task, &job);
     return TT_OK;
 }
 

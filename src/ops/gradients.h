@@ -29,7 +29,7 @@ static tt__instr *tt__emit(tt__builder *b, int op, const tt__instr *f, const int
    parameter's shards on the tensor-parallel ranks. */
 static bool tt__is_weight(const tt_tape *t, int32_t v)
 {
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     return x->storage == TT__PARAMETER || (x->storage == TT__TRANSIENT && x->param >= 0);
 }
 
@@ -54,7 +54,7 @@ static void tt__fill(tt__builder *b, int32_t v, float x)
 static int32_t tt__new_gradient(tt__builder *b, int32_t v)
 {
     tt_tape *t = b->t;
-    const tt__value *of = &t->values[v];
+    const tt__tape_value *of = &t->values[v];
     const bool parameter = of->storage == TT__PARAMETER;
     const tt__storage storage = parameter ? TT__GRADIENT : TT__TRANSIENT;
     int32_t g = tt__value_like(t, v, tt__new_value(t, &of->shape, storage, "d(%.60s)", of->name));
@@ -77,15 +77,15 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
     int32_t g = exists ? t->values[base].grad : tt__new_gradient(b, base);
     if (!g) return;
     if (base != v) {
-        tt__value view = t->values[v], *whole = &t->values[base];
+        tt__tape_value view = t->values[v], *whole = &t->values[base];
         bool all = view.shape.rows * view.shape.cols == whole->shape.rows * whole->shape.cols &&
                    view.part.split == whole->part.split;
         if (!exists && !all) { /* first fill g with 0: other views of base may add to the rest of g */
             tt__instr last = t->code[--t->n_code];
             tt__fill(b, g, 0);
-            tt__instr *again = tt__emit(b, last.op, NULL, NULL, 0);
-            if (!again) return;
-            *again = last;
+            tt__instr *recomputed = tt__emit(b, last.op, NULL, NULL, 0);
+            if (!recomputed) return;
+            *recomputed = last;
             exists = true;
         }
         g = tt__view_like(t, v, g, view.offset);
@@ -103,7 +103,7 @@ static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
 {
     tt_tape *t = b->t;
     if (!b->ok || !v || !t->values[v].needs_grad) return;
-    const tt__value *x = &t->values[v], *from = &t->values[g];
+    const tt__tape_value *x = &t->values[v], *from = &t->values[g];
     bool whole = x->base == v && from->base == g && x->storage == TT__TRANSIENT;
     if (may_take && whole && !x->grad && from->shape.dtype == x->shape.dtype && tt__grad_owner(t, v) == v) {
         t->values[v].grad = g;

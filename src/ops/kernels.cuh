@@ -27,13 +27,13 @@ typedef cudaError_t (*run_together_fn)(const tt__launch *l, int n); // runs n la
 struct op_kernels {
     run_fn run;
     run_together_fn together;
-    int64_t most_rows, most_cols;
-    op_kernels() : run(NULL), together(NULL), most_rows(0), most_cols(0) {}
+    int64_t max_rows, max_cols;
+    op_kernels() : run(NULL), together(NULL), max_rows(0), max_cols(0) {}
     op_kernels(run_fn f, int64_t rows = 0, int64_t cols = 0) : op_kernels()
     {
         run = f;
-        most_rows = rows;
-        most_cols = cols;
+        max_rows = rows;
+        max_cols = cols;
     }
     op_kernels(run_together_fn f) : op_kernels() { together = f; }
 };
@@ -118,9 +118,9 @@ const char *cuda_refuses(int index, const tt__launch *l)
         if (major * 10 + minor < 89) return "matmul 'fp8' needs compute capability 8.9";
     }
     for (const tt__mat &m : l->in) {
-        if (kernels.most_cols && m.cols > kernels.most_cols)
+        if (kernels.max_cols && m.cols > kernels.max_cols)
             return "the CUDA backend's kernel for it takes at most 2^20 columns";
-        if (kernels.most_rows && m.rows > kernels.most_rows)
+        if (kernels.max_rows && m.rows > kernels.max_rows)
             return "the CUDA backend's kernel for it takes at most 2^27 rows";
     }
     return NULL;

@@ -33,9 +33,9 @@ typedef struct tt__gradient {
     int op;
 } tt__gradient;
 
-/* done: the number of elements that a member of a collective loads from other members' memory. least: the
+/* done: the number of elements that a member of a collective loads from other members' memory. min: the
    number that any algorithm with the same result must load. ops/collectives/rules.h computes both. */
-typedef struct tt__loads { int64_t done; double least; } tt__loads;
+typedef struct tt__loads { int64_t done; double min; } tt__loads;
 
 /* The facts about an op that are not in its row of TT__OPS. */
 typedef struct tt__rules {

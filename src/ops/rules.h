@@ -39,7 +39,7 @@ static double tt__flops(const tt__instr *i, const tt__mat *in)
 /* Returns value `id` as a matrix of max size without data; all fields are 0 if id is 0. */
 static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
 {
-    const tt__value *v = &t->values[id];
+    const tt__tape_value *v = &t->values[id];
     const tt__mat m = {NULL, v->shape.dtype, v->shape.rows, v->shape.cols, v->ld};
     return m;
 }
@@ -50,13 +50,13 @@ static size_t tt__cpu_workspace(int threads, const tt_tape *t, const tt__instr *
 {
     const tt__rules *r = tt__rules_of(i);
     const size_t own = r->cpu_scratch ? r->cpu_scratch(threads, t, i) : tt__widen_bytes(threads, t, i);
-    size_t most = own;
+    size_t max = own;
     for (int o = 0; o < tt__summed(i); o++) {
         const tt__shape *y = &t->values[i->out[o]].shape;
         const size_t sums = tt__column_sums(i, o) ? tt__sum_rows_bytes(threads, y->rows, y->cols) : 0;
-        if (sums > most) most = sums;
+        if (sums > max) max = sums;
     }
-    return most;
+    return max;
 }
 
 static size_t tt__cuda_workspace(int threads, const tt_tape *t, const tt__instr *i)

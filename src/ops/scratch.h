@@ -93,9 +93,9 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
     X(both, weights, keys * tile)                /* scores, then weights */ \
     X(both, q, queries * stride) \
     X(both, qt, blocks * qt_rows * tile)         /* q transposed, for each block of queries of a task */ \
-    X(forward, out, most_queries * stride) \
-    X(forward, most, most_queries)               /* running maximum of the scores */ \
-    X(forward, sum, most_queries)                /* sum of the weights */ \
+    X(forward, out, max_queries * stride) \
+    X(forward, max, max_queries)               /* running maximum of the scores */ \
+    X(forward, sum, max_queries)                /* sum of the weights */ \
     X(backward, v_pairs, keys * whole / 2)       /* pairs of columns of v */ \
     X(backward, q_pairs, queries * stride / 2)   /* pairs of rows of q */ \
     X(backward, dout_pairs, queries * stride / 2) \
@@ -122,11 +122,11 @@ static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size
                                    tt__attention_buffers *b)
 {
     int64_t stride = tt__attention_stride(head_size), tile = TT__ATTENTION_TILE, keys = TT__ATTENTION_KEYS;
-    int64_t queries = TT__ATTENTION_QUERIES, most_queries = TT__ATTENTION_GROUP;
+    int64_t queries = TT__ATTENTION_QUERIES, max_queries = TT__ATTENTION_GROUP;
     int64_t span = tt__attention_padded(tt__min(rows, TT__ATTENTION_SPAN));
     int64_t whole = tt__ceil_div(head_size, 32) * 32; /* columns of a head, padded to whole tiles of pairs */
     int64_t qt_rows = tt__attention_qt_rows(head_size);
-    int64_t blocks = backward ? 1 : tt__ceil_div(most_queries, queries);
+    int64_t blocks = backward ? 1 : tt__ceil_div(max_queries, queries);
     const bool both = true, forward = !backward, shared = backward && group > 1;
     size_t used = 0;
     memset(b, 0, sizeof *b);
@@ -173,15 +173,15 @@ static size_t tt__buffer_bytes(int threads, int64_t cols)
 /* Returns the max number of rows and the max number of columns of all operands and results. */
 static tt__shape tt__largest(const tt_tape *t, const tt__instr *i)
 {
-    tt__shape most;
-    tt__set_fixed(&most, TT_F32, 1, 1);
+    tt__shape max;
+    tt__set_fixed(&max, TT_F32, 1, 1);
     for (int k = 0; k < TT__MAX_IN + TT__MAX_OUT; k++) {
         int32_t id = k < TT__MAX_IN ? i->in[k] : i->out[k - TT__MAX_IN];
         if (!id) continue;
-        most.cols = tt__max(most.cols, t->values[id].shape.cols);
-        most.rows = tt__max(most.rows, t->values[id].shape.rows);
+        max.cols = tt__max(max.cols, t->values[id].shape.cols);
+        max.rows = tt__max(max.rows, t->values[id].shape.rows);
     }
-    return most;
+    return max;
 }
 
 /* Returns the bytes of scratch of a kernel that widens rows of any of its operands. */

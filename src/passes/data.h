@@ -15,9 +15,9 @@
 enum { TT__SLICE = 16 }; /* elements that a collective never divides: a cache line of f32 */
 
 /* Returns a view of the rank's shard of v, which is replicated; 0 after tt__tape_fail. */
-static int32_t tt__piece_view(tt_tape *t, int32_t v, const tt__part *part)
+static int32_t tt__shard_view(tt_tape *t, int32_t v, const tt__part *part)
 {
-    const tt__shape shape = tt__piece_shape(t, t->values[v].shape.dtype, part);
+    const tt__shape shape = tt__shard_shape(t, t->values[v].shape.dtype, part);
     int32_t id = tt__new_view(t, v, &shape, 0, shape.cols, t->values[v].name);
     if (!id) return 0;
     t->values[id].part = *part;
@@ -28,7 +28,7 @@ static int32_t tt__piece_view(tt_tape *t, int32_t v, const tt__part *part)
 /* Returns a view of slot number k of storage v; 0 after tt__tape_fail. */
 static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
 {
-    const tt__value x = t->values[v];
+    const tt__tape_value x = t->values[v];
     int32_t id = tt__new_view(t, v, &x.shape, 0, x.ld, x.name);
     if (id) t->values[id].slot = k + 1;
     return id;
@@ -82,7 +82,7 @@ static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
 static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__part *part, int stage, int k)
 {
     int32_t x = t->slots > 1 ? tt__slot_view(t, v, k) : v, y = x;
-    if (x && part->unit) y = tt__piece_view(t, x, part);
+    if (x && part->unit) y = tt__shard_view(t, x, part);
     if (!x || !y) return false;
     if (stage < 2) {
         tt__instr sum = tt__data_sum(part, x, t->slots == 1 && total ? total : y);
@@ -118,7 +118,7 @@ static tt_status tt__sum_steps(tt_tape *t)
         const int32_t g = t->values[v].grad;
         if (t->slots > 1) ok = tt__sum_leaves_of(t, g, 0, &part, 2, 0);
         int32_t y = t->slots > 1 ? tt__slot_view(t, g, 0) : g;
-        if (y && t->data > 1 && part.unit) y = tt__piece_view(t, y, &part);
+        if (y && t->data > 1 && part.unit) y = tt__shard_view(t, y, &part);
         t->values[v].grad = y;
         ok = ok && y;
     }
@@ -130,12 +130,12 @@ static tt_status tt__sum_steps(tt_tape *t)
    sum. `part` is the storage's shard. */
 static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slots)
 {
-    const tt__value *like = &t->values[g];
-    const tt__shape shape = part->unit ? tt__piece_shape(t, like->shape.dtype, part) : like->shape;
+    const tt__tape_value *like = &t->values[g];
+    const tt__shape shape = part->unit ? tt__shard_shape(t, like->shape.dtype, part) : like->shape;
     int32_t id = tt__new_value(t, &shape, TT__GRADIENT, slots > 1 ? "leaves of %.60s" : "sum of %.60s",
                                like->name);
     if (!tt__value_like(t, g, id)) return 0;
-    tt__value *x = &t->values[id];
+    tt__tape_value *x = &t->values[id];
     x->param = t->values[g].param;
     x->part = *part;
     x->slots = slots;
@@ -236,8 +236,8 @@ static bool tt__find_readers(const tt_tape *t, int n, tt__readers *r)
 static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
 {
     const tt__instr *i = &t->code[(x - 1) / TT__MAX_IN];
-    const bool casts_piece = tt__is(i, TT__CASTS) && t->values[i->out[0]].part.unit;
-    return i->segment == TT__EACH_MICRO && i->backward == backward && !casts_piece;
+    const bool casts_shard = tt__is(i, TT__CASTS) && t->values[i->out[0]].part.unit;
+    return i->segment == TT__EACH_MICRO && i->backward == backward && !casts_shard;
 }
 
 /* Makes operands of the backward (of the forward if not `backward`) read w instead of v, or a view of w
@@ -274,13 +274,13 @@ static bool tt__gather_casts(tt_tape *t, const tt__readers *r, int32_t v)
         tt__instr cast = t->code[k];
         if (cast.op < 0 || !tt__is(&cast, TT__CASTS) || cast.in[0] != v) continue;
         const tt__part part = t->values[v].part;
-        const tt__shape shape = tt__piece_shape(t, t->values[cast.out[0]].shape.dtype, &part);
-        const int32_t piece = tt__new_value(t, &shape, TT__TRANSIENT, "%s", t->values[cast.out[0]].name);
-        if (!piece) return false;
-        t->values[piece].part = part;
-        tt__instr gather = tt__data_move(TT__OP_ALL_GATHER, piece, cast.out[0], &part);
+        const tt__shape shape = tt__shard_shape(t, t->values[cast.out[0]].shape.dtype, &part);
+        const int32_t shard = tt__new_value(t, &shape, TT__TRANSIENT, "%s", t->values[cast.out[0]].name);
+        if (!shard) return false;
+        t->values[shard].part = part;
+        tt__instr gather = tt__data_move(TT__OP_ALL_GATHER, shard, cast.out[0], &part);
         gather.backward = cast.backward;
-        cast.out[0] = piece;
+        cast.out[0] = shard;
         cast.always = true;
         tt__put(t, k, &cast);
         if (!tt__insert(t, k + 1, &gather)) return false;
@@ -296,10 +296,10 @@ static tt_status tt__pass_gather(tt_tape *t)
     tt__readers r = {NULL, NULL};
     bool ok = t->zero != 3 || tt__find_readers(t, n, &r);
     for (int32_t v = 1; v < values && t->zero == 3 && ok; v++) {
-        const tt__value x = t->values[v];
+        const tt__tape_value x = t->values[v];
         const tt__part part = tt__data_part(t, v);
         if (x.storage != TT__PARAMETER || x.base != v || part.unit == x.part.unit) continue;
-        t->values[v].shape = tt__piece_shape(t, x.shape.dtype, &part);
+        t->values[v].shape = tt__shard_shape(t, x.shape.dtype, &part);
         t->values[v].ld = t->values[v].shape.cols;
         t->values[v].part = part;
         ok = tt__gather_casts(t, &r, v);

@@ -54,7 +54,7 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
     if (!instead) return TT_ERR_MEMORY;
     for (int k = 0; k < n; k++) {
         tt__instr *i = &t->code[k];
-        const tt__value *y = &t->values[i->out[0]];
+        const tt__tape_value *y = &t->values[i->out[0]];
         tt__map_operands(i, instead);
         if (!train) i->attr.dropout = 0;
         if (!train && i->attr.lists_for_training) i->attr.lists = 0;

@@ -56,7 +56,7 @@ static tt_status tt__pass_number_factors(tt_tape *t, bool train)
     t->fp8_largest = tt__new_value(t, &shape, TT__STEP, "largest magnitudes of a step");
     if (!t->fp8_history || !t->fp8_largest) return TT_ERR_MEMORY;
     for (int k = 0; k < 2; k++) {
-        tt__value *v = &t->values[k ? t->fp8_history : t->fp8_largest];
+        tt__tape_value *v = &t->values[k ? t->fp8_history : t->fp8_largest];
         v->persistent = v->pinned_f32 = true;
     }
     return TT_OK;
@@ -79,7 +79,7 @@ typedef struct tt__fp8 {
 /* Makes a value for the fp8 of v or of its transpose, in the layout that QUANTIZE writes. */
 static int32_t tt__new_fp8(tt_tape *t, int32_t v, tt_dtype dtype, bool transposed)
 {
-    const tt__value x = t->values[v];
+    const tt__tape_value x = t->values[v];
     tt__shape shape = x.shape, whole;
     const int64_t ld = (int64_t)tt__align_to((size_t)(transposed ? shape.rows : shape.cols), 16);
     const char *format = transposed ? "fp8 of %.52s, transposed" : "fp8 of %.60s";
@@ -105,15 +105,15 @@ static int tt__quantize(tt__fp8 *f, int k, int o)
     tt__quantized *q = &f->of[2 * v + gradient];
     if (q->at) {
         const tt__instr *found = &t->code[q->at - 1];
-        const tt__value *x = &t->values[base];
-        const bool stays = x->storage != TT__TRANSIENT || x->keep || f->read[base] > k;
+        const tt__tape_value *x = &t->values[base];
+        const bool saved = x->storage != TT__TRANSIENT || x->keep || f->read[base] > k;
         const bool together = found->segment == product.segment && found->stage == product.stage &&
                               found->always == product.always && found->later == product.later;
-        const bool again = product.backward && !found->backward && stays;
-        if (together && !again && f->written[base] <= q->before) return q->at;
+        const bool recomputed = product.backward && !found->backward && saved;
+        if (together && !recomputed && f->written[base] <= q->before) return q->at;
     }
     tt__instr i = tt__instr_like(&product, TT__OP_QUANTIZE, v, 0);
-    i.again = product.again;
+    i.recomputed = product.recomputed;
     const tt__shape scalar = {TT_F32, 1, 1, 0, 0};
     i.out[2] = tt__new_value(t, &scalar, TT__TRANSIENT, "1/scale of %.58s", t->values[v].name);
     if (!i.out[2]) return 0;
@@ -154,9 +154,9 @@ static bool tt__read_fp8(tt__fp8 *f, int k, int o)
 static bool tt__emit_fp8_history(tt_tape *t)
 {
     tt__instr i = tt__instr_of(TT__OP_FP8_HISTORY, t->fp8_largest, t->fp8_history);
-    tt__instr most = tt__data_move(TT__OP_ALL_REDUCE, t->fp8_largest, t->fp8_largest, NULL);
-    most.move.reduce = TT__MAX;
-    if (t->data > 1 && !tt__append_step(t, &most, false)) return false;
+    tt__instr max = tt__data_move(TT__OP_ALL_REDUCE, t->fp8_largest, t->fp8_largest, NULL);
+    max.move.reduce = TT__MAX;
+    if (t->data > 1 && !tt__append_step(t, &max, false)) return false;
     i.out[1] = t->fp8_largest;
     return tt__append_step(t, &i, false);
 }

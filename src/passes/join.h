@@ -40,7 +40,7 @@ static bool *tt__never_joined(const tt_tape *t)
 /* Returns whether v is a plain storage of the device: contiguous, whole, without slots or copies. */
 static bool tt__is_plain(const tt_tape *t, int32_t v)
 {
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     return x->base == v && x->ld == x->shape.cols && x->slots < 2 && x->copies < 2 && !x->part.unit &&
            x->part.split == TT__WHOLE && x->space == TT__DEVICE;
 }
@@ -49,11 +49,11 @@ static bool tt__is_plain(const tt_tape *t, int32_t v)
    alignment of 16 bytes that kernels need. */
 static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const bool *apart)
 {
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     const bool passes = x->storage == TT__TRANSIENT || x->storage == TT__GRADIENT;
     const int64_t row = x->shape.cols * (int64_t)tt_dtype_bytes(x->shape.dtype);
     return passes && tt__is_plain(t, v) && x->views == 0 && x->writes == 1 && !x->persistent && !x->slot &&
-           !x->stays && !x->ends && !x->keep && !x->block_end && !x->visits && v != root && !apart[v] &&
+           !x->saved && !x->ends && !x->keep && !x->block_end && !x->host_copy && v != root && !apart[v] &&
            row % 16 == 0;
 }
 
@@ -70,7 +70,7 @@ static bool tt__may_be_followed(const tt_tape *t, int32_t v)
    values must live at about the same time, so that the joined value takes hardly more memory. */
 static bool tt__may_lie_beside(const tt_tape *t, int32_t a, int32_t b, int32_t root, const bool *apart)
 {
-    const tt__value *x = &t->values[a], *y = &t->values[b];
+    const tt__tape_value *x = &t->values[a], *y = &t->values[b];
     if (a == b || x->storage != y->storage || x->persistent != y->persistent) return false;
     if (x->persistent) return tt__may_be_followed(t, a) && tt__may_be_followed(t, b);
     return tt__may_be_joined(t, a, root, apart) && tt__may_be_joined(t, b, root, apart) &&
@@ -136,13 +136,13 @@ static bool tt__join_values(tt_tape *t, int first, int last, int role)
 {
     const bool below = tt__lies_below(&t->code[first], role);
     const int32_t of_first = tt__in_role(&t->code[first], role);
-    const tt__value v = t->values[of_first];
+    const tt__tape_value v = t->values[of_first];
     tt__shape whole = v.shape;
     int64_t at = 0;
     if (!of_first) return true;
     for (int k = first; k < last && v.persistent; k++) {
         const int32_t a = tt__in_role(&t->code[k], role), b = tt__in_role(&t->code[k + 1], role);
-        if (a < b && !t->values[a].behind) t->values[a].behind = b;
+        if (a < b && !t->values[a].after) t->values[a].after = b;
     }
     if (v.persistent) return true;
     for (int k = first + 1; k <= last; k++) {
@@ -152,7 +152,7 @@ static bool tt__join_values(tt_tape *t, int first, int last, int role)
     }
     const int32_t id = tt__new_value(t, &whole, v.storage, "%.60s ...", v.name);
     for (int k = first; k <= last && id; k++) {
-        tt__value *x = &t->values[tt__in_role(&t->code[k], role)];
+        tt__tape_value *x = &t->values[tt__in_role(&t->code[k], role)];
         x->base = id;
         x->offset = at;
         x->ld = whole.cols;

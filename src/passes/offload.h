@@ -52,7 +52,7 @@ enum { TT__ONE_BY_ONE = 30 }; /* number of halvings that make TT__OFFLOAD_TOGETH
 /* Returns whether two values are the same elements of the same storage. */
 static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
 {
-    const tt__value *x = &t->values[a], *y = &t->values[b];
+    const tt__tape_value *x = &t->values[a], *y = &t->values[b];
     return a == b || (x->base == y->base && x->slot == y->slot && x->offset == y->offset && x->ld == y->ld &&
                       x->shape.rows == y->shape.rows && x->shape.cols == y->shape.cols &&
                       x->part.unit == y->part.unit && x->part.split == y->part.split);
@@ -104,7 +104,7 @@ static tt__use tt__use_of(const tt_tape *t, int32_t v, int from, int to)
    and `of` belong to the same storage. Returns 0 after tt__tape_fail. */
 static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
 {
-    const tt__value x = t->values[of];
+    const tt__tape_value x = t->values[of];
     const bool slots = t->values[d].slots > 1;
     if (!slots && tt__same_part(t, like, of)) return d;
     int32_t id = tt__view_like(t, of, d, x.offset - t->values[like].offset);
@@ -129,17 +129,17 @@ static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32
    Returns 0 if out of memory. */
 static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *like)
 {
-    const tt__value base = t->values[v], x = t->values[u->any];
+    const tt__tape_value base = t->values[v], x = t->values[u->any];
     *like = u->any;
     if (u->several || (!x.part.unit && !x.slot)) *like = x.slot ? tt__slot_view(t, v, x.slot - 1) : v;
     if (!*like) return 0;
-    const tt__value of = t->values[*like];
+    const tt__tape_value of = t->values[*like];
     const tt__storage storage = base.storage == TT__PARAMETER ? TT__TRANSIENT : base.storage;
     int32_t d = tt__value_like(t, v, tt__new_value(t, &of.shape, storage, "%s", base.name));
     if (!d) return 0;
     t->values[d].part = of.part;
     t->values[d].param = base.param;
-    t->values[d].visits = base.space == TT__DEVICE;
+    t->values[d].host_copy = base.space == TT__DEVICE;
     t->values[d].space = base.space == TT__DEVICE ? TT__HOST : TT__DEVICE;
     t->values[d].slots = u->all_slots ? base.slots : 0;
     return d;
@@ -151,7 +151,7 @@ static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, i
 {
     const tt__instr first = t->code[from];
     const int32_t what = u->reads_several ? like : u->read;
-    const tt__value x = t->values[what];
+    const tt__tape_value x = t->values[what];
     bool ok = true;
     if (!u->in) return true;
     if (!u->all_slots) return tt__copy_before(t, from, &first, what, tt__in_copy(t, d, like, what), u->always,
@@ -204,7 +204,7 @@ static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
    there only if it waits for the end of the round or step. */
 static bool tt__goes_out(const tt_tape *t, int32_t v, unsigned what)
 {
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     const bool large = x->param >= 0 && t->ctx->params[x->param]->size >= TT__PIECES_FROM;
     const bool waits = x->persistent || x->reader >= tt__segment_first(t, TT__EACH_LAP);
     if (x->base != v || (!large && !x->offload)) return false;
@@ -239,13 +239,13 @@ static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
 
 /* Returns whether pass "offload" has put a storage into the host's memory. Step settings and results in the
    host's memory do not count. */
-static bool tt__is_out(const tt__value *base)
+static bool tt__is_out(const tt__tape_value *base)
 {
     return base->space == TT__HOST && base->storage != TT__STEP;
 }
 
 /* Returns whether a storage is in the memory that instruction i does not work on. */
-static bool tt__is_away(const tt__value *base, const tt__instr *i)
+static bool tt__is_away(const tt__tape_value *base, const tt__instr *i)
 {
     return i->on_host ? base->space == TT__DEVICE : tt__is_out(base);
 }
@@ -256,17 +256,17 @@ static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
     size_t bytes = 0;
     for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
         const int32_t id = j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
-        const tt__value *x = &t->values[id];
+        const tt__tape_value *x = &t->values[id];
         if (id && tt__is_away(&t->values[x->base], i)) bytes += tt__slot_bytes(x);
     }
     return bytes;
 }
 
 /* Cuts a group off the instructions that run together from k on, and returns its range. Its instructions work
-   on one memory and use at most `most` bytes of storages in the other memory, unless the group is a single
+   on one memory and use at most `max` bytes of storages in the other memory, unless the group is a single
    instruction. The rest runs together after the group. *largest: bytes so far of the group that the limit
    TT__OFFLOAD_TOGETHER would give. */
-static tt__range tt__cut_group(tt_tape *t, int k, size_t most, size_t *largest)
+static tt__range tt__cut_group(tt_tape *t, int k, size_t max, size_t *largest)
 {
     tt__range r = {k, k};
     size_t bytes = tt__out_bytes(t, &t->code[k]);
@@ -274,7 +274,7 @@ static tt__range tt__cut_group(tt_tape *t, int k, size_t most, size_t *largest)
     *largest += bytes;
     while (t->code[r.to].with_next) {
         const size_t more = tt__out_bytes(t, &t->code[r.to + 1]);
-        const bool full = more && bytes + more > most;
+        const bool full = more && bytes + more > max;
         const bool cut = full && *largest + more <= TT__OFFLOAD_TOGETHER;
         t->cuts += cut;
         if (!cut && full) *largest = 0;
@@ -309,7 +309,7 @@ static bool tt__use_group(tt_tape *t, tt__range r)
 static bool tt__activation_goes_out(const tt_tape *t, int32_t v, int32_t root, bool large,
                                     const tt__range *of)
 {
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     const bool between = of[0].from >= 0 && of[1].from >= 0;
     if (x->storage != TT__TRANSIENT || x->base != v || x->keep || v == t->values[root].base) return false;
     if (!between || x->writer >= of[1].from) return false;

@@ -19,7 +19,7 @@
     X(product_16, 300e12) X(product_f32, 60e12) X(attention_16, 300e12) X(attention_f32, 60e12) \
     X(rows_16, 2e12) X(rows_f32, 2e12) X(update_16, 2e12) X(update_f32, 2e12) X(update_host, 50e9) \
     X(memory, 2e12) X(to_host, 25e9) X(from_host, 25e9) X(between_ranks, 50e9) X(launch, 3e-6) \
-    X(meeting, 25e-6)
+    X(barrier, 25e-6)
 
 tt_costs tt_costs_default(void)
 {
@@ -37,7 +37,7 @@ static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
     const struct { const char *name; double value; } costs[] = {TT__COSTS(TT__COST)};
 #undef TT__COST
     char text[1024];
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     for (int k = 0; k < TT__COUNT(costs); k++) {
         const double value = costs[k].value;
         const bool seconds = k >= TT__COUNT(costs) - 2;
@@ -51,7 +51,7 @@ static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
 /* Returns the stream beside computation on which an instruction could run; else TT__COMPUTE_STREAM. */
 static int tt__stream_beside(const tt_tape *t, const tt__instr *i)
 {
-    const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
+    const tt__tape_value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
     if (i->out[0] && i->move.over == TT__OVER_STAGES && i->move.from != i->move.to) return TT__RANKS_STREAM;
     if (!i->in[0] || !i->out[0] || tt__is(i, TT__WAITS)) return TT__COMPUTE_STREAM;
     if (tt__is(i, TT__ANY_SPACE) && x->space != y->space)
@@ -81,13 +81,13 @@ static double tt__touched_bytes(const tt_tape *t, const tt__instr *i)
 /* Returns the largest number of bytes that a member of a collective loads. */
 static double tt__loaded_bytes(const tt_tape *t, const tt__instr *i)
 {
-    const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
+    const tt__tape_value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
     const int64_t elements = tt__max(x->shape.rows * x->shape.cols, y->shape.rows * y->shape.cols);
     const int members = i->move.over == TT__OVER_DATA ? t->data : (int)tt__max(1, t->tensor);
-    int64_t most = 0;
+    int64_t max = 0;
     for (int me = 0; me < members && tt__rules_of(i)->loads; me++)
-        most = tt__max(most, tt__rules_of(i)->loads(&i->move, elements, me, members).done);
-    return (double)most * (double)tt_dtype_bytes(x->shape.dtype);
+        max = tt__max(max, tt__rules_of(i)->loads(&i->move, elements, me, members).done);
+    return (double)max * (double)tt_dtype_bytes(x->shape.dtype);
 }
 
 /* The limit of an instruction's speed: FLOPs of products or of attention; bytes touched by row kernels or by
@@ -140,11 +140,11 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
 {
     const int stream = tt__stream_beside(t, i);
     tt_costs c = *costs;
-    const double launch = first ? c.launch : 0, meeting = first ? c.meeting : 0;
+    const double launch = first ? c.launch : 0, barrier = first ? c.barrier : 0;
     if (tt__is(i, TT__WAITS)) return 0;
     if (i->move.over == TT__OVER_STAGES && i->move.from != i->move.to)
-        return tt__operand_bytes(t, i->out[0]) / c.between_ranks + meeting;
-    if (stream == TT__RANKS_STREAM) return tt__work_of(t, i) / c.between_ranks + meeting;
+        return tt__operand_bytes(t, i->out[0]) / c.between_ranks + barrier;
+    if (stream == TT__RANKS_STREAM) return tt__work_of(t, i) / c.between_ranks + barrier;
     if (stream) return launch + tt__operand_bytes(t, i->in[0]) /
                                 (stream == TT__OUT_STREAM ? c.to_host : c.from_host);
     if (i->on_host) return launch + tt__touched_bytes(t, i) / c.update_host;
@@ -327,8 +327,8 @@ static void tt__sink(tt__order *o, int x, double until, int last)
    of computation. */
 static bool tt__brings(const tt_tape *t, const tt__instr *i)
 {
-    if (t->values[t->values[i->out[0]].base].visits) return true;
-    if (t->values[t->values[i->in[0]].base].visits) return false;
+    if (t->values[t->values[i->out[0]].base].host_copy) return true;
+    if (t->values[t->values[i->in[0]].base].host_copy) return false;
     return i->stream == TT__IN_STREAM ||
            (i->stream == TT__RANKS_STREAM && !(tt__rules_of(i)->phases & TT__REDUCE_PHASE));
 }
@@ -413,20 +413,20 @@ static bool tt__part_start(tt__order *o, int k, int stream)
 
 static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
 {
-    const size_t most = 2 * (size_t)n + 1; /* each instruction may get a WAIT */
+    const size_t max = 2 * (size_t)n + 1; /* each instruction may get a WAIT */
     memset(o, 0, sizeof *o);
     o->t = t;
-    o->begin = (double *)tt__calloc(t->ctx, 3 * sizeof *o->begin * most);
-    o->at = (int *)tt__calloc(t->ctx, 4 * sizeof *o->at * most);
-    o->ends = (bool *)tt__calloc(t->ctx, sizeof *o->ends * most);
-    o->uses = (uint64_t *)tt__alloc(t->ctx, 2 * sizeof *o->uses * most);
+    o->begin = (double *)tt__calloc(t->ctx, 3 * sizeof *o->begin * max);
+    o->at = (int *)tt__calloc(t->ctx, 4 * sizeof *o->at * max);
+    o->ends = (bool *)tt__calloc(t->ctx, sizeof *o->ends * max);
+    o->uses = (uint64_t *)tt__alloc(t->ctx, 2 * sizeof *o->uses * max);
     if (!o->begin || !o->at || !o->ends || !o->uses) return false;
-    o->writes = o->uses + most;
-    o->seconds = o->begin + most;
-    o->moves = o->seconds + most;
-    o->place = o->at + most;
-    o->block = o->place + most;
-    o->wait = o->block + most;
+    o->writes = o->uses + max;
+    o->seconds = o->begin + max;
+    o->moves = o->seconds + max;
+    o->place = o->at + max;
+    o->block = o->place + max;
+    o->wait = o->block + max;
     tt__mark_blocks(o, n);
     double now = 0;
     for (int k = 0, blocks = 0; k < n; k++) {
@@ -512,11 +512,11 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
         double *next = &due[t->code[k].stream];
         if (!o.wait[k] || !tt__brings(t, &t->code[k])) continue;
         const double end = fmin(*next, o.begin[o.wait[k]]);
-        const bool visits = t->values[t->values[t->code[k].out[0]].base].visits;
+        const bool host_copy = t->values[t->values[t->code[k].out[0]].base].host_copy;
         tt__hoist(&o, k, end, ahead);
         const double latest = end - o.moves[k]; /* updates that run together may have moved the start further
                                                    up */
-        *next = fmin(*next, visits ? fmax(o.begin[k], latest) : o.begin[k]);
+        *next = fmin(*next, host_copy ? fmax(o.begin[k], latest) : o.begin[k]);
     }
     for (int at = 0; at < o.n && ok; at++) { /* the starts in their new order */
         const int k = o.at[at];

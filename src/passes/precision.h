@@ -65,7 +65,7 @@ typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt_
 static bool tt__into_residual(tt_tape *t, int32_t v)
 {
     if (tt__is_own_rows(t, v)) v = t->values[v].base;
-    const tt__value *x = &t->values[v], *base = &t->values[x->base];
+    const tt__tape_value *x = &t->values[v], *base = &t->values[x->base];
     int at = x->base == v ? tt__producer(t, v) : -1;
     if (base->residual || base->pinned_f32 || x->storage != TT__TRANSIENT) return true;
     if (at < 0 || t->code[at].out[0] != v || t->code[at].attr.act) return false;
@@ -117,10 +117,10 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
     for (int k = 0; k < n; k++) {
         const tt__instr *i = &t->code[k];
         const bool loss = tt__is(i, TT__LOSS);
-        tt__value *y = &t->values[i->out[0]];
+        tt__tape_value *y = &t->values[i->out[0]];
         bool number = y->shape.rows == 1 && y->shape.cols == 1 && !y->shape.axis && tt__is(i, TT__MOVES);
         for (int j = 0; j < 2; j++) {
-            tt__value *x = &t->values[t->values[i->in[j]].base];
+            tt__tape_value *x = &t->values[t->values[i->in[j]].base];
             if (loss && x->storage == TT__TRANSIENT) x->pinned_f32 = true;
             if (number && x->pinned_f32) y->pinned_f32 = true;
         }
@@ -128,12 +128,12 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
     for (int k = 2 * n - 1; k >= 0; k--) { /* values that tensor ranks exchange keep their dtype */
         const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n]; /* first in reverse order, then in order */
         if (i->move.over != TT__OVER_TENSOR) continue;
-        tt__value *x = &t->values[t->values[i->in[0]].base], *y = &t->values[i->out[0]];
+        tt__tape_value *x = &t->values[t->values[i->in[0]].base], *y = &t->values[i->out[0]];
         if (x->storage == TT__TRANSIENT) x->pinned_f32 = y->pinned_f32 = x->pinned_f32 || y->pinned_f32;
     }
     if (precision->residual_f32) tt__mark_residual(t);
     for (int32_t v = 1; v < t->n_values; v++) {
-        tt__value *x = &t->values[v], *base = &t->values[x->base];
+        tt__tape_value *x = &t->values[v], *base = &t->values[x->base];
         const bool weight = tt__is_weight(t, v);
         const bool f32 = base->pinned_f32 || x->pinned_f32 || base->residual;
         const bool computed = x->storage == TT__TRANSIENT || x->storage == TT__CACHE;
@@ -163,7 +163,7 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
    unit 0: the tensor is not divided, each rank has it whole. */
 static tt__part tt__data_part(const tt_tape *t, int32_t v)
 {
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     tt__part part = x->part;
     const int64_t elements = x->shape.rows * x->shape.cols;
     const bool whole = !t->server && (t->zero == 0 || elements < TT__PIECES_FROM);
@@ -183,7 +183,7 @@ static void tt__pass_fold_casts(tt_tape *t)
         tt__instr *i = &t->code[k];
         int number = tt__weight(i), at = number ? tt__producer(t, i->in[number]) : -1;
         if (at < 0 || !tt__is(&t->code[at], TT__CASTS)) continue;
-        const tt__value *w = &t->values[t->code[at].in[0]];
+        const tt__tape_value *w = &t->values[t->code[at].in[0]];
         if (!tt__is_weight(t, t->code[at].in[0]) || w->shape.dtype != TT_F32) continue;
         if (t->zero == 3 && tt__data_part(t, t->code[at].in[0]).unit) continue; /* the copy is gathered */
         i->attr.narrow = t->values[i->in[number]].shape.dtype;
@@ -194,7 +194,7 @@ static void tt__pass_fold_casts(tt_tape *t)
 /* Returns whether v is written once and read only by products whose other operand has this 16-bit dtype. */
 static bool tt__only_feeds_products(const tt_tape *t, int32_t v, tt_dtype dtype)
 {
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     if (x->base != v || x->views || x->storage != TT__TRANSIENT || x->keep || x->ends || x->writes != 1)
         return false;
     if (t->code[tt__producer(t, v)].move.over != TT__ALONE) return false; /* the ranks exchange f32 */

@@ -29,7 +29,7 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
             if (tt__column_sums(i, o)) needed[t->values[i->out[o]].base] = true;
         if (!live) i->op = -1;
         if (!live || !drop_saved || !tt__is(i, TT__SAVES1) || !i->out[1]) continue;
-        const tt__value *x = &t->values[i->out[1]];
+        const tt__tape_value *x = &t->values[i->out[1]];
         /* an output of another dtype is kept: out[0] is computed from its rounded values */
         bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype;
         if (same && !needed[x->base]) i->out[1] = 0;

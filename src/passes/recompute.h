@@ -8,21 +8,21 @@
 
 /* ---------------------------------------------------------------------------------------------- recompute */
 
-typedef enum tt__recompute {
+typedef enum tt__recompute_policy {
     TT__RECOMPUTE_NONE, TT__RECOMPUTE_CHEAP, TT__RECOMPUTE_ATTENTION, TT__RECOMPUTE_BLOCKS,
     TT__RECOMPUTE_BUDGET    /* a value of the option only: tt_compile chooses another */
-} tt__recompute;
+} tt__recompute_policy;
 
 typedef struct tt__recomputer {
     tt_tape *t;
-    tt__recompute policy;
+    tt__recompute_policy policy;
     const bool *drop; int n_drop; /* for each of n_drop values: recompute it whatever the policy */
     int forward;     /* the first instruction of the backward */
     int whole;       /* policy "blocks": number of instructions, from the first on, that are recomputed
                         whole */
     int at;          /* the instruction that needs a recomputed value, and before which instructions are
                         inserted */
-    int32_t *again;  /* for each value, its recomputed copy; 0: none yet */
+    int32_t *recomputed;  /* for each value, its recomputed copy; 0: none yet */
 } tt__recomputer;
 
 /* Returns whether the backward reads v, so that v is saved unless recomputed. */
@@ -33,7 +33,7 @@ static bool tt__is_saved(const tt__recomputer *r, int32_t v)
 
 static bool tt__is_dropped(const tt__recomputer *r, int32_t v)
 {
-    const tt__value *x = &r->t->values[v];
+    const tt__tape_value *x = &r->t->values[v];
     if (x->mark != TT__UNMARKED) return x->mark == TT__MARKED_AGAIN && x->writes == 1;
     return tt__producer(r->t, v) < r->whole || (v < r->n_drop && r->drop[v] && x->writes == 1);
 }
@@ -41,7 +41,7 @@ static bool tt__is_dropped(const tt__recomputer *r, int32_t v)
 /* Returns whether v is never recomputed, whatever the policy and the marks. */
 static bool tt__is_kept(const tt__recomputer *r, int32_t v)
 {
-    const tt__value *x = &r->t->values[v];
+    const tt__tape_value *x = &r->t->values[v];
     const int at = tt__producer(r->t, v);
     return at < 0 || at >= r->forward || x->keep || x->persistent || x->block_end || x->offload;
 }
@@ -52,7 +52,7 @@ static bool tt__is_kept(const tt__recomputer *r, int32_t v)
    after the call: the recomputation of v is deep. */
 static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *deep)
 {
-    const tt__value *x = &r->t->values[v];
+    const tt__tape_value *x = &r->t->values[v];
     const tt__instr none = tt__new_instr(-1);
     if (tt__is_kept(r, v)) return none;
     const tt__instr *f = &r->t->code[tt__producer(r->t, v)];
@@ -76,15 +76,15 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
         return storage == TT__INPUT || storage == TT__PARAMETER ? *f : none;
     }
     const unsigned cheap = r->policy == TT__RECOMPUTE_ATTENTION ? TT__AGAIN_KEPT : TT__AGAIN;
-    const bool again = (tt__ops[f->op].flags & cheap) != 0;
+    const bool recomputed = (tt__ops[f->op].flags & cheap) != 0;
     const bool gathers = tt__rules_of(f)->phases && r->t->values[f->in[0]].storage == TT__TRANSIENT;
     /* Shards take less memory than the gathered tensor. */
-    return again && (gathers || tt__is_saved(r, f->in[0])) ? *f : none;
+    return recomputed && (gathers || tt__is_saved(r, f->in[0])) ? *f : none;
 }
 
 static int32_t tt__new_like(tt_tape *t, int32_t v)
 {
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     return tt__value_like(t, v, tt__new_value(t, &x->shape, TT__TRANSIENT, "%s", x->name));
 }
 
@@ -94,7 +94,7 @@ static int32_t tt__read_again(tt__recomputer *r, int32_t v, bool deep)
 {
     tt_tape *t = r->t;
     int32_t base = t->values[v].base;
-    if (!r->again[base]) {
+    if (!r->recomputed[base]) {
         if (tt__is_kept(r, base)) return v;
         tt__instr i = tt__recomputation(r, base, &deep);
         if (i.op < 0) return v;
@@ -105,13 +105,13 @@ static int32_t tt__read_again(tt__recomputer *r, int32_t v, bool deep)
             if (!old) continue;
             i.out[o] = tt__new_like(t, old);
             if (!i.out[o]) return 0;
-            r->again[old] = i.out[o];
+            r->recomputed[old] = i.out[o];
         }
         i.backward = true;
-        i.again = true;
+        i.recomputed = true;
         if (!tt__insert(t, r->at, &i)) return 0;
     }
-    return v == base ? r->again[base] : tt__view_like(t, v, r->again[base], t->values[v].offset);
+    return v == base ? r->recomputed[base] : tt__view_like(t, v, r->recomputed[base], t->values[v].offset);
 }
 
 /* Returns the number of instructions of the forward. */
@@ -128,14 +128,14 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
 {
     /* One more than the instruction that computes the marked value, for each of the last two marks. */
     int end[2] = {0, 0};
-    int most = 0, marks = 0; /* `most`: the end of the last block wanted */
+    int max = 0, marks = 0; /* `max`: the end of the last block wanted */
     double bytes[2] = {0, 0}; /* bytes computed between the last two marks, and after the last */
     for (int k = 0; k < forward; k++)
         for (int o = 0; o < TT__MAX_OUT; o++)
             if (t->code[k].out[o] && t->values[t->code[k].out[o]].block_end) {
                 end[0] = end[1];
                 end[1] = k + 1;
-                if (++marks <= blocks) most = k + 1;
+                if (++marks <= blocks) max = k + 1;
             }
     for (int k = end[0]; k < forward; k++)
         for (int o = 0; o < TT__MAX_OUT; o++)
@@ -143,19 +143,19 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
                 bytes[k >= end[1]] += (double)tt__storage_bytes(&t->values[t->code[k].out[o]]);
     /* 0: only a head follows the last mark; 1: another block follows the last mark. */
     const int last = bytes[1] < bytes[0] / 2 ? 0 : 1;
-    return most < end[last] ? most : end[last];
+    return max < end[last] ? max : end[last];
 }
 
 /* Makes the backward read recomputed values, so that the forward's results need not be saved. A recomputing
    instruction is inserted before the first instruction that reads its result. blocks: number of first blocks
    to recompute with policy "blocks". drop: for each of the tape's first n_drop values, whether it is
    recomputed whatever the policy. */
-static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy, int blocks, const bool *drop,
+static tt_status tt__pass_recompute(tt_tape *t, tt__recompute_policy policy, int blocks, const bool *drop,
                                     int n_drop)
 {
     tt__recomputer r = {t, policy, drop, n_drop, tt__forward_of(t), 0, 0, tt__new_map(t)};
     const int n = tt__index(t);
-    bool ok = r.again != NULL;
+    bool ok = r.recomputed != NULL;
     if (policy == TT__RECOMPUTE_BLOCKS) r.whole = tt__blocks_to_recompute(t, r.forward, blocks);
     for (r.at = r.forward; r.at < n && ok; r.at++)
         for (int j = 0; j < TT__MAX_IN && t->code[r.at].backward && ok; j++) {
@@ -163,6 +163,6 @@ static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy, int blocks
             ok = with || !v;
             t->code[r.at].in[j] = with;
         }
-    tt__free(t->ctx, r.again);
+    tt__free(t->ctx, r.recomputed);
     return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }

@@ -48,7 +48,7 @@ static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
         gather.in[1] = index;
         gather.out[0] = tt__new_value(t, &shape, TT__TRANSIENT, "rows of %.60s", t->values[v].name);
         if (!gather.out[0]) return 0;
-        tt__value *y = &t->values[gather.out[0]];
+        tt__tape_value *y = &t->values[gather.out[0]];
         y->named = true;
         y->needs_grad = t->values[v].needs_grad;
         y->pinned_f32 = t->values[v].storage != TT__TRANSIENT && shape.dtype == TT_F32; /* stays exact, like
@@ -70,11 +70,11 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     unsigned by_row = tt__ops[i.op].flags / TT__BY_ROW(1) & 15;
     tt__shape shape[TT__MAX_OUT];
     if (!by_row || i.out[0] != v || (numbers && i.in[numbers])) return TT_OK;
-    bool most = 2 * t->values[index].shape.rows > t->values[v].shape.rows;
+    bool max = 2 * t->values[index].shape.rows > t->values[v].shape.rows;
     /* Attention skips keys that no query sees only when all rows are queries. */
-    if ((i.attr.causal || i.attr.window) && most) return TT_OK;
+    if ((i.attr.causal || i.attr.window) && max) return TT_OK;
     i.out[0] = t->code[k].out[0];
-    tt__value *y = &t->values[i.out[0]];
+    tt__tape_value *y = &t->values[i.out[0]];
     if (!y->named) memcpy(y->name, t->values[v].name, sizeof y->name);
     y->block_end = y->block_end || (t->stages > 1 && t->values[v].block_end); /* stages may end here */
     tt__drop(t, k);

@@ -16,7 +16,7 @@
    instruction the same random numbers. The forwards of micro-batches are one segment and the backwards
    another, and a schedule orders them. One value passes from a stage to the next in the forward, and its
    gradient passes back: by a SEND on one stage and a RECV on the other. A stage saves what the backward reads
-   of the forward once for each micro-batch in flight (tt__value.copies). A stage has the parameters that it
+   of the forward once for each micro-batch in flight (tt__tape_value.copies). A stage has the parameters that it
    reads. */
 
 /* A place where the forward may be cut: after instruction `at`, whose result `value` is all that later
@@ -48,7 +48,7 @@ static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut 
     int cuts = 0, crossing = 0;
     *all = 0;
     for (int32_t v = 1; v < t->n_values; v++) {
-        const tt__value *x = &t->values[v];
+        const tt__tape_value *x = &t->values[v];
         if (x->base != v || x->storage != TT__TRANSIENT || !first[v] || x->reader < first[v]) continue;
         cross[first[v] - 1]++;
         cross[x->reader]--;
@@ -59,7 +59,7 @@ static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut 
         crossing += cross[k];
         for (int j = 0; j < TT__MAX_OUT; j++) {
             const int32_t v = i->out[j];
-            const tt__value *x = &t->values[v];
+            const tt__tape_value *x = &t->values[v];
             const bool may = v && x->block_end && x->base == v && x->writer == k && x->reader > k;
             if (!may || crossing != 1) continue;
             const tt__cut c = {k, v, *all};
@@ -73,7 +73,7 @@ static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut 
 static bool tt__held_elsewhere(const tt_tape *t, const tt__instr *i, int s)
 {
     for (int j = 0; j < TT__MAX_IN; j++) {
-        const tt__value *x = &t->values[t->values[i->in[j]].base];
+        const tt__tape_value *x = &t->values[t->values[i->in[j]].base];
         if (x->storage != TT__PARAMETER) continue;
         const uint64_t stages = t->ctx->params[x->param]->stages;
         if (stages && !(stages >> s & 1)) return true;
@@ -97,15 +97,15 @@ static tt_status tt__choose_cuts(tt_tape *t, const tt__cut *cut, int cuts, doubl
     for (int s = 0; s < stages && status == TT_OK; s++)
         for (int c = 0, k = 0, count = 0; c <= cuts; c++) {
             const double end = c < cuts ? cut[c].cost : all;
-            double *most = &best[s * row + c];
+            double *max = &best[s * row + c];
             for (; k < n && (c == cuts || k <= cut[c].at); k++)
                 count += tt__held_elsewhere(t, &t->code[k], s);
             refused[s * row + c] = count;
-            *most = s || count ? INFINITY : end;
+            *max = s || count ? INFINITY : end;
             for (int b = s - 1; b < c && s; b++) {
                 const double with = fmax(best[(s - 1) * row + b], end - cut[b].cost);
-                if (!(with < *most) || refused[s * row + b] != count) continue;
-                *most = with;
+                if (!(with < *max) || refused[s * row + b] != count) continue;
+                *max = with;
                 from[s * row + c] = b;
             }
         }
@@ -128,7 +128,7 @@ static tt_status tt__pass_ends(tt_tape *t)
 {
     const int n = tt__index(t), stages = t->stages;
     char names[256] = "";
-    tt__text text = {names, sizeof names, 0};
+    tt__text_buffer text = {names, sizeof names, 0};
     double all;
     tt__cut *cut = (tt__cut *)tt__alloc(t->ctx, sizeof *cut * (size_t)(n + 1) * TT__MAX_OUT);
     int *cross = (int *)tt__calloc(t->ctx, sizeof *cross * (size_t)(n + 1)), marks = 0;
@@ -158,7 +158,7 @@ static void tt__number_stages(tt_tape *t)
         int ends = 0;
         t->code[k].stage = stage;
         for (int j = 0; j < TT__MAX_OUT; j++) {
-            const tt__value *y = &t->values[t->code[k].out[j]];
+            const tt__tape_value *y = &t->values[t->code[k].out[j]];
             if (t->code[k].out[j] && y->ends) ends = y->ends;
         }
         if (ends) stage = ends + 1;
@@ -211,7 +211,7 @@ static tt_status tt__check_forward(const tt__cutter *c)
     for (int k = 0; k < c->n; k++)
         for (int j = 0; j < TT__MAX_IN && c->kept[k]; j++) {
             const int32_t base = t->values[t->code[k].in[j]].base;
-            const tt__value *x = &t->values[base];
+            const tt__tape_value *x = &t->values[base];
             const int at = x->producer - 1;
             if (!base || x->storage != TT__TRANSIENT || at < 0 || at >= c->forward || c->kept[at]) continue;
             if (x->ends == c->me - 1 || t->code[at].stage > c->me) continue;
@@ -240,7 +240,7 @@ static tt_status tt__share_parameters(const tt__cutter *c)
 {
     tt_tape *t = c->t;
     for (int32_t v = 1; v < t->n_values; v++) {
-        tt__value *x = &t->values[v];
+        tt__tape_value *x = &t->values[v];
         if (x->storage != TT__PARAMETER || x->base != v) continue;
         uint64_t stages = c->reading[v];
         if (!stages) stages = 1;
@@ -271,11 +271,11 @@ static bool tt__begin_gradients(const tt__cutter *c)
         for (int j = 0; j < TT__MAX_OUT && c->kept[k]; j++) {
             tt__instr *i = &t->code[k];
             const int32_t y = i->out[j], base = t->values[y].base;
-            tt__value *g = &t->values[base];
+            tt__tape_value *g = &t->values[base];
             if (!y || g->storage != TT__GRADIENT || c->written[base]) continue;
             c->written[base] = true;
             if (!(i->add >> j & 1)) continue;
-            const tt__value *x = &t->values[y];
+            const tt__tape_value *x = &t->values[y];
             if (x->shape.rows * x->shape.cols == g->shape.rows * g->shape.cols) {
                 i->add &= ~(1u << j);
                 if (g->persistent) i->add_later |= 1u << j;
@@ -287,7 +287,7 @@ static bool tt__begin_gradients(const tt__cutter *c)
             if (!tt__insert(t, k, &zeros)) return false;
         }
     for (int32_t v = 1; v < t->n_values; v++) {
-        tt__value *x = &t->values[v], *g = &t->values[x->grad];
+        tt__tape_value *x = &t->values[v], *g = &t->values[x->grad];
         const bool trained = (x->storage == TT__PARAMETER || x->elsewhere) && x->base == v && x->grad;
         if (!trained || c->written[x->grad]) continue;
         if (x->elsewhere) { g->persistent = false; continue; }
@@ -314,7 +314,7 @@ static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, t
 
 /* Returns the place directly after the last kept instruction, from `first` on, that writes a storage; else
    `first`. */
-static int tt__behind_writer(const tt__cutter *c, int32_t base, int first)
+static int tt__after_writer(const tt__cutter *c, int32_t base, int first)
 {
     for (int k = c->n - 1; k >= first; k--)
         if (c->kept[k] && tt__writes(c->t, &c->t->code[k], base)) return k + 1;
@@ -332,11 +332,11 @@ static bool tt__join_stages(const tt__cutter *c, int32_t from_next, int32_t to_b
         const int ends = t->values[v].base == v ? t->values[v].ends : 0;
         if (ends && ends == s) ok = tt__put_move(t, false, v, s - 1, 0, TT__EACH_MICRO);
         if (ends && ends == s + 1)
-            ok = tt__put_move(t, true, v, s + 1, tt__behind_writer(c, v, 0), TT__EACH_MICRO);
+            ok = tt__put_move(t, true, v, s + 1, tt__after_writer(c, v, 0), TT__EACH_MICRO);
     }
-    const int behind = tt__behind_writer(c, to_before, c->forward);
+    const int after = tt__after_writer(c, to_before, c->forward);
     if (from_next && ok) ok = tt__put_move(t, false, from_next, s + 1, c->forward, TT__EACH_BACKWARD);
-    if (to_before && ok) ok = tt__put_move(t, true, to_before, s - 1, behind, TT__EACH_BACKWARD);
+    if (to_before && ok) ok = tt__put_move(t, true, to_before, s - 1, after, TT__EACH_BACKWARD);
     return ok;
 }
 
@@ -392,27 +392,27 @@ static tt_status tt__pass_stages(tt_tape *t)
     return status;
 }
 
-/* Notes which storages of a stage hold several micro-batches at once. At most `most` micro-batches are
+/* Notes which storages of a stage hold several micro-batches at once. At most `max` micro-batches are
    between their forward and backward. first: tt__first_writers. */
-static void tt__hold_micros(tt_tape *t, const int32_t *first, int most)
+static void tt__hold_micros(tt_tape *t, const int32_t *first, int max)
 {
     const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_LAP);
     for (int k = backward; k < end; k++)
         for (int j = 0; j < TT__MAX_IN; j++) {
             const int32_t base = t->values[t->code[k].in[j]].base;
-            tt__value *x = &t->values[base];
+            tt__tape_value *x = &t->values[base];
             const bool micro = x->storage == TT__TRANSIENT || x->storage == TT__INPUT;
             const int made = first[base] - 1;
             if (!base || x->persistent || !micro || (x->storage != TT__INPUT && made >= backward)) continue;
-            x->stays = true; /* all micro-batches share a weight's copy */
-            x->copies = made >= 0 && tt__casts_weight(t, &t->code[made]) ? 1 : most;
+            x->saved = true; /* all micro-batches share a weight's copy */
+            x->copies = made >= 0 && tt__casts_weight(t, &t->code[made]) ? 1 : max;
         }
     for (int k = 0; k < end; k++) {
         const tt__instr *i = &t->code[k];
         if (i->move.over != TT__OVER_STAGES || !i->in[0]) continue;
-        tt__value *x = &t->values[t->values[i->in[0]].base];
-        if (i->segment == TT__EACH_MICRO) x->copies = most;
-        else if (!x->stays) x->copies = 1;
-        x->stays = true;
+        tt__tape_value *x = &t->values[t->values[i->in[0]].base];
+        if (i->segment == TT__EACH_MICRO) x->copies = max;
+        else if (!x->saved) x->copies = 1;
+        x->saved = true;
     }
 }

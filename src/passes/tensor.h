@@ -44,10 +44,10 @@ typedef struct tt__tensor {
     int32_t *own_uses;      /* of each storage: number of operands that OWN instructions read whole */
     int32_t *values; int n_values;  /* the values of the region that is being searched */
     int32_t unsplit;        /* the value that kept the last candidate from being a region; 0: none */
-    /* For each value, another value made from it, or 0. gathered: all rows of a sharded value; entered: the
+    /* For each value, another value made from it, or 0. gathered: all rows of a sharded value; region_input: the
        value that ranks read when their gradients of the value are partial; own: a rank's shard of the rows of
        a replicated value. */
-    int32_t *gathered, *entered, *own;
+    int32_t *gathered, *region_input, *own;
 } tt__tensor;
 
 static bool tt__is_activation(const tt_tape *t, int32_t v)
@@ -59,7 +59,7 @@ static bool tt__is_activation(const tt_tape *t, int32_t v)
    an output nor the root and has no views. */
 static bool tt__may_split(const tt__tensor *s, int32_t v)
 {
-    const tt__value *x = &s->t->values[v];
+    const tt__tape_value *x = &s->t->values[v];
     const bool alone = x->base == v && !x->views && !x->keep && v != s->root;
     return alone && tt__is_activation(s->t, v) && x->writes == 1;
 }
@@ -68,7 +68,7 @@ static bool tt__may_split(const tt__tensor *s, int32_t v)
    single reader. */
 static bool tt__may_lay_out(const tt__tensor *s, int32_t v, tt__split split)
 {
-    const tt__value *p = &s->t->values[v];
+    const tt__tape_value *p = &s->t->values[v];
     if (p->held && p->held != 1 + (int)split) return false;
     if (split == TT__WHOLE) return true;
     bool alone = p->storage == TT__PARAMETER && p->base == v && !p->views && !p->keep && p->uses == 1;
@@ -80,7 +80,7 @@ static bool tt__may_lay_out(const tt__tensor *s, int32_t v, tt__split split)
    without a gradient always may be read so. */
 static bool tt__may_enter(const tt__tensor *s, int32_t v)
 {
-    const tt__value *x = &s->t->values[v];
+    const tt__tape_value *x = &s->t->values[v];
     return (x->storage == TT__TRANSIENT && x->base == v) || !x->needs_grad;
 }
 
@@ -183,7 +183,7 @@ static bool tt__find_region(tt__tensor *s, int k)
 }
 
 /* Returns whether a value has rows that can be sharded. */
-static bool tt__has_rows(const tt__value *x) { return x->shape.axis && !x->shape.extra; }
+static bool tt__has_rows(const tt__tape_value *x) { return x->shape.axis && !x->shape.extra; }
 
 /* Finds the head: a linear layer with many output columns whose results only the loss reads. Each rank
    computes its shard of the rows of both. The loss must be the root, because no rank knows the loss before
@@ -235,7 +235,7 @@ static bool tt__looks_up(const tt__tensor *s, int k, int j)
 static bool tt__may_split_table(const tt__tensor *s, int32_t v)
 {
     const tt_tape *t = s->t;
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     bool fits = x->storage == TT__PARAMETER && x->base == v && !x->views && !x->keep;
     if (x->held) return fits && x->held == 1 + (int)TT__ROWS;
     if (x->shape.rows % s->ranks || x->shape.rows * x->shape.cols < TT__TENSOR_LEAST) return false;
@@ -252,7 +252,7 @@ static int32_t tt__own_axis(tt_tape *t, int32_t of, int parts)
 {
     for (int32_t a = 1; a < t->n_axes; a++) if (t->axes[a].of == of && t->axes[a].parts == parts) return a;
     if (!TT__GROW(t->ctx, t->axes, t->n_axes, t->cap_axes)) return tt__out_of_memory(t);
-    tt__axis a = t->axes[of];
+    tt__row_axis a = t->axes[of];
     const int64_t named = tt__min((int64_t)strlen(a.name), (int64_t)sizeof a.name - 2);
     memcpy(a.name + named, "/", 2); /* the axis "tokens" becomes "tokens/" */
     a.capacity = tt__ceil_div(a.capacity, parts);
@@ -290,7 +290,7 @@ static int32_t tt__move_value(const tt__tensor *s, int at, int op, int32_t v, co
    0: out of memory. */
 static int32_t tt__gathered_rows(const tt__tensor *s, int at, int32_t v)
 {
-    const tt__value *x = &s->t->values[v];
+    const tt__tape_value *x = &s->t->values[v];
     if (x->part.split != TT__ROWS || s->gathered[v]) return x->part.split == TT__ROWS ? s->gathered[v] : v;
     tt__shape shape = x->shape;
     if (shape.axis) shape.axis = s->t->axes[shape.axis].of;
@@ -306,8 +306,8 @@ static int32_t tt__entered(const tt__tensor *s, int at, int32_t v)
     const int32_t whole = tt__gathered_rows(s, at, v);
     if (!whole || !s->train || !s->t->values[v].needs_grad) return whole;
     const tt__shape shape = s->t->values[whole].shape;
-    if (!s->entered[v]) s->entered[v] = tt__move_value(s, at, TT__OP_SCALE, whole, &shape);
-    return s->entered[v];
+    if (!s->region_input[v]) s->region_input[v] = tt__move_value(s, at, TT__OP_SCALE, whole, &shape);
+    return s->region_input[v];
 }
 
 /* Returns the value that instruction `at` reads instead of v if a rank computes its shard of the rows: a
@@ -327,7 +327,7 @@ static int32_t tt__own_rows(const tt__tensor *s, int at, int32_t v)
 /* Gives a value or parameter the shape of a rank's shard. */
 static void tt__split_value(const tt__tensor *s, int32_t v, tt__split split)
 {
-    tt__value *x = &s->t->values[v];
+    tt__tape_value *x = &s->t->values[v];
     if (split == TT__ROWS) x->shape.rows /= s->ranks;
     else x->ld = x->shape.cols /= s->ranks;
     x->part.split = split;
@@ -339,7 +339,7 @@ static tt_status tt__split_results(const tt__tensor *s, const tt__instr *i, tt__
     tt__shape shape[TT__MAX_OUT];
     if (!tt__shape_of(s->t, i, shape)) return s->t->status;
     for (int o = 0; o < TT__MAX_OUT; o++) {
-        tt__value *y = &s->t->values[i->out[o]];
+        tt__tape_value *y = &s->t->values[i->out[o]];
         if (!i->out[o]) continue;
         y->shape = shape[o];
         y->ld = y->shape.cols;
@@ -426,7 +426,7 @@ static bool tt__gives_parts(const tt__tensor *s, int k)
 {
     const tt__instr *i = &s->t->code[k];
     for (int j = 0; j < TT__MAX_IN; j++) {
-        const tt__value *x = &s->t->values[i->in[j]];
+        const tt__tape_value *x = &s->t->values[i->in[j]];
         if (!s->train || !x->needs_grad || (tt__row_operands(i) >> j & 1)) continue;
         const bool alike = s->own_uses[x->base] == s->t->values[x->base].uses;
         if (x->storage != TT__PARAMETER || !alike) return false;
@@ -508,10 +508,10 @@ static tt_status tt__split_instr(tt__tensor *s, int k)
    needed whole. */
 static tt_status tt__held_in_parts(tt__tensor *s, int32_t v)
 {
-    const tt__value *p = &s->t->values[v];
+    const tt__tape_value *p = &s->t->values[v];
     char why[160] = "the ops around it are others";
     if (p->uses == 1) tt__find_region(s, p->reader);
-    const tt__value *x = &s->t->values[p->uses == 1 ? s->unsplit : 0];
+    const tt__tape_value *x = &s->t->values[p->uses == 1 ? s->unsplit : 0];
     const bool output = x->keep || s->unsplit == s->root;
     if (p->uses > 1) snprintf(why, sizeof why, "%d ops read it", (int)p->uses);
     else if (s->unsplit)
@@ -525,7 +525,7 @@ static tt_status tt__held_in_parts(tt__tensor *s, int32_t v)
    Row shards can be gathered. */
 static bool tt__is_unfit(const tt__tensor *s, int32_t v, tt__split split)
 {
-    const tt__value *p = &s->t->values[v];
+    const tt__tape_value *p = &s->t->values[v];
     const bool held = p->held == 1 + (int)split && p->uses && !s->inside[v];
     return held && (p->uses > 1 || s->role[p->reader] == TT__APART);
 }
@@ -542,7 +542,7 @@ static tt_status tt__check_held(tt__tensor *s)
     }
     for (int split = TT__ROWS; split <= TT__COLS; split++)
         for (int32_t v = 1; v < s->t->n_values; v++) {
-            const tt__value *p = &s->t->values[v];
+            const tt__tape_value *p = &s->t->values[v];
             const bool unfit = tt__is_unfit(s, v, (tt__split)split);
             if (unfit && !gathers) return tt__held_in_parts(s, v);
             if (unfit) s->inside[v] = true;
@@ -588,8 +588,8 @@ static tt_status tt__pass_tensor(tt_tape *t, int32_t root, int ranks, bool seque
     tt_status status = s.role && s.code && s.inside && s.values ? TT_OK : TT_ERR_MEMORY;
     if (status == TT_OK) {
         s.gathered = s.values + values;
-        s.entered = s.gathered + values;
-        s.own = s.entered + values;
+        s.region_input = s.gathered + values;
+        s.own = s.region_input + values;
         s.own_uses = s.own + values;
         s.by_rows = s.inside + values;
         for (int k = 0; k < s.n; k++)
@@ -613,7 +613,7 @@ static tt_status tt__pass_tensor(tt_tape *t, int32_t root, int ranks, bool seque
    value; 0: out of memory. */
 static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
 {
-    const tt__value of = t->values[g];
+    const tt__tape_value of = t->values[g];
     const int32_t part = tt__new_value(t, &of.shape, TT__TRANSIENT, "part of %.60s", of.name);
     tt__instr *sum = tt__value_like(t, g, part) ? tt__append(t, TT__OP_ALL_REDUCE) : NULL;
     if (!sum) return 0;
@@ -631,7 +631,7 @@ static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
 static void tt__map_views(tt_tape *t, int values, const int32_t *map)
 {
     for (int32_t v = 1; v < values; v++) {
-        tt__value *x = &t->values[v];
+        tt__tape_value *x = &t->values[v];
         if (x->base != v && map[x->base]) x->base = map[x->base];
     }
 }

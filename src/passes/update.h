@@ -113,7 +113,7 @@ static bool tt__square_gradients(tt__updater *u)
     for (int stage = 0; stage < 3; stage++)
         for (int m = 0; m < u->rows && ok; m++) {
             const int k = u->row[m];
-            const tt__value *x = &t->values[u->list[k]];
+            const tt__tape_value *x = &t->values[u->list[k]];
             const int32_t g = x->grad;
             tt__part part = t->values[g].part;
             if (!part.unit || tt__is_tied_again(t, u->list[k])) continue;
@@ -124,11 +124,11 @@ static bool tt__square_gradients(tt__updater *u)
             int32_t *chunks = &u->due[u->list[k]].chunks;
             if (!*chunks) *chunks = tt__new_value(t, &shape, TT__TRANSIENT, "squares of %.60s", x->name);
             const int32_t table = *chunks;
-            const int32_t piece = table && stage < 2 ? tt__piece_view(t, table, &part) : 0;
-            if (stage == 0) ok = tt__emit_step(t, TT__OP_CHUNK_SQUARES, g, piece);
+            const int32_t shard = table && stage < 2 ? tt__shard_view(t, table, &part) : 0;
+            if (stage == 0) ok = tt__emit_step(t, TT__OP_CHUNK_SQUARES, g, shard);
             else if (stage == 1) {
-                tt__instr gather = tt__data_move(TT__OP_ALL_GATHER, piece, table, &part);
-                ok = piece && tt__append_step(t, &gather, true);
+                tt__instr gather = tt__data_move(TT__OP_ALL_GATHER, shard, table, &part);
+                ok = shard && tt__append_step(t, &gather, true);
             } else
                 ok = tt__emit_step(t, TT__OP_FOLD_SQUARES, table,
                                    tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
@@ -192,7 +192,7 @@ static bool tt__before_squares(tt__updater *u)
     bool ok = tt__over_stages(t, TT__OP_BROADCAST, t->totals) && tt__append_zeros(t, t->squares) &&
               (!u->parted || tt__append_zeros(t, u->parts));
     for (int m = 0; m < u->rows && ok; m++) {
-        const tt__value *x = &t->values[u->list[u->row[m]]];
+        const tt__tape_value *x = &t->values[u->list[u->row[m]]];
         if (!x->tied[1]) continue;
         tt__instr sum = tt__data_move(TT__OP_ALL_REDUCE, x->grad, x->grad, NULL);
         sum.move.over = TT__OVER_TIED;
@@ -237,10 +237,10 @@ static bool tt__spread_parameters(tt__updater *u)
         const int32_t v = u->list[u->row[m]];
         const tt__part part = t->values[t->values[v].grad].part;
         if (!part.unit || t->values[v].part.unit) continue;
-        const int32_t piece = part.root ? v : tt__piece_view(t, v, &part);
+        const int32_t shard = part.root ? v : tt__shard_view(t, v, &part);
         const int op = part.root ? TT__OP_BROADCAST : TT__OP_ALL_GATHER;
-        tt__instr i = tt__data_move(op, piece, v, &part);
-        if (!piece || !tt__append_step(t, &i, true)) return false;
+        tt__instr i = tt__data_move(op, shard, v, &part);
+        if (!shard || !tt__append_step(t, &i, true)) return false;
     }
     return true;
 }
@@ -261,8 +261,8 @@ static bool tt__prepare_updates(tt__updater *u)
         d->random = ++t->n_random;
         if (t->values[v].elsewhere) continue;
         const tt__part part = t->values[t->values[v].grad].part;
-        const bool piece = part.unit && !t->values[v].part.unit;
-        d->target = piece ? tt__piece_view(t, v, &part) : v;
+        const bool shard = part.unit && !t->values[v].part.unit;
+        d->target = shard ? tt__shard_view(t, v, &part) : v;
         if (!d->target) return false;
         for (int k = 0; k < states; k++) d->state[k] = tt__new_state(&b, d->target, how->state[k].name);
         d->clipped = t->clipped;

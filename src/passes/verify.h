@@ -69,10 +69,10 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
 static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j, const tt__shape *rule,
                                      const tt__known *known)
 {
-    const tt__value *v = &t->values[i->out[j]];
+    const tt__tape_value *v = &t->values[i->out[j]];
     const tt__known *k = &known[v->base];
     /* A copy may go back to the storage that it was made from. */
-    bool kept = v->space == TT__HOST || t->values[t->values[i->in[0]].base].visits;
+    bool kept = v->space == TT__HOST || t->values[t->values[i->in[0]].base].host_copy;
     bool returns = tt__is(i, TT__ANY_SPACE) && kept;
     bool updates = tt__is(i, TT__RMW) || (returns && v->storage != TT__INPUT && i->out[j] != t->run);
     bool adds = i->add >> j & 1;
@@ -124,7 +124,7 @@ static tt__split tt__contents(const tt_tape *t, const tt__split *layout, int32_t
 /* Notes that result j of i, of layout `now`, is left in its storage. Returns the fault; NULL: none. */
 static const char *tt__lay_out(const tt_tape *t, const tt__instr *i, int j, tt__split now, tt__split *layout)
 {
-    const tt__value *y = &t->values[i->out[j]];
+    const tt__tape_value *y = &t->values[i->out[j]];
     tt__split *to = &layout[y->base], before = *to;
     /* joins: the storage keeps other contents, too. */
     const bool adds = i->add >> j & 1, joins = adds || y->base != i->out[j];
@@ -186,13 +186,13 @@ static tt__split *tt__first_layouts(const tt_tape *t)
 static tt_status tt__verify(tt_tape *t, const char *pass)
 {
     tt_status status = TT_OK;
-    int group = 1, under_way = 0;
+    int group = 1, in_flight = 0;
     if (!t->ctx->options.verify) return TT_OK;
     tt__known *known = (tt__known *)tt__calloc(t->ctx, sizeof *known * (size_t)t->n_values);
     tt__split *layout = t->tensor > 1 ? tt__first_layouts(t) : NULL;
     if (!known || (!layout && t->tensor > 1)) status = TT_ERR_MEMORY;
     for (int32_t v = 1; v < t->n_values && status == TT_OK; v++) {
-        const tt__value *x = &t->values[v];
+        const tt__tape_value *x = &t->values[v];
         bool kept = x->persistent && (x->storage == TT__STATE || x->storage == TT__STEP ||
                                       x->storage == TT__CACHE);
         bool given = x->storage == TT__INPUT || x->storage == TT__PARAMETER || v == t->run;
@@ -227,7 +227,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
         if (!wrong && tt__is(i, TT__WAITS)) {
             which = i->in[0];
             wrong = tt__verify_wait(t, i, known);
-            under_way--;
+            in_flight--;
         }
         if (!wrong && i->stream && !i->out[0]) wrong = "is of another stream and writes nothing";
         if (!wrong && layout) wrong = tt__derive(t, i, layout, &which);
@@ -240,10 +240,10 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
             x->group = group;
             if (i->stream && i->out[j]) x->writer = k + 1;
         }
-        under_way += i->stream != 0;
+        in_flight += i->stream != 0;
         group += !i->with_next;
     }
-    for (int32_t v = 1; v < t->n_values && under_way && status == TT_OK; v++)
+    for (int32_t v = 1; v < t->n_values && in_flight && status == TT_OK; v++)
         if (known[v].writer) status = tt__verify_fail(t, pass, known[v].writer - 1, "is never waited for", v);
     tt__free(t->ctx, known);
     tt__free(t->ctx, layout);

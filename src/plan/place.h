@@ -24,25 +24,25 @@ typedef struct tt__box {
 } tt__box;
 
 /* Returns the largest number of bytes of a space that are alive at one instruction, counting only boxes of
-   `least` bytes or more; SIZE_MAX when out of memory. *at receives that instruction. */
-static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__space space, size_t least,
+   `min` bytes or more; SIZE_MAX when out of memory. *at receives that instruction. */
+static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__space space, size_t min,
                            tt_context *ctx, int *at)
 {
     int64_t *change = (int64_t *)tt__calloc(ctx, sizeof *change * ((size_t)instructions + 1));
-    size_t live = 0, most = 0;
+    size_t live = 0, max = 0;
     if (!change) return SIZE_MAX;
     for (int k = 0; k < n; k++) {
-        if (box[k].merged != k || box[k].space != space || box[k].bytes < least) continue;
+        if (box[k].merged != k || box[k].space != space || box[k].bytes < min) continue;
         change[box[k].first] += (int64_t)box[k].bytes;
         change[box[k].last + 1] -= (int64_t)box[k].bytes;
     }
     *at = 0;
     for (int k = 0; k <= instructions; k++) {
         live = (size_t)((int64_t)live + change[k]);
-        if (live > most) { most = live; *at = k; }
+        if (live > max) { max = live; *at = k; }
     }
     tt__free(ctx, change);
-    return most;
+    return max;
 }
 
 /* Sets of the bytes that are in use at each instruction: a binary tree over the instructions (a segment tree:
@@ -269,8 +269,8 @@ static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool
 {
     size_t best = tt__place_in_order(box, order, n, tightest, SIZE_MAX, taken), height = best;
     bool best_tightest = tightest;
-    const int most = n && box[order[0]].space == TT__HOST ? TT__IMPROVE_HOST : TT__IMPROVE;
-    int rounds = n < TT__FEW_BOXES && best > bound ? most / (n + 1) : 0;
+    const int max = n && box[order[0]].space == TT__HOST ? TT__IMPROVE_HOST : TT__IMPROVE;
+    int rounds = n < TT__FEW_BOXES && best > bound ? max / (n + 1) : 0;
     if (n >= TT__FEW_BOXES && best > bound + bound / 64) rounds = TT__IMPROVE_MANY;
     memcpy(best_order, order, sizeof *order * (size_t)n);
     for (int round = 0; round < rounds && best > bound && height != SIZE_MAX; round++) {
@@ -300,12 +300,12 @@ static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instruction
     tt__taken taken;
     bool room = tt__taken_open(ctx, &taken, instructions) && order;
     *bound = tt__max_live(box, n, instructions, space, 0, ctx, peak_at);
-    size_t least = n < TT__FEW_BOXES ? 0 : *bound / 1024, best = SIZE_MAX;
-    size_t goal = tt__max_live(box, n, instructions, space, least, ctx, &at);
+    size_t min = n < TT__FEW_BOXES ? 0 : *bound / 1024, best = SIZE_MAX;
+    size_t goal = tt__max_live(box, n, instructions, space, min, ctx, &at);
     room = room && *bound != SIZE_MAX && goal != SIZE_MAX;
     for (int k = 0; k < 2 * n && room; k++) { /* large boxes, then small ones */
         const tt__box *b = &box[k % n];
-        if (b->merged != k % n || b->space != space || !b->bytes || (b->bytes < least) != (k >= n)) continue;
+        if (b->merged != k % n || b->space != space || !b->bytes || (b->bytes < min) != (k >= n)) continue;
         order[all++] = k % n;
         large += k < n;
     }
@@ -334,7 +334,7 @@ static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instruction
     return *height == SIZE_MAX ? TT_ERR_MEMORY : TT_OK;
 }
 
-static size_t tt__arena_bytes(const tt_tape *t, const tt__value *v)
+static size_t tt__arena_bytes(const tt_tape *t, const tt__tape_value *v)
 {
     return tt__align_to(tt__storage_bytes(v), t->alignment);
 }
@@ -343,20 +343,20 @@ static size_t tt__arena_bytes(const tt_tape *t, const tt__value *v)
    overflows. */
 static tt_status tt__check_total(const tt_tape *t, size_t more)
 {
-    const size_t most = SIZE_MAX / 4;
+    const size_t max = SIZE_MAX / 4;
     int32_t largest = 0;
     size_t total = more, bytes, of_largest = 0;
     char what[256];
-    for (int32_t v = 1; v < t->n_values && total <= most; v++) {
+    for (int32_t v = 1; v < t->n_values && total <= max; v++) {
         if (t->values[v].base != v) continue;
         total += bytes = tt__arena_bytes(t, &t->values[v]);
         if (bytes <= of_largest) continue;
         of_largest = bytes;
         largest = v;
     }
-    for (int k = 0; k < t->n_code && total <= most; k++)
+    for (int k = 0; k < t->n_code && total <= max; k++)
         total += tt__align_to(t->code[k].workspace, t->alignment);
-    if (total <= most) return TT_OK;
+    if (total <= max) return TT_OK;
     return tt__fail(t->ctx, TT_ERR_SHAPE,
                     "the tensors of the program are together 2^62 bytes or more; the largest is %s",
                     tt__describe(t, largest, what, sizeof what));
@@ -393,13 +393,13 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             int32_t id = j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
             if (!id) continue;
             int32_t base = t->values[id].base;
-            const tt__value *v = &t->values[base];
+            const tt__tape_value *v = &t->values[base];
             if (v->persistent) continue;
             bool given = v->storage == TT__INPUT || base == t->run; /* the host writes it before the run */
             const int first = given ? 0 : group;
             if (of[base] < 0)
-                tt__new_box(t, box, of[base] = n++, base, tt__storage_bytes(v), v->stays ? 0 : first, 0);
-            const int last = v->stays && group_end < micro_end ? micro_end : group_end;
+                tt__new_box(t, box, of[base] = n++, base, tt__storage_bytes(v), v->saved ? 0 : first, 0);
+            const int last = v->saved && group_end < micro_end ? micro_end : group_end;
             box[of[base]].last = v->keep || base == t->values[root].base ? end : last;
         }
         if (!i->workspace) continue;
@@ -407,7 +407,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
         box[n - 1].space = i->on_host ? TT__HOST : TT__DEVICE;
     }
     for (int32_t v = 1; v < t->n_values; v++) { /* inputs that only tt_get may read */
-        const tt__value *x = &t->values[v];
+        const tt__tape_value *x = &t->values[v];
         bool kept = x->keep || v == t->values[root].base;
         if (x->storage != TT__INPUT || x->base != v || of[v] >= 0 || !kept) continue;
         tt__new_box(t, box, of[v] = n++, v, tt__storage_bytes(x), 0, end);

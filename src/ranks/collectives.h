@@ -14,7 +14,7 @@
 
 /* One or more collectives of the same op that a rank runs together, and the ranks that take part. */
 typedef struct tt__collective {
-    tt__crew *crew;
+    tt__device_group *group;
     tt__launch *l;          /* array of n launches */
     int n;
     tt__members all, near;  /* all members; the members of this process, or both members of a pair */
@@ -22,7 +22,7 @@ typedef struct tt__collective {
     int processes, own;     /* number of processes with members; number of this process among these */
     int grain, nodes;       /* number of members of a node; number of nodes of a process */
     int leader, tag;        /* the rank that sends and receives for this process; the tag of its messages */
-    bool apart;             /* kernels of some rank in `near` cannot load from another's memory */
+    bool no_peer;             /* kernels of some rank in `near` cannot load from another's memory */
     bool direct;            /* messages begin and end in ranks' memory, not in the host's staging memory */
 } tt__collective;
 
@@ -35,22 +35,22 @@ static bool tt__is_pair(const tt__instr *i)
 }
 
 /* Returns whether the kernels of any member cannot load from the memory of another member. */
-static bool tt__is_apart(const tt__crew *c, tt__members m)
+static bool tt__has_no_peer(const tt__device_group *c, tt__members m)
 {
     for (int a = 0; a < m.count; a++)
         for (int b = 0; b < m.count; b++)
-            if (c->apart[m.first + a * m.stride][m.first + b * m.stride]) return true;
+            if (c->no_peer[m.first + a * m.stride][m.first + b * m.stride]) return true;
     return false;
 }
 
-static tt__collective tt__collective_of(tt__crew *crew, int rank, tt__members all, int me, tt__over over)
+static tt__collective tt__collective_of(tt__device_group *group, int rank, tt__members all, int me, tt__over over)
 {
     static const int tags[] = {0, 0, 1, 0, 2, 3}; /* by tt__over */
     tt__collective c;
     int local = 0;
     memset(&c, 0, sizeof c);
-    for (int k = 0; k < all.count; k++) local += tt__is_local(crew, all.first + k * all.stride);
-    c.crew = crew;
+    for (int k = 0; k < all.count; k++) local += tt__is_local(group, all.first + k * all.stride);
+    c.group = group;
     c.rank = rank;
     c.me = me;
     c.low = me / local * local;
@@ -63,39 +63,39 @@ static tt__collective tt__collective_of(tt__crew *crew, int rank, tt__members al
     c.grain = local & -local;
     c.nodes = local / c.grain;
     c.tag = TT__DATA_TAG + tags[over] * (int)TT__RANKS + all.first;
-    c.apart = tt__is_apart(crew, c.near);
-    c.direct = crew->kind->host || (crew->ctx->net && crew->ctx->net->cuda_aware && !c.apart);
+    c.no_peer = tt__has_no_peer(group, c.near);
+    c.direct = group->kind->host || (group->ctx->net && group->ctx->net->cuda_aware && !c.no_peer);
     return c;
 }
 
 /* Makes a barrier of streams: stream `stream` of this rank's device waits for all work that the other members
    have issued on the same stream of their devices. On the CPU, where a launch is done when it returns, only
    the ranks' threads wait. */
-static tt_status tt__sync(tt__crew *c, int rank, tt__members members, int stream)
+static tt_status tt__sync(tt__device_group *c, int rank, tt__members members, int stream)
 {
     const tt__backend *b = c->kind->backend;
     tt__device *d = c->device[rank];
     tt_status status = TT_OK;
-    if (c->kind->host) return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE;
+    if (c->kind->host) return tt__barrier(c->rank_group, rank, members) ? TT_OK : TT_ERR_DEVICE;
     status = tt__device_status(c->ctx, c, rank, b->mark(d, stream, &c->event[rank]));
     if (status != TT_OK) return status;
-    if (!tt__meet(c->world, rank, members)) return TT_ERR_DEVICE;
+    if (!tt__barrier(c->rank_group, rank, members)) return TT_ERR_DEVICE;
     for (int k = 0; k < members.count && status == TT_OK; k++) {
         const int other = members.first + k * members.stride;
         if (other != rank) status = b->after(d, stream, c->event[other]);
     }
     if (status != TT_OK) return tt__device_status(c->ctx, c, rank, status);
-    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* then events may be reused */
+    return tt__barrier(c->rank_group, rank, members) ? TT_OK : TT_ERR_DEVICE; /* then events may be reused */
 }
 
-static tt_status tt__meet_near(const tt__collective *c)
+static tt_status tt__barrier_near(const tt__collective *c)
 {
-    return tt__sync(c->crew, c->rank, c->near, c->l->instr->stream);
+    return tt__sync(c->group, c->rank, c->near, c->l->instr->stream);
 }
 
 /* Waits until a stream of the rank's device has done all its work. Needed before messages, or updates in the
    host's memory, read the results. */
-static tt_status tt__await_stream(tt__crew *c, int rank, int stream)
+static tt_status tt__await_stream(tt__device_group *c, int rank, int stream)
 {
     const tt__backend *b = c->kind->backend;
     if (c->kind->host) return TT_OK;
@@ -107,28 +107,28 @@ static tt_status tt__await_stream(tt__crew *c, int rank, int stream)
 /* Launches one phase of n collectives on a rank, then waits at a barrier. */
 static tt_status tt__launch_phase(const tt__collective *c, tt__launch *l, int n)
 {
-    tt_status status = c->crew->kind->backend->launch(l, n);
-    status = tt__device_status(c->crew->ctx, c->crew, c->rank, status);
-    return status == TT_OK ? tt__meet_near(c) : status;
+    tt_status status = c->group->kind->backend->launch(l, n);
+    status = tt__device_status(c->group->ctx, c->group, c->rank, status);
+    return status == TT_OK ? tt__barrier_near(c) : status;
 }
 
 /* Launches one phase of one collective on a rank, if some members cannot load from others' memory. The data
    of these members goes through the host's memory, a part at a time. */
 static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
 {
-    tt__crew *crew = c->crew;
+    tt__device_group *group = c->group;
     void *staged[TT__RANKS];
     bool more = true;
     tt_status status = TT_OK;
     for (int k = 0; k < l->members; k++) {
         const int other = c->all.first + k * c->all.stride;
-        staged[k] = other == c->rank || crew->apart[c->rank][other] ? crew->stage[other] : NULL;
+        staged[k] = other == c->rank || group->no_peer[c->rank][other] ? group->stage[other] : NULL;
     }
     l->staged = staged;
-    l->most = (int64_t)(TT__STAGE / (size_t)l->members / tt_dtype_bytes(l->in[0].dtype)) & ~(int64_t)15;
-    for (l->from = 0; more && status == TT_OK; l->from += l->most) {
-        status = tt__device_status(crew->ctx, crew, c->rank, crew->kind->backend->stage(l, &more));
-        if (status == TT_OK) status = tt__meet_near(c);
+    l->max = (int64_t)(TT__STAGE / (size_t)l->members / tt_dtype_bytes(l->in[0].dtype)) & ~(int64_t)15;
+    for (l->from = 0; more && status == TT_OK; l->from += l->max) {
+        status = tt__device_status(group->ctx, group, c->rank, group->kind->backend->stage(l, &more));
+        if (status == TT_OK) status = tt__barrier_near(c);
         if (status == TT_OK) status = tt__launch_phase(c, l, 1);
     }
     l->staged = NULL;
@@ -142,7 +142,7 @@ static int tt__pair_tag(int from, int to) { return TT__DATA_TAG + (4 + from) * (
 
 /* The messages in flight that belong to one instruction. */
 typedef struct tt__mail {
-    const tt__crew *crew;
+    const tt__device_group *group;
     const tt_tape *tape;
     const tt__instr *i;
     int tag, count;
@@ -151,14 +151,14 @@ typedef struct tt__mail {
 
 static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
 {
-    const tt__mail m = {c->crew, c->l->tape, c->l->instr, c->tag, 0, r};
+    const tt__mail m = {c->group, c->l->tape, c->l->instr, c->tag, 0, r};
     return m;
 }
 
 /* Writes the place of an error for its message: op and value, such as "reduce 'd(w)'". */
 static void tt__net_where(const tt__mail *m, char to[128])
 {
-    const tt__value *x = &m->tape->values[m->i->in[0] ? m->i->in[0] : m->i->out[0]];
+    const tt__tape_value *x = &m->tape->values[m->i->in[0] ? m->i->in[0] : m->i->out[0]];
     snprintf(to, 128, "%s '%.96s'", tt__instr_name(m->i), x->name);
 }
 
@@ -166,7 +166,7 @@ static void tt__net_where(const tt__mail *m, char to[128])
 static tt_status tt__net_late(const tt__mail *m, int late, const char *why)
 {
     char where[128];
-    tt__net *net = m->crew->ctx->net;
+    tt__net *net = m->group->ctx->net;
     const bool own = late < 0 && !why && !tt__net_has_failed(net); /* a rank of this process failed */
     if (own) return TT_ERR_DEVICE;
     tt__net_where(m, where);
@@ -176,8 +176,8 @@ static tt_status tt__net_late(const tt__mail *m, int late, const char *why)
 /* Waits until all messages of *m have been sent or received, and leaves *m empty. */
 static tt_status tt__net_all_there(tt__mail *m)
 {
-    tt__net *net = m->crew->ctx->net;
-    tt__world *w = m->crew->world;
+    tt__net *net = m->group->ctx->net;
+    tt__rank_group *w = m->group->rank_group;
     const tt__request *r = m->r;
     const char *why;
     char at[128];
@@ -190,7 +190,7 @@ static tt_status tt__net_all_there(tt__mail *m)
     __atomic_sub_fetch(&w->outside, 1, __ATOMIC_SEQ_CST);
     tt__net_where(m, at);
     pthread_mutex_lock(&net->mutex);
-    for (int k = 0; k < n; k++) if (r[k].comes && r[k].done) memcpy(net->heard[r[k].process], at, sizeof at);
+    for (int k = 0; k < n; k++) if (r[k].comes && r[k].done) memcpy(net->last_message[r[k].process], at, sizeof at);
     pthread_mutex_unlock(&net->mutex);
     return come ? TT_OK : tt__net_late(m, late, why);
 }
@@ -206,18 +206,18 @@ static tt_status tt__net_first_there(tt__mail *m, int n)
     return status;
 }
 
-/* Begins to send or, if `comes`, to receive bytes, as messages of at most `most` bytes, with one request for
+/* Begins to send or, if `comes`, to receive bytes, as messages of at most `max` bytes, with one request for
    each message. */
-static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes, size_t most, bool comes)
+static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes, size_t max, bool comes)
 {
-    tt__net *n = m->crew->ctx->net;
+    tt__net *n = m->group->ctx->net;
     const char *why = NULL;
     pthread_mutex_lock(&n->mutex);
     for (size_t at = 0, some; at < bytes && !why; at += some) {
         tt__request *r = &m->r[m->count++];
-        some = bytes - at < most ? bytes - at : most;
-        why = comes ? n->wire->receive(n, process, m->tag, (char *)data + at, some, r)
-                    : n->wire->send(n, process, m->tag, (char *)data + at, some, r);
+        some = bytes - at < max ? bytes - at : max;
+        why = comes ? n->transport->receive(n, process, m->tag, (char *)data + at, some, r)
+                    : n->transport->send(n, process, m->tag, (char *)data + at, some, r);
         r->comes = comes;
         if (!comes) n->sent += (double)some;
     }
@@ -240,6 +240,6 @@ static tt_status tt__net_receive(tt__mail *m, int process, void *data, size_t by
 static void tt__net_must_send(tt__net *n, double bytes)
 {
     pthread_mutex_lock(&n->mutex);
-    n->least += bytes;
+    n->min += bytes;
     pthread_mutex_unlock(&n->mutex);
 }

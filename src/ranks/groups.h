@@ -4,9 +4,9 @@
 
 /* ----------------------------------------------------------------------------------------- device groups */
 
-/* A crew: the ranks that run a program together, each with its own device, all of one kind. This process has
+/* A device group: the ranks that run a program together, each with its own device, all of one kind. This process has
    the ranks [first, first + local), each with a thread. It cannot access the memory of the other ranks. */
-typedef struct tt__crew {
+typedef struct tt__device_group {
     tt_context *ctx;
     const tt__device_kind *kind;
     int ranks, index[TT__RANKS];   /* number of ranks; for each rank: number of its device */
@@ -16,23 +16,23 @@ typedef struct tt__crew {
     tt__device *device[TT__RANKS]; /* NULL until opened, and for ranks of other processes */
     tt__device *host[TT__RANKS];   /* CPU device for updates in the host's memory; NULL until needed */
     tt__pool *threads;             /* a thread for each rank; NULL until opened, or for a single rank */
-    tt__world *world;              /* barriers and counters of these threads */
+    tt__rank_group *rank_group;              /* barriers and counters of these threads */
     /* Each rank's staging memory on the host: TT__STAGE bytes, or twice that with several processes. NULL if
        the devices use the host's memory and there is only this process. */
     void *stage[TT__RANKS];
     void *event[TT__RANKS];        /* by which streams of other devices wait; NULL until used */
-    bool apart[TT__RANKS][TT__RANKS]; /* [a][b]: kernels of rank a cannot load from the memory of rank b */
-    bool tried;                    /* `apart` has been found out */
-    struct tt__crew *next;
-} tt__crew;
+    bool no_peer[TT__RANKS][TT__RANKS]; /* [a][b]: kernels of rank a cannot load from the memory of rank b */
+    bool tried;                    /* `no_peer` has been found out */
+    struct tt__device_group *next;
+} tt__device_group;
 
-static bool tt__is_local(const tt__crew *c, int rank)
+static bool tt__is_local(const tt__device_group *c, int rank)
 {
     return rank >= c->first && rank < c->first + c->local;
 }
 
 /* Returns the number of the process that has a rank. */
-static int tt__process_of(const tt__crew *c, int rank) { return rank / c->local; }
+static int tt__process_of(const tt__device_group *c, int rank) { return rank / c->local; }
 
 /* Bytes of staging memory: max number of bytes that a rank copies to the host's memory at once, if ranks
    cannot load from each other's memory. */
@@ -63,7 +63,7 @@ static const char *tt__device_name(const tt__device_kind *kind, int index, char 
 
 /* Returns `status`, which a function of a rank's device has returned. If it is an error, sets the context's
    error to the device's message. */
-static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank, tt_status status)
+static tt_status tt__device_status(tt_context *ctx, const tt__device_group *c, int rank, tt_status status)
 {
     if (status == TT_OK || c->kind->host) return status; /* the CPU device has called tt__fail */
     char name[32];

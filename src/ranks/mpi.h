@@ -120,7 +120,7 @@ static void tt__mpi_close(tt__net *n)
     pthread_mutex_unlock(&tt__mpi.mutex);
 }
 
-static const tt__wire tt__mpi_wire = {tt__mpi_send, tt__mpi_receive, tt__mpi_test, tt__mpi_take_end,
+static const tt__transport tt__mpi_transport = {tt__mpi_send, tt__mpi_receive, tt__mpi_test, tt__mpi_take_end,
                                       tt__mpi_close};
 
 /* Fails because other processes have not called tt_open in time; MPI does not say which processes. */
@@ -224,7 +224,7 @@ static tt_status tt__mpi_open(tt__net *n)
     MPI_Comm_rank(n->talk, &n->me);
     n->processes = processes;
     n->cuda_aware = tt__mpi_is_cuda_aware();
-    n->wire = &tt__mpi_wire;
+    n->transport = &tt__mpi_transport;
     return TT_OK;
 }
 

@@ -13,7 +13,7 @@
 /* Returns the process number of the k-th process that has members of the collective. */
 static int tt__net_process(const tt__collective *c, int k)
 {
-    return tt__process_of(c->crew, c->all.first + k * c->near.count * c->all.stride);
+    return tt__process_of(c->group, c->all.first + k * c->near.count * c->all.stride);
 }
 
 /* The first function returns how many members of the k-th process contribute to a reduction, the second how
@@ -30,7 +30,7 @@ static int tt__net_nodes(const tt__collective *c, int k, int present)
 
 /* A part of a collective: elements [from, from + most) of each member's shard, in collective number k of the
    collectives that run together. */
-typedef struct tt__net_job { int k; int64_t from, most; } tt__net_job;
+typedef struct tt__net_job { int k; int64_t from, max; } tt__net_job;
 enum { TT__NET_JOBS = 128 };
 
 /* Returns the tensor that is divided into the members' shards: the tensor to sum or, in other phases, the
@@ -49,9 +49,9 @@ static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int me
     const bool to_first = tt__net_is(l, TT__OF_FIRST); /* the shard of member 0 is all */
     int64_t n = member ? 0 : tt__elements(&l->in[0]);
     *first = 0;
-    if (!to_first) n = tt__piece_of(l, tt__net_whole(l), l->instr->move.root, member, first);
+    if (!to_first) n = tt__shard_of(l, tt__net_whole(l), l->instr->move.root, member, first);
     *first += job->from;
-    return tt__max(0, tt__min(job->most, n - job->from));
+    return tt__max(0, tt__min(job->max, n - job->from));
 }
 
 static int64_t tt__net_longest(const tt__launch *l)
@@ -68,7 +68,7 @@ static size_t tt__net_size(const tt__launch *l, int64_t n)
 }
 
 /* Launches op `op` with the operands of collective *l, on the collective's stream. */
-static tt_status tt__net_launch(const tt__crew *c, int rank, tt__launch *l, int op)
+static tt_status tt__net_launch(const tt__device_group *c, int rank, tt__launch *l, int op)
 {
     tt__instr other = *l->instr;
     other.op = op;
@@ -88,11 +88,11 @@ static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const
     s.members = s.present = count;
     s.me = 0;
     s.add[0] = add;
-    return tt__net_launch(c->crew, c->rank, &s, TT__OP_SUM_SLOTS);
+    return tt__net_launch(c->group, c->rank, &s, TT__OP_SUM_SLOTS);
 }
 
 /* Copies bytes between a rank's device and the host, on the collective's stream. */
-static tt_status tt__net_copy(const tt__crew *c, int rank, const tt__launch *l, void *to, const void *from,
+static tt_status tt__net_copy(const tt__device_group *c, int rank, const tt__launch *l, void *to, const void *from,
                               int64_t bytes)
 {
     const tt__mat x = {(void *)(uintptr_t)from, TT_U8, 1, bytes, bytes}, y = {to, TT_U8, 1, bytes, bytes};
@@ -103,7 +103,7 @@ static tt_status tt__net_copy(const tt__crew *c, int rank, const tt__launch *l, 
 }
 
 /* Returns the minimum number of bytes that a process must send, by any method, in a phase of a collective. */
-static double tt__net_least(const tt__collective *c, const tt__launch *l)
+static double tt__net_min(const tt__collective *c, const tt__launch *l)
 {
     const tt__mat *x = tt__net_whole(l);
     const bool of_first = l->instr->move.root || tt__net_is(l, TT__OF_FIRST);
@@ -116,21 +116,21 @@ static double tt__net_least(const tt__collective *c, const tt__launch *l)
 /* Returns the number of bytes that tt__net_reduce, tt__net_gather, tt__net_broadcast or tt__net_pair sends
    for a rank's process in a phase. Sets *least to the minimum that any method must send. Both numbers are 0
    for a rank that is not the leader of its process. */
-static double tt__net_sends(const tt__collective *c, double *least)
+static double tt__net_sends(const tt__collective *c, double *min)
 {
     const tt__net_job all = {0, 0, INT64_MAX};
     const tt__launch *l = c->l;
     const double item = (double)tt_dtype_bytes(l->in[0].data ? l->in[0].dtype : l->out[0].dtype);
     double bytes = 0;
     int64_t first;
-    *least = 0;
+    *min = 0;
     if (tt__is_pair(l->instr)) {
         if (l->phase == TT__SPREAD_PHASE && c->me == l->instr->move.from)
-            *least = bytes = item * (double)tt__elements(&l->in[0]);
+            *min = bytes = item * (double)tt__elements(&l->in[0]);
         return bytes;
     }
     if (c->me != c->low) return 0;
-    *least = tt__net_least(c, l);
+    *min = tt__net_min(c, l);
     if (l->phase == TT__SPREAD_PHASE && tt__net_is(l, TT__OF_FIRST))
         return c->own + 1 < c->processes ? item * (double)tt__elements(&l->in[0]) : 0;
     for (int m = 0; m < c->all.count; m++) {
@@ -169,9 +169,9 @@ static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_
         const int64_t item = (int64_t)tt_dtype_bytes(l->in[0].dtype), left = tt__net_longest(l) - *from;
         const tt__net_job next = {*k, *from, tt__min(left, (int64_t)room / item)};
         if (left > 0) job[count++] = next;
-        if (left > 0) room -= tt__net_size(l, next.most);
-        *from += next.most;
-        if (next.most == left || left <= 0) {
+        if (left > 0) room -= tt__net_size(l, next.max);
+        *from += next.max;
+        if (next.max == left || left <= 0) {
             *from = 0;
             ++*k;
         }
@@ -215,7 +215,7 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
    Needed if kernels of this process's ranks cannot load from each other's memory. */
 static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b)
 {
-    char *to = (char *)c->crew->stage[c->rank] + TT__STAGE + b->begin;
+    char *to = (char *)c->group->stage[c->rank] + TT__STAGE + b->begin;
     tt_status status = TT_OK;
     for (int at = 0; at < c->processes * b->jobs; at++) {
         const int q = at / b->jobs, j = at % b->jobs;
@@ -223,7 +223,7 @@ static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b
         for (int k = q * c->near.count; k < (q + 1) * c->near.count && status == TT_OK; k++) {
             int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
             const int64_t bytes = c->me < x->present ? n * (int64_t)tt_dtype_bytes(x->in[0].dtype) : 0;
-            status = tt__net_copy(c->crew, c->rank, x, to, tt__element(&x->in[0], first), bytes);
+            status = tt__net_copy(c->group, c->rank, x, to, tt__element(&x->in[0], first), bytes);
             to += tt__net_size(x, n);
         }
     }
@@ -252,7 +252,7 @@ static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, c
                     const int other = c->near.first + m * c->near.stride;
                     leaf[m - begin] = x->peer_in[c->low + m];
                     leaf[m - begin].data = tt__element(&leaf[m - begin], first);
-                    if (c->apart) leaf[m - begin].data = (char *)c->crew->stage[other] + laid;
+                    if (c->no_peer) leaf[m - begin].data = (char *)c->group->stage[other] + laid;
                 }
                 const bool mine = turn++ % c->near.count == c->me - c->low;
                 if (mine && n) status = tt__net_sum(c, x, leaf, end - begin, to, n, false);
@@ -294,12 +294,12 @@ static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b,
 /* Waits for the messages of a batch, then sums this rank's shard. */
 static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
 {
-    const char *stage = (const char *)c->crew->stage[c->leader] + b->begin;
+    const char *stage = (const char *)c->group->stage[c->leader] + b->begin;
     if (!b->jobs) return TT_OK;
     tt_status status = tt__net_all_there(&b->mail);
-    if (status == TT_OK) status = tt__meet_near(c);
+    if (status == TT_OK) status = tt__barrier_near(c);
     if (status == TT_OK) status = tt__net_unpack(c, b, stage, stage + TT__STAGE);
-    if (status == TT_OK) status = tt__meet_near(c);
+    if (status == TT_OK) status = tt__barrier_near(c);
     b->jobs = 0;
     return status;
 }
@@ -310,7 +310,7 @@ static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
 static tt_status tt__net_reduce(const tt__collective *c)
 {
     const tt__instr *i = c->l->instr;
-    char *stage = (char *)c->crew->stage[c->leader];
+    char *stage = (char *)c->group->stage[c->leader];
     const int flights = tt__net_flights(c);
     tt__net_batch flight[TT__NET_FLIGHTS];
     tt_status status = TT_OK;
@@ -323,13 +323,13 @@ static tt_status tt__net_reduce(const tt__collective *c)
         b->begin = (size_t)(turn % flights) * tt__net_part(c);
         b->mail = tt__mail_of(c, b->r);
         if (!b->jobs && k < c->n)
-            return tt__fail(c->crew->ctx, TT_ERR_INTERNAL, "%s: no room for messages", tt__instr_name(i));
+            return tt__fail(c->group->ctx, TT_ERR_INTERNAL, "%s: no room for messages", tt__instr_name(i));
         tt__net_place(c, b);
-        if (c->apart) status = tt__net_lay_out(c, b);
-        if (c->apart && status == TT_OK) status = tt__meet_near(c);
+        if (c->no_peer) status = tt__net_lay_out(c, b);
+        if (c->no_peer && status == TT_OK) status = tt__barrier_near(c);
         if (status == TT_OK) status = tt__net_pack(c, b, stage + b->begin);
-        if (status == TT_OK) status = tt__meet_near(c);
-        if (status == TT_OK && c->rank == c->leader) status = tt__await_stream(c->crew, c->rank, i->stream);
+        if (status == TT_OK) status = tt__barrier_near(c);
+        if (status == TT_OK && c->rank == c->leader) status = tt__await_stream(c->group, c->rank, i->stream);
         for (int q = 0; q < c->processes && status == TT_OK && c->rank == c->leader; q++) {
             const int process = tt__net_process(c, q);
             if (q == c->own) continue;
@@ -354,7 +354,7 @@ static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int 
     const tt__launch *l = &c->l[job->k];
     const bool gathers = tt__net_is(l, TT__PIECES_IN);
     int64_t first;
-    if (!c->direct) return (char *)c->crew->stage[c->leader] + (size_t)m * room;
+    if (!c->direct) return (char *)c->group->stage[c->leader] + (size_t)m * room;
     tt__net_piece(l, job, m, &first);
     if (m / c->near.count != c->own) return (char *)tt__element(&l->out[0], first);
     return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
@@ -373,9 +373,9 @@ static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, 
         char *staged = tt__net_begin(c, job, m, room);
         char *own = (char *)tt__element(x, gathers && !come ? job->from : first);
         if (come && m == c->me && !gathers) continue;
-        status = tt__net_copy(c->crew, c->rank, l, come ? own : staged, come ? staged : own, bytes);
+        status = tt__net_copy(c->group, c->rank, l, come ? own : staged, come ? staged : own, bytes);
     }
-    return status == TT_OK ? tt__meet_near(c) : status;
+    return status == TT_OK ? tt__barrier_near(c) : status;
 }
 
 /* Exchanges shards with other processes. The leader of each process sends and receives the messages; the
@@ -384,19 +384,19 @@ static tt_status tt__net_gather(const tt__collective *c)
 {
     enum { REQUESTS = 4 * TT__RANKS };
     const size_t room = 2 * TT__STAGE / (size_t)c->all.count & ~(size_t)(TT__ALIGN - 1); /* bytes per shard */
-    const size_t most = c->direct ? TT__NET_MESSAGE : room;
+    const size_t max = c->direct ? TT__NET_MESSAGE : room;
     const bool leads = c->rank == c->leader, waits = leads && !c->direct;
     tt__request r[REQUESTS + TT__NET_REQUESTS(2 * TT__STAGE)];
     tt__mail mail = tt__mail_of(c, r);
     const int stream = c->l->instr->stream;
-    tt_status status = leads && c->direct ? tt__await_stream(c->crew, c->rank, stream) : TT_OK;
+    tt_status status = leads && c->direct ? tt__await_stream(c->group, c->rank, stream) : TT_OK;
     for (int k = 0; k < c->n; k++) {
         const tt__launch *l = &c->l[k];
         const int64_t item = (int64_t)tt_dtype_bytes(l->out[0].dtype), longest = tt__net_longest(l);
-        tt__net_job job = {k, 0, (int64_t)most / item};
-        for (; job.from < longest && status == TT_OK; job.from += job.most) {
+        tt__net_job job = {k, 0, (int64_t)max / item};
+        for (; job.from < longest && status == TT_OK; job.from += job.max) {
             if (!c->direct) status = tt__net_stage(c, &job, room, false);
-            if (waits && status == TT_OK) status = tt__await_stream(c->crew, c->rank, stream);
+            if (waits && status == TT_OK) status = tt__await_stream(c->group, c->rank, stream);
             for (int m = 0; m < c->all.count && status == TT_OK && leads; m++) {
                 const int own = c->low + m % c->near.count, process = tt__net_process(c, m / c->near.count);
                 int64_t first, come = item * tt__net_piece(l, &job, m, &first);
@@ -410,7 +410,7 @@ static tt_status tt__net_gather(const tt__collective *c)
                 status = tt__net_first_there(&mail, mail.count / 2);
             if (status != TT_OK || c->direct) continue;
             status = tt__net_all_there(&mail);
-            if (status == TT_OK) status = tt__meet_near(c);
+            if (status == TT_OK) status = tt__barrier_near(c);
             if (status == TT_OK) status = tt__net_stage(c, &job, room, true);
         }
     }
@@ -421,20 +421,20 @@ static tt_status tt__net_gather(const tt__collective *c)
 static tt_status tt__net_broadcast(const tt__collective *c)
 {
     const bool leads = c->rank == c->leader, waits = leads && !c->direct, last = c->own + 1 == c->processes;
-    const size_t most = c->direct ? TT__NET_MESSAGE : TT__STAGE;
+    const size_t max = c->direct ? TT__NET_MESSAGE : TT__STAGE;
     const int stream = c->l->instr->stream;
     tt__request r[2][TT__NET_REQUESTS(TT__STAGE)];
     tt__mail in = tt__mail_of(c, r[0]), out = tt__mail_of(c, r[1]);
-    tt_status status = leads && c->direct ? tt__await_stream(c->crew, c->rank, stream) : TT_OK;
+    tt_status status = leads && c->direct ? tt__await_stream(c->group, c->rank, stream) : TT_OK;
     for (int k = 0; k < c->n; k++) {
         const tt__launch *l = &c->l[k];
         const int64_t bytes = tt__elements(&l->in[0]) * (int64_t)tt_dtype_bytes(l->in[0].dtype);
         char *own = (char *)(c->own || c->me ? l->out[0].data : l->in[0].data);
         for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
-            m = tt__min(bytes - at, (int64_t)most);
-            char *data = c->direct ? own + at : (char *)c->crew->stage[c->leader];
-            if (c->me == 0) status = tt__net_copy(c->crew, c->rank, l, data, (char *)l->in[0].data + at, m);
-            if (status == TT_OK && waits) status = tt__await_stream(c->crew, c->rank, stream);
+            m = tt__min(bytes - at, (int64_t)max);
+            char *data = c->direct ? own + at : (char *)c->group->stage[c->leader];
+            if (c->me == 0) status = tt__net_copy(c->group, c->rank, l, data, (char *)l->in[0].data + at, m);
+            if (status == TT_OK && waits) status = tt__await_stream(c->group, c->rank, stream);
             if (status == TT_OK && leads && c->own)
                 status = tt__net_receive(&in, tt__net_process(c, c->own - 1), data, (size_t)m);
             if (status == TT_OK) status = tt__net_all_there(&in);
@@ -442,10 +442,10 @@ static tt_status tt__net_broadcast(const tt__collective *c)
                 status = tt__net_send(&out, tt__net_process(c, c->own + 1), data, (size_t)m);
             if (status == TT_OK && (!c->direct || out.count >= TT__RANKS)) status = tt__net_all_there(&out);
             if (c->direct) continue;
-            if (status == TT_OK) status = tt__meet_near(c);
+            if (status == TT_OK) status = tt__barrier_near(c);
             if (status == TT_OK && (c->me || l->out[0].data != l->in[0].data))
-                status = tt__net_copy(c->crew, c->rank, l, (char *)l->out[0].data + at, data, m);
-            if (status == TT_OK) status = tt__meet_near(c);
+                status = tt__net_copy(c->group, c->rank, l, (char *)l->out[0].data + at, data, m);
+            if (status == TT_OK) status = tt__barrier_near(c);
         }
     }
     return status == TT_OK ? tt__net_all_there(&out) : status;
@@ -463,7 +463,7 @@ static tt_status tt__net_spread(const tt__collective *c)
         for (int m = 0; m < c->all.count; m++) {
             int64_t first;
             if (m / c->near.count == c->own && !all) continue;
-            tt__piece_of(l, &l->out[0], l->instr->move.root, m, &first);
+            tt__shard_of(l, &l->out[0], l->instr->move.root, m, &first);
             if (m != c->low) out[m].data = at->data;
             if (!all) in[m].data = tt__element(at, first);
         }
@@ -479,27 +479,27 @@ static tt_status tt__net_pair(const tt__collective *c)
     const tt__move *move = &i->move;
     const int from = c->all.first + move->from * c->all.stride, to = c->all.first + move->to * c->all.stride;
     const bool receives = c->me == move->to;
-    const bool direct = c->crew->kind->host || c->crew->ctx->net->cuda_aware;
-    const size_t most = direct ? TT__NET_MESSAGE : TT__STAGE;
-    const int process = tt__process_of(c->crew, receives ? from : to);
+    const bool direct = c->group->kind->host || c->group->ctx->net->cuda_aware;
+    const size_t max = direct ? TT__NET_MESSAGE : TT__STAGE;
+    const int process = tt__process_of(c->group, receives ? from : to);
     tt__request r[TT__NET_REQUESTS(TT__STAGE)];
     tt__mail mail = tt__mail_of(c, r);
-    tt_status status = direct ? tt__await_stream(c->crew, c->rank, i->stream) : TT_OK;
+    tt_status status = direct ? tt__await_stream(c->group, c->rank, i->stream) : TT_OK;
     mail.tag = tt__pair_tag(from, to);
     for (int k = 0; k < c->n; k++) {
         const tt__launch *l = &c->l[k];
         const tt__mat *x = receives ? &l->out[0] : &l->in[0];
         const int64_t bytes = tt__elements(x) * (int64_t)tt_dtype_bytes(x->dtype);
-        if (!receives) tt__net_must_send(c->crew->ctx->net, (double)bytes);
+        if (!receives) tt__net_must_send(c->group->ctx->net, (double)bytes);
         for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
-            m = tt__min(bytes - at, (int64_t)most);
-            char *own = (char *)x->data + at, *data = direct ? own : (char *)c->crew->stage[c->rank];
-            if (!receives) status = tt__net_copy(c->crew, c->rank, l, data, own, m);
-            if (status == TT_OK && !direct) status = tt__await_stream(c->crew, c->rank, i->stream);
+            m = tt__min(bytes - at, (int64_t)max);
+            char *own = (char *)x->data + at, *data = direct ? own : (char *)c->group->stage[c->rank];
+            if (!receives) status = tt__net_copy(c->group, c->rank, l, data, own, m);
+            if (status == TT_OK && !direct) status = tt__await_stream(c->group, c->rank, i->stream);
             if (status == TT_OK)
                 status = tt__net_post(&mail, process, data, (size_t)m, TT__NET_MESSAGE, receives);
             if (status == TT_OK && (!direct || mail.count >= TT__RANKS)) status = tt__net_all_there(&mail);
-            if (status == TT_OK && receives) status = tt__net_copy(c->crew, c->rank, l, own, data, m);
+            if (status == TT_OK && receives) status = tt__net_copy(c->group, c->rank, l, own, data, m);
         }
     }
     return status == TT_OK ? tt__net_all_there(&mail) : status;
@@ -510,10 +510,10 @@ static tt_status tt__net_phase(const tt__collective *c)
 {
     tt_status status = TT_OK;
     for (int k = 0; k < c->n && c->rank == c->leader; k++)
-        tt__net_must_send(c->crew->ctx->net, tt__net_least(c, &c->l[k]));
+        tt__net_must_send(c->group->ctx->net, tt__net_min(c, &c->l[k]));
     if (c->l->phase == TT__REDUCE_PHASE) return tt__net_reduce(c);
     status = tt__net_is(c->l, TT__OF_FIRST) ? tt__net_broadcast(c) : tt__net_gather(c);
-    if (status == TT_OK && c->direct) status = tt__meet_near(c);
+    if (status == TT_OK && c->direct) status = tt__barrier_near(c);
     return status == TT_OK && c->direct ? tt__net_spread(c) : status;
 }
 
@@ -523,13 +523,13 @@ static tt_status tt__run_collective(const tt__collective *c, bool met)
 {
     const int phases = tt__rules_of(c->l->instr)->phases;
     const bool net = c->processes > 1, from_first = (phases & TT__OF_FIRST) && (phases & TT__SPREAD_PHASE);
-    tt_status status = met ? TT_OK : tt__meet_near(c);
+    tt_status status = met ? TT_OK : tt__barrier_near(c);
     for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && status == TT_OK; phase++) {
         if (!(phases & phase) || (net && from_first && phase == TT__REDUCE_PHASE)) continue;
         for (int k = 0; k < c->n; k++) c->l[k].phase = phase;
         if (net) status = tt__net_phase(c);
-        else if (!c->apart) status = tt__launch_phase(c, c->l, c->n);
-        for (int k = 0; k < c->n && c->apart && !net && status == TT_OK; k++)
+        else if (!c->no_peer) status = tt__launch_phase(c, c->l, c->n);
+        for (int k = 0; k < c->n && c->no_peer && !net && status == TT_OK; k++)
             status = tt__launch_staged(c, &c->l[k]);
     }
     return status;

@@ -4,7 +4,7 @@
 /* ------------------------------------------------------------------------------------- several processes
    Processes that a launcher such as `mpirun` started together run one program. Each process calls the same
    functions with the same arguments and has the same number of ranks. Ranks are numbered through all
-   processes. Messages go from one process to another (tt__wire). MPI's own sums are not used, as MPI chooses
+   processes. Messages go from one process to another (tt__transport). MPI's own sums are not used, as MPI chooses
    their order. To sum a tensor over ranks, a process first sums the numbers of its own ranks, as far as these
    ranks form subtrees of the tree of sums (tt__collective). Each process is responsible for one part of the
    tensor: it receives the other processes' sums of this part, adds them up, and sends the result to all
@@ -30,14 +30,14 @@ typedef struct tt__request {
 /* A transport, which carries messages between processes. Messages with the same tag from one process to
    another arrive in the order in which they were sent. The functions return NULL, or an error message. Only
    one thread at a time calls them. */
-typedef struct tt__wire {
+typedef struct tt__transport {
     const char *(*send)(struct tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r);
     const char *(*receive)(struct tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r);
     const char *(*test)(struct tt__net *n, tt__request *r); /* sets r->done */
     /* Receives a message with tag TT__END_TAG, if one has arrived; else sets *from to -1. */
     const char *(*take_end)(struct tt__net *n, int *from, void *data, size_t bytes);
     void (*close)(struct tt__net *n);
-} tt__wire;
+} tt__transport;
 
 /* The message that a process sends to the others when it stops, because a rank has failed or the process
    closes its context. */
@@ -56,7 +56,7 @@ typedef struct tt__note {
 /* The processes that run together, from the view of this process. */
 typedef struct tt__net {
     tt_context *ctx;
-    const tt__wire *wire;
+    const tt__transport *transport;
     int processes, me;
     char host[TT__RANKS][64];
     pthread_mutex_t mutex;  /* guards the transport and the fields marked "guarded" */
@@ -65,11 +65,11 @@ typedef struct tt__net {
     char why[1100];         /* why the processes no longer work together */
     tt__end end, ended[TT__RANKS]; /* this process's end message; guarded: those received, by process */
     bool has_ended[TT__RANKS];     /* guarded; for each process: its end message has arrived */
-    char heard[TT__RANKS][128];    /* guarded; for each process: the instruction of its last message */
+    char last_message[TT__RANKS][128];    /* guarded; for each process: the instruction of its last message */
     int ranks;              /* number of ranks of each process in the last program; 0: none has memory yet */
     tt__note *note;         /* for each process: its note in the last tt__agree */
     bool cuda_aware;        /* the MPI of every process can send from and receive into GPU memory */
-    double sent, least;     /* guarded: bytes that collectives have sent so far; the minimum that any method
+    double sent, min;     /* guarded: bytes that collectives have sent so far; the minimum that any method
                                must send */
 #ifdef TINYTRAIN_MPI
     MPI_Comm talk, data;    /* for notes and end messages; for collectives */
@@ -109,7 +109,7 @@ static const char *tt__net_ends(tt__net *n)
     tt__end end;
     int from = -1;
     char name[96], why[1100];
-    const char *error = n->wire->take_end(n, &from, &end, sizeof end);
+    const char *error = n->transport->take_end(n, &from, &end, sizeof end);
     if (error || from < 0) return error;
     n->ended[from] = end;
     n->has_ended[from] = true;
@@ -147,7 +147,7 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count && !*why; k++) {
             if (r[k].done) continue;
-            *why = n->wire->test(n, &r[k]);
+            *why = n->transport->test(n, &r[k]);
             left -= r[k].done;
             if (!r[k].done && slow < 0) slow = r[k].process;
         }
@@ -186,7 +186,7 @@ static const char *tt__ranks_name(const tt__net *n, int process, char to[160])
 /* Fails with the reason why tt__net_wait returned false. `where` names the work that waited. */
 static tt_status tt__net_waited(tt__net *n, const char *where, int late, const char *why)
 {
-    char name[160], heard[128];
+    char name[160], last_message[128];
     tt_context *ctx = n->ctx;
     if (why) return tt__fail(ctx, TT_ERR_DEVICE, "%s: MPI has failed: %s", where, why);
     if (late < 0) return tt__net_status(ctx);
@@ -194,13 +194,13 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
     pthread_mutex_lock(&n->mutex);
     const bool closed = n->has_ended[late];
     const tt__end end = n->ended[late];
-    memcpy(heard, n->heard[late], sizeof heard);
+    memcpy(last_message, n->last_message[late], sizeof last_message);
     pthread_mutex_unlock(&n->mutex);
     if (closed)
         return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has closed its context%s%s", where, name,
                         end.why[0] ? ", after: " : "", end.why);
     return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not come for %g s%s%s", where, name, ctx->options.timeout,
-                    heard[0] ? "; its last message came in " : "", heard);
+                    last_message[0] ? "; its last message came in " : "", last_message);
 }
 
 /* Sends this process's end message to all others, and waits at most `seconds`. Returns false if some process
@@ -214,14 +214,14 @@ static bool tt__net_send_end(tt__net *n, double seconds)
     for (int p = 0; p < n->processes; p++) {
         if (p == n->me) continue;
         r[count].done = false;
-        if (!n->wire->send(n, p, TT__END_TAG, &n->end, sizeof n->end, &r[count])) count++;
+        if (!n->transport->send(n, p, TT__END_TAG, &n->end, sizeof n->end, &r[count])) count++;
     }
     pthread_mutex_unlock(&n->mutex);
     while (left && tt__seconds() - begin < seconds) {
         left = 0;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count; k++) {
-            if (!r[k].done && n->wire->test(n, &r[k])) r[k].done = true; /* that process is out of reach */
+            if (!r[k].done && n->transport->test(n, &r[k])) r[k].done = true; /* that process is out of reach */
             left += !r[k].done;
         }
         pthread_mutex_unlock(&n->mutex);
@@ -275,8 +275,8 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
     pthread_mutex_lock(&n->mutex);
     for (int p = 0; p < n->processes && !why; p++) {
         if (p == n->me) continue;
-        why = n->wire->receive(n, p, TT__NOTE_TAG, &n->note[p], sizeof n->note[p], &r[count]);
-        if (!why) why = n->wire->send(n, p, TT__NOTE_TAG, own, size, &r[count + 1]);
+        why = n->transport->receive(n, p, TT__NOTE_TAG, &n->note[p], sizeof n->note[p], &r[count]);
+        if (!why) why = n->transport->send(n, p, TT__NOTE_TAG, own, size, &r[count + 1]);
         count += 2;
     }
     pthread_mutex_unlock(&n->mutex);
@@ -320,10 +320,10 @@ static tt_status tt__net_fetch(tt_context *ctx, int owner, int taker, const char
     if (owner == taker || (taker >= 0 && n->me != taker && n->me != owner)) return TT_OK;
     if (tt__net_has_failed(n)) return tt__net_status(ctx);
     pthread_mutex_lock(&n->mutex);
-    if (n->me != owner) why = n->wire->receive(n, owner, TT__FETCH_TAG, data, bytes, &r[count++]);
+    if (n->me != owner) why = n->transport->receive(n, owner, TT__FETCH_TAG, data, bytes, &r[count++]);
     for (int p = 0; p < n->processes && n->me == owner && !why; p++)
         if (p != owner && (taker < 0 || p == taker))
-            why = n->wire->send(n, p, TT__FETCH_TAG, data, bytes, &r[count++]);
+            why = n->transport->send(n, p, TT__FETCH_TAG, data, bytes, &r[count++]);
     pthread_mutex_unlock(&n->mutex);
     if (!why && tt__net_wait(n, NULL, r, count, &late, &why)) return TT_OK;
     return tt__net_fail(ctx, tt__net_waited(n, where, late, why));
@@ -356,7 +356,7 @@ static void tt__net_close(tt_context *ctx)
                     tt__process_name(n, late, name), tt__seconds() - begin);
         }
     }
-    if (all) n->wire->close(n); /* else close would wait for a process that is gone */
+    if (all) n->transport->close(n); /* else close would wait for a process that is gone */
     ctx->net = NULL;
     pthread_mutex_destroy(&n->mutex);
     tt__free(ctx, n->note);

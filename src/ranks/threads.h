@@ -21,7 +21,7 @@
    ======================================================================================================== */
 
 /* The ranks of a process that run together, one thread each: their barriers, and their common failure. */
-typedef struct tt__world {
+typedef struct tt__rank_group {
     tt_context *ctx;
     int ranks;
     double timeout;          /* seconds */
@@ -38,15 +38,15 @@ typedef struct tt__world {
        stage ([0]) and how many gradients to the previous stage ([1]); how many values it has taken from the
        previous stage ([0]) and how many gradients from the next ([1]). */
     uint64_t sent[TT__RANKS][2], taken[TT__RANKS][2];
-} tt__world;
+} tt__rank_group;
 
 /* The members of a collective or a barrier: `count` ranks first, first + stride, first + 2 * stride and so
    on. */
 typedef struct tt__members { int first, stride, count; } tt__members;
 
-static tt__world *tt__world_new(tt_context *ctx, int ranks, double timeout)
+static tt__rank_group *tt__rank_group_new(tt_context *ctx, int ranks, double timeout)
 {
-    tt__world *w = (tt__world *)tt__calloc(ctx, sizeof *w);
+    tt__rank_group *w = (tt__rank_group *)tt__calloc(ctx, sizeof *w);
     if (!w) return NULL;
     w->ctx = ctx;
     w->ranks = ranks;
@@ -57,7 +57,7 @@ static tt__world *tt__world_new(tt_context *ctx, int ranks, double timeout)
     return w;
 }
 
-static void tt__world_free(tt__world *w)
+static void tt__rank_group_free(tt__rank_group *w)
 {
     if (!w) return;
     pthread_cond_destroy(&w->wake);
@@ -65,7 +65,7 @@ static void tt__world_free(tt__world *w)
     tt__free(w->ctx, w);
 }
 
-static void tt__world_wake(tt__world *w)
+static void tt__rank_group_wake(tt__rank_group *w)
 {
     pthread_mutex_lock(&w->mutex);
     if (w->sleepers) pthread_cond_broadcast(&w->wake);
@@ -73,14 +73,14 @@ static void tt__world_wake(tt__world *w)
 }
 
 /* Ends the waiting of all ranks. The rank that calls this function has called tt__fail. */
-static void tt__world_fail(tt__world *w)
+static void tt__rank_group_fail(tt__rank_group *w)
 {
     __atomic_store_n(&w->failed, 1, __ATOMIC_SEQ_CST);
-    tt__world_wake(w);
+    tt__rank_group_wake(w);
 }
 
 /* Resets all barriers and counts, as a failure may have left them unequal. No rank may be running. */
-static void tt__world_reset(tt__world *w)
+static void tt__rank_group_reset(tt__rank_group *w)
 {
     memset(w->met, 0, sizeof w->met);
     memset(w->sent, 0, sizeof w->sent);
@@ -92,7 +92,7 @@ static void tt__world_reset(tt__world *w)
 
 /* Notes the op and the value on which a rank works. A rank that waits for this rank too long names them in
    its error. */
-static void tt__world_note(tt__world *w, int rank, const char *op, const char *on)
+static void tt__rank_group_note(tt__rank_group *w, int rank, const char *op, const char *on)
 {
     __atomic_store_n(&w->op[rank], op, __ATOMIC_RELAXED);
     __atomic_store_n(&w->on[rank], on, __ATOMIC_RELAXED);
@@ -117,7 +117,7 @@ static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double second
 
 /* Sleeps until *count is at least `times` or a rank has failed. Returns false after the timeout, which starts
    anew as long as a rank waits for other processes. */
-static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
+static bool tt__await(tt__rank_group *w, const uint64_t *count, uint64_t times)
 {
     double begin = tt__seconds();
     bool done = false;
@@ -136,7 +136,7 @@ static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
 
 /* Makes rank `me` wait until *count, a count of rank `rank`, is at least `times`. Returns false after the
    timeout, or if a rank has failed. */
-static bool tt__wait_for(tt__world *w, int me, int rank, const uint64_t *count, uint64_t times)
+static bool tt__wait_for(tt__rank_group *w, int me, int rank, const uint64_t *count, uint64_t times)
 {
     for (int i = 0; i < w->spins && !tt__has_come(count, times); i++) tt__pause();
     const bool late = !tt__has_come(count, times) && !tt__await(w, count, times);
@@ -150,27 +150,27 @@ static bool tt__wait_for(tt__world *w, int me, int rank, const uint64_t *count, 
         }
         tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not come%s%s", me,
                  w->timeout, rank, where[0], where[1]);
-        tt__world_wake(w);
+        tt__rank_group_wake(w);
     }
     return !__atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
 }
 
 /* Adds one to a count of this rank, for which another rank may wait. */
-static void tt__count_on(tt__world *w, uint64_t *count)
+static void tt__count_on(tt__rank_group *w, uint64_t *count)
 {
     __atomic_add_fetch(count, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__world_wake(w);
+    if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__rank_group_wake(w);
 }
 
 /* Makes rank `me`, a member, wait at a barrier until all members have reached it. After the barrier, all
    members see the memory that any member wrote before it. Returns false after the timeout, or if a rank has
    failed. */
-static bool tt__meet(tt__world *w, int me, tt__members members)
+static bool tt__barrier(tt__rank_group *w, int me, tt__members members)
 {
     bool come = true;
     for (int k = 0; k < members.count; k++)
         __atomic_add_fetch(&w->met[me][members.first + k * members.stride], 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__world_wake(w);
+    if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__rank_group_wake(w);
     for (int k = 0; k < members.count && come; k++) {
         const int rank = members.first + k * members.stride;
         come = tt__wait_for(w, me, rank, &w->met[rank][me], w->met[me][rank]);

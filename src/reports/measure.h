@@ -171,15 +171,15 @@ static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool si
         double *rate = tt__rate_of(to, (tt__cost)c, single);
         *rate = more > 0 && longer > 0 ? more / longer : x->work[c] / fmax(x->seconds[c], 1e-9);
         if (c == TT__COST_RANKS)
-            to->meeting = fmax(0, small->seconds[c] - small->work[c] / *rate) / x->launches[c];
+            to->barrier = fmax(0, small->seconds[c] - small->work[c] / *rate) / x->launches[c];
     }
 }
 
 /* Computes the seconds to start an op. Takes the seconds of the fastest of some steps whose launches are not
-   timed, or `least` if that is less; subtracts the seconds that the rates predict for the step's work; and
-   divides the rest by the number of launches. least: seconds of a step whose launches were timed one by
+   timed, or `min` if that is less; subtracts the seconds that the rates predict for the step's work; and
+   divides the rest by the number of launches. min: seconds of a step whose launches were timed one by
    one. */
-static tt_status tt__measure_launch(tt__sample *s, double least, tt_costs *costs)
+static tt_status tt__measure_launch(tt__sample *s, double min, tt_costs *costs)
 {
     double seconds;
     int launches = 0;
@@ -187,19 +187,19 @@ static tt_status tt__measure_launch(tt__sample *s, double least, tt_costs *costs
     tt_status status = TT_OK;
     for (int k = 0; k < 5 && status == TT_OK; k++) {
         status = tt__sample_step(s, &seconds);
-        least = fmin(least, seconds);
+        min = fmin(min, seconds);
     }
     const tt_tape *t = s->p->built.t;
     for (int k = 0; k < t->n_code; k++) launches += !t->code[k].with_next;
     costs->launch = 0;
     if (status == TT_OK) status = tt__replay_of(t, costs, &work);
-    if (status == TT_OK) costs->launch = fmax(0, least - work.step.compute - work.step.exposed) / launches;
+    if (status == TT_OK) costs->launch = fmax(0, min - work.step.compute - work.step.exposed) / launches;
     return status;
 }
 
 /* Measures the bytes per second of one instruction: a copy (TT__OP_COPY), or a multiplication by 1
    (TT__OP_SCALE). */
-static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, void *from, void *to,
+static tt_status tt__measure_copy(tt_context *ctx, const tt__device_group *c, int op, void *from, void *to,
                                   double *rate)
 {
     const tt__backend *b = c->kind->backend;
@@ -229,7 +229,7 @@ static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, vo
 }
 
 /* Measures the bandwidths of the device memory of rank 0 and of its links to and from the host's memory. */
-static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs *costs)
+static tt_status tt__measure_links(tt_context *ctx, const tt__device_group *c, tt_costs *costs)
 {
     const tt__backend *b = c->kind->backend;
     tt__device *d = c->device[0];
@@ -256,8 +256,8 @@ static int tt__next_width(int width, double seconds)
     return times < 1.2 || next <= width ? width : next < TT__MOST_WIDTH ? next : TT__MOST_WIDTH;
 }
 
-/* Measures the rates of instructions in fp32 (`single`) or bf16. *least: the seconds of the smallest step. */
-static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool single, double *least,
+/* Measures the rates of instructions in fp32 (`single`) or bf16. *min: the seconds of the smallest step. */
+static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool single, double *min,
                                        tt_costs *costs)
 {
     tt__profile now, small;
@@ -269,7 +269,7 @@ static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool
         if (status == TT_ERR_MEMORY && before) return TT_OK; /* keeps the rates found so far */
         if (status != TT_OK) return status;
         tt__rates_of(&now, &small, single, costs);
-        if (!before) small = now, *least = seconds;
+        if (!before) small = now, *min = seconds;
         before = width;
         width = tt__next_width(width, seconds);
     }
@@ -291,17 +291,17 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     if (!own) return tt__fail(ctx, TT_ERR_MEMORY, "tt_measure_costs: no memory or threads for a context");
     tt__sample s; /* runs like users' programs, with streams and graphs of launches */
     tt__profile update;
-    double least, ignored;
+    double min, ignored;
     status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH, TT__LEAST_WIDTH);
     if (status == TT_OK) status = tt__measure_links(own, tt__find_devices(own, device), &found);
     if (status == TT_OK)
         status = tt__profile_of(own, "cpu", "32-true", 1, TT__UPDATE_WIDTH, &update, &ignored);
     if (status == TT_OK) /* the local ranks share the CPU */
         found.update_host = update.work[TT__COST_UPDATE] / fmax(update.seconds[TT__COST_UPDATE], 1e-9) /
-                            s.p->settings.crew->local;
-    if (status == TT_OK) status = tt__measure_precision(own, device, true, &least, &found);
+                            s.p->settings.group->local;
+    if (status == TT_OK) status = tt__measure_precision(own, device, true, &min, &found);
     if (status == TT_OK) status = tt__measure_precision(own, device, false, &ignored, &found);
-    if (status == TT_OK) status = tt__measure_launch(&s, least, &found);
+    if (status == TT_OK) status = tt__measure_launch(&s, min, &found);
     tt__sample_free(own, &s);
     if (status == TT_OK) status = tt__check_costs(own, &found);
     if (status == TT_OK) *costs = found;

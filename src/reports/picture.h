@@ -19,7 +19,7 @@ static double tt__axis_step(double length, int marks)
     return 10 * step;
 }
 
-static void tt__print_xml(tt__text *text, const char *name)
+static void tt__print_xml(tt__text_buffer *text, const char *name)
 {
     for (; *name; name++) {
         if (*name == '&') tt__print(text, "&amp;");
@@ -49,10 +49,10 @@ static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
     }
     for (int k = N; live && k < n * N; k++) live[k] += live[k - N];
     for (int k = 0; live && k < columns; k++) {
-        int64_t most = (int64_t)k * n / columns;
-        for (int64_t j = most + 1; j < (int64_t)(k + 1) * n / columns; j++)
-            if (live[j * N + N - 1] > live[most * N + N - 1]) most = j;
-        memmove(&live[k * N], &live[most * N], sizeof *live * N);
+        int64_t max = (int64_t)k * n / columns;
+        for (int64_t j = max + 1; j < (int64_t)(k + 1) * n / columns; j++)
+            if (live[j * N + N - 1] > live[max * N + N - 1]) max = j;
+        memmove(&live[k * N], &live[max * N], sizeof *live * N);
     }
     return live;
 }
@@ -64,7 +64,7 @@ enum { TT__LEFT = 64, TT__TOP = 66, TT__WIDTH = 600, TT__HEIGHT = 290, TT__RIGHT
 /* Prints a line of text of the picture. anchor: the point of the text ("start", "middle" or "end") that is at
    x. */
 TT_PRINTF(5, 6)
-static void tt__label(tt__text *text, int x, int y, const char *anchor, const char *format, ...)
+static void tt__label(tt__text_buffer *text, int x, int y, const char *anchor, const char *format, ...)
 {
     char label[160];
     va_list args;
@@ -77,7 +77,7 @@ static void tt__label(tt__text *text, int x, int y, const char *anchor, const ch
 /* Draws the layers of memory. Begins with the highest layer and draws each down to the axis, so that lower
    layers cover higher ones. Coordinates are tenths of a pixel, to the right and up from the lower left
    corner. scale: tenths of a pixel per byte. drawn: set to whether each layer has any bytes. */
-static void tt__draw_layers(tt__text *text, const int64_t *live, int columns, double scale,
+static void tt__draw_layers(tt__text_buffer *text, const int64_t *live, int columns, double scale,
                             const char *const *colour, bool *drawn)
 {
     enum { N = TT_MEM_CATEGORIES };
@@ -101,7 +101,7 @@ static void tt__draw_layers(tt__text *text, const int64_t *live, int columns, do
 }
 
 /* Draws a band below the axis that shows which instructions are forward, backward and update. */
-static void tt__draw_parts(tt__text *text, const tt__instr *i, int instructions)
+static void tt__draw_parts(tt__text_buffer *text, const tt__instr *i, int instructions)
 {
     static const char *const names[] = {"forward", "backward", "update"};
     for (int part = 0, from = 0, upto = 0; part < 3; part++, from = upto) {
@@ -119,11 +119,11 @@ static void tt__draw_parts(tt__text *text, const tt__instr *i, int instructions)
 /* Returns whether an instruction recomputes (kind 0), or moves data between memories or ranks (kind 1). */
 static bool tt__is_marked(const tt_tape *t, const tt__instr *i, int kind)
 {
-    return kind ? tt__stream_beside(t, i) != TT__COMPUTE_STREAM : i->again;
+    return kind ? tt__stream_beside(t, i) != TT__COMPUTE_STREAM : i->recomputed;
 }
 
 /* Draws a line at each instruction for which tt__is_marked(kind) holds. Returns whether it drew any. */
-static bool tt__draw_marks(tt__text *text, const tt_tape *t, int kind, const char *colour)
+static bool tt__draw_marks(tt__text_buffer *text, const tt_tape *t, int kind, const char *colour)
 {
     bool any = false;
     for (int x = 0; x < TT__WIDTH;) {
@@ -152,14 +152,14 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
     const int n = (int)tt__max(1, plan.instructions), columns = (int)tt__min(n, TT__WIDTH);
     size_t peak = 0;
     for (int c = 0; c < N; c++) peak += plan.at_peak[c];
-    const double most = (double)(peak > plan.bytes ? peak : plan.bytes) + 1, full = 1.2 * most;
-    const double scale = 10 * TT__HEIGHT / full, unit = most < 1e9 ? 1e6 : 1e9;
+    const double max = (double)(peak > plan.bytes ? peak : plan.bytes) + 1, full = 1.2 * max;
+    const double scale = 10 * TT__HEIGHT / full, unit = max < 1e9 ? 1e6 : 1e9;
     const double step = tt__axis_step(full / unit, 6);
-    const char *unit_name = most < 1e9 ? "MB" : "GB";
-    const int digits = most < 10 * unit ? 3 : most < 100 * unit ? 2 : 1; /* digits after the decimal point */
+    const char *unit_name = max < 1e9 ? "MB" : "GB";
+    const int digits = max < 10 * unit ? 3 : max < 100 * unit ? 2 : 1; /* digits after the decimal point */
     int64_t *live = tt__live_layers(p, n, columns);
     bool drawn[N];
-    tt__text text = {to, capacity, 0};
+    tt__text_buffer text = {to, capacity, 0};
     if (capacity) to[0] = 0;
     if (!live) return 0;
     tt__print(&text, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 880 %d' width='880' height='%d' "
@@ -171,7 +171,7 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
     tt__print_ranks(p, &text);
     if (plan.pipeline > 1) tt__print(&text, ", stage %d</text>\n", p->arena->stage);
     else tt__print(&text, "%s</text>\n", plan.ranks == 1 ? "" :
-              plan.bytes == plan.bytes_least ? ", every rank" : ", the server");
+              plan.bytes == plan.min_bytes ? ", every rank" : ", the server");
     tt__print(&text, "<g transform='translate(%d %d) scale(.1 -.1)' fill='none' stroke-width='10'>\n"
               "<path stroke='#e2e2e2' d='", TT__LEFT, TT__BOTTOM);
     for (int k = 1; k * step * unit < full; k++)
@@ -199,7 +199,7 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
     char moved[96] = "", host[96] = "";
     if (plan.ranks > 1)
         snprintf(moved, sizeof moved, "moved a step and rank %.*f %s (at least %.*f)", digits,
-                 (double)plan.moved_bytes / unit, unit_name, digits, (double)plan.moved_least_bytes / unit);
+                 (double)plan.moved_bytes / unit, unit_name, digits, (double)plan.min_moved_bytes / unit);
     if (plan.transfer_bytes)
         snprintf(host, sizeof host, "%shost %.*f %s, %.*f %s copied a step", *moved ? "; " : "", digits,
                  (double)plan.host_bytes / unit, unit_name, digits, (double)plan.transfer_bytes / unit,

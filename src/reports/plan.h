@@ -29,7 +29,7 @@ const char *tt_category_name(tt_category c)
     return (unsigned)c < TT_MEM_CATEGORIES ? names[c] : "unknown category";
 }
 
-static tt_category tt__category(const tt_tape *t, int32_t base)
+static tt_category tt__category_of(const tt_tape *t, int32_t base)
 {
     if (!base) return TT_MEM_WORKSPACE;
     switch (t->values[base].storage) {
@@ -54,16 +54,16 @@ static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
     if (k >= t->n_values) {
         const tt__box *box = &p->built.box[k - t->n_values];
         to->name = box->value ? t->values[box->value].name : tt__instr_name(&t->code[box->first]);
-        to->category = tt__category(t, box->value);
+        to->category = tt__category_of(t, box->value);
         to->bytes = box->bytes;
         to->first = box->first;
         to->last = box->last;
         return box->merged == k - t->n_values && box->bytes && box->space == TT__DEVICE;
     }
-    const tt__value *x = &t->values[k];
-    const bool elsewhere = x->storage == TT__PARAMETER && !tt__home_in(p->arena, x->param);
+    const tt__tape_value *x = &t->values[k];
+    const bool elsewhere = x->storage == TT__PARAMETER && !tt__placement_in(p->arena, x->param);
     to->name = k ? x->name : "matmul";
-    to->category = tt__category(t, k);
+    to->category = tt__category_of(t, k);
     to->bytes = k ? tt__arena_bytes(t, x) : p->settings.kind->resident;
     to->last = (int)tt__max(1, t->n_code) - 1;
     return k ? x->persistent && x->base == k && x->space == TT__DEVICE && !elsewhere : to->bytes > 0;
@@ -77,15 +77,15 @@ static bool tt__storage_at_peak(const tt_program *p, int k, tt_plan_value *to)
 }
 
 /* Returns the bytes that a rank loads from other ranks in a step with one full micro-batch on each data rank.
-   Sets *least to the minimum that any method must load (tt_plan.moved_least_bytes). */
-static double tt__moved_by(const tt_program *p, int rank, double *least)
+   Sets *least to the minimum that any method must load (tt_plan.min_moved_bytes). */
+static double tt__moved_by(const tt_program *p, int rank, double *min)
 {
     const tt_tape *t = p->built.t;
-    double bytes = *least = 0;
+    double bytes = *min = 0;
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         if (!tt__rules_of(i)->loads || i->slot > 1) continue; /* one micro-batch uses only slot 1 */
-        const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
+        const tt__tape_value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
         const int64_t elements = tt__max(x->shape.rows * x->shape.cols, y->shape.rows * y->shape.cols);
         const double item = (double)tt_dtype_bytes((i->in[0] ? x : y)->shape.dtype);
         int me;
@@ -93,7 +93,7 @@ static double tt__moved_by(const tt_program *p, int rank, double *least)
         const tt__loads loads = tt__rules_of(i)->loads(&i->move, elements, me, all.count);
         bytes += item * (double)loads.done;
         const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* F64: counts of losses */
-        if (x->param >= 0 || (i->segment <= TT__EACH_BACKWARD && !squares)) *least += item * loads.least;
+        if (x->param >= 0 || (i->segment <= TT__EACH_BACKWARD && !squares)) *min += item * loads.min;
     }
     return bytes;
 }
@@ -104,7 +104,7 @@ static void tt__count_transfers(const tt_program *p, tt_plan *plan)
     const tt_tape *t = p->built.t;
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
-        const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
+        const tt__tape_value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
         if (!i->in[0] || !i->out[0] || !tt__is(i, TT__ANY_SPACE) || x->space == y->space) continue;
         const size_t bytes = (size_t)(x->shape.rows * x->shape.cols) * tt_dtype_bytes(x->shape.dtype);
         if (!i->later) plan->transfer_bytes += bytes;
@@ -117,8 +117,8 @@ static const tt_program *tt__largest_stage(const tt_program *p)
 {
     const tt_program *largest = p;
     for (int s = 1; s < p->stages; s++) {
-        const tt__arena *a = p->stage[s]->arena, *most = largest->arena;
-        if (tt__arena_size(a, tt__first_rank(a)) > tt__arena_size(most, tt__first_rank(most)))
+        const tt__arena *a = p->stage[s]->arena, *max = largest->arena;
+        if (tt__arena_size(a, tt__first_rank(a)) > tt__arena_size(max, tt__first_rank(max)))
             largest = p->stage[s];
     }
     return largest;
@@ -126,10 +126,10 @@ static const tt_program *tt__largest_stage(const tt_program *p)
 
 /* Returns the bytes of host memory in which a pipeline keeps the inputs of the micro-batches of one data
    rank. */
-static size_t tt__fed_bytes(const tt_program *p)
+static size_t tt__queued_bytes(const tt_program *p)
 {
     const int micros = p->settings.options.accumulate ? p->settings.options.parallel.micros : 1;
-    return p->fed_at ? p->fed_at[p->n_recorded] * (size_t)tt__max(1, micros) : 0;
+    return p->queued_at ? p->queued_at[p->n_recorded] * (size_t)tt__max(1, micros) : 0;
 }
 
 /* Returns the memory plan of one stage. */
@@ -141,29 +141,29 @@ static tt_plan tt__plan_of(const tt_program *p)
     const int first = tt__first_rank(p->arena), end = tt__end_rank(p->arena);
     memset(&plan, 0, sizeof plan);
     plan.device = p->settings.kind->name;
-    plan.ranks = p->settings.crew->ranks;
+    plan.ranks = p->settings.group->ranks;
     plan.data = p->arena->data;
     plan.tensor = p->arena->tensor;
     plan.pipeline = p->arena->stages;
     tt__count_params(p->head, &plan.params, &plan.split_params);
     plan.bytes = tt__arena_size(p->arena, first);
-    plan.bytes_least = tt__arena_size(p->arena, end - 1);
+    plan.min_bytes = tt__arena_size(p->arena, end - 1);
     plan.persistent_bytes = plan.bytes - p->arena->transient;
     plan.lower_bound_bytes = plan.persistent_bytes + p->built.bound;
     for (int r = first; r < end && plan.ranks > 1; r++) {
-        double least, moved = tt__moved_by(p, r, &least);
+        double min, moved = tt__moved_by(p, r, &min);
         plan.moved_bytes = (size_t)fmax((double)plan.moved_bytes, moved);
-        plan.moved_least_bytes = (size_t)fmax((double)plan.moved_least_bytes, least);
+        plan.min_moved_bytes = (size_t)fmax((double)plan.min_moved_bytes, min);
     }
     plan.host_bytes = tt__host_size(p, first) + p->arena->on_host + tt__staging_bytes(p);
-    plan.host_bytes += tt__fed_bytes(p->head);
+    plan.host_bytes += tt__queued_bytes(p->head);
     if (!p->settings.kind->host) plan.host_bytes += TT__BOUNCE;
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     if (!p->settings.kind->host && c->ranks > 1) plan.host_bytes += TT__STAGE;
     if (c->local < c->ranks) plan.host_bytes += p->settings.kind->host ? 2 * TT__STAGE : TT__STAGE;
-    double least, sent = tt__net_plan(p->head, &least);
+    double min, sent = tt__net_plan(p->head, &min);
     plan.sent_bytes = (size_t)sent;
-    plan.sent_least_bytes = (size_t)least;
+    plan.min_sent_bytes = (size_t)min;
     tt__count_transfers(p, &plan);
     plan.instructions = t->n_code;
     plan.values = t->n_values - 1;
@@ -191,9 +191,9 @@ static tt_plan tt__plan_of(const tt_program *p)
     plan.zero = p->chosen.zero;
     if (p->chosen.offload & TT__OUT_ACTIVATIONS)
         plan.offload_blocks = (int)tt__min(p->chosen.activations, p->built.blocks);
-    if (p->built.under_way) plan.ahead = p->chosen.ahead;
+    if (p->built.in_flight) plan.ahead = p->chosen.ahead;
     for (int k = 0; k < t->n_code; k++)
-        for (int j = 0; j < TT__MAX_OUT && t->code[k].again; j++) {
+        for (int j = 0; j < TT__MAX_OUT && t->code[k].recomputed; j++) {
             if (!t->code[k].out[j]) continue;
             plan.recomputed++;
             plan.recomputed_bytes += tt__storage_bytes(&t->values[t->code[k].out[j]]);
@@ -212,7 +212,7 @@ tt_plan tt_program_plan(const tt_program *p)
     if (p->stages > 1) plan.flops = plan.extra_flops = 0;
     for (int s = 0; s < p->stages && p->stages > 1; s++) {
         const tt_plan of_stage = tt_stage_plan(p, s);
-        if (of_stage.bytes < plan.bytes_least) plan.bytes_least = of_stage.bytes;
+        if (of_stage.bytes < plan.min_bytes) plan.min_bytes = of_stage.bytes;
         plan.flops += of_stage.flops;
         plan.extra_flops += of_stage.extra_flops;
     }

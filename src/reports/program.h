@@ -8,10 +8,10 @@
 /* --------------------------------------------------------------------------------------- programs as text */
 
 /* Prints the text of a program without a pipeline, or of one stage. */
-static void tt__print_program(const tt_program *p, tt__text *to)
+static void tt__print_program(const tt_program *p, tt__text_buffer *to)
 {
     const tt_tape *t = p->built.t;
-    tt__text text = *to;
+    tt__text_buffer text = *to;
     char what[256];
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
@@ -19,14 +19,14 @@ static void tt__print_program(const tt_program *p, tt__text *to)
         snprintf(op, sizeof op, "%s%s", tt__instr_name(i), i->on_host ? " on the host" : "");
         tt__print(&text, "%4d %-24s", k, op);
         for (int j = 0; j < TT__MAX_OUT; j++) {
-            const tt__value *x = &t->values[t->values[i->out[j]].base];
+            const tt__tape_value *x = &t->values[t->values[i->out[j]].base];
             const tt_param *param = x->storage == TT__PARAMETER ? p->ctx->params[x->param] : NULL;
             const tt__arena *own = p->arena;
-            const tt__arena *a = param ? tt__home_arena(own->kind, p->arena, param, own->stage, own->stages)
+            const tt__arena *a = param ? tt__placement_arena(own->kind, p->arena, param, own->stage, own->stages)
                                        : NULL;
             if (!i->out[j]) continue;
             tt__print(&text, " %s%s @%zu", tt__describe(t, i->out[j], what, sizeof what), i->add >> j & 1 ?
-                      " +=" : "", a ? tt__home_in(a, x->param)->offset : x->place);
+                      " +=" : "", a ? tt__placement_in(a, x->param)->offset : x->place);
         }
         tt__print(&text, " <-");
         for (int j = 0; j < TT__MAX_IN; j++)
@@ -38,7 +38,7 @@ static void tt__print_program(const tt_program *p, tt__text *to)
 
 size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
 {
-    tt__text text = {to, capacity, 0};
+    tt__text_buffer text = {to, capacity, 0};
     if (capacity) to[0] = 0;
     for (int s = 0; s < p->stages; s++) {
         if (p->stages > 1) tt__print(&text, "stage %d\n", s);

@@ -35,7 +35,7 @@ typedef struct tt__plan_group { char name[72]; const tt_plan_value *first; int c
 
 /* Prints the largest values at the peak in 8 to 20 lines, until they make up four fifths of the peak's bytes.
    A group of similar values, such as one of each of 24 layers, takes one line. */
-static void tt__print_largest(const tt_program *p, tt__text *text)
+static void tt__print_largest(const tt_program *p, tt__text_buffer *text)
 {
     const int n = tt_plan_values(p, NULL, 0);
     int groups = 0, others = n;
@@ -87,10 +87,10 @@ static void tt__print_largest(const tt_program *p, tt__text *text)
 
 /* Prints the devices of a program and how they share the work, such as "cuda*8 (data 4, tensor 2, zero
    3)". */
-static void tt__print_ranks(const tt_program *p, tt__text *text)
+static void tt__print_ranks(const tt_program *p, tt__text_buffer *text)
 {
     const tt_parallel *how = &p->settings.options.parallel;
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     tt__print(text, "%s", c->ranks > 1 ? c->name : c->kind->name);
     if (c->ranks == 1) return;
     tt__print(text, " (data %d", how->data);
@@ -104,17 +104,17 @@ static void tt__print_ranks(const tt_program *p, tt__text *text)
 }
 
 /* Prints the choices that the compiler made to fit the program into memory_budget. */
-static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text *text)
+static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text_buffer *text)
 {
     const tt_tape *t = p->built.t;
     const tt__settings *s = &p->settings;
     const char *before = " recompute ";
     tt__print(text, "  chosen for memory_budget %.1f MB:", 1e-6 * (double)s->options.memory_budget);
     for (int op = 0; op < TT__OP_COUNT && s->recompute == TT__RECOMPUTE_BUDGET; op++) {
-        int again = 0;
-        for (int k = 0; k < t->n_code; k++) again += t->code[k].again && t->code[k].op == op;
-        if (!again) continue;
-        tt__print(text, "%s%d %s", before, again, tt__ops[op].name);
+        int recomputed = 0;
+        for (int k = 0; k < t->n_code; k++) recomputed += t->code[k].recomputed && t->code[k].op == op;
+        if (!recomputed) continue;
+        tt__print(text, "%s%d %s", before, recomputed, tt__ops[op].name);
         before = ", ";
     }
     if (s->recompute == TT__RECOMPUTE_BUDGET) {
@@ -132,7 +132,7 @@ static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text 
 }
 
 /* Prints the bytes and FLOPs of each stage of a pipeline. */
-static void tt__print_stages(const tt_program *p, tt__text *text)
+static void tt__print_stages(const tt_program *p, tt__text_buffer *text)
 {
     for (int s = 0; s < p->stages && p->stages > 1; s++) {
         const tt_plan plan = tt_stage_plan(p, s);
@@ -147,7 +147,7 @@ static void tt__print_stages(const tt_program *p, tt__text *text)
 
 /* Prints the seconds that a step should take at the device's rates. Prints them only if the options give
    rates or, on a device other than the CPU, if data moves between memories or ranks. */
-static void tt__print_seconds(const tt_program *p, const tt_plan *plan, tt__text *text)
+static void tt__print_seconds(const tt_program *p, const tt_plan *plan, tt__text_buffer *text)
 {
     const tt__settings *s = &p->settings;
     const tt_costs usual = tt_costs_default();
@@ -166,15 +166,15 @@ static void tt__print_seconds(const tt_program *p, const tt_plan *plan, tt__text
 
 size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
 {
-    tt__text text = {to, capacity, 0};
+    tt__text_buffer text = {to, capacity, 0};
     const tt_plan plan = tt_program_plan(p);
     const double mb = 1e-6, transient = mb * (double)(plan.bytes - plan.persistent_bytes);
-    const bool alike = plan.bytes == plan.bytes_least || plan.pipeline > 1;
+    const bool alike = plan.bytes == plan.min_bytes || plan.pipeline > 1;
     tt__print(&text, "memory plan for ");
     tt__print_ranks(p, &text);
     tt__print(&text, ": %s%.1f MB", plan.ranks == 1 ? "" : plan.pipeline > 1 ? "at most "
               : alike ? "every rank " : "the server ", mb * (double)plan.bytes);
-    if (!alike) tt__print(&text, ", every other rank %.1f", mb * (double)plan.bytes_least);
+    if (!alike) tt__print(&text, ", every other rank %.1f", mb * (double)plan.min_bytes);
     tt__print(&text, " (%.1f persistent, %.1f transient; lower bound %.1f; %.1f to initialise the "
               "parameters)\n", mb * (double)plan.persistent_bytes, transient,
               mb * (double)plan.lower_bound_bytes, mb * (double)plan.init_bytes);
@@ -182,10 +182,10 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
     if (plan.ranks > 1)
         tt__print(&text, "  moved a step and rank: %.1f MB between ranks (at least %.1f), with one "
                   "micro-batch on each\n", mb * (double)plan.moved_bytes,
-                  mb * (double)plan.moved_least_bytes);
+                  mb * (double)plan.min_moved_bytes);
     if (plan.sent_bytes)
         tt__print(&text, "  sent by this process in such a step: %.1f MB (at least %.1f)\n",
-                  mb * (double)plan.sent_bytes, mb * (double)plan.sent_least_bytes);
+                  mb * (double)plan.sent_bytes, mb * (double)plan.min_sent_bytes);
     if (plan.tensor > 1)
         tt__print(&text, "  split over the tensor ranks: %.1f of %.1f million parameters\n",
                   mb * (double)plan.split_params, mb * (double)plan.params);

@@ -26,7 +26,7 @@ static int tt__present(const tt_program *p, int rank, const tt__instr *i, int me
    0, returns `own`. */
 static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, int32_t v, tt__mat own)
 {
-    const tt__value *x = &q->built.t->values[v], *base = &q->built.t->values[x->base];
+    const tt__tape_value *x = &q->built.t->values[v], *base = &q->built.t->values[x->base];
     if (!v) return own;
     own.data = tt__storage_memory(q, other, base);
     if (own.data) own.data = (char *)own.data + (size_t)x->offset * tt_dtype_bytes(own.dtype);
@@ -78,7 +78,7 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
         }
         peers[k] = tt__resolve_in(p, &p->rank[rank].now, other, i->in[0]);
         peers[m.count + k] = tt__resolve_in(p, &p->rank[rank].now, other, i->out[0]);
-        const tt__value *base = &p->built.t->values[p->built.t->values[i->in[0]].base];
+        const tt__tape_value *base = &p->built.t->values[p->built.t->values[i->in[0]].base];
         if (slots) peers[k].data = (char *)l->in[0].data + (size_t)k * tt__slot_bytes(base);
     }
 }
@@ -88,9 +88,9 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
 static tt_status tt__after_staged(tt_program *p, int rank, const tt__instr *i)
 {
     const tt__rank *r = &p->rank[rank];
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     tt_status status = TT_OK;
-    for (int k = 0; k < p->built.under_way && status == TT_OK && !i->stream; k++) {
+    for (int k = 0; k < p->built.in_flight && status == TT_OK && !i->stream; k++) {
         if (!r->started[k].at || !tt__is_collective(&p->built.t->code[r->started[k].at - 1])) continue;
         status = c->kind->backend->after(c->device[rank], i->stream, r->started[k].done);
     }
@@ -101,5 +101,5 @@ static tt__collective tt__collective_on(const tt_program *p, int rank, const tt_
 {
     int me;
     const tt__members all = tt__members_of(p, rank, move, &me);
-    return tt__collective_of(p->settings.crew, rank, all, me, move->over);
+    return tt__collective_of(p->settings.group, rank, all, me, move->over);
 }

@@ -22,7 +22,7 @@
 /* Returns how many elements of the storage precede a rank's own rows in view `id`. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
-    const tt__value *v = &p->built.t->values[id];
+    const tt__tape_value *v = &p->built.t->values[id];
     int64_t first = rank % p->arena->tensor * v->shape.rows;
     if (v->shape.axis) tt__axis_rows(p, now, rank, v->shape.axis, &first);
     return first * v->ld;
@@ -32,7 +32,7 @@ static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, 
    rank's own rows. */
 static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, int32_t id, tt__mat *m)
 {
-    const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
+    const tt__tape_value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
     const size_t item = m->data ? tt_dtype_bytes(base->shape.dtype) : 0;
     char *data = (char *)m->data;
     int64_t first;
@@ -41,7 +41,7 @@ static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, 
     if (base->copies > 1) data += (size_t)(now->round % base->copies) * tt__slot_bytes(base);
     if (tt__is_own_rows(p->built.t, id)) data += (size_t)tt__own_first(p, now, rank, id) * item;
     if (v->part.unit) {
-        m->cols = m->ld = tt__piece(v->part.of, v->part.unit, v->part.root, tt__data_rank(p, rank),
+        m->cols = m->ld = tt__shard(v->part.of, v->part.unit, v->part.root, tt__data_rank(p, rank),
                                     p->arena->data, &first);
         if (!base->part.unit) data += (size_t)first * item; /* else the storage is the shard */
     }
@@ -54,7 +54,7 @@ static tt__mat tt__resolve_in(const tt_program *p, const tt__now *now, int rank,
 {
     tt__mat m = tt__at_capacity(p->built.t, id);
     if (!id) return m;
-    const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
+    const tt__tape_value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
     const size_t item = tt_dtype_bytes(base->shape.dtype);
     m.data = tt__storage_memory(p, rank, base);
     if (m.data) m.data = (char *)m.data + (size_t)v->offset * item;
@@ -73,7 +73,7 @@ static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
 static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void *data, size_t bytes)
 {
     const tt__backend *b = p->settings.kind->backend;
-    tt__device *d = p->settings.crew->device[rank];
+    tt__device *d = p->settings.group->device[rank];
     tt__staged *staged = &p->rank[rank].staged[id];
     const int32_t arrival = p->built.t->values[id].arrival;
     const int stream = arrival ? TT__IN_STREAM : TT__COMPUTE_STREAM;
@@ -88,15 +88,15 @@ static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void
     }
     if (status == TT_OK && b->mark(d, stream, &staged->copied[staged->now]) != TT_OK) status = b->wait(d);
     if (arrival) staged->arrived = bytes;
-    return tt__device_status(p->ctx, p->settings.crew, rank, status);
+    return tt__device_status(p->ctx, p->settings.group, rank, status);
 }
 
-/* Copies the inputs that were written to arrivals (tt__value.arrival) on a rank to the inputs' own storages,
+/* Copies the inputs that were written to arrivals (tt__tape_value.arrival) on a rank to the inputs' own storages,
    where the run reads them. */
 static tt_status tt__take_arrivals(tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;
-    tt__device *d = p->settings.crew->device[rank];
+    tt__device *d = p->settings.group->device[rank];
     tt__rank *r = &p->rank[rank];
     tt_status status = TT_OK;
     bool any = false;
@@ -112,7 +112,7 @@ static tt_status tt__take_arrivals(tt_program *p, int rank)
         any = true;
     }
     if (any && status == TT_OK) status = b->mark(d, TT__COMPUTE_STREAM, &r->taken);
-    return tt__device_status(p->ctx, p->settings.crew, rank, status);
+    return tt__device_status(p->ctx, p->settings.group, rank, status);
 }
 
 static void tt__mark_input(tt__rank *r, int32_t v, tt__input_state state)
@@ -129,7 +129,7 @@ static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank
     for (tt_program *q = a->programs; q; q = q->next) {
         tt__rank *r = &q->rank[rank];
         for (int32_t v = 1; v < q->built.t->n_values && q != reader && r->inputs_set; v++) {
-            const tt__value *x = &q->built.t->values[v];
+            const tt__tape_value *x = &q->built.t->values[v];
             if (r->input[v] != TT__SET || x->place == TT__NO_PLACE || x->space != TT__DEVICE) continue;
             const bool apart = from >= x->place + tt__storage_bytes(x) || x->place >= from + bytes;
             if (!apart) tt__mark_input(r, v, TT__OVERWRITTEN);
@@ -139,14 +139,14 @@ static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank
 
 /* Sets the number of rows of the axis of input v. Fails if another input with this axis is already set with
    another number; but if v itself was set before, unsets these other inputs instead. */
-static tt_status tt__set_rows(tt_program *p, tt__rank *r, int32_t v, int64_t rows)
+static tt_status tt__set_input_rows(tt_program *p, tt__rank *r, int32_t v, int64_t rows)
 {
-    const tt__value *values = p->built.t->values, *x = &values[v];
+    const tt__tape_value *values = p->built.t->values, *x = &values[v];
     int64_t *axis = &r->axis_rows[x->shape.axis];
-    const bool other = *axis != rows - x->shape.extra, again = r->input[v] != TT__UNSET;
+    const bool other = *axis != rows - x->shape.extra, recomputed = r->input[v] != TT__UNSET;
     for (int32_t k = 1; k < p->built.t->n_values && other; k++) {
         if (r->input[k] != TT__SET || k == v || values[k].shape.axis != x->shape.axis) continue;
-        if (!again)
+        if (!recomputed)
             return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: input '%s' has %lld rows, but '%s' was set with "
                             "%lld on the same axis '%s'", x->name, (long long)rows, values[k].name,
                             (long long)(*axis + values[k].shape.extra), p->built.t->axes[x->shape.axis].name);
@@ -159,9 +159,9 @@ static tt_status tt__set_rows(tt_program *p, tt__rank *r, int32_t v, int64_t row
 /* Sets input v, whose arguments were checked, on one rank. */
 static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *data, int64_t rows)
 {
-    const tt__value *x = &p->built.t->values[v];
+    const tt__tape_value *x = &p->built.t->values[v];
     tt__rank *r = &p->rank[rank];
-    tt_status status = x->shape.axis ? tt__set_rows(p, r, v, rows) : TT_OK;
+    tt_status status = x->shape.axis ? tt__set_input_rows(p, r, v, rows) : TT_OK;
     if (status != TT_OK) return status;
     tt__mark_input(r, v, TT__SET);
     if (x->place == TT__NO_PLACE) return TT_OK; /* no instruction reads it */
@@ -173,15 +173,15 @@ static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *d
 }
 
 /* Returns where a pipeline keeps the inputs of its next micro-batch on a data rank. NULL: out of memory. */
-static tt__fed *tt__fed_of(tt_program *p, int data_rank)
+static tt__queued *tt__queued_of(tt_program *p, int data_rank)
 {
     const int at = (int)p->round * p->arena->data + data_rank;
-    const size_t bytes = p->fed_at[p->n_recorded], rows = sizeof(int64_t) * (size_t)p->n_axes;
-    while (p->n_fed <= at) {
-        if (!TT__GROW(p->ctx, p->fed, p->n_fed, p->cap_fed)) return NULL;
-        memset(&p->fed[p->n_fed++], 0, sizeof *p->fed);
+    const size_t bytes = p->queued_at[p->n_recorded], rows = sizeof(int64_t) * (size_t)p->n_axes;
+    while (p->n_queued <= at) {
+        if (!TT__GROW(p->ctx, p->queued, p->n_queued, p->cap_queued)) return NULL;
+        memset(&p->queued[p->n_queued++], 0, sizeof *p->queued);
     }
-    tt__fed *f = &p->fed[at];
+    tt__queued *f = &p->queued[at];
     if (!f->inputs) f->inputs = (char *)tt__alloc(p->ctx, bytes ? bytes : 1);
     if (!f->rows) f->rows = (int64_t *)tt__alloc(p->ctx, rows);
     return f->inputs && f->rows ? f : NULL;
@@ -192,14 +192,14 @@ static tt__fed *tt__fed_of(tt_program *p, int data_rank)
    the states of inputs. */
 static tt_status tt__feed_input(tt_program *p, int data_rank, int32_t v, const void *data, int64_t rows)
 {
-    const tt__value *x = &p->built.t->values[v];
+    const tt__tape_value *x = &p->built.t->values[v];
     tt__rank *r = &p->rank[tt__first_of(p, data_rank)];
-    const tt__fed *f = tt__fed_of(p, data_rank);
-    tt_status status = !f ? TT_ERR_MEMORY : x->shape.axis ? tt__set_rows(p, r, v, rows) : TT_OK;
+    const tt__queued *f = tt__queued_of(p, data_rank);
+    tt_status status = !f ? TT_ERR_MEMORY : x->shape.axis ? tt__set_input_rows(p, r, v, rows) : TT_OK;
     if (status != TT_OK) return status;
     tt__mark_input(r, v, TT__SET);
     if (!tt__reads_input(p, v) || !tt__has_data_rank(p, data_rank)) return TT_OK;
-    memcpy(f->inputs + p->fed_at[v], data, (size_t)(rows * x->shape.cols) * tt_dtype_bytes(x->shape.dtype));
+    memcpy(f->inputs + p->queued_at[v], data, (size_t)(rows * x->shape.cols) * tt_dtype_bytes(x->shape.dtype));
     return TT_OK;
 }
 
@@ -216,7 +216,7 @@ static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *dat
     tt_status status = tt_allocate(p);
     if (status == TT_OK) status = tt__check_data_rank(p, "tt_set_rank", rank);
     if (status != TT_OK) return status;
-    const tt__value *x = tt__has_value(t, v) ? &t->values[v.id] : NULL;
+    const tt__tape_value *x = tt__has_value(t, v) ? &t->values[v.id] : NULL;
     if (!x || x->storage != TT__INPUT || x->base != v.id || x->persistent)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: %s%s is no input of this program%s%s",
                         x ? "'" : "the value", x ? x->name : "", x ? "'" : ": it ",
@@ -261,13 +261,13 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
     return tt__note_refused(p, status == TT_OK ? tt__set_on(p, 0, v, data, rows) : status);
 }
 
-static bool tt__is_in_parts(const tt__value *v) { return v->part.unit || v->part.split != TT__WHOLE; }
+static bool tt__is_in_parts(const tt__tape_value *v) { return v->part.unit || v->part.split != TT__WHOLE; }
 
 /* Copies a parameter, or a view of one, to `to`: collects the shards of all ranks. Does the work of
    tt_get. */
 static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, size_t capacity)
 {
-    const tt__value *x = &p->built.t->values[id];
+    const tt__tape_value *x = &p->built.t->values[id];
     const tt_param *param = p->ctx->params[x->param];
     const bool all = x->base == id;
     const int64_t rows = all ? 1 : x->shape.rows, cols = all ? param->size : x->shape.cols;
@@ -285,7 +285,7 @@ static tt_program *tt__stage_with(tt_program *p, int32_t v)
 {
     for (int s = p->stages - 1; s > 0 && v > 0 && v < p->n_recorded; s--) {
         const tt_tape *t = p->stage[s]->built.t;
-        const tt__value *base = &t->values[t->values[v].base];
+        const tt__tape_value *base = &t->values[t->values[v].base];
         if (base->persistent || base->place != TT__NO_PLACE) return p->stage[s];
     }
     return p;
@@ -296,7 +296,7 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
     tt_program *p = tt__stage_with(head, v.id);
     const tt_tape *t = p->built.t;
     tt__now now = tt__now_of(head);
-    const tt__value *x = tt__has_value(t, v) ? &t->values[v.id] : NULL;
+    const tt__tape_value *x = tt__has_value(t, v) ? &t->values[v.id] : NULL;
     tt_status status = tt__check_data_rank(p, "tt_get_rank", rank);
     if (status != TT_OK) return status;
     if (!x) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: the value %s", tt__why_no_value(t, v));
@@ -406,14 +406,14 @@ static void tt__poison(tt_program *p, int rank, int instruction)
     for (int k = 0; k < p->built.n_boxes && instruction < p->built.t->n_code - 1; k++) {
         const tt__box *box = &p->built.box[k];
         if (box->merged != k || box->last != instruction) continue;
-        if (p->built.t->values[box->value].stays) continue; /* other micro-batches need the value */
+        if (p->built.t->values[box->value].saved) continue; /* other micro-batches need the value */
         char *host = p->rank[rank].host + p->built.host_persistent + box->place;
         if (box->space == TT__HOST && a->kind->host) memset(host, 0xff, box->bytes);
         /* Host memory of a device's program is left out: the host would have to wait for the device, and the
            wait would hide wrong orders of streams. */
         if (box->space == TT__HOST) continue;
         char *memory = a->memory[rank] + a->persistent + box->place;
-        a->kind->backend->fill(a->crew->device[rank], memory, 0xff, box->bytes);
+        a->kind->backend->fill(a->group->device[rank], memory, 0xff, box->bytes);
     }
 }
 
@@ -422,14 +422,14 @@ static void tt__poison(tt_program *p, int rank, int instruction)
    device is the CPU. */
 static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
 {
-    const tt__value *x = &p->built.t->values[id];
+    const tt__tape_value *x = &p->built.t->values[id];
     const tt__staged *staged = &p->rank[rank].staged[x->base];
     tt__mat m = tt__resolve(p, rank, id);
     const tt__now *now = &p->rank[rank].now;
-    const bool waits = tt__stages(p) > 1; /* the data is in tt__fed */
+    const bool waits = tt__stages(p) > 1; /* the data is in tt__queued */
     if (x->storage != TT__INPUT || (!waits && !staged->buffer[0])) return m;
     const int64_t own = tt__is_own_rows(p->built.t, id) ? tt__own_first(p, now, rank, id) : 0;
-    const char *from = waits ? tt__fed_at(p, now->round, rank)->inputs + p->head->fed_at[x->base]
+    const char *from = waits ? tt__queued_at(p, now->round, rank)->inputs + p->head->queued_at[x->base]
                              : staged->buffer[staged->now];
     m.data = (char *)(uintptr_t)from + (size_t)(x->offset + own) * tt_dtype_bytes(m.dtype);
     return m;
@@ -448,7 +448,7 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
         const int32_t id = j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
         if (p->built.t->values[id].part.split != TT__WHOLE) split = id;
     }
-    const tt__value *v = &p->built.t->values[split];
+    const tt__tape_value *v = &p->built.t->values[split];
     const bool own = v->part.split == TT__ROWS && v->shape.axis; /* the rows are an axis */
     if (split) l->whole_rows = v->shape.rows * (v->part.split == TT__ROWS ? tensor : 1);
     if (own) l->whole_rows = tt__run_rows(p, now, rank)[p->built.t->axes[v->shape.axis].of];
@@ -512,7 +512,7 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
     tt__recording *x = &r->recordings[r->next_recording];
     r->next_recording = (r->next_recording + 1) % TT__RECORDINGS;
     if (x->credit-- > 0) return NULL;
-    if (x->made) p->settings.kind->backend->forget(p->settings.crew->device[rank], x->made);
+    if (x->made) p->settings.kind->backend->forget(p->settings.group->device[rank], x->made);
     if (!x->rows) x->rows = (int64_t *)tt__alloc(p->ctx, all);
     if (x->rows) memcpy(x->rows, r->axis_rows, all);
     x->made = NULL;

@@ -23,7 +23,7 @@
    them, or as a recorded graph. */
 
 /* The progress of a rank through a segment. */
-typedef struct tt__progress {
+typedef struct tt__rank_progress {
     tt__launch like;        /* fields that all launches have in common */
     bool absent;            /* the rank has no micro-batch: it only runs what all ranks run together */
     bool later;             /* a copy of tt__now.later */
@@ -32,9 +32,9 @@ typedef struct tt__progress {
        equal values of the two fields. */
     tt__over met;
     int met_stream;
-} tt__progress;
+} tt__rank_progress;
 
-static bool tt__is_left_out(const tt__progress *at, const tt__instr *i)
+static bool tt__is_left_out(const tt__rank_progress *at, const tt__instr *i)
 {
     return (at->absent && !i->always) || (i->later && !at->later);
 }
@@ -43,10 +43,10 @@ static bool tt__is_left_out(const tt__progress *at, const tt__instr *i)
    they are the minimum so far. */
 static tt_status tt__note_time(const tt_program *p, int k, double begin)
 {
-    const tt__crew *c = p->settings.crew;
-    double *least = &p->ctx->profile[k];
+    const tt__device_group *c = p->settings.group;
+    double *min = &p->ctx->profile[k];
     tt_status status = tt__device_status(p->ctx, c, 0, c->kind->backend->wait(c->device[0]));
-    *least = fmin(*least, tt__seconds() - begin);
+    *min = fmin(*min, tt__seconds() - begin);
     return status;
 }
 
@@ -64,20 +64,20 @@ static bool tt__leads_to_next(const tt_program *p, int k)
 }
 
 /* Launches instruction k and those that run together with it in one call. */
-static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, int k)
+static tt_status tt__launch_together(tt_program *p, int rank, tt__rank_progress *at, int k)
 {
     tt_status status = TT_OK;
     const tt__rank *r = &p->rank[rank];
     const tt__instr *i = &p->built.t->code[k];
-    const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
+    const size_t peers = 2 * (size_t)tt__max(p->settings.group->ranks, tt__slots(p));
     const bool pair = i->move.from != i->move.to, together = tt__is_collective(i);
     const bool nothing = i->move.over && tt__present(p, rank, i, 1) == 0;
     const bool met = at->met == i->move.over && at->met_stream == i->stream && !pair;
     const bool timed = p->ctx->profile && rank == 0;
     const double begin = timed ? tt__seconds() : 0;
     int some = 0; /* number of launches that have work to do */
-    if (p->settings.crew->world)
-        tt__world_note(p->settings.crew->world, rank, tt__instr_name(i),
+    if (p->settings.group->rank_group)
+        tt__rank_group_note(p->settings.group->rank_group, rank, tt__instr_name(i),
                        p->built.t->values[i->out[0] ? i->out[0] : i->in[0]].name);
     for (int n = 0; n == 0 || i[n - 1].with_next || (n == 1 && tt__leads_to_next(p, k)); n++) {
         tt__launch *l = &r->launches[some];
@@ -106,9 +106,9 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
 static bool tt__runs_late(const tt_program *p) { return p->ctx->late && p->settings.kind->host; }
 
 /* Starts instruction k on its own stream, after all work issued on the computation stream so far. */
-static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
+static tt_status tt__start(tt_program *p, int rank, tt__rank_progress *at, int k)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const tt__backend *b = c->kind->backend;
     tt__device *d = c->device[rank];
     tt__rank *r = &p->rank[rank];
@@ -130,12 +130,12 @@ static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
 
 /* Runs WAIT instruction k: makes the computation stream wait for the work, on another stream, that k
    names. */
-static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
+static tt_status tt__finish(tt_program *p, int rank, tt__rank_progress *at, int k)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const tt__instr *code = p->built.t->code;
     tt__rank *r = &p->rank[rank];
-    tt__started *x = r->started, *const end = x + p->built.under_way;
+    tt__started *x = r->started, *const end = x + p->built.in_flight;
     while (x < end && !(x->at && code[x->at - 1].out[0] == code[k].in[0])) x++;
     at->met = TT__ALONE;
     if (x == end) return TT_OK; /* this rank has not started the work */
@@ -163,9 +163,9 @@ static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *l
     tt_status status = TT_OK;
     const tt__now *now = &p->rank[rank].now;
     const bool absent = s->segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= now->present;
-    tt__progress at = {*like, absent, now->later, TT__ALONE, TT__COMPUTE_STREAM};
+    tt__rank_progress at = {*like, absent, now->later, TT__ALONE, TT__COMPUTE_STREAM};
     tt__windows windows = {s->first, s->end, {0}, 0, 0};
-    for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* after a failure */
+    for (int k = 0; k < p->built.in_flight; k++) p->rank[rank].started[k].at = 0; /* after a failure */
     for (int k = s->first, n; k < s->end && status == TT_OK; k += n) {
         const tt__instr *i = &p->built.t->code[k];
         if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may clear with_next */
@@ -185,7 +185,7 @@ static void tt__record_stretch(tt_program *p, int rank, tt__launch *l, const tt_
                                char why[512])
 {
     const tt__backend *b = p->settings.kind->backend;
-    tt__device *d = p->settings.crew->device[rank];
+    tt__device *d = p->settings.group->device[rank];
     tt_status status = b->capture(d);
     const bool began = status == TT_OK;
     if (began) status = tt__launch_stretch(p, rank, l, s);
@@ -207,7 +207,7 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *box = &p->built.box[k];
         if (box->space != TT__DEVICE || box->first >= end || box->last < first) continue;
-        for (int r = 0; r < p->settings.crew->ranks; r++)
+        for (int r = 0; r < p->settings.group->ranks; r++)
             tt__overwrite(p->arena, reader, r, box->place, box->bytes);
     }
 }
@@ -219,7 +219,7 @@ static bool tt__needs_host(const tt_program *p, tt__segment segment)
     const int end = tt__segment_first(p->built.t, segment + 1u);
     for (int k = tt__segment_first(p->built.t, segment); k < end; k++) {
         const tt__instr *i = &p->built.t->code[k];
-        if (i->on_host || (p->settings.crew->ranks > 1 && tt__is_collective(i))) return true;
+        if (i->on_host || (p->settings.group->ranks > 1 && tt__is_collective(i))) return true;
     }
     return false;
 }
@@ -229,7 +229,7 @@ static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
 {
     const tt_tape *t = p->built.t;
     const tt__results *results = &p->head->results;
-    tt__run run = p->head->run;
+    tt__step_settings run = p->head->run;
     tt_status status = TT_OK;
     run.micro = p->rank[rank].now.round * p->arena->data + tt__data_rank(p, rank);
     if (t->run) status = tt__write_value(p, rank, t->run, &run, sizeof run);
@@ -243,7 +243,7 @@ static tt__launch tt__launch_on(const tt_program *p, int rank)
 {
     tt__launch l;
     memset(&l, 0, sizeof l);
-    l.device = p->settings.crew->device[rank];
+    l.device = p->settings.group->device[rank];
     l.tape = p->built.t;
     l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
     l.tuned = p->tunes;
@@ -256,7 +256,7 @@ static tt__launch tt__launch_on(const tt_program *p, int rank)
    records no more. */
 static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const tt__backend *b = c->kind->backend;
     tt__rank *r = &p->rank[rank];
     char why[512] = "";
@@ -300,7 +300,7 @@ static int tt__results_end(const tt_program *p, const tt__stretch *s)
 /* Starts to copy a step's results to the host, on a stream beside the next computations. */
 static tt_status tt__send_results(tt_program *p, int rank)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const tt__backend *b = c->kind->backend;
     tt__device *d = c->device[rank];
     tt__rank *r = &p->rank[rank];
@@ -320,7 +320,7 @@ static tt_status tt__run_rank(void *arg, int rank)
 {
     const tt__segment_job *job = (const tt__segment_job *)arg;
     tt_program *p = tt__stage_of(job->p, rank);
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const tt__stretch all = tt__whole_segment(p, job->segment);
     const bool sends = job->sends && rank == tt__first_of(p, 0);
     tt__stretch s = all;
@@ -348,7 +348,7 @@ static tt_status tt__run_rank(void *arg, int rank)
 static void tt__tell_graphs(tt_program *p)
 {
     char device[32];
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     for (int r = c->first; r < c->first + c->local; r++) {
         if (!p->rank[r].why[0]) continue;
         tt__log(p->ctx, TT_LOG_WARNING, "graph", "device '%s' cannot record the launches of a step, which "
@@ -362,7 +362,7 @@ static void tt__tell_graphs(tt_program *p)
    ranks. */
 static tt_status tt__agree_flops(tt_program *p, tt_status status)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     double flops = 0;
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) flops += p->rank[r].flops;
     status = tt__agree(p->ctx, "a micro-batch", status, &flops, sizeof flops);

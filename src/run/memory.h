@@ -24,10 +24,10 @@
 
 /* Returns how many bytes a storage has in its program's arena, and sets *first to the offset of the first.
    Returns 0 if the storage is not in the arena. */
-static size_t tt__arena_extent(const tt_program *p, const tt__value *x, size_t *first)
+static size_t tt__arena_extent(const tt_program *p, const tt__tape_value *x, size_t *first)
 {
     if (x->space != TT__DEVICE) return 0;
-    if (x->storage == TT__PARAMETER && p->ctx->params[x->param]->holder != p->arena) return 0;
+    if (x->storage == TT__PARAMETER && p->ctx->params[x->param]->owner != p->arena) return 0;
     if (x->storage != TT__PARAMETER && x->place == TT__NO_PLACE) return 0;
     *first = (size_t)(tt__storage_memory(p, 0, x) - p->arena->memory[0]);
     return tt__storage_bytes(x);
@@ -93,7 +93,7 @@ static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last,
         if (!run) continue;
         const size_t first = (b - run) * TT__BLOCK, end = tt__arena_size(a, 0);
         const size_t bytes = b * TT__BLOCK < end ? run * TT__BLOCK : end - first;
-        status = a->kind->backend->prefetch(a->crew->device[0], TT__IN_STREAM, a->memory[0] + first, bytes);
+        status = a->kind->backend->prefetch(a->group->device[0], TT__IN_STREAM, a->memory[0] + first, bytes);
         g->prefetched += bytes;
         *any = true;
         run = 0;
@@ -109,7 +109,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     tt__paging *g = p->arena->paging;
     tt__instr *code = p->built.t->code;
     const uint64_t before = g->stamps;
-    const size_t most = g->room / (TT__WINDOWS + 1);
+    const size_t max = g->room / (TT__WINDOWS + 1);
     const int first = w->next;
     int group = first; /* first instruction of the group that runs together with k */
     size_t bytes = 0, of_group = 0; /* bytes that the window needs; bytes of these that the group added */
@@ -121,7 +121,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
         const size_t added = tt__stamp_instr(p, &code[k], before);
         /* A group on another stream is never divided. */
         const bool may_end = group > first || code[k].stream == TT__COMPUTE_STREAM;
-        if (bytes && bytes + added > most && may_end) {
+        if (bytes && bytes + added > max && may_end) {
             w->next = group > first ? group : k;
             if (group == first && k > first) code[k - 1].with_next = false;
             g->clock += bytes - (group > first ? of_group : 0);
@@ -147,7 +147,7 @@ static tt_status tt__bring_window(tt_program *p, tt__windows *w)
     g->brought[slot] = false;
     tt_status status = tt__bring_blocks(p, before, last, began, &g->brought[slot]);
     if (status == TT_OK && g->brought[slot])
-        status = a->kind->backend->mark(a->crew->device[0], TT__IN_STREAM, &g->there[slot]);
+        status = a->kind->backend->mark(a->group->device[0], TT__IN_STREAM, &g->there[slot]);
     w->until[slot] = w->next;
     w->made++;
     return status;
@@ -161,7 +161,7 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     tt__arena *a = p->arena;
     tt__paging *g = a->paging;
     const tt__backend *b = a->kind->backend;
-    tt__device *d = a->crew->device[0];
+    tt__device *d = a->group->device[0];
     tt_status status = TT_OK;
     if (!g || (w->entered && k < w->until[(w->entered - 1) % TT__WINDOWS])) return TT_OK;
     while (!w->entered && w->made < TT__WINDOWS - 1 && w->next < w->end && status == TT_OK)
@@ -171,17 +171,17 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     if (status == TT_OK) status = tt__bring_window(p, w);
     const int slot = w->entered++ % TT__WINDOWS;
     if (status == TT_OK && g->brought[slot]) status = b->after(d, TT__COMPUTE_STREAM, g->there[slot]);
-    return tt__device_status(p->ctx, a->crew, 0, status);
+    return tt__device_status(p->ctx, a->group, 0, status);
 }
 
 /* Marks the blocks that contain bytes [first, first + bytes) as kept on the device, as long as all kept
-   blocks together have at most `most` bytes. *kept: bytes of the kept blocks so far. */
-static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t most, size_t *kept)
+   blocks together have at most `max` bytes. *kept: bytes of the kept blocks so far. */
+static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t max, size_t *kept)
 {
     const size_t from = first / TT__BLOCK, end = bytes ? (first + bytes - 1) / TT__BLOCK + 1 : from;
     size_t added = 0;
     for (size_t b = from; b < end; b++) added += g->kept[b] ? 0 : TT__BLOCK;
-    if (*kept + added > most) return;
+    if (*kept + added > max) return;
     for (size_t b = from; b < end; b++) g->kept[b] = true;
     *kept += added;
 }
@@ -195,7 +195,7 @@ static size_t tt__choose_kept(const tt__arena *a, size_t available)
     size_t kept = 0, first;
     for (const tt_program *p = a->programs; p; p = p->next) programs++;
     tt__keep_bytes(a->paging, 0, a->kind->resident, available, &kept);
-    const size_t most = kept + (available - kept) / 2;
+    const size_t max = kept + (available - kept) / 2;
     for (int n = programs; n-- > 0;) {
         const tt_program *p = a->programs;
         for (int k = 0; k < n; k++) p = p->next;
@@ -203,9 +203,9 @@ static size_t tt__choose_kept(const tt__arena *a, size_t available)
         for (int k = 0; k < t->n_code; k++)
             for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
                 const int32_t id = tt__operand(&t->code[k], j);
-                const tt__value *x = &t->values[t->values[id].base];
+                const tt__tape_value *x = &t->values[t->values[id].base];
                 const size_t bytes = id && x->persistent ? tt__arena_extent(p, x, &first) : 0;
-                if (bytes) tt__keep_bytes(a->paging, first, bytes, most, &kept);
+                if (bytes) tt__keep_bytes(a->paging, first, bytes, max, &kept);
             }
     }
     return kept;
@@ -216,9 +216,9 @@ static size_t tt__choose_kept(const tt__arena *a, size_t available)
 static tt_status tt__plan_paging(tt_context *ctx, tt__arena *a, size_t available)
 {
     const tt__backend *b = a->kind->backend;
-    tt__device *d = a->crew->device[0];
+    tt__device *d = a->group->device[0];
     const size_t size = tt__arena_size(a, 0), blocks = (size + TT__BLOCK - 1) / TT__BLOCK;
-    if (size <= available) return tt__device_status(ctx, a->crew, 0, b->keep(d, a->memory[0], size));
+    if (size <= available) return tt__device_status(ctx, a->group, 0, b->keep(d, a->memory[0], size));
     tt__paging *g = a->paging = (tt__paging *)tt__calloc(ctx, sizeof *g);
     if (!g) return TT_ERR_MEMORY;
     g->used = (uint64_t *)tt__calloc(ctx, blocks * sizeof *g->used);
@@ -234,66 +234,66 @@ static tt_status tt__plan_paging(tt_context *ctx, tt__arena *a, size_t available
         const size_t first = from * TT__BLOCK, last = end * TT__BLOCK < size ? end * TT__BLOCK : size;
         if (end > from) status = b->keep(d, a->memory[0] + first, last - first);
     }
-    return tt__device_status(ctx, a->crew, 0, status);
+    return tt__device_status(ctx, a->group, 0, status);
 }
 
 /* Allocates an arena's memory on the device of one rank. */
 static tt_status tt__allocate_device(tt_context *ctx, tt__arena *a, int rank)
 {
     const tt__backend *b = a->kind->backend;
-    tt__device *d = a->crew->device[rank];
+    tt__device *d = a->group->device[rank];
     const size_t size = tt__arena_size(a, rank), bytes = size ? size : 1;
     size_t available = 0;
     void *memory = NULL;
     if (a->memory_kind == TT__OWN_MEMORY) {
         a->memory[rank] = (char *)b->allocate(d, bytes);
-        return a->memory[rank] ? TT_OK : tt__device_status(ctx, a->crew, rank, TT_ERR_MEMORY);
+        return a->memory[rank] ? TT_OK : tt__device_status(ctx, a->group, rank, TT_ERR_MEMORY);
     }
     const bool beyond = a->memory_kind == TT__OVERSUBSCRIBED;
     tt_status status = b->allocate_managed(d, bytes, beyond, &memory, &available);
     a->memory[rank] = (char *)memory;
-    if (status != TT_OK) return tt__device_status(ctx, a->crew, rank, status);
+    if (status != TT_OK) return tt__device_status(ctx, a->group, rank, status);
     return tt__plan_paging(ctx, a, available);
 }
 
-/* Allocates an arena's memory on one rank and fills the rank's shards of parameters. piece: a buffer of
+/* Allocates an arena's memory on one rank and fills the rank's shards of parameters. shard: a buffer of
    TT__BOUNCE bytes. */
-static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, float *piece)
+static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, float *shard)
 {
     const tt__backend *b = a->kind->backend;
-    tt__device *d = a->crew->device[rank];
+    tt__device *d = a->group->device[rank];
     tt_status status = tt__allocate_device(ctx, a, rank);
     if (status != TT_OK) return status;
     if (!a->kind->host) a->bounce[rank] = (char *)b->allocate_host(d, TT__BOUNCE);
     status = a->bounce[rank] || a->kind->host ? TT_OK : TT_ERR_MEMORY;
-    if (status == TT_OK && a->on_host) a->host[rank] = tt__host_allocate(ctx, a->crew, rank, a->on_host);
+    if (status == TT_OK && a->on_host) a->host[rank] = tt__host_allocate(ctx, a->group, rank, a->on_host);
     if (a->on_host && !a->host[rank]) status = TT_ERR_MEMORY;
     if (status == TT_OK && a->kind->resident) status = b->fill(d, a->memory[rank], 0, a->kind->resident);
-    status = tt__device_status(ctx, a->crew, rank, status);
+    status = tt__device_status(ctx, a->group, rank, status);
     for (int k = 0; k < ctx->n_params && status == TT_OK; k++)
-        if (ctx->params[k]->holder == a || ctx->params[k]->again == a)
-            status = tt__param_fill(ctx->params[k], rank, piece);
+        if (ctx->params[k]->owner == a || ctx->params[k]->second_owner == a)
+            status = tt__param_fill(ctx->params[k], rank, shard);
     return status;
 }
 
 /* Allocates an arena's memory on all ranks of this process and fills the parameters. */
 static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 {
-    tt_status status = tt__crew_open(ctx, a->crew);
+    tt_status status = tt__device_group_open(ctx, a->group);
     if (status != TT_OK) return status;
-    float *piece = (float *)tt__alloc(ctx, TT__BOUNCE);
-    if (!piece) return TT_ERR_MEMORY;
+    float *shard = (float *)tt__alloc(ctx, TT__BOUNCE);
+    if (!shard) return TT_ERR_MEMORY;
     for (int r = tt__near_rank(a); r < tt__near_end(a) && status == TT_OK; r++)
-        status = tt__allocate_memory(ctx, a, r, piece);
-    tt__free(ctx, piece);
+        status = tt__allocate_memory(ctx, a, r, shard);
+    tt__free(ctx, shard);
     a->allocated = status == TT_OK;
     for (int k = 0; k < ctx->n_params && status == TT_OK; k++) {
         tt_param *p = ctx->params[k];
-        const tt__arena *other = p->holder == a ? p->again : p->again == a ? p->holder : NULL;
-        if (p->holder != a && p->again != a) continue;
+        const tt__arena *other = p->owner == a ? p->second_owner : p->second_owner == a ? p->owner : NULL;
+        if (p->owner != a && p->second_owner != a) continue;
         /* Keeps the source for the other arena, which may be in a process that cannot read this arena. */
-        p->source_stays = other && !other->allocated;
-        if (!p->source_stays) tt__param_drop_source(p);
+        p->keeps_source = other && !other->allocated;
+        if (!p->keeps_source) tt__param_drop_source(p);
     }
     if (status != TT_OK) tt__arena_empty(ctx, a);
     return status;
@@ -302,14 +302,14 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 /* Returns whether the host writes value v to a device through a staging buffer. */
 static bool tt__is_staged(const tt_program *p, int32_t v)
 {
-    const tt__value *x = &p->built.t->values[v];
+    const tt__tape_value *x = &p->built.t->values[v];
     const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent ones are arrivals */
     if (p->settings.kind->host || (!input && x->storage != TT__STEP)) return false;
     return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }
 
 /* Returns the bytes of a storage that belong to one micro-batch. */
-static size_t tt__micro_bytes(const tt__value *x)
+static size_t tt__micro_bytes(const tt__tape_value *x)
 {
     return tt__storage_bytes(x) / (size_t)tt__max(1, x->copies);
 }
@@ -319,7 +319,7 @@ static size_t tt__micro_bytes(const tt__value *x)
    micro-batches in flight. Returns 0 if i is no such instruction or the device is the CPU. */
 static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const tt__mat x = tt__at_capacity(p->built.t, i->out[0] ? i->out[0] : i->in[0]);
     const int rank = tt__first_rank(p->arena);
     int way;
@@ -334,7 +334,7 @@ static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
 static bool tt__reads_later(const tt_program *p)
 {
     const tt__settings *s = &p->settings;
-    const bool whole = s->options.parallel.pipeline <= 1 && s->crew->local == s->crew->ranks;
+    const bool whole = s->options.parallel.pipeline <= 1 && s->group->local == s->group->ranks;
     return !s->kind->host && s->options.train && !s->scales && whole && !p->ctx->profiles;
 }
 
@@ -357,14 +357,14 @@ static tt_status tt__allocate_rank(tt_program *p, int rank)
     const tt_tape *t = p->built.t;
     const size_t on_host = tt__host_size(p, rank), bytes = tt__staging_bytes(p);
     const tt__backend *b = p->settings.kind->backend;
-    tt__device *d = p->settings.crew->device[rank];
+    tt__device *d = p->settings.group->device[rank];
     tt__rank *r = &p->rank[rank];
     for (int k = 0; k < 2 * p->settings.in_flight && !p->settings.kind->host; k++) {
         tt_status status = b->mark(d, TT__COMPUTE_STREAM, &r->passed[k / 2].sent[k % 2]);
         if (status == TT_OK) status = b->mark(d, TT__COMPUTE_STREAM, &r->passed[k / 2].taken[k % 2]);
         if (status != TT_OK) return status;
     }
-    if (on_host && !r->host && !(r->host = tt__host_allocate(p->ctx, p->settings.crew, rank, on_host)))
+    if (on_host && !r->host && !(r->host = tt__host_allocate(p->ctx, p->settings.group, rank, on_host)))
         return TT_ERR_MEMORY;
     if (bytes && !(r->staging = (char *)b->allocate_host(d, bytes))) return TT_ERR_MEMORY;
     char *at = r->staging;
@@ -389,11 +389,11 @@ static tt_status tt__allocate_rank(tt_program *p, int rank)
    device. */
 static tt_status tt__check_neighbours(const tt_program *p)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const int each = tt__stage_ranks(p->arena);
     char a[32], b[32];
     for (int r = c->first; r + each < c->first + c->local; r++)
-        if (c->apart[r][r + each] || c->apart[r + each][r])
+        if (c->no_peer[r][r + each] || c->no_peer[r + each][r])
             return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "parallel: pipeline %d needs devices that load from "
                             "each other's memory, and '%s' and '%s' do not: use data or tensor ranks",
                             p->arena->stages, tt__device_name(c->kind, c->index[r], a),
@@ -442,14 +442,14 @@ tt_status tt_allocate(tt_program *p)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "this build plans programs for device '%s' and cannot "
                         "run them: define TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does, or "
                         "compile for \"cpu\"", p->settings.kind->name);
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     tt_status status = tt__params_ready(p);
     if (!p->arena->allocated && p->head == p) { /* all processes check before one allocates */
         if (status == TT_OK) status = tt__memory_suffices(p);
         status = tt__agree(p->ctx, "the memory of a plan", status, NULL, 0);
     }
     if (status == TT_OK && !p->arena->allocated) status = tt__allocate_arena(p->ctx, p->arena);
-    if (status == TT_OK && p->built.t->on_host) status = tt__crew_open_host(p->ctx, p->settings.crew);
+    if (status == TT_OK && p->built.t->on_host) status = tt__device_group_open_host(p->ctx, p->settings.group);
     if (status == TT_OK && p->stages > 1) status = tt__check_neighbours(p);
     for (int r = tt__near_rank(p->arena); r < tt__near_end(p->arena) && status == TT_OK; r++)
         status = tt__device_status(p->ctx, c, r, tt__allocate_rank(p, r));

@@ -29,21 +29,21 @@ static int64_t tt__pipeline_action(int64_t k, int64_t micros, int64_t ahead, boo
 /* Accepts the next micro-batch of a pipeline: checks and keeps its inputs. tt__run_pipeline runs it later. */
 static tt_status tt__feed(tt_program *p)
 {
-    const int most = p->settings.options.parallel.micros;
+    const int max = p->settings.options.parallel.micros;
     tt_status status = tt_allocate(p);
-    if (status == TT_OK && p->settings.options.train && most && p->round >= most) {
+    if (status == TT_OK && p->settings.options.train && max && p->round >= max) {
         tt__forget_inputs(p);
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "a step has more than parallel.micros = %d micro-batches on "
-                        "a data rank, for which the pipeline was planned", most);
+                        "a data rank, for which the pipeline was planned", max);
     }
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
     for (int d = 0; d < p->present; d++) { /* keeps the rows of the recorded axes */
         const int64_t *rows = p->rank[tt__first_of(p, d)].axis_rows;
-        memcpy(p->fed[p->round * p->arena->data + d].rows, rows, sizeof *rows * (size_t)p->n_axes);
+        memcpy(p->queued[p->round * p->arena->data + d].rows, rows, sizeof *rows * (size_t)p->n_axes);
     }
     status = tt__check_whole(p->ctx, p->arena);
-    if (status == TT_OK) status = tt__on_ranks(p->ctx, p->settings.crew, tt__check_inputs, p);
+    if (status == TT_OK) status = tt__on_ranks(p->ctx, p->settings.group, tt__check_inputs, p);
     tt__forget_inputs(p);
     status = tt__agree_flops(p, status);
     if (status == TT_OK) tt__begin_micro(p);
@@ -51,17 +51,17 @@ static tt_status tt__feed(tt_program *p)
 }
 
 /* Writes the kept inputs of the current micro-batch to a rank's memory. */
-static tt_status tt__write_fed(tt_program *p, int rank)
+static tt_status tt__write_queued(tt_program *p, int rank)
 {
     const tt__now *now = &p->rank[rank].now;
-    const tt__fed *f = tt__fed_at(p, now->round, rank);
+    const tt__queued *f = tt__queued_at(p, now->round, rank);
     tt_status status = TT_OK;
     if (tt__data_rank(p, rank) >= now->present) return TT_OK;
     for (int32_t v = 1; v < p->head->n_recorded && status == TT_OK; v++) {
-        const tt__value *x = &p->built.t->values[v];
+        const tt__tape_value *x = &p->built.t->values[v];
         if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
         const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
-        status = tt__write_value(p, rank, v, f->inputs + p->head->fed_at[v],
+        status = tt__write_value(p, rank, v, f->inputs + p->head->queued_at[v],
                                  (size_t)tt__actual_rows(p, now, rank, v) * row);
     }
     return status;
@@ -86,7 +86,7 @@ static tt_status tt__run_stage(void *arg, int rank)
         now->later = now->round >= slots;
         const tt__segment segment = backward ? TT__EACH_BACKWARD : TT__EACH_MICRO;
         status = tt__await_taken(p, rank, segment);
-        if (status == TT_OK && !backward) status = tt__write_fed(p, rank);
+        if (status == TT_OK && !backward) status = tt__write_queued(p, rank);
         if (status == TT_OK) status = tt__write_settings(p, rank, !k && !head->scale_set);
         const tt__stretch all = tt__whole_segment(p, segment);
         if (status == TT_OK) status = tt__launch_stretch(p, rank, &l, &all);

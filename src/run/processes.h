@@ -18,18 +18,18 @@
 
 /* Returns the number of bytes that the ranks of this process send to other processes in a step with one full
    micro-batch on each data rank. Sets *least to the minimum number that any method must send. */
-static double tt__net_plan(const tt_program *head, double *least)
+static double tt__net_plan(const tt_program *head, double *min)
 {
-    const tt__crew *crew = head->settings.crew;
-    double bytes = *least = 0, some;
-    for (int rank = crew->first; rank < crew->first + crew->local && crew->local < crew->ranks; rank++) {
+    const tt__device_group *group = head->settings.group;
+    double bytes = *min = 0, some;
+    for (int rank = group->first; rank < group->first + group->local && group->local < group->ranks; rank++) {
         const tt_program *p = tt__stage_of(head, rank);
         for (int k = 0; k < p->built.t->n_code; k++) {
             const tt__instr *i = &p->built.t->code[k];
             if (!tt__is_collective(i) || i->move.over == TT__OVER_SLOTS || i->slot > 1) continue;
             tt__collective c = tt__collective_on(p, rank, &i->move);
             const int pair = tt__is_pair(i) ? c.all.first + c.all.stride * i->move.to : rank;
-            const bool alone = tt__is_pair(i) ? tt__is_local(crew, pair) : c.processes == 1;
+            const bool alone = tt__is_pair(i) ? tt__is_local(group, pair) : c.processes == 1;
             tt__launch l;
             memset(&l, 0, sizeof l);
             l.instr = i;
@@ -45,7 +45,7 @@ static double tt__net_plan(const tt_program *head, double *least)
                 if (!(phases & phase) || (from_first && phase == TT__REDUCE_PHASE)) continue;
                 l.phase = phase;
                 bytes += tt__net_sends(&c, &some);
-                *least += some;
+                *min += some;
             }
         }
     }
@@ -68,10 +68,10 @@ static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, i
                                  c.all.stride * (move->to - move->from), 2};
         net = !tt__is_here(p, two.first) || !tt__is_here(p, two.first + two.stride);
         c.near = two;
-        c.apart = !net && tt__is_apart(c.crew, two);
+        c.no_peer = !net && tt__has_no_peer(c.group, two);
         c.processes = 1;
     }
-    const bool staged = !c.crew->kind->host && (net || c.apart);
+    const bool staged = !c.group->kind->host && (net || c.no_peer);
     tt_status status = staged ? tt__after_staged(p, rank, i) : TT_OK;
     if (status != TT_OK) return status;
     return pair && net ? tt__net_pair(&c) : tt__run_collective(&c, met);
@@ -81,7 +81,7 @@ static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, i
    operands and results of other ranks. */
 static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__launch *l, tt__mat *peers)
 {
-    const tt__value *y = &p->built.t->values[i->out[0]];
+    const tt__tape_value *y = &p->built.t->values[i->out[0]];
     l->instr = i;
     l->lists = tt__lists_of(p->built.t, i);
     for (int j = 0; j < TT__MAX_IN; j++) if (i->in[j]) l->in[j] = tt__resolve(p, rank, i->in[j]);
@@ -94,11 +94,11 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
     if (i->on_host) {
         l->workspace = p->rank[rank].host + p->built.host_persistent + i->workspace_place;
         l->in[TT__RUN_IN].data = &p->head->run; /* `micro` is not set: no update reads it */
-        if (!p->settings.kind->host) l->device = p->settings.crew->host[rank];
+        if (!p->settings.kind->host) l->device = p->settings.group->host[rank];
     }
     if (p->arena->tensor > 1) tt__set_tensor_rank(p, rank, l);
     if (y->part.unit)
-        tt__piece(y->part.of, y->part.unit, y->part.root, tt__data_rank(p, rank), p->arena->data, &l->first);
+        tt__shard(y->part.of, y->part.unit, y->part.root, tt__data_rank(p, rank), p->arena->data, &l->first);
     if (tt__is(i, TT__RMW) && y->part.split != TT__WHOLE) {
         const int64_t elements = y->part.unit ? y->part.of : y->shape.rows * y->shape.cols;
         l->first += rank % p->arena->tensor * ((elements + 7) / 8 * 8);

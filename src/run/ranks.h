@@ -37,11 +37,11 @@ static tt_program *tt__last_stage(const tt_program *p) { return p->stage[p->stag
 
 /* tt__is_here returns whether a rank belongs to this process; tt__has_data_rank, whether any of the ranks
    that form a data rank does. */
-static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.crew, rank); }
+static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.group, rank); }
 
 static bool tt__has_data_rank(const tt_program *p, int data_rank)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     bool has = false;
     for (int s = 0; s < tt__stages(p); s++) {
         const int first = s * tt__stage_ranks(p->arena) + data_rank * p->arena->tensor;
@@ -93,9 +93,9 @@ static int tt__slots_used(const tt_program *p, int64_t round, tt__segment segmen
 }
 
 /* Returns the inputs that a pipeline keeps for a rank in a round. */
-static const tt__fed *tt__fed_at(const tt_program *p, int64_t round, int rank)
+static const tt__queued *tt__queued_at(const tt_program *p, int64_t round, int rank)
 {
-    return &p->head->fed[round * p->arena->data + tt__data_rank(p, rank)];
+    return &p->head->queued[round * p->arena->data + tt__data_rank(p, rank)];
 }
 
 static tt__now tt__now_of(const tt_program *head)
@@ -110,17 +110,17 @@ static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int 
 {
     if (now->rows) return now->rows;
     if (tt__stages(p) == 1) return p->rank[rank].axis_rows;
-    return tt__fed_at(p, now->round, rank)->rows;
+    return tt__queued_at(p, now->round, rank)->rows;
 }
 
 /* Returns how many rows of an axis a rank has in a run, and sets *first to the number of its first row. */
 static int64_t tt__axis_rows(const tt_program *p, const tt__now *now, int rank, int32_t axis, int64_t *first)
 {
-    const tt__axis *a = &p->built.t->axes[axis];
+    const tt__row_axis *a = &p->built.t->axes[axis];
     const int64_t *rows = tt__run_rows(p, now, rank);
     *first = 0;
     if (!a->parts) return rows[axis];
-    return tt__piece(rows[a->of], 1, false, rank % p->arena->tensor, a->parts, first);
+    return tt__shard(rows[a->of], 1, false, rank % p->arena->tensor, a->parts, first);
 }
 
 static int64_t tt__actual_rows(const tt_program *p, const tt__now *now, int rank, int32_t id)
@@ -139,7 +139,7 @@ static tt_status tt__params_ready(const tt_program *p)
     for (int32_t v = 1; v < t->n_values && status == TT_OK; v++) {
         if (t->values[v].storage != TT__PARAMETER || t->values[v].base != v) continue;
         const tt_param *param = p->ctx->params[t->values[v].param];
-        const tt__arena *a = tt__home_arena(p->settings.kind, p->arena, param, p->arena->stage,
+        const tt__arena *a = tt__placement_arena(p->settings.kind, p->arena, param, p->arena->stage,
                                             p->arena->stages);
         if (!a)
             return tt__fail(p->ctx, TT_ERR_ARGUMENT, "the program that held parameter '%s' was freed before "
@@ -147,14 +147,14 @@ static tt_status tt__params_ready(const tt_program *p)
         if (a != p->arena && !a->allocated)
             return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives in a program that is not "
                             "allocated: allocate that one first, or compile with `share`", param->name);
-        status = tt__check_home(p, a, v);
+        status = tt__check_placement(p, a, v);
     }
     return status;
 }
 
 /* Returns the offset in bytes, in a rank's device memory, of the region (persistent, transient, ...) that has
    storage x. */
-static size_t tt__region(const tt_program *p, const tt__value *x)
+static size_t tt__region(const tt_program *p, const tt__tape_value *x)
 {
     if (!x->persistent) return p->arena->persistent;
     return x->part.root ? p->arena->persistent + p->arena->transient : 0;
@@ -169,14 +169,14 @@ static size_t tt__host_size(const tt_program *p, int rank)
     return b->host_persistent + b->host_transient + (first ? b->host_of_first : 0);
 }
 
-static size_t tt__host_region(const tt_program *p, const tt__value *x)
+static size_t tt__host_region(const tt_program *p, const tt__tape_value *x)
 {
     if (!x->persistent) return p->built.host_persistent;
     return x->part.root ? p->built.host_persistent + p->built.host_transient : 0;
 }
 
 /* Returns the address of a storage on a rank. NULL: the rank is in another process. */
-static char *tt__storage_memory(const tt_program *p, int rank, const tt__value *x)
+static char *tt__storage_memory(const tt_program *p, int rank, const tt__tape_value *x)
 {
     if (!tt__is_here(p, rank)) return NULL;
     if (x->storage == TT__PARAMETER) return tt__param_memory(p->ctx->params[x->param], rank);
@@ -193,15 +193,15 @@ static tt_status tt__zero_states(tt_program *p)
     for (int s = 1; s < p->stages && status == TT_OK; s++) status = tt__zero_states(p->stage[s]);
     for (int r = tt__near_rank(a); r < tt__near_end(a) && !p->zeroed && status == TT_OK; r++) {
         for (int32_t v = 1; v < p->built.t->n_values && status == TT_OK; v++) {
-            const tt__value *x = &p->built.t->values[v];
+            const tt__tape_value *x = &p->built.t->values[v];
             const bool elsewhere = x->storage == TT__PARAMETER || x->space == TT__HOST;
             if (!x->persistent || x->base != v || elsewhere || x->storage == TT__INPUT) continue;
             if (x->part.root && tt__data_rank(p, r)) continue;
             char *memory = tt__storage_memory(p, r, x);
-            status = a->kind->backend->fill(a->crew->device[r], memory, 0, tt__storage_bytes(x));
+            status = a->kind->backend->fill(a->group->device[r], memory, 0, tt__storage_bytes(x));
         }
         if (p->rank[r].host) memset(p->rank[r].host, 0, tt__host_size(p, r));
-        status = tt__device_status(p->ctx, a->crew, r, status);
+        status = tt__device_status(p->ctx, a->group, r, status);
     }
     p->zeroed = status == TT_OK;
     return status;

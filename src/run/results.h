@@ -22,11 +22,11 @@
 static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
 {
     tt__segment_job job = {p, segment, sends};
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const bool micro = segment == TT__EACH_MICRO;
     tt_status status = tt__check_whole(p->ctx, p->arena);
     if (p->ctx->net) p->ctx->net->ranks = c->local;
-    if (status == TT_OK && micro) status = tt__on_ranks(p->ctx, p->settings.crew, tt__check_inputs, p);
+    if (status == TT_OK && micro) status = tt__on_ranks(p->ctx, p->settings.group, tt__check_inputs, p);
     if (status == TT_OK) status = tt__zero_states(p);
     if (micro) status = tt__agree_flops(p, status);
     for (tt_program *q = p->arena->programs; q && status == TT_OK; q = q->next)
@@ -36,11 +36,11 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
     if (status != TT_OK) return status;
     tt__overwrite_segment(p, segment);
     const bool may_tear = p->built.t->early || (segment == TT__EACH_STEP && c->ranks > 1);
-    for (int s = 0; s < p->stages; s++) p->stage[s]->arena->torn = may_tear;
+    for (int s = 0; s < p->stages; s++) p->stage[s]->arena->partly_updated = may_tear;
     status = tt__run_on_ranks(p, tt__run_rank, &job);
     tt__tell_graphs(p);
     if (status != TT_OK) return status;
-    for (int s = 0; s < p->stages; s++) p->stage[s]->arena->torn = false;
+    for (int s = 0; s < p->stages; s++) p->stage[s]->arena->partly_updated = false;
     if (micro) p->arena->results_of = p;
     return TT_OK;
 }
@@ -52,7 +52,7 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     tt__rank *r = &p->rank[rank];
     tt_status status = TT_OK;
     const tt__arena *a = p->arena;
-    const tt__crew *c = a->crew;
+    const tt__device_group *c = a->group;
     if (!t->results) return tt__device_status(p->ctx, c, rank, a->kind->backend->wait(c->device[rank]));
     const tt__memory from = {a, rank, t->values[t->results].space, TT_U8,
                               tt__resolve(p, rank, t->results).data};
@@ -72,7 +72,7 @@ typedef char tt__found_fits_a_note[sizeof(tt__found) * TT__RANKS <= TT__NOTE ? 1
    rank. */
 static tt_status tt__exchange_results(tt_program *p)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const int data = p->arena->data;
     tt_program *last = tt__last_stage(p);
     tt__found found[TT__RANKS]; /* for each data rank; 0 if it is in another process */
@@ -102,7 +102,7 @@ static tt_status tt__exchange_results(tt_program *p)
    function. */
 static tt_status tt__read_first(tt_program *p, int rank)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const int own = tt__is_here(p, rank) ? rank : c->first;
     tt__results *results = &p->rank[rank].results;
     tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* waits for this process's rank too */
@@ -122,7 +122,7 @@ static void tt__add_totals(tt__totals *to, const tt__totals *x)
    adds up the results of the data ranks that ran a micro-batch. */
 static tt_status tt__read_results(tt_program *p)
 {
-    const bool trains = p->settings.options.train, net = p->settings.crew->local < p->settings.crew->ranks;
+    const bool trains = p->settings.options.train, net = p->settings.group->local < p->settings.group->ranks;
     tt_program *q = tt__last_stage(p);
     if (!trains && net) {
         tt_status found = tt__exchange_results(p);
@@ -147,8 +147,8 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
 {
     tt_program *p = tt__last_stage(head);
     const tt_tape *t = p->built.t;
-    const tt__value *x = &t->values[t->counted];
-    const tt__crew *c = p->settings.crew;
+    const tt__tape_value *x = &t->values[t->counted];
+    const tt__device_group *c = p->settings.group;
     const int data = p->arena->data, leaves = tt__slots(p) * data;
     tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* totals of all leaves; of each leaf of this process */
     tt_status status = t->counted ? TT_OK : tt__read_results(head);
@@ -231,11 +231,11 @@ static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
     for (int s = 0; s < p->stages && isfinite(largest); s++) {
         tt_program *q = p->stage[s];
         for (int32_t v = 1; v < q->built.t->n_values && isfinite(largest); v++) {
-            const tt__value *x = &q->built.t->values[v];
+            const tt__tape_value *x = &q->built.t->values[v];
             for (int r = tt__near_rank(q->arena); r < tt__near_end(q->arena); r++) {
-                const float most = x->storage == TT__PARAMETER && x->base == v ? tt__largest_of(q, r, v) : 0;
-                if (!(most > largest)) continue;
-                largest = most;
+                const float max = x->storage == TT__PARAMETER && x->base == v ? tt__largest_of(q, r, v) : 0;
+                if (!(max > largest)) continue;
+                largest = max;
                 name = x->name;
             }
         }

@@ -20,31 +20,31 @@ static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l,
 {
     const bool receives = l->instr->out[0] != 0;
     const tt__mat *x = receives ? &l->out[0] : &l->in[0];
-    const size_t bytes = (size_t)tt__elements(x) * tt_dtype_bytes(x->dtype), most = (size_t)1 << 30;
+    const size_t bytes = (size_t)tt__elements(x) * tt_dtype_bytes(x->dtype), max = (size_t)1 << 30;
     const int from = receives ? other : rank, to = receives ? rank : other;
-    const int process = tt__process_of(p->settings.crew, other), tag = tt__pair_tag(from, to);
+    const int process = tt__process_of(p->settings.group, other), tag = tt__pair_tag(from, to);
     const int64_t turn = p->rank[rank].now.round % p->settings.in_flight;
     tt__passed *own = &p->rank[rank].passed[turn];
     tt__request part[TT__PARTS];
-    tt__mail mail = {p->settings.crew, l->tape, l->instr, tag, 0, receives ? part : own->part[way]};
+    tt__mail mail = {p->settings.group, l->tape, l->instr, tag, 0, receives ? part : own->part[way]};
     const bool host = p->settings.kind->host;
     tt_status status = TT_OK;
     char *data = (char *)x->data;
-    if (bytes > most * TT__PARTS)
+    if (bytes > max * TT__PARTS)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: %zu bytes are more than go from process to process "
                         "at once", tt__instr_name(l->instr), bytes);
     if (!host && receives) data = p->rank[rank].receives[way];
     if (!host && !receives) {
         const size_t each = tt__message_bytes(p, l->instr) / (size_t)p->settings.in_flight;
         data = p->rank[rank].sends[way] + (size_t)turn * each;
-        status = tt__net_copy(mail.crew, rank, l, data, x->data, (int64_t)bytes);
+        status = tt__net_copy(mail.group, rank, l, data, x->data, (int64_t)bytes);
     }
-    if (status == TT_OK) status = tt__await_stream(p->settings.crew, rank, l->instr->stream);
-    if (status == TT_OK) status = tt__net_post(&mail, process, data, bytes, most, receives);
+    if (status == TT_OK) status = tt__await_stream(p->settings.group, rank, l->instr->stream);
+    if (status == TT_OK) status = tt__net_post(&mail, process, data, bytes, max, receives);
     if (!receives) tt__net_must_send(p->ctx->net, (double)bytes);
     if (!receives) own->parts[way] = mail.count;
     if (receives && status == TT_OK) status = tt__net_all_there(&mail);
-    if (receives && status == TT_OK) status = tt__net_copy(mail.crew, rank, l, x->data, data, (int64_t)bytes);
+    if (receives && status == TT_OK) status = tt__net_copy(mail.group, rank, l, x->data, data, (int64_t)bytes);
     return status;
 }
 
@@ -56,7 +56,7 @@ static void tt__go_on_passing(const tt_program *p, int rank)
         tt__passed *x = &p->rank[rank].passed[k / 2];
         if (!x->parts[k % 2]) continue;
         pthread_mutex_lock(&n->mutex);
-        for (int j = 0; j < x->parts[k % 2]; j++) n->wire->test(n, &x->part[k % 2][j]);
+        for (int j = 0; j < x->parts[k % 2]; j++) n->transport->test(n, &x->part[k % 2][j]);
         pthread_mutex_unlock(&n->mutex);
     }
 }
@@ -66,7 +66,7 @@ static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t roun
 {
     tt__passed *x = &p->rank[rank].passed[round % p->settings.in_flight];
     const tt__instr *i = &p->built.t->code[p->built.send[way] - 1];
-    tt__mail mail = {p->settings.crew, p->built.t, i, 0, x->parts[way], x->part[way]};
+    tt__mail mail = {p->settings.group, p->built.t, i, 0, x->parts[way], x->part[way]};
     x->parts[way] = 0;
     return tt__net_all_there(&mail);
 }
@@ -75,7 +75,7 @@ static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t roun
    ready, and does not wait. A RECV waits for the SEND and copies its operand. */
 static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const tt__backend *b = c->kind->backend;
     tt__device *d = c->device[rank];
     const int64_t round = p->rank[rank].now.round;
@@ -87,23 +87,23 @@ static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
     tt_status status = TT_OK;
     if (!l->instr->out[0]) {
         status = b->mark(d, TT__COMPUTE_STREAM, &own->sent[way]);
-        if (status == TT_OK) tt__count_on(c->world, &c->world->sent[rank][way]);
+        if (status == TT_OK) tt__count_on(c->rank_group, &c->rank_group->sent[rank][way]);
         return tt__device_status(p->ctx, c, rank, status);
     }
-    if (!tt__wait_for(c->world, rank, other, &c->world->sent[other][way], (uint64_t)round + 1))
+    if (!tt__wait_for(c->rank_group, rank, other, &c->rank_group->sent[other][way], (uint64_t)round + 1))
         return TT_ERR_DEVICE;
     l->phase = TT__SPREAD_PHASE;
     status = b->after(d, l->instr->stream, theirs->sent[way]);
     if (status == TT_OK) status = b->launch(l, 1);
     if (status == TT_OK) status = b->mark(d, l->instr->stream, &own->taken[way]);
-    if (status == TT_OK) tt__count_on(c->world, &c->world->taken[rank][way]);
+    if (status == TT_OK) tt__count_on(c->rank_group, &c->rank_group->taken[rank][way]);
     return tt__device_status(p->ctx, c, rank, status);
 }
 
 /* Waits, before a segment overwrites a value that another stage receives, until that stage has copied it. */
 static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const tt__backend *b = c->kind->backend;
     const int64_t round = p->rank[rank].now.round;
     tt_status status = TT_OK;
@@ -118,7 +118,7 @@ static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
             if (round >= copies) status = tt__await_passed(p, rank, way, round - copies);
             continue;
         }
-        if (round >= copies && !tt__wait_for(c->world, rank, other, &c->world->taken[other][way],
+        if (round >= copies && !tt__wait_for(c->rank_group, rank, other, &c->rank_group->taken[other][way],
                                              (uint64_t)(round + 1 - copies)))
             return TT_ERR_DEVICE;
         for (int m = 0; m < theirs && !c->kind->host && status == TT_OK; m++)
@@ -141,7 +141,7 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
         if (!y->data || !bytes || l->add[j]) continue;
         status = p->settings.kind->backend->fill(l->device, y->data, 0, bytes);
     }
-    return tt__device_status(p->ctx, p->settings.crew, rank, status);
+    return tt__device_status(p->ctx, p->settings.group, rank, status);
 }
 
 /* Launches n instructions together that are no collectives: on the device or, if tt__instr.on_host, on the
@@ -149,8 +149,8 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
     const bool on_host = l->instr->on_host;
-    tt_status status = on_host ? tt__await_stream(p->settings.crew, rank, TT__COMPUTE_STREAM) : TT_OK;
+    tt_status status = on_host ? tt__await_stream(p->settings.group, rank, TT__COMPUTE_STREAM) : TT_OK;
     if (status != TT_OK) return status;
     if (on_host) return tt__cpu_launch(l, n);
-    return tt__device_status(p->ctx, p->settings.crew, rank, p->settings.kind->backend->launch(l, n));
+    return tt__device_status(p->ctx, p->settings.group, rank, p->settings.kind->backend->launch(l, n));
 }

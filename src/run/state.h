@@ -14,7 +14,7 @@ int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
 {
     int n = 0;
     for (int32_t v = 1; v < p->built.t->n_values; v++) {
-        const tt__value *x = &p->built.t->values[v];
+        const tt__tape_value *x = &p->built.t->values[v];
         if (x->storage != TT__INPUT || x->base != v || x->persistent) continue;
         tt_input_info info = {x->name, tt__handle(p->built.t, v), x->shape.dtype, x->shape.rows,
                               x->shape.cols, (int)x->shape.axis, tt__reads_input(p, v)};
@@ -124,7 +124,7 @@ typedef struct tt__state_header {
 static tt__state_header tt__state_header_of(const tt_program *p)
 {
     const tt__settings *set = &p->settings;
-    const tt__scale *s = &p->results.scale;
+    const tt__scale_state *s = &p->results.scale;
     const tt__state_header h = {TT__STATE_VERSION, (int64_t)p->run.seed, p->run.step,
                                 (int64_t)s->good_steps, (int64_t)s->skipped, s->scale,
                                 (int64_t)set->options.optimizer.kind, (int64_t)set->precision.kind,

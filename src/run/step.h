@@ -45,7 +45,7 @@ static tt_status tt__check_lr(tt_program *p, float lr)
 /* Fails because the gradients' norm is not finite, and names a gradient that makes it so. */
 static tt_status tt__norm_failed(tt_program *head)
 {
-    const int first = head->settings.crew->first;
+    const int first = head->settings.group->first;
     tt_program *p = tt__stage_of(head, first);
     const tt_tape *t = p->built.t;
     const char *lowest = p->settings.scales ? " at the lowest loss scale" : "";
@@ -86,7 +86,7 @@ static tt_status tt__norm_failed(tt_program *head)
 }
 
 /* Fails if the results of a step are not finite; otherwise counts the step. one: the step had one
-   micro-batch. skipped: the value of tt__scale.skipped before the step. */
+   micro-batch. skipped: the value of tt__scale_state.skipped before the step. */
 static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
 {
     p->outcome = TT__NO_TARGET;
@@ -109,7 +109,7 @@ static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
 static tt_status tt__read_unread(tt_program *p)
 {
     const int rank = tt__first_of(p, 0);
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     tt__rank *r = &p->rank[rank];
     const tt__results now = p->results;
     const double flops = p->flops;
@@ -149,7 +149,7 @@ static void tt__skip_step(tt_program *p)
 tt_status tt_wait(tt_program *p, tt_stats *stats)
 {
     const bool any = p->unread.any;
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     const int rank = tt__first_of(p, 0);
     tt_status status = tt__read_unread(p);
     if (any && status == TT_OK) /* waits for updates, which follow the results */
@@ -240,7 +240,7 @@ static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
 /* Reads elements [at, at + n) of slot number `slot` of gradient v on a rank, and converts them to float. */
 static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int64_t at, float *to, int64_t n)
 {
-    const tt__value *x = &p->built.t->values[v];
+    const tt__tape_value *x = &p->built.t->values[v];
     char *from = tt__storage_memory(p, rank, x);
     if (from) from += (size_t)slot * tt__slot_bytes(x) + (size_t)at * tt_dtype_bytes(x->shape.dtype);
     const tt__memory memory = {p->arena, rank, x->space, x->shape.dtype, from};
@@ -294,7 +294,7 @@ static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so
     bool found = false;
     memset(g, 0, sizeof *g);
     for (int32_t v = 1; v < t->n_values; v++) {
-        const tt__value *x = &t->values[v];
+        const tt__tape_value *x = &t->values[v];
         const bool gradient = x->storage == TT__GRADIENT && x->base == v && x->persistent;
         if (!gradient || x->param != param->index || param->ctx != p->ctx) continue;
         g->part = x->part;

@@ -20,7 +20,7 @@
 static char *tt__tuned_text(const tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;
-    tt__device *d = p->settings.crew->device[rank];
+    tt__device *d = p->settings.group->device[rank];
     const size_t length = b->tuned_text(d, NULL, 0);
     char *text = (char *)tt__alloc(p->ctx, length + 1);
     if (text) b->tuned_text(d, text, length + 1);
@@ -32,7 +32,7 @@ static char *tt__tuned_text(const tt_program *p, int rank)
 static tt_status tt__learn(const tt_program *p, int rank, const char *text, const char *from)
 {
     const tt__backend *b = p->settings.kind->backend;
-    tt__device *d = p->settings.crew->device[rank];
+    tt__device *d = p->settings.group->device[rank];
     int line = 0;
     const tt_status status = b->learn(d, text, &line);
     if (status == TT_OK) return TT_OK;
@@ -43,7 +43,7 @@ static tt_status tt__learn(const tt_program *p, int rank, const char *text, cons
    choices. */
 static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const char *from)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     tt_status status = TT_OK;
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
         status = tt__learn(p, r, text, from);
@@ -61,14 +61,14 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     const tt_tape *t = p->built.t;
     tt__rank *r = &p->rank[rank];
     const tt__backend *b = p->settings.kind->backend;
-    const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
+    const size_t peers = 2 * (size_t)tt__max(p->settings.group->ranks, tt__slots(p));
     const tt__now before = r->now;
     const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* number of rounds of the first lap */
     int64_t *round = &r->now.round; /* goes through the slots, then to a round that adds to them */
     int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
     tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
     const tt__launch like = tt__launch_on(p, rank);
-    tt__progress at = {like, false, false, TT__ALONE, TT__COMPUTE_STREAM};
+    tt__rank_progress at = {like, false, false, TT__ALONE, TT__COMPUTE_STREAM};
     for (int32_t k = 0; k < t->n_axes && rows; k++) rows[k] = t->axes[k].capacity;
     r->now.rows = rows;
     for (*round = 0; *round <= rounds; ++*round) {
@@ -87,7 +87,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
             }
             if (some > 1 && tt__is(i, TT__PRODUCT)) some = tt__join_launches(r->launches, some);
             if (some)
-                status = tt__device_status(p->ctx, p->settings.crew, rank,
+                status = tt__device_status(p->ctx, p->settings.group, rank,
                                            b->tune(r->launches, some, times, untimed));
         }
     }
@@ -111,7 +111,7 @@ static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untime
 static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
 {
     tt_context *ctx = p->ctx;
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     tt_status status = TT_OK;
     for (int process = 0; process < tt_processes(ctx) && status == TT_OK; process++) {
         uint64_t bytes = 0;
@@ -173,7 +173,7 @@ static tt_status tt__tune_products(tt_program *p)
 {
     tt_context *ctx = p->ctx;
     tt__arena *a = p->arena;
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     char *text = NULL, from[1100];
     int untimed = 0;
     const double begin = tt__seconds();
@@ -210,7 +210,7 @@ static tt_status tt__tune_products(tt_program *p)
 /* Discards the recordings of all programs of an arena; later runs record anew. */
 static void tt__forget_recordings(tt_program *p)
 {
-    const tt__crew *c = p->settings.crew;
+    const tt__device_group *c = p->settings.group;
     for (tt_program *q = p->arena->programs; q; q = q->next)
         for (int r = c->first; r < c->first + c->local; r++)
             for (int k = 0; k < TT__RECORDINGS; k++) {
@@ -225,7 +225,7 @@ static tt_status tt__read_unread(tt_program *p);
    reads another's memory or has unfinished work. */
 static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int rank), void *arg)
 {
-    tt__crew *c = p->settings.crew;
+    tt__device_group *c = p->settings.group;
     tt_status status = tt__on_ranks(p->ctx, c, run, arg);
     if (status == TT_OK) p->scale_set = true;
     if (status == TT_OK) return status;

@@ -14,7 +14,7 @@ static void tt__count(tt_tape *t, int k, int by)
     const tt__instr *i = &t->code[k];
     for (int j = 0; j < TT__MAX_IN; j++) if (i->in[j]) t->values[t->values[i->in[j]].base].uses += by;
     for (int j = 0; j < TT__MAX_OUT; j++) {
-        tt__value *y = &t->values[i->out[j]];
+        tt__tape_value *y = &t->values[i->out[j]];
         if (!i->out[j]) continue;
         t->values[y->base].writes += by;
         if (by > 0 && k > t->values[y->base].writer) t->values[y->base].writer = k;
@@ -27,7 +27,7 @@ static void tt__count(tt_tape *t, int k, int by)
 static int tt__index(tt_tape *t)
 {
     for (int32_t v = 0; v < t->n_values; v++) {
-        tt__value *x = &t->values[v];
+        tt__tape_value *x = &t->values[v];
         x->producer = x->uses = x->writes = x->views = x->reader = x->writer = 0;
     }
     for (int32_t v = 1; v < t->n_values; v++) t->values[t->values[v].base].views += t->values[v].base != v;
@@ -63,7 +63,7 @@ static int tt__producer(const tt_tape *t, int32_t v) { return t->values[v].produ
    storage, not a view, and neither `root`, an output nor the end of a stage. */
 static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
 {
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     const bool kept = v == root || x->keep || x->ends;
     return v && !kept && x->base == v && x->storage == TT__TRANSIENT && x->uses == 1;
 }

@@ -41,7 +41,7 @@ static bool tt__out_of_memory(tt_tape *t)
 TT_PRINTF(4, 5)
 static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage storage, const char *format, ...)
 {
-    tt__value v;
+    tt__tape_value v;
     va_list args;
     memset(&v, 0, sizeof v);
     v.shape = *shape;
@@ -76,7 +76,7 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
 {
     int32_t id = tt__new_value(t, shape, t->values[of].storage, "%s", name);
     if (!id) return 0;
-    tt__value *v = &t->values[id], *b = &t->values[of];
+    tt__tape_value *v = &t->values[id], *b = &t->values[of];
     v->base = b->base;
     v->offset = b->offset + offset;
     v->ld = ld;
@@ -92,8 +92,8 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
    value id is f32. Returns id. */
 static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
 {
-    const tt__value *like = &t->values[v];
-    tt__value *x = &t->values[id];
+    const tt__tape_value *like = &t->values[v];
+    tt__tape_value *x = &t->values[id];
     if (!id) return 0;
     x->part = like->part;
     x->needs_grad = like->needs_grad;
@@ -105,7 +105,7 @@ static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
    of view v. */
 static int32_t tt__view_like(tt_tape *t, int32_t v, int32_t of, int64_t offset)
 {
-    const tt__value like = t->values[v];
+    const tt__tape_value like = t->values[v];
     const int32_t id = tt__new_view(t, of, &like.shape, offset, like.ld, like.name);
     if (id) t->values[id].part = like.part;
     return id;
@@ -185,7 +185,7 @@ int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity)
                              (long long)capacity, (long long)t->axes[k].capacity);
     }
     if (!TT__GROW(t->ctx, t->axes, t->n_axes, t->cap_axes)) return tt__out_of_memory(t);
-    tt__axis *a = &t->axes[t->n_axes];
+    tt__row_axis *a = &t->axes[t->n_axes];
     memset(a, 0, sizeof *a);
     snprintf(a->name, sizeof a->name, "%s", name);
     a->capacity = capacity;
@@ -212,12 +212,12 @@ static bool tt__is_own_rows(const tt_tape *t, int32_t v)
 
 /* Returns the bytes from the beginning of one slot of a storage to the beginning of the next slot.
    tt__storage_bytes returns the bytes of all slots and copies. */
-static size_t tt__slot_bytes(const tt__value *v)
+static size_t tt__slot_bytes(const tt__tape_value *v)
 {
     return tt__align_up((size_t)v->shape.rows * (size_t)v->shape.cols * tt_dtype_bytes(v->shape.dtype));
 }
 
-static size_t tt__storage_bytes(const tt__value *v)
+static size_t tt__storage_bytes(const tt__tape_value *v)
 {
     return tt__slot_bytes(v) * (v->slots > 1 ? (size_t)v->slots : 1) *
            (v->copies > 1 ? (size_t)v->copies : 1);
@@ -395,7 +395,7 @@ tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
     char what[256];
     tt__shape to;
     if (!tt__on_tape(t, "reshape", 0, x)) return tt__handle(t, 0);
-    tt__value *v = &t->values[x.id];
+    tt__tape_value *v = &t->values[x.id];
     bool ok = width >= 1 && tt__decode_rows(t, rows, &to) && v->ld == v->shape.cols;
     const tt__shape *from = &v->shape;
     if (ok && from->axis) ok = to.axis == from->axis && to.extra == from->extra && width == from->cols;

@@ -14,7 +14,7 @@
    programs that accumulate over micro-batches, the first contribution to a parameter's gradient also adds in
    all micro-batches but the first (`add_later`). The totals of losses follow the same rule.
 
-   The state of a step is on the tape, too. The host writes the step's settings (tt__run) into one value
+   The state of a step is on the tape, too. The host writes the step's settings (tt__step_settings) into one value
    before it runs a segment. Instructions write the step's results (tt__results) into another value:
    ADD_COUNTS writes what losses counted, CLIP the norm and the factor, LOSS_SCALE the next loss scale.
    ======================================================================================================== */
@@ -31,18 +31,18 @@ struct tt_param {
     int64_t dims[4], size;
     tt_init init;
     bool frozen;
-    /* Source of the parameter's values until the arena `holder` has memory: `read` if not NULL, else
+    /* Source of the parameter's values until the arena `owner` has memory: `read` if not NULL, else
        `init`. */
     tt_status (*read)(void *source, int64_t first, int64_t n, float *to);
     void (*release)(tt_context *ctx, void *source);
     void *source;
     /* Arena that holds the parameter's values, from the compilation of the first program that uses the
-       parameter; NULL: none. If two stages of a pipeline use the parameter, `again` is the arena of the other
+       parameter; NULL: none. If two stages of a pipeline use the parameter, `second_owner` is the arena of the other
        stage. */
-    struct tt__arena *holder, *again;
+    struct tt__arena *owner, *second_owner;
     uint64_t stages;        /* set of the pipeline stages that held the parameter when tt_compile began, one
                                bit for each; 0: none */
-    bool source_stays;      /* `source` is not released yet: only one of `holder` and `again` has memory */
+    bool keeps_source;      /* `source` is not released yet: only one of `owner` and `second_owner` has memory */
 };
 
 /* Kind of a storage. STEP: settings and results of the step. CACHE: the rows of a tt_cache. */
@@ -56,17 +56,17 @@ typedef enum tt__mark { TT__UNMARKED, TT__MARKED_KEEP, TT__MARKED_AGAIN } tt__ma
 typedef enum tt__space { TT__DEVICE, TT__HOST, TT__SPACES } tt__space;
 /* The layout of a tensor over the tensor ranks. WHOLE: replicated, each rank has the whole tensor. ROWS,
    COLS: sharded, each rank has its own rows or columns. The shards are equally large, unless the rows are an
-   axis: then tt__piece gives a rank's rows (tt__axis.parts). Instructions leave two more layouts in a
+   axis: then tt__shard gives a rank's rows (tt__row_axis.parts). Instructions leave two more layouts in a
    storage. PARTIAL: each rank has a summand of the whole tensor's shape, and the sum over the ranks is the
    tensor. ZEROS: all elements are 0; a storage of any other layout may start as ZEROS. */
 typedef enum tt__split { TT__WHOLE, TT__ROWS, TT__COLS, TT__PARTIAL, TT__ZEROS } tt__split;
 /* The shard of a tensor that a value or a placement has. Over the tensor ranks: `split` is WHOLE, ROWS or
    COLS, and the shape counts the elements of one rank. A view may be a rank's shard of the rows of a
-   replicated storage. Over the data ranks: if `unit` is not 0, tt__piece computes the shard from `of`
+   replicated storage. Over the data ranks: if `unit` is not 0, tt__shard computes the shard from `of`
    elements, `unit` and `root`, and the shape is (1, elements of the largest shard). */
 typedef struct tt__part {
     tt__split split;
-    bool root;          /* the argument `root` of tt__piece */
+    bool root;          /* the argument `root` of tt__shard */
     int64_t unit, of;
 } tt__part;
 
@@ -77,7 +77,7 @@ typedef struct tt__shape {
     int32_t extra;      /* actual rows = rows of the axis + extra (1 for sequence starts) */
 } tt__shape;
 
-typedef struct tt__value {
+typedef struct tt__tape_value {
     tt__shape shape;
     int64_t ld;         /* elements from the start of one row in the storage to the start of the next */
     tt__storage storage;
@@ -87,12 +87,12 @@ typedef struct tt__value {
        leaves; 0: one slot. slot: in a view, 1 + the number of its slot; 0: the slot of the micro-batch that
        runs. */
     int32_t slots, slot;
-    bool visits;        /* storage of an update that runs in the host's memory: a temporary host copy of a
+    bool host_copy;        /* storage of an update that runs in the host's memory: a temporary host copy of a
                            device storage */
-    /* Fields of a storage of a pipeline stage. stays: the contents are saved from a micro-batch's forward to
+    /* Fields of a storage of a pipeline stage. saved: the contents are saved from a micro-batch's forward to
        its backward, or until another stage has received them. copies: number of micro-batches whose contents
        are saved at the same time; 0: one. */
-    bool stays;
+    bool saved;
     int32_t copies;
     int32_t ends;       /* 1 + number of the pipeline stage that ends with this value; 0: none */
     bool elsewhere;     /* a parameter that only other stages read */
@@ -118,26 +118,26 @@ typedef struct tt__value {
        that write it. views: its views. reader, writer: the last instruction that reads it, and the last that
        writes it. */
     int32_t producer, uses, writes, views, reader, writer;
-    int32_t behind;     /* in a persistent storage: the storage, of a higher number, that must be placed
+    int32_t after;     /* in a persistent storage: the storage, of a higher number, that must be placed
                            directly after this one; 0: none */
     int32_t arrival;    /* in an input: the value into which the host writes the next run's data
                            (src/passes/overlap.h); 0: the input itself */
     bool named;         /* the name was set by tt_name or by a pass */
     size_t place;       /* planner: byte offset in the value's region of the arena */
     char name[72];
-} tt__value;
+} tt__tape_value;
 
 /* A number of rows that may differ in each run. If `parts` is not 0, the rows are one rank's shard of the
-   rows of axis `of`, divided over `parts` tensor ranks (tt__piece); a rank may have 0 rows. */
-typedef struct tt__axis { char name[72]; int64_t capacity; int32_t of; int parts; } tt__axis;
+   rows of axis `of`, divided over `parts` tensor ranks (tt__shard); a rank may have 0 rows. */
+typedef struct tt__row_axis { char name[72]; int64_t capacity; int32_t of; int parts; } tt__row_axis;
 
 struct tt_tape {
     tt_context *ctx;
     uint32_t number;                                /* number in the field `tape` of each tt_value of this
                                                        tape; copies of the tape have the same number */
-    tt__value *values; int n_values, cap_values;    /* values[0] means "none" */
+    tt__tape_value *values; int n_values, cap_values;    /* values[0] means "none" */
     tt__instr *code; int n_code, cap_code;
-    tt__axis *axes; int n_axes, cap_axes;           /* axes[0] means "none" */
+    tt__row_axis *axes; int n_axes, cap_axes;           /* axes[0] means "none" */
     int32_t *params; int n_params, cap_params;      /* value of each of ctx->params; 0: none */
     uint32_t n_random;
     size_t alignment;                               /* bytes of alignment of storages, which the kind of
@@ -156,7 +156,7 @@ struct tt_tape {
     int stages, stage;                              /* number of stages of the pipeline, and of this tape's
                                                        stage; 0, 0: there is no pipeline */
     int tensor;                                     /* number of tensor ranks; 0, 1: one */
-    /* Values of the step's settings and results, and views of the results: tt__totals, tt__scale,
+    /* Values of the step's settings and results, and views of the results: tt__totals, tt__scale_state,
        tt__clipped; 0: none. */
     int32_t run, results, totals, scale, clipped;
     int32_t counted;    /* value of what losses counted on a rank, in each slot, to be summed into `totals`;

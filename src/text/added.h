@@ -79,7 +79,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
                             path, a->text, a->id, there >= 0
                             ? "is another than the vocabulary's" : "another token has");
         if (there < 0) {
-            const tt__slice slice = {(uint32_t)v->used, (uint32_t)a->bytes};
+            const tt__text_slice slice = {(uint32_t)v->used, (uint32_t)a->bytes};
             memcpy(v->texts + v->used, a->text, a->bytes + 1);
             v->used += a->bytes + 1;
             v->text[a->id] = slice;

@@ -9,7 +9,7 @@
 
 /* Byte-pair encoding (Sennrich et al. 2016) merges pairs of symbols of a word, in the order of the list of
    merges. Most words are the text of one token. When such a word first occurs, all its merges are made;
-   whether they result in that one token is noted in tt__model.whole, so that later occurrences need no
+   whether they result in that one token is noted in tt__token_model.whole, so that later occurrences need no
    merges. */
 /* Max bytes of a word whose next merge is found by a scan of all its pairs of symbols. */
 enum { TT__BPE_SHORT = 64 };
@@ -17,7 +17,7 @@ enum { TT__BPE_SHORT = 64 };
 /* Returns the merge of symbols `left` and `right`. If no merge exists, the result's `pair` is UINT64_MAX. */
 static const tt__bpe_rule *tt__bpe_merge(const tt_tokenizer *k, int32_t left, int32_t right)
 {
-    const tt__model *m = &k->model;
+    const tt__token_model *m = &k->model;
     const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
     uint64_t at = pair * 0x9E3779B97F4A7C15u >> m->merge_shift;
     while (m->merges[at].pair != pair && m->merges[at].pair != UINT64_MAX) at = (at + 1) & m->merge_mask;
@@ -162,7 +162,7 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
-    const tt__model *m = &k->model;
+    const tt__token_model *m = &k->model;
     int32_t few[2 * TT__BPE_SHORT + 1], *symbols = few;
     const int id = tt__word_token(e, text, bytes);
     if (id >= 0 && (m->ignore_merges || __atomic_load_n(&m->whole[id], __ATOMIC_RELAXED) == 1)) {

@@ -24,7 +24,7 @@ static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const 
     const int node = config->count ? tt__json_get(config, 0, "add_prefix_space") : -1;
     const bool given = node >= 0 && config->nodes[node].kind != TT__JSON_NULL;
     for (int i = 0; i < k->split.n; i++) {
-        tt__step *s = &k->split.all[i];
+        tt__text_step *s = &k->split.all[i];
         if (s->kind == TT__STEP_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
         if (!llama) continue;
         s->prefix_always = prefix && legacy; /* always: before every part between added tokens */

@@ -97,7 +97,7 @@ static size_t tt__shorten(char *text, size_t bytes, const char *from, const char
 
 /* Adds the text of a WordPiece token. A token that continues a word follows the token before directly. Other
    tokens get a space before them; cleanup removes some of these spaces. */
-static void tt__decode_piece(const tt__step *s, const char *text, size_t bytes, bool first, tt__parts *to)
+static void tt__decode_piece(const tt__text_step *s, const char *text, size_t bytes, bool first, tt__parts *to)
 {
     static const char *const cleaned[][2] = {
         {" .", "."}, {" ?", "?"}, {" !", "!"}, {" ,", ","}, {" ' ", "'"}, {" n't", "n't"}, {" 'm", "'m"},
@@ -110,7 +110,7 @@ static void tt__decode_piece(const tt__step *s, const char *text, size_t bytes, 
         to->used = used + tt__shorten(to->text + used, to->used - used, cleaned[i][0], cleaned[i][1]);
 }
 
-static void tt__decode_part(const tt__step *s, const char *text, size_t bytes, bool first, tt__parts *to)
+static void tt__decode_part(const tt__text_step *s, const char *text, size_t bytes, bool first, tt__parts *to)
 {
     size_t end = bytes, at = 0;
     switch (s->kind) {
@@ -152,7 +152,7 @@ static void tt__decode_bytes(const char *text, size_t bytes, tt__parts *to)
     }
 }
 
-static void tt__decode_step(const tt__step *s, const tt__parts *from, tt__parts *to)
+static void tt__decode_step(const tt__text_step *s, const tt__parts *from, tt__parts *to)
 {
     char *run = NULL;
     size_t pending = 0;
@@ -257,7 +257,7 @@ tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
     s->skip_special = skip_special;
     bool fused = false; /* whether a step joins all parts into one */
     for (int i = 0; i < k->finish.decode.n; i++) {
-        const tt__step *d = &k->finish.decode.all[i];
+        const tt__text_step *d = &k->finish.decode.all[i];
         size_t at = 0;
         if (d->kind == TT__STEP_REPLACE) tt__utf8_next(d->from, d->from_bytes, &at);
         s->whole |= fused && (at < d->from_bytes ? d->kind == TT__STEP_REPLACE

@@ -98,22 +98,22 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
 
 /* Does the work of tt_tokenize. Returns the number of ids of the text. Unless `whole`, encoding may end after
    max_tokens ids, and the count with it. -1: out of memory. */
-static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens,
+static int tt__tokenize_text(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens,
                         bool whole)
 {
-    const int around = k->finish.before.n + k->finish.behind.n, room = max_tokens - around;
+    const int around = k->finish.before.n + k->finish.after.n, room = max_tokens - around;
     if (room < 0) return 0;
     const int64_t n = tt__encode(k, text, bytes, ids + k->finish.before.n, room, whole);
     const int64_t kept = tt__min(n, room);
     if (n < 0) return -1;
     for (int i = 0; i < k->finish.before.n; i++) ids[i] = k->finish.before.ids[i];
-    for (int i = 0; i < k->finish.behind.n; i++) ids[k->finish.before.n + kept + i] = k->finish.behind.ids[i];
+    for (int i = 0; i < k->finish.after.n; i++) ids[k->finish.before.n + kept + i] = k->finish.after.ids[i];
     return (int)tt__min(n + around, INT_MAX);
 }
 
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens)
 {
-    return (int)tt__min(tt__tokenize(k, text, bytes, ids, max_tokens, false), max_tokens);
+    return (int)tt__min(tt__tokenize_text(k, text, bytes, ids, max_tokens, false), max_tokens);
 }
 
 int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
@@ -126,7 +126,7 @@ int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t byte
     const int64_t n = tt__encode(k, text, bytes, left ? ids + count : NULL, left, true);
     if (n < 0) return -1;
     count += n;
-    for (int i = 0; special && i < k->finish.behind.n; i++, count++)
-        if (count < room) ids[count] = k->finish.behind.ids[i];
+    for (int i = 0; special && i < k->finish.after.n; i++, count++)
+        if (count < room) ids[count] = k->finish.after.ids[i];
     return count;
 }

@@ -243,10 +243,10 @@ static void tt__load_roles(tt_tokenizer *k, const tt__tokenizer_folder *f)
     if (f->config.count) tt__read_roles(k, &f->config);
     if (f->map.count) tt__read_roles(k, &f->map);
     if (k->model.kind == TT__MODEL_WORDPIECE) tt__roles_of_bert(k);
-    const bool told = *eos >= 0; /* a tokenizer file names the end token */
+    const bool reported = *eos >= 0; /* a tokenizer file names the end token */
     if (f->model.count) tt__read_role_ids(k, &f->model);
     const int32_t own = tt_tokenizer_find(k, "<|endoftext|>"), end = *eos;
-    const bool ordinary = !told && tt__is_ordinary(k, end);
+    const bool ordinary = !reported && tt__is_ordinary(k, end);
     if (end < 0 || (ordinary && own >= 0)) *eos = own;
     if (ordinary)
         tt__log(k->ctx, TT_LOG_WARNING, "tokenizer", "'%s' has the eos_token_id %d, '%.60s', which ordinary "

@@ -174,12 +174,12 @@ static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const cha
     const tt__unicode *u = w->e->k->unicode;
     tt__changed few[2][640], *c = few[0], *spare = few[1];
     /* All characters but the first have at least two bytes. */
-    size_t count = 0, most = (size_t)(kind == TT__STEP_NFKD ? TT__DECOMPOSED : 4) * (bytes / 2 + 1);
+    size_t count = 0, max = (size_t)(kind == TT__STEP_NFKD ? TT__DECOMPOSED : 4) * (bytes / 2 + 1);
     if (bytes > INT32_MAX) { w->e->failed = true; return; }
-    if (most > TT__COUNT(few[0])) {
-        c = (tt__changed *)tt__encoder_room(w->e, TT__POINTS, 2 * most, sizeof *c);
+    if (max > TT__COUNT(few[0])) {
+        c = (tt__changed *)tt__encoder_room(w->e, TT__POINTS, 2 * max, sizeof *c);
         if (!c) return;
-        spare = c + most;
+        spare = c + max;
     }
     for (size_t at = 0; at < bytes;) {
         uint32_t to[TT__DECOMPOSED];
@@ -260,7 +260,7 @@ static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t by
    array of 32-bit units. A byte b leads from a node at position p to the unit at p xor b, whose lowest 8 bits
    must equal b. If bit 8 of that unit is set, the map has the prefix that ends with b, and the unit at the
    new node's position has the offset of the replacing text. */
-static const char *tt__precompiled_find(const tt__step *s, const char *text, size_t bytes, size_t *to_bytes)
+static const char *tt__precompiled_find(const tt__text_step *s, const char *text, size_t bytes, size_t *to_bytes)
 {
     const size_t count = s->from_bytes / 4;
     size_t at = 0;
@@ -288,7 +288,7 @@ static const char *tt__precompiled_find(const tt__step *s, const char *text, siz
 /* Applies a Precompiled map as the package `tokenizers` does. If the map has a prefix of a grapheme of less
    than 6 bytes, that prefix's text replaces the whole grapheme. In all other graphemes, each character is
    replaced separately. */
-static void tt__rewrite_precompiled(tt__rewrite *w, const tt__step *s, const char *text, size_t bytes)
+static void tt__rewrite_precompiled(tt__rewrite *w, const tt__text_step *s, const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {
         size_t end = at + 1, to_bytes = 0;
@@ -363,7 +363,7 @@ static void tt__rewrite_mapped(tt__rewrite *w, tt__step_kind kind, const char *t
 
 /* Replaces every occurrence of s->from, or every run of two or more spaces, by s->to. For alignment with the
    old text, s->to belongs to the last character that it replaces. */
-static void tt__rewrite_replaced(tt__rewrite *w, const tt__step *s, const char *text, size_t bytes)
+static void tt__rewrite_replaced(tt__rewrite *w, const tt__text_step *s, const char *text, size_t bytes)
 {
     size_t from = 0; /* the new text has the bytes before `from` */
     for (size_t at = 0, n; at < bytes; at += n ? n : 1) {
@@ -381,7 +381,7 @@ static void tt__rewrite_replaced(tt__rewrite *w, const tt__step *s, const char *
     tt__rewrite_part(w, text + from, bytes - from, NULL, 0);
 }
 
-static const char *tt__trim(tt__encoder *e, const tt__step *s, const char *text, size_t *bytes)
+static const char *tt__trim(tt__encoder *e, const tt__text_step *s, const char *text, size_t *bytes)
 {
     const uint8_t *bits = e->k->unicode->bits;
     size_t from = 0, end = *bytes;
@@ -434,7 +434,7 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
         return tt__rewrite_end(&w, bytes);
     }
     for (int i = 0, turn = 0; i < k->normalize.n && *bytes && !e->failed; i++) {
-        const tt__step *s = &k->normalize.all[i];
+        const tt__text_step *s = &k->normalize.all[i];
         if (s->kind == TT__STEP_TRIM) text = tt__trim(e, s, text, bytes);
         if (s->kind == TT__STEP_TRIM || tt__is_normal(k->unicode, s->kind, text, *bytes)) continue;
         /* Writes to the two buffers in turn, as the old text may be in the other one. */

@@ -48,7 +48,7 @@ typedef struct tt__step_name { const char *type; tt__step_kind kind; } tt__step_
 
 /* Adds to `steps` the step whose type has the name `type`. Returns NULL after an error: `names` lacks the
    type, or there are too many steps. */
-static tt__step *tt__read_step(const tt__json *j, int node, const char *what, const char *type,
+static tt__text_step *tt__read_step(const tt__json *j, int node, const char *what, const char *type,
                                const tt__step_name *names, int n, const char *known, tt__step_list *steps)
 {
     int at = 0;
@@ -57,7 +57,7 @@ static tt__step *tt__read_step(const tt__json *j, int node, const char *what, co
     else if (steps->n == TT__STEP_LIMIT)
         tt__unsupported(j, node, "step", "that begins here", "at most 16 steps of a kind");
     if (at == n || steps->n == TT__STEP_LIMIT) return NULL;
-    tt__step *s = &steps->all[steps->n++];
+    tt__text_step *s = &steps->all[steps->n++];
     memset(s, 0, sizeof *s);
     s->kind = names[at].kind;
     return s;
@@ -96,7 +96,7 @@ static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, c
 
 /* Reads a Replace normalizer, {"pattern": {"String": from}, "content": to}. A known regular expression may
    take the place of {"String": from}. */
-static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, tt__step *s)
+static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, tt__text_step *s)
 {
     static const char expected[] = "{\"String\": ...}, or the \"Regex\" \" {2,}\" or \"\\n\"";
     tt_status status;
@@ -131,7 +131,7 @@ static int tt__base64_digit(char c)
 
 /* Reads {"precompiled_charsmap": ...}. The string encodes in base 64: the trie's number of bytes, the trie,
    and the replacing texts, each of which ends with a NUL. */
-static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int node, tt__step *s)
+static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int node, tt__text_step *s)
 {
     static const char key[] = "precompiled_charsmap";
     tt_status status;
@@ -196,7 +196,7 @@ static tt_status tt__read_normalizer(tt_tokenizer *k, const tt__json *j, int nod
     const char *type = tt__read_type(k, j, node, "normalizer", "normalizers", tt__read_normalizer, &status);
     if (!type) return status;
     if (strcmp(type, "BertNormalizer") == 0) return tt__read_bert(k, j, node);
-    tt__step *s = tt__read_step(j, node, "normalizer", type, names, TT__COUNT(names),
+    tt__text_step *s = tt__read_step(j, node, "normalizer", type, names, TT__COUNT(names),
                                 "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, "
                                 "Strip, Precompiled or BertNormalizer", &k->normalize);
     if (!s) return j->ctx->status;
@@ -248,7 +248,7 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
     if (whole ? !isolated && !(removed && invert) : !isolated || invert)
         return tt__unsupported(j, node, "behavior of a Split,", behavior,
                                "Isolated, or Removed with \"invert\"");
-    tt__step *s = tt__read_step(j, node, "", "", name, 1, "", &k->split);
+    tt__text_step *s = tt__read_step(j, node, "", "", name, 1, "", &k->split);
     if (!s) return TT_ERR_UNSUPPORTED;
     s->pattern = tt__patterns[known].pattern;
     if (whole && k->mapped_at < k->split.n - 1)
@@ -288,7 +288,7 @@ static tt_status tt__read_splitter(tt_tokenizer *k, const tt__json *j, int node)
                                      &status);
     if (!type) return status;
     if (strcmp(type, "Split") == 0) return tt__read_split(k, j, node);
-    tt__step *s = tt__read_step(j, node, "pre_tokenizer", type, names, TT__COUNT(names),
+    tt__text_step *s = tt__read_step(j, node, "pre_tokenizer", type, names, TT__COUNT(names),
                                 "Sequence, ByteLevel, Split, Digits, Punctuation, WhitespaceSplit, "
                                 "Metaspace or BertPreTokenizer", &k->split);
     if (!s) return j->ctx->status;
@@ -339,7 +339,7 @@ static tt_status tt__read_decoder(tt_tokenizer *k, const tt__json *j, int node)
     k->finish.decodes |= j->nodes[node].kind != TT__JSON_NULL;
     const char *type = tt__read_type(k, j, node, "decoder", "decoders", tt__read_decoder, &status);
     if (!type) return status;
-    tt__step *s = tt__read_step(j, node, "decoder", type, names, TT__COUNT(names),
+    tt__text_step *s = tt__read_step(j, node, "decoder", type, names, TT__COUNT(names),
                                 "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace or "
                                 "WordPiece", &k->finish.decode);
     if (!s) return j->ctx->status;

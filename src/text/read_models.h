@@ -50,9 +50,9 @@ static double tt__unigram_score(const char *at)
 static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char *text, int model)
 {
     const int node = tt__json_get(j, model, "vocab");
-    tt__model *m = &k->model;
+    tt__token_model *m = &k->model;
     int id = 0;
-    double least = HUGE_VAL;
+    double min = HUGE_VAL;
     if (m->unk >= k->vocab.own)
         return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': \"unk_id\" is %d, and the vocabulary has %d tokens",
                         j->path, m->unk, k->vocab.own);
@@ -64,9 +64,9 @@ static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char 
         if (!isfinite(m->scores[id]))
             return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the score of token %d is too large for a "
                             "double", j->path, j->base + number->offset, id);
-        least = m->scores[id] < least ? m->scores[id] : least;
+        min = m->scores[id] < min ? m->scores[id] : min;
     }
-    m->unk_score = least - 10; /* SentencePiece (Kudo and Richardson) has this penalty */
+    m->unk_score = min - 10; /* SentencePiece (Kudo and Richardson) has this penalty */
     return TT_OK;
 }
 
@@ -192,7 +192,7 @@ static tt_status tt__read_merges_txt(tt_tokenizer *k, const char *path, const tt
 /* Reads the options of a model that affect ids, except its vocabulary and merges. */
 static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, const char **unk)
 {
-    tt__model *m = &k->model;
+    tt__token_model *m = &k->model;
     const char *type = "BPE", *prefix = "", *suffix = "";
     float dropout = 0;
     int64_t id = 0;
@@ -240,7 +240,7 @@ static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, c
 /* Prepares what a model needs from its vocabulary. unk: the text of the unknown token, or NULL. */
 static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int model, const char *unk)
 {
-    tt__model *m = &k->model;
+    tt__token_model *m = &k->model;
     int missing = 0, unmapped = 0;
     const bool mapped = k->mapped_at < k->split.n;
     for (uint32_t c = 0; c < 256; c++) {

@@ -6,13 +6,13 @@
 
 /* ---- a tokenizer saved as a Hugging Face folder */
 
-static void tt__print_vocab(tt__text *to, const void *tokenizer)
+static void tt__print_vocab(tt__text_buffer *to, const void *tokenizer)
 {
     const tt_tokenizer *k = (const tt_tokenizer *)tokenizer;
     for (int id = 0; id < k->size; id++) tt__print(to, "%s\n", tt_tokenizer_token(k, id));
 }
 
-static void tt__print_tokenizer_config(tt__text *to, const void *tokenizer)
+static void tt__print_tokenizer_config(tt__text_buffer *to, const void *tokenizer)
 {
     tt__print(to, "{\"tokenizer_class\": \"BertTokenizer\", \"do_lower_case\": %s}\n",
               ((const tt_tokenizer *)tokenizer)->lowercase ? "true" : "false");

@@ -67,10 +67,10 @@ static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* are thr
 }
 
 /* Returns the end of the piece that splitter number `step` cuts off at `at`. */
-static size_t tt__piece_end(const tt_tokenizer *k, int step, const char *text, size_t bytes, size_t at)
+static size_t tt__shard_end(const tt_tokenizer *k, int step, const char *text, size_t bytes, size_t at)
 {
     static const tt__pattern gpt2 = {false, false, false, 0};
-    const tt__step *s = &k->split.all[step];
+    const tt__text_step *s = &k->split.all[step];
     const uint8_t *bits = k->unicode->bits;
     const bool mapped = step > k->mapped_at;
     size_t next = at;
@@ -127,7 +127,7 @@ static void tt__split_white(tt__encoder *e, int step, const char *text, size_t b
 static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first)
 {
     const tt_tokenizer *k = e->k;
-    const tt__step *s = &k->split.all[step];
+    const tt__text_step *s = &k->split.all[step];
     if (!bytes) return;
     if (step == k->split.n) {
         e->word(e, text, bytes);
@@ -149,7 +149,7 @@ static void tt__split_text(tt__encoder *e, int step, const char *text, size_t by
         text = tt__rewrite_end(&w, &bytes);
     }
     for (size_t at = 0, end; at < bytes && !tt__encoder_done(e); at = end) {
-        end = tt__piece_end(k, step, text, bytes, at);
+        end = tt__shard_end(k, step, text, bytes, at);
         if (step + 1 == k->split.n) e->word(e, text + at, end - at);
         else tt__split_text(e, step + 1, text + at, end - at, tt__is_first(e, first, text, at));
     }

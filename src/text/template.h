@@ -44,7 +44,7 @@ static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
                 status = tt__read_id(j, at, name, &id);
                 if (status == TT_OK)
                     status = sequences
-                           ? tt__add_around(k, j, child, &finish->behind, finish->behind.n, id)
+                           ? tt__add_around(k, j, child, &finish->after, finish->after.n, id)
                            : tt__add_around(k, j, child, &finish->before, before++, id);
             }
         }
@@ -72,7 +72,7 @@ static tt_status tt__read_roberta(tt_tokenizer *k, const tt__json *j, int node, 
     if (status != TT_OK) return status;
     if (strcmp(key, "cls") == 0)
         return tt__add_around(k, j, node, &k->finish.before, 0, id);
-    return tt__add_around(k, j, node, &k->finish.behind, k->finish.behind.n, id);
+    return tt__add_around(k, j, node, &k->finish.after, k->finish.after.n, id);
 }
 
 static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node)

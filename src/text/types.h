@@ -50,7 +50,7 @@ typedef struct tt__pattern {
     int digits;      /* max number of digits in a match; 0: any number, with an optional space before */
 } tt__pattern;
 
-typedef struct tt__step {
+typedef struct tt__text_step {
     tt__step_kind kind;
     tt__pattern pattern;
     /* Options of the kinds named in capitals. */
@@ -67,11 +67,11 @@ typedef struct tt__step {
                                       that end with a NUL */
     size_t from_bytes, to_bytes;
     int64_t start, stop;           /* STRIP: max number of characters to remove at the start; at the end */
-} tt__step;
+} tt__text_step;
 
-typedef struct tt__step_list { tt__step all[TT__STEP_LIMIT]; int n; } tt__step_list;
+typedef struct tt__step_list { tt__text_step all[TT__STEP_LIMIT]; int n; } tt__step_list;
 
-typedef struct tt__slice { uint32_t start, bytes; } tt__slice; /* bytes TT__NO_TOKEN: no text */
+typedef struct tt__text_slice { uint32_t start, bytes; } tt__text_slice; /* bytes TT__NO_TOKEN: no text */
 /* A slot of a hash table of texts. head: the first 8 bytes of a text, padded with zeros; bytes: the text's
    length; id: -1 in a free slot. */
 typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__bucket;
@@ -82,7 +82,7 @@ typedef struct tt__ids_by_text {
        out. */
     const char *base;
     uint32_t skipped;
-    const tt__slice *slices; /* the slice of each id */
+    const tt__text_slice *slices; /* the slice of each id */
     tt__bucket *slots;
     uint32_t mask;
     uint32_t longest;        /* max bytes of a text */
@@ -120,7 +120,7 @@ typedef struct tt__kept_file { const char *name; tt__file_bytes file; } tt__kept
 
 typedef struct tt__vocab {
     char *texts, *words;          /* texts of all tokens; words that tokens stand for (may be `texts`) */
-    tt__slice *text, *word;       /* for each id: its slice of `texts`; its slice of `words` */
+    tt__text_slice *text, *word;       /* for each id: its slice of `texts`; its slice of `words` */
     size_t used;                  /* bytes of `texts` in use */
     int own;                      /* the vocabulary's max id plus 1; larger ids are added tokens */
     tt__ids_by_text by_text, by_word, by_added;
@@ -128,7 +128,7 @@ typedef struct tt__vocab {
 
 typedef enum tt__model_kind { TT__MODEL_BPE, TT__MODEL_UNIGRAM, TT__MODEL_WORDPIECE } tt__model_kind;
 
-typedef struct tt__model {
+typedef struct tt__token_model {
     tt__model_kind kind;
     int unk;                      /* id of the unknown token; -1: text without a token is left out */
     bool byte_fallback;           /* byte-pair encoding, Unigram: `fallback` serves unknown characters */
@@ -148,12 +148,12 @@ typedef struct tt__model {
     int merge_shift;
     uint64_t merge_mask;
     bool cuts;                    /* no merge crosses the start of a run of U+2581: words are cut there */
-} tt__model;
+} tt__token_model;
 
 typedef struct tt__around { int32_t ids[TT__AROUND]; int n; } tt__around;
 
 typedef struct tt__finisher {
-    tt__around before, behind;     /* ids to put before a text's ids; ids to put after them */
+    tt__around before, after;     /* ids to put before a text's ids; ids to put after them */
     int32_t roles[TT_TOKEN_COUNT]; /* the id for each tt_special_token; -1: none */
     tt__step_list decode;
     bool decodes;                  /* the file has a decoder; otherwise spaces join tokens */
@@ -168,7 +168,7 @@ struct tt_tokenizer {
     uint8_t ascii[128];           /* the normalized character of each character; above 0x7F: dropped */
     int mapped_at;                /* splitters with larger numbers see bytes as characters; split.n: none */
     tt__vocab vocab;
-    tt__model model;
+    tt__token_model model;
     tt__finisher finish;
     int size;                     /* max id plus 1 */
     tt__added *added;

@@ -9,13 +9,13 @@
 
 /* An entry for one byte of a word: the best sequence of tokens that spells the word up to this byte, and the
    token of the word's best spelling that begins here. */
-typedef struct tt__spelling {
+typedef struct tt__naming {
     double score;
     int32_t from, id;      /* start (-1: no spelling yet) and id of the last token before this byte */
     int32_t to, next;      /* end and id of the token that begins at this byte */
-} tt__spelling;
+} tt__naming;
 
-static void tt__spelling_try(tt__spelling *s, double score, size_t from, int32_t id)
+static void tt__naming_try(tt__naming *s, double score, size_t from, int32_t id)
 {
     if (s->from >= 0 && !(score > s->score)) return; /* the first of equal scores wins */
     s->score = score;
@@ -41,8 +41,8 @@ static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
 static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
-    tt__spelling *best = bytes < INT32_MAX
-                       ? (tt__spelling *)tt__encoder_room(e, TT__HEAP, bytes + 1, sizeof *best) : NULL;
+    tt__naming *best = bytes < INT32_MAX
+                       ? (tt__naming *)tt__encoder_room(e, TT__HEAP, bytes + 1, sizeof *best) : NULL;
     if (!best) { e->failed = true; return; }
     for (size_t i = 0; i <= bytes; i++) best[i].from = -1;
     best[0].score = 0;
@@ -56,10 +56,10 @@ static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
             if (node < 0) break;
             const int32_t id = k->model.prefixes.ids[node];
             if (id < 0) continue;
-            tt__spelling_try(&best[i + 1], k->model.scores[id] + score, at, id);
+            tt__naming_try(&best[i + 1], k->model.scores[id] + score, at, id);
             known |= i + 1 == next;
         }
-        if (!known) tt__spelling_try(&best[next], k->model.unk_score + score, at, k->model.unk);
+        if (!known) tt__naming_try(&best[next], k->model.unk_score + score, at, k->model.unk);
     }
     for (int32_t to = (int32_t)bytes; to > 0; to = best[to].from) {
         best[best[to].from].to = to;

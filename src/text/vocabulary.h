@@ -14,7 +14,7 @@
 typedef enum tt__first_word { TT__FIRST_FILE, TT__FIRST_BYTES, TT__FIRST_LLAMA } tt__first_word;
 
 /* Allocates a hash table from texts to ids, with room for `size` ids. */
-static bool tt__token_table(tt_context *ctx, tt__ids_by_text *t, const char *base, const tt__slice *slices,
+static bool tt__token_table(tt_context *ctx, tt__ids_by_text *t, const char *base, const tt__text_slice *slices,
                           size_t size)
 {
     size_t slots = 64;
@@ -124,8 +124,8 @@ static bool tt__vocab_room(tt_tokenizer *k, size_t count, size_t bytes)
     const bool mapped = k->mapped_at < k->split.n;
     v->texts = (char *)tt__alloc(k->ctx, bytes + 1);
     v->words = mapped ? (char *)tt__alloc(k->ctx, bytes + 1) : v->texts;
-    v->text = (tt__slice *)tt__alloc(k->ctx, ids * sizeof *v->text);
-    v->word = mapped ? (tt__slice *)tt__alloc(k->ctx, ids * sizeof *v->word) : v->text;
+    v->text = (tt__text_slice *)tt__alloc(k->ctx, ids * sizeof *v->text);
+    v->word = mapped ? (tt__text_slice *)tt__alloc(k->ctx, ids * sizeof *v->word) : v->text;
     k->model.whole = (uint8_t *)tt__calloc(k->ctx, ids);
     k->added_of = (int32_t *)tt__alloc(k->ctx, ids * 4);
     if (!v->texts || !v->words || !v->text || !v->word || !k->model.whole || !k->added_of ||
@@ -163,7 +163,7 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
     const bool mapped = v->words != v->texts;
     reader = begin;
     for (; (status = tt__read_token(k, &reader, &key, &n, &id)) == TT_OK && key; v->used += n + 1) {
-        const tt__slice slice = {(uint32_t)v->used, (uint32_t)n};
+        const tt__text_slice slice = {(uint32_t)v->used, (uint32_t)n};
         if (v->text[id].bytes != TT__NO_TOKEN)
             return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the "
                             "id %d", j->path, reader.offset, id);
@@ -229,7 +229,7 @@ static tt_status tt__rest_of_vocab(tt_tokenizer *k)
             return TT_ERR_MEMORY;
         t->skipped = piece;
         for (int id = 0; id < k->vocab.own; id++) {
-            const tt__slice *text = &k->vocab.text[id];
+            const tt__text_slice *text = &k->vocab.text[id];
             if (text->bytes == TT__NO_TOKEN || text->bytes <= piece ||
                 memcmp(k->vocab.texts + text->start, k->model.piece, piece) != 0) continue;
             count++;
@@ -244,7 +244,7 @@ static tt_status tt__prefixes_of_vocab(tt_tokenizer *k)
 {
     tt_status status = tt__prefixes_add(k->ctx, &k->model.prefixes, "", 0, -1); /* the root */
     for (int id = 0; id < k->vocab.own && status == TT_OK; id++) {
-        const tt__slice *text = &k->vocab.text[id];
+        const tt__text_slice *text = &k->vocab.text[id];
         const char *from = k->vocab.texts + text->start;
         if (text->bytes != TT__NO_TOKEN)
             status = tt__prefixes_add(k->ctx, &k->model.prefixes, from, text->bytes, id);

@@ -60,7 +60,7 @@ static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const 
 /* Prints the facts about a source that must be equal in all processes, one per line: the settings of its
    batches, its number of steps, and hashes of its classes and examples. Each line ends with `what`, the
    purpose of the source. Prints nothing if s is NULL. */
-static void tt__source_lines(const tt_source *s, const char *what, tt__text *text)
+static void tt__source_lines(const tt_source *s, const char *what, tt__text_buffer *text)
 {
     char own[TT__NOTE / 4] = "";
     uint64_t classes = TT__HASH_BEGIN;
@@ -117,15 +117,15 @@ static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
 
 /* A confusion matrix, and the labels of the batches that are set on the data ranks. */
-typedef struct tt__confusion {
+typedef struct tt__confusion_run {
     int64_t *counts;          /* the matrix, (classes, classes) */
     float *logits;            /* logits of a batch, (max_seqs, classes) */
     int32_t *labels;          /* labels of the batches, (data ranks, max_seqs) */
     int seqs[TT__RANKS];      /* number of labels of each data rank */
-} tt__confusion;
+} tt__confusion_run;
 
 /* Keeps the labels of a batch that will run on a data rank, for tt__confusion_count. */
-static tt_status tt__confusion_set(tt_trainer *r, tt__confusion *c, int rank, const tt_batch *b)
+static tt_status tt__confusion_set(tt_trainer *r, tt__confusion_run *c, int rank, const tt_batch *b)
 {
     const int32_t *labels = b->labels;
     int64_t n = b->seqs;
@@ -141,7 +141,7 @@ static tt_status tt__confusion_set(tt_trainer *r, tt__confusion *c, int rank, co
 }
 
 /* Adds the predictions for the batches of a run to the confusion matrix. */
-static tt_status tt__confusion_count(tt_trainer *r, tt__confusion *c, int batches)
+static tt_status tt__confusion_count(tt_trainer *r, tt__confusion_run *c, int batches)
 {
     const int classes = r->model.classes;
     tt_status status = TT_OK;
@@ -160,8 +160,8 @@ static tt_status tt__confusion_count(tt_trainer *r, tt__confusion *c, int batche
 }
 
 /* Evaluates epoch 0 of the source; stops early once *stop is not 0. stop and c may be NULL. */
-static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const volatile int *stop,
-                              tt_stats *stats, double *items, tt__confusion *c)
+static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, const volatile int *stop,
+                              tt_stats *stats, double *items, tt__confusion_run *c)
 {
     tt_batch b;
     bool more = true;
@@ -189,16 +189,16 @@ static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const vola
     return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts");
 }
 
-static tt_status tt__evaluate_all(tt_trainer *r, const tt_source *source, tt_stats *stats, tt__confusion *c)
+static tt_status tt__evaluate_all(tt_trainer *r, const tt_source *source, tt_stats *stats, tt__confusion_run *c)
 {
     double items = 0;
     memset(stats, 0, sizeof *stats);
     tt_status status = tt__source_fits(r, source, "to evaluate");
     char lines[TT__NOTE] = {0};
-    tt__text text = {lines, sizeof lines, 0};
+    tt__text_buffer text = {lines, sizeof lines, 0};
     if (r->ctx->net && status == TT_OK) tt__source_lines(source, "to evaluate", &text);
     status = tt__agree_lines(r->ctx, "tt_evaluate", status, lines);
-    return status == TT_OK ? tt__evaluate(r, source, NULL, stats, &items, c) : status;
+    return status == TT_OK ? tt__evaluate_source(r, source, NULL, stats, &items, c) : status;
 }
 
 tt_status tt_evaluate(tt_trainer *r, const tt_source *source, tt_stats *stats)
@@ -210,7 +210,7 @@ tt_status tt_confusion(tt_trainer *r, const tt_source *source, tt_stats *stats, 
 {
     const size_t classes = (size_t)r->model.classes, seqs = (size_t)r->options.max_seqs;
     tt_stats own;
-    tt__confusion c;
+    tt__confusion_run c;
     if (!classes)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model with classes");
     memset(&c, 0, sizeof c);
@@ -242,10 +242,10 @@ tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
                         "tt_predict needs a model with classes; tt_forward gives any output");
     tt_status status = tt_forward(r, b, probabilities, (size_t)b->seqs * (size_t)classes);
     for (int s = 0; s < b->seqs && status == TT_OK; s++) {
-        float *x = probabilities + (size_t)s * (size_t)classes, most = x[0];
+        float *x = probabilities + (size_t)s * (size_t)classes, max = x[0];
         double sum = 0;
-        for (int c = 1; c < classes; c++) most = x[c] > most ? x[c] : most;
-        for (int c = 0; c < classes; c++) sum += x[c] = expf(x[c] - most);
+        for (int c = 1; c < classes; c++) max = x[c] > max ? x[c] : max;
+        for (int c = 0; c < classes; c++) sum += x[c] = expf(x[c] - max);
         if (!isfinite(sum)) {
             char cause[300];
             const bool bad = tt__bad_parameter(r->eval, cause, sizeof cause);
@@ -259,17 +259,17 @@ tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
 
 tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text, float *probabilities)
 {
-    int most = (int)tt__min(r->model.max_length, r->options.max_tokens);
-    int32_t *ids = (int32_t *)tt__calloc(r->ctx, sizeof *ids * 3 * (size_t)most), start[2] = {0, 0};
+    int max = (int)tt__min(r->model.max_length, r->options.max_tokens);
+    int32_t *ids = (int32_t *)tt__calloc(r->ctx, sizeof *ids * 3 * (size_t)max), start[2] = {0, 0};
     tt_batch b;
     memset(&b, 0, sizeof b);
     if (!ids) return TT_ERR_MEMORY;
     b.seqs = 1;
-    b.rows = start[1] = tt_tokenize(k, text, strlen(text), ids, most);
-    for (int32_t row = 0; row < b.rows; row++) ids[most + row] = row;
+    b.rows = start[1] = tt_tokenize(k, text, strlen(text), ids, max);
+    for (int32_t row = 0; row < b.rows; row++) ids[max + row] = row;
     b.ids = ids;
-    b.positions = ids + most;
-    b.types = ids + 2 * most;
+    b.positions = ids + max;
+    b.types = ids + 2 * max;
     b.seq_start = start;
     tt_status status = tt_predict(r, &b, probabilities);
     tt__free(r->ctx, ids);

@@ -19,9 +19,9 @@
    tt_fit runs epochs and validations, skips steps that fail, and saves and resumes states. */
 
 /* Returns whether the run has done a step; skipped steps count. */
-static bool tt__fit_has_steps(const tt__fit *f) { return f->p.epoch > 0 || f->p.step > 0; }
+static bool tt__fit_has_steps(const tt__fit_run *f) { return f->p.epoch > 0 || f->p.step > 0; }
 
-static tt_status tt__fit_save_metrics(const tt__fit *f)
+static tt_status tt__fit_save_metrics(const tt__fit_run *f)
 {
     char path[TT__PATH];
     tt_status status = tt__path_join(f->r->ctx, path, f->o.folder, "metrics.csv");
@@ -30,7 +30,7 @@ static tt_status tt__fit_save_metrics(const tt__fit *f)
 
 /* Returns whether the training loss has diverged: the mean loss of the last 4 steps is more than 10 times the
    loss of the first step, plus 1. */
-static bool tt__fit_has_diverged(const tt__fit *f)
+static bool tt__fit_has_diverged(const tt__fit_run *f)
 {
     enum { LAST = 4 };
     double first = INFINITY, sum = 0;
@@ -45,7 +45,7 @@ static bool tt__fit_has_diverged(const tt__fit *f)
 
 /* Returns whether the current state is worth returning to: the loss has not diverged, and the results of the
    last validation and of the last step were finite. */
-static bool tt__fit_is_sound(const tt__fit *f)
+static bool tt__fit_is_sound(const tt__fit_run *f)
 {
     const tt__fit_point *last = f->points ? &f->point[f->points - 1] : NULL;
     const bool finite = !last || !last->validation || !isnan(last->value[TT__FIT_LOSS]);
@@ -55,7 +55,7 @@ static bool tt__fit_is_sound(const tt__fit *f)
 /* Saves metrics, picture and state. The metrics are saved first: a resumed run drops the lines of metrics
    that are newer than its state. Once the loss has diverged, the state is saved to a second file, so that the
    last state from before the divergence remains. If the loss recovers, only one state is left. */
-static tt_status tt__fit_save(tt__fit *f)
+static tt_status tt__fit_save(tt__fit_run *f)
 {
     tt_context *ctx = f->r->ctx;
     const tt_files *files = &ctx->options.files;
@@ -68,14 +68,14 @@ static tt_status tt__fit_save(tt__fit *f)
         /* The old diverged state is removed first, so that the disk never holds three states. */
         if (beside && f->has_diverged) files->remove(files->user, f->diverged);
         status = tt_trainer_save(f->r, beside ? f->diverged : f->state, &f->p);
-        if (!sound && !f->told_diverged)
+        if (!sound && !f->reported_diverged)
             tt__log(ctx, TT_LOG_WARNING, "fit", "the loss %s by step %lld: %s%s%s",
                     f->not_finite ? "is not finite any more" : "has diverged",
                     (long long)tt_trainer_steps(f->r),
                     beside ? "its state is '" : "a lower learning rate may help", beside ? f->diverged : "",
                     beside ? "', beside that from before, which a resumed run takes where you remove this one"
                            : "");
-        f->told_diverged = !sound;
+        f->reported_diverged = !sound;
         if (status == TT_OK && !beside) {
             if (f->has_diverged) files->remove(files->user, f->diverged);
             f->state_is_sound = sound;
@@ -91,7 +91,7 @@ static tt_status tt__fit_save(tt__fit *f)
 
 /* Ends a run whose steps give no finite results any more because the weights have diverged. Keeps the state
    from before the loss diverged, and adds to the error message what may help. */
-static void tt__fit_give_up(tt__fit *f)
+static void tt__fit_give_up(tt__fit_run *f)
 {
     char error[sizeof f->r->ctx->error];
     tt_context *ctx = f->r->ctx;
@@ -118,7 +118,7 @@ static void tt__fit_give_up(tt__fit *f)
                  error, (long long)steps);
 }
 
-static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool best)
+static void tt__fit_report(const tt__fit_run *f, const tt_stats *validation, bool best)
 {
     tt_fit_event e;
     tt_stats epoch; /* statistics of the epoch so far */
@@ -150,17 +150,17 @@ static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool be
 }
 
 /* Warns once if the first step of an epoch had fewer micro-batches than there are data ranks. */
-static void tt__fit_tell_idle(tt__fit *f, int micros)
+static void tt__fit_tell_idle(tt__fit_run *f, int micros)
 {
-    if (f->p.step > 0 || micros >= f->r->data || f->told_idle) return;
-    f->told_idle = true;
+    if (f->p.step > 0 || micros >= f->r->data || f->reported_idle) return;
+    f->reported_idle = true;
     tt__log(f->r->ctx, TT_LOG_WARNING, "fit", "the steps of the source have %d micro-batch%s for %d data "
             "ranks, so that some have nothing to do: give the loader the trainer's tt_parallel", micros,
             micros > 1 ? "es" : "", f->r->data);
 }
 
 /* Adds the step that was trained last to the counts and the metrics, if its results are known. */
-static tt_status tt__fit_count_step(tt__fit *f)
+static tt_status tt__fit_count_step(tt__fit_run *f)
 {
     const tt_program *p = f->r->train;
     const tt_stats *s = &p->done;
@@ -182,7 +182,7 @@ static tt_status tt__fit_count_step(tt__fit *f)
 }
 
 /* Fails because too many steps in a row were skipped. */
-static tt_status tt__fit_stuck(const tt__fit *f)
+static tt_status tt__fit_stuck(const tt__fit_run *f)
 {
     return tt__fail(f->r->ctx, TT_ERR_NUMERIC, "%d step%s in a row updated nothing; the last: %.800s",
                     f->in_row, f->in_row > 1 ? "s" : "", f->why);
@@ -191,7 +191,7 @@ static tt_status tt__fit_stuck(const tt__fit *f)
 /* Skips a step that has failed and updated nothing, because none of its targets counts or because the loss or
    a gradient is not finite. Counts the step like a step that loss scaling skips. Fails if too many steps in a
    row were skipped, and returns all other errors. status: the step's error; lr: the step's learning rate. */
-static tt_status tt__fit_skip(tt__fit *f, tt_status status, float lr)
+static tt_status tt__fit_skip(tt__fit_run *f, tt_status status, float lr)
 {
     enum { MOST_IN_A_ROW = 10 };
     tt_context *ctx = f->r->ctx;
@@ -219,14 +219,14 @@ static tt_status tt__fit_skip(tt__fit *f, tt_status status, float lr)
     f->began = now;
     if (written != TT_OK) return written;
     if (f->in_row >= tt__min(MOST_IN_A_ROW, f->steps)) return tt__fit_stuck(f);
-    if (!f->told_skipped)
+    if (!f->reported_skipped)
         tt__log(ctx, TT_LOG_WARNING, "fit", "%s; it is skipped, as others like it will be", f->why);
-    f->told_skipped = true;
+    f->reported_skipped = true;
     return tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
 }
 
 /* Waits for the step that was trained last, and counts or skips it. */
-static tt_status tt__fit_last_step(tt__fit *f)
+static tt_status tt__fit_last_step(tt__fit_run *f)
 {
     tt_status status = f->last.any ? tt_wait(f->r->train, NULL) : TT_OK;
     if (status == TT_OK) status = tt__fit_count_step(f);
@@ -237,7 +237,7 @@ static tt_status tt__fit_last_step(tt__fit *f)
 
 /* Trains from step f->p.step to the end of the epoch, or until the run is stopped. As a device may run a step
    while the host makes the next batch, a step is counted only after the next step has begun. */
-static tt_status tt__fit_epoch(tt__fit *f)
+static tt_status tt__fit_epoch(tt__fit_run *f)
 {
     tt_batch b;
     bool updated, more = true;
@@ -292,8 +292,8 @@ static tt_status tt__fit_epoch(tt__fit *f)
                           "whole ones: the last micro-batch of a step must set last_of_step", epoch, steps);
     else if (ended && !steps)
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld of the source has no step", epoch);
-    else if (ended && steps < f->steps && !f->told_short) {
-        f->told_short = true;
+    else if (ended && steps < f->steps && !f->reported_short) {
+        f->reported_short = true;
         tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld of the source ends after %lld steps, and it has "
                 "tt_source.steps = %lld", epoch, steps, (long long)f->steps);
     }
@@ -302,7 +302,7 @@ static tt_status tt__fit_epoch(tt__fit *f)
 }
 
 /* Returns whether a validation with this value of the metric and this loss is better than the best so far. */
-static bool tt__fit_better(const tt__fit *f, double value, double loss)
+static bool tt__fit_better(const tt__fit_run *f, double value, double loss)
 {
     const bool lower = !f->best_by_metric || f->metric.lower_is_better;
     if (value == f->p.best) return loss < f->p.best_loss;
@@ -310,14 +310,14 @@ static bool tt__fit_better(const tt__fit *f, double value, double loss)
 }
 
 /* Ends an epoch: validates, keeps the best model, and saves the state. */
-static tt_status tt__fit_validate(tt__fit *f)
+static tt_status tt__fit_validate(tt__fit_run *f)
 {
     tt_stats s;
     tt_context *ctx = f->r->ctx;
     double began = tt__seconds(), items = 0;
     const volatile int *stop = ctx->net ? NULL : f->o.stop;
     bool save = false;
-    tt_status status = f->validation ? tt__evaluate(f->r, f->validation, stop, &s, &items, NULL) : TT_OK;
+    tt_status status = f->validation ? tt__evaluate_source(f->r, f->validation, stop, &s, &items, NULL) : TT_OK;
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     if (status != TT_OK || tt__fit_stopped(f)) return status;
     /* If the last steps were not finite, either just these steps failed or the weights have diverged. */
@@ -359,7 +359,7 @@ static tt_status tt__fit_validate(tt__fit *f)
 
 /* Locks the folder, and fails if another run uses it. Continues without a lock on file systems that have no
    locks, and if the folder cannot be written to: saving the metrics then fails later. */
-static tt_status tt__fit_lock(tt__fit *f)
+static tt_status tt__fit_lock(tt__fit_run *f)
 {
     char host[64] = "", when[32] = "", text[160];
     tt_context *ctx = f->r->ctx;
@@ -375,17 +375,17 @@ static tt_status tt__fit_lock(tt__fit *f)
     f->lock = files->lock(files->user, f->lock_path, text, &held);
     if (!held) return TT_OK;
     tt__file_bytes by;
-    const bool told = tt__file_open(ctx, f->lock_path, &by) == TT_OK && by.size > 1 && by.size < sizeof text;
+    const bool reported = tt__file_open(ctx, f->lock_path, &by) == TT_OK && by.size > 1 && by.size < sizeof text;
     status = tt__fail(ctx, TT_ERR_FILE, "'%s' is in use by another run%s%.*s%s: wait for its end, or name "
-                      "another folder", f->o.folder, told ? " (" : "",
-                      told ? (int)strcspn(by.bytes, "\n") : 0, told ? by.bytes : "", told ? ")" : "");
+                      "another folder", f->o.folder, reported ? " (" : "",
+                      reported ? (int)strcspn(by.bytes, "\n") : 0, reported ? by.bytes : "", reported ? ")" : "");
     tt__file_close(ctx, &by);
     return status;
 }
 
 /* Removes the lock file, then releases the lock. In this order, as after the release the file may be that of
    another run. */
-static void tt__fit_unlock(tt__fit *f)
+static void tt__fit_unlock(tt__fit_run *f)
 {
     const tt_files *files = &f->r->ctx->options.files;
     if (!f->lock) return;
@@ -396,7 +396,7 @@ static void tt__fit_unlock(tt__fit *f)
 /* Returns whether the state of a diverged loss is older than the other state. This happens if a run was
    killed before it removed the diverged state, or if an older version of this library, which has one state,
    continued the run. */
-static bool tt__fit_is_stale(const tt__fit *f)
+static bool tt__fit_is_stale(const tt__fit_run *f)
 {
     int64_t steps, diverged;
     return f->has_diverged && tt__state_steps(f->r->ctx, f->state, &steps) == TT_OK &&
@@ -405,7 +405,7 @@ static bool tt__fit_is_stale(const tt__fit *f)
 
 /* Resumes from the newer state. Fails if the state's classes are not those of f->p, and warns if its data are
    not. */
-static tt_status tt__fit_resume(tt__fit *f)
+static tt_status tt__fit_resume(tt__fit_run *f)
 {
     tt_context *ctx = f->r->ctx;
     const tt_progress now = f->p;
@@ -437,7 +437,7 @@ static tt_status tt__fit_resume(tt__fit *f)
     f->p.data = now.data;
     status = tt__fit_read_metrics(f);
     f->state_is_sound = f->has_diverged || tt__fit_is_sound(f);
-    f->told_diverged = !f->state_is_sound || f->has_diverged;
+    f->reported_diverged = !f->state_is_sound || f->has_diverged;
     return status;
 }
 
@@ -447,7 +447,7 @@ size_t tt_trainer_state_bytes(const tt_trainer *r, size_t *parameters)
     size_t state = 0, model = 0;
     tt__kept *kept = r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
     for (int k = 0; kept && k < count; k++) {
-        const tt__value *x = &r->train->stage[kept[k].stage]->built.t->values[kept[k].value];
+        const tt__tape_value *x = &r->train->stage[kept[k].stage]->built.t->values[kept[k].value];
         const size_t bytes = (size_t)r->ctx->params[x->param]->size * tt_dtype_bytes(x->shape.dtype);
         state += bytes;
         if (!kept[k].state) model += bytes;
@@ -459,7 +459,7 @@ size_t tt_trainer_state_bytes(const tt_trainer *r, size_t *parameters)
 
 /* Fails if the disk has no room for two states, as a new state replaces the old one only when it is complete.
    Warns if there is no room for the parameters that the callback `keep` may also write to the disk. */
-static tt_status tt__fit_disk(const tt__fit *f)
+static tt_status tt__fit_disk(const tt__fit_run *f)
 {
     tt_context *ctx = f->r->ctx;
     const tt_files *files = &ctx->options.files;
@@ -481,7 +481,7 @@ static tt_status tt__fit_disk(const tt__fit *f)
 }
 
 /* Fails if a class number has different names in the sources for training and validation. */
-static tt_status tt__fit_same_classes(const tt__fit *f)
+static tt_status tt__fit_same_classes(const tt__fit_run *f)
 {
     const tt_source *a = f->train, *b = f->validation;
     for (int c = 0; b && c < a->classes && c < b->classes; c++)
@@ -493,7 +493,7 @@ static tt_status tt__fit_same_classes(const tt__fit *f)
     return TT_OK;
 }
 
-static tt_status tt__fit_begin(tt__fit *f)
+static tt_status tt__fit_begin(tt__fit_run *f)
 {
     char heading[160];
     tt_context *ctx = f->r->ctx;
@@ -553,7 +553,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
                  bool *finished)
 {
     tt_context *ctx = r->ctx;
-    tt__fit *f = (tt__fit *)tt__calloc(ctx, sizeof *f);
+    tt__fit_run *f = (tt__fit_run *)tt__calloc(ctx, sizeof *f);
     if (finished) *finished = false;
     if (!f) return TT_ERR_MEMORY;
     f->r = r;
@@ -568,7 +568,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     if (status == TT_OK) status = tt__fit_begin(f);
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     char lines[TT__NOTE] = {0};
-    tt__text text = {lines, sizeof lines, 0};
+    tt__text_buffer text = {lines, sizeof lines, 0};
     if (ctx->net && status == TT_OK) {
         tt__source_lines(train, "to train on", &text);
         tt__source_lines(validation, "to validate on", &text);

@@ -24,7 +24,7 @@ typedef struct tt__fit_series {
 } tt__fit_series;
 
 /* Sets *value to the series' value at point k. Returns false if the series has no value there. */
-static bool tt__fit_at(const tt__fit *f, tt__fit_series *s, int k, double *value)
+static bool tt__fit_at(const tt__fit_run *f, tt__fit_series *s, int k, double *value)
 {
     const tt__fit_point *p = &f->point[k];
     if (p->validation != s->validation || isnan(p->value[s->value])) return false;
@@ -71,7 +71,7 @@ static int tt__fit_x(int64_t step, int64_t last)
 
 /* Draws a series as a line. Draws only the lowest and the highest point in each pixel column, which keeps the
    file small for any number of steps. Draws a series of one point as a dot. */
-static void tt__fit_line_of(tt__text *svg, const tt__fit *f, tt__fit_series s, const tt__fit_axis *a,
+static void tt__fit_line_of(tt__text_buffer *svg, const tt__fit_run *f, tt__fit_series s, const tt__fit_axis *a,
                             int64_t last, const char *colour, int width)
 {
     int x = -1, low = 0, high = 0, before = 0;
@@ -102,7 +102,7 @@ static void tt__fit_line_of(tt__text *svg, const tt__fit *f, tt__fit_series s, c
 }
 
 /* Draws dots at the values of validation, at least 12 pixels apart. */
-static void tt__fit_dots(tt__text *svg, const tt__fit *f, tt__fit_series s, const tt__fit_axis *a,
+static void tt__fit_dots(tt__text_buffer *svg, const tt__fit_run *f, tt__fit_series s, const tt__fit_axis *a,
                          int64_t last)
 {
     int x = -120;
@@ -121,7 +121,7 @@ enum { TT__FIT_EPOCHS = 16 };
 /* Chooses the epochs whose ends get a mark and a number: epochs with round numbers, at least 25 pixels apart.
    Sets x[] to the places of the marks in tenths of a pixel and number[] to the epochs' numbers. Returns how
    many marks it chose. */
-static int tt__fit_epochs(const tt__fit *f, int64_t last, int x[TT__FIT_EPOCHS],
+static int tt__fit_epochs(const tt__fit_run *f, int64_t last, int x[TT__FIT_EPOCHS],
                           int64_t number[TT__FIT_EPOCHS])
 {
     int n = 0;
@@ -137,7 +137,7 @@ static int tt__fit_epochs(const tt__fit *f, int64_t last, int x[TT__FIT_EPOCHS],
     return n;
 }
 
-static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, int top, int height,
+static void tt__fit_panel(tt__text_buffer *svg, const tt__fit_run *f, tt__fit_value value, int top, int height,
                           int64_t last)
 {
     char metric[32];
@@ -202,11 +202,11 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
 }
 
 /* Draws loss.svg. The file has at most about 100 KB, for any number of steps. */
-static void tt__fit_draw(tt__text *svg, const void *arg)
+static void tt__fit_draw(tt__text_buffer *svg, const void *arg)
 {
     enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels: tops of panels; height of METRIC's */
     enum { LEFT = TT__FIT_LEFT, RIGHT = LEFT + TT__FIT_WIDTH };
-    const tt__fit *f = (const tt__fit *)arg;
+    const tt__fit_run *f = (const tt__fit_run *)arg;
     const int LR = METRIC + (f->metric.name ? PANEL : 0), BOTTOM = LR + 72, HEIGHT = BOTTOM + 56;
     int x[TT__FIT_EPOCHS];
     int64_t last = 1, number[TT__FIT_EPOCHS];

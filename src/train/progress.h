@@ -16,7 +16,7 @@ typedef struct tt__fit_point {
     bool validation;
 } tt__fit_point;
 
-typedef struct tt__fit {
+typedef struct tt__fit_run {
     tt_trainer *r;
     const tt_source *train, *validation;
     tt_metric metric;            /* the model's metric */
@@ -40,15 +40,15 @@ typedef struct tt__fit {
     int in_row, not_finite;      /* number of last steps in a row that were skipped; that were not finite */
     char why[TT__ERROR];         /* reason of the last skipped step */
     int64_t updated;             /* number of steps since tt_fit began that were not skipped */
-    bool told_skipped;           /* a skipped step was logged */
-    bool told_diverged;          /* a diverged loss was logged */
+    bool reported_skipped;           /* a skipped step was logged */
+    bool reported_diverged;          /* a diverged loss was logged */
     bool stopped;                /* with several processes: one of them asked for a stop */
-    bool told_short, told_idle;  /* logged: an epoch with too few steps; data ranks without micro-batches */
+    bool reported_short, reported_idle;  /* logged: an epoch with too few steps; data ranks without micro-batches */
     char *csv;                   /* text of metrics.csv so far */
     size_t csv_bytes, csv_room;
     tt__fit_point *point;        /* the `points` lines of metrics.csv */
     int points, cap_points;
-} tt__fit;
+} tt__fit_run;
 
 tt_fit_options tt_fit_options_default(void)
 {
@@ -63,7 +63,7 @@ tt_fit_options tt_fit_options_default(void)
    the time that is left. Returns the length that the whole line has. */
 static size_t tt__fit_columns(const tt_fit_event *e, int bar, int fields, char *to, size_t capacity)
 {
-    tt__text text = {to, capacity, 0};
+    tt__text_buffer text = {to, capacity, 0};
     tt__print(&text, "epoch %lld/%lld ", (long long)e->epoch + 1, (long long)e->epochs);
     for (int k = 1; k <= bar; k++)
         tt__print(&text, "%s%c%s", k == 1 ? "[" : "", k * e->steps <= bar * e->step ? '#' : '.',
@@ -81,7 +81,7 @@ static size_t tt__fit_columns(const tt_fit_event *e, int bar, int fields, char *
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
 {
     enum { BAR = 20, LEAST = 5, FIELDS = 4 };
-    tt__text text = {to, capacity, 0};
+    tt__text_buffer text = {to, capacity, 0};
     if (e->validation) {
         tt__print(&text, "  validation: loss %.4f", e->validation->loss);
         if (e->metric_name) tt__print(&text, ", %s %.4f", e->metric_name, e->metric);
@@ -97,14 +97,14 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
     return whole;
 }
 
-static bool tt__fit_stopped(const tt__fit *f)
+static bool tt__fit_stopped(const tt__fit_run *f)
 {
     return f->r->ctx->net ? f->stopped : f->o.stop && *f->o.stop;
 }
 
 /* Makes all processes agree: all stop if one of them is asked to stop, and all save if process 0 wants to
    save. */
-static tt_status tt__fit_agree(tt__fit *f, tt_status status, bool *save)
+static tt_status tt__fit_agree(tt__fit_run *f, tt_status status, bool *save)
 {
     tt_context *ctx = f->r->ctx;
     const int32_t own[2] = {f->o.stop && *f->o.stop, *save};
@@ -118,7 +118,7 @@ static tt_status tt__fit_agree(tt__fit *f, tt_status status, bool *save)
 }
 
 /* Parses a line of metrics.csv of n characters. Returns false if the line has no values, as the heading. */
-static bool tt__fit_read_line(const tt__fit *f, const char *line, size_t n, tt__fit_point *point)
+static bool tt__fit_read_line(const tt__fit_run *f, const char *line, size_t n, tt__fit_point *point)
 {
     char field[3 + TT__FIT_VALUES][40];
     const char *end = line + n;
@@ -142,7 +142,7 @@ static bool tt__fit_read_line(const tt__fit *f, const char *line, size_t n, tt__
 }
 
 /* Adds a line to metrics.csv, and its values to the points of the picture. */
-static tt_status tt__fit_line(tt__fit *f, const char *line, size_t n)
+static tt_status tt__fit_line(tt__fit_run *f, const char *line, size_t n)
 {
     tt_context *ctx = f->r->ctx;
     tt__fit_point point;
@@ -161,10 +161,10 @@ static tt_status tt__fit_line(tt__fit *f, const char *line, size_t n)
     return TT_OK;
 }
 
-static size_t tt__fit_heading(const tt__fit *f, char to[160])
+static size_t tt__fit_heading(const tt__fit_run *f, char to[160])
 {
     const char *metric = f->metric.name;
-    tt__text text = {to, 160, 0};
+    tt__text_buffer text = {to, 160, 0};
     tt__print(&text,
               "step,epoch,split,loss,%s%slr,grad_norm,loss_scale,skipped,bytes,seconds,%s_per_second\n",
               metric ? metric : "", metric ? "," : "", f->unit);
@@ -179,11 +179,11 @@ static const char *tt__fit_number(double x, char to[32])
 
 /* Adds the line of a step or a validation to the metrics. lr: learning rate of the step. items: number of
    items that were read in `seconds`. For a failed step, unknown values in *s are NaN. */
-static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation, float lr, double items,
+static tt_status tt__fit_metrics(tt__fit_run *f, const tt_stats *s, bool validation, float lr, double items,
                                  double seconds)
 {
     char line[384], number[7][32];
-    tt__text text = {line, sizeof line, 0};
+    tt__text_buffer text = {line, sizeof line, 0};
     tt__print(&text, "%lld,%lld,%s,%s,", (long long)s->step, (long long)f->p.epoch + 1,
               validation ? "validation" : "train", tt__fit_number(s->loss, number[0]));
     if (f->metric.name) tt__print(&text, "%s,", tt__fit_number(f->metric.of(s), number[1]));
@@ -199,7 +199,7 @@ static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation,
 
 /* Reads the metrics of the run to resume, without the lines that are newer than the state: keeps all lines of
    completed epochs and, of the current epoch, those of the steps that the state includes. */
-static tt_status tt__fit_read_metrics(tt__fit *f)
+static tt_status tt__fit_read_metrics(tt__fit_run *f)
 {
     char path[TT__PATH];
     tt__file_bytes file;

@@ -100,7 +100,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     s->tensors = 1 + s->count + (t->fp8_history != 0) + (s->frozen > 0) + (more > 0);
     tt__state_integers(&s->info[0], "tinytrain.run", sizeof s->header);
     for (int k = 0; k < s->count; k++) {
-        const tt__value *x = &p->stage[s->kept[k].stage]->built.t->values[s->kept[k].value];
+        const tt__tape_value *x = &p->stage[s->kept[k].stage]->built.t->values[s->kept[k].value];
         const tt_param *param = ctx->params[x->param];
         tt_tensor_info *info = &s->info[k + 1];
         info->name = s->kept[k].name;
@@ -144,7 +144,7 @@ static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float 
             if (write) status = tt__write_memory(&x, to, TT_U8, bytes);
             else if (r == first) status = tt__read_memory(&x, to, TT_U8, bytes);
         }
-        if (!write && status == TT_OK) status = tt__net_to_first(a->crew, first, to, bytes);
+        if (!write && status == TT_OK) status = tt__net_to_first(a->group, first, to, bytes);
     }
     return status;
 }
@@ -170,7 +170,7 @@ static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w
 static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_writer *w, uint64_t *hash)
 {
     const tt_program *p = s->p->stage[s->kept[k].stage];
-    const tt__value *x = &p->built.t->values[s->kept[k].value];
+    const tt__tape_value *x = &p->built.t->values[s->kept[k].value];
     const tt__stored stored = tt__stored_of(p->ctx->params[x->param], &x->part, p->arena);
     const int64_t size = stored.rows * stored.cols, item = (int64_t)tt_dtype_bytes(x->shape.dtype);
     tt_status status = TT_OK;
@@ -182,7 +182,7 @@ static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_write
         const size_t bytes = (size_t)(n * item);
         const tt__memory memory = {p->arena, rank, x->space, TT_U8, from ? from + at * item : NULL};
         if (from) status = tt__read_memory(&memory, s->piece, TT_U8, bytes);
-        if (status == TT_OK) status = tt__net_to_first(p->arena->crew, rank, s->piece, bytes);
+        if (status == TT_OK) status = tt__net_to_first(p->arena->group, rank, s->piece, bytes);
         if (status == TT_OK && w) status = tt_safetensors_write(w, s->piece, bytes);
         if (status == TT_OK && !w) *hash = tt__hash_elements(*hash, s->piece, bytes, item);
     }
@@ -220,13 +220,13 @@ static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
    that gets the shard. */
 static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, int32_t v, int rank)
 {
-    const tt__value *x = &p->built.t->values[v];
+    const tt__tape_value *x = &p->built.t->values[v];
     const tt__stored stored = tt__stored_of(p->ctx->params[x->param], &x->part, p->arena);
     const int64_t item = (int64_t)tt_dtype_bytes(x->shape.dtype);
     const int tensor = tt_safetensors_find(s->file, s->kept[k].name);
     char *to = (char *)tt__resolve(p, rank, v).data;
     tt_status status = TT_OK;
-    int64_t first, count = tt__stored_piece(&stored, rank, &first);
+    int64_t first, count = tt__stored_shard(&stored, rank, &first);
     for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
         const int64_t e = tt__stored_element(&stored, rank, at, &n);
         n = tt__min(n, (int64_t)s->room / item);
@@ -273,7 +273,7 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
     if (status == TT_OK) status = tt__check_whole(p->ctx, p->arena);
     if (status == TT_OK && tt__within_step(p)) status = tt__not_between_steps(p->ctx);
     const bool chosen = p->tunes && (p->arena->tuned || p->arena->learnt);
-    if (status == TT_OK && chosen && !(s.products = tt__tuned_text(p, p->settings.crew->first)))
+    if (status == TT_OK && chosen && !(s.products = tt__tuned_text(p, p->settings.group->first)))
         status = TT_ERR_MEMORY;
     const char *const metadata[] = {s.products ? tt__products_key : NULL, s.products, NULL};
     if (status == TT_OK) w = tt_safetensors_begin(p->ctx, path, s.info, s.tensors, metadata);
@@ -284,7 +284,7 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
         status = tt__net_fail(p->ctx, status); /* other processes may wait to send their shards */
     }
     if (status == TT_OK && more) status = tt_safetensors_write(w, progress, more);
-    status = tt__safetensors_end(w, status);
+    status = tt__safetensors_finish(w, status);
     status = tt__agree(p->ctx, "the end of saving a state", status, NULL, 0);
     tt__state_close(&s);
     return status;
@@ -412,7 +412,7 @@ static tt_status tt__state_take(tt__state *s)
     p->run.step = h->step;
     p->unread.any = false;
     p->round = 0; /* the next micro-batch begins a step */
-    p->arena->torn = false;
+    p->arena->partly_updated = false;
     p->results.scale.scale = h->loss_scale;
     p->results.scale.good_steps = (double)h->good_steps;
     p->results.scale.skipped = (double)h->skipped;

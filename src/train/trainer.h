@@ -83,7 +83,7 @@ static bool tt__is_column(const char *name)
 static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)
 {
     char text[1024];
-    tt__text all = {text, sizeof text, 0};
+    tt__text_buffer all = {text, sizeof text, 0};
     tt__settings settings;
     const tt_schedule *s = &o->schedule;
     const bool decays = s->kind != TT_CONSTANT;
@@ -129,7 +129,7 @@ static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
 {
     const tt_program *p = r->train ? r->train : r->eval;
     const size_t n = (size_t)(r->n_inputs = tt_program_inputs(p, NULL, 0)) + 1;
-    size_t most = 0;
+    size_t max = 0;
     r->inputs = (tt_input_info *)tt__alloc(r->ctx, sizeof *r->inputs * n);
     r->rows = (int64_t *)tt__alloc(r->ctx, sizeof *r->rows * n);
     r->needed = tt__needed_for(t, r->output);
@@ -138,9 +138,9 @@ static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
     for (int k = 0; k < r->n_inputs; k++) {
         const tt_input_info *i = &r->inputs[k];
         const size_t bytes = (size_t)i->rows * (size_t)i->width * tt_dtype_bytes(i->dtype);
-        if (!r->needed[i->value.id] && bytes > most) most = bytes;
+        if (!r->needed[i->value.id] && bytes > max) max = bytes;
     }
-    r->zeros = tt__calloc(r->ctx, most + 1);
+    r->zeros = tt__calloc(r->ctx, max + 1);
     return r->zeros ? TT_OK : TT_ERR_MEMORY;
 }
 
@@ -188,7 +188,7 @@ static tt_status tt__check_kept(const tt_param *param)
 /* Returns whether value v is persistent, has the given storage, and is not a view. */
 static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
 {
-    const tt__value *x = &t->values[v];
+    const tt__tape_value *x = &t->values[v];
     return v && x->storage == storage && x->base == v && x->persistent;
 }
 
@@ -226,8 +226,8 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
     const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
-    const size_t most = (size_t)((1 + TT__STATES) * p->ctx->n_params + 1);
-    tt__kept *kept = (tt__kept *)tt__calloc(p->ctx, sizeof *kept * most);
+    const size_t max = (size_t)((1 + TT__STATES) * p->ctx->n_params + 1);
+    tt__kept *kept = (tt__kept *)tt__calloc(p->ctx, sizeof *kept * max);
     int n = 0;
     tt_status status = kept ? tt__keep_params(p, false, kept, &n) : TT_ERR_MEMORY;
     for (int k = 0, params = n; k < params && status == TT_OK; k++)
@@ -315,10 +315,10 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
     static const char *const kinds[] = {"constant", "linear", "cosine"}; /* in tt_schedule_kind's order */
-    char lines[TT__NOTE] = {0}, lr[32], least[32]; /* lines: the trainer's own settings */
+    char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: the trainer's own settings */
     snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, total_steps %lld\n",
              kinds[(unsigned)o.schedule.kind % TT__COUNT(kinds)], tt__shortest(o.schedule.lr, lr),
-             tt__shortest(o.schedule.min_lr, least), (long long)o.schedule.warmup_steps,
+             tt__shortest(o.schedule.min_lr, min), (long long)o.schedule.warmup_steps,
              (long long)o.schedule.total_steps);
     uint64_t hash = 0;
     if (status == TT_OK && ctx->net) status = tt__values_hash(ctx, &hash);
@@ -382,13 +382,13 @@ static tt_status tt__try_micro_batch(void *arg, int64_t n, size_t *bytes)
     return TT_OK;
 }
 
-int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_train_options *o, int most)
+int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_train_options *o, int max)
 {
     tt__micro_batch_of b = {ctx, model, o ? *o : tt_train_options_default()};
     if (b.options.max_seqs < 1) b.options.max_seqs = 1;
     ctx->unbudgeted = !b.options.compile.memory_budget;
     tt_status status = tt__budget_on(ctx, b.options.compile.device, &b.options.compile.memory_budget);
-    const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, most, b.options.compile.memory_budget,
+    const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, max, b.options.compile.memory_budget,
                                                              tt__try_micro_batch, &b);
     ctx->unbudgeted = false;
     return (int)n;

@@ -98,9 +98,9 @@ TEST(programs_on_two_devices)
                                             (tt_value){0});
             o.device = k && both ? "cuda:1" : "cuda:0";
             p[k] = tt_compile(t[k], missing, &o);
-            REQUIRE(p[k] && tt_allocate(p[k]) == TT_OK && p[k]->arena->crew->index[0] == (k && both));
+            REQUIRE(p[k] && tt_allocate(p[k]) == TT_OK && p[k]->arena->group->index[0] == (k && both));
         }
-        CHECK((p[0]->arena->crew == p[1]->arena->crew) == !both);
+        CHECK((p[0]->arena->group == p[1]->arena->group) == !both);
         for (int run = 0; run < 2 * RUNS; run++) {
             const int k = run % 2;
             float data[ROWS * WIDTH], target[ROWS];
@@ -258,7 +258,7 @@ static void spy_on(tt_program *p)
     spy.kind = *p->settings.kind;
     spy.kind.backend = &spied;
     spy.a = p->arena;
-    p->settings.kind = p->arena->kind = p->arena->crew->kind = &spy.kind;
+    p->settings.kind = p->arena->kind = p->arena->group->kind = &spy.kind;
 }
 
 typedef struct deep_result {

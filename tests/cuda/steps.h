@@ -162,11 +162,11 @@ static tt_status few_next(void *self, tt_batch *b, bool *more)
     return TT_OK;
 }
 
-typedef struct told { double loss[FEW_STEPS + 1]; int n; bool in_turn; } told;
+typedef struct reported { double loss[FEW_STEPS + 1]; int n; bool in_turn; } reported;
 
 static void tell(void *user, const tt_fit_event *e)
 {
-    told *t = (told *)user;
+    reported *t = (reported *)user;
     t->in_turn = t->in_turn && e->step == t->n + 1 && t->n <= FEW_STEPS;
     if (t->n <= FEW_STEPS) t->loss[t->n++] = e->loss;
 }
@@ -179,7 +179,7 @@ TEST(fit_counts_each_step)
         static few_steps f;
         trained t;
         tt_stats stats;
-        told to = {{0}, 0, true};
+        reported to = {{0}, 0, true};
         double sum = 0, targets = 0;
         bool finished;
         char folder[1100];
@@ -257,7 +257,7 @@ TEST(results_are_there_before_the_update)
         ok = CHECK(small_set(&net, USUAL_ROWS, k) == TT_OK && tt_step(net.p, 0.1f, NULL) == TT_OK);
         ok = ok && CHECK(tt__read_unread(net.p) == TT_OK);
         const long before = emu_get_counts().kernels;
-        ok = ok && CHECK(net.p->settings.kind->backend->wait(net.p->settings.crew->device[0]) == TT_OK);
+        ok = ok && CHECK(net.p->settings.kind->backend->wait(net.p->settings.group->device[0]) == TT_OK);
         CHECK(emu_get_counts().kernels > before);
     }
     small_close(&net);

@@ -103,9 +103,9 @@ TEST(largest_batch_of_what_is_free)
     tt_compile_options o = tt_compile_options_default();
     o.train = false;
     o.device = "cuda";
-    tt__crew *c = tt__find_devices(ctx, o.device);
+    tt__device_group *c = tt__find_devices(ctx, o.device);
     size_t available = 0;
-    REQUIRE(c && tt__crew_open(ctx, c) == TT_OK);
+    REQUIRE(c && tt__device_group_open(ctx, c) == TT_OK);
     CHECK(c->kind->backend->available(c->device[0], &available) == TT_OK);
     const int64_t n = tt_largest_batch(ctx, record_rows, NULL, &o, (int64_t)1 << 30);
     CHECK(n > 1 && n < (int64_t)1 << 30);
@@ -133,7 +133,7 @@ TEST(sizes_that_kernels_refuse)
     for (int k = 0; k < 2 * CASES; k++) {
         const int kind = k / 2;
         const bool wide = kind != SET_LONG;
-        const int64_t most = wide ? 1 << 20 : 1 << 27, n = most + k % 2;
+        const int64_t max = wide ? 1 << 20 : 1 << 27, n = max + k % 2;
         const int64_t rows = wide ? 4 : n, cols = wide ? n : 1, dims[2] = {cols, 1}, table[2] = {3, cols};
         const tt_init ones = {TT_INIT_ONES, 0};
         test_allocator a;
@@ -211,8 +211,8 @@ TEST(gelu_is_as_exact_as_said)
             const double got = slope ? v - after[k] : result[k];
             /* f32 rounds the target, and rounds the parameter after the step once more */
             const double error = fabs(got - exact) - (slope ? 1.3e-7 + 6e-8 * fabs(v) : 0);
-            const double most = fabs(v) > 4 ? 1e-7 * fabs(v) : 3e-7;
-            if (!(error / most <= worst)) worst = error / most;
+            const double max = fabs(v) > 4 ? 1e-7 * fabs(v) : 3e-7;
+            if (!(error / max <= worst)) worst = error / max;
         }
         CHECK(worst <= 1);
         if (!(worst <= 1) || getenv("TINYTRAIN_TEST_VERBOSE")) printf("  %.3f of the error\n", worst);

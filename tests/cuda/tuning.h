@@ -239,9 +239,9 @@ static bool run_tuned(tuned_run *r)
     for (int k = r->from; k < r->to && status == TT_OK; k++) {
         status = tuned_step(r, p, x, y, k);
         if (status != TT_OK && r->fault) {
-            const bool told = (status == TT_ERR_DEVICE || status == TT_ERR_MEMORY) &&
+            const bool reported = (status == TT_ERR_DEVICE || status == TT_ERR_MEMORY) &&
                               names_the_fault(tt_error(ctx));
-            if (!told) fault_failed(r->fault, r->faults, tt_status_name(status), tt_error(ctx));
+            if (!reported) fault_failed(r->fault, r->faults, tt_status_name(status), tt_error(ctx));
             if (r->faults > 1) break;
             status = tuned_step(r, p, x, y, k); /* the step after the fault succeeds */
         }
@@ -262,7 +262,7 @@ static bool run_tuned(tuned_run *r)
     const bool ok = (r->faults > 1 || status == r->status) && (!r->error || strstr(tt_error(ctx), r->error));
     if (!ok) printf("%s, not %s: %s\n", tt_status_name(status), tt_status_name(r->status), tt_error(ctx));
     CHECK(ok && (status != TT_OK || w == r->w + TUNED_WEIGHTS));
-    for (int d = 1; d < (p ? p->settings.crew->ranks : 0) && status == TT_OK && r->tune; d++) {
+    for (int d = 1; d < (p ? p->settings.group->ranks : 0) && status == TT_OK && r->tune; d++) {
         char *first = tt__tuned_text(p, 0), *other = tt__tuned_text(p, d); /* equal on all devices */
         if (!CHECK(first && other && strcmp(first, other) == 0 && strstr(first, " products")))
             printf("%s\n%s", first, other);

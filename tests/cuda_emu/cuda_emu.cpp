@@ -195,7 +195,7 @@ struct warp_meeting { // a meeting of the lanes of a mask; at most four at once 
     unsigned char value[32][64]; // the data of each lane
     float a[16][16], b[16][8];   // the matrices of an mma
 };
-struct warp_state { unsigned exited = 0; warp_meeting meeting[4]; };
+struct warp_state { unsigned exited = 0; warp_meeting barrier[4]; };
 struct async_copy { char *to; const char *from; int n, bytes, group; };
 struct wide_product { // a warp's part of a warpgroup's product in flight
     float *d[32]; // the lanes' sums
@@ -512,7 +512,7 @@ static warp_meeting *meet(const char *what, unsigned mask, const void *value, si
     if (mask & warp.exited)
         emu_fatal("%s at %s:%d: lanes %#x of its mask %#x have exited", what, file, line, mask & warp.exited,
                   mask);
-    for (auto &other : warp.meeting) {
+    for (auto &other : warp.barrier) {
         if (other.phase != warp_meeting::GATHERING || !(other.mask & mask)) continue;
         if (other.mask != mask || strcmp(other.what, what) != 0) {
             emu_fatal(
@@ -521,7 +521,7 @@ static warp_meeting *meet(const char *what, unsigned mask, const void *value, si
         }
         m = &other;
     }
-    for (auto &other : warp.meeting) if (!m && other.phase == warp_meeting::FREE) {
+    for (auto &other : warp.barrier) if (!m && other.phase == warp_meeting::FREE) {
         m = &other;
         m->phase = warp_meeting::GATHERING;
         m->mask = mask;
@@ -1253,8 +1253,8 @@ static void run_slice(emu_stream *s) // runs a slice of the operation at the hea
 {
     emu_op_ptr op = s->queue.front();
     if (op->work.body) {
-        const int least = op->work.least_parts, more = op->work.most_parts - least;
-        if (!op->parts) op->parts = scheduler == EMU_EAGER ? 1 : least + (int)random_below((size_t)more + 1);
+        const int smallest = op->work.least_parts, more = op->work.most_parts - smallest;
+        if (!op->parts) op->parts = scheduler == EMU_EAGER ? 1 : smallest + (int)random_below((size_t)more + 1);
         set_access(op->work.devices);
         emu_current_op = op.get();
         slices++;
@@ -1943,10 +1943,10 @@ cudaError_t cudaDeviceDisablePeerAccess(int peer)
     emu_devices[current_device].peers &= ~(1u << peer);
     return cudaSuccess;
 }
-cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+cudaError_t cudaDeviceGetStreamPriorityRange(int *smallest, int *greatest)
 {
     EMU_API("cudaDeviceGetStreamPriorityRange");
-    *least = 0;
+    *smallest = 0;
     *greatest = -5;
     return cudaSuccess;
 }

@@ -155,8 +155,8 @@ static void check_ranges(const product &g) // the library cannot check sizes; th
 }
 
 // ------------------------------------------------------------------------------------- sums of fp8 products
-// Returns the exponent of x, but at least `least`: the exponent of subnormal numbers.
-static int exponent_from(double x, int least) { return x == 0 ? least : std::max(ilogb(x), least); }
+// Returns the exponent of x, but at least `smallest`: the exponent of subnormal numbers.
+static int exponent_from(double x, int smallest) { return x == 0 ? smallest : std::max(ilogb(x), smallest); }
 static int least_exponent(cudaDataType t) { return t == CUDA_R_8F_E5M2 ? -14 : -6; }
 
 // Does one instruction of Hopper's tensor cores: the sum of n products of fp8, at most 32, and of `sum`. The
@@ -739,8 +739,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
         bool fits = x.workspace <= workspace_bytes && (uintptr_t)workspace % 16 == 0 &&
                     !(is_fp8(a_layout->type) && !x.alignment);
         for (int i = 0; i < 4; i++) {
-            size_t least = least_alignment(x, *layouts[i]);
-            fits = fits && (uintptr_t)pointers[i] % least == 0 && alignment_of(*layouts[i]) >= least;
+            size_t smallest = least_alignment(x, *layouts[i]);
+            fits = fits && (uintptr_t)pointers[i] % smallest == 0 && alignment_of(*layouts[i]) >= smallest;
         }
         if (algo ? algo->data[0] == x.id : fits) {
             if (!fits)

@@ -1562,8 +1562,8 @@ TEST(cublaslt_fp8_with_scales)
     }
 }
 
-// Returns the exponent of x, but at least `least`: the exponent of subnormal numbers.
-static int exponent_from(double x, int least) { return x == 0 ? least : std::max(ilogb(x), least); }
+// Returns the exponent of x, but at least `smallest`: the exponent of subnormal numbers.
+static int exponent_from(double x, int smallest) { return x == 0 ? smallest : std::max(ilogb(x), smallest); }
 static double cut(double x, int last) { return ldexp(trunc(ldexp(x, -last)), last); }
 // Returns a sum of products as Hopper's tensor cores compute it, 32 products at a time. The products and the
 // sum so far are cut 13 bits after the point at the largest exponent, and so is their sum (MMA-Sim, arXiv

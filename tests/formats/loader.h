@@ -302,7 +302,7 @@ TEST(loader_deals_out_to_groups)
             CHECK(rest.seqs == N - skip &&
                   memcmp(rest.index, e.index + skip, (size_t)rest.seqs * sizeof *e.index) == 0);
             log_free(&rest);
-            int most = 0, more = 0;
+            int max = 0, more = 0;
             /* Tokens that ranks wait for and tokens in use, in steps with several texts per micro-batch. */
             double largest = 0, all = 0;
             for (int at = 0; at < N;) {
@@ -325,7 +325,7 @@ TEST(loader_deals_out_to_groups)
                 if (!c[i].tokens) CHECK(parts == (whole < n ? whole : n));
                 for (int m = 0; m < parts && parts < n; m++) all += tokens[m];
                 if (parts < n) largest += (double)peak * parts;
-                most = parts > most ? parts : most;
+                max = parts > max ? parts : max;
                 more += parts > (data ? data : 1);
                 at += n;
             }
@@ -369,7 +369,7 @@ TEST(loader_capacity_is_that_of_the_texts)
     REQUIRE(k && d);
     for (int i = 0; i < TEST_COUNT(c); i++) {
         int32_t ids[600];
-        int length[N], longest = 0, cut = 0, micro = 0, step = 0, parts = 0, most = 0;
+        int length[N], longest = 0, cut = 0, micro = 0, step = 0, parts = 0, max = 0;
         tt_loader_options o = tt_loader_options_default();
         tt_batch b;
         o.batch = c[i].batch, o.accumulate = c[i].accumulate, o.max_length = c[i].length;
@@ -402,12 +402,12 @@ TEST(loader_capacity_is_that_of_the_texts)
             CHECK(tt_loader_seek(l, epoch, 0) == TT_OK);
             while (tt_loader_next(l, &b)) {
                 CHECK(b.rows <= tt_loader_max_tokens(l) && b.seqs <= tt_loader_max_seqs(l));
-                most = b.rows > most ? b.rows : most;
+                max = b.rows > max ? b.rows : max;
                 parts += !b.last_of_step;
             }
         }
         /* The capacity is close to the tokens in use. */
-        if (c[i].shuffle && !c[i].tokens) CHECK(most > tt_loader_max_tokens(l) * 9 / 10);
+        if (c[i].shuffle && !c[i].tokens) CHECK(max > tt_loader_max_tokens(l) * 9 / 10);
         if (!tt_loader_accumulates(l)) CHECK(parts == 0);
         tt_loader_free(l);
     }

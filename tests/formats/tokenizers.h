@@ -67,9 +67,9 @@ static char *field(const char **at, const char *end, size_t *bytes)
 }
 
 /* Checks that the texts of ids put `each` at a time add up to the text of all ids, and that the stream keeps
-   at most `most` ids for decoding again. */
+   at most `max` ids for decoding again. */
 static bool stream_is_text(const tt_tokenizer *k, const int32_t *ids, int64_t n, int64_t each, bool skip,
-                           int most)
+                           int max)
 {
     const int64_t bytes = tt_tokenizer_decode(k, ids, n, skip, NULL, 0);
     char *all = (char *)malloc((size_t)bytes + 1), *made = (char *)malloc((size_t)bytes + 1);
@@ -81,7 +81,7 @@ static bool stream_is_text(const tt_tokenizer *k, const int32_t *ids, int64_t n,
         const char *text = i < n ? tt_decode_stream_put(s, ids + i, now, &more)
                          : tt_decode_stream_end(s, &more);
         /* A stream waits for the end of a run of single-byte tokens, however long. */
-        same = text && at + more <= (size_t)bytes && (s->n <= most || s->runs);
+        same = text && at + more <= (size_t)bytes && (s->n <= max || s->runs);
         if (same) memcpy(made + at, text, more);
         at += more;
         if (i >= n) break;

@@ -283,8 +283,8 @@ static inline bool fuzz_must(tt_context *ctx, bool ok, const char *what)
 #define FUZZ_MUST(ctx, ok) fuzz_must((ctx), (ok), #ok)
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n);
-size_t LLVMFuzzerMutate(uint8_t *bytes, size_t n, size_t most);
-size_t LLVMFuzzerCustomMutator(uint8_t *bytes, size_t n, size_t most, unsigned seed);
+size_t LLVMFuzzerMutate(uint8_t *bytes, size_t n, size_t max);
+size_t LLVMFuzzerCustomMutator(uint8_t *bytes, size_t n, size_t max, unsigned seed);
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 
 #endif

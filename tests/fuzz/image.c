@@ -70,8 +70,8 @@ static void fill_image(const fuzz_input *in, const tt_image *image, uint8_t *pix
    becomes `to`: each weight of a sum is rounded to 22 bits, as in Pillow. */
 static int slack(int from, int to)
 {
-    double weights = 2.0 * (from > to ? from / to + 1 : 1) + 1, most = 255 * weights / (1 << 23);
-    return (int)(2 * most); /* half a level or more rounds up */
+    double weights = 2.0 * (from > to ? from / to + 1 : 1) + 1, max = 255 * weights / (1 << 23);
+    return (int)(2 * max); /* half a level or more rounds up */
 }
 
 /* Fuzzes resizing: no channel leaves the range that it had. Input: the image, and two numbers for the new

@@ -87,9 +87,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 }
 
 /* Three times in four, makes the header's length fit again: up to the last brace before a NUL. */
-size_t LLVMFuzzerCustomMutator(uint8_t *bytes, size_t n, size_t most, unsigned seed)
+size_t LLVMFuzzerCustomMutator(uint8_t *bytes, size_t n, size_t max, unsigned seed)
 {
-    n = LLVMFuzzerMutate(bytes, n, most);
+    n = LLVMFuzzerMutate(bytes, n, max);
     if (n < 10 || seed % 4 == 0) return n;
     uint64_t header = 0;
     for (size_t k = 8; k < n && bytes[k]; k++)

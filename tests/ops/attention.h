@@ -68,7 +68,7 @@ TEST_PLAIN static void eval_attention(node *n)
         for (int h = 0; h < heads; h++)
             for (int i = start[s]; i < start[s + 1]; i++) {
                 int first = start[s], last = n->flag ? i + 1 : start[s + 1];
-                double most = -INFINITY, sum = 0, *out = n->v + i * width + h * size;
+                double max = -INFINITY, sum = 0, *out = n->v + i * width + h * size;
                 const double slope = n->alibi != 0 ? n->alibi * alibi_slope(h, heads) : 0;
                 if (n->window && first < i - n->window + 1) first = i - n->window + 1;
                 if (n->window && last > i + n->window) last = i + n->window;
@@ -82,10 +82,10 @@ TEST_PLAIN static void eval_attention(node *n)
                         const double falls = in_bf16(in_bf16(alibi_slope(h, heads)) * in_bf16(j - start[s]));
                         w[j] = dot * n->a + n->alibi * falls;
                     }
-                    if (w[j] > most) most = w[j];
+                    if (w[j] > max) max = w[j];
                 }
                 for (int j = first; j < last; j++)
-                    sum += w[j] = exp(w[j] - most) * times_seen(&n->blocks, h, i - start[s], j - start[s],
+                    sum += w[j] = exp(w[j] - max) * times_seen(&n->blocks, h, i - start[s], j - start[s],
                                                                 start[s + 1] - start[s]);
                 for (int c = 0; c < size; c++) out[c] = 0;
                 for (int j = first; j < last; j++) {

@@ -175,7 +175,7 @@ static void attention_of_bf16(const char *by)
             tt_context_options co = test_options(&a);
             co.threads = 2;
             tt_context *ctx = open_isa(co, narrow ? by : "avx512");
-            tt__run run;
+            tt__step_settings run;
             memset(&run, 0, sizeof run);
             for (int back = 0; back < 2; back++) {
                 tt__instr i = tt__new_instr(back ? TT__OP_ATTENTION_BACKWARD : TT__OP_ATTENTION);
@@ -227,19 +227,19 @@ static void attention_of_bf16(const char *by)
             TEST_CLOSE(ctx, &a);
         }
         for (int k = 0; k < 4; k++) {
-            double most = 0, off = 0;
+            double max = 0, off = 0;
             for (int e = 0; e < (k < 2 ? queries : ROWS) * width; e++) {
                 double got = k ? tt__from_bf16(grad[1][k - 1][e]) : out[1][e],
                        expected = k ? tt__from_bf16(grad[0][k - 1][e]) : out[0][e];
                 double difference = fabs(got - expected);
-                if (fabs(expected) > most) most = fabs(expected);
+                if (fabs(expected) > max) max = fabs(expected);
                 if (!(difference <= off)) off = difference;
             }
             snprintf(where, sizeof where, "%s, %d heads of %d%s%s%s%s, %s: off by %g of %g", by, heads, d,
                      causal ? ", causal" : "", drop ? ", dropout" : "", listed ? ", listed" : "",
-                     windowed ? ", window and alibi" : "", names[k], off, most);
+                     windowed ? ", window and alibi" : "", names[k], off, max);
             /* The backward rounds weights and their gradients to bf16. */
-            report(off <= (k ? 0.02 : 2e-5) * most && most > 0.01, "bf16 and fp32 differ");
+            report(off <= (k ? 0.02 : 2e-5) * max && max > 0.01, "bf16 and fp32 differ");
         }
     }
 }
@@ -346,12 +346,12 @@ TEST(biases_of_attention_cuda)
         const int expected = c % 4 == 0 || (listed && packed) ? 0 : 3;
         report(found == expected, "attention's backward has %d sums of columns, not %d", found, expected);
         for (int k = 0, from = 0; k < 3; from += k++ ? keys : width) {
-            double most = 0, off = 0; /* gradients of keys' biases are 0 up to rounding */
+            double max = 0, off = 0; /* gradients of keys' biases are 0 up to rounding */
             for (int e = 0; e < (k == 1 ? width : k ? keys : width); e++)
-                most = fmax(most, fabs((double)got[0][(k == 1 ? 0 : from) + e]));
+                max = fmax(max, fabs((double)got[0][(k == 1 ? 0 : from) + e]));
             for (int e = 0; e < (k ? keys : width); e++)
                 off = fmax(off, fabs((double)got[1][from + e] - got[0][from + e]));
-            report(off <= 0.05 * most && most > 0, "biases of %c differ by %g of %g", "qkv"[k], off, most);
+            report(off <= 0.05 * max && max > 0, "biases of %c differ by %g of %g", "qkv"[k], off, max);
         }
     }
 }

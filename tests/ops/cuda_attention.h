@@ -126,7 +126,7 @@ TEST(cuda_column_sums_of_attention)
     };
     test_allocator a;
     uint64_t s = 7;
-    tt__run run;
+    tt__step_settings run;
     tt__launch l;
     tt_context *ctx = open_for_launches(&a, &run, &l);
     for (int c = 0; c < TT__COUNT(cases_of); c++)
@@ -228,7 +228,7 @@ TEST(cuda_backward_by_warpgroups)
     };
     test_allocator a;
     uint64_t s = 3;
-    tt__run run;
+    tt__step_settings run;
     tt__launch l;
     tt_context *ctx = open_for_launches(&a, &run, &l);
     run.step = 3;

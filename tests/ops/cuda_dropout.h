@@ -11,7 +11,7 @@ typedef struct kept_case {
 } kept_case;
 
 /* Returns how many bits in the workspace (they follow the sums of dout * out) differ from Philox's. */
-static int wrong_bits(const kept_case *c, const tt__instr *i, const tt__run *run, const unsigned char *bits)
+static int wrong_bits(const kept_case *c, const tt__instr *i, const tt__step_settings *run, const unsigned char *bits)
 {
     const uint64_t key = dropout_key(run->seed, (uint64_t)run->step, (uint64_t)run->micro, i->random);
     const int across = (i->attr.max_length + 63) / 64;
@@ -36,7 +36,7 @@ static int wrong_bits(const kept_case *c, const tt__instr *i, const tt__run *run
 /* Returns the largest difference of n 16-bit numbers, relative to the largest number of a. */
 static double most_apart(const void *a, const void *b, tt_dtype dtype, int64_t n)
 {
-    double apart = 0, most = 0;
+    double apart = 0, max = 0;
     for (int64_t k = 0; k < n; k++) {
         float x, y;
         tt__convert(&x, TT_F32, (const char *)a + 2 * k, dtype, 1);
@@ -44,16 +44,16 @@ static double most_apart(const void *a, const void *b, tt_dtype dtype, int64_t n
         const double d = fabs((double)x - (double)y);
         if (!(d < INFINITY)) return INFINITY;
         if (d > apart) apart = d;
-        if (fabs((double)x) > most) most = fabs((double)x);
+        if (fabs((double)x) > max) max = fabs((double)x);
     }
-    return apart / most;
+    return apart / max;
 }
 
 /* Checks that the backward gives the same bits of dq, dk and dv with and without room for dropout's bits,
    also if only dq is wanted. If only dk and dv are wanted, another kernel sums dout * out, and they agree up
    to a 16-bit rounding. The backward leaves the bits that tt__cuda_attention_bits counts. If heads do not
    have 64 columns, rows of `out` begin at no multiple of 16 bytes. */
-static void dropout_kept_on_cuda(tt__launch *l, const kept_case *c, tt_dtype dtype, const tt__run *run,
+static void dropout_kept_on_cuda(tt__launch *l, const kept_case *c, tt_dtype dtype, const tt__step_settings *run,
                                  uint64_t *s)
 {
     enum { OUTS = 3 };
@@ -149,7 +149,7 @@ TEST(cuda_dropout_kept_for_keys)
     };
     test_allocator a;
     uint64_t s = 3;
-    tt__run run;
+    tt__step_settings run;
     tt__launch l;
     tt_context *ctx = open_for_launches(&a, &run, &l);
     run.step = 3;
@@ -186,7 +186,7 @@ static void dropout_with_norm_on_cuda(tt__device *d, unsigned char *memory, size
     const size_t small_bytes = ((size_t)cols * 4 + 1023) / 256 * 256, all = MATRICES * rows_bytes +
                                SMALL * small_bytes;
     unsigned char *before = (unsigned char *)calloc(all, 1), *after[2];
-    tt__run run;
+    tt__step_settings run;
     tt__instr drop = tt__new_instr(TT__OP_DROPOUT), norm = tt__new_instr(TT__OP_LAYERNORM);
     memset(&run, 0, sizeof run);
     run.seed = 5;

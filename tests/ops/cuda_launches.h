@@ -56,13 +56,13 @@ static void same_on_both(tt__launch *l, double units, const char *what)
         const int64_t n = m->data ? m->rows * m->cols : 0;
         const double unit = m->dtype == TT_F32 ? 0x1p-23 : m->dtype == TT_F16 ? 0x1p-10 : 0x1p-7;
         float *got = (float *)malloc(sizeof *got * (size_t)(2 * n + 1)), *expected = got + n;
-        double most = 0;
+        double max = 0;
         int64_t wrong = 0;
         if (n) tt__convert(got, TT_F32, m->data, m->dtype, (size_t)n);
         if (n) tt__convert(expected, TT_F32, cpu.out[k].data, m->dtype, (size_t)n);
-        for (int64_t e = 0; e < n; e++) if (fabs(expected[e]) > most) most = fabs(expected[e]);
-        for (int64_t e = 0; e < n; e++) wrong += !(fabs((double)got[e] - expected[e]) <= units * unit * most);
-        report(wrong == 0 && (most > 0 || n == 0), "%lld of %lld numbers of result %d differ",
+        for (int64_t e = 0; e < n; e++) if (fabs(expected[e]) > max) max = fabs(expected[e]);
+        for (int64_t e = 0; e < n; e++) wrong += !(fabs((double)got[e] - expected[e]) <= units * unit * max);
+        report(wrong == 0 && (max > 0 || n == 0), "%lld of %lld numbers of result %d differ",
                (long long)wrong, (long long)n, k);
         free(got);
     }
@@ -118,7 +118,7 @@ static void attention_on_both(tt__launch *l, tt_dtype dtype, int size, const int
 
 /* Prepares a launch for run_on_cpu and run_on_cuda, in a run with a seed. Returns a context whose CPU runs
    it. */
-static tt_context *open_for_launches(test_allocator *a, tt__run *run, tt__launch *l)
+static tt_context *open_for_launches(test_allocator *a, tt__step_settings *run, tt__launch *l)
 {
     tt_context_options co = test_options(a);
 #ifdef TT_EMULATE
@@ -143,7 +143,7 @@ TEST(cuda_rows_in_flight)
     test_allocator a;
     uint64_t s = 1;
     tt__instr i;
-    tt__run run;
+    tt__step_settings run;
     tt__launch l;
     tt_context *ctx = open_for_launches(&a, &run, &l);
     l.instr = &i;
@@ -188,7 +188,7 @@ TEST(cuda_kernels_of_each_dtype)
     test_allocator a;
     uint64_t s = 1;
     tt__instr i;
-    tt__run run;
+    tt__step_settings run;
     tt__launch l;
     tt_context *ctx = open_for_launches(&a, &run, &l);
     run.lr = 0.1f;

@@ -260,11 +260,11 @@ TEST(cuda_products_of_one_x)
         const long alone = train_attention(&c[k], true, one), together = train_attention(&c[k], false, all);
         bool close = true;
 #ifdef TT_EMULATE
-        const double most = 0;
+        const double max = 0;
 #else
-        const double most = 0.03;
+        const double max = 0.03;
 #endif
-        for (int e = 0; e < N; e++) close = close && fabs((double)one[e] - (double)all[e]) <= most;
+        for (int e = 0; e < N; e++) close = close && fabs((double)one[e] - (double)all[e]) <= max;
         CHECK(close);
 #ifdef TT_EMULATE
         /* Four linear layers have a forward product and a weight gradient each; three have a gradient of

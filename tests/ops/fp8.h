@@ -9,8 +9,8 @@ static double to_fp8(double x, bool e5m2)
     if (x == 0) return 0;
     frexp(x, &e);
     double unit = ldexp(1, (e - 1 < (e5m2 ? -14 : -6) ? (e5m2 ? -14 : -6) : e - 1) - (e5m2 ? 2 : 3)),
-           most = e5m2 ? 57344 : 448, y = nearbyint(x / unit) * unit;
-    return y > most ? most : y < -most ? -most : y;
+           max = e5m2 ? 57344 : 448, y = nearbyint(x / unit) * unit;
+    return y > max ? max : y < -max ? -max : y;
 }
 
 /* Returns the number that an fp8 byte encodes, or NaN. */
@@ -85,7 +85,7 @@ TEST(quantize)
         const int rows = size[0], cols = size[1], count = rows * cols, copies = c % 3; /* 0: q, across */
         const tt_dtype dtype = c % 5 == 0 ? TT_F32 : c % 2 ? TT_BF16 : TT_F16;
         const float histories[FP8_TENSORS] = {1e9f, history, 1e-9f};
-        const double most = e5m2 ? 57344 : 448;
+        const double max = e5m2 ? 57344 : 448;
         uint64_t random = (uint64_t)c + 1;
         double largest = 0, scale = 1;
         int wrong = 0;
@@ -114,8 +114,8 @@ TEST(quantize)
         if (!isfinite(by)) scale = NAN;
         else if (by == 0) scale = 0x1p100;
         else {
-            while (by * scale * 2 <= most) scale *= 2;
-            while (by * scale > most) scale /= 2;
+            while (by * scale * 2 <= max) scale *= 2;
+            while (by * scale > max) scale /= 2;
         }
         if (delayed) scale /= 1 << TT__FP8_MARGIN;
         report(isnan(scale) ? isnan(got[0].unscale) : got[0].unscale == (float)(1 / scale),
@@ -204,21 +204,21 @@ TEST(history_of_fp8_scales)
    1 / scale. */
 static double round_to_fp8(double *v, int n, bool e5m2)
 {
-    double most = 0, scale = 1;
-    for (int k = 0; k < n; k++) if (fabs(v[k]) > most) most = fabs(v[k]);
-    if (most == 0) return 1;
-    while (most * scale * 2 <= (e5m2 ? 57344 : 448)) scale *= 2;
-    while (most * scale > (e5m2 ? 57344 : 448)) scale /= 2;
+    double max = 0, scale = 1;
+    for (int k = 0; k < n; k++) if (fabs(v[k]) > max) max = fabs(v[k]);
+    if (max == 0) return 1;
+    while (max * scale * 2 <= (e5m2 ? 57344 : 448)) scale *= 2;
+    while (max * scale > (e5m2 ? 57344 : 448)) scale /= 2;
     for (int k = 0; k < n; k++) v[k] = to_fp8(v[k] * scale, e5m2);
     return 1 / scale;
 }
 
-/* Returns the exponent of x, but at least `least`, the exponent of fp8's subnormal numbers. */
-static int exponent_from(double x, int least)
+/* Returns the exponent of x, but at least `min`, the exponent of fp8's subnormal numbers. */
+static int exponent_from(double x, int min)
 {
     int e;
     frexp(x, &e);
-    return e - 1 > least ? e - 1 : least;
+    return e - 1 > min ? e - 1 : min;
 }
 
 /* Returns a bound of the error of a sum of products a[i] b[i] of fp8 numbers on a tensor core of Hopper. An

@@ -83,13 +83,13 @@ TEST_PLAIN static void check_gradient(const expected *e, const node *n, int at, 
 {
     int count = n->rows * n->cols;
     bool along = by_direction(n);
-    double *mean = (double *)malloc(sizeof(double) * (size_t)count), most = 0, most_of_all = 0;
+    double *mean = (double *)malloc(sizeof(double) * (size_t)count), max = 0, most_of_all = 0;
     double relative = precision->rounding > 0 ? precision->rounding * g->nodes[g->n].depth : GRADIENT_F32;
     float dot = 0;
     for (int k = 0; k < count; k++) {
         mean[k] = e->grad[1] && micros == 2 ? (e->grad[0][at + k] + e->grad[1][at + k]) / 2
                                             : e->grad[0][at + k];
-        if (fabs(mean[k]) > most) most = fabs(mean[k]);
+        if (fabs(mean[k]) > max) max = fabs(mean[k]);
     }
     for (int k = 0; k < e->size; k++)
         if (fabs(e->grad[0][k]) > most_of_all) most_of_all = fabs(e->grad[0][k]);
@@ -100,11 +100,11 @@ TEST_PLAIN static void check_gradient(const expected *e, const node *n, int at, 
             size += fabs(got[k] * e->direction[at + k]);
         }
         dot = (float)sum;
-        most = size / sqrt((double)count) + fabs(sum);
-        if (most > most_of_all) most_of_all = most;
+        max = size / sqrt((double)count) + fabs(sum);
+        if (max > most_of_all) most_of_all = max;
     }
     all_near(what, along ? &dot : got, mean, along ? 1 : count,
-             relative * (most + (precision->rounding > 0 ? 0.5 : 0.1) * most_of_all + g->upstream) + 1e-9);
+             relative * (max + (precision->rounding > 0 ? 0.5 : 0.1) * most_of_all + g->upstream) + 1e-9);
     free(mean);
 }
 

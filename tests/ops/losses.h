@@ -7,17 +7,17 @@ TEST_PLAIN static void eval_cross_entropy(node *n)
     double loss = 0, total = 0;
     for (int r = 0; r < IN(0)->rows; r++) {
         const double *x = IN(0)->v + r * classes;
-        double most = x[0], sum = 0;
+        double max = x[0], sum = 0;
         int target = IN(1)->index[r];
         if (target == n->k) continue;
         double w = n->flag ? IN(2)->v[target] : n->in[2] ? IN(2)->v[r] : 1;
-        for (int c = 0; c < classes; c++) most = x[c] > most ? x[c] : most;
-        for (int c = 0; c < classes; c++) sum += exp(x[c] - most);
-        loss += w * (1 - n->a) * (most + log(sum) - x[target]);
+        for (int c = 0; c < classes; c++) max = x[c] > max ? x[c] : max;
+        for (int c = 0; c < classes; c++) sum += exp(x[c] - max);
+        loss += w * (1 - n->a) * (max + log(sum) - x[target]);
         for (int c = 0; c < classes; c++)
-            loss += (n->flag ? IN(2)->v[c] : w) * n->a / classes * (most + log(sum) - x[c]);
+            loss += (n->flag ? IN(2)->v[c] : w) * n->a / classes * (max + log(sum) - x[c]);
         total += w;
-        note(n, fabs(most) + log(sum) + fabs(x[target]));
+        note(n, fabs(max) + log(sum) + fabs(x[target]));
     }
     n->v[0] = loss / total;
 }
@@ -56,13 +56,13 @@ TEST_PLAIN static void eval_soft_cross_entropy(node *n)
     double loss = 0, total = 0;
     for (int r = 0; r < IN(0)->rows; r++) {
         const double *x = IN(0)->v + r * classes, *p = IN(1)->v + r * classes, w = n->in[2] ? IN(2)->v[r] : 1;
-        double most = x[0], sum = 0;
-        for (int c = 1; c < classes; c++) most = x[c] > most ? x[c] : most;
-        for (int c = 0; c < classes; c++) sum += exp(x[c] - most);
+        double max = x[0], sum = 0;
+        for (int c = 1; c < classes; c++) max = x[c] > max ? x[c] : max;
+        for (int c = 0; c < classes; c++) sum += exp(x[c] - max);
         for (int c = 0; c < classes; c++) {
-            const double term = p[c] * (most + log(sum) - x[c]);
+            const double term = p[c] * (max + log(sum) - x[c]);
             loss += w * term;
-            note(n, fabs(p[c]) * (fabs(most) + log(sum) + fabs(x[c])));
+            note(n, fabs(p[c]) * (fabs(max) + log(sum) + fabs(x[c])));
         }
         total += w;
     }

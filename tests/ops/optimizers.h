@@ -143,7 +143,7 @@ TEST(stochastic_rounding_of_each_isa)
                 tt_context *ctx = open_isa(co, isa[k]);
                 tt__instr i = tt__new_instr(TT__OP_SGD);
                 float clip[2] = {1, 1};
-                tt__run run;
+                tt__step_settings run;
                 tt__launch l;
                 int wrong = 0;
                 memset(&run, 0, sizeof run);
@@ -214,7 +214,7 @@ TEST(pieces_are_updated_as_the_whole)
         tt__instr i = tt__new_instr(op[c / TT__COUNT(dtype) % TT__COUNT(op)]);
         const int outputs = i.op == TT__OP_ADAM ? 3 : 2;
         float clip[2] = {1, 1};
-        tt__run run;
+        tt__step_settings run;
         tt__launch l;
         bool ok = true;
         memset(&run, 0, sizeof run);
@@ -238,7 +238,7 @@ TEST(pieces_are_updated_as_the_whole)
         memcpy(made[1], made[0], sizeof made[0]);
         l.workspace = calloc(TT__ROW_BUFFERS, tt__row_bytes(TT__CHUNK));
         for (int r = -1; r < RANKS && ok; r++) { /* -1: the whole parameter */
-            const int64_t n = tt__piece(N, TT__CHUNK, false, r < 0 ? 0 : r, r < 0 ? 1 : RANKS, &l.first);
+            const int64_t n = tt__shard(N, TT__CHUNK, false, r < 0 ? 0 : r, r < 0 ? 1 : RANKS, &l.first);
             for (int m = 0; m <= outputs; m++) {
                 const tt__mat of = {(char *)made[r >= 0][m] + (size_t)l.first * item, type, 1, n, n};
                 if (m) l.out[m - 1] = of;

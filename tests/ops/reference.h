@@ -96,7 +96,7 @@ TEST_PLAIN static void evaluate(void)
 static int loss_of(int result, bool projected)
 {
     node *n = &g->nodes[result];
-    double most = 0;
+    double max = 0;
     /* A row's gradient is a difference of numbers up to 1 / rows, which may cancel completely. */
     if (n->loss) {
         g->upstream = g->gain / g->nodes[n->in[0]].rows;
@@ -105,10 +105,10 @@ static int loss_of(int result, bool projected)
     if (projected) n = &g->nodes[result = linear(result, W(1, n->cols), 0)];
     evaluate();
     int target = input(n->kind, n->rows, n->cols, 1);
-    for (int k = 0; k < n->rows * n->cols; k++) if (fabs(n->v[k]) > most) most = fabs(n->v[k]);
+    for (int k = 0; k < n->rows * n->cols; k++) if (fabs(n->v[k]) > max) max = fabs(n->v[k]);
     for (int k = 0; k < n->rows * n->cols; k++)
-        g->nodes[target].v[k] = (float)((most + 1) * (g->nodes[target].v[k] + (k % 2 ? 3 : -3)));
-    g->upstream = 8 * g->gain * (most + 1) / (n->rows * n->cols);
+        g->nodes[target].v[k] = (float)((max + 1) * (g->nodes[target].v[k] + (k % 2 ? 3 : -3)));
+    g->upstream = 8 * g->gain * (max + 1) / (n->rows * n->cols);
     return squared_error(result, target, false);
 }
 
@@ -187,12 +187,12 @@ static void compile_in(tt_compile_options *o, const char *isa, const precision_c
    out. */
 static bool fits(const op_case *c, const precision_case *precision)
 {
-    double most = 0;
+    double max = 0;
     for (int k = 1; k <= g->n; k++) /* losses are f32 */
         for (int e = 0; e < g->nodes[k].rows * g->nodes[k].cols && !g->nodes[k].loss; e++)
-            if (fabs(g->nodes[k].v[e]) > most) most = fabs(g->nodes[k].v[e]);
-    bool ok = precision->half != TT_F16 || most < 32768;
-    report(ok || strcmp(c->name, "gelu_tanh_very_far") == 0, "values of %g are more than f16 can hold", most);
+            if (fabs(g->nodes[k].v[e]) > max) max = fabs(g->nodes[k].v[e]);
+    bool ok = precision->half != TT_F16 || max < 32768;
+    report(ok || strcmp(c->name, "gelu_tanh_very_far") == 0, "values of %g are more than f16 can hold", max);
     return ok;
 }
 

@@ -364,17 +364,17 @@ static float *accumulated(const int *parts, int ignored, tt_optimizer_kind kind,
 
 static double largest(const float *x, size_t n)
 {
-    double most = 0;
-    for (size_t k = 0; k < n; k++) if (fabs(x[k]) > most) most = fabs(x[k]);
-    return most;
+    double max = 0;
+    for (size_t k = 0; k < n; k++) if (fabs(x[k]) > max) max = fabs(x[k]);
+    return max;
 }
 
 static double distance(const float *a, const float *b, size_t n)
 {
-    double most = 0;
+    double max = 0;
     for (size_t k = 0; k < n; k++)
-        if (!(fabs(a[k] - b[k]) <= most) && !isnan(most)) most = fabs(a[k] - b[k]);
-    return most;
+        if (!(fabs(a[k] - b[k]) <= max) && !isnan(max)) max = fabs(a[k] - b[k]);
+    return max;
 }
 
 /* A batch of 16 sequences equals micro-batches of any sizes, with any number of targets in each, up to the
@@ -457,7 +457,7 @@ TEST(parameters_begin_on_the_device)
 #ifdef TT_EMULATE
                     emu_reset_counts();
 #endif
-                    CHECK(tt_allocate(p) == TT_OK && tt__param_home(w)->dtype == dtype);
+                    CHECK(tt_allocate(p) == TT_OK && tt__param_placement(w)->dtype == dtype);
 #ifdef TT_EMULATE
                     CHECK(emu_get_counts().copies == 0 && emu_get_counts().launches == 1);
 #endif
@@ -476,8 +476,8 @@ TEST(parameters_begin_on_the_device)
                     }
                     CHECK(wrong == 0);
                     /* The memory ends right after the last element. */
-                    const tt__backend *b = w->holder->kind->backend;
-                    tt__device *d = w->holder->crew->device[0];
+                    const tt__backend *b = w->owner->kind->backend;
+                    tt__device *d = w->owner->group->device[0];
                     void *exact = b->allocate(d, (size_t)n * tt_dtype_bytes(dtype));
                     CHECK(exact && b->init(d, exact, dtype, 0, n, init, 1) == TT_OK && b->wait(d) == TT_OK);
                     b->release(d, exact);

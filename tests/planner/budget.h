@@ -34,9 +34,9 @@ static void add_to_menu(tt__chooser *c, const tt__choice *choice, menu *m)
     m->seconds[m->n++] = p->built.replay.step.compute + p->built.replay.step.exposed;
 }
 
-/* Fills *m with all choices. m->n is 0 if the network has more than `most` items, fewer than 2 items while
+/* Fills *m with all choices. m->n is 0 if the network has more than `max` items, fewer than 2 items while
    recomputation may change, or more than 4 blocks. */
-static void build_menu(const net *n, const tt_compile_options *o, int most, menu *m)
+static void build_menu(const net *n, const tt_compile_options *o, int max, menu *m)
 {
     tt_program p;
     tt__chooser c;
@@ -50,7 +50,7 @@ static void build_menu(const net *n, const tt_compile_options *o, int most, menu
     const size_t room = (size_t)((1 << c.n % 16) + 1) * 72 * 5 * 2;
     for (int k = 0; k < t->n_code; k++) m->flops += tt__flops_at_capacity(t, &t->code[k]);
     m->items = c.n;
-    const bool wanted = (c.n >= 2 || !c.recompute) && c.n <= most && blocks <= 4;
+    const bool wanted = (c.n >= 2 || !c.recompute) && c.n <= max && blocks <= 4;
     m->bytes = (size_t *)calloc(room, sizeof *m->bytes);
     m->extra = (double *)calloc(room, sizeof *m->extra);
     m->seconds = (double *)calloc(room, sizeof *m->seconds);
@@ -83,12 +83,12 @@ static double optimum(const menu *m, const double *cost, size_t budget)
     return best;
 }
 
-/* Records up to `most` blocks of two linear layers, some with attention. With `per` 64 rows, activations take
+/* Records up to `max` blocks of two linear layers, some with attention. With `per` 64 rows, activations take
    most of the memory. */
-static bool random_stack(tt_context *ctx, uint64_t seed, int most, int per, net *n)
+static bool random_stack(tt_context *ctx, uint64_t seed, int max, int per, net *n)
 {
     uint64_t s = seed * 31 + 7;
-    const int blocks = 1 + pick(&s, most);
+    const int blocks = 1 + pick(&s, max);
     const int64_t d = 8 * (1 + pick(&s, 3));
     const tt_attention_options o = tt_attention_options_default(2);
     memset(n, 0, sizeof *n);
@@ -122,7 +122,7 @@ static tt_costs slow_costs(void)
     c.to_host = c.from_host = 3e8;
     c.between_ranks = 6e8;
     c.launch = 1e-6;
-    c.meeting = 2e-6;
+    c.barrier = 2e-6;
     return c;
 }
 
@@ -153,7 +153,7 @@ TEST(budgets_against_brute_force)
         test_allocator a;
         net n;
         menu m;
-        size_t least = SIZE_MAX, most = 0;
+        size_t min = SIZE_MAX, max = 0;
         double before = INFINITY, now;
         tt_context_options co = test_options(&a);
         co.verify = false;
@@ -167,12 +167,12 @@ TEST(budgets_against_brute_force)
         if (made) build_menu(&n, &c, 5, &m);
         else memset(&m, 0, sizeof m);
         for (int k = 0; k < m.n; k++) {
-            if (m.bytes[k] < least) least = m.bytes[k];
-            if (m.bytes[k] > most) most = m.bytes[k];
+            if (m.bytes[k] < min) min = m.bytes[k];
+            if (m.bytes[k] > max) max = m.bytes[k];
         }
         programs += m.n > 0;
         for (int q = -1; q <= 4 && m.n; q++) {
-            c.memory_budget = q < 0 ? least - 1 : least + (most - least) / 4 * (size_t)q;
+            c.memory_budget = q < 0 ? min - 1 : min + (max - min) / 4 * (size_t)q;
             tt_program *p = tt_compile(n.t, n.loss, &c);
             if (q < 0) {
                 CHECK(!p);
@@ -201,7 +201,7 @@ TEST(seconds_within_a_budget_against_brute_force)
         test_allocator a;
         net n;
         menu m;
-        size_t least = SIZE_MAX, most = 0;
+        size_t min = SIZE_MAX, max = 0;
         double now;
         const tt_costs costs = slow_costs();
         tt_context_options co = test_options(&a);
@@ -220,12 +220,12 @@ TEST(seconds_within_a_budget_against_brute_force)
         memset(&m, 0, sizeof m);
         if (made) build_menu(&n, &c, 3, &m);
         for (int k = 0; k < m.n; k++) {
-            if (m.bytes[k] < least) least = m.bytes[k];
-            if (m.bytes[k] > most) most = m.bytes[k];
+            if (m.bytes[k] < min) min = m.bytes[k];
+            if (m.bytes[k] > max) max = m.bytes[k];
         }
         programs += m.n > 0;
         for (int q = -1; q <= 4 && m.n; q++) {
-            c.memory_budget = q < 0 ? least - 1 : least + (most - least) / 4 * (size_t)q;
+            c.memory_budget = q < 0 ? min - 1 : min + (max - min) / 4 * (size_t)q;
             tt_program *p = tt_compile(n.t, n.loss, &c);
             if (q < 0) { /* below all menu entries, a whole policy may still fit */
                 if (p) CHECK(tt_program_plan(p).bytes <= c.memory_budget && p->builds <= 30);
@@ -362,7 +362,7 @@ TEST(the_smallest_possible_is_the_smallest)
         co.verify = false;
         tt_context *ctx = open_apart(&co);
         tt_compile_options c = options_of(&precisions[seed % 3]), smallest;
-        size_t least = SIZE_MAX, said = 0;
+        size_t min = SIZE_MAX, said = 0;
         char what[1400], list[128];
         c.device = devices[seed % 3];
         c.accumulate = seed % 4 == 0;
@@ -379,7 +379,7 @@ TEST(the_smallest_possible_is_the_smallest)
             all.update = updates[k / zeros / 64];
             if (strcmp(all.update, "host") == 0 && k / zeros / 4 % 2) continue; /* the host has the state */
             const size_t bytes = needs(&n, all);
-            if (bytes && bytes < least) least = bytes;
+            if (bytes && bytes < min) min = bytes;
         }
         for (int chooses = 0; chooses < 2; chooses++) {
             if (chooses && seed % 2) c.recompute = "budget";
@@ -387,11 +387,11 @@ TEST(the_smallest_possible_is_the_smallest)
             if (chooses && zeros > 1 && seed % 5) c.parallel.zero = TT_ZERO_BUDGET;
             c.memory_budget = 1;
             CHECK(!tt_compile(n.t, n.loss, &c));
-            snprintf(what, sizeof what, "network %d, %s, update %s: %zu; %s", seed, c.device, c.update, least,
+            snprintf(what, sizeof what, "network %d, %s, update %s: %zu; %s", seed, c.device, c.update, min,
                      tt_error(ctx));
             const char *at = strstr(tt_error(ctx), "the smallest possible is ");
             const bool is = at && sscanf(at, "the smallest possible is %zu", &said) == 1;
-            test__check(is && said <= least, __FILE__, __LINE__, what);
+            test__check(is && said <= min, __FILE__, __LINE__, what);
             if (!is) continue;
             smallest = c;
             const bool steps = strstr(at, "with all of these") != NULL;
@@ -419,10 +419,10 @@ TEST(the_smallest_possible_is_the_smallest)
 static size_t named_least(const char *message)
 {
     size_t bytes = 0;
-    const char *at = strstr(message, "at least "), *least = strstr(message, "the smallest possible is ");
+    const char *at = strstr(message, "at least "), *min = strstr(message, "the smallest possible is ");
     if (at) CHECK(sscanf(at, "at least %zu with ", &bytes) == 1);
     else if (strstr(message, "if more may change")) CHECK(sscanf(message, "the plan needs %zu", &bytes) == 1);
-    else CHECK(least && sscanf(least, "the smallest possible is %zu", &bytes) == 1);
+    else CHECK(min && sscanf(min, "the smallest possible is %zu", &bytes) == 1);
     return bytes;
 }
 
@@ -473,15 +473,15 @@ TEST(what_is_refused_names_what_fits)
         REQUIRE(!tt_compile(n.t, n.loss, &c) && tt_error_code(ctx) == TT_ERR_BUDGET);
         snprintf(what, sizeof what, "network %d on %s, recompute %s, offload %s, update %s: %.1200s", seed,
                  c.device, c.recompute, c.offload ? c.offload : "none", c.update, tt_error(ctx));
-        const size_t least = named_least(tt_error(ctx));
+        const size_t min = named_least(tt_error(ctx));
         tt_compile_options other = c;
         char *at = strstr(what, "the smallest possible is ");
         for (int k = 0; k < 6; k++) { /* just too few, just enough, and more */
-            c.memory_budget = k < 3 ? least + (size_t)k - 1 : least + (whole - least) / 64 * (size_t)(k * k);
+            c.memory_budget = k < 3 ? min + (size_t)k - 1 : min + (whole - min) / 64 * (size_t)(k * k);
             p = tt_compile(n.t, n.loss, &c);
             const size_t bytes = p ? tt_program_plan(p).bytes : 0;
-            const bool no = !p && tt_error_code(ctx) == TT_ERR_BUDGET && named_least(tt_error(ctx)) == least;
-            const bool good = k ? p && bytes >= least && bytes <= c.memory_budget : no;
+            const bool no = !p && tt_error_code(ctx) == TT_ERR_BUDGET && named_least(tt_error(ctx)) == min;
+            const bool good = k ? p && bytes >= min && bytes <= c.memory_budget : no;
             char text[2400];
             snprintf(text, sizeof text, "%zu bytes: %zu, %.600s; %.1500s", c.memory_budget, bytes,
                      p ? "" : tt_error(ctx), what);
@@ -499,7 +499,7 @@ TEST(what_is_refused_names_what_fits)
         if (named) take_options(steps ? what : at, steps, list, &other);
         p = named ? tt_compile(n.t, n.loss, &other) : NULL;
         if (named) test__check(p != NULL, __FILE__, __LINE__, what);
-        advised += named && other.memory_budget < least;
+        advised += named && other.memory_budget < min;
         tt_program_free(p);
         tt_tape_free(n.t);
         TEST_CLOSE(ctx, &a);
@@ -578,13 +578,13 @@ TEST(candidates_against_all_sets)
             CHECK(tt__list_candidates(&c[k]) == TT_OK);
             CHECK(k ? c[k].n_list <= sets / 2 : c[k].n_list > sets);
         }
-        size_t least = SIZE_MAX;
+        size_t min = SIZE_MAX;
         for (int k = 0; k < c[0].n_list; k++)
-            if (c[0].list[k].bytes < least) least = c[0].list[k].bytes;
+            if (c[0].list[k].bytes < min) min = c[0].list[k].bytes;
         for (int k = 0; k < c[0].n_list; k++) { /* a budget for which set k is best; not the tightest */
             const tt__candidate *x = &c[0].list[k];
             double best = INFINITY;
-            if (tt__is_dominated(&c[0], x) || x->bytes < least + least / 16) continue;
+            if (tt__is_dominated(&c[0], x) || x->bytes < min + min / 16) continue;
             for (int j = 0; j < c[1].n_list; j++)
                 if (c[1].list[j].bytes <= x->bytes && c[1].list[j].flops < best) best = c[1].list[j].flops;
             snprintf(what, sizeof what, "network %d, %d items: %.2f%% more FLOPs in %zu bytes, not %.2f%%",
@@ -753,13 +753,13 @@ TEST(what_a_large_model_reaches_is_named)
     REQUIRE(tt_vit_new(ctx, &m, &c) == TT_OK);
     const tt_model model = tt_vit_classifier(&m);
     REQUIRE(!tt_trainer_new(ctx, &model, &o) && tt_error_code(ctx) == TT_ERR_BUDGET);
-    const size_t least = named_least(tt_error(ctx));
+    const size_t min = named_least(tt_error(ctx));
     for (int k = 0; k < 4; k++) { /* one byte less, exactly the bytes named, some more */
-        o.compile.memory_budget = k < 2 ? least - 1 + (size_t)k : least + least / 2000 * (size_t)(k - 1);
+        o.compile.memory_budget = k < 2 ? min - 1 + (size_t)k : min + min / 2000 * (size_t)(k - 1);
         tt_trainer *t = tt_trainer_new(ctx, &model, &o);
         const size_t bytes = t ? tt_program_plan(tt_trainer_program(t)).bytes : 0;
-        CHECK(k ? t && bytes >= least && bytes <= o.compile.memory_budget
-                : !t && tt_error_code(ctx) == TT_ERR_BUDGET && named_least(tt_error(ctx)) == least);
+        CHECK(k ? t && bytes >= min && bytes <= o.compile.memory_budget
+                : !t && tt_error_code(ctx) == TT_ERR_BUDGET && named_least(tt_error(ctx)) == min);
         tt_trainer_free(t);
     }
     tt_vit_free(&m);

@@ -28,13 +28,13 @@ TEST(budgets_on_the_hosts_device)
         o.recompute = "budget";
         CHECK(!tt_compile(t, loss, &o));
         CHECK_ERROR(ctx, TT_ERR_BUDGET, "the plan needs ");
-        const char *least = strstr(tt_error(ctx), half ? "\"bf16-true\" still needs "
+        const char *min = strstr(tt_error(ctx), half ? "\"bf16-true\" still needs "
                                                        : "the smallest possible is ");
-        REQUIRE(least != NULL);
+        REQUIRE(min != NULL);
         CHECK(!strstr(tt_error(ctx), "update \"host\"") && !strstr(tt_error(ctx), "offload \"act"));
         CHECK(!chosen || !strstr(tt_error(ctx), "offload \"o"));
         if (half) o.precision = "bf16-true";
-        o.memory_budget = strtoull(least + (half ? 24 : 25), NULL, 10); /* the number after these words */
+        o.memory_budget = strtoull(min + (half ? 24 : 25), NULL, 10); /* the number after these words */
         o.memory_budget--;
         CHECK(!tt_compile(t, loss, &o));
         o.memory_budget++;

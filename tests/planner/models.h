@@ -76,13 +76,13 @@ static void check_f32_values(const tt_program *p, int64_t rows, int sums)
     if (p->settings.precision.kind == TT__32_TRUE) return;
     tt__index(p->built.t);
     for (int32_t v = 1; v < t->n_values; v++) {
-        const tt__value *x = &t->values[v];
+        const tt__tape_value *x = &t->values[v];
         if (x->storage != TT__TRANSIENT || x->base != v || x->shape.rows != rows ||
             x->shape.dtype != TT_F32 || x->pinned_f32 || tt__producer(t, v) < 0)
             continue;
         const tt__instr *i = &t->code[tt__producer(t, v)];
-        bool gradient = i->backward && !i->again;
-        if (i->again) continue;
+        bool gradient = i->backward && !i->recomputed;
+        if (i->recomputed) continue;
         if (!gradient) found++;
         bool of_sum = false;
         for (int32_t k = 1; k < t->n_values && gradient; k++)
@@ -174,7 +174,7 @@ static size_t operand_copies(const tt_program *p, int32_t x, int32_t w, int32_t 
     size_t bytes = 0;
     bool even = result != 0;
     for (int k = 0; k < 3; k++) {
-        const tt__value *v = &p->built.t->values[of[k]];
+        const tt__tape_value *v = &p->built.t->values[of[k]];
         const size_t cols = ((size_t)v->shape.cols + 7) / 8 * 8, rows = (size_t)v->shape.rows;
         const size_t item = of[k] == result ? 4 : tt_dtype_bytes(v->shape.dtype);
         bytes += ((k == 1 ? (rows + 7) / 8 * 8 : rows) * cols * item + 255) / 256 * 256;
@@ -239,7 +239,7 @@ TEST(plans_for_another_device)
         CHECK(attention == 1 && embedding == (e->pre_norm ? 1 : 2));
         CHECK(kept == (size_t)(e == &bert && k % 3 != 0));
         for (int32_t v = 1; v < p->built.t->n_values; v++) {
-            const tt__value *x = &p->built.t->values[v];
+            const tt__tape_value *x = &p->built.t->values[v];
             if (x->base != v || x->place == TT__NO_PLACE) continue;
             CHECK(x->place % 256 == 0);
             if (!x->persistent) continue;
@@ -249,7 +249,7 @@ TEST(plans_for_another_device)
         CHECK(strcmp(plan.device, "cuda") == 0 && plan.persistent_bytes == seen + resident);
         CHECK(plan.at_peak[TT_MEM_WORKSPACE] >= resident);
         CHECK(plan.init_bytes == plan.at_peak[TT_MEM_PARAMETERS] + resident + 65536);
-        for (int i = 0; i < ctx->n_params; i++) CHECK(ctx->params[i]->holder == NULL);
+        for (int i = 0; i < ctx->n_params; i++) CHECK(ctx->params[i]->owner == NULL);
 
         /* an evaluation in the same arena adds nothing; an evaluation alone has its own parameters and
            workspace */

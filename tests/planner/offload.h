@@ -8,7 +8,7 @@ TEST(gradients_updated_in_the_backward)
 {
     /* Bounds in GB for a ViT-L/16 in bf16 with 16 images, Adam and SGD: at least with updates at the end, at
        most with updates in the backward. */
-    static const struct { tt_optimizer_kind kind; double least, most; } expected[] = {
+    static const struct { tt_optimizer_kind kind; double min, max; } expected[] = {
         {TT_ADAM, 2.45, 2.13}, {TT_SGD, 1.25, 0.92}};
     test_allocator a;
     tt_context *ctx = test_open(&a);
@@ -32,7 +32,7 @@ TEST(gradients_updated_in_the_backward)
         REQUIRE(t != NULL);
         const double bytes = (double)tt_program_plan(tt_trainer_program(t)).bytes / 1e9;
         if (getenv("TINYTRAIN_TEST_VERBOSE")) printf("  %s: %.3f GB\n", o.compile.update, bytes);
-        CHECK(k % 2 ? bytes <= expected[k / 2].most : bytes >= expected[k / 2].least);
+        CHECK(k % 2 ? bytes <= expected[k / 2].max : bytes >= expected[k / 2].min);
         const tt_tape *tape = tt_trainer_program(t)->built.t;
         CHECK(!(k % 2) || tape->n_code - tt__segment_first(tape, TT__EACH_STEP) == 1);
         tt_trainer_free(t);
@@ -82,7 +82,7 @@ TEST(marked_values_go_to_the_hosts_memory)
 /* Plans of ViT-L/16 in bf16, Adam, on 64 images in micro-batches, with offload. */
 TEST(vit_l16_with_the_host)
 {
-    static const struct { const char *offload; int images; size_t most; } rows[] = {
+    static const struct { const char *offload; int images; size_t max; } rows[] = {
         {"optimizer,gradients,activations", 16, 850000000u},
         {"optimizer,gradients,activations", 8, 850000000u},
         {"optimizer,gradients,activations,parameters", 8, 240000000u}};
@@ -103,9 +103,9 @@ TEST(vit_l16_with_the_host)
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         o.compile.offload = rows[k].offload;
         o.max_seqs = rows[k].images;
-        o.compile.memory_budget = rows[k].most; /* without a budget more would be copied during computation */
+        o.compile.memory_budget = rows[k].max; /* without a budget more would be copied during computation */
         tt_trainer *t = tt_trainer_new(ctx, &model, &o);
-        if (CHECK(t != NULL)) CHECK(tt_program_plan(tt_trainer_program(t)).bytes <= rows[k].most);
+        if (CHECK(t != NULL)) CHECK(tt_program_plan(tt_trainer_program(t)).bytes <= rows[k].max);
         tt_trainer_free(t);
     }
     pieces_from = 1;
@@ -139,13 +139,13 @@ TEST(copies_out_are_waited_for_in_their_order)
     if (!p) printf("%s\n", tt_error(ctx));
     REQUIRE(p != NULL);
     const tt_tape *made = p->built.t;
-    int32_t under_way[64];
+    int32_t in_flight[64];
     int n = 0, first = 0;
-    for (int k = 0; k < made->n_code && n < TEST_COUNT(under_way); k++) {
+    for (int k = 0; k < made->n_code && n < TEST_COUNT(in_flight); k++) {
         const tt__instr *i = &made->code[k];
-        if (i->stream == TT__OUT_STREAM) under_way[n++] = i->out[0];
+        if (i->stream == TT__OUT_STREAM) in_flight[n++] = i->out[0];
         if (!tt__is(i, TT__WAITS) || made->values[i->in[0]].space != TT__HOST) continue;
-        CHECK(first < n && i->in[0] == under_way[first]);
+        CHECK(first < n && i->in[0] == in_flight[first]);
         first++;
     }
     CHECK(n == 12 && first == n); /* m and v of each parameter */
@@ -197,10 +197,10 @@ static int perceptron_run(const tt_compile_options *o, bool late, int without, f
     for (int k = 0; p && k < p->built.t->n_code; k++) {
         if (p->built.t->code[k].op != TT__OP_WAIT || waits++ != without) continue;
         p->built.t->code[k].in[0] = 0;
-        p->built.under_way++;
+        p->built.in_flight++;
         tt__free(n.ctx, p->rank[0].started);
         p->rank[0].started = (tt__started *)tt__calloc(n.ctx, sizeof(tt__started) *
-                                                              (size_t)p->built.under_way);
+                                                              (size_t)p->built.in_flight);
     }
     const size_t before = tt_allocated_bytes(n.ctx);
     if (p) p->poison = true;
@@ -291,8 +291,8 @@ TEST(plans_of_updates_in_the_hosts_memory)
             CHECK_NEAR((double)plan[k].transfer_bytes, (double)(rows[k].moved * each + norms * 8), 0);
             CHECK(plan[k].persistent_bytes + rows[k].taken * DEEP * each == plan[0].persistent_bytes);
             const size_t there = plan[k].host_bytes - plan[0].host_bytes;
-            const size_t least = rows[k].there * DEEP * each;
-            CHECK(there >= least && there <= least + (on_host ? 4 * group + scratch : 0));
+            const size_t min = rows[k].there * DEEP * each;
+            CHECK(there >= min && there <= min + (on_host ? 4 * group + scratch : 0));
             tt_program_text(p, text, sizeof text);
             CHECK((strstr(text, "adam on the host ") != NULL) == (on_host > 0));
             tt_program_free(p);
@@ -352,7 +352,7 @@ static int copies_of(tt_tape *t, tt_value loss, const char *recompute, int op)
     tt_program *p = tt_compile(t, loss, &c);
     CHECK(p != NULL);
     for (int k = 0; p && k < p->built.t->n_code; k++)
-        n += p->built.t->code[k].again && (op < 0 || p->built.t->code[k].op == op);
+        n += p->built.t->code[k].recomputed && (op < 0 || p->built.t->code[k].op == op);
     tt_program_free(p);
     return n;
 }

@@ -163,7 +163,7 @@ TEST(placement_against_brute_force)
         tt__box box[7];
         tt__taken taken;
         int order[7], n = 1 + pick(&s, 7), length = 2 + pick(&s, 8), at, bound_at = 0;
-        size_t height, bound, most = 0;
+        size_t height, bound, max = 0;
         for (int k = 0; k < n; k++) {
             int first = pick(&s, length), last = first + pick(&s, length - first);
             box[k] = box_of(first, last, (size_t)(1 + pick(&s, 6)) * 64, 12345);
@@ -172,10 +172,10 @@ TEST(placement_against_brute_force)
         for (int i = 0; i < length; i++) {
             size_t live = 0;
             for (int k = 0; k < n; k++) if (box[k].first <= i && i <= box[k].last) live += box[k].bytes;
-            if (live > most) { most = live; bound_at = i; }
+            if (live > max) { max = live; bound_at = i; }
         }
         REQUIRE(tt__place(ctx, box, n, length, TT__DEVICE, &height, &bound, &at) == TT_OK);
-        CHECK(bound == most && at == bound_at);
+        CHECK(bound == max && at == bound_at);
         CHECK(height >= bound);
         CHECK(tt__verify_places(t, box, n, TT__DEVICE, height) == TT_OK);
         REQUIRE(tt__taken_open(ctx, &taken, length));

@@ -96,13 +96,13 @@ static bool parts_are_behind(const tt_program *p, int first, int last, int role)
         const int32_t ids[2] = {tt__in_role(&t->code[k], role), tt__in_role(&t->code[k + 1], role)};
         tt__mat m[2];
         for (int e = 0; e < 2 && ids[0]; e++) {
-            const tt__value *v = &t->values[ids[e]], *base = &t->values[v->base];
+            const tt__tape_value *v = &t->values[ids[e]], *base = &t->values[v->base];
             const size_t bytes = tt_dtype_bytes(v->shape.dtype), offset = (size_t)v->offset * bytes;
-            const tt__home *home = v->storage == TT__PARAMETER ? tt__home_in(p->arena, v->param) : NULL;
+            const tt__placement *placement = v->storage == TT__PARAMETER ? tt__placement_in(p->arena, v->param) : NULL;
             m[e] = tt__at_capacity(t, ids[e]);
-            m[e].data = (char *)(uintptr_t)(4096 + (home ? home->offset : base->place + offset));
+            m[e].data = (char *)(uintptr_t)(4096 + (placement ? placement->offset : base->place + offset));
         }
-        if (ids[0] && !tt__lies_behind(&m[0], &m[1], below)) return false;
+        if (ids[0] && !tt__lies_after(&m[0], &m[1], below)) return false;
     }
     return true;
 }
@@ -139,11 +139,11 @@ static bool persistent_lie_apart(const tt_program *p, bool alone)
         if (!t->values[v].persistent || t->values[v].base != v || t->values[v].space != TT__DEVICE) continue;
         all += tt__arena_bytes(t, &t->values[v]);
         for (int32_t w = 1; w <= v; w++) {
-            const tt__value *of[2] = {&t->values[v], &t->values[w]};
+            const tt__tape_value *of[2] = {&t->values[v], &t->values[w]};
             if (!of[1]->persistent || of[1]->base != w || of[1]->space != TT__DEVICE) continue;
             for (int e = 0; e < 2; e++) {
                 const bool parameter = of[e]->storage == TT__PARAMETER;
-                first[e] = parameter ? p->arena->home[of[e]->param].offset : of[e]->place;
+                first[e] = parameter ? p->arena->placement[of[e]->param].offset : of[e]->place;
                 bytes[e] = tt__storage_bytes(of[e]);
             }
             if (first[0] < p->settings.kind->resident) return false;
@@ -292,9 +292,9 @@ TEST(products_that_meet)
         int pairs = 0;
         for (int k = 0; k < n; k++) {
             if (!t->code[k].with_next) continue;
-            const tt__value *first = &t->values[t->code[k].out[0]];
-            const tt__value *second = &t->values[t->code[k + 1].out[0]];
-            const tt__value *above = &t->values[w1], *below = &t->values[w2];
+            const tt__tape_value *first = &t->values[t->code[k].out[0]];
+            const tt__tape_value *second = &t->values[t->code[k + 1].out[0]];
+            const tt__tape_value *above = &t->values[w1], *below = &t->values[w2];
             pairs++;
             CHECK(t->code[k].out[0] == y1 && t->code[k + 1].out[0] == y2);
             CHECK(first->base == second->base && first->base != y1 && first->offset == 0);
@@ -349,7 +349,7 @@ static bool may_not_join(tt_context *ctx, int way, int *pairs)
     if (way == 17) b->add_later = 1;
     if (way == 18) b->segment = TT__EACH_LAP;
     if (way == 19) b->stage = 1;
-    if (way == 20) b->again = true;
+    if (way == 20) b->recomputed = true;
     if (way == 21) b->always = true;
     if (way == 22) b->later = true;
     if (way == 23) b->slot = 1;
@@ -366,7 +366,7 @@ static bool may_not_join(tt_context *ctx, int way, int *pairs)
     if (way == 29) tt_block_end(t, tt__handle(t, y[1]));
     if (way == 30) tt_slice(t, tt__handle(t, y[1]), 0, 8);
     if (way == 31) t->values[y[1]].slots = 2;
-    if (way == 32) t->values[y[1]].stays = true;
+    if (way == 32) t->values[y[1]].saved = true;
     if (way == 33) t->values[y[1]].space = TT__HOST;
     if (way != 26 && way != 27) by_hand(t, TT__OP_LINEAR, 0, other, y[1], u);
     by_hand(t, TT__OP_MUL, 0, other, other, tt__new_value(t, &square, TT__TRANSIENT, "end"));

@@ -105,12 +105,12 @@ static void check_picture(const tt_program *p, const char *svg)
             if (layers[c] == TT_MEM_WORKSPACE) bytes = (double)p->settings.kind->resident;
             for (int32_t v = 1; v < p->built.t->n_values; v++)
                 if (p->built.t->values[v].persistent && p->built.t->values[v].base == v &&
-                    p->built.t->values[v].space == TT__DEVICE && tt__category(p->built.t, v) == layers[c])
+                    p->built.t->values[v].space == TT__DEVICE && tt__category_of(p->built.t, v) == layers[c])
                     bytes += (double)tt__arena_bytes(p->built.t, &p->built.t->values[v]);
             for (int b = 0; b < p->built.n_boxes; b++)
                 if (p->built.box[b].merged == b && p->built.box[b].space == TT__DEVICE &&
                     p->built.box[b].first <= k && k <= p->built.box[b].last &&
-                    tt__category(p->built.t, p->built.box[b].value) == layers[c])
+                    tt__category_of(p->built.t, p->built.box[b].value) == layers[c])
                     bytes += (double)p->built.box[b].bytes;
             from_below += bytes;
             if (points == n) CHECK(fabs(height - from_below / unit) <= 1.5); /* rounded, as the unit is */

@@ -17,7 +17,7 @@ static bool same_built(const tt__built *a, const tt__built *b)
                i->workspace_place == j->workspace_place && i->random == j->random;
     }
     for (int32_t v = 1; same && v < s->n_values; v++) {
-        const tt__value *x = &s->values[v], *y = &t->values[v];
+        const tt__tape_value *x = &s->values[v], *y = &t->values[v];
         same = x->place == y->place && x->shape.rows == y->shape.rows && x->shape.dtype == y->shape.dtype &&
                strcmp(x->name, y->name) == 0;
     }
@@ -46,11 +46,11 @@ TEST(builds_are_pure)
         o.accumulate = precision;
         REQUIRE(tt__parse_settings(ctx, &o, &s) == TT_OK);
         const size_t before = tt_allocated_bytes(ctx), values = sizeof *m.t->values * (size_t)m.t->n_values;
-        tt__value *was = (tt__value *)malloc(values);
+        tt__tape_value *was = (tt__tape_value *)malloc(values);
         memcpy(was, m.t->values, values);
         for (int k = 0; k < 30; k++) {
             const int number = k * 7 % CHOICES;
-            tt__choice choice = {(tt__recompute)(number % 4), number < 4 ? 0u : 15u, 1, false, number % 3,
+            tt__choice choice = {(tt__recompute_policy)(number % 4), number < 4 ? 0u : 15u, 1, false, number % 3,
                                  INT_MAX, NULL, 0, 1, false, number % 3};
             tt__built b;
             REQUIRE(tt__build(m.t, m.loss.id, &s, &choice, &b) == TT_OK);
@@ -85,7 +85,7 @@ TEST(builds_are_pure)
     }
     CHECK(memcmp(&arena, program->arena, sizeof arena) == 0);
     for (int k = 0; k < ctx->n_params; k++)
-        CHECK(ctx->params[k]->holder == program->arena && !tt__has_memory(ctx->params[k]));
+        CHECK(ctx->params[k]->owner == program->arena && !tt__has_memory(ctx->params[k]));
     tt_program_free(program);
     tt_tape_free(m.t);
     TEST_CLOSE(ctx, &a);
@@ -147,7 +147,7 @@ TEST(names_of_devices)
         tt_program *p = tt_compile(m.t, m.loss, &c);
         test__check((p != NULL) == !cases[k].says, __FILE__, __LINE__, cases[k].name);
         if (cases[k].says) CHECK_ERROR(ctx, cases[k].status, cases[k].says);
-        if (p) CHECK(p->settings.crew->index[0] == cases[k].index && p->arena->crew == p->settings.crew);
+        if (p) CHECK(p->settings.group->index[0] == cases[k].index && p->arena->group == p->settings.group);
         tt_program_free(p);
         if (cases[k].says) CHECK(tt_device_text(ctx, cases[k].name, NULL, 0) == cases[k].status);
     }

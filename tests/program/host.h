@@ -103,7 +103,7 @@ TEST(costs_of_this_machine)
         CHECK(costs.memory != usual.memory && costs.launch != usual.launch);
         CHECK(costs.to_host != usual.to_host && costs.from_host != usual.from_host);
         CHECK((costs.between_ranks != usual.between_ranks) == (k == 2)); /* measured between ranks only */
-        CHECK((costs.meeting != usual.meeting) == (k == 2));
+        CHECK((costs.barrier != usual.barrier) == (k == 2));
     }
     CHECK(ctx->n_params == 0 && !ctx->profile); /* measuring leaves nothing behind */
     const tt_costs before = costs;
@@ -147,7 +147,7 @@ TEST(pool_runs_each_task_once)
         for (int round = 0; round < 60; round++) {
             int n = round % 3 == 0 ? round % 5 : round * 16; /* also fewer tasks than threads, and none */
             memset(hits, 0, sizeof hits);
-            tt__parallel(ctx->cpu.pool, n, count_task, &c);
+            tt__run_tasks(ctx->cpu.pool, n, count_task, &c);
             for (int k = 0; k < 1000; k++) once &= hits[k] == (k < n);
         }
         CHECK(once && !c.wrong);

@@ -69,10 +69,10 @@ TEST(logits_of_a_large_vocabulary)
         }
         for (int j = 0; j < 4 && accumulate; j++) {
             int64_t n = tt_param_size(w[j]);
-            double most = 0;
-            for (int64_t i = 0; i < n; i++) most = fabs(grads[1][j][i]) > most ? fabs(grads[1][j][i]) : most;
-            CHECK(most > 0);
-            for (int64_t i = 0; i < n; i++) CHECK_NEAR(grads[0][j][i], grads[1][j][i], rounding * most);
+            double max = 0;
+            for (int64_t i = 0; i < n; i++) max = fabs(grads[1][j][i]) > max ? fabs(grads[1][j][i]) : max;
+            CHECK(max > 0);
+            for (int64_t i = 0; i < n; i++) CHECK_NEAR(grads[0][j][i], grads[1][j][i], rounding * max);
         }
         if (k / 3 < 2) CHECK(peak[0] < MOST * V * 4 && peak[1] > MOST * V * 4);
         TEST_CLOSE(ctx, &a);
@@ -119,7 +119,7 @@ static size_t input_bytes(const tt_program *p, unsigned char *to)
 {
     size_t n = 0;
     for (int32_t v = 1; v < p->built.t->n_values; v++) {
-        const tt__value *x = &p->built.t->values[v];
+        const tt__tape_value *x = &p->built.t->values[v];
         if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
         tt__mat m = tt__resolve(p, 0, v);
         const size_t bytes = (size_t)(m.rows * m.cols) * tt_dtype_bytes(m.dtype);
@@ -399,20 +399,20 @@ TEST(plans_count_what_their_arena_holds)
     model m;
     tt_context *ctx = test_open(&a);
     REQUIRE(model_params(ctx) && model_record(ctx, &m));
-    tt_program *holder = model_compile(&m, true, "32-true", false),
+    tt_program *owner = model_compile(&m, true, "32-true", false),
                *other = model_compile(&m, false, "32-true", false);
-    REQUIRE(holder && other && holder->arena != other->arena);
-    const tt_plan plans[2] = {tt_program_plan(holder), tt_program_plan(other)};
+    REQUIRE(owner && other && owner->arena != other->arena);
+    const tt_plan plans[2] = {tt_program_plan(owner), tt_program_plan(other)};
     for (int k = 0; k < 2; k++) {
         size_t live = 0;
         for (int c = 0; c < TT_MEM_CATEGORIES; c++) live += plans[k].at_peak[c];
         CHECK(live == plans[k].lower_bound_bytes && (plans[k].at_peak[TT_MEM_PARAMETERS] > 0) == (k == 0));
     }
     const size_t before = tt_allocated_bytes(ctx);
-    CHECK(tt_allocate(holder) == TT_OK && tt_allocate(other) == TT_OK);
+    CHECK(tt_allocate(owner) == TT_OK && tt_allocate(other) == TT_OK);
     CHECK(tt_allocated_bytes(ctx) - before ==
           plans[0].bytes + plans[0].host_bytes + plans[1].bytes + plans[1].host_bytes);
-    tt_program_free(holder);
+    tt_program_free(owner);
     tt_program_free(other);
     tt_tape_free(m.t);
     TEST_CLOSE(ctx, &a);

@@ -3,14 +3,14 @@
 
 /* --------------------------------------------------------------------------------------------- parameters */
 
-static void moments(const float *x, int64_t n, double *mean, double *deviation, double *most)
+static void moments(const float *x, int64_t n, double *mean, double *deviation, double *max)
 {
     double sum = 0, squares = 0;
-    *most = 0;
+    *max = 0;
     for (int64_t k = 0; k < n; k++) {
         sum += x[k];
         squares += (double)x[k] * x[k];
-        if (fabs(x[k]) > *most) *most = fabs(x[k]);
+        if (fabs(x[k]) > *max) *max = fabs(x[k]);
     }
     *mean = sum / (double)n;
     *deviation = sqrt(squares / (double)n - *mean * *mean);
@@ -20,7 +20,7 @@ TEST(initial_values)
 {
     enum { N = 100003 };
     float *first = (float *)malloc(N * sizeof(float)), *other = (float *)malloc(N * sizeof(float));
-    double mean, deviation, most;
+    double mean, deviation, max;
     /* 0: before allocation; 1, 2: allocated, 1 and 3 threads; 3: bf16; 4: another seed; 5: name; 6: f16 */
     for (int run = 0; run < 7; run++) {
         test_allocator a;
@@ -42,16 +42,16 @@ TEST(initial_values)
         tt_program *p = tt_compile(t, sum, &c);
         REQUIRE(p != NULL);
         if (run > 0)
-            CHECK(tt_allocate(p) == TT_OK && normal->holder->allocated &&
-                  tt__param_home(normal)->dtype == (run == 3 ? TT_BF16
+            CHECK(tt_allocate(p) == TT_OK && normal->owner->allocated &&
+                  tt__param_placement(normal)->dtype == (run == 3 ? TT_BF16
                                                     : run == 6 ? TT_F16
                                                     : TT_F32));
         CHECK(tt_param_get(normal, run ? other : first) == TT_OK);
         if (run == 0) {
-            moments(first, N, &mean, &deviation, &most);
+            moments(first, N, &mean, &deviation, &max);
             CHECK_NEAR(mean, 0, 0.02 * 4 / sqrt((double)N)); /* four standard errors */
             CHECK_NEAR(deviation, 0.02, 0.02 * 4 / sqrt(2.0 * (double)N));
-            CHECK(most > 0.02 * 3.5 && most < 0.02 * 6);
+            CHECK(max > 0.02 * 3.5 && max < 0.02 * 6);
         } else if (run < 4) {
             bool same = true;
             for (int k = 0; k < N; k++)
@@ -63,10 +63,10 @@ TEST(initial_values)
             CHECK(equal < 100);
         }
         CHECK(tt_param_get(flat, other) == TT_OK);
-        moments(other, N, &mean, &deviation, &most);
+        moments(other, N, &mean, &deviation, &max);
         CHECK_NEAR(mean, 0, 0.5 / sqrt(3.0) * 4 / sqrt((double)N));
         CHECK_NEAR(deviation, 0.5 / sqrt(3.0), 0.002);
-        CHECK(most <= 0.5 && most > 0.499);
+        CHECK(max <= 0.5 && max > 0.499);
         CHECK(tt_param_get(ones, other) == TT_OK && other[0] == 1 && other[6] == 1);
         CHECK(tt_param_get(zeros, other) == TT_OK && other[0] == 0 && other[6] == 0);
         tt_program_free(p);

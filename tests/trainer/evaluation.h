@@ -3,7 +3,7 @@
 
 TEST(same_bits_for_any_number_of_threads)
 {
-    world w[3];
+    rank_group w[3];
     for (int k = 0; k < 3; k++) {
         setup s = small();
         s.threads = 1 + k;
@@ -22,7 +22,7 @@ TEST(evaluation_changes_nothing)
     static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
     for (int k = 0; k < 10; k++) {
         setup s = small();
-        world a, b;
+        rank_group a, b;
         tt_stats first, second;
         tt_batch micro;
         s.precision = precisions[k % 5];
@@ -56,7 +56,7 @@ TEST(evaluation_changes_nothing)
 TEST(evaluation_does_not_depend_on_the_batches)
 {
     setup s = small(), other = small();
-    world a, b;
+    rank_group a, b;
     tt_stats x = {0}, y = {0};
     other.max_tokens = 30;
     if (!open_world(&a, &s) || !open_world(&b, &other)) return;
@@ -184,7 +184,7 @@ TEST(weights_and_smoothing_as_pytorchs)
 TEST(class_weights_of_texts)
 {
     setup s = small();
-    world w;
+    rank_group w;
     s.dropout = 0;
     if (!open_world(&w, &s)) return;
     float weights[2] = {0.25f, 3}, p[2 * BATCH];
@@ -223,7 +223,7 @@ TEST(probabilities)
     static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
     for (int k = 0; k < 10; k++) {
         setup s = small();
-        world w;
+        rank_group w;
         tt_stats stats;
         tt_batch b;
         double hits = 0, loss = 0;
@@ -271,7 +271,7 @@ TEST(planned_bytes_are_allocated_bytes)
 {
     for (int k = 0; k < 10; k++) {
         setup s = small();
-        world w;
+        rank_group w;
         static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
         s.precision = precisions[k % 5];
         s.accumulate = k < 5 ? 1 : 2;
@@ -314,7 +314,7 @@ TEST(largest_micro_batches)
     enum { MOST = 24 };
     static const char *const devices[] = {"cpu", "cuda*2"};
     setup s = small();
-    world w;
+    rank_group w;
     if (!open_world(&w, &s)) return;
     tt_trainer_free(w.r);
     w.r = NULL;
@@ -366,7 +366,7 @@ TEST(largest_micro_batches)
 TEST(planned_for_another_device)
 {
     setup s = small();
-    world w;
+    rank_group w;
     tt_batch b;
     tt_stats stats;
     float p[2 * BATCH];
@@ -404,7 +404,7 @@ TEST(allocation_failures) /* of the trainer, its steps, and the files of its sta
     long calls = 0;
     for (long n = 0; n <= calls; n++) {
         setup s = small();
-        world w;
+        rank_group w;
         tt_progress progress;
         s.layers = 1;
         s.accumulating = true;

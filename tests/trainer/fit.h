@@ -4,7 +4,7 @@
 /* ---------------------------------------------------------------------------------------------------- fit */
 
 typedef struct fitting {
-    world *w;
+    rank_group *w;
     /* Number of events so far; the step after which to stop, and the step after which to spoil a
        parameter. */
     int steps, validations, kept, stop_at, poison_at;
@@ -111,7 +111,7 @@ TEST(fit_in_a_line)
     CHECK(strcmp(line, "  validation: loss 0.5000, accuracy 0.7500, kept") == 0);
 }
 
-static tt_status fit(world *w, const char *folder, bool resume, fitting *f, bool *finished)
+static tt_status fit(rank_group *w, const char *folder, bool resume, fitting *f, bool *finished)
 {
     tt_fit_options o = tt_fit_options_default();
     f->w = w;
@@ -158,7 +158,7 @@ TEST(fit_stopped_and_resumed)
     for (int k = 0; k < 4; k++) {
         static const int stop_at[] = {3, 7, 10, 10};
         setup s = small();
-        world a, b, c;
+        rank_group a, b, c;
         fitting whole, parts;
         bool finished;
         char first[1024], second[1024], x[1200], y[1200];
@@ -211,7 +211,7 @@ TEST(fit_stopped_and_resumed)
 TEST(fit_without_folder_or_validation)
 {
     setup s = small();
-    world w;
+    rank_group w;
     fitting f;
     bool finished;
     tt_fit_options o = tt_fit_options_default();
@@ -230,7 +230,7 @@ TEST(fit_without_folder_or_validation)
 TEST(fit_refuses)
 {
     setup s = small();
-    world w, v;
+    rank_group w, v;
     fitting f;
     bool finished = true;
     char folder[1024];
@@ -276,7 +276,7 @@ TEST(fit_refuses)
 TEST(fit_refuses_classes_of_another_order)
 {
     setup s = small();
-    world w, v;
+    rank_group w, v;
     fitting f;
     bool finished;
     tt_fit_options o = tt_fit_options_default();
@@ -296,7 +296,7 @@ TEST(fit_refuses_classes_of_another_order)
 TEST(fit_resumes_on_the_same_data) /* refuses other classes, warns of other labels or texts */
 {
     setup s = small();
-    world w, v;
+    rank_group w, v;
     fitting f;
     bool finished;
     char folder[1024];
@@ -338,7 +338,7 @@ TEST(fit_resumes_on_the_same_data) /* refuses other classes, warns of other labe
 TEST(fit_that_blows_up_keeps_the_last_good_state)
 {
     setup s = small();
-    world w, v;
+    rank_group w, v;
     fitting f, rest;
     bool finished;
     test_log log;
@@ -373,7 +373,7 @@ TEST(fit_that_blows_up_keeps_the_last_good_state)
 }
 
 /* Trains three undisturbed epochs in `folder`, for comparison. */
-static bool fit_undisturbed(world *w, const setup *s, const char *folder, fitting *f)
+static bool fit_undisturbed(rank_group *w, const setup *s, const char *folder, fitting *f)
 {
     bool finished;
     memset(f, 0, sizeof *f);
@@ -399,7 +399,7 @@ static void check_same_runs(const char *a, const char *b)
 TEST(fit_ties_of_accuracy_go_to_the_lower_loss)
 {
     setup s = small();
-    world w;
+    rank_group w;
     fitting f;
     bool finished;
     memset(&f, 0, sizeof f);
@@ -417,7 +417,7 @@ TEST(fit_ties_of_accuracy_go_to_the_lower_loss)
 TEST(fit_keeps_again_where_keep_failed)
 {
     setup s = small();
-    world a, b, c;
+    rank_group a, b, c;
     fitting whole, parts;
     bool finished;
     char first[1024], second[1024];
@@ -447,7 +447,7 @@ TEST(fit_keeps_again_where_keep_failed)
 TEST(fit_killed_in_its_first_keep_goes_on)
 {
     setup s = small();
-    world a, b;
+    rank_group a, b;
     fitting whole, rest;
     bool finished;
     char first[1024], second[1024];
@@ -476,7 +476,7 @@ TEST(fit_takes_no_unreadable_file_for_absent)
         {'o', true, TT_ERR_FILE, "cannot open '"},
         {'l', true, TT_ERR_FILE, "cannot list the folder '"}};
     setup s = small();
-    world w, v;
+    rank_group w, v;
     fitting f;
     test_files files;
     bool finished;
@@ -525,7 +525,7 @@ TEST(a_folder_that_breaks_off_is_not_listed) /* the folder's file descriptor is 
 TEST(fit_says_from_where_a_resumed_run_goes_on)
 {
     setup s = small();
-    world a, b, c;
+    rank_group a, b, c;
     fitting whole, parts;
     test_files files;
     bool finished;
@@ -560,7 +560,7 @@ TEST(fit_says_from_where_a_resumed_run_goes_on)
 TEST(fit_of_a_trainer_that_only_evaluates)
 {
     setup s = small();
-    world w;
+    rank_group w;
     fitting f;
     bool finished = true;
     memset(&f, 0, sizeof f);

@@ -14,7 +14,7 @@ TEST(fit_writes_metrics)
 {
     for (int scaled = 0; scaled < 2; scaled++) {
         setup s = small();
-        world w, v;
+        rank_group w, v;
         fitting f;
         bool finished;
         char folder[1024], path[1200];
@@ -70,13 +70,13 @@ TEST(fit_refuses_metrics_with_other_columns)
     static const char old[] =
         "step,epoch,split,loss,accuracy,lr,tokens_per_second\n1,1,train,0.7,0.5,0.001,5000\n";
     setup s = small();
-    world w, v;
+    rank_group w, v;
     fitting f;
     bool finished;
     char folder[1024], path[1200], heading[160];
     int lines;
     tt_trainer images;
-    tt__fit of_images;
+    tt__fit_run of_images;
     memset(&f, 0, sizeof f);
     snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
     snprintf(path, sizeof path, "%s/metrics.csv", folder);
@@ -125,9 +125,9 @@ static bool is_drawing(const char *svg)
 }
 
 /* Draws f. The caller frees the picture. */
-static char *drawn(const tt__fit *f)
+static char *drawn(const tt__fit_run *f)
 {
-    tt__text text = {NULL, 0, 0};
+    tt__text_buffer text = {NULL, 0, 0};
     tt__fit_draw(&text, f);
     text.capacity = text.length + 1;
     text.to = (char *)malloc(text.capacity);
@@ -143,7 +143,7 @@ static char *drawn(const tt__fit *f)
     return text.to;
 }
 
-static void add_point(tt__fit *f, int64_t step, int64_t epoch, bool validation, double loss, double accuracy,
+static void add_point(tt__fit_run *f, int64_t step, int64_t epoch, bool validation, double loss, double accuracy,
                       double lr)
 {
     tt__fit_point *p = &f->point[f->points++];
@@ -157,7 +157,7 @@ TEST(pictures_of_a_training)
     static const char *const ticks[] = {"0",    "0.2", "0.4", "0.6", "0.8", "1", "0.02",
                                         "0.04", "1",   "2",   "3",   "4",   NULL};
     char label[32];
-    tt__fit f;
+    tt__fit_run f;
     memset(&f, 0, sizeof f);
     f.metric = tt_accuracy();
     f.point = (tt__fit_point *)calloc(STEPS + 1000, sizeof *f.point);
@@ -228,7 +228,7 @@ TEST(lines_of_metrics)
                  {"7,1,train,0.500000000000000000000000000000000000000000000,0.75,0.001,\n", false, 0}};
     for (int k = 0; k < TEST_COUNT(lines); k++) {
         tt__fit_point p;
-        tt__fit f;
+        tt__fit_run f;
         f.metric = tt_accuracy();
         CHECK(tt__fit_read_line(&f, lines[k].line, strlen(lines[k].line), &p) == lines[k].good);
         if (!lines[k].good) continue;

@@ -281,7 +281,7 @@ TEST(best_by_metric_or_loss)
         own w;
         bool finished;
         char *folder = test_folder(), path[1200];
-        double least = INFINITY;
+        double min = INFINITY;
         int kept = 0, lines;
         size_t n;
         own_calls = 0;
@@ -289,9 +289,9 @@ TEST(best_by_metric_or_loss)
         snprintf(path, sizeof path, "%s/run", folder);
         CHECK(own_fit(&w, path, false, rows[k].best_by, &finished) == TT_OK && finished);
         for (int e = 0; e < OWN_EPOCHS; e++) {
-            const bool lower = w.losses[e] < least;
+            const bool lower = w.losses[e] < min;
             CHECK(w.best[e] == (k == 0 || (k == 1 ? e == 0 : lower)));
-            least = fmin(least, w.losses[e]);
+            min = fmin(min, w.losses[e]);
             kept += w.best[e];
         }
         CHECK(w.kept == kept && w.losses[1] < w.losses[0]); /* the losses are not all equal */

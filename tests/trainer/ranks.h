@@ -50,13 +50,13 @@ TEST(runs_on_any_number_of_ranks_are_the_same)
     for (int k = TEST_SWEEP > 1; k < TEST_COUNT(rank_rows); k += test_every(3)) {
         char folder[TEST_COUNT(devices)][1024];
         tt_stats stats[TEST_COUNT(devices)];
-        int most = 0;
-        while (1 << (most + 1) <= rank_rows[k].groups) most++;
-        for (int n = 0; n <= most; n++) {
+        int max = 0;
+        while (1 << (max + 1) <= rank_rows[k].groups) max++;
+        for (int n = 0; n <= max; n++) {
             /* One number of ranks for each row, by turns. */
-            if (TEST_SWEEP > 1 && n && n != 1 + (k + 2) % most) continue;
+            if (TEST_SWEEP > 1 && n && n != 1 + (k + 2) % max) continue;
             setup s = on_ranks(devices[n], 0);
-            world w;
+            rank_group w;
             fitting f;
             bool finished;
             memset(&f, 0, sizeof f);
@@ -88,7 +88,7 @@ TEST(resume_on_another_number_of_ranks)
     static const struct { const char *device; int stop_at, zero; } parts[] = {
         {"cpu*4", 5, 1}, {"cpu*2", 14, 0}, {"cpu*8", 0, 1}};
     char whole[1024], resumed[1024];
-    world w;
+    rank_group w;
     fitting f;
     bool finished;
     setup s = on_ranks("cpu", 8);
@@ -126,7 +126,7 @@ TEST(resume_on_another_number_of_ranks)
 TEST(micro_batches_wait_for_their_round)
 {
     setup s = on_ranks("cpu*2", 4);
-    world a, b;
+    rank_group a, b;
     tt_batch x;
     tt_stats stats, zero, before;
     float probabilities[2 * BATCH];
@@ -183,7 +183,7 @@ TEST(micro_batches_wait_for_their_round)
 TEST(a_step_of_one_round)
 {
     setup s = on_ranks("cpu*4", 4);
-    world a, b;
+    rank_group a, b;
     tt_batch x;
     tt_stats stats;
     bool updated;
@@ -228,7 +228,7 @@ TEST(predictions_of_each_class)
     static const char *const devices[] = {"cpu", "cpu*2", "cpu*3"};
     for (int n = 0; n < TEST_COUNT(devices); n++) {
         setup s = on_ranks(devices[n], 0);
-        world w;
+        rank_group w;
         tt_batch b;
         tt_stats stats, alone;
         int64_t counts[4], expected[4] = {0};
@@ -258,7 +258,7 @@ TEST(evaluation_on_any_number_of_ranks_is_the_same)
     float p[2][2 * BATCH];
     for (int n = 0; n < TEST_COUNT(devices); n++) {
         setup s = on_ranks(devices[n], 0);
-        world w;
+        rank_group w;
         tt_batch b;
         bool more = false;
         s.train = n % 2;
@@ -290,7 +290,7 @@ TEST(fit_tells_of_ranks_without_work)
 {
     for (int k = 0; k < 2; k++) {
         setup s = on_ranks("cpu*4", 4);
-        world w;
+        rank_group w;
         fitting f;
         bool finished;
         tt_loader_options lo = tt_loader_options_default();

@@ -8,7 +8,7 @@
 static void resume(const setup *s, const setup *again, int before, int after)
 {
     char half[1024], whole[1024], resumed[1024], *folder = test_folder();
-    world a, b, c;
+    rank_group a, b, c;
     tt_progress read;
     snprintf(half, sizeof half, "%s", test_path(folder, "half.safetensors"));
     snprintf(whole, sizeof whole, "%s", test_path(folder, "whole.safetensors"));
@@ -57,7 +57,7 @@ TEST(resume_with_loss_scaling)
 {
     for (int k = 0; k < 8; k++) {
         setup s = small();
-        world w;
+        rank_group w;
         tt_stats stats = {0};
         s.precision = k % 2 ? "16-true" : "16-mixed";
         s.residual = k == 4 ? "16-bit" : NULL;
@@ -114,7 +114,7 @@ TEST(resume_with_micro_batches_and_other_threads)
 TEST(resume_without_new_context) /* loading while the run is further on */
 {
     setup s = small();
-    world a;
+    rank_group a;
     tt_progress p;
     size_t n, m;
     char path[1024];
@@ -134,7 +134,7 @@ TEST(resume_without_new_context) /* loading while the run is further on */
 TEST(resume_with_frozen_parameters)
 {
     setup s = small();
-    world w[3];
+    rank_group w[3];
     tt_progress p;
     char path[1024];
     snprintf(path, sizeof path, "%s", test_path(test_folder(), "state.safetensors"));
@@ -182,7 +182,7 @@ TEST(resume_with_frozen_parameters)
 
 /* Tries to load `path` and checks that it is refused and that neither the trainer nor the progress
    changes. */
-static void refuse(world *w, const char *path, tt_status status, const char *part)
+static void refuse(rank_group *w, const char *path, tt_status status, const char *part)
 {
     size_t n, m;
     tt_progress p, before;
@@ -220,7 +220,7 @@ TEST(states_of_other_runs)
         "was made with another precision than '16-mixed'"};
     for (int k = 0; k < TEST_COUNT(what); k++) {
         setup s = small(), other;
-        world w, v;
+        rank_group w, v;
         char path[1024];
         size_t n, m;
         snprintf(path, sizeof path, "%s", test_path(test_folder(), "state.safetensors"));
@@ -269,7 +269,7 @@ TEST(states_of_other_runs)
                errors[k]);
         CHECK(train(&w, 1, NULL) == TT_OK); /* the refused state changed nothing */
         char *x = snapshot(&w, &n);
-        world u;
+        rank_group u;
         if (!open_world(&u, &s)) return;
         CHECK(train(&u, 3, NULL) == TT_OK);
         char *y = snapshot(&u, &m);
@@ -334,7 +334,7 @@ TEST(resume_warns_of_other_options)
 {
     for (int k = 0; k < 9; k++) {
         setup s = small(), other;
-        world w, v;
+        rank_group w, v;
         char path[1024];
         snprintf(path, sizeof path, "%s", test_path(test_folder(), "state.safetensors"));
         if (k >= 6) s.precision = "16-mixed";
@@ -407,7 +407,7 @@ TEST(damaged_states)
     /* Before the first step nothing need be allocated. */
     for (int allocated = 1; allocated >= 0; allocated--) {
         setup s = small();
-        world w;
+        rank_group w;
         char path[1024], bad[1024], *folder = test_folder();
         size_t n;
         snprintf(path, sizeof path, "%s", test_path(folder, "state.safetensors"));
@@ -482,7 +482,7 @@ TEST(files_that_fail)
         {'o', "cannot open '"}, {'z', "cannot tell the size of '"}, {'r', "cannot read "}};
     setup s = small();
     test_files f;
-    world w;
+    rank_group w;
     char path[1024], *folder = test_folder(), temporary[1100];
     size_t n, m;
     s.files = &f;
@@ -542,14 +542,14 @@ TEST(files_that_fail)
 }
 
 /* The token [MASK], which no text has, gets a row of NaN: only batches with this token are poisoned. */
-static void poison(world *w, tt_batch *b, int32_t *ids)
+static void poison(rank_group *w, tt_batch *b, int32_t *ids)
 {
     memcpy(ids, b->ids, sizeof *ids * (size_t)b->rows);
     ids[1] = tt_tokenizer_find(w->k, "[MASK]");
     b->ids = ids;
 }
 
-static void poison_row(world *w, bool nan)
+static void poison_row(rank_group *w, bool nan)
 {
     int64_t n = tt_param_size(w->m.word), hidden = w->m.config.hidden_size,
             row = tt_tokenizer_find(w->k, "[MASK]");
@@ -565,7 +565,7 @@ TEST(nan_in_a_step_loses_nothing)
     static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
     for (int k = 0; k < 10; k++) {
         setup s = small();
-        world w, healthy;
+        rank_group w, healthy;
         tt_batch b;
         tt_stats stats;
         int32_t ids[400];
@@ -626,7 +626,7 @@ TEST(nan_in_a_step_loses_nothing)
 TEST(a_gradient_that_is_not_finite_is_named)
 {
     setup s = small();
-    world w;
+    rank_group w;
     size_t n, m;
     s.dropout = 0;
     if (!open_world(&w, &s)) return;
@@ -648,7 +648,7 @@ TEST(a_gradient_that_is_not_finite_is_named)
 TEST(an_untrained_trainer_saves_and_loads)
 {
     setup s = small();
-    world a, b;
+    rank_group a, b;
     char path[1024];
     snprintf(path, sizeof path, "%s", test_path(test_folder(), "state.safetensors"));
     if (!open_world(&a, &s) || !open_world(&b, &s)) return;

@@ -76,7 +76,7 @@ static setup small(void)
     return s;
 }
 
-typedef struct world {
+typedef struct rank_group {
     test_allocator a;
     tt_context *ctx;
     tt_tokenizer *k;
@@ -85,7 +85,7 @@ typedef struct world {
     tt_bert m;
     tt_trainer *r;
     tt_progress progress;
-} world;
+} rank_group;
 
 static tt_train_options train_options(const setup *s, const tt_loader *l)
 {
@@ -106,7 +106,7 @@ static tt_train_options train_options(const setup *s, const tt_loader *l)
     return o;
 }
 
-static bool open_world(world *w, const setup *s)
+static bool open_world(rank_group *w, const setup *s)
 {
     memset(w, 0, sizeof *w);
     tt_context_options o = test_options(&w->a);
@@ -150,7 +150,7 @@ static bool open_world(world *w, const setup *s)
     return w->r != NULL;
 }
 
-static void close_world(world *w)
+static void close_world(rank_group *w)
 {
     tt_trainer_free(w->r);
     tt_bert_free(&w->m);
@@ -162,7 +162,7 @@ static void close_world(world *w)
 }
 
 /* Trains n steps from w->progress on, across the ends of epochs. */
-static tt_status train(world *w, int n, tt_stats *last)
+static tt_status train(rank_group *w, int n, tt_stats *last)
 {
     tt_batch b;
     tt_stats stats;
@@ -191,7 +191,7 @@ static tt_status train(world *w, int n, tt_stats *last)
 
 /* Copies everything that a step changes: parameters, optimizer state, accumulated gradients, the number of
    steps, the loss scale. The caller frees the copy. */
-static char *snapshot(const world *w, size_t *bytes)
+static char *snapshot(const rank_group *w, size_t *bytes)
 {
     tt_program *p = w->r->train;
     const int64_t numbers[4] = {p->run.step, (int64_t)p->results.scale.good_steps,
@@ -201,7 +201,7 @@ static char *snapshot(const world *w, size_t *bytes)
     *bytes = sizeof numbers;
     CHECK(!p->arena->allocated || tt__zero_states(p) == TT_OK);
     for (int32_t v = 1; v < p->built.t->n_values && p->arena->allocated; v++) {
-        const tt__value *x = &p->built.t->values[v];
+        const tt__tape_value *x = &p->built.t->values[v];
         if (!x->persistent || x->base != v || x->storage == TT__STEP) continue;
         tt__mat m = tt__resolve(p, 0, v);
         memcpy(copy + *bytes, m.data, (size_t)(m.rows * m.ld) * tt_dtype_bytes(m.dtype));
@@ -218,7 +218,7 @@ static bool same_snapshots(char *a, size_t n, char *b, size_t m) /* frees both *
     return same;
 }
 
-static bool same_worlds(const world *a, const world *b)
+static bool same_worlds(const rank_group *a, const rank_group *b)
 {
     size_t n, m;
     char *x = snapshot(a, &n), *y = snapshot(b, &m);

@@ -6,7 +6,7 @@
 TEST(loss_falls)
 {
     setup s = small();
-    world w;
+    rank_group w;
     tt_stats before, after, last;
     s.threads = 2;
     s.schedule.total_steps = 90;
@@ -24,7 +24,7 @@ TEST(loss_falls)
 TEST(schedule_and_steps)
 {
     setup s = small();
-    world w;
+    rank_group w;
     if (!open_world(&w, &s)) return;
     CHECK(tt_trainer_lr(w.r) == 0); /* step 0 of a warm-up, as in transformers */
     CHECK(train(&w, 1, NULL) == TT_OK && tt_trainer_steps(w.r) == 1);
@@ -40,7 +40,7 @@ TEST(schedule_and_steps)
 TEST(options_refused_together)
 {
     setup s = small();
-    world w;
+    rank_group w;
     if (!open_world(&w, &s)) return;
     tt_model model = tt_bert_classifier(&w.m);
     tt_train_options o = tt_train_options_default();
@@ -114,7 +114,7 @@ TEST(options_refused_together)
 TEST(micro_batches_equal_one_batch) /* a batch of 16 as 4 x 4, as 16 x 1, and cut by max_tokens */
 {
     static const struct { int accumulate, max_tokens; } rows[] = {{1, 0}, {4, 0}, {16, 0}, {1, 60}, {3, 60}};
-    world w[TEST_COUNT(rows)];
+    rank_group w[TEST_COUNT(rows)];
     tt_stats stats[TEST_COUNT(rows)];
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         setup s = small();
@@ -152,7 +152,7 @@ TEST(micro_batches_equal_one_batch) /* a batch of 16 as 4 x 4, as 16 x 1, and cu
 TEST(max_tokens_splits_steps)
 {
     setup s = small();
-    world w;
+    rank_group w;
     tt_batch b;
     tt_stats stats;
     bool updated;
@@ -183,7 +183,7 @@ TEST(max_tokens_splits_steps)
 TEST(loaders_that_do_not_fit)
 {
     setup s = small();
-    world w;
+    rank_group w;
     tt_stats stats;
     bool finished = true;
     tt_loader_options lo = tt_loader_options_default();
@@ -221,7 +221,7 @@ TEST(loaders_that_do_not_fit)
 TEST(names_and_room_from_the_data)
 {
     setup s = small();
-    world w;
+    rank_group w;
     tt_train_options o = tt_train_options_default();
     if (!open_world(&w, &s)) return;
     CHECK(strcmp(w.m.class_names[1], "LABEL_1") == 0 && tt_bert_name_classes(&w.m, w.d) == TT_OK);
@@ -255,7 +255,7 @@ TEST(names_and_room_from_the_data)
 TEST(steps_of_several_micro_batches_need_accumulate)
 {
     setup s = small();
-    world w;
+    rank_group w;
     tt_batch b;
     bool updated = true;
     if (!open_world(&w, &s)) return;
@@ -275,7 +275,7 @@ TEST(steps_of_several_micro_batches_need_accumulate)
 TEST(predictions_without_labels_and_of_nan)
 {
     setup s = small();
-    world w;
+    rank_group w;
     tt_batch b;
     float with[2 * BATCH], without[2 * BATCH];
     if (!open_world(&w, &s)) return;
@@ -283,7 +283,7 @@ TEST(predictions_without_labels_and_of_nan)
     size_t untouched = 0;
     /* Only parameters are touched before the first step. */
     for (int32_t v = 1, seen = 0; v < w.r->train->built.t->n_values && seen < 3; v++) {
-        const tt__value *x = &w.r->train->built.t->values[v];
+        const tt__tape_value *x = &w.r->train->built.t->values[v];
         const unsigned char *memory = (const unsigned char *)tt__resolve(w.r->train, 0, v).data;
         if (x->storage != TT__STATE || x->base != v) continue;
         seen++;
@@ -320,7 +320,7 @@ TEST(batches_that_do_not_fit)
 {
     for (int accumulate = 0; accumulate < 2; accumulate++) {
         setup s = small();
-        world w, undisturbed;
+        rank_group w, undisturbed;
         tt_batch b, good;
         float p[2 * BATCH];
         static int32_t zeros[2000], starts[200];

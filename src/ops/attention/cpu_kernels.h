@@ -92,7 +92,7 @@ TT__INLINE TT__K(attention_fall) TT__K(attention_fall_of)(const TT__K(attention_
    key and the first query, counted in the sequence. first: `out` has no sums yet and is written. */
 TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool first, int64_t key,
                                           int64_t keys, int64_t query, int64_t n, const float *qt, float *out,
-                                          float *most, float *sum)
+                                          float *max, float *sum)
 {
     const tt__attention_args *a = t->a;
     const tt__attention_buffers *b = &t->b;
@@ -105,8 +105,8 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool f
     for (int64_t i = 0; i < n; i += TT__LANES) {
         TT__K(attention_lanes) l = TT__K(attention_lanes_at)(t, key, &s, query + i);
         if (fall.slope != 0) TT__K(attention_alibi)(&l, t->x.begin, &fall, b->weights + i);
-        tt__vf c = l.drop ? TT__K(attention_softmax)(true, &l, s.keys, b->weights + i, most + i, sum + i)
-                          : TT__K(attention_softmax)(false, &l, s.keys, b->weights + i, most + i, sum + i);
+        tt__vf c = l.drop ? TT__K(attention_softmax)(true, &l, s.keys, b->weights + i, max + i, sum + i)
+                          : TT__K(attention_softmax)(false, &l, s.keys, b->weights + i, max + i, sum + i);
         TT__K(store)(correction + i, c);
     }
     for (int64_t i = 0; !first && i < n; i++) {
@@ -132,7 +132,7 @@ TT__FN void TT__K(attention_put)(const TT__K(attention_task) *t, int64_t query, 
         int64_t number = t->x.first + query + i, row = a->query_at ? a->query_at[number] : number;
         TT__K(attention_unpack)(&a->out, NULL, row, 1, t->head * d, d, t->call->keep_scale / b->sum[i],
                                 b->out + i * stride, stride, false);
-        a->lse[row * a->heads + t->head] = b->most[i] * 0.693147180559945309f + logf(b->sum[i]);
+        a->lse[row * a->heads + t->head] = b->max[i] * 0.693147180559945309f + logf(b->sum[i]);
     }
 }
 
@@ -153,7 +153,7 @@ TT__FN void TT__K(attention_forward_blocks)(TT__K(attention_task) *t, int64_t fi
                               stride);
         TT__K(attention_columns)(a, b, b->q, count, 1.0f, b->qt);
         for (int64_t k = 0; k < TT__ATTENTION_QUERIES; k++) {
-            b->most[k] = -FLT_MAX;
+            b->max[k] = -FLT_MAX;
             b->sum[k] = 0;
         }
         for (int64_t j = 0, end; j < t->x.blocks; j = end) {
@@ -164,7 +164,7 @@ TT__FN void TT__K(attention_forward_blocks)(TT__K(attention_task) *t, int64_t fi
                 const int64_t key = tt__attention_next_keys(&t->x, &at, to, &keys);
                 TT__K(attention_take_keys)(t, t->x.begin + key, keys, false);
                 for (int k = 0; k < times; k++, begun = true)
-                    TT__K(attention_forward_tile)(t, !begun, key, keys, query, count, b->qt, b->out, b->most,
+                    TT__K(attention_forward_tile)(t, !begun, key, keys, query, count, b->qt, b->out, b->max,
                                                   b->sum);
             }
         }
@@ -201,7 +201,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
         TT__K(attention_columns)(a, b, b->q, n, 1.0f, b->qt + block * qt_size);
     }
     for (int64_t i = 0; i < TT__ATTENTION_GROUP; i++) {
-        b->most[i] = -FLT_MAX;
+        b->max[i] = -FLT_MAX;
         b->sum[i] = 0;
     }
     /* With a window, the queries do not share a first block of keys, so their sums begin as zeros. */
@@ -212,7 +212,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
         for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
             int64_t n = tt__min(query_block, queries - i);
             TT__K(attention_forward_tile)(&t, !a->window && key == 0, key, keys, first + i, n,
-                                          b->qt + block * qt_size, b->out + i * stride, b->most + i,
+                                          b->qt + block * qt_size, b->out + i * stride, b->max + i,
                                           b->sum + i);
         }
     }
@@ -226,7 +226,7 @@ TT__FN void TT__K(attention_forward)(tt__pool *pool, const tt__attention_args *a
 {
     TT__K(attention_call) call = TT__K(attention_begin)(a);
     if (a->seqs > 0)
-        tt__parallel(pool, tt__attention_first_group(a, a->seqs) * a->heads, TT__K(attention_forward_task),
+        tt__run_tasks(pool, tt__attention_first_group(a, a->seqs) * a->heads, TT__K(attention_forward_task),
                      &call);
 }
 
@@ -419,7 +419,7 @@ TT__FN void TT__K(attention_backward)(tt__pool *pool, const tt__attention_args *
 {
     TT__K(attention_call) call = TT__K(attention_begin)(a);
     const int64_t tasks = a->seqs * (a->heads / a->group);
-    if (a->seqs > 0) tt__parallel(pool, tasks, TT__K(attention_backward_task), &call);
+    if (a->seqs > 0) tt__run_tasks(pool, tasks, TT__K(attention_backward_task), &call);
 }
 
 #undef TT__ATTENTION_MR

@@ -152,10 +152,10 @@ TT__INLINE void TT__K(attention_alibi)(const TT__K(attention_lanes) *l, int64_t 
    the first of the vector's columns in the tile. Returns the factors by which the queries' earlier sums must
    be multiplied. */
 TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(attention_lanes) *l, int64_t keys,
-                                           float *tile, float *most, float *sum)
+                                           float *tile, float *max, float *sum)
 {
     const tt__vf lowest = TT__K(splat)(-FLT_MAX);
-    tt__vf old = TT__K(load)(most), m0 = old, m1 = old, total0 = TT__K(zero)(), total1 = total0;
+    tt__vf old = TT__K(load)(max), m0 = old, m1 = old, total0 = TT__K(zero)(), total1 = total0;
     tt__vu drawn = TT__K(splat_u)(0);
     int64_t r = l->from;
     for (; r < tt__min(l->whole, l->seen); r++) {
@@ -196,7 +196,7 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
     }
     for (r = l->seen; r < keys; r++) TT__K(store)(tile + r * TT__ATTENTION_TILE, TT__K(zero)());
     tt__vf correction = TT__K(exp2)(old - m0);
-    TT__K(store)(most, m0);
+    TT__K(store)(max, m0);
     TT__K(store)(sum, TT__K(fma)(TT__K(load)(sum), correction, total0 + total1));
     return correction;
 }

@@ -37,8 +37,8 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->longest = (int)(attr->max_length && attr->max_length < p->k.rows ? attr->max_length : p->k.rows);
     p->causal = attr->causal;
     p->window = attr->window > p->k.rows ? 0 : attr->window; // a window longer than all rows hides nothing
-    p->most = p->window ? p->window - 1 : INT32_MAX;
-    p->least = p->causal ? 0 : -p->most;
+    p->largest = p->window ? p->window - 1 : INT32_MAX;
+    p->smallest = p->causal ? 0 : -p->largest;
     p->alibi = attr->alibi;
     p->alibi_heads = attr->alibi_heads;
     p->alibi_rounded = attr->alibi_rounded;
@@ -128,8 +128,8 @@ cudaError_t attention_forward_wide_on(tt__device *d, const attention_args *p)
     const auto kernel = attention_forward_wide<T, D, DROPS>;
     const size_t shared = sizeof(attention_wide_tiles<T, D, DROPS>) + TT__WIDE_ROOM;
     const int64_t items = (int64_t)attention_tiles(p, p->q.rows, S::QUERIES) * p->heads;
-    const int64_t most = (int64_t)d->properties.multiProcessorCount * S::BLOCKS;
-    const int64_t blocks = items < most ? items : most, heads = (int64_t)p->seqs * p->heads;
+    const int64_t largest = (int64_t)d->properties.multiProcessorCount * S::BLOCKS;
+    const int64_t blocks = items < largest ? items : largest, heads = (int64_t)p->seqs * p->heads;
     const int64_t tiles = ((p->query_row ? p->q.rows : p->longest) + S::QUERIES - 1) / S::QUERIES;
     const int64_t groups = (heads * tiles + 2 * blocks - 1) / (2 * blocks);
     attention_args args = *p;

@@ -66,13 +66,13 @@ __device__ __forceinline__ void attention_row_slopes(float (&s)[MT][KEYS / 8][4]
             const int last = key + KEYS <= b.all ? KEYS + 0
                 : (p.causal ? b.row[m][h] - b.t.begin : b.t.length - 1) - key - b.pair;
             const int row = b.row[m][h] - b.t.begin, ahead = row - key - b.pair;
-            const int least = max(p.least, row - b.t.length + 1);
+            const int smallest = max(p.smallest, row - b.t.length + 1);
             TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
                 TT__UNROLL for (int i = 0; i < 2; i++) {
                     float &x = s[m][n][2 * h + i], &y = g[m][n][2 * h + i];
                     const int d = ahead - 8 * n - i;
                     if (NEAR) x = fmaf(-slope, fabsf((float)d), x);
-                    x = (NEAR ? d < least || d > p.most : 8 * n + i > last)
+                    x = (NEAR ? d < smallest || d > p.largest : 8 * n + i > last)
                         ? 0 : tt__exp2(fmaf(x, factor, -lse[m][h]));
                     if (BLOCKS) x *= (float)often;
                     y = x * ((attention_kept<MT, KEYS>(keep, m, h, n, i) ? y * p.keep_scale
@@ -122,7 +122,7 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
         tt__cp_async_wait<0>();
         __syncthreads();
         if (next < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, next, stage ^ 1, head);
-        if (mine >= count || attention_behind<MT, KIND>(p, t.at + mine, key)) continue;
+        if (mine >= count || attention_after<MT, KIND>(p, t.at + mine, key)) continue;
         int often = 1;
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
@@ -166,10 +166,10 @@ __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int 
 {
     enum { PITCH = WIDE ? D : D + 8 };
     const int i = thread;
-    const int at = stage * QUERIES * PITCH, behind = at + 2 * QUERIES * PITCH;
+    const int at = stage * QUERIES * PITCH, after = at + 2 * QUERIES * PITCH;
     attention_fetch<T, D, QUERIES, THREADS, WIDE>(qs + at, p.q, p.query_at, first, n, head, p.head_size,
                                                   thread);
-    attention_fetch<T, D, QUERIES, THREADS, WIDE>(qs + (WIDE ? tt__opaque(behind) : behind), p.dout,
+    attention_fetch<T, D, QUERIES, THREADS, WIDE>(qs + (WIDE ? tt__opaque(after) : after), p.dout,
                                                   p.query_at, first, n, head, p.head_size, thread);
     if (i < QUERIES) {
         const int query = first + min(i, n - 1), bytes = i < n ? 4 : 0, to = stage * QUERIES + i;
@@ -289,7 +289,7 @@ __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES /
                     float &x = s[m][n][2 * h + e], &y = g[m][n][2 * h + e];
                     const int d = ahead - 16 * m - 8 * h;
                     if (NEAR) x = fmaf(-slope, fabsf((float)d), x);
-                    x = (NEAR ? d < p.least || d > p.most : 16 * m + 8 * h > last)
+                    x = (NEAR ? d < p.smallest || d > p.largest : 16 * m + 8 * h > last)
                         ? 0 : tt__exp2(fmaf(x, NEAR ? p.factor : factor, -log_sum));
                     if (BLOCKS) x *= (float)often;
                     y = x * ((kept ? y * p.keep_scale : 0) - sum);

@@ -290,7 +290,7 @@ enum attention_kind { PLAIN, NEARBY, BY_BLOCKS };
 // Returns whether the warp's queries, which begin at row `at` of the sequence, all come before key `key` and
 // therefore do not see the keys from `key` on.
 template <int MT, attention_kind KIND>
-__device__ __forceinline__ bool attention_behind(const attention_args &p, int at, int key)
+__device__ __forceinline__ bool attention_after(const attention_args &p, int at, int key)
 {
     return KIND == PLAIN && p.causal && !p.query_row && key >= at + 16 * MT;
 }
@@ -391,11 +391,11 @@ __device__ __forceinline__ void attention_mask(float (&s)[MT][KEYS / 8][4], cons
         TT__UNROLL for (int m = 0; m < MT; m++)
             TT__UNROLL for (int i = 0; i < 4; i++) {
                 const int row = b.row[m][i / 2] - b.t.begin, ahead = row - key - b.pair - i % 2;
-                const int least = max(p.least, row - b.t.length + 1);
+                const int smallest = max(p.smallest, row - b.t.length + 1);
                 TT__UNROLL for (int n = 0; n < KEYS / 8; n++) {
                     float &x = s[m][n][i];
                     x = fmaf(-slope, fabsf((float)(ahead - 8 * n)), x);
-                    if (ahead - 8 * n < least || ahead - 8 * n > p.most) x = -INFINITY;
+                    if (ahead - 8 * n < smallest || ahead - 8 * n > p.largest) x = -INFINITY;
                 }
             }
     else if (key + KEYS > b.all)
@@ -407,11 +407,11 @@ __device__ __forceinline__ void attention_mask(float (&s)[MT][KEYS / 8][4], cons
             }
 }
 
-// Turns the scores of a tile of keys into weights after dropout. most, sum: each row's largest score so far,
+// Turns the scores of a tile of keys into weights after dropout. largest, sum: each row's largest score so far,
 // and the thread's part of the row's sum of weights so far. Rescales `out`, the weighted sums of values, to
 // the new largest scores. often: how many times the queries see the keys.
 template <int MT, int KEYS, attention_kind KIND, int N>
-__device__ __forceinline__ void attention_weigh(float (&s)[MT][KEYS / 8][4], float (&most)[MT][2],
+__device__ __forceinline__ void attention_weigh(float (&s)[MT][KEYS / 8][4], float (&largest)[MT][2],
                                                 float (&sum)[MT][2], float (&out)[MT][N][4],
                                                 const attention_args &p,
                                                 const uint32_t (&keep)[MT * KEYS / 64], float factor,
@@ -420,15 +420,15 @@ __device__ __forceinline__ void attention_weigh(float (&s)[MT][KEYS / 8][4], flo
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
     TT__UNROLL for (int m = 0; m < MT; m++)
         TT__UNROLL for (int h = 0; h < 2; h++) {
-            float now = most[m][h], total = 0;
+            float now = largest[m][h], total = 0;
             TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
                 now = fmaxf(now, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
             now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
             now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
-            const float correction = tt__exp2((most[m][h] - now) * factor);
+            const float correction = tt__exp2((largest[m][h] - now) * factor);
             // With a window, a query may not have seen any key so far.
             const float offset = NEAR && now == -3.4028235e38f ? 0 : -now * factor;
-            most[m][h] = now;
+            largest[m][h] = now;
             TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
                 TT__UNROLL for (int i = 2 * h; i < 2 * h + 2; i++) {
                     s[m][n][i] = tt__exp2(fmaf(s[m][n][i], factor, offset));
@@ -465,9 +465,9 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
     if (threadIdx.x == 0) random = attention_key(p);
     attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
     attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
-    float most[MT][2], sum[MT][2], out[MT][D / 8][4];
+    float largest[MT][2], sum[MT][2], out[MT][D / 8][4];
     TT__UNROLL for (int m = 0; m < MT; m++)
-        TT__UNROLL for (int h = 0; h < 2; h++) { most[m][h] = -3.4028235e38f; sum[m][h] = 0; }
+        TT__UNROLL for (int h = 0; h < 2; h++) { largest[m][h] = -3.4028235e38f; sum[m][h] = 0; }
     attention_clear(out);
     for (int key = begin, next, stage = 0; key < b.end; key = next, stage ^= 1) {
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
@@ -483,7 +483,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         }
         if (next < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, next, stage ^ 1, head);
         // The warp has no queries, or none of its queries sees any of the tile's keys.
-        if (mine >= count || attention_behind<MT, KIND>(p, t.at + mine, key)) continue;
+        if (mine >= count || attention_after<MT, KIND>(p, t.at + mine, key)) continue;
         int often = 1; // how many times the warp's queries see the keys
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
@@ -493,7 +493,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
         attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
         attention_mask<MT, KEYS, KIND>(s, p, b, key, slope);
-        attention_weigh<MT, KEYS, KIND>(s, most, sum, out, p, keep, factor, often);
+        attention_weigh<MT, KEYS, KIND>(s, largest, sum, out, p, keep, factor, often);
         attention_mma_add<T, D, MT, KEYS>(out, s, vt);
     }
     attention_columns<T, D> none;
@@ -507,7 +507,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
             if (at < 0) continue;
             attention_store<T, D>(p.out, at, head, p.head_size, out[m], h, p.keep_scale / total, false,
                                   threadIdx.x % 32, none, false);
-            if (b.pair == 0) p.lse[(int64_t)at * p.heads + head] = most[m][h] * fabsf(p.scale) + logf(total);
+            if (b.pair == 0) p.lse[(int64_t)at * p.heads + head] = largest[m][h] * fabsf(p.scale) + logf(total);
         }
 }
 

@@ -180,11 +180,11 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
     const int end = NEAR ? attention_window_end(p, t, q.count) : attention_end(p, t, q.count);
     const float slope = NEAR ? attention_slope(p, p.first_head + b.head) : 0;
     const int blocks = NEAR ? attention_blocks(p, t.length) : 0;
-    float most[4], sum[4], out[4][4];
+    float largest[4], sum[4], out[4][4];
     int row[4]; // row[a]: the tile's row y + 16 a, counted in the sequence
     TT__UNROLL for (int a = 0; a < 4; a++) {
         row[a] = attention_row(p, q.first + min(y + 16 * a, q.count - 1)) - t.begin;
-        most[a] = -3.4028235e38f;
+        largest[a] = -3.4028235e38f;
         sum[a] = 0;
         TT__UNROLL for (int c = 0; c < 4; c++) out[a][c] = 0;
     }
@@ -196,7 +196,7 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
         if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, key, b.head);
         attention_scores(s, stage, q, k, b.head, key_head, p.head_size);
         TT__UNROLL for (int a = 0; a < 4; a++) {
-            float now = most[a], factor, total = 0, often[4];
+            float now = largest[a], factor, total = 0, often[4];
             TT__UNROLL for (int c = 0; c < 4; c++) {
                 const int i = key + x + 16 * c;
                 bool seen = NEAR ? attention_sees(p, row[a], i, t.length)
@@ -209,8 +209,8 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
                 now = fmaxf(now, s[a][c]);
             }
             TT__UNROLL for (int m = 8; m; m >>= 1) now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, m));
-            factor = exp2f(most[a] - now);
-            most[a] = now;
+            factor = exp2f(largest[a] - now);
+            largest[a] = now;
             TT__UNROLL for (int c = 0; c < 4; c++) {
                 const int i = x + 16 * c;
                 float weight = exp2f(s[a][c] - now);
@@ -231,7 +231,7 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
         const int64_t row = p.query_at ? p.query_at[query] : query;
         attention_write(p.out, row, column, b.columns, out[a], p.keep_scale / sum[a], false);
         if (x == 0 && b.skip == 0)
-            p.lse[row * p.heads + b.head] = most[a] / TT__LOG2E + logf(sum[a]);
+            p.lse[row * p.heads + b.head] = largest[a] / TT__LOG2E + logf(sum[a]);
     }
 }
 

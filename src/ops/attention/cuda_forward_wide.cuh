@@ -83,16 +83,16 @@ __device__ __forceinline__ attention_item attention_item_of(const attention_args
 }
 
 // Return the first key (rounded down to a multiple of KEYS) and the end of the keys that an item's queries
-// see; see attention_window_begin and attention_window_end. at: the item's first row; behind: the row after
+// see; see attention_window_begin and attention_window_end. at: the item's first row; after: the row after
 // its last row.
 template <int KEYS> __device__ __forceinline__ int attention_item_begin(const attention_args &p, int at)
 {
     return p.window && !p.query_row ? max(0, at - p.window + 1) / KEYS * KEYS : 0;
 }
-__device__ __forceinline__ int attention_item_end(const attention_args &p, int length, int behind)
+__device__ __forceinline__ int attention_item_end(const attention_args &p, int length, int after)
 {
-    return p.query_row ? length : p.causal ? min(length, behind)
-        : p.window ? min(length, behind + p.window - 1) : length;
+    return p.query_row ? length : p.causal ? min(length, after)
+        : p.window ? min(length, after + p.window - 1) : length;
 }
 
 // Does the work of attention_fetch for `to` (ROWS, D), stored as parts of 64 columns, with 128 threads that
@@ -301,10 +301,10 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
 
     // Turns scores into weights. Works on the thread's two rows side by side, with two chains of operations
     // for each row, because the latency of a chain decides the time.
-    __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4], float (&most)[2], float (&sum)[2],
+    __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4], float (&largest)[2], float (&sum)[2],
                                           float (&correction)[2]) const
     {
-        float now[4] = {most[0], s[0][1], most[1], s[0][3]}, total[4] = {0, 0, 0, 0};
+        float now[4] = {largest[0], s[0][1], largest[1], s[0][3]}, total[4] = {0, 0, 0, 0};
         TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
             TT__UNROLL for (int i = 0; i < 4; i++) now[i] = fmaxf(now[i], s[n][i]);
         TT__UNROLL for (int h = 0; h < 2; h++) now[h] = fmaxf(now[2 * h], now[2 * h + 1]);
@@ -313,10 +313,10 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
                 now[h] = fmaxf(now[h], __shfl_xor_sync(0xffffffffu, now[h], m));
         float offset[2];
         TT__UNROLL for (int h = 0; h < 2; h++) {
-            correction[h] = tt__exp2((most[h] - now[h]) * factor);
+            correction[h] = tt__exp2((largest[h] - now[h]) * factor);
             // With a window, a query may not have seen any key so far.
             offset[h] = now[h] == -3.4028235e38f ? 0 : -now[h] * factor;
-            most[h] = now[h];
+            largest[h] = now[h];
         }
         TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
             TT__UNROLL for (int i = 0; i < 4; i++) {
@@ -349,7 +349,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
 
     // Stores the warp's rows of the output. Writes them first to shared memory, over the warp's queries,
     // which are no longer in use, and copies them from there to memory as whole vectors.
-    __device__ __forceinline__ void store(const float (&out)[D / 8][4], const float (&most)[2],
+    __device__ __forceinline__ void store(const float (&out)[D / 8][4], const float (&largest)[2],
                                           const float (&sum)[2], const attention_item &item, int slot) const
     {
         const int lane = lane_of(), pair = lane % 4 * 2;
@@ -365,7 +365,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
                     pack<T>(out[n][2 * h] * scale, out[n][2 * h + 1] * scale);
             if (pair == 0 && mine + r < item.count)
                 p.lse[attention_sums_at(p, item.first + mine + r, item.head)] =
-                    most[h] * fabsf(p.scale) + logf(total);
+                    largest[h] * fabsf(p.scale) + logf(total);
         }
         __syncwarp();
         for (int i = lane; i < 16 * D / 8; i += 32) {
@@ -388,9 +388,9 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         const int end = team < count
             ? attention_item_end(p, item.length, item.at + min(count, team + 64)) : begin;
         const int all = p.query_row ? 0 : attention_item_end(p, item.length, item.at + mine + 1);
-        float most[2], sum[2], correction[2], s[KEYS / 8][4], out[D / 8][4];
+        float largest[2], sum[2], correction[2], s[KEYS / 8][4], out[D / 8][4];
         uint32_t w[KEYS / 16][4];
-        TT__UNROLL for (int h = 0; h < 2; h++) { most[h] = -3.4028235e38f; sum[h] = 0; }
+        TT__UNROLL for (int h = 0; h < 2; h++) { largest[h] = -3.4028235e38f; sum[h] = 0; }
         TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] = 0;
         int key = begin;
         for (; key < end; key += KEYS) {
@@ -402,7 +402,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
                 tt__wgmma_done(s);
                 arrive(&barriers.k_used[used % STAGES]);
                 mask(s, item, key, all);
-                weigh(s, most, sum, correction);
+                weigh(s, largest, sum, correction);
                 tt__wgmma_wait<0>();
                 tt__wgmma_done(out);
                 arrive(&barriers.v_used[(used - 1) % STAGES]);
@@ -412,7 +412,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
                 tt__wgmma_done(s);
                 arrive(&barriers.k_used[used % STAGES]);
                 mask(s, item, key, all);
-                weigh(s, most, sum, correction);
+                weigh(s, largest, sum, correction);
             }
             if (key > begin && __any_sync(0xffffffffu, correction[0] != 1 || correction[1] != 1))
                 TT__UNROLL for (int n = 0; n < D / 8; n++)
@@ -433,7 +433,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             arrive(&barriers.v_used[stage]);
             used++;
         }
-        store(out, most, sum, item, slot);
+        store(out, largest, sum, item, slot);
     }
 };
 

@@ -26,14 +26,14 @@ struct attention_args {
     const int32_t *query_row, *query_at;
     // Log-sum-exp of the scores, and sum of dout * out; both have the shape (rows of q, heads).
     float *lse, *delta;
-    const tt__run *run;
+    const tt__step_settings *run;
     int seqs, heads, head_size;
     int group;      // heads of q that share a head of k and v
     int first_head; // number of the first head among all ranks' heads
     int longest;    // max rows of a sequence
     bool causal, add_dq, add_dk, add_dv;
     int window;                             // rows seen back and, unless causal, ahead; 0: no window
-    int least, most;                        // a row sees the keys for which row - key is in [least, most]
+    int smallest, largest;                        // a row sees the keys for which row - key is in [least, most]
     int alibi_heads;                        // number of heads of all ranks; 0: no ALiBi
     float alibi;
     bool alibi_rounded;                     // see tt_attention_options
@@ -65,7 +65,7 @@ struct attention_args {
 
 __device__ __forceinline__ uint64_t attention_key(const attention_args &p)
 {
-    const tt__run *run = p.run;
+    const tt__step_settings *run = p.run;
     return p.drop ? stream_key(run->seed, TT__RANDOM_DROPOUT, (uint64_t)run->step,
                                (uint64_t)run->micro << 32 | p.random) : 0;
 }
@@ -170,7 +170,7 @@ __device__ __forceinline__ int attention_queries_end(const attention_args &p, co
 // Returns whether row `row` of a sequence sees key `key`.
 __device__ __forceinline__ bool attention_sees(const attention_args &p, int row, int key, int length)
 {
-    return key < length && row - key >= p.least && row - key <= p.most;
+    return key < length && row - key >= p.smallest && row - key <= p.largest;
 }
 
 // Returns the number of blocks of a sequence in block-sparse attention; 0: the sequence is dense.

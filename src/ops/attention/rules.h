@@ -52,7 +52,7 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     for (int k = 1; k < 3; k++)
         /* Heads are computed in parallel, so two heads must not add to the same column of a gradient. */
         for (int j = 0; j < k; j++) {
-            const tt__value *a = &t->values[i->in[j]], *b = &t->values[i->in[k]];
+            const tt__tape_value *a = &t->values[i->in[j]], *b = &t->values[i->in[k]];
             const int64_t apart = b->offset - a->offset;
             const bool overlap = apart < a->shape.cols && -apart < b->shape.cols;
             if (a->base == b->base && overlap && (apart || a->shape.cols != b->shape.cols))
@@ -149,7 +149,7 @@ tt_value tt_attention_rows(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
 
 static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    const tt__value *v = b->t->values;
+    const tt__tape_value *v = b->t->values;
     /* If operands share storage, dq, dk and dv are added to the gradient of that storage, in the order in
        which the kernel writes them. */
     for (int k = 1; k < 3; k++)
@@ -166,11 +166,11 @@ static tt_status tt__check_ATTENTION(const tt__launch *l)
 {
     tt_status status = tt__check_starts(l, 3, l->in[1].rows);
     const int32_t *start = (const int32_t *)l->in[3].data;
-    const int most = l->instr->attr.max_length;
-    for (int64_t s = 0; s < l->in[3].rows - 1 && most && status == TT_OK; s++)
-        if (start[s + 1] - start[s] > most)
+    const int max = l->instr->attr.max_length;
+    for (int64_t s = 0; s < l->in[3].rows - 1 && max && status == TT_OK; s++)
+        if (start[s + 1] - start[s] > max)
             return tt__launch_fail(l, 3, "has a sequence of %d rows at %lld; attention's max_length is %d",
-                                   start[s + 1] - start[s], (long long)s, most);
+                                   start[s + 1] - start[s], (long long)s, max);
     return status == TT_OK ? tt__check_indices(l, 4, l->in[1].rows, NULL, "rows to gather from") : status;
 }
 
@@ -197,8 +197,8 @@ static double tt__attention_seen(const tt__attr *attr, int64_t row, int64_t leng
         for (int64_t j = tt__max(1, i - 1); j < tt__min(n - 1, i + 2); j++) keys += attr->block;
         return (double)(keys + (i < attr->list_rows ? (int64_t)attr->listed * attr->block : 0));
     }
-    const int64_t most = attr->window ? attr->window - 1 : length;
-    return (double)(1 + tt__min(row, most) + (attr->causal ? 0 : tt__min(length - 1 - row, most)));
+    const int64_t max = attr->window ? attr->window - 1 : length;
+    return (double)(1 + tt__min(row, max) + (attr->causal ? 0 : tt__min(length - 1 - row, max)));
 }
 
 /* Returns the number of pairs of a query and a key that the query sees, in a sequence of `length` rows.

@@ -36,15 +36,15 @@ static bool tt__layout_FILL(const tt_tape *t, const tt__instr *i, const tt__spli
    all columns. */
 static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t storage)
 {
-    const tt__value *whole = &t->values[storage];
+    const tt__tape_value *whole = &t->values[storage];
     int64_t cols = 0;
     for (int j = 0; j < TT__MAX_OUT; j++) {
-        const tt__value *y = &t->values[i->out[j]];
+        const tt__tape_value *y = &t->values[i->out[j]];
         if (!i->out[j] || y->base != storage) continue;
         const bool adds = i->add >> j & 1, columns = tt__same_rows(&y->shape, &whole->shape);
         if (!adds || !columns || y->ld != whole->ld) return false;
         for (int o = 0; o < j; o++) {
-            const tt__value *other = &t->values[i->out[o]];
+            const tt__tape_value *other = &t->values[i->out[o]];
             const bool apart = y->offset + y->shape.cols <= other->offset ||
                                other->offset + other->shape.cols <= y->offset;
             if (i->out[o] && other->base == storage && !apart) return false;
@@ -61,7 +61,7 @@ static void tt__fuse_FILL(tt_tape *t, int k, int32_t root)
 {
     const tt__instr *i = &t->code[k];
     const int32_t g = i->out[0];
-    const tt__value *v = &t->values[g];
+    const tt__tape_value *v = &t->values[g];
     (void)root;
     if (i->attr.scale != 0 || i->add || v->base != g || v->storage != TT__TRANSIENT) return;
     for (int m = k + 1; m <= v->writer; m++) {

@@ -29,8 +29,8 @@ TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)
 TT__INLINE tt__vf TT__K(reduce_two)(const tt__reduce how, const tt_dtype dtype, tt__vf a, tt__vf b)
 {
     if (how == TT__SUM) return TT__K(rounded)(a + b, dtype);
-    tt__vf most = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* is b if a or b is NaN */
-    return (tt__vf)TT__K(select)(a != a, (tt__vu)a, (tt__vu)most);
+    tt__vf max = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* is b if a or b is NaN */
+    return (tt__vf)TT__K(select)(a != a, (tt__vu)a, (tt__vu)max);
 }
 
 /* Loads a vector of member k's elements: n elements, beginning with element c. Prefetches far ahead, because
@@ -102,14 +102,14 @@ TT__OUTLINE void TT__K(reduce)(const tt__launch *l, int64_t from, int64_t to, in
 TT__ROWS_FN(all_reduce_rows)
 {
     int64_t first;
-    tt__piece_of(l, &l->out[0], false, l->me, &first);
+    tt__shard_of(l, &l->out[0], false, l->me, &first);
     TT__K(reduce)(l, first + from, first + from, to - from);
 }
 
 TT__ROWS_FN(reduce_scatter_rows)
 {
     int64_t first;
-    tt__piece_of(l, &l->in[0], l->instr->move.root, l->me, &first);
+    tt__shard_of(l, &l->in[0], l->instr->move.root, l->me, &first);
     TT__K(reduce)(l, first + from, from, to - from);
 }
 
@@ -117,7 +117,7 @@ TT__ROWS_FN(reduce_rows) { TT__K(reduce)(l, from, from, to - from); }
 
 TT__FN tt_status TT__K(run_ALL_REDUCE)(const tt__launch *l)
 {
-    int64_t first, n = tt__piece_of(l, &l->out[0], false, l->me, &first);
+    int64_t first, n = tt__shard_of(l, &l->out[0], false, l->me, &first);
     if (!l->present) return TT_OK;
     if (l->phase == TT__REDUCE_PHASE) return tt__for_elements(l, n, TT__K(all_reduce_rows));
     return tt__for_elements(l, tt__elements(&l->out[0]), tt__spread_rows);
@@ -125,18 +125,18 @@ TT__FN tt_status TT__K(run_ALL_REDUCE)(const tt__launch *l)
 
 TT__FN tt_status TT__K(run_REDUCE_SCATTER)(const tt__launch *l)
 {
-    int64_t first, n = tt__piece_of(l, &l->in[0], l->instr->move.root, l->me, &first);
+    int64_t first, n = tt__shard_of(l, &l->in[0], l->instr->move.root, l->me, &first);
     return l->present ? tt__for_elements(l, n, TT__K(reduce_scatter_rows)) : TT_OK;
 }
 
 TT__FN tt_status TT__K(run_ALL_GATHER)(const tt__launch *l)
 {
-    return tt__for_elements(l, tt__elements(&l->out[0]), tt__gather_rows);
+    return tt__for_elements(l, tt__elements(&l->out[0]), tt__all_gather_rows);
 }
 
 TT__FN tt_status TT__K(run_BROADCAST)(const tt__launch *l)
 {
-    int64_t first, n = tt__piece_of(l, &l->out[0], false, l->me, &first);
+    int64_t first, n = tt__shard_of(l, &l->out[0], false, l->me, &first);
     if (l->out[0].data == l->peer_in[0].data) return TT_OK; /* this member has the whole tensor already */
     if (l->phase == TT__REDUCE_PHASE) return tt__for_elements(l, n, tt__broadcast_rows);
     return tt__for_elements(l, tt__elements(&l->out[0]), tt__spread_rows);

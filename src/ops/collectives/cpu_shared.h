@@ -5,9 +5,9 @@
 /* ---- the parts of collectives that all instruction sets share: all but sums by vectors ---- */
 
 /* Sets *first to the first element of m in a member's shard; returns the number of elements in the shard. */
-static int64_t tt__piece_of(const tt__launch *l, const tt__mat *m, bool root, int member, int64_t *first)
+static int64_t tt__shard_of(const tt__launch *l, const tt__mat *m, bool root, int member, int64_t *first)
 {
-    return tt__piece(tt__elements(m), l->instr->move.unit, root, member, l->members, first);
+    return tt__shard(tt__elements(m), l->instr->move.unit, root, member, l->members, first);
 }
 
 static char *tt__element(const tt__mat *m, int64_t k)
@@ -34,18 +34,18 @@ static void tt__spread_rows(const tt__launch *l, int64_t from, int64_t to, float
 {
     (void)scratch;
     for (int k = 0; k < l->members; k++) {
-        int64_t first, n = tt__piece_of(l, &l->out[0], false, k, &first);
+        int64_t first, n = tt__shard_of(l, &l->out[0], false, k, &first);
         const int64_t begin = tt__max(from, first), end = tt__min(to, first + n);
         tt__copy_elements(&l->out[0], begin, &l->peer_out[k], begin, end - begin);
     }
 }
 
 /* Copies elements [from, to) of out[0] from the shards of all members. The shard of a member is its in[0]. */
-static void tt__gather_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+static void tt__all_gather_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     (void)scratch;
     for (int k = 0; k < l->members; k++) {
-        int64_t first, n = tt__piece_of(l, &l->out[0], l->instr->move.root, k, &first);
+        int64_t first, n = tt__shard_of(l, &l->out[0], l->instr->move.root, k, &first);
         const int64_t begin = tt__max(from, first), end = tt__min(to, first + n);
         tt__copy_elements(&l->out[0], begin, &l->peer_in[k], begin - first, end - begin);
     }
@@ -56,7 +56,7 @@ static void tt__broadcast_rows(const tt__launch *l, int64_t from, int64_t to, fl
 {
     int64_t first;
     (void)scratch;
-    tt__piece_of(l, &l->out[0], false, l->me, &first);
+    tt__shard_of(l, &l->out[0], false, l->me, &first);
     tt__copy_elements(&l->out[0], first + from, &l->peer_in[0], first + from, to - from);
 }
 

@@ -167,7 +167,7 @@ struct move_plan {
     bool of_results;    // true: the operands are in peer_out; false: in peer_in
     bool packed;        // whether an operand has only its member's shard
     bool to_piece;      // whether the result has only this member's shard
-    int owner;          // the member whose shard is the whole tensor; -1: tt__piece gives the shards
+    int owner;          // the member whose shard is the whole tensor; -1: tt__shard gives the shards
     int only;           // the only member with an operand; -1: all have one
 };
 
@@ -192,18 +192,18 @@ int64_t elements_of(const tt__mat &m) { return m.data ? m.rows * m.cols : 0; }
 
 // The part of a member's shard that a launch works on: elements [first, first + n) of the whole tensor. The
 // shard begins at element `begin` and has `left` more elements after this part.
-struct piece_part { int64_t begin, first, n, left; };
+struct shard_part { int64_t begin, first, n, left; };
 
-piece_part part_of(const tt__launch *l, const move_plan &p, int member)
+shard_part part_of(const tt__launch *l, const move_plan &p, int member)
 {
     const int64_t whole = max(elements_of(l->in[0]), elements_of(l->out[0]));
-    piece_part part = {0, 0, member == p.owner ? whole : 0, 0};
+    shard_part part = {0, 0, member == p.owner ? whole : 0, 0};
     if (p.owner < 0)
-        part.n = tt__piece(whole, l->instr->move.unit, false, member, l->members, &part.begin);
+        part.n = tt__shard(whole, l->instr->move.unit, false, member, l->members, &part.begin);
     const int64_t from = l->staged ? min(l->from, part.n) : 0;
     part.first = part.begin + from;
     part.n -= from;
-    part.left = l->staged ? max(part.n - l->most, (int64_t)0) : 0;
+    part.left = l->staged ? max(part.n - l->max, (int64_t)0) : 0;
     part.n -= part.left;
     return part;
 }
@@ -214,13 +214,13 @@ char *element_of(const void *data, tt_dtype dtype, int64_t k)
 }
 
 // Returns the address at which this member's kernels read `part` of member k's operand.
-const void *operand_of(const tt__launch *l, const move_plan &p, int k, const piece_part &part)
+const void *operand_of(const tt__launch *l, const move_plan &p, int k, const shard_part &part)
 {
     const tt__mat &m = p.of_results ? l->peer_out[k] : l->peer_in[k];
     const tt_dtype dtype = l->out[0].dtype;
     if (!l->staged || k == l->me || !l->staged[k])
         return element_of(m.data, dtype, part.first - (p.packed ? part.begin : 0));
-    return element_of(l->staged[k], dtype, p.spread ? 0 : l->me * l->most);
+    return element_of(l->staged[k], dtype, p.spread ? 0 : l->me * l->max);
 }
 
 // Returns the largest power of two, up to 16 bytes, that divides both addresses.
@@ -241,7 +241,7 @@ cudaError_t add_copy(move_batch *b, void *y, const void *x, int64_t bytes)
     return e;
 }
 
-cudaError_t add_sum(move_batch *b, const tt__launch *l, const move_plan &p, const piece_part &part, void *y)
+cudaError_t add_sum(move_batch *b, const tt__launch *l, const move_plan &p, const shard_part &part, void *y)
 {
     cudaError_t e = cudaSuccess;
     if (part.n <= 0) return e;
@@ -269,7 +269,7 @@ cudaError_t add_move(move_batch *b, const tt__launch *l)
     cudaError_t e = cudaSuccess;
     if (adds_up && !l->present) return e; // no member has an operand
     if (!p.spread) {
-        const piece_part part = part_of(l, p, l->me);
+        const shard_part part = part_of(l, p, l->me);
         void *to = element_of(y.data, y.dtype, part.first - (p.to_piece ? part.begin : 0));
         return p.sums ? add_sum(b, l, p, part, to)
             : part.n ? add_copy(b, to, operand_of(l, p, p.only, part), part.n * item) : e;
@@ -277,7 +277,7 @@ cudaError_t add_move(move_batch *b, const tt__launch *l)
     // In a broadcast, the result of member 0 may be its operand.
     if (l->instr->op == TT__OP_BROADCAST && l->me == 0 && y.data == l->in[0].data) return e;
     for (int k = 0; k < l->members && e == cudaSuccess; k++) {
-        const piece_part part = part_of(l, p, k);
+        const shard_part part = part_of(l, p, k);
         if (!part.n) continue;
         void *to = element_of(y.data, y.dtype, part.first);
         e = add_copy(b, to, operand_of(l, p, k, part), part.n * item);
@@ -306,13 +306,13 @@ tt_status cuda_stage(const tt__launch *l, bool *more)
     tt_status status = use(d) && stream_of(l) ? TT_OK : TT_ERR_DEVICE;
     *more = false;
     for (int k = 0; k < l->members && status == TT_OK; k++) {
-        const piece_part part = part_of(l, p, k);
+        const shard_part part = part_of(l, p, k);
         const bool needed = p.spread ? k == l->me : k != l->me;
         const bool there = p.only < 0 ? !p.sums || l->me < l->present : p.only == l->me;
         *more = *more || part.left > 0;
         if (!needed || !there || !part.n) continue;
         const char *x = element_of(m.data, m.dtype, part.first - (p.packed ? part.begin : 0));
-        char *to = element_of(l->staged[l->me], m.dtype, p.spread ? 0 : k * l->most);
+        char *to = element_of(l->staged[l->me], m.dtype, p.spread ? 0 : k * l->max);
         const size_t bytes = (size_t)part.n * tt_dtype_bytes(m.dtype);
         status = check(d, cudaMemcpyAsync(to, x, bytes, cudaMemcpyDeviceToHost, stream_of(l)),
                        "copy for other devices");

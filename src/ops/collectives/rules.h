@@ -30,13 +30,13 @@ static bool tt__bad_result(tt_tape *t, const tt__instr *i, const char *expected)
                          tt__describe(t, i->out[0], what, sizeof what), expected);
 }
 
-static bool tt__contiguous(const tt__value *v) { return v->ld == v->shape.cols || v->shape.rows == 1; }
+static bool tt__contiguous(const tt__tape_value *v) { return v->ld == v->shape.cols || v->shape.rows == 1; }
 
 /* Fails unless operand and result are contiguous and have the same dtype. If `sums`, the dtype must be a
    float dtype or f64. */
 static bool tt__moved(tt_tape *t, const tt__instr *i, bool sums)
 {
-    const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
+    const tt__tape_value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
     const bool number = tt__is_float(x->shape.dtype) || x->shape.dtype == TT__F64;
     if (sums && !number) return tt__bad(t, i, 0, "floats");
     if (!tt__contiguous(x)) return tt__bad(t, i, 0, "a contiguous matrix");
@@ -54,25 +54,25 @@ static bool tt__in_units(tt_tape *t, const tt__instr *i)
 }
 
 /* Returns the shape of the largest shard of a tensor that is divided over the data-parallel ranks. */
-static tt__shape tt__piece_shape(const tt_tape *t, tt_dtype dtype, const tt__part *part)
+static tt__shape tt__shard_shape(const tt_tape *t, tt_dtype dtype, const tt__part *part)
 {
     const int64_t units = tt__ceil_div(part->of, part->unit);
-    const int64_t most = part->unit * tt__ceil_div(units, t->data);
-    const tt__shape shape = {dtype, 1, part->root ? part->of : tt__min(most, part->of), 0, 0};
+    const int64_t max = part->unit * tt__ceil_div(units, t->data);
+    const tt__shape shape = {dtype, 1, part->root ? part->of : tt__min(max, part->of), 0, 0};
     return shape;
 }
 
-/* Returns whether value `piece` can be a member's shard of value `whole`. A shard over data-parallel ranks is
+/* Returns whether value `shard` can be a member's shard of value `whole`. A shard over data-parallel ranks is
    a range of elements (tt__part), a shard over tensor-parallel ranks is a range of rows. */
-static bool tt__is_piece(const tt_tape *t, const tt__instr *i, int32_t piece, int32_t whole)
+static bool tt__is_shard(const tt_tape *t, const tt__instr *i, int32_t shard, int32_t whole)
 {
-    const tt__value *p = &t->values[piece], *w = &t->values[whole];
+    const tt__tape_value *p = &t->values[shard], *w = &t->values[whole];
     const int64_t elements = w->shape.rows * w->shape.cols;
     if (i->move.over == TT__OVER_TENSOR)
         return p->shape.cols == w->shape.cols && p->shape.rows <= w->shape.rows &&
                i->move.unit % w->shape.cols == 0;
     if (p->part.unit != i->move.unit || p->part.root != i->move.root || p->part.of != elements) return false;
-    const tt__shape shape = tt__piece_shape(t, p->shape.dtype, &p->part);
+    const tt__shape shape = tt__shard_shape(t, p->shape.dtype, &p->part);
     return p->shape.rows == 1 && p->shape.cols == shape.cols && !p->shape.axis && !w->shape.axis;
 }
 
@@ -90,14 +90,14 @@ static bool tt__shape_REDUCE_SCATTER(tt_tape *t, const tt__instr *i, tt__shape *
 {
     out[0] = t->values[i->out[0]].shape;
     if (!tt__moved(t, i, true) || !tt__in_units(t, i)) return false;
-    return tt__is_piece(t, i, i->out[0], i->in[0]) || tt__bad_result(t, i, "a piece of the operand");
+    return tt__is_shard(t, i, i->out[0], i->in[0]) || tt__bad_result(t, i, "a piece of the operand");
 }
 
 static bool tt__shape_ALL_GATHER(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     out[0] = t->values[i->out[0]].shape;
     if (!tt__moved(t, i, false) || !tt__in_units(t, i)) return false;
-    return tt__is_piece(t, i, i->in[0], i->out[0]) || tt__bad(t, i, 0, "a piece of the result");
+    return tt__is_shard(t, i, i->in[0], i->out[0]) || tt__bad(t, i, 0, "a piece of the result");
 }
 
 static bool tt__shape_BROADCAST(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -107,7 +107,7 @@ static bool tt__shape_BROADCAST(tt_tape *t, const tt__instr *i, tt__shape *out)
 
 static bool tt__shape_RECV(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    const tt__value *y = &t->values[i->out[0]];
+    const tt__tape_value *y = &t->values[i->out[0]];
     out[0] = y->shape;
     if (!i->in[0]) return tt__contiguous(y) || tt__bad_result(t, i, "a contiguous matrix");
     return tt__shape_alike(t, i, out) && tt__moved(t, i, false);
@@ -148,7 +148,7 @@ static void tt__backward_REDUCE_SCATTER(tt__builder *b, const tt__instr *f, int3
 static void tt__backward_ALL_GATHER(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt_tape *t = b->t;
-    const tt__value x = t->values[f->in[0]];
+    const tt__tape_value x = t->values[f->in[0]];
     const int32_t own = tt__new_view(t, g, &x.shape, 0, x.shape.cols, t->values[g].name);
     if (!(b->ok = own != 0)) return;
     t->values[own].part = x.part;
@@ -168,7 +168,7 @@ static double tt__share(int64_t elements, int members)
 
 static tt__loads tt__loads_REDUCE_SCATTER(const tt__move *m, int64_t elements, int me, int members)
 {
-    int64_t first, n = tt__piece(elements, m->unit, m->root, me, members, &first);
+    int64_t first, n = tt__shard(elements, m->unit, m->root, me, members, &first);
     const tt__loads loads = {n * (members - 1), tt__share(elements, members)};
     const tt__loads of_root = {loads.done, (double)loads.done};
     return m->root ? of_root : loads;
@@ -176,7 +176,7 @@ static tt__loads tt__loads_REDUCE_SCATTER(const tt__move *m, int64_t elements, i
 
 static tt__loads tt__loads_ALL_GATHER(const tt__move *m, int64_t elements, int me, int members)
 {
-    int64_t first, n = tt__piece(elements, m->unit, m->root, me, members, &first);
+    int64_t first, n = tt__shard(elements, m->unit, m->root, me, members, &first);
     const tt__loads loads = {elements - n, tt__share(elements, members)};
     const tt__loads of_root = {loads.done, (double)loads.done};
     return m->root ? of_root : loads;
@@ -188,7 +188,7 @@ static tt__loads tt__loads_ALL_REDUCE(const tt__move *m, int64_t elements, int m
     even.root = false;
     const tt__loads sums = tt__loads_REDUCE_SCATTER(&even, elements, me, members);
     const tt__loads rest = tt__loads_ALL_GATHER(&even, elements, me, members);
-    const tt__loads both = {sums.done + rest.done, sums.least + rest.least};
+    const tt__loads both = {sums.done + rest.done, sums.min + rest.min};
     return both;
 }
 

@@ -74,7 +74,7 @@ TT__ROWS_FN(rotary_rows)
 {
     const tt__instr *i = l->instr;
     const tt_rotary_options *o = &i->attr.rotary;
-    const int64_t n = l->in[0].cols, size = n / i->attr.heads, pairs = tt__rotary_pairs(o);
+    const int64_t n = l->in[0].cols, size = n / i->attr.heads, pairs = tt__rotary_pairs_of(o);
     const int32_t *position = (const int32_t *)l->in[1].data;
     const float *frequency = tt__workspace_at(l, 0), sign = i->attr.scale;
     float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* both are in one row of scratch */
@@ -113,14 +113,14 @@ TT__FN tt_status TT__K(run_ROTARY)(const tt__launch *l)
     double frequency[TT__MOST_PAIRS];
     const tt_rotary_options *o = &l->instr->attr.rotary;
     tt__rotary_frequencies(o, frequency);
-    for (int j = 0; j < tt__rotary_pairs(o); j++) tt__workspace_at(l, 0)[j] = (float)frequency[j];
+    for (int j = 0; j < tt__rotary_pairs_of(o); j++) tt__workspace_at(l, 0)[j] = (float)frequency[j];
     return tt__for_rows(l, &l->out[0], tt__rotary_table_bytes(l->instr), TT__K(rotary_rows));
 }
 
 TT__ROWS_FN(fill_rows)
 {
     const tt__mat *y = &l->out[0];
-    const float loss_scale = l->in[0].data ? (float)((const tt__scale *)l->in[0].data)->scale : 1.0f;
+    const float loss_scale = l->in[0].data ? (float)((const tt__scale_state *)l->in[0].data)->scale : 1.0f;
     const float x = l->instr->attr.scale * loss_scale;
     const uint16_t half = tt__to_half(x, y->dtype);
     for (int64_t r = from; r < to; r++) {

@@ -138,7 +138,7 @@ cudaError_t run_rotary(const tt__launch *l)
     a.add = l->add[0];
     a.heads = l->instr->attr.heads;
     a.head_size = (int)(a.x.cols / a.heads);
-    a.pairs = tt__rotary_pairs(o);
+    a.pairs = tt__rotary_pairs_of(o);
     a.neighbours = o->pairs == TT_ROTARY_NEIGHBOURS;
     a.sign = l->instr->attr.scale;
     a.magnitude = o->magnitude;
@@ -159,7 +159,7 @@ cudaError_t run_rotary(const tt__launch *l)
 struct op_fill {
     static constexpr int KIND = RARE;
     float x;
-    const tt__scale *scale;
+    const tt__scale_state *scale;
     __device__ void begin() { if (scale) x *= (float)scale->scale; }
     __device__ bool get(const group_args &, int64_t, int64_t, int, float (&v)[8]) const
     {
@@ -171,7 +171,7 @@ struct op_fill {
 cudaError_t run_fill(const tt__launch *l)
 {
     tt__device *d = l->device;
-    const op_fill op = {l->instr->attr.scale, (const tt__scale *)l->in[0].data};
+    const op_fill op = {l->instr->attr.scale, (const tt__scale_state *)l->in[0].data};
     return l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, l->out[0], false, false, op);
 }
 
@@ -326,7 +326,7 @@ cudaError_t run_swiglu_backward(const tt__launch *l)
 // and y once; the random numbers take some 12 integer operations an element.
 struct op_dropout {
     static constexpr int KIND = HOT;
-    const tt__run *run;
+    const tt__step_settings *run;
     const int32_t *number;
     int64_t first_row, first_col; // first_col is a multiple of 8
     uint32_t stream, drop;

@@ -82,7 +82,7 @@ tt_value tt_add(tt_tape *t, tt_value a, tt_value b)
 
 static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    const tt__value *v = b->t->values;
+    const tt__tape_value *v = b->t->values;
     tt_dtype dtype = v[g].shape.dtype;
     int take = v[f->in[0]].shape.dtype != dtype && v[f->in[1]].shape.dtype == dtype;
     tt__grad_pass(b, g, f->in[1 - take], false); /* first, because in[take] may take g over */
@@ -205,7 +205,7 @@ static bool tt__shape_ROTARY(tt_tape *t, const tt__instr *i, tt__shape *out)
     if (heads < 1 || x->cols % heads)
         return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: width %lld is not a multiple of %d heads",
                              (long long)x->cols, heads);
-    if (o->size < 1 || 2 * tt__rotary_pairs(o) > x->cols / heads || o->size > 2 * TT__MOST_PAIRS)
+    if (o->size < 1 || 2 * tt__rotary_pairs_of(o) > x->cols / heads || o->size > 2 * TT__MOST_PAIRS)
         return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: %d columns of heads of %lld cannot turn: their number "
                              "(and one if odd) must be 2 to %d, and not above that of a head", o->size,
                              (long long)(x->cols / heads), 2 * TT__MOST_PAIRS);
@@ -253,7 +253,7 @@ static void tt__backward_ROTARY(tt__builder *b, const tt__instr *f, int32_t g)
 
 static size_t tt__rotary_table_bytes(const tt__instr *i)
 {
-    return tt__align_up((size_t)tt__rotary_pairs(&i->attr.rotary) * sizeof(float));
+    return tt__align_up((size_t)tt__rotary_pairs_of(&i->attr.rotary) * sizeof(float));
 }
 
 static size_t tt__cpu_ROTARY(int threads, const tt_tape *t, const tt__instr *i)

@@ -152,14 +152,14 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
     const int32_t id = all[from + lane];
     unsigned count = 0;
     for (int at = warp * each; at < (warp + 1) * each; at += 32) {
-        const int32_t most = id + (at < from); // equal ids at earlier places come first
+        const int32_t largest = id + (at < from); // equal ids at earlier places come first
         TT__UNROLL for (int k = 0; k < 32; k += 4) {
             const int4 of = *(const int4 *)(all + at + k);
             // The sign of a difference costs less than a comparison; the numbers are not negative.
-            count += (unsigned)(of.x - most) >> 31;
-            count += (unsigned)(of.y - most) >> 31;
-            count += (unsigned)(of.z - most) >> 31;
-            count += (unsigned)(of.w - most) >> 31;
+            count += (unsigned)(of.x - largest) >> 31;
+            count += (unsigned)(of.y - largest) >> 31;
+            count += (unsigned)(of.z - largest) >> 31;
+            count += (unsigned)(of.w - largest) >> 31;
         }
     }
     TT__UNROLL for (int k = warp * 4; k < warp * 4 + 4; k++) count += k < lane && all[from + k] == id;
@@ -194,21 +194,21 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
 {
     tt__begin_kernel();
     TT__DYN_SHARED(uint4, coming);
-    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // ids of the previous row, of `most` rows, of the next row
+    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // ids of the previous row, of `largest` rows, of the next row
     TT__SHARED(int32_t, row, [TT__SUMMED]);
     const int64_t from = (int64_t)blockIdx.x * chunk, end = min(n, from + chunk);
     const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
     const int width = (int)max((int64_t)0, min(dy.cols - c, (int64_t)8)), t = (int)threadIdx.x;
     const bool copies = wide && width > 0;
     const int vectors = dy.dtype == TT_F32 || (add && to.dtype == TT_F32) ? 2 : 1; // vectors in 8 columns
-    const int most = TT__SUMMED / vectors / (add ? 2 : 1), step = (int)blockDim.x * vectors;
+    const int largest = TT__SUMMED / vectors / (add ? 2 : 1), step = (int)blockDim.x * vectors;
     // own: the thread's columns of rows of dy; old: those of rows of `to`.
-    uint4 *const own = coming + t * vectors, *const old = own + most * step;
+    uint4 *const own = coming + t * vectors, *const old = own + largest * step;
     const tt__mat parts = {partial, TT_F32, 0, dy.cols, dy.cols};
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
     bool began = false;
-    TT__ROLLED for (int64_t k = from; k < end; k += most) {
-        const int count = (int)min(end - k, (int64_t)most);
+    TT__ROLLED for (int64_t k = from; k < end; k += largest) {
+        const int count = (int)min(end - k, (int64_t)largest);
         __syncthreads();
         if (t < count + 2) id[t] = k + t > 0 && k + t <= n ? ids[k + t - 1] : -1; // ids are at least 0
         if (t < count) row[t] = rows[k + t];

@@ -21,23 +21,23 @@ struct fp8_tensor {
     bool wide, e5m2;
 };
 
-// Returns the largest of the magnitudes `most`, given as bits, of a block's 256 threads. As bits, a NaN is
+// Returns the largest of the magnitudes `peak`, given as bits, of a block's 256 threads. As bits, a NaN is
 // larger than infinity.
-__device__ __forceinline__ unsigned fp8_largest_of_block(unsigned most)
+__device__ __forceinline__ unsigned fp8_largest_of_block(unsigned peak)
 {
     TT__SHARED(unsigned, part, [8]);
-    TT__UNROLL for (int m = 16; m; m >>= 1) most = max(most, __shfl_xor_sync(0xffffffffu, most, m));
+    TT__UNROLL for (int m = 16; m; m >>= 1) peak = max(peak, __shfl_xor_sync(0xffffffffu, peak, m));
     __syncthreads(); // before this, threads may still read `part` of an earlier call
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = most;
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = peak;
     __syncthreads();
-    TT__UNROLL for (int k = 0; k < 8; k++) most = max(most, part[k]);
-    return most;
+    TT__UNROLL for (int k = 0; k < 8; k++) peak = max(peak, part[k]);
+    return peak;
 }
 
-__device__ __forceinline__ unsigned fp8_larger(unsigned most, const float (&v)[8])
+__device__ __forceinline__ unsigned fp8_larger(unsigned peak, const float (&v)[8])
 {
-    TT__UNROLL for (int k = 0; k < 8; k++) most = max(most, __float_as_uint(v[k]) & 0x7fffffffu);
-    return most;
+    TT__UNROLL for (int k = 0; k < 8; k++) peak = max(peak, __float_as_uint(v[k]) & 0x7fffffffu);
+    return peak;
 }
 
 // Returns the bits of the largest magnitude in a part of t.x. Each 256 groups of eight elements form a block;
@@ -45,31 +45,31 @@ __device__ __forceinline__ unsigned fp8_larger(unsigned most, const float (&v)[8
 __device__ __forceinline__ unsigned fp8_largest_of(const fp8_tensor &t, int64_t block, int64_t step)
 {
     const int64_t groups = (t.x.cols + 7) / 8;
-    unsigned most = 0;
+    unsigned peak = 0;
     for (int64_t g = block * 256 + threadIdx.x; g < t.x.rows * groups; g += step * 256) {
         const int64_t r = g / groups, c = g % groups * 8;
         float v[8];
         load8(v, row_at(t.x, r), t.x.dtype, c, t.x.cols - c, t.wide);
-        most = fp8_larger(most, v);
+        peak = fp8_larger(peak, v);
     }
-    return fp8_largest_of_block(most);
+    return fp8_largest_of_block(peak);
 }
 
 __global__ void __launch_bounds__(256) fp8_largest(fp8_tensor t)
 {
     tt__begin_kernel();
-    const unsigned most = fp8_largest_of(t, blockIdx.x, gridDim.x);
-    if (threadIdx.x == 0) atomicMax(t.largest, most); // any order gives the same result
+    const unsigned peak = fp8_largest_of(t, blockIdx.x, gridDim.x);
+    if (threadIdx.x == 0) atomicMax(t.largest, peak); // any order gives the same result
 }
 
 // Returns the factor by which a tensor is multiplied before it is rounded to fp8, as tt__fp8_scale does.
 // largest: the bits of the tensor's largest magnitude.
 __device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
 {
-    const float most = __uint_as_float(largest);
+    const float peak = __uint_as_float(largest);
     if (largest >= 0x7f800000u) return __uint_as_float(0x7fc00000u);
-    if (most < 0x1p-100f) return 0x1p100f;
-    return __uint_as_float(__float_as_uint(TT__FP8_MOST(e5m2) / most) & 0x7f800000u);
+    if (peak < 0x1p-100f) return 0x1p100f;
+    return __uint_as_float(__float_as_uint(TT__FP8_MOST(e5m2) / peak) & 0x7f800000u);
 }
 
 // Rounds eight numbers to fp8 and returns them as eight bytes.
@@ -118,7 +118,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
     const unsigned tiles = (unsigned)((rows + ROWS - 1) / ROWS) * across;
     const int part = (int)threadIdx.x % 8, four = (int)threadIdx.x / 8;
     float scale;
-    unsigned most = 0; // bits of the largest magnitude: of a float if X is ANY, else of a 16-bit number
+    unsigned peak = 0; // bits of the largest magnitude: of a float if X is ANY, else of a 16-bit number
     if (t.known && *t.known > 0)
         scale = fp8_scale(__float_as_uint(*t.known), E5M2) / (1 << TT__FP8_MARGIN);
     else scale = fp8_scale(t.known ? fp8_largest_of(t, 0, 1) : *t.largest, E5M2);
@@ -141,7 +141,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
                 top = __vmaxu2(top, __vmaxu2(raw[k].z & 0x7fff7fff, raw[k].w & 0x7fff7fff));
             }
             top = max(top & 0xffff, top >> 16);
-            most = max(most, top);
+            peak = max(peak, top);
             if (top >= (X == TT_BF16 ? 0x7f80 : 0x7c00)) { // infinities must become NaN, not saturate
                 TT__UNROLL for (int k = 0; k < 4; k++)
                     raw[k] = make_uint4(without_infinities<X>(raw[k].x), without_infinities<X>(raw[k].y),
@@ -158,7 +158,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
             TT__UNROLL for (int k = 0; k < 4; k++) {
                 float v[8] = {};
                 if (k < left && c < x.cols) load8(v, row_at(x, r0 + k), x.dtype, c, x.cols - c, t.wide);
-                most = fp8_larger(most, v);
+                peak = fp8_larger(peak, v);
                 // v - v turns an infinity into NaN.
                 TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, v[j] - v[j]);
                 q[k] = fp8_of<E5M2>(v);
@@ -174,18 +174,18 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
             ((uint32_t *)turned[8 * part + k])[four ^ 4 * part] = k < 4 ? q[k].x : q[k - 4].y;
         __syncthreads();
         TT__UNROLL for (int k = 0; k < COLS * PIECES; k += 256) {
-            const int column = (k + (int)threadIdx.x) / PIECES, piece = (int)threadIdx.x % PIECES;
-            const int64_t r = r0 - 4 * four + 16 * piece;
+            const int column = (k + (int)threadIdx.x) / PIECES, shard = (int)threadIdx.x % PIECES;
+            const int64_t r = r0 - 4 * four + 16 * shard;
             if (c0 + column < x.cols && r < rows)
-                *(uint4 *)&t.across[(c0 + column) * t.across_ld + r] = turned[column][piece ^ column / 8];
+                *(uint4 *)&t.across[(c0 + column) * t.across_ld + r] = turned[column][shard ^ column / 8];
         }
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) *t.unscale = 1 / scale;
     if (!t.known) return;
-    most = fp8_largest_of_block(most);
-    if (X == TT_BF16) most <<= 16;
-    else if (X == TT_F16) most = __float_as_uint(__half2float(__ushort_as_half((unsigned short)most)));
-    if (threadIdx.x == 0) atomicMax(t.largest, most);
+    peak = fp8_largest_of_block(peak);
+    if (X == TT_BF16) peak <<= 16;
+    else if (X == TT_F16) peak = __float_as_uint(__half2float(__ushort_as_half((unsigned short)peak)));
+    if (threadIdx.x == 0) atomicMax(t.largest, peak);
 }
 
 cudaError_t run_quantize(const tt__launch *l)
@@ -220,17 +220,17 @@ __global__ void __launch_bounds__(256) fp8_history(float *history, int64_t ld, f
     tt__begin_kernel();
     const int64_t k = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (k >= n) return;
-    float *row = history + k * ld, most = largest[k];
+    float *row = history + k * ld, peak = largest[k];
     largest[k] = 0;
-    if (!(most <= 3.4028235e38f)) return;
-    float newer = most;
+    if (!(peak <= 3.4028235e38f)) return;
+    float newer = peak;
     for (int j = 1; j <= TT__FP8_STEPS; j++) {
         const float older = row[j];
         row[j] = newer;
-        most = fmaxf(most, newer);
+        peak = fmaxf(peak, newer);
         newer = older;
     }
-    row[0] = most;
+    row[0] = peak;
 }
 
 cudaError_t run_fp8_history(const tt__launch *l)

@@ -311,7 +311,7 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
                                float *sums, float *more, int64_t sums_row)
 {
     enum { STRIP = TT__GEMM_TILE_N, TOGETHER = 2 * STRIP };
-    const int64_t most = cols == sums_row && cols <= STRIP ? TOGETHER / cols : 1;
+    const int64_t max = cols == sums_row && cols <= STRIP ? TOGETHER / cols : 1;
     /* act reads its operand rounded as it is saved, so that recomputing act gives the same result. */
     const tt_dtype kept = g->pre.data ? g->pre.dtype : g->c.dtype;
     const bool keeps = g->pre.data && g->act != TT__ACT_NONE;
@@ -322,7 +322,7 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
         int64_t n = tt__min(STRIP, cols - j), at = col + j;
         if (g->bias.data) TT__K(gemm_take)(bias, &g->bias, 0, at, n);
         for (int64_t i = 0, some; i < rows; i += some) {
-            some = tt__min(most, rows - i);
+            some = tt__min(max, rows - i);
             float *x = sums + i * sums_row + j;
             int64_t r = row + i, whole = tt__ceil_div(some * n, TT__LANES) * TT__LANES;
             for (int64_t t = 0; t < some; t++) {

@@ -36,11 +36,11 @@ typedef struct tt__product {
     float scale;
 } tt__product;
 
-/* Returns the size of the blocks into which n is divided about equally. The size is at most `most` and a
-   multiple of `multiple`, which must divide `most`. */
-static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
+/* Returns the size of the blocks into which n is divided about equally. The size is at most `max` and a
+   multiple of `multiple`, which must divide `max`. */
+static int64_t tt__gemm_block(int64_t n, int64_t max, int64_t multiple)
 {
-    int64_t blocks = tt__max(1, tt__ceil_div(n, most));
+    int64_t blocks = tt__max(1, tt__ceil_div(n, max));
     return tt__ceil_div(tt__ceil_div(n, blocks), multiple) * multiple;
 }
 
@@ -73,6 +73,6 @@ static void tt__cblas_product(const tt__gemm_args *g, int64_t row, int64_t rows,
 /* Runs tasks in parallel, or one after another if the whole product is too small to share. */
 static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count, tt__task run, void *arg)
 {
-    if ((double)g->m * (double)g->n * (double)g->k > TT__GEMM_ALONE) tt__parallel(pool, count, run, arg);
+    if ((double)g->m * (double)g->n * (double)g->k > TT__GEMM_ALONE) tt__run_tasks(pool, count, run, arg);
     else for (int64_t task = 0; task < count; task++) run(arg, task, 0);
 }

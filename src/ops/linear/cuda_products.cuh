@@ -265,9 +265,9 @@ struct lt_description {
 
 constexpr int LT_OFFERS = 8; // max algorithms per product: cuBLASLt 13.1 never offers more than 8
 
-// Writes to `found` the algorithms, at most `most`, that cuBLASLt's heuristic offers for the key, the fastest
+// Writes to `found` the algorithms, at most `largest`, that cuBLASLt's heuristic offers for the key, the fastest
 // first, and sets *count to their number.
-cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key, int most,
+cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key, int largest,
                       cublasLtMatmulHeuristicResult_t (&found)[LT_OFFERS], int *count)
 {
     static const cublasLtMatmulPreferenceAttributes_t names[4] = {
@@ -287,7 +287,7 @@ cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key
     for (int k = 0; k < 4; k++) set(names[k], (uint32_t)key.alignment[k]);
     if (s == CUBLAS_STATUS_SUCCESS) {
         const cublasStatus_t none = cublasLtMatmulAlgoGetHeuristic(d->lt, of.desc, of.b, of.a, of.c, of.to,
-                                                                   preference, most, found, count);
+                                                                   preference, largest, found, count);
         if (none != CUBLAS_STATUS_SUCCESS || found[0].state != CUBLAS_STATUS_SUCCESS) *count = 0;
     }
     if (preference) cublasLtMatmulPreferenceDestroy(preference);
@@ -544,9 +544,9 @@ __global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
 cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
 {
     tt__device *d = l->device;
-    const int64_t rows = g->sums_rows ? g->k : g->m, most = min(rows, (int64_t)TT__CUDA_LOSS_CHUNK);
+    const int64_t rows = g->sums_rows ? g->k : g->m, largest = min(rows, (int64_t)TT__CUDA_LOSS_CHUNK);
     const auto up = [](int64_t n) { return (n + 7) / 8 * 8; };
-    const int64_t m = g->sums_rows ? up(g->m) : most, n = up(g->n), k = g->sums_rows ? most : up(g->k);
+    const int64_t m = g->sums_rows ? up(g->m) : largest, n = up(g->n), k = g->sums_rows ? largest : up(g->k);
     product p = *g;
     p.a_row = g->sums_rows ? 1 : k; p.a_col = g->sums_rows ? m : 1;
     p.b_row = g->b_col == 1 ? n : 1; p.b_col = g->b_col == 1 ? 1 : k;
@@ -564,9 +564,9 @@ cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
     p.accumulate = false;
     p.pre = p.saved = p.residual = p.sums = no_operand;
     cudaError_t e = cudaSuccess;
-    for (int64_t r = 0; r < rows && e == cudaSuccess; r += most) {
+    for (int64_t r = 0; r < rows && e == cudaSuccess; r += largest) {
         product part = *g; // rows [r, r + some)
-        const int64_t some = min(most, rows - r);
+        const int64_t some = min(largest, rows - r);
         const tt__mat a = operand_a(g), b = operand_b(g), a_rows = rows_of(&a, r, some);
         const tt__mat b_rows = g->sums_rows ? rows_of(&b, r, some) : b;
         p.m = g->sums_rows ? m : some; p.n = n; p.k = g->sums_rows ? some : k;

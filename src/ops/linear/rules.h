@@ -83,7 +83,7 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
     if (f->attr.act && (weights || x)) { /* first the backward of the activation */
         const char *reads = tt__act_from_output(f->attr.act) ? "gA" : "gB";
         tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "");
-        const tt__value *y = &t->values[f->out[0]];
+        const tt__tape_value *y = &t->values[f->out[0]];
         dy = b->ok ? tt__new_value(t, &y->shape, TT__TRANSIENT, "d(%.56s.pre)", y->name) : 0;
         if (!(b->ok = dy != 0)) return;
         t->values[dy].part = t->values[f->out[0]].part;
@@ -187,14 +187,14 @@ static void tt__sum_columns_apart(tt_tape *t, int k, int o)
 /* Returns a bit for each output of i that is a part of v: one output that is v, or several side by side that
    make up v. Returns 0 if there are none, or if i cannot sum their columns or already does. The backward of
    attention sums only columns that its kernels write in 16 bits. */
-static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, const tt__value *v)
+static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, const tt__tape_value *v)
 {
     const int summed = tt__summed(i), first = tt__ops[i->op].outputs - summed;
     unsigned parts = 0;
     int64_t columns = 0;
     if (i->op == TT__OP_ATTENTION_BACKWARD && v->shape.dtype == TT_F32) return 0;
     for (int j = 0; j < TT__MAX_OUT; j++) {
-        const tt__value *y = &t->values[i->out[j]];
+        const tt__tape_value *y = &t->values[i->out[j]];
         if (!i->out[j] || y->base != v->base) continue;
         const bool rows = tt__same_rows(&y->shape, &v->shape) && y->ld == v->ld &&
                           y->offset / y->ld == v->offset / v->ld;
@@ -218,7 +218,7 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
 {
     tt__instr i = t->code[k];
     const int o = tt__ops[i.op].outputs - 1;
-    const tt__value *v = &t->values[i.in[0]], *sums = &t->values[i.out[o]];
+    const tt__tape_value *v = &t->values[i.in[0]], *sums = &t->values[i.out[o]];
     const int64_t begin = v->offset;
     (void)root;
     if (!i.out[o] || t->host || t->tensor > 1) return;
@@ -237,7 +237,7 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
         }
         for (int j = 0, first = tt__ops[from.op].outputs - tt__summed(&from); j < tt__summed(&from); j++) {
             if (!(parts >> j & 1)) continue;
-            const tt__value y = t->values[from.out[j]], whole = t->values[i.out[o]];
+            const tt__tape_value y = t->values[from.out[j]], whole = t->values[i.out[o]];
             const tt__shape columns = {whole.shape.dtype, 1, y.shape.cols, 0, 0};
             const bool all = y.shape.cols == whole.shape.cols;
             from.out[first + j] = all ? i.out[o]
@@ -294,7 +294,7 @@ static bool tt__is_one_product(const tt_tape *t, const tt__instr *i, const tt__i
         if (!a != !b || t->values[a].shape.dtype != t->values[b].shape.dtype) return false;
     }
     return i->out[0] && i->add == j->add && i->add_later == j->add_later && i->segment == j->segment &&
-           i->stage == j->stage && i->again == j->again && i->always == j->always && i->later == j->later &&
+           i->stage == j->stage && i->recomputed == j->recomputed && i->always == j->always && i->later == j->later &&
            i->slot == j->slot && i->once == j->once;
 }
 
@@ -305,7 +305,7 @@ static tt__mat *tt__mat_in_role(tt__launch *l, int role)
 
 /* Returns whether b begins in memory where a ends, below a or beside a, so that both are one matrix. Returns
    true, too, if both are absent. */
-static bool tt__lies_behind(const tt__mat *a, const tt__mat *b, bool below)
+static bool tt__lies_after(const tt__mat *a, const tt__mat *b, bool below)
 {
     const int64_t apart = (below ? a->rows * a->ld : a->cols) * (int64_t)tt_dtype_bytes(a->dtype);
     const bool alike = below ? a->cols == b->cols && a->ld == b->ld
@@ -327,7 +327,7 @@ static int tt__join_launches(tt__launch *l, int n)
         for (int role = 0; role < TT__ROLES && joins; role++) {
             const bool below = tt__lies_below(to->instr, role);
             const tt__mat *a = tt__mat_in_role(to, role), *b = tt__mat_in_role(&l[k], role);
-            joins = role == x || tt__lies_behind(a, b, below);
+            joins = role == x || tt__lies_after(a, b, below);
         }
         if (!joins && ++last != k) l[last] = l[k];
         for (int role = 0; role < TT__ROLES && joins; role++) {

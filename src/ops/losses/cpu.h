@@ -28,7 +28,7 @@ TT__INLINE const float *TT__K(class_weights)(const tt__launch *l, int operand)
 
 /* Returns the logarithm of the sum of exp(x[c]) over a row x of n numbers. Sets *most to the largest number
    of the row and *sum_x to the sum of the row. */
-TT__INLINE float TT__K(log_sum_exp)(const float *x, int64_t n, float *most, float *sum_x)
+TT__INLINE float TT__K(log_sum_exp)(const float *x, int64_t n, float *max, float *sum_x)
 {
     tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
     int64_t c = 0;
@@ -43,7 +43,7 @@ TT__INLINE float TT__K(log_sum_exp)(const float *x, int64_t n, float *most, floa
     float sum = TT__K(sum)(s);
     *sum_x = TT__K(sum)(sx);
     for (; c < n; c++) { sum += expf(x[c] - m); *sum_x += x[c]; }
-    *most = m;
+    *max = m;
     return m + logf(sum);
 }
 

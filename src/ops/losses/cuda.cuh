@@ -25,7 +25,7 @@ __device__ __forceinline__ float row_weight(const tt__mat &weights, int64_t r)
 
 // Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, outside a
 // run, by the sum of the targets' weights.
-__device__ __forceinline__ float loss_factor(const tt__run *run, const float *dloss, const float *counts)
+__device__ __forceinline__ float loss_factor(const tt__step_settings *run, const float *dloss, const float *counts)
 {
     double norm = run ? run->loss_norm : counts[1];
     return norm > 0 ? (float)(*dloss / norm) : 0.0f;
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss
                                                               const float *class_weights, tt__mat lse,
                                                               const float *counts, tt__mat dx, bool add,
                                                               int ignore, float smoothing, bool wide,
-                                                              const tt__run *run)
+                                                              const tt__step_settings *run)
 {
     tt__begin_kernel();
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
@@ -346,7 +346,7 @@ cudaError_t run_soft_cross_entropy(const tt__launch *l)
 __global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
                                                                    tt__mat weights, tt__mat stats,
                                                                    const float *counts, tt__mat dx, bool add,
-                                                                   bool wide, const tt__run *run)
+                                                                   bool wide, const tt__step_settings *run)
 {
     tt__begin_kernel();
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
@@ -412,7 +412,7 @@ cudaError_t run_mean_squared_error(const tt__launch *l)
 __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
                                                               tt__mat weights, const float *counts,
                                                               tt__mat dx, bool add, bool wide,
-                                                              const tt__run *run)
+                                                              const tt__step_settings *run)
 {
     tt__begin_kernel();
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
@@ -464,7 +464,7 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
 __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets,
                                                              tt__mat weights, const float *dloss,
                                                              const float *counts, float2 *row_loss,
-                                                             int ignore, float smoothing, const tt__run *run)
+                                                             int ignore, float smoothing, const tt__step_settings *run)
 {
     tt__begin_kernel();
     const int64_t r = blockIdx.x, n = z.cols;
@@ -498,7 +498,7 @@ enum { ROW_PARTS = 4 };
 __global__ void __launch_bounds__(1024, 1)
     linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
                                   const float *dloss, const float *counts, float2 *row_loss, int ignore,
-                                  float smoothing, const tt__run *run)
+                                  float smoothing, const tt__step_settings *run)
 {
     tt__begin_kernel();
     TT__DYN_SHARED(float, logits);
@@ -750,8 +750,8 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
     const tt__mat to_w = loss_sums_of(dw, many, &at), to_b = loss_sums_of(db, many, &at);
     const bool sums_w = to_w.data != dw->data, sums_b = to_b.data != db->data;
     const bool add_w = l->add[3] && !sums_w, add_b = l->add[4] && !sums_b;
-    const int64_t most = min((int64_t)TT__CUDA_LOSS_CHUNK, (int64_t)(end - at) / row_bytes);
-    const int64_t chunks = (rows + most - 1) / most;
+    const int64_t largest = min((int64_t)TT__CUDA_LOSS_CHUNK, (int64_t)(end - at) / row_bytes);
+    const int64_t chunks = (rows + largest - 1) / largest;
     float2 *row_loss = (float2 *)l->workspace;
     float *counts = (float *)l->out[2].data, *loss = (float *)l->out[0].data;
     if (e == cudaSuccess)

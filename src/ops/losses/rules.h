@@ -122,7 +122,7 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
 static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
 {
     int32_t logits = t->code[k].in[0];
-    const tt__value *v = &t->values[logits];
+    const tt__tape_value *v = &t->values[logits];
     tt__head h = {tt__producer(t, logits), -1, k, 0, t->code[k]};
     if (h.linear < 0 || v->base != logits || v->keep || logits == root) return;
     if (v->shape.rows <= TT__LOSS_CHUNK || t->code[k].attr.by_class) return;
@@ -211,13 +211,13 @@ static size_t tt__cpu_LINEAR_CROSS_ENTROPY(int threads, const tt_tape *t, const 
 {
     const tt__shape *x = tt__in(t, i, 0);
     int64_t chunk = tt__min(x->rows, TT__LOSS_CHUNK), classes = tt__in(t, i, 3)->rows;
-    size_t widen = tt__buffer_bytes(threads, classes), most = 0;
+    size_t widen = tt__buffer_bytes(threads, classes), max = 0;
     size_t parts[] = {tt__gemm_workspace(chunk, classes, x->cols),
                       tt__gemm_workspace(chunk, x->cols, classes),
                       tt__gemm_workspace(classes, x->cols, chunk),
                       tt__partial_bytes(chunk, classes) + widen, tt__align_up((size_t)chunk * 8) + widen};
-    for (int k = 0; k < TT__COUNT(parts); k++) most = parts[k] > most ? parts[k] : most;
-    return tt__loss_bytes(x->rows, classes) + most;
+    for (int k = 0; k < TT__COUNT(parts); k++) max = parts[k] > max ? parts[k] : max;
+    return tt__loss_bytes(x->rows, classes) + max;
 }
 
 /* Returns the bytes of scratch for copies of operands in the three products of a chunk, see

@@ -64,8 +64,8 @@ static bool tt__layout_of_norm_backward(const tt_tape *t, const tt__instr *i, co
 
 static size_t tt__cpu_LAYERNORM_BACKWARD(int threads, const tt_tape *t, const tt__instr *i)
 {
-    tt__shape most = tt__largest(t, i);
-    return 2 * tt__partial_bytes(most.rows, most.cols) + tt__widen_bytes(threads, t, i);
+    tt__shape max = tt__largest(t, i);
+    return 2 * tt__partial_bytes(max.rows, max.cols) + tt__widen_bytes(threads, t, i);
 }
 
 static const tt__rules tt__rules_LAYERNORM_BACKWARD = {tt__shape_of_norm_backward,

@@ -59,7 +59,7 @@ TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t
     const uint64_t group = (uint64_t)(l->first + from) / 8;
     uint64_t keys[2 * TT__DRAW_ROUNDS];
     if (m->dtype == TT_F32) return;
-    const tt__run *run = TT__RUN_OF(l);
+    const tt__step_settings *run = TT__RUN_OF(l);
     tt__philox_keys(tt__stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,
                                    (uint64_t)which << 32 | l->instr->random), keys);
     TT__BY_HALF(m->dtype, D, TT__K(round_row)(h, x, D, n, keys, group));
@@ -130,10 +130,10 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
 {
     const float *squares = (const float *)l->in[0].data;
     const tt__totals *totals = (const tt__totals *)l->in[1].data;
-    const tt__run *run = TT__RUN_OF(l);
+    const tt__step_settings *run = TT__RUN_OF(l);
     double sum = 0, clip_norm = l->instr->attr.clip_norm;
     for (int64_t k = 0; k < l->in[0].rows; k++) sum += squares[k];
-    const double loss_scale = l->in[2].data ? ((const tt__scale *)l->in[2].data)->scale : 1;
+    const double loss_scale = l->in[2].data ? ((const tt__scale_state *)l->in[2].data)->scale : 1;
     double scale = (run ? run->loss_norm / totals->targets : 1) / loss_scale;
     double norm = sqrt(sum) * scale, factor = scale;
     if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; /* then no parameter is updated */
@@ -150,7 +150,7 @@ TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
 {
     const tt__totals *totals = (const tt__totals *)l->in[1].data;
     const tt__attr *a = &l->instr->attr;
-    tt__scale *s = (tt__scale *)l->out[0].data;
+    tt__scale_state *s = (tt__scale_state *)l->out[0].data;
     if (!isfinite(totals->loss) || !(totals->targets > 0)) return TT_OK;
     if (isfinite(((const tt__clipped *)l->in[0].data)->norm)) {
         if (++s->good_steps < a->interval) return TT_OK;
@@ -193,8 +193,8 @@ TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
             if (across->data && c < x->cols) ((uint8_t *)across->data)[c * across->ld + r] = rounded;
         }
     *(float *)l->out[2].data = 1 / scale;
-    float *most = (float *)l->out[3].data;
-    if (most && largest > tt__bits(*most)) *most = tt__float(largest);
+    float *max = (float *)l->out[3].data;
+    if (max && largest > tt__bits(*max)) *max = tt__float(largest);
     return TT_OK;
 }
 
@@ -228,7 +228,7 @@ TT__FN tt_status TT__K(run_WAIT)(const tt__launch *l) { (void)l; return TT_OK; }
 TT__ROWS_FN(adam_rows)
 {
     const tt__attr *a = &l->instr->attr;
-    const tt__run *run = TT__RUN_OF(l);
+    const tt__step_settings *run = TT__RUN_OF(l);
     int64_t n = to - from, c = 0;
     double t = (double)run->step + 1;
     const float *g = TT__K(chunk_in)(&l->in[0], from, n, scratch, 0);
@@ -255,7 +255,7 @@ TT__ROWS_FN(adam_rows)
 TT__ROWS_FN(sgd_rows)
 {
     const tt__attr *a = &l->instr->attr;
-    const tt__run *run = TT__RUN_OF(l);
+    const tt__step_settings *run = TT__RUN_OF(l);
     int64_t n = to - from;
     const float *g = TT__K(chunk_in)(&l->in[0], from, n, scratch, 0);
     float *p = TT__K(chunk_in)(&l->out[0], from, n, scratch, 1);

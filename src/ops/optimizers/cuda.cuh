@@ -133,8 +133,8 @@ cudaError_t run_add_counts(const tt__launch *l)
 // Computes, from the sums of squares of n gradients, the global norm and the factor by which all gradients
 // are multiplied, as in torch.nn.utils.clip_grad_norm_.
 __global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, float clip_norm,
-                                            const tt__totals *totals, const tt__scale *loss_scale,
-                                            const tt__run *run, tt__clipped *out)
+                                            const tt__totals *totals, const tt__scale_state *loss_scale,
+                                            const tt__step_settings *run, tt__clipped *out)
 {
     tt__begin_kernel();
     double sum = 0;
@@ -153,11 +153,11 @@ cudaError_t run_clip(const tt__launch *l)
 {
     return TT__LAUNCH(clip, 1, 256, 0, l->device->stream, (const float *)l->in[0].data, l->in[0].rows,
                       l->instr->attr.clip_norm, (const tt__totals *)l->in[1].data,
-                      (const tt__scale *)l->in[2].data, TT__RUN_OF(l), (tt__clipped *)l->out[0].data);
+                      (const tt__scale_state *)l->in[2].data, TT__RUN_OF(l), (tt__clipped *)l->out[0].data);
 }
 
 // Computes the next loss scale, as the CPU's run_LOSS_SCALE does.
-__global__ void next_loss_scale(const tt__clipped *clipped, const tt__totals *totals, tt__scale *s,
+__global__ void next_loss_scale(const tt__clipped *clipped, const tt__totals *totals, tt__scale_state *s,
                                 float growth, float backoff, int interval)
 {
     tt__begin_kernel();
@@ -177,7 +177,7 @@ cudaError_t run_loss_scale(const tt__launch *l)
 {
     const tt__attr *a = &l->instr->attr;
     return TT__LAUNCH(next_loss_scale, 1, 32, 0, l->device->stream, (const tt__clipped *)l->in[0].data,
-                      (const tt__totals *)l->in[1].data, (tt__scale *)l->out[0].data, a->growth, a->backoff,
+                      (const tt__totals *)l->in[1].data, (tt__scale_state *)l->out[0].data, a->growth, a->backoff,
                       a->interval);
 }
 
@@ -376,7 +376,7 @@ enum { TT__UPDATE_CHUNK = 4 * 2048 }; // number of elements that a block updates
 // the 64 that four blocks allow.
 template <bool ADAM, int G, int P>
 __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
-    update_parameters(const __grid_constant__ param_updates u, const tt__run *run)
+    update_parameters(const __grid_constant__ param_updates u, const tt__step_settings *run)
 {
     tt__begin_kernel();
     TT__SHARED(philox_keys, keys, [3]);

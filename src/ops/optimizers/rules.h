@@ -102,7 +102,7 @@ static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out)
 
 static const tt__rules tt__rules_SGD = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
 
-static int tt__use_SGD(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong)
+static int tt__use_SGD(const tt_optimizer_options *o, tt__attr *a, tt__text_buffer *wrong)
 {
     if (!(o->momentum >= 0 && o->momentum < 1))
         tt__print(wrong, "; momentum %g is not in [0, 1)", o->momentum);
@@ -113,7 +113,7 @@ static int tt__use_SGD(const tt_optimizer_options *o, tt__attr *a, tt__text *wro
 }
 
 static const tt__rules tt__rules_ADAM = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
-static int tt__use_ADAM(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong)
+static int tt__use_ADAM(const tt_optimizer_options *o, tt__attr *a, tt__text_buffer *wrong)
 {
     if (!(o->beta1 >= 0 && o->beta1 < 1)) tt__print(wrong, "; beta1 %g is not in [0, 1)", o->beta1);
     if (!(o->beta2 >= 0 && o->beta2 < 1)) tt__print(wrong, "; beta2 %g is not in [0, 1)", o->beta2);
@@ -130,7 +130,7 @@ typedef struct tt__optimizer {
     int op;
     bool decoupled;
     struct { const char *name, *word; } state[TT__STATES];
-    int (*use)(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong);
+    int (*use)(const tt_optimizer_options *o, tt__attr *a, tt__text_buffer *wrong);
 } tt__optimizer;
 #define TT__OPTIMIZER(kind, name, op, decoupled, state, word, second, its_word) \
     {name, TT__OP_##op, decoupled, {{state, word}, {second, its_word}}, tt__use_##op},

@@ -107,7 +107,7 @@ tt_value tt_store_rows(tt_tape *t, tt_value cache, tt_value x, tt_value index)
     tt__instr i = tt__new_instr(TT__OP_STORE_ROWS);
     if (!tt__on_tape(t, "store_rows", 0, cache) || !tt__on_tape(t, "store_rows", 1, x) ||
         !tt__on_tape(t, "store_rows", 2, index)) return tt__handle(t, 0);
-    const tt__value *c = &t->values[cache.id];
+    const tt__tape_value *c = &t->values[cache.id];
     if (c->storage != TT__CACHE || c->base != cache.id) {
         tt__tape_fail(t, TT_ERR_ARGUMENT, "store_rows: '%s' is not a cache (tt_cache)", c->name);
         return tt__handle(t, 0);
