@@ -2191,8 +2191,8 @@ tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validat
 /* ==== src/backend/launch.h */
 #include <math.h>
 
-/* Dtypes that no tensor of a user has: f64 for sums that a step keeps; fp8 for operands of products, E5M2 for
-   gradients and E4M3 for all other operands. */
+/* Dtypes that users' tensors never have: f64 for sums that a step keeps; fp8 for operands of matrix products,
+   E5M2 for gradients and E4M3 for all other operands. */
 #define TT__F64 TT_DTYPE_COUNT
 #define TT__E4M3 ((tt_dtype)(TT_DTYPE_COUNT + 1))
 #define TT__E5M2 ((tt_dtype)(TT_DTYPE_COUNT + 2))
@@ -2217,8 +2217,7 @@ static inline bool tt__is_fp8(tt_dtype dtype) { return dtype > TT__F64; }
 enum { TT__FLOATS = 0 TT__DTYPES(TT__IS_FLOAT) };
 #undef TT__IS_FLOAT
 
-/* Elements of a chunk: kernels process long vectors (parameters, their gradients and state) in such
-   chunks. */
+/* Elements of a chunk. Kernels process long vectors (parameters, gradients, state) chunk by chunk. */
 #define TT__CHUNK 4096
 
 /* A row-major matrix as a kernel reads it: row r starts at element r * ld. */
@@ -2229,7 +2228,7 @@ typedef enum tt__act {
 } tt__act;
 
 #define TT__MAX_IN 9
-#define TT__RUN_IN 8 /* number of the operand that holds the step's settings, in ops with TT__WITH_RUN      */
+#define TT__RUN_IN 8 /* in ops with TT__WITH_RUN: number of the operand that holds the step's settings      */
 #define TT__UNSCALE_IN 4 /* in an fp8 product, operands 4 and 5 hold 1 / scale of operands 0 and 1          */
 #define TT__MAX_OUT 6
 
@@ -2237,58 +2236,61 @@ typedef enum tt__act {
    attribute; in other ops it is 0. The hash of a saved state reads every field of this list, so no type may
    have padding. */
 #define TT__ATTRS(X) \
-    X(int, act)           /* tt__act: LINEAR, ACTIVATION */ \
-    X(int, heads)         /* ATTENTION, ROTARY */ \
+    X(int, act)           /* used by LINEAR and ACTIVATION: a tt__act */ \
+    X(int, heads)         /* used by ATTENTION and ROTARY */ \
     X(int, key_heads)     /* ATTENTION */ \
     X(bool, causal)       /* ATTENTION */ \
-    X(int, window)        /* ATTENTION; 0: none */ \
+    X(int, window)        /* used by ATTENTION; 0: no window */ \
     X(float, alibi)       /* ATTENTION */ \
-    X(int, alibi_heads)   /* ATTENTION with alibi: heads of all tensor ranks together */ \
+    X(int, alibi_heads)   /* used by ATTENTION with alibi: heads of all tensor ranks together */ \
     X(bool, alibi_rounded) /* ATTENTION */ \
-    X(int, block) X(int, dense) X(int, listed) X(int, list_rows) /* ATTENTION: as in tt_attention_options */ \
-    X(int, lists)         /* ATTENTION: 1 + index of the first list in tt_tape.lists; 0: all name block 0 */ \
-    X(int, list_heads) X(uint32_t, lists_hash) X(bool, lists_for_training) /* ATTENTION; list_heads: heads \
-                             of all tensor ranks together */ \
+    X(int, block) X(int, dense) X(int, listed) X(int, list_rows) /* used by ATTENTION, see \
+                                                                    tt_attention_options */ \
+    X(int, lists)         /* used by ATTENTION: 1 + index of the first list in tt_tape.lists; 0: each list \
+                             names block 0 */ \
+    X(int, list_heads) X(uint32_t, lists_hash) X(bool, lists_for_training) /* used by ATTENTION; list_heads: \
+                                                                              heads of all tensor ranks \
+                                                                              together */ \
     X(bool, nesterov)     /* SGD */ \
     X(int, ignore_index)  /* CROSS_ENTROPY */ \
-    X(bool, by_class)     /* CROSS_ENTROPY: weights belong to classes, not to rows */ \
-    X(float, scale)       /* SCALE, ATTENTION; FILL: the value; ROTARY: -1 turns back */ \
+    X(bool, by_class)     /* used by CROSS_ENTROPY: weights belong to classes, not to rows */ \
+    X(float, scale)       /* factor of SCALE and ATTENTION; value of FILL; in ROTARY, -1 turns back */ \
     X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
-    X(float, dropout)     /* DROPOUT, ATTENTION */ \
-    X(float, eps)         /* LAYERNORM, RMSNORM, ADAM */ \
+    X(float, dropout)     /* used by DROPOUT and ATTENTION */ \
+    X(float, eps)         /* used by LAYERNORM, RMSNORM and ADAM */ \
     X(float, smoothing)   /* CROSS_ENTROPY */ \
-    X(float, weight_decay) /* SGD, ADAM */ \
-    X(float, beta1)       /* ADAM; SGD: momentum */ \
+    X(float, weight_decay) /* used by SGD and ADAM */ \
+    X(float, beta1)       /* used by ADAM; in SGD the momentum */ \
     X(float, beta2)       /* ADAM */ \
-    X(bool, decoupled)    /* ADAM: AdamW's decay */ \
+    X(bool, decoupled)    /* used by ADAM: weight decay is decoupled, as in AdamW */ \
     X(float, clip_norm)   /* CLIP */ \
     X(tt_patch_options, image) /* PATCHES */ \
     X(tt_rotary_options, rotary) /* ROTARY */ \
-    X(int, offset)        /* EMBEDDING, EMBEDDING_BACKWARD: added to ids */ \
-    X(tt_dtype, narrow)   /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: f32 w is rounded to it when read */
+    X(int, offset)        /* number that EMBEDDING and EMBEDDING_BACKWARD add to ids */ \
+    X(tt_dtype, narrow)   /* dtype to which LINEAR, LINEAR_DX and LINEAR_CROSS_ENTROPY round f32 weights */
 
 typedef struct tt__attr {
 #define TT__FIELD(type, name) type name;
     TT__ATTRS(TT__FIELD)
 #undef TT__FIELD
-    int max_length; /* ATTENTION: no sequence is longer, by the caller's promise; 0: no promise. Programs that
-                       load the same state may differ in it */
+    int max_length; /* used by ATTENTION: no sequence is longer, as the caller promises; 0: no promise. The
+                       hash of a saved state leaves max_length out */
 } tt__attr;
 typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 12 * sizeof(float) ? 1 : -1];
 typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(float) ? 1 : -1];
 
-/* Segments, in their order: contiguous ranges of a tape's instructions that run per micro-batch, per round
-   and per step. In the stages of a pipeline the backwards of micro-batches are a separate segment. A round
-   (LAP) is as many micro-batches as the tree of sums has leaves (see src/ranks/threads.h). */
+/* Segments: contiguous ranges of a tape's instructions, in the order in which they run: per micro-batch, per
+   round (LAP) and per step. In a pipeline's stages the backwards of micro-batches are a separate segment. A
+   round has as many micro-batches as the tree of sums has leaves (see src/ranks/threads.h). */
 typedef enum tt__segment {
     TT__EACH_MICRO, TT__EACH_BACKWARD, TT__EACH_LAP, TT__EACH_STEP, TT__SEGMENTS
 } tt__segment;
 
 /* Ranks: devices that run one program together, each on its shards of the tensors. Rank number = (stage *
    data ranks + data rank) * tensor ranks + tensor rank. A collective instruction runs at once on all ranks
-   along an axis. These ranks are its members, numbered along the axis; of stages, the last is member 0. TIED:
-   the members are the ranks at the same place of two stages, member `from` and member `to`. SLOTS: the
-   members are the slots of one storage (tt__tape_value.slots). */
+   along an axis. These ranks are the collective's members, numbered along the axis, but stages from the last
+   to the first. TIED: the members are the ranks at the same place of two stages, member `from` and member
+   `to`. SLOTS: the members are the slots of one storage (tt__tape_value.slots). */
 enum { TT__RANKS = 64 }; /* largest number of ranks */
 typedef enum tt__over {
     TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS, TT__OVER_STAGES, TT__OVER_TIED
@@ -2299,8 +2301,8 @@ typedef struct tt__move {
     tt__reduce reduce;
     int64_t unit;       /* elements that stay together: shards are whole units                              */
     bool root;          /* member 0's shard is the whole tensor, other shards are empty                     */
-    int from, to;       /* numbers of two members. A RECV over stages has no operand: the sent value is on
-                           another tape */
+    int from, to;       /* numbers of the members that send and receive. A RECV over stages has no operand:
+                           the sent value is on another tape */
 } tt__move;
 
 /* Computes the shard that `member` of `members` has of a tensor: elements [*first, *first + count) of its
@@ -2317,63 +2319,65 @@ static inline int64_t tt__shard(int64_t elements, int64_t unit, bool root, int m
     return to - from;
 }
 
-/* Phases of a collective. A collective is launched once for each phase, with a barrier of all members in
-   between. In the first phase each member sums its shard or fetches the shard from the root; in the second it
-   copies the other members' shards. */
+/* Phases of a collective. A collective is launched once for each phase, and all members meet at a barrier
+   between the phases. In the first phase each member sums its shard or fetches the shard from the root. In
+   the second phase the member copies the other members' shards. */
 enum {
     TT__REDUCE_PHASE = 1, TT__SPREAD_PHASE = 2,
-    /* flags only of tt__rules.phases: the operands of members are shards; the results of members are shards;
-       all data are member 0's */
+    /* flags that only tt__rules.phases has: the members' operands are shards; the members' results are
+       shards; member 0 has all data */
     TT__PIECES_IN = 4, TT__PIECES_OUT = 8, TT__OF_FIRST = 16
 };
 
 typedef struct tt__instr {
     int op;             /* TT__OP_...; -1: removed by the current pass                                      */
-    int before;         /* during a pass: number of the instruction before which this one is inserted       */
+    int before;         /* in a pass: number of the instruction before which this instruction goes */
     int32_t in[TT__MAX_IN], out[TT__MAX_OUT]; /* value ids; 0: absent                                       */
     uint32_t add, add_later;
     tt__attr attr;
-    uint32_t random;    /* number of its stream of random numbers; a recomputed copy has the same stream    */
-    int factor[2];      /* of a matrix product: 1 + row of fp8_history for operands 0 and 1; 0: none        */
+    uint32_t random;    /* number of the stream of random numbers; a recomputed copy has the same stream */
+    int factor[2];      /* matrix products: 1 + row of fp8_history for operands 0 and 1; 0: none            */
     tt__segment segment;
-    int stage;          /* 1 + number of the pipeline stage that runs it; 0: unknown, or there is one stage */
+    int stage;          /* 1 + number of the instruction's pipeline stage; 0: unknown, or the only one */
     bool backward;      /* emitted by autodiff, or by recompute as a copy of such an instruction            */
-    bool recomputed; /* a copy that recomputes a value */
-    bool always;        /* ranks without a micro-batch run it as well                                       */
-    bool later;         /* runs only when add_later applies: once earlier micro-batches have left a result  */
-    bool with_next;     /* launched with the next instruction, of the same op: see tt__backend.launch */
-    bool on_host;       /* the CPU's kernel runs it in the host's memory, on any device                     */
-    int stream;         /* its stream; work of a stream beside TT__COMPUTE_STREAM begins here and ends at its
-                           WAIT */
+    bool recomputed;    /* a copy that recomputes a value                                                   */
+    bool always;        /* runs also on ranks without a micro-batch                                         */
+    bool later;         /* runs only after an earlier micro-batch has left a result, when add_later applies */
+    bool with_next;     /* launched together with the next instruction, which has the same op
+                           (tt__backend.launch) */
+    bool on_host;       /* the CPU's kernel runs the instruction in the host's memory, even with a GPU      */
+    int stream;         /* stream of the instruction. Work of a stream beside TT__COMPUTE_STREAM begins here
+                           and ends at a WAIT */
     tt__move move;      /* how a collective moves data                                                      */
-    /* Operands (1 << operand) that count once in a sum over the tensor ranks, such as the bias of partial
-       sums: only tensor rank 0 is launched with these operands. */
+    /* Bits (1 << operand) of the operands that count once in a sum over the tensor ranks, such as the bias of
+       partial sums: only tensor rank 0 is launched with these operands. */
     uint32_t once;
-    int slot;           /* 1 + number of the slot of gradients that it works on; 0: none                    */
-    size_t workspace;   /* bytes of scratch memory while it runs, and the place of this memory in the arena */
+    int slot;           /* 1 + number of the instruction's slot of gradients; 0: none                       */
+    size_t workspace;   /* bytes of scratch memory of the instruction, and this memory's place in the arena */
     size_t workspace_place;
 } tt__instr;
 
 /* ==== src/backend/ops.h */
 /* ---------------------------------------------------------------------------------------------- the op table
-   Table of the ops: X(OP, name, inputs, outputs, flags), the largest numbers of inputs and outputs. Other
-   parts of an op carry its name: tt__rules_OP (src/ops/), TT__K(run_OP) (cpu), and the case in the generic
-   tests. The comment of a row lists the operands and, after ->, the results, in the order of their numbers. A
-   name in [brackets] may be absent; - is a number that the op does not use. The flags: */
-#define TT__NAMED_BY_ACT 0x1 /* errors and programs use its activation's name                               */
+   Table of the ops: X(OP, name, inputs, outputs, flags); inputs and outputs are the largest numbers of
+   operands and results. Other parts of an op carry its name: tt__rules_OP (src/ops/), TT__K(run_OP) (cpu),
+   and the case in the generic tests. The comment of a row lists the operands and, after ->, the results, in
+   the order of their numbers. A name in [brackets] may be absent; - is a number that the op does not use. The
+   flags: */
+#define TT__NAMED_BY_ACT 0x1 /* errors and printed programs call the op by its activation                   */
 #define TT__INPLACE0 0x2     /* out[0] may take in[0]'s place if in[0] is dead after this instruction       */
 #define TT__INPLACE1 0x4     /* out[0] may take in[1]'s place if in[1] is dead after this instruction       */
-#define TT__RMW 0x8          /* reads and writes its outputs: optimizer steps                               */
+#define TT__RMW 0x8          /* the op also reads its outputs, as optimizer steps do                        */
 #define TT__RANDOM 0x10      /* draws random numbers                                                        */
 #define TT__WITH_RUN 0x20    /* operand TT__RUN_IN holds the step's settings, for updates or dropout */
 #define TT__MEAN 0x40        /* with TT__WITH_RUN: the op reads the settings only in programs that accumulate,
-                                because the step's number of targets is not yet known there */
-#define TT__ANY_SPACE 0x80   /* its operands may be in the host's memory                                    */
-#define TT__WAITS 0x100      /* operands of a WAIT: all operands and results of another stream's work    */
+                                because a step's number of targets is unknown while its micro-batches run */
+#define TT__ANY_SPACE 0x80   /* the op's operands may be in the host's memory                               */
+#define TT__WAITS 0x100      /* the op is WAIT, whose operands are all operands and results of other work */
 #define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be in fp8 (TT__E4M3)                  */
 #define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], if out[1] is present      */
-#define TT__LOSS 0x800       /* out[0] is a mean over the targets in[TT__LOSS_TARGETS], out[TT__LOSS_COUNTS]
-                                counts them */
+#define TT__LOSS 0x800       /* out[0] is the mean loss over the targets, in[TT__LOSS_TARGETS];
+                                out[TT__LOSS_COUNTS] has the loss's counts */
 #define TT__GATHERS 0x1000   /* row r of out[0] is row in[1][r] of in[0]                                    */
 #define TT__CASTS 0x2000     /* out[0] is in[0] in another dtype                                            */
 #define TT__SAVES1 0x4000    /* only a backward reads out[1]                                                */
@@ -2386,20 +2390,21 @@ typedef struct tt__instr {
 #define TT__AGAIN 0x40000
 #define TT__AGAIN_ATTENTION 0x80000
 #define TT__AGAIN_KEPT (TT__AGAIN | TT__AGAIN_ATTENTION)
-/* Row r of out[0] depends only on row r of these operands (1 << operand, among the first four). */
+/* Row r of out[0] depends only on row r of the operands in `slots`: bit k is for operand k, k < 4. */
 #define TT__BY_ROW(slots) ((slots) << 20)
-/* The next three flags hold the number of an operand, not 0. WEIGHT: a matrix that a product may round while
-   reading it (attr.narrow). RESIDUAL: a summand that is added to the rest of out[0]. NUMBERS: i32 (rows, 1),
-   which rows of the batch out[0] has, if not all (tt__pass_rows). */
+/* Each of the next three flags holds the number of an operand; 0: none. WEIGHT: a matrix that a product may
+   round while reading it (attr.narrow). RESIDUAL: a summand, added to all else that out[0] is computed from.
+   NUMBERS: i32 (rows, 1), the batch's rows that out[0] has, if out[0] lacks some (tt__pass_rows). */
 #define TT__WEIGHT(operand) ((operand) << 24)
 #define TT__RESIDUAL(operand) ((operand) << 26)
 #define TT__NUMBERS(operand) ((operand) << 28)
 /* The last output, if present, is (1, columns of out[0]): the sum of out[0]'s rows. Attention's backward has
-   three such outputs: the sums of out[0], out[1] and out[2]. Only backward ops have them, and only if the
-   device's memory is not the host's: see tt__fuse_column_sums. */
+   three such outputs: the sums of out[0], out[1] and out[2]. Only instructions of the backward have these
+   outputs, and only if the device's memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
-enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two operands and an output */
+enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* numbers of operands and outputs
+                                                                             of losses */
 
 #define TT__OPS(X) \
     X(LINEAR, "linear", 6, 2, TT__BY_ROW(1 | 8) | TT__PRODUCT | TT__ACTIVATES | TT__SAVES1 | TT__BEGINS | \
@@ -2508,19 +2513,19 @@ typedef struct tt__step_settings {
     uint64_t seed;
     int64_t step, micro;    /* optimizer steps done so far; number of the micro-batch in this step          */
     float lr;
-    double loss_norm;       /* divides gradients while the number of targets is unknown (accumulation)      */
+    double loss_norm;       /* divisor of gradients while the number of targets is unknown (accumulation) */
 } tt__step_settings;
 
 /* Results of a step, which the host reads: totals of losses, the loss scale, and what CLIP computes.
    Instructions read and write each of the three. */
-typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* sums of the micro-batches so
-                                                                            far */
+typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* sums over micro-batches so far */
 typedef struct tt__scale_state {
     double scale;               /* scale of the loss's gradient: a power of two                             */
     double good_steps, skipped; /* steps since the scale changed; steps without an update                   */
 } tt__scale_state;
 #define TT__LOSS_SCALE_MOST 0x1p40
-typedef struct tt__clipped { /* norm of the gradient (not finite: no parameter was changed); factor on it   */
+typedef struct tt__clipped { /* the gradient's norm (not finite: no parameter was changed), and the factor
+                                that updates apply to gradients */
     float norm, factor;
 } tt__clipped;
 typedef struct tt__results { tt__totals totals; tt__scale_state scale; tt__clipped clipped; } tt__results;
@@ -2531,7 +2536,7 @@ typedef struct tt__launch {
     tt__device *device;     /* device to run on (on the CPU a tt__cpu), equal for all launches of a call    */
     const tt_tape *tape;
     const tt__instr *instr;
-    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL: absent          */
+    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* actual number of rows; data is NULL: absent */
     bool add[TT__MAX_OUT];
     bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                      */
     bool tuned;             /* matrix products use the fastest ways that `tune` has found                   */
@@ -2539,16 +2544,16 @@ typedef struct tt__launch {
                                in the host's memory. NULL: every list names block 0 */
     /* Number of the first random number of an update, a multiple of 8: the place of out[0]'s first element in
        the whole tensor. The numbers of a tensor rank's shard begin after those of the lower ranks' shards.
-       They are the elements' places in the whole tensor only if rows are divided and a shard has a multiple
-       of 8 elements. */
+       These numbers equal the elements' places in the whole tensor only if ranks divide the rows and a shard
+       has a multiple of 8 elements. */
     int64_t first;
     /* For the first operand or result that is sharded over the tensor ranks: the numbers of its first row and
        first column in the whole tensor, and the whole tensor's number of rows (0: none is sharded). Random
        numbers belong to elements of whole tensors. */
     int64_t first_row, first_col, whole_rows;
-    /* For a collective. phase: TT__REDUCE_PHASE or TT__SPREAD_PHASE. members: number of members. me: number
-       of this member. present: the first `present` members have data to reduce. peer_in, peer_out: operand 0
-       and result 0 of each member. */
+    /* Fields of a collective. phase: TT__REDUCE_PHASE or TT__SPREAD_PHASE. members: number of members. me:
+       number of this member. present: the first `present` members have data to reduce. peer_in, peer_out:
+       operand 0 and result 0 of each member. */
     int phase, members, me, present;
     const tt__mat *peer_in, *peer_out;
     /* Memory of allocate_host for members whose memory this member's kernels cannot load from: staged[k]
@@ -2557,30 +2562,30 @@ typedef struct tt__launch {
        peer_out. */
     void *const *staged;
     int64_t from, max;
-    void *workspace;        /* scratch memory of the size that tt__device_kind.workspace returns at
-                               capacity */
+    void *workspace;        /* scratch memory of tt__device_kind.workspace bytes */
     void *resident;         /* the device's resident workspace; any instruction may use it                  */
 } tt__launch;
 
-/* Settings of the step in the device's memory; NULL: the instruction needs none. */
+/* The step's settings in the device's memory; NULL: the instruction needs no settings. */
 #define TT__RUN_OF(l) ((const tt__step_settings *)(l)->in[TT__RUN_IN].data)
 
 /* Rows that linear_cross_entropy processes at a time: enough that reading and writing the weight's gradient
-   each time costs little compared with the product. The logits of these rows are f32; the gradients of the
-   logits are stored over them. */
+   costs little compared with the product. The logits of these rows are f32; the gradients of the logits are
+   stored over them. */
 #ifndef TT__LOSS_CHUNK /* tests make TT__LOSS_CHUNK and TT__CUDA_LOSS_CHUNK smaller */
 #define TT__LOSS_CHUNK 512
 #endif
-/* Rows that linear_cross_entropy processes at a time on a GPU. It needs more: reading and writing GPT-2's
-   weight gradient takes an H200 as long as the product of some 700 rows (4.3 TB/s, 788 TFLOP/s). */
+/* Rows that linear_cross_entropy processes at a time on a GPU. A GPU needs more rows than a CPU: reading and
+   writing GPT-2's weight gradient takes an H200 as long as the product of some 700 rows (4.3 TB/s, 788
+   TFLOP/s). */
 #ifndef TT__CUDA_LOSS_CHUNK
 #define TT__CUDA_LOSS_CHUNK 2048
 #endif
 
 /* Bytes of CUDA's resident workspace: the size that cuBLAS recommends on Hopper (its documentation,
    cublasSetWorkspace), less a page for what programs keep; with less, cuBLAS avoids its faster kernels.
-   Instructions run one after another, so other ops use it as well: for partial sums of biases, norms, losses
-   and squares. */
+   Instructions run one after another, so other ops use this workspace, too: for partial sums of biases,
+   norms, losses and squares. */
 #ifndef TT__CUDA_RESIDENT /* tests set a smaller number */
 #define TT__CUDA_RESIDENT (((size_t)32 << 20) - 4096)
 #endif
@@ -2601,18 +2606,18 @@ enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 
 /* Rounds of Philox for draws of a number per element: dropout and stochastic rounding. */
 #define TT__DRAW_ROUNDS 7
-/* Threshold of dropout: an element whose 16 random bits are below it is dropped. */
+/* Threshold of dropout: an element whose 16 random bits are below the threshold is dropped. */
 #define TT__DROP_THRESHOLD(p) ((int32_t)((p) * 65536.0f + 0.5f))
-/* Threshold of dropout for attention weights: a weight whose 8 random bits are below it is dropped. A rate
-   above 0 gives a threshold of at least 1. */
+/* Threshold of dropout for attention weights: a weight whose 8 random bits are below the threshold is
+   dropped. A rate above 0 gives a threshold of at least 1. */
 #define TT__ATTENTION_DROP(p) ((p) * 256.0f < 0.5f ? (p) > 0 : (int32_t)((p) * 256.0f + 0.5f))
 
-/* Fills in the masks with which a kernel compares 16 numbers of 8 bits, one draw of Philox, with the
-   threshold `drop` at once. Bit b of number j is bit 16 * (b / 4) + j of word b % 4. The comparison goes from
-   bit 0 to bit 7. `kept` has a bit for each number: whether its bits so far, as a number, are at least the
-   threshold's bits so far. At a bit that the threshold has, a number must have the bit and be kept before; at
-   any other bit one of the two is enough. For a word x that is kept = (x & kept) | (either & (x | kept)),
-   first for the lower halves of the words, then for the higher. */
+/* Computes the masks with which a kernel compares 16 random numbers of 8 bits, one draw of Philox, with the
+   threshold `drop` at once. Bit b of number j is bit 16 * (b / 4) + j of word b % 4. The kernel compares from
+   bit 0 to bit 7. The word `kept` has a bit for each number: whether the number's bits so far are at least
+   the threshold's. If the threshold has a bit, a number must have this bit and be kept before; if not, one of
+   the two is enough. A word x gives kept = (x & kept) | (either & (x | kept)), first for the lower halves of
+   the words, then for the higher. */
 static inline void tt__attention_either(int32_t drop, uint32_t either[4])
 {
     for (int b = 0; b < 4; b++)
@@ -2644,7 +2649,7 @@ static inline void tt__rotary_frequencies(const tt_rotary_options *o, double fre
     }
 }
 
-/* Numbers of the operands of attention or its backward; k and v follow q. */
+/* Numbers of the operands of attention or its backward: q, seq_start, row numbers. k and v follow q. */
 typedef struct tt__attention_operands { int q, starts, numbers; bool backward; } tt__attention_operands;
 
 static inline tt__attention_operands tt__attention_of(bool backward)
@@ -2664,8 +2669,8 @@ static inline int64_t tt__listed_blocks(const tt__attr *a)
 /* Returns the bytes for the dropout mask of attention's backward on CUDA. The kernel of dq draws which
    weights dropout keeps, and stores them as bits for the kernel of dk and dv: TT__CUDA_ATTENTION_BITS bytes
    for 64 queries and 64 keys of a sequence and a head. The function returns 0, and both kernels draw, if the
-   mask would be larger than q, so that memory grows with rows only, or if no sequence has more than 256 rows:
-   mma.sync then needs one sweep. */
+   mask would be larger than q: memory must grow with rows only. It also returns 0 if no sequence has more
+   than 256 rows: mma.sync then needs one sweep. */
 #define TT__CUDA_ATTENTION_BITS 512
 static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *q, int64_t seqs)
 {
@@ -2690,9 +2695,8 @@ static inline int64_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype d
     return (bytes + TT__CUDA_ALIGN - 1) / TT__CUDA_ALIGN * TT__CUDA_ALIGN;
 }
 
-/* Returns the bytes of scratch memory for padded copies of a product's operands and result. The product
-   computes `result`, one of x (rows, in), w (out, in) and y (rows, out), from the other two. 0: all matrices
-   are even. */
+/* Returns the bytes of scratch memory for padded copies of a product's operands and result; 0: all are even.
+   The product computes `result`, one of x (rows, in), w (out, in) and y (rows, out), from the other two. */
 static inline int64_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, const tt__mat *y,
                                             const tt__mat *result)
 {
@@ -2717,14 +2721,14 @@ static inline int tt__cuda_attention_slots(bool causal, int64_t longest)
 }
 
 /* Returns the row of slot `slot` at which a sequence that begins at row `row` of the batch has its first row.
-   In causal attention the queries that see the keys of slot k begin 256 k rows after the start of a sequence,
-   so that a slot has fewer rows than the batch; the sequences' shares are proportional to their lengths. */
+   In causal attention the queries that see the keys of slot k begin 256 k rows after the start of a sequence.
+   A slot therefore has fewer rows than the batch; the sequences' shares are proportional to their lengths. */
 static inline int64_t tt__cuda_attention_slot_row(int64_t row, bool causal, int64_t longest, int slot)
 {
     return causal ? row * (longest - 256 * slot) / longest : row;
 }
 
-/* Returns the bytes of all slots. */
+/* Returns the bytes of all slots with partial sums of dq; 0: the kernels use no slots. */
 static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat *q)
 {
     const int64_t longest = a->max_length && a->max_length < q->rows ? a->max_length : q->rows;
@@ -2750,14 +2754,14 @@ static inline double tt__alibi_exponent(int head, int heads)
 /* ==== src/backend/functions.h */
 /* ------------------------------------------------------------------------------------- a backend's functions
    Pointers called `memory` point to the device's memory: only the backend reads and writes through them.
-   launch and stage use the stream of their instruction, all other functions the stream of computation. One
-   stream does its work in the order of the calls, possibly after they return; read and wait return only when
-   their work is done. A function that fails returns a status or NULL, and error() says why in a sentence. One
-   thread uses a device at a time. */
+   launch and stage use the stream of their instruction, all other functions the stream of computation. A
+   stream does its work in the order of the calls, possibly after the calls return. read and wait return only
+   when their work is done. A function that fails returns a status or NULL, and error() says why in a
+   sentence. One thread uses a device at a time. */
 
-/* Streams of a device. They run in parallel; only mark and after order them. The streams are for computation,
-   for copies to the host's memory, for copies from it, and for collectives. TT__HOST_STREAM is not a stream:
-   the host waits for an event. */
+/* Streams of a device run in parallel; only mark and after order their work. There is a stream for
+   computation, one for copies to the host's memory, one for copies from the host's memory and one for
+   collectives. TT__HOST_STREAM is not a stream: the host waits for an event. */
 enum {
     TT__HOST_STREAM = -1, TT__COMPUTE_STREAM, TT__OUT_STREAM, TT__IN_STREAM, TT__RANKS_STREAM, TT__STREAMS
 };
@@ -2771,11 +2775,12 @@ typedef struct tt__backend {
     void *(*allocate)(tt__device *d, size_t bytes);           /* contents are undefined                     */
     void (*release)(tt__device *d, void *memory);
     /* Allocates memory that moves between the device and the host as it is used. *available receives the
-       bytes that the device had free; without `beyond` the function refuses to allocate more than these.
-       allocate_managed, keep and prefetch are NULL if the device has no such memory. */
+       bytes that the device had free; without `beyond` the function refuses to allocate more than those
+       bytes. allocate_managed, keep and prefetch are NULL if the device has no such memory. */
     tt_status (*allocate_managed)(tt__device *d, size_t bytes, bool beyond, void **memory, size_t *available);
-    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* asks to keep the bytes on the device   */
-    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* fetches the bytes      */
+    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* keeps the bytes on the device */
+    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* moves the bytes to the
+                                                                                     device */
     void *(*allocate_host)(tt__device *d, size_t bytes);      /* host memory that `copy` can use            */
     void (*release_host)(tt__device *d, void *host);
     /* Copies between the device's memory and memory of allocate_host, in either direction, or within the
@@ -2783,62 +2788,61 @@ typedef struct tt__backend {
        waited for a later mark of the stream. */
     tt_status (*copy)(tt__device *d, int stream, void *to, const void *from, size_t bytes);
     tt_status (*fill)(tt__device *d, void *memory, int byte, size_t bytes);
-    /* Initialises numbers [first, first + n) of a tensor, as tt__init_values does; first is a multiple of
+    /* Initialises numbers [first, first + n) of a tensor as tt__init_values does; first is a multiple of
        4. */
     tt_status (*init)(tt__device *d, void *memory, tt_dtype dtype, int64_t first, int64_t n, tt_init init,
                       uint64_t key);
     tt_status (*read)(tt__device *d, void *to, const void *memory, size_t bytes);
     tt_status (*wait)(tt__device *d);
-    /* mark makes `event` stand for all work that the stream was given so far; if *event is NULL, it first
-       creates an event, which release_event frees. after makes all work that the stream is given from now on
-       wait for `event`; with TT__HOST_STREAM the caller waits. */
+    /* mark makes `event` stand for all work that the stream was given so far. If *event is NULL, mark first
+       creates the event, which release_event frees. after makes all later work of the stream wait for
+       `event`; with TT__HOST_STREAM the caller waits. */
     tt_status (*mark)(tt__device *d, int stream, void **event);
     tt_status (*after)(tt__device *d, int stream, void *event);
     void (*release_event)(tt__device *d, void *event);
-    /* Launches n instructions. They are one instruction; or several of one op and stream, none of which reads
-       another's result: the device may run them at once or, if they have a workspace, one after another. Or
-       they are two of different ops, the second of which reads result 0 of the first: dropout and a norm, or
-       a norm's backward and dropout. The device may fuse the two if no result of the second is stored over an
-       operand of the first. */
+    /* Launches n instructions. n is 1; or the instructions have one op and stream and are independent, and
+       the device may run them at once or, if they have a workspace, one after another. Or n is 2, and the
+       second instruction, of another op, reads result 0 of the first: dropout and a norm, or a norm's
+       backward and dropout. The device may fuse the two if no result of the second is stored over an operand
+       of the first. */
     tt_status (*launch)(const tt__launch *l, int n);
     /* The next four functions record and replay launches. Launches after `capture` are recorded, not run.
-       captured ends the recording and returns it (NULL: it failed, and nothing is left). replay runs a
-       recording any number of times, until forget. Between capture and captured, the stream of computation
-       gets the first work, and in the end it waits for all work that other streams were given. All four are
+       captured ends the recording and returns it; NULL: recording failed, and nothing is left to forget.
+       replay runs a recording any number of times, until forget. In a recording, the stream of computation
+       gets the first work, and in the end waits for all work of the other streams. All four functions are
        NULL if the device cannot record. */
     tt_status (*capture)(tt__device *d);
     void *(*captured)(tt__device *d);
     tt_status (*replay)(tt__device *d, void *recording);
     void (*forget)(tt__device *d, void *recording);
-    /* Returns the reason why the backend, or device number `index` if it exists, cannot run an instruction,
-       in words that end an error message; NULL: it can. The operands of `l` have their full capacity and no
+    /* Returns NULL if the backend, or device number `index` if it exists, can run an instruction; else the
+       reason why not, in words that end an error message. The operands of `l` have their full capacity and no
        data; no device need be open. */
     const char *(*refuses)(int index, const tt__launch *l);
-    /* Writes the lines of tt_device_text, even if there is no such device. */
+    /* Writes the text that tt_device_text returns. Device number `index` need not exist. */
     void (*describe)(tt_context *ctx, int index, char *to, size_t capacity);
-    /* Returns the reason why kernels of d cannot load from the memory of `from`, another device of the same
-       kind, in a sentence that lives until the next call; NULL: they can, as a test with data has shown.
-       *rate receives the bytes a second of such loads, or of copies through the host if kernels cannot load;
-       0: not measured. */
+    /* Returns NULL if kernels of d can load from the memory of `from`, another device of the same kind, as a
+       test with data has shown; else the reason, a sentence that lives until the next call. *rate receives
+       the bytes a second of such loads, or of copies through the host if kernels cannot load; 0: unknown. */
     const char *(*peer)(tt__device *d, tt__device *from, double *rate);
-    /* Copies to staged[me] the elements that other members need from this member in the phase of a
+    /* Copies to staged[me] the elements that other members need from this member in the current phase of a
        collective: elements [from, from + most) of each shard, at most members * most elements. *more receives
-       whether shards have elements after these; all members get the same answer. stage and `more` are NULL if
-       kernels can load from all memory. */
+       whether shards have further elements, for all members alike. stage and `more` are NULL if kernels can
+       load from all memory. */
     tt_status (*stage)(const tt__launch *l, bool *more);
-    tt_status (*available)(tt__device *d, size_t *bytes); /* free bytes; NULL: the memory is the host's    */
-    /* Measures (if `times`) each way to compute the products that launches of one op would need and that have
-       no measurement yet, with memory that it gives back, and keeps the fastest way for launches that are
-       `tuned`. Notes the products: their measurements also serve equal products with other numbers of rows.
-       *untimed grows by the number of products that memory does not suffice for. tune, tuned_text and learn
-       are NULL if the device knows one way only. */
+    tt_status (*available)(tt__device *d, size_t *bytes); /* free bytes; NULL: the memory is the host's */
+    /* Finds the matrix products that launches of one op need. If `times`, measures each way to compute the
+       products without a measurement, in memory that is freed again, and keeps the fastest way for launches
+       that are `tuned`. A measurement also serves equal products with other numbers of rows. *untimed grows
+       by the number of products for which memory does not suffice. tune, tuned_text and learn are NULL if the
+       device knows one way only. */
     tt_status (*tune)(const tt__launch *l, int n, bool times, int *untimed);
-    /* Writes the choices of products to `to`, a line of text each, and returns the length of the whole text,
-       even if `to` is too small. */
+    /* Writes the device's choices to `to`, a line of text for each product, and returns the length of the
+       whole text, even if `to` is too small. */
     size_t (*tuned_text)(tt__device *d, char *to, size_t capacity);
-    /* Replaces the device's choices by those of a text of tuned_text. TT_ERR_UNSUPPORTED: the text is of
-       another kind of device; TT_ERR_FORMAT: line number *line is malformed. After an error the device keeps
-       its choices. */
+    /* Replaces the device's choices by the choices in a text that tuned_text wrote. TT_ERR_UNSUPPORTED: the
+       text is for another kind of device; TT_ERR_FORMAT: line number *line is malformed. After an error the
+       device keeps its choices. */
     tt_status (*learn)(tt__device *d, const char *text, int *line);
 } tt__backend;
 
@@ -2848,9 +2852,9 @@ typedef struct tt__device_kind {
     const tt__backend *backend; /* NULL: this build can only plan for this kind                             */
     size_t alignment;   /* bytes of alignment of storages; a power of two, at least TT__ALIGN               */
     size_t resident;    /* bytes of workspace that persist between instructions and runs                    */
-    bool host;          /* its memory is the host's, and a launch is complete when it returns               */
-    /* Returns the bytes of workspace that i needs beside `resident`, at full capacity. threads: the threads
-       of a device of kind "cpu". */
+    bool host;          /* the device's memory is the host's, and launches are complete when they return */
+    /* Returns the bytes of workspace, beside `resident`, that instruction i needs at full capacity. threads:
+       the threads of a device of kind "cpu". */
     size_t (*workspace)(int threads, const tt_tape *t, const tt__instr *i);
 } tt__device_kind;
 
@@ -2858,7 +2862,7 @@ typedef struct tt__device_kind {
 #ifdef __cplusplus
 extern "C" {
 #endif
-extern const tt__backend tt__cuda_backend; /* tinytrain_cuda.cu                                             */
+extern const tt__backend tt__cuda_backend; /* defined in tinytrain_cuda.cu                                  */
 #ifdef __cplusplus
 }
 #endif
@@ -2919,7 +2923,7 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #include <time.h>
 #include <unistd.h>
 #ifdef TINYTRAIN_MPI
-#define OMPI_SKIP_MPICXX 1 /* C++ bindings of old versions, which cause warnings */
+#define OMPI_SKIP_MPICXX 1 /* leaves out the C++ bindings of old versions, which cause warnings */
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 #ifdef OPEN_MPI
@@ -2927,7 +2931,7 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #endif
 #endif
 
-#define TT__ALIGN 64 /* bytes, alignment of every tensor: one cache line, one AVX-512 register */
+#define TT__ALIGN 64 /* bytes; the alignment of every tensor: one cache line, one AVX-512 register */
 #define TT__STR(x) #x
 #define TT__XSTR(x) TT__STR(x)
 #define TT__COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
@@ -2937,7 +2941,7 @@ static int64_t tt__max(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t tt__ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static size_t tt__align_up(size_t n) { return tt__align_to(n, TT__ALIGN); }
 
-/* Sets *to to a * b; false if the product does not fit. */
+/* Sets *to to a * b. Returns false if the product does not fit in a size_t. */
 static bool tt__mul_size(size_t a, size_t b, size_t *to) { return !__builtin_mul_overflow(a, b, to); }
 
 /* ==== src/base/context.h */
@@ -2945,7 +2949,8 @@ static bool tt__mul_size(size_t a, size_t b, size_t *to) { return !__builtin_mul
 
 typedef struct tt__pool tt__pool;
 typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see src/cpu/ */
-/* How kernels multiply bf16 matrices: tt_context_options.bf16. */
+/* How the CPU's kernels multiply bf16 matrices: converted to fp32, by dot-product instructions, or by Intel
+   AMX. tt_context_options.bf16 forces one. */
 typedef enum tt__bf16 { TT__BF16_CONVERT, TT__BF16_DOT, TT__BF16_TILES } tt__bf16;
 
 /* The CPU as a device: the threads that run its kernels, and the kernels' instruction set. */
@@ -2956,7 +2961,7 @@ typedef struct tt__cpu {
     tt__bf16 bf16;
 } tt__cpu;
 
-enum { TT__KINDS = 2, TT__DEVICES = 64 }; /* kinds of devices; maximum number of devices of a kind */
+enum { TT__KINDS = 2, TT__DEVICES = 64 }; /* number of kinds of devices; max number of devices of a kind */
 enum { TT__ERROR = 1024 }; /* maximum bytes of the sentence that tt_error returns */
 
 struct tt_context {
@@ -2964,20 +2969,19 @@ struct tt_context {
     tt_status status;
     char error[TT__ERROR];
     size_t allocated;
-    pthread_mutex_t mutex; /* guards what threads share: the allocator, `allocated`, and the fields about
-                              errors */
-    bool late;             /* tests: the CPU does another stream's work at its WAIT, not at its start */
-    bool apart;            /* tests: device "cpu" has its own memory, as GPUs have */
+    pthread_mutex_t mutex; /* guards the allocator, `allocated` and the fields about errors */
+    bool late;             /* set by tests: the CPU does other streams' work only when a WAIT runs */
+    bool apart;            /* set by tests: device "cpu" has its own memory, as GPUs have */
     bool ranks_run;        /* several ranks run: only the first of their errors is kept */
     bool rank_failed;      /* an error was recorded since the ranks began to run */
     pthread_t failed;      /* thread that recorded the last error */
     double measured_peak;
-    bool profiles;         /* tt_measure_costs: each launch has one instruction and is timed by itself */
-    double *profile;       /* seconds of each instruction in its fastest run so far, by the instruction's
-                              number */
+    bool profiles;         /* tt_measure_costs runs: each launch has one instruction and is timed by itself */
+    double *profile;       /* seconds of each instruction in its fastest run so far; the index is the
+                              instruction's number */
     bool searches;         /* a search for the largest size that fits is running: errors give no advice */
     bool unbudgeted;       /* the caller of the search has no budget and will compile without one */
-    size_t needs;          /* bytes of the smallest possible program with the options as they are */
+    size_t needs;          /* bytes of the smallest program that the given options allow */
     size_t advised;        /* bytes of the smallest program that an error's advice leads to; 0: the advice
                               fits the budget */
     bool no_arrivals;      /* plans reserve no memory for the inputs of the next run, as under a tight
@@ -2988,11 +2992,11 @@ struct tt_context {
     tt_param **params;
     int n_params, cap_params;
     uint32_t n_tapes;      /* number of tapes made so far */
-    char unmade[TT__ERROR]; /* message of the first tt_param_new that failed since the last tt_error; "": none
-                               failed */
+    char unmade[TT__ERROR]; /* message of the first tt_param_new that failed since the last tt_error; "":
+                               none */
     uint32_t *param_slots, n_param_slots; /* hash table of parameter names (tt__param_slot). An entry is 1 +
                                              the parameter's index; 0: free */
-    bool writes_nothing;   /* this process writes no files: the first process writes them for all */
+    bool writes_nothing;   /* this process writes no files; the first process writes all files */
 };
 
 TT_PRINTF(4, 5)
@@ -3007,8 +3011,8 @@ static void tt__log(tt_context *ctx, tt_log_level level, const char *id, const c
     ctx->options.logger.log(ctx->options.logger.user, level, id, message);
 }
 
-/* Records the sentence that tt_error() returns, and returns `status`. While several ranks run, keeps their
-   first error. */
+/* Records the sentence that tt_error() returns, and returns `status`. While several ranks run, keeps the
+   first of their errors. */
 TT_PRINTF(3, 4)
 static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format, ...)
 {
@@ -3047,11 +3051,12 @@ tt_status tt_error_code(const tt_context *ctx) { return ctx ? ctx->status : TT_E
 /* ==== src/base/memory.h */
 /* --------------------------------------------------------------------------------------------- allocation */
 
-/* The head of each block, which holds its size, so that the caller need not know the size to release it. */
+/* The head of each block. The head holds the block's size, so that the caller need not know the size to
+   release the block. */
 typedef union tt__block { size_t bytes; char pad[TT__ALIGN]; } tt__block;
 
-/* Allocates memory that is not zeroed; NULL on failure. Background threads use this function because a
-   failure sets no error. */
+/* Returns memory that is not zeroed; NULL on failure. A failure sets no error, so background threads use this
+   function. */
 static void *tt__try_alloc(tt_context *ctx, size_t bytes)
 {
     const tt_allocator *a = &ctx->options.allocator;
@@ -3067,7 +3072,7 @@ static void *tt__try_alloc(tt_context *ctx, size_t bytes)
     return block ? block + 1 : NULL;
 }
 
-/* Allocates memory that is not zeroed. A failure (NULL) sets the error. */
+/* Returns memory that is not zeroed; NULL on failure, which sets the error. */
 static void *tt__alloc(tt_context *ctx, size_t bytes)
 {
     void *p = tt__try_alloc(ctx, bytes);
@@ -3091,7 +3096,8 @@ static void tt__free(tt_context *ctx, void *memory)
     pthread_mutex_unlock(&ctx->mutex);
 }
 
-/* Copies `memory` into a new block of `bytes` bytes and frees `memory`; on failure keeps it, returns NULL. */
+/* Copies `memory` into a new block of `bytes` bytes and frees `memory`. On failure returns NULL and keeps
+   `memory`. */
 static void *tt__realloc(tt_context *ctx, void *memory, size_t bytes)
 {
     void *bigger = tt__alloc(ctx, bytes);
@@ -3103,7 +3109,8 @@ static void *tt__realloc(tt_context *ctx, void *memory, size_t bytes)
     return bigger;
 }
 
-/* Grows `array`, which has `count` entries, so that one more fits. The result is false when out of memory. */
+/* Grows `array`, which has `count` entries, so that another entry fits. The result is false when out of
+   memory. */
 #define TT__GROW(ctx, array, count, capacity) \
     ((count) < (capacity) || tt__grow((ctx), (void **)&(array), sizeof *(array), &(capacity)))
 
@@ -3157,7 +3164,8 @@ static const char *tt__shortest(float x, char to[32])
     return to;
 }
 
-/* Returns the end of the class ("[0-3a]") that `pattern` begins with if the class holds c; else NULL. */
+/* Returns the end of the class, such as "[0-3a]", at the start of `pattern`; NULL if the class does not hold
+   c. */
 static const char *tt__match_class(const char *pattern, char c)
 {
     const char *end = *pattern == '[' ? strchr(pattern, ']') : NULL;
@@ -3169,7 +3177,7 @@ static const char *tt__match_class(const char *pattern, char c)
     return NULL;
 }
 
-/* Returns whether `name` matches `pattern` ('*': any characters, '?': any one, '[0-3a]': one of these). */
+/* Returns whether `name` matches `pattern` ('*': any characters, '?': any character, '[0-3a]': 0..3 or a). */
 static bool tt__match(const char *pattern, const char *name)
 {
     const char *star = NULL, *retry = NULL, *after;
@@ -3262,7 +3270,8 @@ static uint8_t tt__to_fp8(float x, bool e5m2)
     const uint8_t sign = (uint8_t)(u >> 24 & 0x80);
     if (magnitude >= 0x7f800000u) return sign | 0x7f;
     if (magnitude >= tt__bits(TT__FP8_MOST(e5m2))) return sign | (e5m2 ? 0x7b : 0x7e);
-    if (magnitude >> 23 < (uint32_t)(128 - bias)) { /* subnormal: rounded as in tt__to_f16 */
+    if (magnitude >> 23 < (uint32_t)(128 - bias)) { /* subnormal: adding `unit` rounds to a multiple of the
+                                                       smallest subnormal */
         const float unit = tt__float((uint32_t)(128 - bias + drop) << 23);
         return (uint8_t)(sign | (tt__bits(tt__float(magnitude) + unit) - tt__bits(unit)));
     }
@@ -3414,10 +3423,10 @@ static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
     return failed == 0;
 }
 
-/* A function that does one task. A pool runs it for `count` tasks on all threads, the caller included. Each
-   thread begins with its own slice of the tasks, the same slice in each call, so that the slice's data is
-   still in its cache; then it helps with the slices of other threads. Results must depend on the task only,
-   not on the thread or the number of threads. Idle workers sleep. */
+/* A function that does one task. A pool runs the function for `count` tasks on all threads, the caller
+   included. In each call a thread begins with its own slice of the tasks, whose data may still be in the
+   thread's cache; then it helps with the slices of other threads. Results must depend on the task only, not
+   on the thread or the number of threads. Idle workers sleep. */
 typedef void (*tt__task)(void *arg, int64_t task, int thread);
 
 typedef struct tt__worker {
@@ -3430,13 +3439,13 @@ typedef struct tt__worker {
 struct tt__pool {
     int threads, started;
     pthread_t handles[256];
-    tt__worker workers[256]; /* [0]: the caller */
+    tt__worker workers[256]; /* workers[0] is the calling thread */
     pthread_mutex_t mutex;
     pthread_cond_t wake, done;
     tt__task run;
     void *arg;
     uint64_t generation;     /* atomic; grows by 1 with each call that has work */
-    int active;              /* atomic; number of workers that have not finished this generation */
+    int active;              /* atomic; number of workers that have not finished the current call */
     bool stop;
 };
 
@@ -3456,7 +3465,8 @@ static void tt__pool_work(tt__pool *pool, int thread)
     }
 }
 
-/* Iterations of a waiting loop: about 20 us, longer than the gap between ops, shorter than a time slice. */
+/* Iterations of a loop that waits before the thread sleeps: about 20 us, longer than the gap between ops,
+   shorter than a time slice. */
 #define TT__SPINS 2000
 
 /* Slows down a loop that waits for another thread. */
@@ -3561,7 +3571,7 @@ static tt__pool *tt__pool_new(tt_context *ctx, int threads)
 
 #if defined(__linux__)
 /* Returns the quota of a control group in CPUs (cgroup version 2: cpu.max; version 1: cpu.cfs_*_us); HUGE_VAL
-   without a limit. */
+   if the group has no limit. */
 static double tt__quota_in(const char *folder)
 {
     static const char *const names[] = {"cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"};
@@ -3581,9 +3591,9 @@ static double tt__quota_in(const char *folder)
     return quota;
 }
 
-/* Calls each() with the folder of each control group of this process for `controller`, and of the group's
-   parents, all under `root` ("" except in tests). In a container /proc may name groups of the host whose
-   folders are missing there; each() takes a missing folder as no limit. */
+/* Calls each() with the folder of each control group of this process that limits `controller` ("cpu" or
+   "memory"), and with the folders of the group's parents. All paths begin with `root`, "" except in tests. In
+   a container /proc may name folders of the host; each() takes a missing folder as no limit. */
 static void tt__each_group(const char *root, const char *controller,
                            void (*each)(const char *folder, void *arg), void *arg)
 {
@@ -3592,8 +3602,7 @@ static void tt__each_group(const char *root, const char *controller,
     if (snprintf(folder, sizeof folder, "%s/proc/self/cgroup", root) >= (int)sizeof folder) return;
     FILE *f = fopen(folder, "r");
     if (!f) return;
-    while (fgets(line, sizeof line, f)) { /* a line is number:controllers:/path; version 2 lists no
-                                             controllers */
+    while (fgets(line, sizeof line, f)) { /* a line is number:controllers:/path, in version 2 number::/path */
         char *controllers = strchr(line, ':'), *group = controllers ? strchr(++controllers, ':') : NULL;
         if (!group) continue;
         *group++ = 0;
@@ -3629,7 +3638,7 @@ static double tt__cgroup_quota(const char *root)
     return quota;
 }
 
-/* Returns the number after `key` in the first line of a file that begins with `key`; -1 if there is none. */
+/* Returns the number after `key` in the first line of folder/file that begins with `key`; -1 if none does. */
 static double tt__number_in(const char *folder, const char *file, const char *key)
 {
     char path[8192], line[256], *end;
@@ -3647,9 +3656,9 @@ static double tt__number_in(const char *folder, const char *file, const char *ke
     return n;
 }
 
-/* Memory that the process may still allocate. bytes: the least that any limit leaves. limit: the size of that
-   limit in bytes. of: the name of that limit. group_limit: the smallest limit of the control groups. swap:
-   free swap space. */
+/* Memory that the process may still allocate. bytes: the bytes that the tightest limit leaves. limit: that
+   limit in bytes. of: that limit's name for messages. group_limit: the smallest limit of the control groups
+   in bytes. swap: bytes of free swap space. */
 typedef struct tt__room { double bytes, limit, group_limit, swap; const char *of; } tt__room;
 
 static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
@@ -3686,8 +3695,7 @@ static void tt__group_room(const char *folder, void *arg)
 }
 
 /* Returns the memory that the process may still allocate. The limits are the machine's free or file-caching
-   memory and free swap space, the control groups and, if root is "", RLIMIT_AS. Unknown limits are
-   ignored. */
+   memory and swap space, the control groups and, if root is "", RLIMIT_AS. Unknown limits are ignored. */
 static tt__room tt__memory_room(const char *root)
 {
     tt__room m = {HUGE_VAL, HUGE_VAL, HUGE_VAL, 0, ""};
@@ -3719,8 +3727,8 @@ static int tt__affinity_cpus(void)
 }
 #endif
 
-/* Returns the number of CPUs that the calling thread may use, 1 to 256: those of its affinity mask, which its
-   threads inherit, and at most the quota. */
+/* Returns the number of CPUs, 1 to 256, that the calling thread and the threads that it starts may use: the
+   CPUs of its affinity mask, but not more than the control groups' quota. */
 static int tt__usable_cpus(void)
 {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
@@ -3821,7 +3829,7 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
     int error = 0;
     if (!folder) return false;
     for (struct dirent *entry;;) {
-        errno = 0; /* so that an error of readdir can be told from the end of the folder */
+        errno = 0; /* errno then tells an error of readdir from the end of the folder */
         if (!(entry = readdir(folder))) { error = errno; break; }
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
         if (!each(arg, entry->d_name)) break;
@@ -3832,8 +3840,8 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
 }
 
 /* Locks the file `path` with flock, which drops the lock when the process ends in any way, and writes `text`
-   to it. Between open and flock here, the previous holder may remove the file. The file that is then locked
-   no longer has this name, and the next try makes a new file. */
+   to it. If the previous holder removes the file between open and flock, the locked file no longer has the
+   name `path`. The loop then tries again with a new file. */
 static void *tt__posix_lock(void *user, const char *path, const char *text, bool *held)
 {
     *held = false;
@@ -3924,7 +3932,8 @@ static tt_status tt__file_begin(tt_context *ctx, const char *path, void **file, 
     return TT_ERR_FILE;
 }
 
-/* Reads n bytes of a file from `offset` on. The file had these bytes when it was opened. */
+/* Reads the n bytes at `offset` of an open file. The caller has checked the range against the size at
+   opening, so a shorter file has been cut off since. */
 static tt_status tt__file_read(tt_context *ctx, const char *path, void *file, uint64_t offset, void *to,
                                size_t n)
 {
@@ -3948,9 +3957,8 @@ static bool tt__name_is(void *arg, const char *name)
     return !search->found;
 }
 
-/* Sets *found to whether a folder holds a file called `name`. Lists the folder instead of opening the file,
-   so that a file that cannot be opened (no permission, too many open files, failing disk) counts as
-   present. */
+/* Sets *found to whether a folder holds a file called `name`. Lists the folder instead of opening the file: a
+   file that cannot be opened (no permission, too many open files, failing disk) counts as present. */
 static tt_status tt__folder_has(tt_context *ctx, const char *folder, const char *name, bool *found)
 {
     const tt_files *files = &ctx->options.files;
@@ -3987,8 +3995,8 @@ static tt_status tt__file_open(tt_context *ctx, const char *path, tt__file_bytes
 
 /* A file that is written under a temporary name. tt__writer_end syncs the file and renames it into place, so
    that readers find either the old file or the whole new one. After the first failure the writer writes
-   nothing more, and tt__writer_end removes the temporary file. `file` is NULL, and the writer writes nothing,
-   in a process that leaves this file to another process. */
+   nothing more, and tt__writer_end removes the temporary file. In a process that writes no files
+   (tt_context.writes_nothing), `file` is NULL and the writer writes nothing. */
 typedef struct tt__writer {
     tt_context *ctx;
     void *file;
@@ -4024,7 +4032,7 @@ static tt_status tt__writer_begin(tt__writer *w, tt_context *ctx, const char *pa
 static void tt__writer_put(tt__writer *w, const void *data, size_t n)
 {
     const tt_files *files = &w->ctx->options.files;
-    if (w->status != TT_OK || !n || !w->file) return; /* NULL: this process writes nothing */
+    if (w->status != TT_OK || !n || !w->file) return; /* `file` is NULL: this process writes no files */
     if (!files->write(files->user, w->file, data, n)) tt__writer_fail(w, "write");
 }
 
@@ -4057,8 +4065,8 @@ static tt_status tt__writer_end(tt__writer *w)
     return w->status;
 }
 
-/* An order of numbers for heapsort: less(arg, a, b) must be a strict total order. Heapsort needs no memory
-   and takes n log n steps for any input. */
+/* Returns whether heapsort puts item a before item b. The function must be a strict total order. Heapsort
+   needs no memory and takes n log n steps for any input. */
 typedef bool (*tt__less)(const void *arg, uint32_t a, uint32_t b);
 
 static void tt__sift_down(uint32_t *items, size_t root, size_t n, tt__less less, const void *arg)
@@ -4890,8 +4898,8 @@ typedef struct tt__builder {
 
 /* The backward of an op. */
 typedef struct tt__gradient {
-    /* Emits the backward of instruction f, of which it gets a copy; g: the gradient of f's out[0]. NULL if
-       `reads` is set. */
+    /* Emits the backward of f, a copy of the instruction; g: the gradient of f's out[0]. NULL if `reads` is
+       set. */
     void (*emit)(tt__builder *b, const tt__instr *f, int32_t g);
     /* Operands and results of a backward that is one instruction of `op` (see tt__emit_gradient), or NULL. */
     const char *reads, *into;
@@ -4940,7 +4948,7 @@ static const tt__rules *tt__rules_of(const tt__instr *i); /* the table is in ops
 
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* Returns n if the column sums of i's first n outputs can be further outputs of i (its last n). */
+/* Returns how many of i's first outputs (0, 1 or 3) can have their column sums as i's last outputs. */
 static int tt__summed(const tt__instr *i)
 {
     return !tt__is(i, TT__COLUMN_SUMS) ? 0 : i->op == TT__OP_ATTENTION_BACKWARD ? 3 : 1;
@@ -5144,8 +5152,8 @@ static bool tt__layout_alike(const tt_tape *t, const tt__instr *i, const tt__spl
     return true;
 }
 
-/* The layout rule of ops whose rows depend on other rows: the rows must not be split; for the rest, the rule
-   is tt__layout_alike. */
+/* The layout rule of ops whose rows depend on other rows. Rows must not be split; otherwise the rule is
+   tt__layout_alike. */
 static bool tt__layout_by_columns(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     return in[0] != TT__ROWS && tt__layout_alike(t, i, in, out);
@@ -5283,8 +5291,8 @@ static int32_t tt__new_gradient(tt__builder *b, int32_t v)
     return g;
 }
 
-/* If v needs a gradient, makes out[slot] of the tape's last instruction this gradient, or a contribution that
-   is added to it. */
+/* Makes out[slot] of the tape's last instruction the gradient of v, or a summand if that gradient exists
+   already. Does nothing if v needs no gradient. */
 static void tt__grad_into(tt__builder *b, int slot, int32_t v)
 {
     tt_tape *t = b->t;
@@ -5362,17 +5370,17 @@ static bool tt__wants(const tt_tape *t, int32_t v) { return v && t->values[v].ne
 static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4); }
 
 /* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication",
-   2008: a panel of A (4..12 x K) stays in L1, a panel of B (K x 8..48) and a tile of A (TILE_M x K) in L2,
-   the packed A (M x K) and B (K x N) in L3. Sums over at most K elements need no memory for partial sums, so
-   K is chosen as the width of many models. M and TILE_M are multiples of the height of every microkernel, N
-   and TILE_N multiples of its width. */
+   2008: a panel of A (4..12 x K) stays in L1. A panel of B (K x 8..48) and a tile of A (TILE_M x K) stay in
+   L2, the packed A (M x K) and B (K x N) in L3. Sums over at most K elements need no memory for partial sums,
+   so K is chosen as the width of many models. M and TILE_M are multiples of the height of every microkernel,
+   N and TILE_N multiples of its width. */
 #define TT__GEMM_K 768
 #define TT__GEMM_M 1056
 #define TT__GEMM_N 1056
 #define TT__GEMM_TILE_M 96
 #define TT__GEMM_TILE_N 192
-#define TT__GEMM_PACK_LINES 96 /* rows of A or columns of B per packing task: whole panels of any width     */
-#define TT__GEMM_PACK_K 32    /* units of k per packing task if those do not run along memory; even         */
+#define TT__GEMM_PACK_LINES 96 /* rows of A or columns of B per packing task; a multiple of panels' widths  */
+#define TT__GEMM_PACK_K 32    /* units of k per packing task if a line is not contiguous; even              */
 #define TT__GEMM_ALONE 131072 /* number of multiplications that take no longer than waking a thread         */
 /* Few rows of A use each element of B too few times for packing B to pay. The product is then made by dot
    products where the columns of B are contiguous, and by sums of rows of B where its rows are. */
@@ -5413,8 +5421,8 @@ enum {
     TT__ATTENTION_TILE = TT__ATTENTION_QUERIES + 16 /* row stride of tiles: an odd number of cache lines */
 };
 
-/* Returns the stride of packed rows in floats. It leaves room for the widest vectors and is an odd number of
-   cache lines, because strides of a power of two would put a column of a block into few cache sets. */
+/* Returns the stride of packed rows in floats. The stride leaves room for the widest vectors. It is an odd
+   number of cache lines: strides of a power of two would put a column of a block into few cache sets. */
 static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(head_size, 16) | 1) * 16; }
 
 static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16; }
@@ -5432,10 +5440,10 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
    of rows), see attention_pairs_of_columns. */
 #define TT__ATTENTION_BUFFERS(X) \
     X(both, k_pairs, keys * whole / 2)           /* pairs of columns of k */ \
-    X(both, summed, keys * stride / 2)           /* pairs of rows of v or k; for tiles, transposed */ \
+    X(both, summed, keys * stride / 2)           /* pairs of rows of v or k; for tile kernels, transposed */ \
     X(both, columns, queries * whole / 2)        /* pairs of columns of q or dout */ \
     X(both, left, keys * queries / 2)            /* pairs of rows or columns of weights or dscores */ \
-    X(both, across, tt__max(whole * queries, keys * stride / 2)) /* for tiles: fp32, or pairs of rows */ \
+    X(both, across, tt__max(whole * queries, keys * stride / 2)) /* tile kernels' sums or pairs of rows */ \
     X(both, k, keys * stride) \
     X(both, v, keys * stride) \
     X(both, weights, keys * tile)                /* scores, then weights */ \
@@ -5765,7 +5773,7 @@ static size_t tt__cpu_LINEAR_DW(int threads, const tt_tape *t, const tt__instr *
     return gemm > sums ? gemm : sums;
 }
 
-enum { TT__NEAR = 64 }; /* max instructions that are searched for the one that wrote an operand */
+enum { TT__NEAR = 64 }; /* max number of instructions searched backwards for the writer of an operand */
 
 /* Moves result o of instruction k, the column sums of in[0], to a new instruction before k. */
 static void tt__sum_columns_apart(tt_tape *t, int k, int o)
@@ -5825,11 +5833,12 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
         if (from.op < 0) continue;
         if (tt__reads(t, &from, sums->base) || tt__writes(t, &from, sums->base)) return;
         if (!tt__writes(t, &from, v->base)) continue;
-        const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* cuBLASLt writes in[0] */
+        const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* cuBLASLt writes in[0], not a
+                                                                            kernel that could sum columns */
         const unsigned parts = product ? 0 : tt__outputs_that_make(t, &from, v);
         if (!parts) return;
         if (from.segment != i.segment || from.slot != i.slot) return;
-        if (from.stage != i.stage) { /* sums in an instruction of the stage that has the bias */
+        if (from.stage != i.stage) { /* the sums stay in the stage that has the bias */
             tt__sum_columns_apart(t, k, o);
             return;
         }
@@ -5857,11 +5866,10 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
 static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LINEAR_DW, {NULL},
     tt__cpu_LINEAR_DW, tt__cuda_LINEAR_DW, NULL, NULL, tt__fuse_column_sums};
 
-/* Several products of one x, such as the products that make queries, keys and values, or the products that
-   make the gradients of their weights, become one product if their other operands are side by side in memory:
-   weights and their gradients row below row; biases and their gradients, results and their gradients column
-   beside column. Each operand and result has a role: 0 to 2 are in[0] to in[2], 3 and 4 are out[0] and
-   out[1]. */
+/* Several products of one x, such as those that make queries, keys and values or their weights' gradients,
+   become one product. Their other operands must be side by side in memory: weights and their gradients row
+   below row; biases and their gradients, results and their gradients column beside column. Each operand and
+   result has a role: 0 to 2 are in[0] to in[2], 3 and 4 are out[0] and out[1]. */
 
 enum { TT__ROLES = 5, TT__RESULT_ROLE = 3 };
 
@@ -5913,9 +5921,9 @@ static bool tt__lies_after(const tt__mat *a, const tt__mat *b, bool below)
     return alike && a->dtype == b->dtype && (char *)a->data + apart == (char *)b->data;
 }
 
-/* Joins those of the n products in l, which run together, whose operands are side by side. Does not join
-   products that need scratch, because the scratch is sized for one product. Returns the number of launches
-   left in l. */
+/* Joins products whose operands are side by side, among the n products in l, which run together. Does not
+   join products that need scratch, because the scratch is sized for one product. Returns the number of
+   launches left in l. */
 static int tt__join_launches(tt__launch *l, int n)
 {
     int last = 0;
@@ -6004,8 +6012,8 @@ static bool tt__shape_EMBEDDING(tt_tape *t, const tt__instr *i, tt__shape *out)
     return !table->axis || tt__bad(t, i, 1, "a table with a fixed number of rows");
 }
 
-/* The layout rule of EMBEDDING. If a rank has a shard of the table, its rows for ids outside the shard are 0,
-   so the result is partial. */
+/* The layout rule of EMBEDDING. If a rank has a shard of the table, the rank's result is 0 in rows whose ids
+   are outside the shard, so the result is partial. */
 static bool tt__layout_EMBEDDING(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t;
@@ -6160,8 +6168,7 @@ static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t 
     tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "0");
 }
 
-/* Returns the instruction whose out[0] is v if v has only one reader, so that the two can be merged; else
-   returns -1. */
+/* Returns the instruction with out[0] v, if v has only one reader, so that the two can be merged; else -1. */
 static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 {
     int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
@@ -6214,12 +6221,12 @@ static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
     const tt__tape_value *v = b->t->values;
     tt_dtype dtype = v[g].shape.dtype;
     int take = v[f->in[0]].shape.dtype != dtype && v[f->in[1]].shape.dtype == dtype;
-    tt__grad_pass(b, g, f->in[1 - take], false); /* first, because in[take] may take g over */
+    tt__grad_pass(b, g, f->in[1 - take], false); /* first, because in[take] may take over g */
     tt__grad_pass(b, g, f->in[take], true);
 }
 
-/* Merges addition k with the instruction that computes one of its operands; the merged instruction adds the
-   other operand. */
+/* Merges addition k with the instruction that computes one of its operands and then adds the other
+   operand. */
 static void tt__fuse_ADD(tt_tape *t, int k, int32_t root)
 {
     for (int side = 0; side < 2; side++) {
@@ -6359,7 +6366,7 @@ tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_o
     *to = *o;
     to->heads = 0; /* attr.heads has the number of heads, which is less for a shard of x */
     if (!to->size && o->heads > 0) to->size = (int)tt__min(tt_value_width(t, x) / o->heads, INT_MAX);
-    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* sets options that are not read to fixed values */
+    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* options that are not read get fixed values */
     if (o->scaling < TT_ROTARY_LLAMA3) to->original = 1;
     if (o->scaling < TT_ROTARY_LLAMA3 || (o->low == 0 && o->high == 0)) {
         to->low = 1;
@@ -6416,8 +6423,9 @@ static tt__instr *tt__emit_move(tt__builder *b, int op, const tt__instr *f, int3
 }
 
 /* Emits the backward of SCALE. A SCALE by 1 that has a `move` marks that the tensor-parallel ranks make
-   partial gradients of x (tt__entered). These are summed over the ranks before they are added to the gradient
-   of x. If the rows of x were gathered only for this SCALE, each rank gets only its own rows of the sum. */
+   partial gradients of x (tt__entered). The partial gradients are summed over the ranks before they are added
+   to the gradient of x. If the rows of x were gathered only for this SCALE, each rank gets only its own rows
+   of the sum. */
 static void tt__backward_SCALE(tt__builder *b, const tt__instr *f, int32_t g)
 {
     const tt_tape *t = b->t;
@@ -6582,8 +6590,7 @@ static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
     i.attr.alibi = o->alibi;
     if (o->alibi != 0) i.attr.alibi_heads = o->heads;
     i.attr.alibi_rounded = o->alibi != 0 && o->alibi_rounded;
-    /* k may have fewer heads than q if their number divides q's; otherwise the shape rule reports an error.
-       */
+    /* The number of k's heads must divide the number of q's; otherwise the shape rule reports an error. */
     const int64_t head = o->heads < 1 ? 0 : tt_value_width(t, q) / o->heads;
     const int64_t key_heads = head && tt_value_width(t, k) % head == 0 ? tt_value_width(t, k) / head : 0;
     const bool divides = key_heads && key_heads <= o->heads && o->heads % key_heads == 0;
@@ -6633,14 +6640,13 @@ static tt_status tt__check_ATTENTION(const tt__launch *l)
     return status == TT_OK ? tt__check_indices(l, 4, l->in[1].rows, NULL, "rows to gather from") : status;
 }
 
-/* Returns the lists of blocks of an instruction, or NULL. */
+/* Returns the lists of blocks of an instruction; NULL: the instruction has no lists. */
 static const uint16_t *tt__lists_of(const tt_tape *t, const tt__instr *i)
 {
     return i->attr.lists ? t->lists + i->attr.lists - 1 : NULL;
 }
 
-/* Returns the number of blocks of a sequence of `length` rows in block-sparse attention; 0: the sequence is
-   dense. */
+/* Returns the number of blocks of a sequence of `length` rows in block-sparse attention; 0 if dense. */
 static inline int64_t tt__attention_blocks(const tt__attr *attr, int64_t length)
 {
     return attr->block && length > attr->dense ? tt__ceil_div(length, attr->block) : 0;
@@ -7005,11 +7011,11 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
 
 /* The linear layer and its backward that a fused loss replaces. */
 typedef struct tt__head {
-    /* Numbers of instructions: the one that makes the logits; the one that makes their gradient (-1: none);
+    /* Numbers of instructions. linear makes the logits; back makes the logits' gradient, -1: none; last is
        the last one that is replaced. */
     int linear, back, last;
-    /* Number of an instruction among these that is not replaced: it fills a gradient to which a product then
-       adds a rank's rows. 0: no such instruction. */
+    /* Number of a FILL between these instructions that is not replaced: it fills a gradient to which a
+       product then adds a rank's rows. 0: no such instruction. */
     int fill;
     tt__instr fused;
 } tt__head;
@@ -7049,17 +7055,17 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
     return !t->code[h->back].add && t->values[d].base == d && tt__uses(t, d) == products;
 }
 
-/* Logits of fewer bytes than this are stored whole, without fusion. */
+/* Least bytes of logits for fusion. Smaller logits are stored whole. */
 #ifndef TT__LOSS_WHOLE
 #define TT__LOSS_WHOLE ((int64_t)16 << 20)
 #endif
 
 /* Fuses linear + cross_entropy of many logits, and their backward, into one instruction. The instruction
    computes loss and gradients one chunk of rows after another, so that only a chunk's logits exist at a time,
-   as in Liger Kernel (Hsu et al., arXiv 2410.10989). It takes the place of the last instruction that it
-   replaces, so nothing may read the loss before that place. A sum of several losses is therefore not fused.
-   On a CPU, 16-bit gradients of parameters are not fused, because each chunk would round them once more. On
-   CUDA the workspace holds sums of these gradients in f32. */
+   as in Liger Kernel (Hsu et al., arXiv 2410.10989). The fused instruction takes the place of the last
+   instruction that it replaces, so nothing may read the loss before that place. A sum of several losses is
+   therefore not fused. On a CPU, 16-bit gradients of parameters are not fused, because each chunk would round
+   them once more. On CUDA the workspace holds sums of these gradients in f32. */
 static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
 {
     int32_t logits = t->code[k].in[0];
@@ -7102,8 +7108,8 @@ static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__fixed_in(t, i, 0, 1, 1) && tt__float_in(t, i, 1);
 }
 
-/* The layout rule of a loss's backward. The counts, operand 5, may be partial where rows are sharded, because
-   the kernel does not read them there. */
+/* The layout rule of a loss's backward. Where rows are sharded, the kernel does not read the counts, operand
+   5, so they may be partial. */
 static bool tt__layout_CROSS_ENTROPY_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                               tt__split *out)
 {
@@ -7176,8 +7182,7 @@ static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
    the number of classes is not a multiple of 8, copies of the weight's rows and the bias's elements for the
    classes after the last multiple of 64, and f32 sums of their gradients, all padded to a multiple of 8
    classes; if weight and bias have 16-bit gradients and there are several chunks, f32 sums of these
-   gradients; the logits of a chunk, in rows of a multiple of 8; and at the end the scratch of the products.
-   */
+   gradients; a chunk's logits, in rows of a multiple of 8; and at the end the scratch of the products. */
 static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *w = tt__in(t, i, 3);
@@ -7295,8 +7300,8 @@ static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t s
     return cols == whole->shape.cols;
 }
 
-/* Drops a fill with zeros if the next instruction that uses the tensor adds to all of it; this instruction
-   then writes instead. The backward of attention is such an instruction, for the gradient of packed queries,
+/* Drops a fill with zeros if the next instruction that uses the tensor adds to all of it. That instruction
+   then writes instead. An example is the backward of attention, which makes the gradient of packed queries,
    keys and values. */
 static void tt__fuse_FILL(tt_tape *t, int k, int32_t root)
 {
@@ -7575,7 +7580,7 @@ static bool tt__layout_of_move(const tt_tape *t, const tt__instr *i, const tt__s
     return i->op == TT__OP_ALL_GATHER && in[0] == TT__ROWS;
 }
 
-/* Emits the backward of a sum over the tensor-parallel ranks: passes the gradient of the sum on, which each
+/* Emits the backward of a sum over the tensor-parallel ranks: passes on the gradient of the sum, which each
    rank has whole. */
 static void tt__backward_ALL_REDUCE(tt__builder *b, const tt__instr *f, int32_t g)
 {
@@ -7588,7 +7593,7 @@ static void tt__backward_REDUCE_SCATTER(tt__builder *b, const tt__instr *f, int3
     tt__grad_into(b, 0, f->in[0]);
 }
 
-/* Emits the backward of a gather over the tensor-parallel ranks: a rank takes its own rows of the whole
+/* Emits the backward of a gather over tensor-parallel ranks: each rank takes its rows of the whole
    gradient. */
 static void tt__backward_ALL_GATHER(tt__builder *b, const tt__instr *f, int32_t g)
 {
@@ -7666,7 +7671,7 @@ TT__COLLECTIVE(BROADCAST, tt__shape_BROADCAST, NULL, TT__REDUCE_PHASE | TT__SPRE
                tt__loads_BROADCAST);
 TT__COLLECTIVE(SEND, tt__shape_SEND, NULL, TT__SPREAD_PHASE, NULL);
 TT__COLLECTIVE(RECV, tt__shape_RECV, NULL, TT__SPREAD_PHASE, tt__loads_RECV);
-TT__COLLECTIVE(SUM_SLOTS, tt__shape_of_sum, NULL, 0, NULL); /* reads only the rank's own memory */
+TT__COLLECTIVE(SUM_SLOTS, tt__shape_of_sum, NULL, 0, NULL); /* SUM_SLOTS reads only the rank's own memory */
 
 /* ==== src/ops/rules.h */
 /* ------------------------------------------------------------------------------------- rules of all ops */
@@ -12244,8 +12249,9 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
 
 struct tt__isa_table {
     const char *name;
-    /* Loops of the fastest multiply-adds in one thread: peak[0] in fp32, the others by tt__bf16; NULL where
-       the instruction set has none. They return the number of FLOPs done. */
+    /* Functions that run the fastest multiply-adds in a loop, in one thread: peak[0] in fp32,
+       peak[TT__BF16_DOT] and peak[TT__BF16_TILES] in bf16; NULL: the instruction set has none. They return
+       the number of FLOPs done. */
     double (*peak[3])(int64_t rounds, float *sink);
     tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
     bool optimized; /* the compiler optimised the kernels */
@@ -12295,7 +12301,7 @@ static int64_t tt__gemm_block(int64_t n, int64_t max, int64_t multiple)
 }
 
 #ifdef TINYTRAIN_CBLAS
-/* Returns whether a CBLAS can compute the product: it takes only f32 operands, and sizes of type int. */
+/* Returns whether a CBLAS can compute the product. A CBLAS takes only f32 operands, and sizes of type int. */
 static bool tt__cblas_takes(const tt__gemm_args *g)
 {
     const int64_t sizes[] = {g->m, g->n, g->k, g->c.ld, g->a_row, g->a_col, g->b_row, g->b_col};
@@ -12339,12 +12345,12 @@ static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count
 typedef struct tt__attention_args {
     const int32_t *seq_start; int64_t seqs;
     const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
-    const int32_t *query_row;    /* each query's row of the batch; NULL: the number of the query          */
-    const int32_t *query_at;     /* each query's row of q; NULL: the number of the query                  */
+    const int32_t *query_row;    /* each query's row of the batch; NULL: the row is the query's number    */
+    const int32_t *query_at;     /* each query's row of q; NULL: the row is the query's number            */
     int heads, first_head, group; /* group: heads of q that share a head of k and v                       */
     int64_t head_size;
     bool causal; float scale; float dropout; uint64_t dropout_key;
-    int64_t window;               /* rows that a row sees back and, unless causal, ahead; 0: no window   */
+    int64_t window;               /* rows that a row sees backwards and, unless causal, ahead; 0: no window */
     float alibi; int alibi_heads; /* alibi_heads: number of heads of all ranks; 0: no ALiBi              */
     bool alibi_rounded;           /* see tt_attention_options                                            */
     const tt__attr *attr;         /* options of block-sparse attention                                   */
@@ -12365,8 +12371,7 @@ static void tt__attention_queries(tt__attention_args *a, const int32_t *index, i
     memset(start, 0, (size_t)(a->seqs + 1) * sizeof *start);
     for (int64_t j = 0; j < n; j++) start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1]++;
     for (int64_t s = 0; s < a->seqs; s++) start[s + 1] += start[s];
-    /* Goes from the last query to the first; start[s + 1] moves down from the end of sequence s to its
-       beginning. */
+    /* Goes from the last query to the first. start[s + 1] moves from the end of sequence s to its start. */
     for (int64_t j = n - 1; j >= 0; j--) {
         int32_t number = --start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1];
         row[number] = index[j];
@@ -12409,8 +12414,8 @@ static int tt__attention_times(const tt__attention_args *a, const tt__attention_
     return times;
 }
 
-/* Returns how many of n queries of sequence x, beginning with query `query`, are in the block of the first
-   one; at most as many as a tile holds. Sets *block to the number of that block. */
+/* Returns how many of n queries of sequence x, beginning with query `query`, are in the first query's block,
+   at most as many as a tile holds. Sets *block to the number of the block. */
 static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__attention_sequence *x,
                                       int64_t query, int64_t n, int64_t *block)
 {
@@ -12463,8 +12468,7 @@ static int64_t tt__attention_longest(const tt__attention_args *a)
     return longest;
 }
 
-/* Returns the buffers of a thread. Only their addresses depend on the thread, the numbers computed in them do
-   not. */
+/* Returns the buffers of a thread. Their addresses depend on the thread, the numbers in them do not. */
 static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_args *a, int64_t longest,
                                                           bool backward, int thread)
 {
@@ -12507,8 +12511,8 @@ static void *tt__attention_row(const tt__mat *m, int64_t row, int64_t column)
 }
 
 /* Prefetches a head's columns of a row, because the rows of a head are too far apart for a CPU's own
-   prefetchers. `next`: prefetches, into L2, the columns of the next head instead, which most likely is this
-   thread's next task. */
+   prefetchers. `next`: prefetches the columns of the next head, the thread's most likely next task, into L2
+   instead. */
 static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t column, int64_t d,
                                           const bool next)
 {
@@ -12766,7 +12770,7 @@ static bool tt__tiles_here(void)
 #endif
 #endif
 
-#ifdef __aarch64__ /* which always has NEON */
+#ifdef __aarch64__ /* every aarch64 CPU has NEON */
 #define TT__HAS_NEON
 #include <arm_neon.h>
 #define TT__LANES 4
@@ -12824,7 +12828,7 @@ float32x4_t tt__bfmmla(float32x4_t sum, float32x4_t rows, float32x4_t columns)
 #define TT__FN static TT__TARGET                                /* a kernel of this instruction set      */
 #define TT__INLINE static inline TT__TARGET TT__ALWAYS          /* a building block of kernels           */
 #define TT__OUTLINE static TT__TARGET __attribute__((noinline)) /* a function that several kernels share */
-/* Functions and building blocks that may also use dot products of bf16, or tiles. */
+/* Functions and building blocks that may also use the CPU's dot products of bf16 or AMX tiles. */
 #define TT__DOT_FN static TT__DOT_TARGET __attribute__((noinline))
 #define TT__DOT_INLINE static inline TT__DOT_TARGET TT__ALWAYS
 #define TT__TILES_FN static TT__TILES_TARGET __attribute__((noinline))
@@ -12848,13 +12852,13 @@ extern const tt__isa_table TT__K(isa_table);
 #define TT__UNROLL_BY(n) TT__PRAGMA(clang loop unroll_count(n))
 #else
 #define TT__UNROLL(n) TT__PRAGMA(GCC unroll n)
-#define TT__UNROLL_BY(n) TT__PRAGMA(GCC unroll n) /* in gcc also for loops whose length is not constant */
+#define TT__UNROLL_BY(n) TT__PRAGMA(GCC unroll n) /* gcc's pragma also takes loops of variable length */
 #endif
 /* A loop over i in [0, n), which the compiler unrolls completely. n is a constant of at most 24. */
 #define TT__EACH(i, n) TT__UNROLL(24) for (int i = 0; i < (n); i++)
 #endif
 
-#ifndef TT__SHUFFLE /* takes four floats from two vectors of four floats */
+#ifndef TT__SHUFFLE /* picks four floats from two vectors of four floats, by index */
 #if defined(__clang__) || __GNUC__ >= 12
 #define TT__SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
 #else
@@ -12887,8 +12891,8 @@ TT__INLINE tt__vf TT__K(load)(const float *p) { tt__vf v; memcpy(&v, p, sizeof v
 TT__INLINE void TT__K(store)(float *p, tt__vf v) { memcpy(p, &v, sizeof v); }
 #endif
 
-/* Loads n < TT__LANES elements; lanes beyond n are 0. Not inlined, like store_some, because load_n and
-   store_n mostly have at least TT__LANES elements. */
+/* Loads n < TT__LANES elements; lanes beyond n are 0. load_some and store_some are not inlined, because
+   load_n and store_n mostly have at least TT__LANES elements. */
 TT__OUTLINE tt__vf TT__K(load_some)(const float *p, int64_t n)
 {
     tt__vf v = TT__K(zero)();
@@ -12911,7 +12915,7 @@ TT__INLINE void TT__K(store_n)(float *p, tt__vf v, int64_t n)
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b) { return (tt__vf)(result); }
 #define TT__OF_THREE(name, result) \
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)(result); }
-#if TT__LANES == 16 /* with a full mask, because g++ 12 warns about its header's plain forms */
+#if TT__LANES == 16 /* masked forms with a full mask, because g++ 12 warns about its header's plain forms */
 TT__OF_THREE(fma, _mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c))
 TT__OF_TWO(max, _mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b))
 TT__OF_TWO(min, _mm512_maskz_min_ps((__mmask16)-1, (__m512)a, (__m512)b))
@@ -12967,7 +12971,7 @@ TT__INLINE tt__vf TT__K(exp)(tt__vf x)
 {
     static const float c[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
                               4.1665795894e-2f, 1.6666665459e-1f, 0.5f};
-    const tt__vf magic = TT__K(splat)(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    const tt__vf magic = TT__K(splat)(12582912.0f); /* 1.5 * 2^23: adding `magic` rounds to an integer */
     tt__vi zero_result = x < TT__K(splat)(-87.3f), nan = x != x;
     tt__vf y = TT__K(min)(TT__K(max)(x, TT__K(splat)(-87.3f)), TT__K(splat)(88.7f));
     tt__vf shifted = TT__K(fma)(y, TT__K(splat)(1.44269504088896341f), magic), n = shifted - magic;
@@ -12987,8 +12991,9 @@ TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
     /* a minimax polynomial for the relative error, which gives 2^0 = 1 exactly */
     static const float c[] = {1.559467754e-4f, 1.340664390e-3f, 9.617692975e-3f, 5.550310551e-2f,
                               2.402265278e-1f, 6.931472150e-1f, 1.0f};
-    const tt__vf magic = TT__K(splat)(12582912.0f + 127.0f); /* 1.5 * 2^23: adding it rounds to an integer */
-    x = TT__K(max)(TT__K(splat)(-126.0f), x); /* in this order: max() gives its second operand for NaN */
+    const tt__vf magic = TT__K(splat)(12582912.0f + 127.0f); /* 1.5 * 2^23 + 127: adding `magic` rounds to an
+                                                                integer, plus the exponent's bias */
+    x = TT__K(max)(TT__K(splat)(-126.0f), x); /* x comes second: max() returns its second operand for NaN */
     tt__vf shifted = x + magic, r = x - (shifted - magic);
     /* the low bits of `shifted` are the biased exponent */
     return TT__K(polynomial)(c, 7, r) * (tt__vf)((tt__vi)shifted << 23);
@@ -13099,13 +13104,13 @@ TT__INLINE tt__vu TT__K(select)(tt__vi mask, tt__vu a, tt__vu b)
     return (a & (tt__vu)mask) | (b & ~(tt__vu)mask);
 }
 
-#ifdef TT__NEON /* gcc compiles the conversion below to one for each lane */
+#ifdef TT__NEON /* gcc compiles __builtin_convertvector to a conversion of each lane */
 TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p) { return (tt__vu)vmovl_u16(vld1_u16(p)); }
 TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u) { vst1_u16(p, vmovn_u32((uint32x4_t)u)); }
 #else
 TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p)
 {
-#if TT__LANES == 16 /* gcc 12 compiles the conversion below to two of half the width */
+#if TT__LANES == 16 /* gcc 12 compiles __builtin_convertvector to two conversions of half the width */
     return (tt__vu)_mm512_maskz_cvtepu16_epi32((__mmask16)-1,
                                                _mm256_loadu_si256((const __m256i *)(const void *)p));
 #else
@@ -13123,7 +13128,7 @@ TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u)
 
 typedef char TT__K(knows_all_floats)[TT__FLOATS == 3 ? 1 : -1];
 
-/* Runs a statement in which D is a constant, the dtype of a float (TT__BY_HALF: of a 16-bit float). Loops in
+/* Runs `statement`, in which D is a constant: the dtype f32, bf16 or f16 (TT__BY_HALF: bf16 or f16). Loops in
    the statement are compiled once for each dtype, without a branch on the dtype. */
 #define TT__BY_HALF(dtype, D, statement) \
     do { \
@@ -13189,15 +13194,15 @@ TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype d
     tt__vf fraction = units - __builtin_convertvector(whole, tt__vf);
     tt__vi up = fraction * 65536.0f + __builtin_convertvector((tt__vi)random, tt__vf) >= 65536.0f;
     tt__vu r = (magnitude - 0x38000000 + (random & 0x1fff)) >> 13;
-    r = TT__K(select)(subnormal, (tt__vu)(whole - up), r); /* up: 0 or -1 */
+    r = TT__K(select)(subnormal, (tt__vu)(whole - up), r); /* each lane of `up` is 0 or -1 */
     /* f16 from 65504 on is rounded to nearest: to 65504 or infinity */
     r = TT__K(select)(magnitude >= 0x477fe000, TT__K(splat_u)(0x7bff), r);
     r = TT__K(select)(magnitude >= 0x477ff000, TT__K(splat_u)(0x7c00), r);
     TT__K(store_h)(p, TT__K(select)(nan, TT__K(splat_u)(0x7e00), r) | ((u >> 16) & 0x8000));
 }
 
-/* Loads what load_as leaves to it: f16, and fewer than TT__LANES elements. Not inlined, like store_rest,
-   because many places call it for few elements. */
+/* Loads f16, or fewer than TT__LANES elements, for load_as. load_rest and store_rest are not inlined, because
+   many places call them for few elements. */
 TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     uint16_t some[TT__LANES] = {0};
@@ -13651,8 +13656,8 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
 }
 
 /* Computes a block of C from a panel of A and a panel of B. Multiplies as many thirds of the panel of A (or
-   halves of a panel of 4 or 8 rows) as hold `rows` rows, and all columns of the panel of B, or only the first
-   16 of 48 if `cols` is at most 16. */
+   halves of a panel of 4 or 8 rows) as hold `rows` rows. Multiplies all columns of the panel of B, or only
+   the first 16 of 48 if `cols` is at most 16. */
 TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, STEP = MR % 3 ? MR / 2 : MR / 3, THIRDS = STEP * 3 == MR, NV = TT__GEMM_NV };
@@ -13694,8 +13699,8 @@ TT__OUTLINE void TT__K(attention_micro)(int64_t rows, int64_t cols, const tt__pr
 
 #ifdef TT__DOT
 /* Computes a block of C from pairs of bf16: one instruction multiplies TT__DOT_DEPTH elements of a row and a
-   column. It shares no code with the fp32 microkernel, because compilers do not inline a function into one
-   that is compiled for another CPU. */
+   column. The function shares no code with the fp32 microkernel, because compilers do not inline a function
+   into a function that is compiled for another CPU. */
 TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row, int64_t a_col,
                                      int64_t b_row, const float scale, const tt__product *p)
 {
@@ -13854,7 +13859,7 @@ TT__INLINE void TT__K(tiles_begin)(int64_t rows) { (void)rows; }
 TT__INLINE void TT__K(tiles_end)(void) {}
 #endif
 
-/* Work on elements [col, col + n) of a row of m: gemm_take reads them, gemm_add adds them to `sums`, and
+/* gemm_take reads elements [col, col + n) of a row of m, gemm_add adds these elements to `sums`, and
    gemm_keep writes them. `sums` has room for whole vectors. */
 TT__INLINE void TT__K(gemm_take)(float *to, const tt__mat *m, int64_t row, int64_t col, int64_t n)
 {
@@ -13942,16 +13947,16 @@ typedef struct TT__K(gemm_block) {
     bool direct;                          /* C itself holds the sums, which begin as `base` or as 0 */
     tt__mat base;
     TT__K(gemm_operand) a, b;
-    /* partial[panel of columns][partial_rows][NR]: the sums over [0, k0). */
+    /* partial: the sums over units [0, k0), as [panel of columns][partial_rows][NR]. */
     float *a_panels, *b_panels, *partial;
     int64_t row, rows, col, cols, k0, k, partial_rows;
     bool last;                            /* whether this is the last block of k */
-    int64_t a_tasks, pack_tasks;          /* packing tasks of A, and of A and B; the two kinds alternate */
+    int64_t a_tasks, pack_tasks;          /* numbers of packing tasks of A, and of A and B together */
     int64_t tile_rows, tile_cols, tiles_across;
 } TT__K(gemm_block);
 
-/* Runs task `task` of packing an operand. A task packs TT__GEMM_PACK_LINES lines if lines run along memory;
-   otherwise it packs TT__GEMM_PACK_K units of all lines. */
+/* Runs task `task` of packing an operand. A task packs TT__GEMM_PACK_LINES lines if a line is contiguous in
+   memory; otherwise it packs TT__GEMM_PACK_K units of all lines. */
 TT__FN void TT__K(gemm_pack_some)(const TT__K(gemm_block) *w, int64_t task, float *to, int width,
                                   const TT__K(gemm_operand) *x, int64_t line, int64_t lines)
 {
@@ -14237,7 +14242,7 @@ TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a,
         for (int j = 0; j < cols; j++) sums[i * TT__GEMM_STRIP + j] += total[2 * i + j];
 }
 
-/* Computes the sums of `cols` columns, from `col` on, of a B with contiguous columns: by dot products. */
+/* Computes the sums of `cols` columns, from `col` on, by dot products. The columns of B are contiguous. */
 TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
 {
     const tt__gemm_args *g = w->args;
@@ -14273,8 +14278,8 @@ TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t 
     }
 }
 
-/* Computes the sums of `cols` columns, from `col` on, of a B with contiguous rows: adds scaled rows of B to
-   the sums, four rows at a time so that the sums are loaded less often. */
+/* Computes the sums of `cols` columns, from `col` on, by adding scaled rows of B, four rows at a time so that
+   the sums are loaded less often. The rows of B are contiguous. */
 TT__FN void TT__K(gemm_few_rows)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
 {
     const tt__gemm_args *g = w->args;
@@ -14392,7 +14397,7 @@ TT__FN void TT__K(gemm)(tt__pool *pool, const tt__gemm_args *args)
    number of floating-point operations. Using *sink keeps the compiler from dropping the loop. */
 TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 {
-    enum { SUMS = TT__GEMM_MR * TT__GEMM_NV >= 24 ? 24 : 12 }; /* number of sums, for 32 or 16 registers */
+    enum { SUMS = TT__GEMM_MR * TT__GEMM_NV >= 24 ? 24 : 12 }; /* 24 sums with 32 registers, 12 with 16 */
     tt__vf sum[SUMS], x = TT__K(splat)(0.999f), y = TT__K(splat)(*sink);
     TT__EACH(i, SUMS) sum[i] = TT__K(splat)((float)i);
     for (int64_t round = 0; round < n; round++) {
@@ -14619,16 +14624,14 @@ TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x
 /* ---- products ---- */
 
 /* A microkernel, and the number of rows and columns of its blocks. The microkernel multiplies `whole`
-   elements along k at a time, a power of 2. The place of a float holds one element or, if `pairs` is 1,
-   two. */
+   elements along k at a time, a power of 2. A float's place holds one element or, if `pairs` is 1, two. */
 typedef struct TT__K(attention_kernel) {
     TT__K(micro_fn) run;
     int64_t rows, cols, whole;
     int pairs;
 } TT__K(attention_kernel);
 
-/* Returns the microkernel for bf16 products that are computed as `by` says, or for fp32 products if `by` is
-   0. */
+/* Returns the microkernel for bf16 products computed as `by` says; `by` 0: for fp32 products. */
 TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
 {
     TT__K(attention_kernel) kernel = {TT__K(attention_micro), TT__ATTENTION_MR, TT__ATTENTION_NV * TT__LANES,
@@ -14667,8 +14670,8 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     kernel->run(tt__min(kernel->rows, rows - i), tt__min(kernel->cols, cols - j), &block);
 }
 
-/* The three products below skip the parts of a tile that no query of a vector of queries sees. With listed
-   queries they skip nothing, and the softmax sets the weights of unseen keys to 0. */
+/* attention_scores, attention_to_keys and attention_to_queries skip parts of a tile that no query of a vector
+   of queries sees. With listed queries they skip nothing: the softmax sets weights of unseen keys to 0. */
 
 /* Multiplies x (keys, d) by yt (d, queries) into tile (keys, queries). In bf16, x has pairs of columns, yt
    has pairs of rows, and the product is multiplied by scale; fp32 operands are already scaled. */
@@ -14692,8 +14695,7 @@ TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale
         for (int64_t j = 0; j < cols; j += TT__LANES) TT__K(store)(tile + j, TT__K(load)(tile + j) * scale);
 }
 
-/* Adds the product of tile (keys, queries) and y (queries, d) to dx (keys, d). In bf16, y has pairs of
-   rows. */
+/* Adds the product of tile (keys, queries) and y (queries, d; in bf16, pairs of rows) to dx (keys, d). */
 TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const float *tile, const float *y,
                                      float *dx)
 {
@@ -14753,7 +14755,7 @@ TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool tw
 /* ---- copies of a head's rows into and out of fp32 blocks ---- */
 
 /* Reads a row of d numbers, multiplied by scale, into an fp32 block. `dtype` is a constant, so that the loop
-   over whole vectors does not branch on it. */
+   over whole vectors does not branch on the dtype. */
 TT__INLINE void TT__K(attention_row_in)(const tt_dtype dtype, float *to, const void *from, int64_t d,
                                         float scale)
 {
@@ -14765,8 +14767,8 @@ TT__INLINE void TT__K(attention_row_in)(const tt_dtype dtype, float *to, const v
     if (j < d) TT__K(store)(to + j, TT__K(load_as)(from, dtype, j, d - j) * scale);
 }
 
-/* Writes a row of d numbers of an fp32 block, multiplied by scale, to `to` or, if `add`, adds it. `dtype` is
-   a constant, so that the loop over whole vectors does not branch on it. */
+/* Writes a row of d numbers of an fp32 block, multiplied by scale, to `to` or, if `add`, adds the row to
+   `to`. `dtype` is a constant, so that the loop over whole vectors does not branch on the dtype. */
 TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const float *from, int64_t d,
                                          float scale, bool add)
 {
@@ -14780,7 +14782,7 @@ TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const f
         else TT__K(store_16)(h + j, x, dtype);
     }
     if (j == d) return;
-    /* Adding zero makes every zero among the last columns positive. */
+    /* A -0 among the last columns is stored as 0, because 0 is added to it. */
     tt__vf x = TT__K(load)(from + j) * scale;
     TT__K(store_as)(to, dtype, j, x + (add ? TT__K(load_as)(to, dtype, j, d - j) : TT__K(zero)()), d - j);
 }
@@ -15121,8 +15123,8 @@ TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t r
 
 #define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* larger than any key: the products skip no key */
 
-/* Returns the part of a block of keys that any of n queries sees, extended to whole tiles unless the block
-   ends before. If no query sees any key, the result has keys <= skip. key, query: the first key and the first
+/* Returns the part of a block of keys that any of n queries sees, extended to whole tiles, but not beyond the
+   block. If no query sees any key, the result has keys <= skip. key, query: the first key and the first
    query, counted in the sequence. */
 TT__INLINE TT__K(attention_block) TT__K(attention_block_of)(const TT__K(attention_task) *t, int64_t key,
                                                             int64_t keys, int64_t query, int64_t n)
@@ -15283,8 +15285,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     TT__K(attention_put)(&t, first, queries);
 }
 
-/* Computes attention: writes `out`, and to `lse` the natural log-sum-exp of the scaled scores of each
-   query. */
+/* Computes attention: writes `out`, and to `lse` the natural log-sum-exp of each query's scaled scores. */
 TT__FN void TT__K(attention_forward)(tt__pool *pool, const tt__attention_args *a)
 {
     TT__K(attention_call) call = TT__K(attention_begin)(a);
@@ -15369,8 +15370,8 @@ typedef struct TT__K(attention_sums) {
     bool add_dk, add_dv;
 } TT__K(attention_sums);
 
-/* Writes or (add) adds the gradients of `count` keys to `to`. key: the first key, counted in the sequence;
-   from: the row of the buffers that has its gradients. */
+/* Writes the gradients of `count` keys to `to` or, if `add`, adds them. key: the first key, counted in the
+   sequence; from: the first key's row in the buffers. */
 TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                       int64_t key, int64_t from, int64_t count, bool add)
 {
@@ -15439,8 +15440,7 @@ TT__FN void TT__K(attention_backward_span)(TT__K(attention_task) *t, const TT__K
         for (int64_t query = span; seen_now && query < span + n; query += query_block)
             TT__K(attention_backward_tile)(t, !a->window && key == 0, key, keys, span, query,
                                            tt__min(query_block, span + n - query));
-        /* Earlier spans have written the gradients of the first `old` keys; for these keys, gradients are
-           added. */
+        /* Earlier spans have written gradients of the first `old` keys, to which gradients are added here. */
         const int64_t seen = x->diagonal ? tt__max(0, tt__min(keys, span - key)) : keys,
                       old = span ? seen : 0;
         for (int64_t from = 0, end = old; from < keys; from = end, end = keys)
@@ -15544,8 +15544,8 @@ typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const
 #define TT__ROWS_FN(name) \
     TT__FN void TT__K(name)(const tt__launch *l, int64_t from, int64_t to, TT__UNUSED float *scratch)
 
-/* Computes rows [from, to) of out[0]. fn computes each row from the same row of `count` operands, in[first]
-   and those after it (at most 3). */
+/* Computes rows [from, to) of out[0]. fn computes each row from the same row of `count` operands, at most 3:
+   in[first], in[first + 1] and so on. */
 TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                 const int first, const int count, TT__K(row_fn) fn, const void *more)
 {
@@ -15782,8 +15782,8 @@ TT__FN tt_status TT__K(run_SUM_ROWS)(const tt__launch *l)
 /* -------------------------------------------------------------------------------- linear layers: launches */
 
 /* Returns the arguments of the product C = A B, where C is out[0] (m, n) and the sums run over k elements.
-   Each row of the matrix a is a row of A; if a_columns, each column is. Each row of the matrix b is a column
-   of B; if b_columns, each column is. */
+   Each row of the matrix a is a row of A; if a_columns, each column is a row of A. Each row of the matrix b
+   is a column of B; if b_columns, each column is a column of B. */
 TT__INLINE tt__gemm_args TT__K(gemm_args)(const tt__launch *l, int64_t k, const tt__mat *a, bool a_columns,
                                           const tt__mat *b, bool b_columns)
 {
@@ -16012,7 +16012,7 @@ TT__FN tt_status TT__K(run_RMSNORM_BACKWARD)(const tt__launch *l) { return TT__K
 /* ---------------------------------------------------------------------------------------------- embedding */
 
 /* Computes rows [from, to) of out[0]. Row r is row r of m or, if index is not NULL, row index[r] - first of
-   m; it is zeros where m has no such row. */
+   m; without such a row in m, row r is zeros. */
 TT__INLINE void TT__K(take_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                  const tt__mat *m, const int32_t *index, int64_t first)
 {
@@ -16229,8 +16229,7 @@ TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
     return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch, 0) : 1.0f;
 }
 
-/* Returns the weights of classes, or NULL if the operand has weights of rows. The weights are f32, as are all
-   inputs. */
+/* Returns the weights of classes, f32 as all inputs; NULL: the operand has weights of rows. */
 TT__INLINE const float *TT__K(class_weights)(const tt__launch *l, int operand)
 {
     return l->instr->attr.by_class ? (const float *)l->in[operand].data : NULL;
@@ -16520,11 +16519,11 @@ TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dty
     }
 }
 
-/* Rounds elements [from, from + n) of m back to 16 bits stochastically, so that steps smaller than half a
-   unit in the last place survive on average (Gupta et al., "Deep learning with limited numerical precision",
-   2015). Element e is rounded up with a probability equal to the dropped fraction, by number e % 8 of Philox
-   counter {e / 8}. e counts from the first element of the whole tensor, so that the elements of a shard are
-   rounded as in the whole tensor. which: the number of the result. */
+/* Rounds elements [from, from + n) of m back to 16 bits stochastically. Steps smaller than half a unit in the
+   last place then survive on average (Gupta et al., "Deep learning with limited numerical precision", 2015).
+   Element e is rounded up with a probability equal to the dropped fraction, by number e % 8 of Philox counter
+   {e / 8}. e counts from the first element of the whole tensor, so that the elements of a shard are rounded
+   as in the whole tensor. which: the number of the result. */
 TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n,
                                   const float *x, uint32_t which)
 {
@@ -16780,7 +16779,7 @@ TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)
 TT__INLINE tt__vf TT__K(reduce_two)(const tt__reduce how, const tt_dtype dtype, tt__vf a, tt__vf b)
 {
     if (how == TT__SUM) return TT__K(rounded)(a + b, dtype);
-    tt__vf max = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* is b if a or b is NaN */
+    tt__vf max = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* `max` is b if a or b is NaN */
     return (tt__vf)TT__K(select)(a != a, (tt__vu)a, (tt__vu)max);
 }
 

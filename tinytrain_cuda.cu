@@ -85,8 +85,8 @@ __device__ __forceinline__ void tt__begin_kernel()
 #endif
 }
 
-// Returns x. The compiler knows nothing about the result, so it does not compute values from it ahead of a
-// loop that has no registers for them.
+// Returns x and hides its value from the compiler. So the compiler does not compute values that depend on x
+// before a loop, which would have no registers for them.
 __device__ __forceinline__ int tt__opaque(int x)
 {
     asm volatile("" : "+r"(x));
@@ -150,7 +150,7 @@ __device__ __forceinline__ void tt__multiply(uint32_t a, uint32_t b, uint32_t &l
     asm("{ .reg .u64 p; mul.wide.u32 p, %2, %3; mov.b64 {%0, %1}, p; }"
         : "=r"(low), "=r"(high) : "r"(a), "r"(b));
 }
-// Makes the compiler forget what it knows about x, so that it recomputes values that depend on x.
+// Makes the compiler forget the value of x, so that it recomputes all that depends on x.
 __device__ __forceinline__ void tt__forget(uint32_t &x) { asm volatile("" : "+r"(x)); }
 // Returns 1 / x by one instruction, within 1 ulp; subnormal numbers count as 0. tt__root returns the square
 // root in the same way.
@@ -225,7 +225,8 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
 
 // Products by a warpgroup: four successive warps, the first of which has a number that is a multiple of 4.
 // The products run asynchronously. Warp i has rows 16 i to 16 i + 15 of d (64 x 64), in tiles of 16 x 8 as in
-// tt__mma_16816. Only in code for sm_90a. PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
+// tt__mma_16816. They exist only in code for sm_90a. PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions".
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define TT__HAS_WGMMA true
 #define TT__WGMMA(...) asm volatile(__VA_ARGS__)
@@ -266,8 +267,8 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
     TT__WGMMA_ROWS(__half, "f16", TILES, n, list, sums, ra, rb, radd, rhigh)
 TT__WGMMA_ROWS_OF(8, "n64", TT__WGMMA_LIST, TT__WGMMA_SUMS_64, "%32", "%33", "%34", "%35")
 TT__WGMMA_ROWS_OF(16, "n128", TT__WGMMA_LIST_128, TT__WGMMA_SUMS_128, "%64", "%65", "%66", "%67")
-// Computes d += a * b. a (64 x 16) is in registers, in each warp as in tt__mma_16816; b (16 x 64) is from
-// tt__wgmma_matrix.
+// Computes d += a * b. a (64 x 16) is in registers, in each warp as in tt__mma_16816; tt__wgmma_matrix makes
+// the argument b (16 x 64).
 template <class T>
 __device__ void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b);
 #define TT__WGMMA_ADD(T, name)                                                                    \
@@ -281,7 +282,7 @@ __device__ void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b)
     }
 TT__WGMMA_ADD(__nv_bfloat16, "bf16")
 TT__WGMMA_ADD(__half, "f16")
-// Computes d = a^T b, or d += a^T b if `add`. a and b (16 x 64 each) are from tt__wgmma_matrix.
+// Computes d = a^T b, or d += a^T b if `add`. tt__wgmma_matrix makes the arguments a and b (16 x 64 each).
 template <class T>
 __device__ void tt__wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, bool add);
 #define TT__WGMMA_ACROSS(T, name)                                                                 \
@@ -296,8 +297,8 @@ __device__ void tt__wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, bool 
     }
 TT__WGMMA_ACROSS(__nv_bfloat16, "bf16")
 TT__WGMMA_ACROSS(__half, "f16")
-// Must be called before products whose registers other instructions have written. tt__wgmma_commit must be
-// called after the last product of a group.
+// Call tt__wgmma_fence before products whose registers other instructions have written, and tt__wgmma_commit
+// after the last product of a group.
 __device__ __forceinline__ void tt__wgmma_fence() { TT__WGMMA("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void tt__wgmma_commit()
 {
@@ -357,8 +358,7 @@ __device__ __forceinline__ void tt__phases_wait(uint64_t *barrier, int parity)
                   : "+r"(done) : "r"(tt__shared_address(barrier)), "r"(parity) : "memory");
     } while (!done);
 }
-// Releases registers of a warpgroup until each thread has N. tt__more_registers takes registers until each
-// has N.
+// Releases registers of a warpgroup until each thread has N; tt__more_registers takes registers up to N.
 template <int N> __device__ __forceinline__ void tt__fewer_registers()
 {
     TT__WGMMA("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
@@ -413,10 +413,10 @@ struct tt__device {
     int choice_count;
     tuned_product *tuned;    // array of tuned_count products that were timed or learnt
     int tuned_count;
-    product_trial *trial;    // trial of the product that is being timed; NULL: none is
-    collected_products *collected; // list to which matmul adds products instead of computing them; NULL: none
+    product_trial *trial;    // trial of the product that is being timed; NULL: no product is
+    collected_products *collected; // list to which matmul adds products; NULL: matmul computes products
     group_arguments *arguments; // arguments of tensors that share a launch, see ops/optimizers/cuda.cuh
-    bool waits;             // wait after each op and record no graphs: environment TINYTRAIN_CUDA_SYNC=1
+    bool waits;             // environment TINYTRAIN_CUDA_SYNC=1: wait after each op and record no graphs
     bool wgmma;             // attention uses warpgroups; never with environment TINYTRAIN_WGMMA=0
     bool lost;              // an error has ended all work on the device; `error` no longer changes
     char error[512];
@@ -457,7 +457,7 @@ bool ends_all(cudaError_t e)
     }
 }
 
-// Returns TT_OK, or after an error fails with TT_ERR_DEVICE or TT_ERR_MEMORY; `what` names the call.
+// Returns TT_OK if e is cudaSuccess; else fails with TT_ERR_DEVICE or TT_ERR_MEMORY. `what` names the call.
 tt_status check(tt__device *d, cudaError_t e, const char *what)
 {
     if (e == cudaSuccess) return TT_OK;
@@ -510,7 +510,7 @@ void cuda_close(tt__device *d)
     free(d);
 }
 
-// Major and minor number of a CUDA version, 1000 * major + 10 * minor.
+// Expands to the major and minor number of a CUDA version, which is 1000 * major + 10 * minor.
 #define TT__VERSION_OF(version) (version) / 1000, (version) % 1000 / 10
 
 #ifdef __CUDA_ARCH_LIST__
@@ -539,7 +539,7 @@ void print_archs(text_buffer *text)
         print(text, "%s%d.%d", k ? ", " : "", built_archs[k] / 100, built_archs[k] / 10 % 10);
 }
 
-// Writes to `to` why there is no device, from the error e of cudaGetDeviceCount.
+// Writes to `to` the reason why no device was found, from the error e of cudaGetDeviceCount.
 void explain(cudaError_t e, char *to, size_t capacity)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -585,9 +585,9 @@ tt_status check_kernels(tt__device *d)
                 d->properties.name, major, minor, archs, major, minor);
 }
 
-// Returns whether the device may take in a kernel before the stream's previous kernels are done, also in
-// graphs (since CUDA 12.3). Kernels compiled for older devices, which a driver adapts to newer ones, may not
-// be taken in early: they do not wait for the previous kernels.
+// Returns whether the device may start a kernel before the stream's previous kernels are done, also in graphs
+// (since CUDA 12.3). Kernels compiled for older devices, which a driver adapts to newer devices, may not
+// start early: they do not wait for the previous kernels.
 bool chains_kernels(const tt__device *d)
 {
     cudaFuncAttributes attributes;
@@ -655,7 +655,7 @@ tt__device *cuda_open(tt_context *ctx, int index, int, char *error, size_t capac
     return NULL;
 }
 
-// Reads the first line of a file, or "" if there is none.
+// Reads the first line of a file; "" if the file cannot be read.
 void first_line(const char *path, char to[128])
 {
     FILE *f = fopen(path, "r");
@@ -685,7 +685,7 @@ void describe_device(text_buffer *text, int index)
           index, p.name, p.major, p.minor, 1e-9 * (double)total, 1e-9 * (double)available);
     print(text, "    %d multiprocessors, up to %d MHz; %.0f MiB of L2; memory of %d bits at %d MHz\n",
           p.multiProcessorCount, clock / 1000, p.l2CacheSize / 1048576.0, bus, memory_clock / 1000);
-    // The maximum speed, because the link is slower while nothing runs.
+    // The maximum speed of the link, because the link is slower while nothing runs.
     snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/max_link_speed", p.pciDomainID,
              p.pciBusID, p.pciDeviceID);
     first_line(path, speed);
@@ -951,8 +951,8 @@ static_assert(TT__FLOATS == 3, "these want the new dtype, too: TT__WITH_HALF, pa
         else TT__WITH_HALF(dtype, T, __VA_ARGS__);                          \
     } while (0)
 
-// Returns element i of an array of any float dtype. It branches on the dtype, so use it for arrays that are
-// small or rarely read.
+// Returns element i of an array of any float dtype. Use load_any, which branches on the dtype, for arrays
+// that are small or rarely read.
 __device__ __forceinline__ float load_any(const void *p, tt_dtype dtype, int64_t i)
 {
     if (dtype == TT_F32) return ((const float *)p)[i];
@@ -1064,9 +1064,9 @@ inline bool is_wide(const tt__mat *m)
 __device__ __forceinline__ float fast_exp(float x) { return tt__exp2(x * 1.4426950408889634f); }
 
 // The normal distribution at x. e is the density, exp(-x^2 / 2) / sqrt(2 pi), and f * e is the probability of
-// numbers below -|x|. f is a polynomial of t = 1 / (1 + 0.34 |x|), fitted here for the smallest largest
-// relative error (1.3e-7 for |x| up to 6; 1.7e-4 at 14, where the probability is 1e-44). GELU and its
-// derivative both use f and e; their errors are at most 3e-7 for |x| up to 4, and 1e-7 |x| beyond.
+// numbers below -|x|. f is a polynomial of t = 1 / (1 + 0.34 |x|), fitted for this file so that the largest
+// relative error is least (1.3e-7 for |x| up to 6; 1.7e-4 at 14, where the probability is 1e-44). GELU and
+// its derivative both use f and e; their errors are at most 3e-7 for |x| up to 4, and 1e-7 |x| beyond.
 struct normal_tail { float f, e, reach; }; // reach: |x|, at most 14, so that reach * e is 0 where e is 0
 
 __device__ __forceinline__ normal_tail tail_of(float x)
@@ -1272,8 +1272,7 @@ union resident_workspace {
     float sums[BYTES / sizeof(float)]; // partial sums of kernels that sum in two steps
     double squares[BYTES / sizeof(double)];
     loss_sums losses[BYTES / sizeof(loss_sums)];
-    unsigned words[BYTES / sizeof(unsigned)]; // sets of rows, a bit for each row; or counts of digits, for
-                                              // sorting
+    unsigned words[BYTES / sizeof(unsigned)]; // a bit for each row; or counts of digits, for sorting
 };
 static_assert(sizeof(resident_workspace) == resident_workspace::BYTES, "there is nothing between the parts");
 
@@ -1292,9 +1291,9 @@ __device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j)
     return load_any(m.data, m.dtype, i * m.ld + j);
 }
 
-// A sum in its last step: to[c] becomes the sum over `parts` rows of `partial`, which are `stride` floats
+// The last step of a sum: to[c] becomes the sum over `parts` rows of `partial`, which are `stride` floats
 // apart, or grows by that sum if `add`. The structure has no padding, because in arrays of structures gcc 12
-// with -ftrivial-auto-var-init clears other bytes than the padding.
+// with -ftrivial-auto-var-init clears wrong bytes instead of the padding.
 struct sums_to_finish { const float *partial; void *to; int64_t parts, stride, cols; int dtype, add; };
 struct all_sums_to_finish { sums_to_finish of[3]; int64_t count; };
 
@@ -1328,8 +1327,8 @@ void add_sums_to_finish(all_sums_to_finish *all, const float *partial, int64_t p
     all->of[all->count++] = {partial, to->data, parts, stride, to->cols, to->dtype, add};
 }
 
-// Does the last step of all sums, in one launch unless several sums add to one result: those run one after
-// another.
+// Does the last step of all sums. A launch takes sums with different results; sums that add to one result run
+// one after another.
 cudaError_t run_all_finish_sums(tt__device *d, const all_sums_to_finish *all)
 {
     const int64_t sums = all->count;
@@ -1385,9 +1384,9 @@ int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, s
 #define TT__ROW_COLUMNS 4096 // largest number of columns of a row that fits the registers of a block
 
 // Returns the number of rows in a chunk of column sums. All kernels that sum the columns of a gradient must
-// give the same bits, because a stage of a pipeline may itself sum a gradient that it gets from the next
-// stage. So each kernel sums the numbers as they are stored, in chunks of this many rows, and the teams of a
-// block (sum_teams) take the rows of a chunk in turn.
+// give the same bits, because a pipeline stage may itself sum a gradient from the next stage. So each kernel
+// sums the numbers as they are stored, chunk by chunk. The teams of a block (sum_teams) take the rows of a
+// chunk in turn.
 int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
 {
     // Number of layernorm_backward's blocks that fit a multiprocessor.
@@ -1402,7 +1401,7 @@ __host__ __device__ inline int sum_teams(int64_t columns)
     return columns > 1024 && columns <= TT__ROW_COLUMNS ? 1 : 4;
 }
 
-// Rounds the numbers v to this dtype, in pairs, because rounding a single number uses a GPU's slow units.
+// Rounds the 8 numbers v to `dtype`, in pairs, because rounding a single number uses a GPU's slow units.
 __device__ __forceinline__ void round8(float (&v)[8], tt_dtype dtype)
 {
     if (dtype == TT_F32) return;
@@ -1727,7 +1726,7 @@ namespace {
 
 // ---------------------------------------------------------------------------------------- element by element
 
-// Computes y = s * x. Moves x and y once.
+// Computes y = s * x. Reads x and writes y once.
 struct op_scale {
     static constexpr int KIND = HOT_CASTS;
     float s;
@@ -1746,7 +1745,8 @@ cudaError_t run_scale(const tt__launch *l)
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], false, op);
 }
 
-// Computes y = a + b or, if TIMES, y = a * b. b is a matrix or, if ROW, a single row. Moves a, b and y once.
+// Computes y = a + b or, if TIMES, y = a * b. b is a matrix or, if ROW, a single row. Reads a and b and
+// writes y once.
 template <bool TIMES, bool ROW> struct op_two {
     static constexpr int KIND = HOT;
     static constexpr bool BY_ROW = ROW;
@@ -1770,7 +1770,7 @@ template <class OP> cudaError_t run_two(const tt__launch *l)
 }
 
 // Arguments of rotary positions. A thread rotates up to 8 pairs of columns of a head, and the same pairs of
-// TURN_HEADS heads. Moves x and y once.
+// TURN_HEADS heads. Reads x and writes y once.
 enum { TURN_HEADS = 8 };
 struct rotary_args {
     tt__mat x, y;
@@ -1873,7 +1873,7 @@ cudaError_t run_rotary(const tt__launch *l)
     return e != cudaSuccess ? e : TT__LAUNCH(rotary_kernel, grid, TT__ROW_THREADS, 0, l->device->stream, a);
 }
 
-// Sets y to a constant, multiplied by the loss scale if `scale` is not NULL. Moves y once.
+// Sets y to a constant, multiplied by the loss scale if `scale` is not NULL. Writes y once.
 struct op_fill {
     static constexpr int KIND = RARE;
     float x;
@@ -1893,7 +1893,7 @@ cudaError_t run_fill(const tt__launch *l)
     return l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, l->out[0], false, false, op);
 }
 
-// Computes y = act(x); op_act_backward computes dx = dy * act'(saved). Both move operands and results once.
+// Computes y = act(x); op_act_backward computes dx = dy * act'(saved). Both read and write matrices once.
 template <int ACT> struct op_act {
     static constexpr int KIND = ACT == TT__ACT_GELU || ACT == TT__ACT_GELU_TANH ? HOT : RARE;
     __device__ void begin() {}
@@ -1957,7 +1957,7 @@ cudaError_t run_activation_backward(const tt__launch *l)
     return run_slope(l, l->instr->attr.act, l->in[0], l->in[1], l->out[0], l->add[0], l->out[1], l->add[1]);
 }
 
-// Computes y = silu(gate) * up. Moves gate, up and y once.
+// Computes y = silu(gate) * up. Reads gate and up and writes y once.
 struct op_swiglu {
     static constexpr int KIND = HOT;
     __device__ void begin() {}
@@ -1977,7 +1977,7 @@ cudaError_t run_swiglu(const tt__launch *l)
 }
 
 // Arguments of the backward of swiglu, which works on groups of 8 columns, as each_group does. dgate or dup
-// may be absent, or have the memory of an operand. Moves operands and results once.
+// may be absent, or have the memory of an operand. Reads operands and writes results once.
 struct swiglu_args { tt__mat dy, gate, up, dgate, dup; bool add_dgate, add_dup, vector; int64_t per_row; };
 
 // Computes dgate and dup. X: dtype of all operands and results, or ANY.
@@ -2040,8 +2040,8 @@ cudaError_t run_swiglu_backward(const tt__launch *l)
 
 // Computes y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual if it is present.
 // A group of 8 columns gets its 16-bit random numbers from Philox counter {r, c / 8, 0, 0}, where r and c
-// count the rows and columns of all ranks; if `number` is not NULL, number[r] replaces r. Moves x, residual
-// and y once; the random numbers take some 12 integer operations an element.
+// count the rows and columns of all ranks; if `number` is not NULL, number[r] replaces r. Reads x and
+// residual and writes y once; the random numbers take some 12 integer operations an element.
 struct op_dropout {
     static constexpr int KIND = HOT;
     const tt__step_settings *run;
@@ -2142,7 +2142,7 @@ __device__ __forceinline__ int64_t sequence_of(const int32_t *start, int64_t seq
     return low;
 }
 
-// Computes dx[r] = dy[s] / (number of rows of sequence s), where s is the sequence of row r. Moves dx once.
+// Computes dx[r] = dy[s] / (number of rows of sequence s), where s is the sequence of row r. Writes dx once.
 struct op_mean_pool_backward {
     static constexpr int KIND = RARE;
     const int32_t *start;
@@ -2166,7 +2166,7 @@ cudaError_t run_mean_pool_backward(const tt__launch *l)
 
 // Arguments of patches, which sets y[r] to patch number position[r] - 1 of the image of row r, one channel
 // after another, or to zeros if position[r] is 0. A thread works on up to 8 pixels of a line of a patch, with
-// all C channels. words: groups of 8 pixels begin at multiples of 4 bytes. Moves the pixels and y once.
+// all C channels. words: groups of 8 pixels begin at multiples of 4 bytes. Reads pixels and writes y once.
 struct patches_args {
     const uint8_t *pixels;
     int64_t ld, seqs;
@@ -2228,8 +2228,7 @@ cudaError_t run_patches(const tt__launch *l)
         g.scale[c] = 1 / (255 * o->std[c]);
         g.shift[c] = -o->mean[c] / o->std[c];
     }
-    // words: whether all lines of images begin at multiples of 4 bytes; 8 pixels of C channels are whole
-    // words.
+    // words: whether all lines of images, and so all groups of 8 pixels, begin at multiples of 4 bytes.
     const uintptr_t pitches = (uintptr_t)g.ld | (uintptr_t)(o->width * o->channels);
     g.words = o->patch % 8 == 0 && ((uintptr_t)g.pixels | pitches) % 4 == 0;
     if (!y->rows) return cudaSuccess;
@@ -2271,7 +2270,7 @@ __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, co
 }
 
 // Sets y[s] to the mean of the rows of sequence s. A block sums 256 columns of a sequence, and each of its
-// warps every eighth row. Moves x once.
+// warps every eighth row. Reads x once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y,
                                                              bool add, bool vector)
 {
@@ -2324,8 +2323,8 @@ cudaError_t run_mark_rows(const tt__launch *l, int64_t rows)
 }
 
 // Sets y[r] to b where the bit of row r is set, and to x[r] elsewhere. If y has the memory of x, writes only
-// the set rows; otherwise moves x and y once. In the backward, b is absent: y[r] becomes 0 where the bit is
-// set or, if `add`, stays as it is.
+// the set rows; otherwise reads x and writes y once. In the backward, b is absent: y[r] becomes 0 where the
+// bit is set or, if `add`, stays as it is.
 struct op_set_rows {
     static constexpr int KIND = RARE;
     const unsigned *bits;
@@ -2359,7 +2358,7 @@ cudaError_t run_set_rows(const tt__launch *l)
     return e == cudaSuccess ? run_groups(l->device, l->in[0], l->in[2], l->out[0], false, true, op) : e;
 }
 
-// Copies row r of x to row index[r] of y. Moves x and the written rows once.
+// Copies row r of x to row index[r] of y. Reads x and writes the rows of y once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) store_rows(tt__mat x, const int32_t *index, tt__mat y,
                                                               int64_t groups, bool vector)
 {
@@ -2385,8 +2384,7 @@ cudaError_t run_store_rows(const tt__launch *l)
 }
 
 // Sums the rows of dy whose bits are set, and writes the sum of column c to partial[blockIdx.x][c]. A block
-// sums 256 columns of the rows of `words` words of bits, 32 rows a word; each of its warps takes every eighth
-// word.
+// sums 256 columns of the rows of `words` words of bits, 32 rows a word; each warp takes every eighth word.
 __global__ void __launch_bounds__(TT__ROW_THREADS) sum_set_rows(tt__mat dy, const unsigned *bits,
                                                                 int64_t words, float *partial, bool vector)
 {
@@ -2497,9 +2495,9 @@ template <int X> __device__ __forceinline__ void add_row(float (&v)[8], const ro
     TT__UNROLL for (int j = 0; j < 8; j++) v[j] += u[j];
 }
 
-// Sums each of N numbers (1, 2 or 4) over the threads of a row. These are `warps` warps, at most MOST,
-// beginning with warp `first` of the block. All threads of the block must call this. `part` has a row for
-// each warp of the block; no thread may still read it from an earlier call.
+// Sums each of N numbers (1, 2 or 4) over the threads of a row: `warps` warps, at most MOST, beginning with
+// warp `first` of the block. All threads of the block must call the function. `part` has a row for each warp
+// of the block; no thread may still read `part` from an earlier call.
 template <int MOST, int N>
 __device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int first, int warps)
 {
@@ -2542,21 +2540,20 @@ __device__ __forceinline__ row_stats get_stats(const tt__mat &stats, int64_t r)
 // dropout(dx) in `to`, and its third sums are column sums of `to`.
 struct norm_dropout { op_dropout op; tt__mat from, residual, to; };
 
-// Sizes of a thread block. For NARROW rows, of up to 1,024 columns, a block has EACH teams of threads, and
-// each team works on two rows at a time (a turn), or on one row if X is ANY. For wider rows, a block is one
-// team and works on one row at a time.
+// Sizes of a thread block. For NARROW rows, of up to 1,024 columns, a block has EACH teams of threads. In a
+// turn, a team works on two rows, or on one row if X is ANY. For wider rows, a block is one team and works on
+// one row at a time.
 template <bool NARROW, int X, int EACH> struct norm_block {
     static constexpr int TEAMS = NARROW ? EACH : 1, ROWS = NARROW && X != ANY ? 2 : 1, TURN = TEAMS * ROWS;
     static constexpr int ROW_WARPS = NARROW ? 4 : 16, WARPS = TEAMS * ROW_WARPS, MOST = WARPS * 32;
 };
 template <bool NARROW, int X> using forward_block = norm_block<NARROW, X, 2>;
-// The number of teams, 4 or 1, is that of sum_teams.
+// The number of teams, 4 or 1, must equal sum_teams.
 template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>;
 
 // Computes y = (x - mean) / std * w + b, and stores mean and 1 / std to stats. If not `centred`, the mean
 // counts as 0. A row stays in the registers of its threads and is read once. X: dtype of x and y, or ANY; W:
-// dtype of w and b. Unless X is ANY, the next rows are in flight meanwhile. DROP: with dropout; X must not be
-// ANY.
+// dtype of w and b. Unless X is ANY, the next rows are in flight meanwhile. DROP: with dropout, X not ANY.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == TT_BF16 && !DROP ? 3 : 2 : 1)
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
@@ -2626,7 +2623,7 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
         }
         if (centred) row_sums<B::ROW_WARPS>(sum, sum_part, team * warps, warps);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
-            sum[i] = centred ? sum[i] * each : 0.0f; // from here on, the mean
+            sum[i] = centred ? sum[i] * each : 0.0f; // sum[i] is the mean from here on
             squares[i] = 0;
             TT__UNROLL for (int j = 0; j < 8; j++) {
                 v[i][j] -= sum[i];
@@ -2712,8 +2709,8 @@ cudaError_t launch_layernorm(const tt__launch *l, bool centred, bool vector, con
                                              centred, l->add[0], vector, drop);
 }
 
-// Runs layernorm or rmsnorm. dropout: NULL, or the launch of the dropout that makes x, which the same kernel
-// then computes, too (run_with_dropout).
+// Runs layernorm or rmsnorm. dropout: NULL, or the launch of the dropout that makes x. The same kernel then
+// computes the dropout, too (run_with_dropout).
 cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
@@ -2799,12 +2796,12 @@ __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], flo
     }
 }
 
-// Computes dx = (g - avg(g) - n * avg(g * n)) / std, where n = (x - mean) / std and g = dy * w, and this
-// block's sums over rows of dw = dy * n and db = dy. Writes to partial, for each block, the sums of dw and db
-// and, if `sums`, the column sums of dx (if `add`, after the addition). dx.data may be NULL. X: dtype of dy,
-// x and dx; W: dtype of w. A row and the sums over rows stay in registers; with bf16, the rows of the next
-// turn are in flight meanwhile. Moves dy, x and dx once; if `add`, also reads dx. DROP: with dropout, which
-// needs dx and an X that is not ANY; the rows of drop.to are dx.ld elements apart.
+// Computes dx = (g - avg(g) - n * avg(g * n)) / std, where n = (x - mean) / std and g = dy * w. Sums dw = dy
+// * n and db = dy over the block's rows. Writes to partial, for each block, the sums of dw and db and, if
+// `sums`, the column sums of dx (if `add`, after the addition). dx.data may be NULL. X: dtype of dy, x and
+// dx; W: dtype of w. A row and the sums over rows stay in registers; with bf16, the rows of the next turn are
+// in flight meanwhile. Reads dy and x (if `add`, also dx) and writes dx once. DROP: with dropout, which needs
+// dx and an X that is not ANY; the rows of drop.to are dx.ld elements apart.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
@@ -2832,8 +2829,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     row_bits<W> bits;
     // `left`: number of the block's rows from the thread's first row in the current turn on. The pointers of
     // operands and results are at the thread's first row of the turn that is fetched next. All rows of a turn
-    // are fetched together, because a thread that waits for one load may have to wait for all loads in
-    // flight.
+    // are fetched together: a thread that waits for one load may have to wait for all loads in flight.
     const int64_t from = (int64_t)blockIdx.x * rows_each;
     const int64_t end = min(x.rows, from + rows_each);
     int left = (int)(end - from) - team;
@@ -2956,8 +2952,8 @@ cudaError_t launch_layernorm_backward(const tt__launch *l, unsigned blocks, int6
                       vector, sums, 1.0f / (float)l->in[1].cols, drop);
 }
 
-// Runs the backward of layernorm or rmsnorm. dropout: NULL, or the launch of the dropout of dx, which the
-// same kernel then computes, too (run_with_dropout).
+// Runs the backward of layernorm or rmsnorm. dropout: NULL, or the launch of the dropout of dx. The same
+// kernel then computes the dropout, too (run_with_dropout).
 cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
@@ -3060,7 +3056,7 @@ namespace {
 
 // ---- gradients of tables: sort the rows of dy by id, and for equal ids by row; then sum rows of equal ids
 
-#ifndef TT__SORT_TILES // max number of blocks of the radix sort; tests make it smaller
+#ifndef TT__SORT_TILES // max number of blocks of the radix sort, smaller in tests
 #define TT__SORT_TILES 128
 #endif
 enum { TT__SORT_STEP = 1024 }; // number of ids that a block sorts at a time
@@ -3167,7 +3163,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
 // Sorts up to TT__RANKED ids and their rows in one step: the place of an id is the number of ids that come
 // before it. A block counts these for 32 ids, and each of its 8 warps compares the 32 ids with an eighth of
 // all ids. The other blocks write zeros to `zero`.
-#ifndef TT__RANKED // tests make it smaller
+#ifndef TT__RANKED // tests make TT__RANKED smaller
 #define TT__RANKED 8192
 #endif
 enum { TT__ZEROS = 4096 }; // number of 16-byte vectors of zeros that a block writes at a time
@@ -3193,7 +3189,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
         tt__cp_async_16(all + k, ids + k);
     TT__ROLLED for (int k = whole + threadIdx.x; k < n; k += TT__ROW_THREADS)
         tt__cp_async_4(all + k, ids + k);
-    // Pads the ids to 8 * each with large ids, which are fewer than 256.
+    // Pads the ids to 8 * each with large ids, fewer than 256.
     if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1;
     tt__cp_async_commit();
     tt__cp_async_wait<0>();
@@ -3235,8 +3231,8 @@ __device__ __forceinline__ void copy_group(uint4 *to, const tt__mat &m, int64_t 
 // an id whose rows are all in the chunk goes to row id - first of `to`, if this row exists. Otherwise the sum
 // is partial: it goes to partial[block][0] if the chunk before also has rows of the id, and to
 // partial[block][1] if the id begins in this chunk and continues in the next. wide: dy and `to` have whole
-// groups of 8 columns at multiples of 16 bytes, and shared memory has room for the rows in flight. Moves dy
-// and the rows of `to` once.
+// groups of 8 columns at multiples of 16 bytes, and shared memory has room for the rows in flight. Reads dy
+// and writes the rows of `to` once.
 __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t *rows, int64_t n, tt__mat dy,
                                                tt__mat to, int64_t first, bool add, bool wide, int64_t chunk,
                                                float *partial)
@@ -3251,7 +3247,7 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
     const bool copies = wide && width > 0;
     const int vectors = dy.dtype == TT_F32 || (add && to.dtype == TT_F32) ? 2 : 1; // vectors in 8 columns
     const int largest = TT__SUMMED / vectors / (add ? 2 : 1), step = (int)blockDim.x * vectors;
-    // own: the thread's columns of rows of dy; old: those of rows of `to`.
+    // own: the thread's columns of rows of dy; old: the thread's columns of rows of `to`.
     uint4 *const own = coming + t * vectors, *const old = own + largest * step;
     const tt__mat parts = {partial, TT_F32, 0, dy.cols, dy.cols};
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
@@ -3498,7 +3494,7 @@ struct logit_sums {
         merge_rows(m, s, sx, right);
         if (THREADS > 32) {
             TT__SHARED(float4, part, [(THREADS + 31) / 32]);
-            __syncthreads(); // before this, threads may still read `part` of the previous row
+            __syncthreads(); // waits, because threads may still read `part` of the previous row
             if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
             __syncthreads();
             const bool there = thread % 32 < THREADS / 32;
@@ -3626,8 +3622,8 @@ __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8],
     }
 }
 
-// Computes the gradients of logits x (rows, n), and writes them to dx or (add) adds them. Moves x and dx
-// once. A thread works on eight elements of a row at a time.
+// Computes the gradients of logits x (rows, n), and writes them to dx or (add) adds them. Reads x and writes
+// dx once. A thread works on eight elements of a row at a time.
 __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x,
                                                               const int32_t *targets, tt__mat weights,
                                                               const float *class_weights, tt__mat lse,
@@ -3679,7 +3675,7 @@ cudaError_t run_cross_entropy_backward(const tt__launch *l)
 }
 
 // Computes the statistics (lse, sum of p) of each row and the partial counts, for logits x and probabilities
-// p of all classes. GROUP threads work on a row, as in cross_entropy. Moves the logits twice and p once.
+// p of all classes. GROUP threads work on a row, as in cross_entropy. Reads the logits twice and p once.
 template <int GROUP>
 __global__ void __launch_bounds__(256) soft_cross_entropy(tt__mat x, tt__mat p, tt__mat weights,
                                                           tt__mat stats, bool wide, loss_sums *partial)
@@ -3725,7 +3721,7 @@ cudaError_t run_soft_cross_entropy(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Computes w * (softmax(x) * (sum of p) - p), and writes it to dx or (add) adds it. Moves x, p and dx once.
+// Writes w * (softmax(x) * (sum of p) - p) to dx or (add) adds it. Reads x and p and writes dx once.
 __global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
                                                                    tt__mat weights, tt__mat stats,
                                                                    const float *counts, tt__mat dx, bool add,
@@ -3756,8 +3752,8 @@ cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
                       is_wide(x) && is_wide(p) && is_wide(dx), TT__RUN_OF(l));
 }
 
-// Computes the partial counts of the squared error of x and y (rows, n); the loss of a row with weight w is
-// w * the sum of (x - y)^2 / n. Moves x and y once.
+// Computes the partial counts of the squared error of x and y (rows, n); the loss of a row with weight w is w
+// * the sum of (x - y)^2 / n. Reads x and y once.
 __global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide,
                                                      loss_sums *partial)
 {
@@ -3791,7 +3787,7 @@ cudaError_t run_mean_squared_error(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Computes 2 * w * (x - y) / n, and writes it to dx or (add) adds it. Moves x, y and dx once.
+// Computes 2 * w * (x - y) / n, and writes it to dx or (add) adds it. Reads x and y and writes dx once.
 __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
                                                               tt__mat weights, const float *counts,
                                                               tt__mat dx, bool add, bool wide,
@@ -3822,8 +3818,8 @@ cudaError_t run_mean_squared_error_backward(const tt__launch *l)
                       is_wide(dx), TT__RUN_OF(l));
 }
 
-// Computes the counts of a loss from row_loss, the loss and hit that linear_cross_entropy stored of each row.
-// If row_loss is NULL, sums only the weights. Moves up to 16 bytes a row.
+// Computes the counts of a loss from row_loss, each row's loss and hit (1: the prediction is right). If
+// row_loss is NULL, sums only the weights. Reads up to 16 bytes a row.
 __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_loss, int64_t rows,
                                                            const int32_t *targets, tt__mat weights,
                                                            int ignore, float *counts, float *loss)
@@ -3841,9 +3837,9 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
     store_counts<1024>(sums, counts, loss);
 }
 
-// Computes the loss and the hit of each row of a chunk's logits z (rows, n), which are f32 in rows of whole
-// 32 bytes. Unless dz.data is NULL, also writes the gradients dz over the rows of z, in the dtype of dz, with
-// zeros up to the end of a row of z. A block works on one row and reads it twice.
+// Computes the loss and the hit (1: the prediction is right) of each row of a chunk's logits z (rows, n),
+// which are f32 in rows of whole 32 bytes. Unless dz.data is NULL, also writes the gradients dz over the rows
+// of z, in the dtype of dz, with zeros to the end of a row of z. A block works on one row and reads it twice.
 __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets,
                                                              tt__mat weights, const float *dloss,
                                                              const float *counts, float2 *row_loss,
@@ -3875,9 +3871,9 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
 
 // Does the work of linear_cross_entropy, with gradients, for rows that fit into shared memory. As many blocks
 // run as the device holds, and each works on one row after another. A thread copies its own columns, four of
-// every 4,096, to shared memory, and fetches those of the block's next row as soon as it has written the
-// gradients of the current row. It sums the first of a row's ROW_PARTS parts while the other parts are in
-// flight. Moves n * (4 + bytes of an element of dz) bytes a row.
+// every 4,096, to shared memory. Once the thread has written the gradients of a row, it fetches its columns
+// of the block's next row. It sums the first of a row's ROW_PARTS parts while the other parts are in flight.
+// Reads and writes n * (4 + bytes of an element of dz) bytes a row.
 enum { ROW_PARTS = 4 };
 __global__ void __launch_bounds__(1024, 1)
     linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
@@ -3962,13 +3958,13 @@ tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
-#ifndef TT__LOSS_CACHE // max bytes of a row's logits in shared memory; tests make it smaller
+#ifndef TT__LOSS_CACHE // max bytes of a row's logits in shared memory; smaller in tests
 #define TT__LOSS_CACHE ((size_t)1 << 20)
 #endif
 
-// Returns the matrix to which the chunks of rows add their contributions to gradient m. It is m itself or, if
-// m has 16 bits and there are several chunks (many), an f32 matrix at *at in the workspace, which is rounded
-// to m at the end.
+// Returns the matrix to which the chunks of rows add their contributions to gradient m. The matrix is m
+// itself, unless m has 16 bits and there are several chunks (many). Then it is an f32 matrix at *at in the
+// workspace, rounded to m at the end.
 tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 {
     tt__mat sums = *m;
@@ -3982,9 +3978,9 @@ tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 
 // The tail: the classes after the last multiple of 64, if the number of classes is not a multiple of 8.
 // cuBLASLt has only slow kernels for a product with such a size (1.68 ms instead of 0.26 ms for 2,048 x
-// 50,257 x 768 on an H200). The tail therefore has products of its own, which read copies of the tail's rows
-// of the weight and elements of the bias, padded with zeros to a multiple of 8. Padding w itself would need
-// room after w wherever it is stored: as the parameter, as shards, gathered, offloaded and cast.
+// 50,257 x 768 on an H200). The tail therefore has its own products. They read copies of the weight's rows
+// and the bias's elements, padded with zeros to a multiple of 8. Padding w itself would need room after w
+// wherever it is stored: as the parameter, as shards, gathered, offloaded and cast.
 struct class_tail {
     int64_t first, count; // the first class, and the number of classes; 0: there is no tail
     tt__mat w, b, dw, db; // w, dw: (rows, in); b, db: (1, rows); rows is count padded; dw and db are f32
@@ -4175,8 +4171,7 @@ namespace {
 
 enum { TT__SQUARES_BLOCKS = 1024 };
 
-// Max number of tensors, of instructions that run together, in a kernel launch. Tests make the number
-// smaller.
+// Max number of tensors in a kernel launch that runs several instructions. Tests make the number smaller.
 #ifndef TT__TENSORS
 // The arguments of a kernel may have 32,764 bytes, or 4,096 bytes before CUDA 12.1.
 #define TT__TENSORS (CUDART_VERSION >= 12010 ? 448 : 60)
@@ -4373,7 +4368,7 @@ __device__ __forceinline__ uint32_t round_16(float x, uint32_t random, tt_dtype 
     if (magnitude >= 0x477ff000) return sign | 0x7c00;
     if (magnitude >= 0x477fe000) return sign | 0x7bff;
     if (magnitude >= 0x38800000) return sign | (magnitude - 0x38000000 + (random & 0x1fff)) >> 13;
-    const float units = __uint_as_float(magnitude) * 0x1p24f; // of subnormals: exact, below 1024
+    const float units = __uint_as_float(magnitude) * 0x1p24f; // exact: subnormals are below 1024 units
     const uint32_t whole = (uint32_t)units;
     return sign | (whole + ((units - (float)whole) * 65536.0f + (float)random >= 65536.0f));
 }
@@ -4387,9 +4382,9 @@ __device__ __forceinline__ uint32_t round_up(float x, uint32_t random)
 }
 
 // Rounds elements [i, i + 8) of a vector to its dtype and writes them. Rounds element e of a 16-bit vector
-// stochastically, by number e % 8 of Philox counter {e / 8}, so that steps smaller than half a unit in the
-// last place survive on average (Gupta et al., "Deep learning with limited numerical precision", 2015). e
-// counts from the first element of the whole tensor; the vector begins at element 8 * first of the tensor.
+// stochastically, by number e % 8 of Philox counter {e / 8}. Steps smaller than half a unit in the last place
+// then survive on average (Gupta et al., "Deep learning with limited numerical precision", 2015). e counts
+// from the first element of the whole tensor; the vector begins at element 8 * first of the tensor.
 __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide,
                                         const float (&x)[8], const philox_keys &keys, int64_t first)
 {
@@ -4532,10 +4527,10 @@ cudaError_t run_squares(const tt__launch *l, int count)
 
 enum { TT__UPDATE_CHUNK = 4 * 2048 }; // number of elements that a block updates
 
-// Updates parameters. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 for SGD
-// without; in 16 bits half as many. G: dtype of all gradients of the launch; P: dtype of all parameters and
-// their states; or ANY. With ANY, only three blocks fit a multiprocessor: a thread needs more registers than
-// the 64 that four blocks allow.
+// Updates parameters. Reads and writes, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12
+// for SGD without; in 16 bits half as many. G: dtype of all gradients of the launch; P: dtype of all
+// parameters and their states; or ANY. With ANY, only three blocks fit a multiprocessor: a thread needs more
+// registers than the 64 that four blocks allow.
 template <bool ADAM, int G, int P>
 __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     update_parameters(const __grid_constant__ param_updates u, const tt__step_settings *run)
@@ -4609,7 +4604,7 @@ cudaError_t launch_update(const tt__launch *l, const param_updates *u, unsigned 
         const param_update *t = &u->of[k];
         typed = typed && t->wide && t->types[0] == g && t->types[1] == p && (!t->m || t->types[2] == p);
     }
-    if constexpr (ADAM) { // f32 gradients: precision 32-true, accumulation, or weights of norms
+    if constexpr (ADAM) { // gradients are f32 with 32-true, with accumulation and for norms' weights
         if (typed && g == TT_F32 && p == TT_F32) return TT__UPDATE(TT_F32, TT_F32);
         if (typed && g == TT_BF16 && p == TT_F32) return TT__UPDATE(TT_BF16, TT_F32);
         if (typed && g == TT_BF16 && p == TT_BF16) return TT__UPDATE(TT_BF16, TT_BF16);
@@ -4701,7 +4696,7 @@ template <class T, int N, int LEVELS> struct sum_tree {
         }
     }
 
-    // Sets x to the sum of all members so far. count: their number, at least 1.
+    // Sets x to the sum of the first `count` members, which are all members so far, at least 1.
     __device__ __forceinline__ void finish(int count, T (&x)[N], int how, tt_dtype dtype)
     {
         bool some = false;
@@ -4822,7 +4817,7 @@ struct move_plan {
     bool packed;        // whether an operand has only its member's shard
     bool to_piece;      // whether the result has only this member's shard
     int owner;          // the member whose shard is the whole tensor; -1: tt__shard gives the shards
-    int only;           // the only member with an operand; -1: all have one
+    int only;           // the only member with an operand; -1: all members have operands
 };
 
 move_plan plan_of(const tt__launch *l)
@@ -4981,7 +4976,7 @@ namespace {
 
 // ---- trials that find out which devices can load from each other's memory
 
-#ifndef TT__PROBE_BYTES // tests make it smaller
+#ifndef TT__PROBE_BYTES // tests make TT__PROBE_BYTES smaller
 #define TT__PROBE_BYTES ((size_t)16 << 20)
 #endif
 
@@ -4998,8 +4993,7 @@ __global__ void __launch_bounds__(256) fill_probe(uint4 *to, int64_t n)
         to[i] = probe_words(i);
 }
 
-// Counts those of the n vectors at p that differ from the vectors of fill_probe, and adds the count to
-// *wrong.
+// Adds to *wrong the number of the n vectors at p that differ from the vectors of fill_probe.
 __global__ void __launch_bounds__(256) check_probe(const uint4 *p, int64_t n, unsigned *wrong)
 {
     tt__begin_kernel();
@@ -5415,7 +5409,7 @@ __global__ __launch_bounds__(256) void attention_order(const int32_t *index, int
 }
 
 // Computes the sums of dout * out of each row and head, with loads of 16 bytes. PARTS threads of a warp
-// compute a sum together. They make NUMBERS sums, whose loads are in flight together.
+// compute a sum together. The PARTS threads make NUMBERS sums, whose loads are in flight together.
 enum { TT__DELTA_NUMBERS = 4 };
 template <class T, int PARTS> __global__ __launch_bounds__(256) void attention_delta(attention_args p)
 {
@@ -5474,8 +5468,8 @@ struct attention_rows { // `count` rows of the matrix m
     int first, count;
 };
 
-// Copies columns of the rows x into `to` (64, PITCH): COLUMNS columns, beginning with `column`. Columns that
-// x does not have (it has `columns` of them) and rows after the last row of x become zeros.
+// Copies COLUMNS columns of the rows x, beginning with `column`, into `to` (64, PITCH). x has only `columns`
+// columns from `column` on. Columns that x lacks, and rows after the last row of x, become zeros.
 template <int COLUMNS, int PITCH>
 __device__ __forceinline__ void attention_stage(float *to, const attention_rows &x, int64_t column,
                                                 int columns)
@@ -5533,8 +5527,8 @@ __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage,
     }
 }
 
-// Adds the product of tile (64, ATTENTION_PITCH) and y to `to`, for 64 columns of y, or `columns` if these
-// are fewer, beginning with `column`. Has a barrier before the tile is read, and none after the last read.
+// Adds the product of tile (64, ATTENTION_PITCH) and y to `to`, for 64 columns of y from `column` on, or for
+// `columns` columns if y has fewer. Has a barrier before the tile is read, and none after the last read.
 __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *tile, float *stage,
                                               const attention_rows &y, int64_t column, int columns)
 {
@@ -5559,7 +5553,7 @@ __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *ti
     }
 }
 
-// Writes scale * from to the thread's four columns of a row of m or, if `add`, adds it.
+// Writes scale * from to the thread's four columns of a row of m or, if `add`, adds scale * from.
 __device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, int64_t column, int columns,
                                                 const float (&from)[4], float scale, bool add)
 {
@@ -5583,7 +5577,7 @@ __device__ __forceinline__ void attention_draw(uint16_t *keep, const attention_a
 
 // Sets times, (64 queries, 64 blocks), to how many times each of a tile's `count` queries sees each block
 // that has any of the 64 keys from `key` on; block 0 is the block of `key`. Returns false if no query sees
-// any of these blocks. Has a barrier.
+// any of these blocks. All threads of the block must call the function.
 __device__ __forceinline__ bool attention_time_tile(unsigned char *times, const attention_args &p,
                                                     const attention_tile &t, int first, int count, int key,
                                                     int blocks, int head)
@@ -5600,8 +5594,7 @@ __device__ __forceinline__ bool attention_time_tile(unsigned char *times, const 
 }
 
 // The work of a thread block of the f32 kernels: tile `t` of head `head`, and one part of the head's columns.
-// skip: number of the head's columns before the part; columns: number of columns from there to the head's
-// end.
+// skip: number of the head's columns before the part; columns: number of the remaining columns.
 struct attention_block { attention_tile t; int head, skip, columns; };
 
 // Returns the work of thread block number `block`. heads: number of heads over which the blocks are divided.
@@ -5897,8 +5890,8 @@ __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const i
                                                 int count, int head, int head_size,
                                                 int thread = (int)threadIdx.x)
 {
-    // PARTS: vectors of 16 bytes in a row; STEP: rows copied at a time. Of 128 threads, 8 idle where D is 80
-    // or 96.
+    // PARTS: vectors of 16 bytes in a row; STEP: rows copied at a time. 8 of 128 threads idle if D is 80 or
+    // 96.
     enum { PARTS = D / 8, STEP = THREADS / PARTS, PITCH = WIDE ? D : D + 8 };
     static_assert(!WIDE || (D == 64 && STEP % 8 == 0), "a row's vectors have one order in all steps");
     const int r = thread / PARTS, c = thread % PARTS * 8;
@@ -6051,8 +6044,7 @@ template <class T, int D> struct attention_columns {
 
 // Stores the thread's elements 2 h and 2 h + 1 of each tile of 8 columns, multiplied by scale, in row `row`
 // of head `head` of an output or, if `add`, adds them. The first tile begins at `column` of the head. If
-// `sums`, adds the stored numbers to `columns`, too; this works only for 16-bit results that are not added
-// to.
+// `sums`, adds the stored numbers to `columns`, too; this works only for 16-bit results without `add`.
 template <class T, int D>
 __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int head, int head_size,
                                                 const float (&from)[D / 8][4], int h, float scale, bool add,
@@ -6103,9 +6095,9 @@ __device__ __forceinline__ int64_t attention_sums_begin(const attention_args &p,
     return ((int64_t)(blockIdx.x / heads) * heads + head) * p.head_size;
 }
 
-// Sets row[m][h] to the row of the batch of query mine + 16 m + 8 h + lane / 4 of the tile, where `mine` is
-// the warp's first query, in the kernels of the forward and dq. Queries from `count` on get the last query's
-// row.
+// Sets row[m][h] to a query's row of the batch, in the kernels of the forward and dq. The query is number
+// mine + 16 m + 8 h + lane / 4 of the tile; `mine` is the warp's first query. Queries from `count` on get the
+// last query's row.
 template <int MT>
 __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const attention_args &p, int first,
                                                   int count, int mine)
@@ -6169,9 +6161,9 @@ __device__ __forceinline__ bool attention_after(const attention_args &p, int at,
 // warp's queries begin at `mine` in the tile.
 template <int MT> struct attention_queries {
     attention_tile t;
-    int head, mine, pair; // pair: the thread's first column of each 8 columns of scores; it has two
+    int head, mine, pair; // pair: first of the thread's two columns in each 8 columns of scores
     int first, count;     // number of the tile's first query; number of queries of the tile
-    int begin, end, all;  // no query sees keys outside [begin, end); all of the warp's see keys up to `all`
+    int begin, end, all;  // no query sees keys outside [begin, end); all queries of the warp see keys < `all`
     int row[MT][2];       // see attention_rows_of
 };
 
@@ -6186,9 +6178,9 @@ __device__ __forceinline__ attention_sparse attention_sparse_of(const attention_
     return b;
 }
 
-// Returns the first key, from `at` on, in a block that any of b's blocks of queries sees. If KEYS, b has
-// blocks of keys: returns the first query, from `at` on, in a block that sees any of them. Returns `end` or
-// more if there is none. Tests 32 blocks at a time.
+// Returns the first key, from `at` on, in a block that any of b's blocks of queries sees; `end` or more
+// without such a key. If KEYS, b has blocks of keys: returns the first query in a block that sees any of b's
+// blocks. Tests 32 blocks at a time.
 template <bool KEYS>
 __device__ __forceinline__ int attention_seen_from(const attention_args &p, const attention_sparse &b,
                                                    int head, int at, int end)
@@ -6238,7 +6230,7 @@ __device__ __forceinline__ void attention_fetch_rows(T *ks, T *vs, const attenti
 }
 
 // Copies KEYS keys and values of a sequence, beginning with key `key`, into one of two stages. head: the head
-// of q that reads them.
+// of q that reads these keys.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attention_args &p,
                                                      const attention_tile &t, int key, int stage, int head)
@@ -7076,7 +7068,7 @@ __device__ __forceinline__ void attention_write_key_sums(const attention_args &p
     attention_write_sums<D>(p.sums_v, at, part + WARPS, parts, p.head_size, thread);
 }
 
-// Writes the thread block's column sums of dk and dv, if sums are wanted. Has a barrier first, so that all
+// Writes the thread block's column sums of dk and dv, if sums are wanted. A barrier comes first, so that all
 // warps have stored their sums and `at`, which may be in shared memory, is set.
 template <int D, int WARPS>
 __device__ __forceinline__ void attention_finish_key_sums(const attention_args &p, const int64_t &at,
@@ -7099,8 +7091,7 @@ __device__ __forceinline__ void attention_advance(int &to, int &head, const atte
 }
 
 // Gives all threads of a block, in shared memory, the tile of keys that the block works on and a result
-// computed from the tile: attention_bits_begin if READS, otherwise the tile's blocks in block-sparse
-// attention.
+// computed from the tile: attention_bits_begin if READS, otherwise the tile's block-sparse blocks.
 template <int KEYS, bool READS>
 __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &bits_begin,
                                                 attention_sparse &sparse, const attention_args &p,
@@ -7117,7 +7108,7 @@ __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &b
 
 // Turns the products q k^T (s) and dout v^T (g) into weights after dropout (s) and the gradients of scores
 // (g), without the factor `scale`. Rows are keys, columns are queries. row: the queries' rows of the batch,
-// beginning with the tile's first query; lse, delta: of the queries, beginning with the thread's first
+// beginning with the tile's first query; lse, delta: the queries' sums, beginning with the thread's first
 // column; mine: the warp's first key, counted in tile t; masked: whether a query may miss some of the warp's
 // keys; often: how many times the queries see the keys.
 template <int MT, int QUERIES, attention_kind KIND>
@@ -7159,7 +7150,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 {
     tt__begin_kernel();
     enum { WARPS = 4, KEYS = 64 * MT, PITCH = D + 8, BITS = KEYS * QUERIES / 8 };
-    TT__SHARED(int64_t, sums_begin, ); // in shared memory, as are the next two, to save registers in the loop
+    TT__SHARED(int64_t, sums_begin, ); // in shared memory, as bits_begin and random, to save registers
     TT__SHARED(int64_t, bits_begin, );
     TT__SHARED(uint64_t, random, );
     TT__SHARED(attention_sparse, sparse, ); // `sparse` and `tile` serve kernels without registers for them
@@ -7206,7 +7197,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         int next = from, next_head = head;
         attention_advance<QUERIES, BLOCKS>(next, next_head, p, sparse, begin, end);
         if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
-        // The warp has no keys, or no query of the tile sees any of them.
+        // The warp has no keys, or no query of the tile sees any of the warp's keys.
         if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue;
         const int often = !BLOCKS || !sparse.n ? 1
             : attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);
@@ -7228,7 +7219,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     tt__cp_async_wait<0>(); // waits for k and v, if the loop did not run
     if (p.sums_k || p.sums_v) __syncthreads();
     const int thread = tt__opaque((int)threadIdx.x), warp = thread / 32, lane = thread % 32;
-    const int to_head = KIND == NEARBY // otherwise computed again, to save a register in the loop
+    const int to_head = KIND == NEARBY // in other kernels computed again, to save a register in the loop
         ? key_head : p.first_head / p.group + tt__opaque((int)blockIdx.x) % key_heads;
     // The same thread stores an element of dk and of dv, because dk and dv may have the same memory.
     TT__UNROLL for (int k = 0; k < 2; k++) {
@@ -7248,9 +7239,9 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 }
 
 // Turns the products q k^T (s) and dout v^T (g) into weights after dropout (s) and the gradients of scores
-// (g), without the factor `scale`. Rows are keys, columns are queries. lse, delta: of the queries, beginning
-// with the thread's first column; first: row of the batch of the thread's first key; inside: number of keys
-// from that key to the sequence's end. Weights after the end are set to 0, because they could make dq
+// (g), without the factor `scale`. Rows are keys, columns are queries. lse, delta: the queries' sums,
+// beginning with the thread's first column; first: row of the batch of the thread's first key; inside: number
+// of keys from that key to the sequence's end. Weights after the end are set to 0, because they could make dq
 // infinite where all scores are far below 0.
 template <int MT, int QUERIES>
 __device__ __forceinline__ void attention_slopes(float (&s)[MT][QUERIES / 8][4],
@@ -7284,8 +7275,8 @@ namespace {
 // ----------------------------------------------------- the backward in one kernel, and by warpgroups (wgmma)
 
 // The work of a thread block of attention_backward: a sequence, with its rows of the batch (begin, count) and
-// its queries (first, queries), one head of keys, and the end of the heads of q that share this head. thread
-// is 0, but the compiler does not know this.
+// its queries (first, queries), one head of keys, and the end of the heads of q that share this head.
+// `thread` is 0. The compiler does not know the 0, so it computes values again and saves registers.
 struct attention_whole {
     int begin, count, first, queries, key_head, heads_end, thread;
     __device__ __forceinline__ void find(const attention_args &p)
@@ -7350,7 +7341,7 @@ template <int D, int DOWN> __device__ __forceinline__ void attention_clear_sums(
 }
 
 // Makes dq of the tile of queries that begins at `from`: multiplies the gradients of scores (`slopes`) by the
-// keys that these queries see. part_q: column sums of dq, to which this tile's are added.
+// keys that these queries see. part_q: column sums of dq, which grow by the tile's.
 template <class T, int D, int WARPS>
 __device__ __forceinline__ void attention_whole_dq(const attention_args &p, const attention_whole &of,
                                                    const T *slopes, const T *ks, float (*part_q)[D], int from,
@@ -7400,7 +7391,8 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     const int mine = 16 * MT * (int)(threadIdx.x / 32);
     const bool diagonal = p.causal && !p.query_row;
     if (threadIdx.x == 0) { random = attention_key(p); of.find(p); }
-    const auto write_sums = [&](int of_head) { // writes column sums of dq; each thread clears those it read
+    const auto write_sums = [&](int of_head) { // writes column sums of dq; each thread clears sums that it
+                                               // read
         const int64_t sequence = blockIdx.x / (p.heads / p.group);
         attention_write_sums<D>(p.sums_q, (sequence * p.heads + of_head) * p.head_size, part_q, DOWN,
                                 p.head_size, (int)threadIdx.x);
@@ -7419,7 +7411,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     if (head < of.heads_end) fetch(from, head, 0);
     for (int stage = 0; head < of.heads_end; stage ^= 1) {
         tt__cp_async_wait<0>();
-        __syncthreads(); // the tile has arrived; the other one and `slopes` are no longer in use
+        __syncthreads(); // the tile has arrived; the other tile and `slopes` are no longer in use
         if (p.sums_q && from == 0 && head > of.key_head * p.group) write_sums(head - 1);
         if (from + QUERIES < of.queries) fetch(from + QUERIES, head, stage ^ 1);
         else if (head + 1 < of.heads_end) fetch(0, head + 1, stage ^ 1);
@@ -7429,7 +7421,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
             float s[MT][PART / 8][4], g[MT][PART / 8][4];
             const bool seen = !diagonal || mine < from + part + PART; // a query may see a key of the warp
             if (seen) {
-                const uint32_t x = threadIdx.x + of.thread; // computed here, or it would stay in a register
+                const uint32_t x = threadIdx.x + of.thread; // computed here, or x would stay in a register
                 const auto keep =
                     attention_draw_columns<MT, PART>(p, random, rows + at, MT * (x / 32), head, x);
                 attention_mma<T, D, MT, PART>(s, ks + mine * PITCH, qt);
@@ -7505,9 +7497,8 @@ __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], c
 }
 
 // Returns the span of keys that block `n` of a head has; if at < 0, the block has none. The first spans of
-// causal sequences are seen by most queries and come first, so that the blocks that begin last have the least
-// work: the numbers of spans fill a matrix of span_cols columns row by row, and blocks take them column by
-// column.
+// causal sequences are seen by most queries. They come first, so that the blocks that begin last have least
+// work. The numbers of spans fill a matrix of span_cols columns by rows; blocks take them column by column.
 __device__ __forceinline__ attention_tile attention_find_span(const attention_args &p, int n)
 {
     const bool within = n < p.span_rows * p.span_cols;
@@ -7522,7 +7513,7 @@ __device__ __forceinline__ attention_tile attention_find_span(const attention_ar
 }
 
 // A tile of queries in shared memory, of head `head` of q. from: the first query, counted in the sequence;
-// lse, delta: of the queries, beginning with the thread's first column.
+// lse, delta: the queries' sums, beginning with the thread's first column.
 template <class T> struct attention_span_queries {
     const T *q, *dout;
     const float *lse, *delta;
@@ -7556,8 +7547,7 @@ __device__ __forceinline__ void attention_span_put(const attention_args &p, cons
 }
 
 // Makes the block's part of dq for the tile of queries that begins at `from`. slopes: the gradients of
-// scores, (KEYS, QUERIES) in the layout of tt__wgmma_matrix. part_q: column sums of dq, to which this tile's
-// are added.
+// scores, (KEYS, QUERIES) in the layout of tt__wgmma_matrix. part_q: column sums of dq; the tile's are added.
 template <class T>
 __device__ __forceinline__ void attention_span_dq(const attention_args &p, const attention_tile &t,
                                                   const T *slopes, const T *ks, float (*part_q)[64], int from,
@@ -7606,8 +7596,8 @@ __device__ __forceinline__ void attention_span_weights(float (&s)[1][8][4], cons
 }
 
 // Adds the contributions of a tile of queries to dk and dv of the warp's 16 keys, which begin at row `row` of
-// tile number `tile` of the block's keys. k, v: this tile. Writes the tile's gradients of scores to slopes,
-// (64 keys, 64 queries).
+// tile number `tile` of the block's keys. k, v: that tile of keys and values. Writes the tile's gradients of
+// scores to slopes, (64 keys, 64 queries).
 template <class T, bool DROPS>
 __device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv)[8][4],
                                                    const attention_args &p, uint64_t random,
@@ -7875,14 +7865,13 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
                       (const int32_t *)numbers->data, n, p->seq_start, p->seqs, start, row, at);
 }
 
-// Returns whether a matrix has this dtype and its rows can be loaded 16 bytes at a time.
+// Returns whether a matrix has dtype `dtype` and its rows can be loaded 16 bytes at a time.
 bool attention_aligned(const tt__mat *m, tt_dtype dtype)
 {
     return m->dtype == dtype && (uintptr_t)m->data % 16 == 0 && m->ld * (dtype == TT_F32 ? 4 : 2) % 16 == 0;
 }
 
-// Returns whether rows of a matrix can be stored two elements at a time. Returns true for a matrix without
-// data.
+// Returns whether a matrix is absent or its rows can be stored two elements at a time.
 bool attention_paired(const tt__mat *m, tt_dtype dtype)
 {
     return !m->data ||
@@ -7960,8 +7949,7 @@ size_t attention_backward_bytes(int head_size, int warps)
 }
 
 // Returns whether attention_backward_wide makes all gradients. dq may have the memory of dk or dv only if one
-// block has all keys of a sequence and makes all three; the dq of several blocks is complete only after dk is
-// stored.
+// block has all keys of a sequence and makes all three; several blocks complete dq only after dk is stored.
 bool attention_spans(const tt__device *d, const attention_args *p)
 {
     const bool plain = !p->window && !p->alibi_heads && !p->block && !p->query_row;
@@ -8013,7 +8001,7 @@ template <class T> cudaError_t attention_backward_spans(tt__device *d, attention
     if (whole) p->parts = NULL;
     p->parts_k = whole ? p->seqs : attention_tiles(p, p->k.rows, TT__SPAN);
     p->parts_q = whole ? p->seqs : attention_tiles(p, p->q.rows, 64);
-    // If all sequences have the max length, each (spans + 1)-th number of a span begins a sequence.
+    // If all sequences have the max length, every (spans + 1)-th span number begins a sequence.
     p->span_cols = p->causal && !whole && spans < p->parts_k ? spans + 1 : 1;
     p->span_rows = p->parts_k / p->span_cols;
     p->slots = tt__cuda_attention_slots(p->causal, p->longest);
@@ -8057,8 +8045,8 @@ cudaError_t attention_backward_on(tt__device *d, attention_args *p)
     return e;
 }
 
-// Returns whether attention_forward_wide can run. It supports neither ALiBi nor block-sparse attention, and
-// stores whole vectors.
+// Returns whether attention_forward_wide can run. The kernel supports neither ALiBi nor block-sparse
+// attention, and stores whole vectors.
 bool attention_forward_fits_wide(const tt__device *d, const attention_args *p)
 {
     return d->wgmma && p->scale > 0 && !p->alibi_heads && !p->block && p->head_size > 32
@@ -8093,8 +8081,8 @@ template <class T> cudaError_t attention_on(tt__device *d, attention_args *p)
 }
 
 // Runs attention on tensor cores. Random numbers need a head's number among the heads of all ranks. The
-// addresses of the operands are moved back by the heads of the ranks before this one, so that kernels can
-// index them with the same number and need no register for a second one.
+// operands' addresses are moved back by the heads of lower ranks. Kernels then index operands with the same
+// number and need no register for a second number.
 cudaError_t attention_on_cores(tt__device *d, attention_args *p)
 {
     tt__mat *mats[] = {&p->q, &p->out, &p->dout, &p->dq, &p->k, &p->v, &p->dk, &p->dv};
@@ -8135,8 +8123,8 @@ template <class T, int PARTS> cudaError_t attention_deltas_by(tt__device *d, con
 }
 
 // Launches a kernel for the sums of dout * out of each row and head. Heads of more than 64 columns in 16 bits
-// get the slow kernel for any operands; this is rare, because the kernel of dq makes their sums if dq is
-// wanted.
+// get the slow kernel for any operands. They rarely come here, because the kernel of dq makes their sums if
+// dq is wanted.
 cudaError_t attention_deltas(tt__device *d, const attention_args *p)
 {
     const tt_dtype dtype = p->out.dtype;
@@ -8163,9 +8151,9 @@ cudaError_t attention_backward_any(tt__device *d, const attention_args *p)
     return e;
 }
 
-// Runs the backward of attention. The kernels on tensor cores also make the column sums of results that they
-// write (not add to) in 16 bits, if the resident workspace has room for a row of partial sums for each tile
-// of 64 rows. The column sums of other results need a second sweep over these results.
+// Runs the backward of attention. The kernels on tensor cores also make the column sums of 16-bit results
+// that they write, not of results that they add to. The resident workspace must have room for a row of
+// partial sums for each tile of 64 rows. Other column sums need a second sweep over the results.
 cudaError_t run_attention_backward(const tt__launch *l)
 {
     tt__device *d = l->device;
@@ -8248,8 +8236,7 @@ struct product {
     const float *unscale_a, *unscale_b;
 };
 
-// Returns element i of an operand as a float. FP8: the operand has dtype TT__E4M3 or TT__E5M2, which load_any
-// cannot read.
+// Returns element i of an operand as a float. FP8: the dtype is TT__E4M3 or TT__E5M2, unknown to load_any.
 template <bool FP8> __device__ __forceinline__ float factor(const void *p, tt_dtype dtype, int64_t i)
 {
     if (!FP8) return load_any(p, dtype, i);
@@ -8275,7 +8262,7 @@ __device__ __forceinline__ void finish_element(const product &g, int64_t i, int6
 }
 
 // Makes a product by tiles of 64 x 64 elements of C: 256 threads have 4 x 4 sums each and add 16 products to
-// each sum at a time. For small or rare products for which cuBLASLt has no algorithm.
+// each sum at a time. It serves small or rare products for which cuBLASLt has no algorithm.
 template <bool FP8> __global__ void __launch_bounds__(256) any_matmul(product g)
 {
     tt__begin_kernel();
@@ -8532,9 +8519,9 @@ tuned_product *tuned_of(tt__device *d, const product_key &key)
     return NULL;
 }
 
-// Returns the tuned entry that fits the key in all but the number of rows: the entry with exactly the key's
-// rows, else the one with the fewest rows above them, else the one with the most rows; NULL if none fits.
-// Only entries with `met` count, so the result does not depend on the products that ran before.
+// Returns the tuned entry that fits the key in all but the number of rows: the entry with the key's number of
+// rows, else with the next larger number, else with the largest; NULL if no entry fits. Only entries with
+// `met` count, so the result does not depend on the products that ran before.
 const tuned_product *nearest_tuned(tt__device *d, const product_key &key)
 {
     const tuned_product *nearest = NULL;
@@ -8584,7 +8571,7 @@ cublasStatus_t lt_make(const tt__launch *l, const lt_product &p, const lt_descri
                           resident_workspace::LT_BYTES, l->device->stream);
 }
 
-// Returns whether cublasLtMatmul's status means that it cannot use the algorithm for the product.
+// Returns whether cublasLtMatmul's status means that cuBLASLt cannot use the algorithm for the product.
 bool lt_refuses(cublasStatus_t s)
 {
     return s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE;
@@ -8953,7 +8940,8 @@ __global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, 
 {
     tt__begin_kernel();
     for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (int64_t)gridDim.x * 256) {
-        uint32_t u = (uint32_t)i * 2654435761u ^ seed; // Knuth, TAOCP 3, 6.4; then MurmurHash3's final mix
+        uint32_t u = (uint32_t)i * 2654435761u ^ seed; // a hash: Knuth, TAOCP 3, 6.4; then MurmurHash3's
+                                                       // final mix
         u = (u ^ u >> 16) * 0x85ebca6bu;
         u = (u ^ u >> 13) * 0xc2b2ae35u;
         const float v = (float)(int32_t)(u ^ u >> 16) * 0x1p-31f;
@@ -9133,8 +9121,8 @@ cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
     return e;
 }
 
-// Marks the tuned entries of the product as met by the device's programs. If there are none, times the
-// product, if `times`.
+// Marks the tuned entries of the product as met by the device's programs. If there are no entries and `times`
+// is true, times the product.
 cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool *untimed)
 {
     tt__device *d = l->device;
@@ -9467,7 +9455,7 @@ __device__ __forceinline__ unsigned fp8_largest_of_block(unsigned peak)
 {
     TT__SHARED(unsigned, part, [8]);
     TT__UNROLL for (int m = 16; m; m >>= 1) peak = max(peak, __shfl_xor_sync(0xffffffffu, peak, m));
-    __syncthreads(); // before this, threads may still read `part` of an earlier call
+    __syncthreads(); // waits, because threads may still read `part` of an earlier call
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = peak;
     __syncthreads();
     TT__UNROLL for (int k = 0; k < 8; k++) peak = max(peak, part[k]);
@@ -9609,7 +9597,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
         if (!t.across) continue;
         transpose_bytes(q[0].x, q[1].x, q[2].x, q[3].x);
         transpose_bytes(q[0].y, q[1].y, q[2].y, q[3].y);
-        __syncthreads(); // before this, threads may still read the previous tile
+        __syncthreads(); // waits, because threads may still read the previous tile
         TT__UNROLL for (int k = 0; k < 8; k++) // column k of the four rows
             ((uint32_t *)turned[8 * part + k])[four ^ 4 * part] = k < 4 ? q[k].x : q[k - 4].y;
         __syncthreads();

@@ -6,14 +6,14 @@
 
 /* ------------------------------------------------------------------------------------- a backend's functions
    Pointers called `memory` point to the device's memory: only the backend reads and writes through them.
-   launch and stage use the stream of their instruction, all other functions the stream of computation. One
-   stream does its work in the order of the calls, possibly after they return; read and wait return only when
-   their work is done. A function that fails returns a status or NULL, and error() says why in a sentence. One
-   thread uses a device at a time. */
+   launch and stage use the stream of their instruction, all other functions the stream of computation. A
+   stream does its work in the order of the calls, possibly after the calls return. read and wait return only
+   when their work is done. A function that fails returns a status or NULL, and error() says why in a
+   sentence. One thread uses a device at a time. */
 
-/* Streams of a device. They run in parallel; only mark and after order them. The streams are for computation,
-   for copies to the host's memory, for copies from it, and for collectives. TT__HOST_STREAM is not a stream:
-   the host waits for an event. */
+/* Streams of a device run in parallel; only mark and after order their work. There is a stream for
+   computation, one for copies to the host's memory, one for copies from the host's memory and one for
+   collectives. TT__HOST_STREAM is not a stream: the host waits for an event. */
 enum {
     TT__HOST_STREAM = -1, TT__COMPUTE_STREAM, TT__OUT_STREAM, TT__IN_STREAM, TT__RANKS_STREAM, TT__STREAMS
 };
@@ -27,11 +27,12 @@ typedef struct tt__backend {
     void *(*allocate)(tt__device *d, size_t bytes);           /* contents are undefined                     */
     void (*release)(tt__device *d, void *memory);
     /* Allocates memory that moves between the device and the host as it is used. *available receives the
-       bytes that the device had free; without `beyond` the function refuses to allocate more than these.
-       allocate_managed, keep and prefetch are NULL if the device has no such memory. */
+       bytes that the device had free; without `beyond` the function refuses to allocate more than those
+       bytes. allocate_managed, keep and prefetch are NULL if the device has no such memory. */
     tt_status (*allocate_managed)(tt__device *d, size_t bytes, bool beyond, void **memory, size_t *available);
-    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* asks to keep the bytes on the device   */
-    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* fetches the bytes      */
+    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* keeps the bytes on the device */
+    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* moves the bytes to the
+                                                                                     device */
     void *(*allocate_host)(tt__device *d, size_t bytes);      /* host memory that `copy` can use            */
     void (*release_host)(tt__device *d, void *host);
     /* Copies between the device's memory and memory of allocate_host, in either direction, or within the
@@ -39,62 +40,61 @@ typedef struct tt__backend {
        waited for a later mark of the stream. */
     tt_status (*copy)(tt__device *d, int stream, void *to, const void *from, size_t bytes);
     tt_status (*fill)(tt__device *d, void *memory, int byte, size_t bytes);
-    /* Initialises numbers [first, first + n) of a tensor, as tt__init_values does; first is a multiple of
+    /* Initialises numbers [first, first + n) of a tensor as tt__init_values does; first is a multiple of
        4. */
     tt_status (*init)(tt__device *d, void *memory, tt_dtype dtype, int64_t first, int64_t n, tt_init init,
                       uint64_t key);
     tt_status (*read)(tt__device *d, void *to, const void *memory, size_t bytes);
     tt_status (*wait)(tt__device *d);
-    /* mark makes `event` stand for all work that the stream was given so far; if *event is NULL, it first
-       creates an event, which release_event frees. after makes all work that the stream is given from now on
-       wait for `event`; with TT__HOST_STREAM the caller waits. */
+    /* mark makes `event` stand for all work that the stream was given so far. If *event is NULL, mark first
+       creates the event, which release_event frees. after makes all later work of the stream wait for
+       `event`; with TT__HOST_STREAM the caller waits. */
     tt_status (*mark)(tt__device *d, int stream, void **event);
     tt_status (*after)(tt__device *d, int stream, void *event);
     void (*release_event)(tt__device *d, void *event);
-    /* Launches n instructions. They are one instruction; or several of one op and stream, none of which reads
-       another's result: the device may run them at once or, if they have a workspace, one after another. Or
-       they are two of different ops, the second of which reads result 0 of the first: dropout and a norm, or
-       a norm's backward and dropout. The device may fuse the two if no result of the second is stored over an
-       operand of the first. */
+    /* Launches n instructions. n is 1; or the instructions have one op and stream and are independent, and
+       the device may run them at once or, if they have a workspace, one after another. Or n is 2, and the
+       second instruction, of another op, reads result 0 of the first: dropout and a norm, or a norm's
+       backward and dropout. The device may fuse the two if no result of the second is stored over an operand
+       of the first. */
     tt_status (*launch)(const tt__launch *l, int n);
     /* The next four functions record and replay launches. Launches after `capture` are recorded, not run.
-       captured ends the recording and returns it (NULL: it failed, and nothing is left). replay runs a
-       recording any number of times, until forget. Between capture and captured, the stream of computation
-       gets the first work, and in the end it waits for all work that other streams were given. All four are
+       captured ends the recording and returns it; NULL: recording failed, and nothing is left to forget.
+       replay runs a recording any number of times, until forget. In a recording, the stream of computation
+       gets the first work, and in the end waits for all work of the other streams. All four functions are
        NULL if the device cannot record. */
     tt_status (*capture)(tt__device *d);
     void *(*captured)(tt__device *d);
     tt_status (*replay)(tt__device *d, void *recording);
     void (*forget)(tt__device *d, void *recording);
-    /* Returns the reason why the backend, or device number `index` if it exists, cannot run an instruction,
-       in words that end an error message; NULL: it can. The operands of `l` have their full capacity and no
+    /* Returns NULL if the backend, or device number `index` if it exists, can run an instruction; else the
+       reason why not, in words that end an error message. The operands of `l` have their full capacity and no
        data; no device need be open. */
     const char *(*refuses)(int index, const tt__launch *l);
-    /* Writes the lines of tt_device_text, even if there is no such device. */
+    /* Writes the text that tt_device_text returns. Device number `index` need not exist. */
     void (*describe)(tt_context *ctx, int index, char *to, size_t capacity);
-    /* Returns the reason why kernels of d cannot load from the memory of `from`, another device of the same
-       kind, in a sentence that lives until the next call; NULL: they can, as a test with data has shown.
-       *rate receives the bytes a second of such loads, or of copies through the host if kernels cannot load;
-       0: not measured. */
+    /* Returns NULL if kernels of d can load from the memory of `from`, another device of the same kind, as a
+       test with data has shown; else the reason, a sentence that lives until the next call. *rate receives
+       the bytes a second of such loads, or of copies through the host if kernels cannot load; 0: unknown. */
     const char *(*peer)(tt__device *d, tt__device *from, double *rate);
-    /* Copies to staged[me] the elements that other members need from this member in the phase of a
+    /* Copies to staged[me] the elements that other members need from this member in the current phase of a
        collective: elements [from, from + most) of each shard, at most members * most elements. *more receives
-       whether shards have elements after these; all members get the same answer. stage and `more` are NULL if
-       kernels can load from all memory. */
+       whether shards have further elements, for all members alike. stage and `more` are NULL if kernels can
+       load from all memory. */
     tt_status (*stage)(const tt__launch *l, bool *more);
-    tt_status (*available)(tt__device *d, size_t *bytes); /* free bytes; NULL: the memory is the host's    */
-    /* Measures (if `times`) each way to compute the products that launches of one op would need and that have
-       no measurement yet, with memory that it gives back, and keeps the fastest way for launches that are
-       `tuned`. Notes the products: their measurements also serve equal products with other numbers of rows.
-       *untimed grows by the number of products that memory does not suffice for. tune, tuned_text and learn
-       are NULL if the device knows one way only. */
+    tt_status (*available)(tt__device *d, size_t *bytes); /* free bytes; NULL: the memory is the host's */
+    /* Finds the matrix products that launches of one op need. If `times`, measures each way to compute the
+       products without a measurement, in memory that is freed again, and keeps the fastest way for launches
+       that are `tuned`. A measurement also serves equal products with other numbers of rows. *untimed grows
+       by the number of products for which memory does not suffice. tune, tuned_text and learn are NULL if the
+       device knows one way only. */
     tt_status (*tune)(const tt__launch *l, int n, bool times, int *untimed);
-    /* Writes the choices of products to `to`, a line of text each, and returns the length of the whole text,
-       even if `to` is too small. */
+    /* Writes the device's choices to `to`, a line of text for each product, and returns the length of the
+       whole text, even if `to` is too small. */
     size_t (*tuned_text)(tt__device *d, char *to, size_t capacity);
-    /* Replaces the device's choices by those of a text of tuned_text. TT_ERR_UNSUPPORTED: the text is of
-       another kind of device; TT_ERR_FORMAT: line number *line is malformed. After an error the device keeps
-       its choices. */
+    /* Replaces the device's choices by the choices in a text that tuned_text wrote. TT_ERR_UNSUPPORTED: the
+       text is for another kind of device; TT_ERR_FORMAT: line number *line is malformed. After an error the
+       device keeps its choices. */
     tt_status (*learn)(tt__device *d, const char *text, int *line);
 } tt__backend;
 
@@ -104,9 +104,9 @@ typedef struct tt__device_kind {
     const tt__backend *backend; /* NULL: this build can only plan for this kind                             */
     size_t alignment;   /* bytes of alignment of storages; a power of two, at least TT__ALIGN               */
     size_t resident;    /* bytes of workspace that persist between instructions and runs                    */
-    bool host;          /* its memory is the host's, and a launch is complete when it returns               */
-    /* Returns the bytes of workspace that i needs beside `resident`, at full capacity. threads: the threads
-       of a device of kind "cpu". */
+    bool host;          /* the device's memory is the host's, and launches are complete when they return */
+    /* Returns the bytes of workspace, beside `resident`, that instruction i needs at full capacity. threads:
+       the threads of a device of kind "cpu". */
     size_t (*workspace)(int threads, const tt_tape *t, const tt__instr *i);
 } tt__device_kind;
 
@@ -114,7 +114,7 @@ typedef struct tt__device_kind {
 #ifdef __cplusplus
 extern "C" {
 #endif
-extern const tt__backend tt__cuda_backend; /* tinytrain_cuda.cu                                             */
+extern const tt__backend tt__cuda_backend; /* defined in tinytrain_cuda.cu                                  */
 #ifdef __cplusplus
 }
 #endif

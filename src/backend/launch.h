@@ -4,8 +4,8 @@
 
 #include <math.h>
 
-/* Dtypes that no tensor of a user has: f64 for sums that a step keeps; fp8 for operands of products, E5M2 for
-   gradients and E4M3 for all other operands. */
+/* Dtypes that users' tensors never have: f64 for sums that a step keeps; fp8 for operands of matrix products,
+   E5M2 for gradients and E4M3 for all other operands. */
 #define TT__F64 TT_DTYPE_COUNT
 #define TT__E4M3 ((tt_dtype)(TT_DTYPE_COUNT + 1))
 #define TT__E5M2 ((tt_dtype)(TT_DTYPE_COUNT + 2))
@@ -30,8 +30,7 @@ static inline bool tt__is_fp8(tt_dtype dtype) { return dtype > TT__F64; }
 enum { TT__FLOATS = 0 TT__DTYPES(TT__IS_FLOAT) };
 #undef TT__IS_FLOAT
 
-/* Elements of a chunk: kernels process long vectors (parameters, their gradients and state) in such
-   chunks. */
+/* Elements of a chunk. Kernels process long vectors (parameters, gradients, state) chunk by chunk. */
 #define TT__CHUNK 4096
 
 /* A row-major matrix as a kernel reads it: row r starts at element r * ld. */
@@ -42,7 +41,7 @@ typedef enum tt__act {
 } tt__act;
 
 #define TT__MAX_IN 9
-#define TT__RUN_IN 8 /* number of the operand that holds the step's settings, in ops with TT__WITH_RUN      */
+#define TT__RUN_IN 8 /* in ops with TT__WITH_RUN: number of the operand that holds the step's settings      */
 #define TT__UNSCALE_IN 4 /* in an fp8 product, operands 4 and 5 hold 1 / scale of operands 0 and 1          */
 #define TT__MAX_OUT 6
 
@@ -50,58 +49,61 @@ typedef enum tt__act {
    attribute; in other ops it is 0. The hash of a saved state reads every field of this list, so no type may
    have padding. */
 #define TT__ATTRS(X) \
-    X(int, act)           /* tt__act: LINEAR, ACTIVATION */ \
-    X(int, heads)         /* ATTENTION, ROTARY */ \
+    X(int, act)           /* used by LINEAR and ACTIVATION: a tt__act */ \
+    X(int, heads)         /* used by ATTENTION and ROTARY */ \
     X(int, key_heads)     /* ATTENTION */ \
     X(bool, causal)       /* ATTENTION */ \
-    X(int, window)        /* ATTENTION; 0: none */ \
+    X(int, window)        /* used by ATTENTION; 0: no window */ \
     X(float, alibi)       /* ATTENTION */ \
-    X(int, alibi_heads)   /* ATTENTION with alibi: heads of all tensor ranks together */ \
+    X(int, alibi_heads)   /* used by ATTENTION with alibi: heads of all tensor ranks together */ \
     X(bool, alibi_rounded) /* ATTENTION */ \
-    X(int, block) X(int, dense) X(int, listed) X(int, list_rows) /* ATTENTION: as in tt_attention_options */ \
-    X(int, lists)         /* ATTENTION: 1 + index of the first list in tt_tape.lists; 0: all name block 0 */ \
-    X(int, list_heads) X(uint32_t, lists_hash) X(bool, lists_for_training) /* ATTENTION; list_heads: heads \
-                             of all tensor ranks together */ \
+    X(int, block) X(int, dense) X(int, listed) X(int, list_rows) /* used by ATTENTION, see \
+                                                                    tt_attention_options */ \
+    X(int, lists)         /* used by ATTENTION: 1 + index of the first list in tt_tape.lists; 0: each list \
+                             names block 0 */ \
+    X(int, list_heads) X(uint32_t, lists_hash) X(bool, lists_for_training) /* used by ATTENTION; list_heads: \
+                                                                              heads of all tensor ranks \
+                                                                              together */ \
     X(bool, nesterov)     /* SGD */ \
     X(int, ignore_index)  /* CROSS_ENTROPY */ \
-    X(bool, by_class)     /* CROSS_ENTROPY: weights belong to classes, not to rows */ \
-    X(float, scale)       /* SCALE, ATTENTION; FILL: the value; ROTARY: -1 turns back */ \
+    X(bool, by_class)     /* used by CROSS_ENTROPY: weights belong to classes, not to rows */ \
+    X(float, scale)       /* factor of SCALE and ATTENTION; value of FILL; in ROTARY, -1 turns back */ \
     X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
-    X(float, dropout)     /* DROPOUT, ATTENTION */ \
-    X(float, eps)         /* LAYERNORM, RMSNORM, ADAM */ \
+    X(float, dropout)     /* used by DROPOUT and ATTENTION */ \
+    X(float, eps)         /* used by LAYERNORM, RMSNORM and ADAM */ \
     X(float, smoothing)   /* CROSS_ENTROPY */ \
-    X(float, weight_decay) /* SGD, ADAM */ \
-    X(float, beta1)       /* ADAM; SGD: momentum */ \
+    X(float, weight_decay) /* used by SGD and ADAM */ \
+    X(float, beta1)       /* used by ADAM; in SGD the momentum */ \
     X(float, beta2)       /* ADAM */ \
-    X(bool, decoupled)    /* ADAM: AdamW's decay */ \
+    X(bool, decoupled)    /* used by ADAM: weight decay is decoupled, as in AdamW */ \
     X(float, clip_norm)   /* CLIP */ \
     X(tt_patch_options, image) /* PATCHES */ \
     X(tt_rotary_options, rotary) /* ROTARY */ \
-    X(int, offset)        /* EMBEDDING, EMBEDDING_BACKWARD: added to ids */ \
-    X(tt_dtype, narrow)   /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: f32 w is rounded to it when read */
+    X(int, offset)        /* number that EMBEDDING and EMBEDDING_BACKWARD add to ids */ \
+    X(tt_dtype, narrow)   /* dtype to which LINEAR, LINEAR_DX and LINEAR_CROSS_ENTROPY round f32 weights */
 
 typedef struct tt__attr {
 #define TT__FIELD(type, name) type name;
     TT__ATTRS(TT__FIELD)
 #undef TT__FIELD
-    int max_length; /* ATTENTION: no sequence is longer, by the caller's promise; 0: no promise. Programs that
-                       load the same state may differ in it */
+    int max_length; /* used by ATTENTION: no sequence is longer, as the caller promises; 0: no promise. The
+                       hash of a saved state leaves max_length out */
 } tt__attr;
 typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 12 * sizeof(float) ? 1 : -1];
 typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(float) ? 1 : -1];
 
-/* Segments, in their order: contiguous ranges of a tape's instructions that run per micro-batch, per round
-   and per step. In the stages of a pipeline the backwards of micro-batches are a separate segment. A round
-   (LAP) is as many micro-batches as the tree of sums has leaves (see src/ranks/threads.h). */
+/* Segments: contiguous ranges of a tape's instructions, in the order in which they run: per micro-batch, per
+   round (LAP) and per step. In a pipeline's stages the backwards of micro-batches are a separate segment. A
+   round has as many micro-batches as the tree of sums has leaves (see src/ranks/threads.h). */
 typedef enum tt__segment {
     TT__EACH_MICRO, TT__EACH_BACKWARD, TT__EACH_LAP, TT__EACH_STEP, TT__SEGMENTS
 } tt__segment;
 
 /* Ranks: devices that run one program together, each on its shards of the tensors. Rank number = (stage *
    data ranks + data rank) * tensor ranks + tensor rank. A collective instruction runs at once on all ranks
-   along an axis. These ranks are its members, numbered along the axis; of stages, the last is member 0. TIED:
-   the members are the ranks at the same place of two stages, member `from` and member `to`. SLOTS: the
-   members are the slots of one storage (tt__tape_value.slots). */
+   along an axis. These ranks are the collective's members, numbered along the axis, but stages from the last
+   to the first. TIED: the members are the ranks at the same place of two stages, member `from` and member
+   `to`. SLOTS: the members are the slots of one storage (tt__tape_value.slots). */
 enum { TT__RANKS = 64 }; /* largest number of ranks */
 typedef enum tt__over {
     TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS, TT__OVER_STAGES, TT__OVER_TIED
@@ -112,8 +114,8 @@ typedef struct tt__move {
     tt__reduce reduce;
     int64_t unit;       /* elements that stay together: shards are whole units                              */
     bool root;          /* member 0's shard is the whole tensor, other shards are empty                     */
-    int from, to;       /* numbers of two members. A RECV over stages has no operand: the sent value is on
-                           another tape */
+    int from, to;       /* numbers of the members that send and receive. A RECV over stages has no operand:
+                           the sent value is on another tape */
 } tt__move;
 
 /* Computes the shard that `member` of `members` has of a tensor: elements [*first, *first + count) of its
@@ -130,39 +132,40 @@ static inline int64_t tt__shard(int64_t elements, int64_t unit, bool root, int m
     return to - from;
 }
 
-/* Phases of a collective. A collective is launched once for each phase, with a barrier of all members in
-   between. In the first phase each member sums its shard or fetches the shard from the root; in the second it
-   copies the other members' shards. */
+/* Phases of a collective. A collective is launched once for each phase, and all members meet at a barrier
+   between the phases. In the first phase each member sums its shard or fetches the shard from the root. In
+   the second phase the member copies the other members' shards. */
 enum {
     TT__REDUCE_PHASE = 1, TT__SPREAD_PHASE = 2,
-    /* flags only of tt__rules.phases: the operands of members are shards; the results of members are shards;
-       all data are member 0's */
+    /* flags that only tt__rules.phases has: the members' operands are shards; the members' results are
+       shards; member 0 has all data */
     TT__PIECES_IN = 4, TT__PIECES_OUT = 8, TT__OF_FIRST = 16
 };
 
 typedef struct tt__instr {
     int op;             /* TT__OP_...; -1: removed by the current pass                                      */
-    int before;         /* during a pass: number of the instruction before which this one is inserted       */
+    int before;         /* in a pass: number of the instruction before which this instruction goes */
     int32_t in[TT__MAX_IN], out[TT__MAX_OUT]; /* value ids; 0: absent                                       */
     uint32_t add, add_later;
     tt__attr attr;
-    uint32_t random;    /* number of its stream of random numbers; a recomputed copy has the same stream    */
-    int factor[2];      /* of a matrix product: 1 + row of fp8_history for operands 0 and 1; 0: none        */
+    uint32_t random;    /* number of the stream of random numbers; a recomputed copy has the same stream */
+    int factor[2];      /* matrix products: 1 + row of fp8_history for operands 0 and 1; 0: none            */
     tt__segment segment;
-    int stage;          /* 1 + number of the pipeline stage that runs it; 0: unknown, or there is one stage */
+    int stage;          /* 1 + number of the instruction's pipeline stage; 0: unknown, or the only one */
     bool backward;      /* emitted by autodiff, or by recompute as a copy of such an instruction            */
-    bool recomputed; /* a copy that recomputes a value */
-    bool always;        /* ranks without a micro-batch run it as well                                       */
-    bool later;         /* runs only when add_later applies: once earlier micro-batches have left a result  */
-    bool with_next;     /* launched with the next instruction, of the same op: see tt__backend.launch */
-    bool on_host;       /* the CPU's kernel runs it in the host's memory, on any device                     */
-    int stream;         /* its stream; work of a stream beside TT__COMPUTE_STREAM begins here and ends at its
-                           WAIT */
+    bool recomputed;    /* a copy that recomputes a value                                                   */
+    bool always;        /* runs also on ranks without a micro-batch                                         */
+    bool later;         /* runs only after an earlier micro-batch has left a result, when add_later applies */
+    bool with_next;     /* launched together with the next instruction, which has the same op
+                           (tt__backend.launch) */
+    bool on_host;       /* the CPU's kernel runs the instruction in the host's memory, even with a GPU      */
+    int stream;         /* stream of the instruction. Work of a stream beside TT__COMPUTE_STREAM begins here
+                           and ends at a WAIT */
     tt__move move;      /* how a collective moves data                                                      */
-    /* Operands (1 << operand) that count once in a sum over the tensor ranks, such as the bias of partial
-       sums: only tensor rank 0 is launched with these operands. */
+    /* Bits (1 << operand) of the operands that count once in a sum over the tensor ranks, such as the bias of
+       partial sums: only tensor rank 0 is launched with these operands. */
     uint32_t once;
-    int slot;           /* 1 + number of the slot of gradients that it works on; 0: none                    */
-    size_t workspace;   /* bytes of scratch memory while it runs, and the place of this memory in the arena */
+    int slot;           /* 1 + number of the instruction's slot of gradients; 0: none                       */
+    size_t workspace;   /* bytes of scratch memory of the instruction, and this memory's place in the arena */
     size_t workspace_place;
 } tt__instr;

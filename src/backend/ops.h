@@ -5,24 +5,25 @@
 #include "launch.h"
 
 /* ---------------------------------------------------------------------------------------------- the op table
-   Table of the ops: X(OP, name, inputs, outputs, flags), the largest numbers of inputs and outputs. Other
-   parts of an op carry its name: tt__rules_OP (src/ops/), TT__K(run_OP) (cpu), and the case in the generic
-   tests. The comment of a row lists the operands and, after ->, the results, in the order of their numbers. A
-   name in [brackets] may be absent; - is a number that the op does not use. The flags: */
-#define TT__NAMED_BY_ACT 0x1 /* errors and programs use its activation's name                               */
+   Table of the ops: X(OP, name, inputs, outputs, flags); inputs and outputs are the largest numbers of
+   operands and results. Other parts of an op carry its name: tt__rules_OP (src/ops/), TT__K(run_OP) (cpu),
+   and the case in the generic tests. The comment of a row lists the operands and, after ->, the results, in
+   the order of their numbers. A name in [brackets] may be absent; - is a number that the op does not use. The
+   flags: */
+#define TT__NAMED_BY_ACT 0x1 /* errors and printed programs call the op by its activation                   */
 #define TT__INPLACE0 0x2     /* out[0] may take in[0]'s place if in[0] is dead after this instruction       */
 #define TT__INPLACE1 0x4     /* out[0] may take in[1]'s place if in[1] is dead after this instruction       */
-#define TT__RMW 0x8          /* reads and writes its outputs: optimizer steps                               */
+#define TT__RMW 0x8          /* the op also reads its outputs, as optimizer steps do                        */
 #define TT__RANDOM 0x10      /* draws random numbers                                                        */
 #define TT__WITH_RUN 0x20    /* operand TT__RUN_IN holds the step's settings, for updates or dropout */
 #define TT__MEAN 0x40        /* with TT__WITH_RUN: the op reads the settings only in programs that accumulate,
-                                because the step's number of targets is not yet known there */
-#define TT__ANY_SPACE 0x80   /* its operands may be in the host's memory                                    */
-#define TT__WAITS 0x100      /* operands of a WAIT: all operands and results of another stream's work    */
+                                because a step's number of targets is unknown while its micro-batches run */
+#define TT__ANY_SPACE 0x80   /* the op's operands may be in the host's memory                               */
+#define TT__WAITS 0x100      /* the op is WAIT, whose operands are all operands and results of other work */
 #define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be in fp8 (TT__E4M3)                  */
 #define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], if out[1] is present      */
-#define TT__LOSS 0x800       /* out[0] is a mean over the targets in[TT__LOSS_TARGETS], out[TT__LOSS_COUNTS]
-                                counts them */
+#define TT__LOSS 0x800       /* out[0] is the mean loss over the targets, in[TT__LOSS_TARGETS];
+                                out[TT__LOSS_COUNTS] has the loss's counts */
 #define TT__GATHERS 0x1000   /* row r of out[0] is row in[1][r] of in[0]                                    */
 #define TT__CASTS 0x2000     /* out[0] is in[0] in another dtype                                            */
 #define TT__SAVES1 0x4000    /* only a backward reads out[1]                                                */
@@ -35,20 +36,21 @@
 #define TT__AGAIN 0x40000
 #define TT__AGAIN_ATTENTION 0x80000
 #define TT__AGAIN_KEPT (TT__AGAIN | TT__AGAIN_ATTENTION)
-/* Row r of out[0] depends only on row r of these operands (1 << operand, among the first four). */
+/* Row r of out[0] depends only on row r of the operands in `slots`: bit k is for operand k, k < 4. */
 #define TT__BY_ROW(slots) ((slots) << 20)
-/* The next three flags hold the number of an operand, not 0. WEIGHT: a matrix that a product may round while
-   reading it (attr.narrow). RESIDUAL: a summand that is added to the rest of out[0]. NUMBERS: i32 (rows, 1),
-   which rows of the batch out[0] has, if not all (tt__pass_rows). */
+/* Each of the next three flags holds the number of an operand; 0: none. WEIGHT: a matrix that a product may
+   round while reading it (attr.narrow). RESIDUAL: a summand, added to all else that out[0] is computed from.
+   NUMBERS: i32 (rows, 1), the batch's rows that out[0] has, if out[0] lacks some (tt__pass_rows). */
 #define TT__WEIGHT(operand) ((operand) << 24)
 #define TT__RESIDUAL(operand) ((operand) << 26)
 #define TT__NUMBERS(operand) ((operand) << 28)
 /* The last output, if present, is (1, columns of out[0]): the sum of out[0]'s rows. Attention's backward has
-   three such outputs: the sums of out[0], out[1] and out[2]. Only backward ops have them, and only if the
-   device's memory is not the host's: see tt__fuse_column_sums. */
+   three such outputs: the sums of out[0], out[1] and out[2]. Only instructions of the backward have these
+   outputs, and only if the device's memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
-enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two operands and an output */
+enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* numbers of operands and outputs
+                                                                             of losses */
 
 #define TT__OPS(X) \
     X(LINEAR, "linear", 6, 2, TT__BY_ROW(1 | 8) | TT__PRODUCT | TT__ACTIVATES | TT__SAVES1 | TT__BEGINS | \
@@ -157,19 +159,19 @@ typedef struct tt__step_settings {
     uint64_t seed;
     int64_t step, micro;    /* optimizer steps done so far; number of the micro-batch in this step          */
     float lr;
-    double loss_norm;       /* divides gradients while the number of targets is unknown (accumulation)      */
+    double loss_norm;       /* divisor of gradients while the number of targets is unknown (accumulation) */
 } tt__step_settings;
 
 /* Results of a step, which the host reads: totals of losses, the loss scale, and what CLIP computes.
    Instructions read and write each of the three. */
-typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* sums of the micro-batches so
-                                                                            far */
+typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* sums over micro-batches so far */
 typedef struct tt__scale_state {
     double scale;               /* scale of the loss's gradient: a power of two                             */
     double good_steps, skipped; /* steps since the scale changed; steps without an update                   */
 } tt__scale_state;
 #define TT__LOSS_SCALE_MOST 0x1p40
-typedef struct tt__clipped { /* norm of the gradient (not finite: no parameter was changed); factor on it   */
+typedef struct tt__clipped { /* the gradient's norm (not finite: no parameter was changed), and the factor
+                                that updates apply to gradients */
     float norm, factor;
 } tt__clipped;
 typedef struct tt__results { tt__totals totals; tt__scale_state scale; tt__clipped clipped; } tt__results;
@@ -180,7 +182,7 @@ typedef struct tt__launch {
     tt__device *device;     /* device to run on (on the CPU a tt__cpu), equal for all launches of a call    */
     const tt_tape *tape;
     const tt__instr *instr;
-    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL: absent          */
+    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* actual number of rows; data is NULL: absent */
     bool add[TT__MAX_OUT];
     bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                      */
     bool tuned;             /* matrix products use the fastest ways that `tune` has found                   */
@@ -188,16 +190,16 @@ typedef struct tt__launch {
                                in the host's memory. NULL: every list names block 0 */
     /* Number of the first random number of an update, a multiple of 8: the place of out[0]'s first element in
        the whole tensor. The numbers of a tensor rank's shard begin after those of the lower ranks' shards.
-       They are the elements' places in the whole tensor only if rows are divided and a shard has a multiple
-       of 8 elements. */
+       These numbers equal the elements' places in the whole tensor only if ranks divide the rows and a shard
+       has a multiple of 8 elements. */
     int64_t first;
     /* For the first operand or result that is sharded over the tensor ranks: the numbers of its first row and
        first column in the whole tensor, and the whole tensor's number of rows (0: none is sharded). Random
        numbers belong to elements of whole tensors. */
     int64_t first_row, first_col, whole_rows;
-    /* For a collective. phase: TT__REDUCE_PHASE or TT__SPREAD_PHASE. members: number of members. me: number
-       of this member. present: the first `present` members have data to reduce. peer_in, peer_out: operand 0
-       and result 0 of each member. */
+    /* Fields of a collective. phase: TT__REDUCE_PHASE or TT__SPREAD_PHASE. members: number of members. me:
+       number of this member. present: the first `present` members have data to reduce. peer_in, peer_out:
+       operand 0 and result 0 of each member. */
     int phase, members, me, present;
     const tt__mat *peer_in, *peer_out;
     /* Memory of allocate_host for members whose memory this member's kernels cannot load from: staged[k]
@@ -206,30 +208,30 @@ typedef struct tt__launch {
        peer_out. */
     void *const *staged;
     int64_t from, max;
-    void *workspace;        /* scratch memory of the size that tt__device_kind.workspace returns at
-                               capacity */
+    void *workspace;        /* scratch memory of tt__device_kind.workspace bytes */
     void *resident;         /* the device's resident workspace; any instruction may use it                  */
 } tt__launch;
 
-/* Settings of the step in the device's memory; NULL: the instruction needs none. */
+/* The step's settings in the device's memory; NULL: the instruction needs no settings. */
 #define TT__RUN_OF(l) ((const tt__step_settings *)(l)->in[TT__RUN_IN].data)
 
 /* Rows that linear_cross_entropy processes at a time: enough that reading and writing the weight's gradient
-   each time costs little compared with the product. The logits of these rows are f32; the gradients of the
-   logits are stored over them. */
+   costs little compared with the product. The logits of these rows are f32; the gradients of the logits are
+   stored over them. */
 #ifndef TT__LOSS_CHUNK /* tests make TT__LOSS_CHUNK and TT__CUDA_LOSS_CHUNK smaller */
 #define TT__LOSS_CHUNK 512
 #endif
-/* Rows that linear_cross_entropy processes at a time on a GPU. It needs more: reading and writing GPT-2's
-   weight gradient takes an H200 as long as the product of some 700 rows (4.3 TB/s, 788 TFLOP/s). */
+/* Rows that linear_cross_entropy processes at a time on a GPU. A GPU needs more rows than a CPU: reading and
+   writing GPT-2's weight gradient takes an H200 as long as the product of some 700 rows (4.3 TB/s, 788
+   TFLOP/s). */
 #ifndef TT__CUDA_LOSS_CHUNK
 #define TT__CUDA_LOSS_CHUNK 2048
 #endif
 
 /* Bytes of CUDA's resident workspace: the size that cuBLAS recommends on Hopper (its documentation,
    cublasSetWorkspace), less a page for what programs keep; with less, cuBLAS avoids its faster kernels.
-   Instructions run one after another, so other ops use it as well: for partial sums of biases, norms, losses
-   and squares. */
+   Instructions run one after another, so other ops use this workspace, too: for partial sums of biases,
+   norms, losses and squares. */
 #ifndef TT__CUDA_RESIDENT /* tests set a smaller number */
 #define TT__CUDA_RESIDENT (((size_t)32 << 20) - 4096)
 #endif
@@ -250,18 +252,18 @@ enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 
 /* Rounds of Philox for draws of a number per element: dropout and stochastic rounding. */
 #define TT__DRAW_ROUNDS 7
-/* Threshold of dropout: an element whose 16 random bits are below it is dropped. */
+/* Threshold of dropout: an element whose 16 random bits are below the threshold is dropped. */
 #define TT__DROP_THRESHOLD(p) ((int32_t)((p) * 65536.0f + 0.5f))
-/* Threshold of dropout for attention weights: a weight whose 8 random bits are below it is dropped. A rate
-   above 0 gives a threshold of at least 1. */
+/* Threshold of dropout for attention weights: a weight whose 8 random bits are below the threshold is
+   dropped. A rate above 0 gives a threshold of at least 1. */
 #define TT__ATTENTION_DROP(p) ((p) * 256.0f < 0.5f ? (p) > 0 : (int32_t)((p) * 256.0f + 0.5f))
 
-/* Fills in the masks with which a kernel compares 16 numbers of 8 bits, one draw of Philox, with the
-   threshold `drop` at once. Bit b of number j is bit 16 * (b / 4) + j of word b % 4. The comparison goes from
-   bit 0 to bit 7. `kept` has a bit for each number: whether its bits so far, as a number, are at least the
-   threshold's bits so far. At a bit that the threshold has, a number must have the bit and be kept before; at
-   any other bit one of the two is enough. For a word x that is kept = (x & kept) | (either & (x | kept)),
-   first for the lower halves of the words, then for the higher. */
+/* Computes the masks with which a kernel compares 16 random numbers of 8 bits, one draw of Philox, with the
+   threshold `drop` at once. Bit b of number j is bit 16 * (b / 4) + j of word b % 4. The kernel compares from
+   bit 0 to bit 7. The word `kept` has a bit for each number: whether the number's bits so far are at least
+   the threshold's. If the threshold has a bit, a number must have this bit and be kept before; if not, one of
+   the two is enough. A word x gives kept = (x & kept) | (either & (x | kept)), first for the lower halves of
+   the words, then for the higher. */
 static inline void tt__attention_either(int32_t drop, uint32_t either[4])
 {
     for (int b = 0; b < 4; b++)
@@ -293,7 +295,7 @@ static inline void tt__rotary_frequencies(const tt_rotary_options *o, double fre
     }
 }
 
-/* Numbers of the operands of attention or its backward; k and v follow q. */
+/* Numbers of the operands of attention or its backward: q, seq_start, row numbers. k and v follow q. */
 typedef struct tt__attention_operands { int q, starts, numbers; bool backward; } tt__attention_operands;
 
 static inline tt__attention_operands tt__attention_of(bool backward)
@@ -313,8 +315,8 @@ static inline int64_t tt__listed_blocks(const tt__attr *a)
 /* Returns the bytes for the dropout mask of attention's backward on CUDA. The kernel of dq draws which
    weights dropout keeps, and stores them as bits for the kernel of dk and dv: TT__CUDA_ATTENTION_BITS bytes
    for 64 queries and 64 keys of a sequence and a head. The function returns 0, and both kernels draw, if the
-   mask would be larger than q, so that memory grows with rows only, or if no sequence has more than 256 rows:
-   mma.sync then needs one sweep. */
+   mask would be larger than q: memory must grow with rows only. It also returns 0 if no sequence has more
+   than 256 rows: mma.sync then needs one sweep. */
 #define TT__CUDA_ATTENTION_BITS 512
 static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *q, int64_t seqs)
 {
@@ -339,9 +341,8 @@ static inline int64_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype d
     return (bytes + TT__CUDA_ALIGN - 1) / TT__CUDA_ALIGN * TT__CUDA_ALIGN;
 }
 
-/* Returns the bytes of scratch memory for padded copies of a product's operands and result. The product
-   computes `result`, one of x (rows, in), w (out, in) and y (rows, out), from the other two. 0: all matrices
-   are even. */
+/* Returns the bytes of scratch memory for padded copies of a product's operands and result; 0: all are even.
+   The product computes `result`, one of x (rows, in), w (out, in) and y (rows, out), from the other two. */
 static inline int64_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, const tt__mat *y,
                                             const tt__mat *result)
 {
@@ -366,14 +367,14 @@ static inline int tt__cuda_attention_slots(bool causal, int64_t longest)
 }
 
 /* Returns the row of slot `slot` at which a sequence that begins at row `row` of the batch has its first row.
-   In causal attention the queries that see the keys of slot k begin 256 k rows after the start of a sequence,
-   so that a slot has fewer rows than the batch; the sequences' shares are proportional to their lengths. */
+   In causal attention the queries that see the keys of slot k begin 256 k rows after the start of a sequence.
+   A slot therefore has fewer rows than the batch; the sequences' shares are proportional to their lengths. */
 static inline int64_t tt__cuda_attention_slot_row(int64_t row, bool causal, int64_t longest, int slot)
 {
     return causal ? row * (longest - 256 * slot) / longest : row;
 }
 
-/* Returns the bytes of all slots. */
+/* Returns the bytes of all slots with partial sums of dq; 0: the kernels use no slots. */
 static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat *q)
 {
     const int64_t longest = a->max_length && a->max_length < q->rows ? a->max_length : q->rows;

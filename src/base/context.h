@@ -7,7 +7,8 @@
 
 typedef struct tt__pool tt__pool;
 typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see src/cpu/ */
-/* How kernels multiply bf16 matrices: tt_context_options.bf16. */
+/* How the CPU's kernels multiply bf16 matrices: converted to fp32, by dot-product instructions, or by Intel
+   AMX. tt_context_options.bf16 forces one. */
 typedef enum tt__bf16 { TT__BF16_CONVERT, TT__BF16_DOT, TT__BF16_TILES } tt__bf16;
 
 /* The CPU as a device: the threads that run its kernels, and the kernels' instruction set. */
@@ -18,7 +19,7 @@ typedef struct tt__cpu {
     tt__bf16 bf16;
 } tt__cpu;
 
-enum { TT__KINDS = 2, TT__DEVICES = 64 }; /* kinds of devices; maximum number of devices of a kind */
+enum { TT__KINDS = 2, TT__DEVICES = 64 }; /* number of kinds of devices; max number of devices of a kind */
 enum { TT__ERROR = 1024 }; /* maximum bytes of the sentence that tt_error returns */
 
 struct tt_context {
@@ -26,20 +27,19 @@ struct tt_context {
     tt_status status;
     char error[TT__ERROR];
     size_t allocated;
-    pthread_mutex_t mutex; /* guards what threads share: the allocator, `allocated`, and the fields about
-                              errors */
-    bool late;             /* tests: the CPU does another stream's work at its WAIT, not at its start */
-    bool apart;            /* tests: device "cpu" has its own memory, as GPUs have */
+    pthread_mutex_t mutex; /* guards the allocator, `allocated` and the fields about errors */
+    bool late;             /* set by tests: the CPU does other streams' work only when a WAIT runs */
+    bool apart;            /* set by tests: device "cpu" has its own memory, as GPUs have */
     bool ranks_run;        /* several ranks run: only the first of their errors is kept */
     bool rank_failed;      /* an error was recorded since the ranks began to run */
     pthread_t failed;      /* thread that recorded the last error */
     double measured_peak;
-    bool profiles;         /* tt_measure_costs: each launch has one instruction and is timed by itself */
-    double *profile;       /* seconds of each instruction in its fastest run so far, by the instruction's
-                              number */
+    bool profiles;         /* tt_measure_costs runs: each launch has one instruction and is timed by itself */
+    double *profile;       /* seconds of each instruction in its fastest run so far; the index is the
+                              instruction's number */
     bool searches;         /* a search for the largest size that fits is running: errors give no advice */
     bool unbudgeted;       /* the caller of the search has no budget and will compile without one */
-    size_t needs;          /* bytes of the smallest possible program with the options as they are */
+    size_t needs;          /* bytes of the smallest program that the given options allow */
     size_t advised;        /* bytes of the smallest program that an error's advice leads to; 0: the advice
                               fits the budget */
     bool no_arrivals;      /* plans reserve no memory for the inputs of the next run, as under a tight
@@ -50,11 +50,11 @@ struct tt_context {
     tt_param **params;
     int n_params, cap_params;
     uint32_t n_tapes;      /* number of tapes made so far */
-    char unmade[TT__ERROR]; /* message of the first tt_param_new that failed since the last tt_error; "": none
-                               failed */
+    char unmade[TT__ERROR]; /* message of the first tt_param_new that failed since the last tt_error; "":
+                               none */
     uint32_t *param_slots, n_param_slots; /* hash table of parameter names (tt__param_slot). An entry is 1 +
                                              the parameter's index; 0: free */
-    bool writes_nothing;   /* this process writes no files: the first process writes them for all */
+    bool writes_nothing;   /* this process writes no files; the first process writes all files */
 };
 
 TT_PRINTF(4, 5)
@@ -69,8 +69,8 @@ static void tt__log(tt_context *ctx, tt_log_level level, const char *id, const c
     ctx->options.logger.log(ctx->options.logger.user, level, id, message);
 }
 
-/* Records the sentence that tt_error() returns, and returns `status`. While several ranks run, keeps their
-   first error. */
+/* Records the sentence that tt_error() returns, and returns `status`. While several ranks run, keeps the
+   first of their errors. */
 TT_PRINTF(3, 4)
 static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format, ...)
 {

@@ -22,7 +22,8 @@ static tt_status tt__file_begin(tt_context *ctx, const char *path, void **file, 
     return TT_ERR_FILE;
 }
 
-/* Reads n bytes of a file from `offset` on. The file had these bytes when it was opened. */
+/* Reads the n bytes at `offset` of an open file. The caller has checked the range against the size at
+   opening, so a shorter file has been cut off since. */
 static tt_status tt__file_read(tt_context *ctx, const char *path, void *file, uint64_t offset, void *to,
                                size_t n)
 {
@@ -46,9 +47,8 @@ static bool tt__name_is(void *arg, const char *name)
     return !search->found;
 }
 
-/* Sets *found to whether a folder holds a file called `name`. Lists the folder instead of opening the file,
-   so that a file that cannot be opened (no permission, too many open files, failing disk) counts as
-   present. */
+/* Sets *found to whether a folder holds a file called `name`. Lists the folder instead of opening the file: a
+   file that cannot be opened (no permission, too many open files, failing disk) counts as present. */
 static tt_status tt__folder_has(tt_context *ctx, const char *folder, const char *name, bool *found)
 {
     const tt_files *files = &ctx->options.files;
@@ -85,8 +85,8 @@ static tt_status tt__file_open(tt_context *ctx, const char *path, tt__file_bytes
 
 /* A file that is written under a temporary name. tt__writer_end syncs the file and renames it into place, so
    that readers find either the old file or the whole new one. After the first failure the writer writes
-   nothing more, and tt__writer_end removes the temporary file. `file` is NULL, and the writer writes nothing,
-   in a process that leaves this file to another process. */
+   nothing more, and tt__writer_end removes the temporary file. In a process that writes no files
+   (tt_context.writes_nothing), `file` is NULL and the writer writes nothing. */
 typedef struct tt__writer {
     tt_context *ctx;
     void *file;
@@ -122,7 +122,7 @@ static tt_status tt__writer_begin(tt__writer *w, tt_context *ctx, const char *pa
 static void tt__writer_put(tt__writer *w, const void *data, size_t n)
 {
     const tt_files *files = &w->ctx->options.files;
-    if (w->status != TT_OK || !n || !w->file) return; /* NULL: this process writes nothing */
+    if (w->status != TT_OK || !n || !w->file) return; /* `file` is NULL: this process writes no files */
     if (!files->write(files->user, w->file, data, n)) tt__writer_fail(w, "write");
 }
 
@@ -155,8 +155,8 @@ static tt_status tt__writer_end(tt__writer *w)
     return w->status;
 }
 
-/* An order of numbers for heapsort: less(arg, a, b) must be a strict total order. Heapsort needs no memory
-   and takes n log n steps for any input. */
+/* Returns whether heapsort puts item a before item b. The function must be a strict total order. Heapsort
+   needs no memory and takes n log n steps for any input. */
 typedef bool (*tt__less)(const void *arg, uint32_t a, uint32_t b);
 
 static void tt__sift_down(uint32_t *items, size_t root, size_t n, tt__less less, const void *arg)

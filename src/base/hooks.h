@@ -90,7 +90,7 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
     int error = 0;
     if (!folder) return false;
     for (struct dirent *entry;;) {
-        errno = 0; /* so that an error of readdir can be told from the end of the folder */
+        errno = 0; /* errno then tells an error of readdir from the end of the folder */
         if (!(entry = readdir(folder))) { error = errno; break; }
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
         if (!each(arg, entry->d_name)) break;
@@ -101,8 +101,8 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
 }
 
 /* Locks the file `path` with flock, which drops the lock when the process ends in any way, and writes `text`
-   to it. Between open and flock here, the previous holder may remove the file. The file that is then locked
-   no longer has this name, and the next try makes a new file. */
+   to it. If the previous holder removes the file between open and flock, the locked file no longer has the
+   name `path`. The loop then tries again with a new file. */
 static void *tt__posix_lock(void *user, const char *path, const char *text, bool *held)
 {
     *held = false;

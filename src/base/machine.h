@@ -7,7 +7,7 @@
 
 #if defined(__linux__)
 /* Returns the quota of a control group in CPUs (cgroup version 2: cpu.max; version 1: cpu.cfs_*_us); HUGE_VAL
-   without a limit. */
+   if the group has no limit. */
 static double tt__quota_in(const char *folder)
 {
     static const char *const names[] = {"cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"};
@@ -27,9 +27,9 @@ static double tt__quota_in(const char *folder)
     return quota;
 }
 
-/* Calls each() with the folder of each control group of this process for `controller`, and of the group's
-   parents, all under `root` ("" except in tests). In a container /proc may name groups of the host whose
-   folders are missing there; each() takes a missing folder as no limit. */
+/* Calls each() with the folder of each control group of this process that limits `controller` ("cpu" or
+   "memory"), and with the folders of the group's parents. All paths begin with `root`, "" except in tests. In
+   a container /proc may name folders of the host; each() takes a missing folder as no limit. */
 static void tt__each_group(const char *root, const char *controller,
                            void (*each)(const char *folder, void *arg), void *arg)
 {
@@ -38,8 +38,7 @@ static void tt__each_group(const char *root, const char *controller,
     if (snprintf(folder, sizeof folder, "%s/proc/self/cgroup", root) >= (int)sizeof folder) return;
     FILE *f = fopen(folder, "r");
     if (!f) return;
-    while (fgets(line, sizeof line, f)) { /* a line is number:controllers:/path; version 2 lists no
-                                             controllers */
+    while (fgets(line, sizeof line, f)) { /* a line is number:controllers:/path, in version 2 number::/path */
         char *controllers = strchr(line, ':'), *group = controllers ? strchr(++controllers, ':') : NULL;
         if (!group) continue;
         *group++ = 0;
@@ -75,7 +74,7 @@ static double tt__cgroup_quota(const char *root)
     return quota;
 }
 
-/* Returns the number after `key` in the first line of a file that begins with `key`; -1 if there is none. */
+/* Returns the number after `key` in the first line of folder/file that begins with `key`; -1 if none does. */
 static double tt__number_in(const char *folder, const char *file, const char *key)
 {
     char path[8192], line[256], *end;
@@ -93,9 +92,9 @@ static double tt__number_in(const char *folder, const char *file, const char *ke
     return n;
 }
 
-/* Memory that the process may still allocate. bytes: the least that any limit leaves. limit: the size of that
-   limit in bytes. of: the name of that limit. group_limit: the smallest limit of the control groups. swap:
-   free swap space. */
+/* Memory that the process may still allocate. bytes: the bytes that the tightest limit leaves. limit: that
+   limit in bytes. of: that limit's name for messages. group_limit: the smallest limit of the control groups
+   in bytes. swap: bytes of free swap space. */
 typedef struct tt__room { double bytes, limit, group_limit, swap; const char *of; } tt__room;
 
 static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
@@ -132,8 +131,7 @@ static void tt__group_room(const char *folder, void *arg)
 }
 
 /* Returns the memory that the process may still allocate. The limits are the machine's free or file-caching
-   memory and free swap space, the control groups and, if root is "", RLIMIT_AS. Unknown limits are
-   ignored. */
+   memory and swap space, the control groups and, if root is "", RLIMIT_AS. Unknown limits are ignored. */
 static tt__room tt__memory_room(const char *root)
 {
     tt__room m = {HUGE_VAL, HUGE_VAL, HUGE_VAL, 0, ""};
@@ -165,8 +163,8 @@ static int tt__affinity_cpus(void)
 }
 #endif
 
-/* Returns the number of CPUs that the calling thread may use, 1 to 256: those of its affinity mask, which its
-   threads inherit, and at most the quota. */
+/* Returns the number of CPUs, 1 to 256, that the calling thread and the threads that it starts may use: the
+   CPUs of its affinity mask, but not more than the control groups' quota. */
 static int tt__usable_cpus(void)
 {
     long n = sysconf(_SC_NPROCESSORS_ONLN);

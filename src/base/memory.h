@@ -6,11 +6,12 @@
 
 /* --------------------------------------------------------------------------------------------- allocation */
 
-/* The head of each block, which holds its size, so that the caller need not know the size to release it. */
+/* The head of each block. The head holds the block's size, so that the caller need not know the size to
+   release the block. */
 typedef union tt__block { size_t bytes; char pad[TT__ALIGN]; } tt__block;
 
-/* Allocates memory that is not zeroed; NULL on failure. Background threads use this function because a
-   failure sets no error. */
+/* Returns memory that is not zeroed; NULL on failure. A failure sets no error, so background threads use this
+   function. */
 static void *tt__try_alloc(tt_context *ctx, size_t bytes)
 {
     const tt_allocator *a = &ctx->options.allocator;
@@ -26,7 +27,7 @@ static void *tt__try_alloc(tt_context *ctx, size_t bytes)
     return block ? block + 1 : NULL;
 }
 
-/* Allocates memory that is not zeroed. A failure (NULL) sets the error. */
+/* Returns memory that is not zeroed; NULL on failure, which sets the error. */
 static void *tt__alloc(tt_context *ctx, size_t bytes)
 {
     void *p = tt__try_alloc(ctx, bytes);
@@ -50,7 +51,8 @@ static void tt__free(tt_context *ctx, void *memory)
     pthread_mutex_unlock(&ctx->mutex);
 }
 
-/* Copies `memory` into a new block of `bytes` bytes and frees `memory`; on failure keeps it, returns NULL. */
+/* Copies `memory` into a new block of `bytes` bytes and frees `memory`. On failure returns NULL and keeps
+   `memory`. */
 static void *tt__realloc(tt_context *ctx, void *memory, size_t bytes)
 {
     void *bigger = tt__alloc(ctx, bytes);
@@ -62,7 +64,8 @@ static void *tt__realloc(tt_context *ctx, void *memory, size_t bytes)
     return bigger;
 }
 
-/* Grows `array`, which has `count` entries, so that one more fits. The result is false when out of memory. */
+/* Grows `array`, which has `count` entries, so that another entry fits. The result is false when out of
+   memory. */
 #define TT__GROW(ctx, array, count, capacity) \
     ((count) < (capacity) || tt__grow((ctx), (void **)&(array), sizeof *(array), &(capacity)))
 

@@ -82,7 +82,8 @@ static uint8_t tt__to_fp8(float x, bool e5m2)
     const uint8_t sign = (uint8_t)(u >> 24 & 0x80);
     if (magnitude >= 0x7f800000u) return sign | 0x7f;
     if (magnitude >= tt__bits(TT__FP8_MOST(e5m2))) return sign | (e5m2 ? 0x7b : 0x7e);
-    if (magnitude >> 23 < (uint32_t)(128 - bias)) { /* subnormal: rounded as in tt__to_f16 */
+    if (magnitude >> 23 < (uint32_t)(128 - bias)) { /* subnormal: adding `unit` rounds to a multiple of the
+                                                       smallest subnormal */
         const float unit = tt__float((uint32_t)(128 - bias + drop) << 23);
         return (uint8_t)(sign | (tt__bits(tt__float(magnitude) + unit) - tt__bits(unit)));
     }

@@ -34,7 +34,7 @@
 #include <time.h>
 #include <unistd.h>
 #ifdef TINYTRAIN_MPI
-#define OMPI_SKIP_MPICXX 1 /* C++ bindings of old versions, which cause warnings */
+#define OMPI_SKIP_MPICXX 1 /* leaves out the C++ bindings of old versions, which cause warnings */
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 #ifdef OPEN_MPI
@@ -42,7 +42,7 @@
 #endif
 #endif
 
-#define TT__ALIGN 64 /* bytes, alignment of every tensor: one cache line, one AVX-512 register */
+#define TT__ALIGN 64 /* bytes; the alignment of every tensor: one cache line, one AVX-512 register */
 #define TT__STR(x) #x
 #define TT__XSTR(x) TT__STR(x)
 #define TT__COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
@@ -52,5 +52,5 @@ static int64_t tt__max(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t tt__ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static size_t tt__align_up(size_t n) { return tt__align_to(n, TT__ALIGN); }
 
-/* Sets *to to a * b; false if the product does not fit. */
+/* Sets *to to a * b. Returns false if the product does not fit in a size_t. */
 static bool tt__mul_size(size_t a, size_t b, size_t *to) { return !__builtin_mul_overflow(a, b, to); }

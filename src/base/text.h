@@ -30,7 +30,8 @@ static const char *tt__shortest(float x, char to[32])
     return to;
 }
 
-/* Returns the end of the class ("[0-3a]") that `pattern` begins with if the class holds c; else NULL. */
+/* Returns the end of the class, such as "[0-3a]", at the start of `pattern`; NULL if the class does not hold
+   c. */
 static const char *tt__match_class(const char *pattern, char c)
 {
     const char *end = *pattern == '[' ? strchr(pattern, ']') : NULL;
@@ -42,7 +43,7 @@ static const char *tt__match_class(const char *pattern, char c)
     return NULL;
 }
 
-/* Returns whether `name` matches `pattern` ('*': any characters, '?': any one, '[0-3a]': one of these). */
+/* Returns whether `name` matches `pattern` ('*': any characters, '?': any character, '[0-3a]': 0..3 or a). */
 static bool tt__match(const char *pattern, const char *name)
 {
     const char *star = NULL, *retry = NULL, *after;

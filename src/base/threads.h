@@ -62,10 +62,10 @@ static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
     return failed == 0;
 }
 
-/* A function that does one task. A pool runs it for `count` tasks on all threads, the caller included. Each
-   thread begins with its own slice of the tasks, the same slice in each call, so that the slice's data is
-   still in its cache; then it helps with the slices of other threads. Results must depend on the task only,
-   not on the thread or the number of threads. Idle workers sleep. */
+/* A function that does one task. A pool runs the function for `count` tasks on all threads, the caller
+   included. In each call a thread begins with its own slice of the tasks, whose data may still be in the
+   thread's cache; then it helps with the slices of other threads. Results must depend on the task only, not
+   on the thread or the number of threads. Idle workers sleep. */
 typedef void (*tt__task)(void *arg, int64_t task, int thread);
 
 typedef struct tt__worker {
@@ -78,13 +78,13 @@ typedef struct tt__worker {
 struct tt__pool {
     int threads, started;
     pthread_t handles[256];
-    tt__worker workers[256]; /* [0]: the caller */
+    tt__worker workers[256]; /* workers[0] is the calling thread */
     pthread_mutex_t mutex;
     pthread_cond_t wake, done;
     tt__task run;
     void *arg;
     uint64_t generation;     /* atomic; grows by 1 with each call that has work */
-    int active;              /* atomic; number of workers that have not finished this generation */
+    int active;              /* atomic; number of workers that have not finished the current call */
     bool stop;
 };
 
@@ -104,7 +104,8 @@ static void tt__pool_work(tt__pool *pool, int thread)
     }
 }
 
-/* Iterations of a waiting loop: about 20 us, longer than the gap between ops, shorter than a time slice. */
+/* Iterations of a loop that waits before the thread sleeps: about 20 us, longer than the gap between ops,
+   shorter than a time slice. */
 #define TT__SPINS 2000
 
 /* Slows down a loop that waits for another thread. */

@@ -13,13 +13,13 @@ TT__INLINE tt__vu TT__K(select)(tt__vi mask, tt__vu a, tt__vu b)
     return (a & (tt__vu)mask) | (b & ~(tt__vu)mask);
 }
 
-#ifdef TT__NEON /* gcc compiles the conversion below to one for each lane */
+#ifdef TT__NEON /* gcc compiles __builtin_convertvector to a conversion of each lane */
 TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p) { return (tt__vu)vmovl_u16(vld1_u16(p)); }
 TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u) { vst1_u16(p, vmovn_u32((uint32x4_t)u)); }
 #else
 TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p)
 {
-#if TT__LANES == 16 /* gcc 12 compiles the conversion below to two of half the width */
+#if TT__LANES == 16 /* gcc 12 compiles __builtin_convertvector to two conversions of half the width */
     return (tt__vu)_mm512_maskz_cvtepu16_epi32((__mmask16)-1,
                                                _mm256_loadu_si256((const __m256i *)(const void *)p));
 #else
@@ -37,7 +37,7 @@ TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u)
 
 typedef char TT__K(knows_all_floats)[TT__FLOATS == 3 ? 1 : -1];
 
-/* Runs a statement in which D is a constant, the dtype of a float (TT__BY_HALF: of a 16-bit float). Loops in
+/* Runs `statement`, in which D is a constant: the dtype f32, bf16 or f16 (TT__BY_HALF: bf16 or f16). Loops in
    the statement are compiled once for each dtype, without a branch on the dtype. */
 #define TT__BY_HALF(dtype, D, statement) \
     do { \
@@ -103,15 +103,15 @@ TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype d
     tt__vf fraction = units - __builtin_convertvector(whole, tt__vf);
     tt__vi up = fraction * 65536.0f + __builtin_convertvector((tt__vi)random, tt__vf) >= 65536.0f;
     tt__vu r = (magnitude - 0x38000000 + (random & 0x1fff)) >> 13;
-    r = TT__K(select)(subnormal, (tt__vu)(whole - up), r); /* up: 0 or -1 */
+    r = TT__K(select)(subnormal, (tt__vu)(whole - up), r); /* each lane of `up` is 0 or -1 */
     /* f16 from 65504 on is rounded to nearest: to 65504 or infinity */
     r = TT__K(select)(magnitude >= 0x477fe000, TT__K(splat_u)(0x7bff), r);
     r = TT__K(select)(magnitude >= 0x477ff000, TT__K(splat_u)(0x7c00), r);
     TT__K(store_h)(p, TT__K(select)(nan, TT__K(splat_u)(0x7e00), r) | ((u >> 16) & 0x8000));
 }
 
-/* Loads what load_as leaves to it: f16, and fewer than TT__LANES elements. Not inlined, like store_rest,
-   because many places call it for few elements. */
+/* Loads f16, or fewer than TT__LANES elements, for load_as. load_rest and store_rest are not inlined, because
+   many places call them for few elements. */
 TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     uint16_t some[TT__LANES] = {0};

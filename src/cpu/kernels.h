@@ -19,7 +19,7 @@
 #define TT__FN static TT__TARGET                                /* a kernel of this instruction set      */
 #define TT__INLINE static inline TT__TARGET TT__ALWAYS          /* a building block of kernels           */
 #define TT__OUTLINE static TT__TARGET __attribute__((noinline)) /* a function that several kernels share */
-/* Functions and building blocks that may also use dot products of bf16, or tiles. */
+/* Functions and building blocks that may also use the CPU's dot products of bf16 or AMX tiles. */
 #define TT__DOT_FN static TT__DOT_TARGET __attribute__((noinline))
 #define TT__DOT_INLINE static inline TT__DOT_TARGET TT__ALWAYS
 #define TT__TILES_FN static TT__TILES_TARGET __attribute__((noinline))

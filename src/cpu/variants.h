@@ -81,7 +81,7 @@ static bool tt__tiles_here(void)
 #endif
 #endif
 
-#ifdef __aarch64__ /* which always has NEON */
+#ifdef __aarch64__ /* every aarch64 CPU has NEON */
 #define TT__HAS_NEON
 #include <arm_neon.h>
 #define TT__LANES 4

@@ -13,13 +13,13 @@
 #define TT__UNROLL_BY(n) TT__PRAGMA(clang loop unroll_count(n))
 #else
 #define TT__UNROLL(n) TT__PRAGMA(GCC unroll n)
-#define TT__UNROLL_BY(n) TT__PRAGMA(GCC unroll n) /* in gcc also for loops whose length is not constant */
+#define TT__UNROLL_BY(n) TT__PRAGMA(GCC unroll n) /* gcc's pragma also takes loops of variable length */
 #endif
 /* A loop over i in [0, n), which the compiler unrolls completely. n is a constant of at most 24. */
 #define TT__EACH(i, n) TT__UNROLL(24) for (int i = 0; i < (n); i++)
 #endif
 
-#ifndef TT__SHUFFLE /* takes four floats from two vectors of four floats */
+#ifndef TT__SHUFFLE /* picks four floats from two vectors of four floats, by index */
 #if defined(__clang__) || __GNUC__ >= 12
 #define TT__SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
 #else
@@ -52,8 +52,8 @@ TT__INLINE tt__vf TT__K(load)(const float *p) { tt__vf v; memcpy(&v, p, sizeof v
 TT__INLINE void TT__K(store)(float *p, tt__vf v) { memcpy(p, &v, sizeof v); }
 #endif
 
-/* Loads n < TT__LANES elements; lanes beyond n are 0. Not inlined, like store_some, because load_n and
-   store_n mostly have at least TT__LANES elements. */
+/* Loads n < TT__LANES elements; lanes beyond n are 0. load_some and store_some are not inlined, because
+   load_n and store_n mostly have at least TT__LANES elements. */
 TT__OUTLINE tt__vf TT__K(load_some)(const float *p, int64_t n)
 {
     tt__vf v = TT__K(zero)();
@@ -76,7 +76,7 @@ TT__INLINE void TT__K(store_n)(float *p, tt__vf v, int64_t n)
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b) { return (tt__vf)(result); }
 #define TT__OF_THREE(name, result) \
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)(result); }
-#if TT__LANES == 16 /* with a full mask, because g++ 12 warns about its header's plain forms */
+#if TT__LANES == 16 /* masked forms with a full mask, because g++ 12 warns about its header's plain forms */
 TT__OF_THREE(fma, _mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c))
 TT__OF_TWO(max, _mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b))
 TT__OF_TWO(min, _mm512_maskz_min_ps((__mmask16)-1, (__m512)a, (__m512)b))
@@ -132,7 +132,7 @@ TT__INLINE tt__vf TT__K(exp)(tt__vf x)
 {
     static const float c[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
                               4.1665795894e-2f, 1.6666665459e-1f, 0.5f};
-    const tt__vf magic = TT__K(splat)(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    const tt__vf magic = TT__K(splat)(12582912.0f); /* 1.5 * 2^23: adding `magic` rounds to an integer */
     tt__vi zero_result = x < TT__K(splat)(-87.3f), nan = x != x;
     tt__vf y = TT__K(min)(TT__K(max)(x, TT__K(splat)(-87.3f)), TT__K(splat)(88.7f));
     tt__vf shifted = TT__K(fma)(y, TT__K(splat)(1.44269504088896341f), magic), n = shifted - magic;
@@ -152,8 +152,9 @@ TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
     /* a minimax polynomial for the relative error, which gives 2^0 = 1 exactly */
     static const float c[] = {1.559467754e-4f, 1.340664390e-3f, 9.617692975e-3f, 5.550310551e-2f,
                               2.402265278e-1f, 6.931472150e-1f, 1.0f};
-    const tt__vf magic = TT__K(splat)(12582912.0f + 127.0f); /* 1.5 * 2^23: adding it rounds to an integer */
-    x = TT__K(max)(TT__K(splat)(-126.0f), x); /* in this order: max() gives its second operand for NaN */
+    const tt__vf magic = TT__K(splat)(12582912.0f + 127.0f); /* 1.5 * 2^23 + 127: adding `magic` rounds to an
+                                                                integer, plus the exponent's bias */
+    x = TT__K(max)(TT__K(splat)(-126.0f), x); /* x comes second: max() returns its second operand for NaN */
     tt__vf shifted = x + magic, r = x - (shifted - magic);
     /* the low bits of `shifted` are the biased exponent */
     return TT__K(polynomial)(c, 7, r) * (tt__vf)((tt__vi)shifted << 23);

@@ -37,7 +37,7 @@ bool ends_all(cudaError_t e)
     }
 }
 
-// Returns TT_OK, or after an error fails with TT_ERR_DEVICE or TT_ERR_MEMORY; `what` names the call.
+// Returns TT_OK if e is cudaSuccess; else fails with TT_ERR_DEVICE or TT_ERR_MEMORY. `what` names the call.
 tt_status check(tt__device *d, cudaError_t e, const char *what)
 {
     if (e == cudaSuccess) return TT_OK;
@@ -90,7 +90,7 @@ void cuda_close(tt__device *d)
     free(d);
 }
 
-// Major and minor number of a CUDA version, 1000 * major + 10 * minor.
+// Expands to the major and minor number of a CUDA version, which is 1000 * major + 10 * minor.
 #define TT__VERSION_OF(version) (version) / 1000, (version) % 1000 / 10
 
 #ifdef __CUDA_ARCH_LIST__
@@ -119,7 +119,7 @@ void print_archs(text_buffer *text)
         print(text, "%s%d.%d", k ? ", " : "", built_archs[k] / 100, built_archs[k] / 10 % 10);
 }
 
-// Writes to `to` why there is no device, from the error e of cudaGetDeviceCount.
+// Writes to `to` the reason why no device was found, from the error e of cudaGetDeviceCount.
 void explain(cudaError_t e, char *to, size_t capacity)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -165,9 +165,9 @@ tt_status check_kernels(tt__device *d)
                 d->properties.name, major, minor, archs, major, minor);
 }
 
-// Returns whether the device may take in a kernel before the stream's previous kernels are done, also in
-// graphs (since CUDA 12.3). Kernels compiled for older devices, which a driver adapts to newer ones, may not
-// be taken in early: they do not wait for the previous kernels.
+// Returns whether the device may start a kernel before the stream's previous kernels are done, also in graphs
+// (since CUDA 12.3). Kernels compiled for older devices, which a driver adapts to newer devices, may not
+// start early: they do not wait for the previous kernels.
 bool chains_kernels(const tt__device *d)
 {
     cudaFuncAttributes attributes;
@@ -235,7 +235,7 @@ tt__device *cuda_open(tt_context *ctx, int index, int, char *error, size_t capac
     return NULL;
 }
 
-// Reads the first line of a file, or "" if there is none.
+// Reads the first line of a file; "" if the file cannot be read.
 void first_line(const char *path, char to[128])
 {
     FILE *f = fopen(path, "r");
@@ -265,7 +265,7 @@ void describe_device(text_buffer *text, int index)
           index, p.name, p.major, p.minor, 1e-9 * (double)total, 1e-9 * (double)available);
     print(text, "    %d multiprocessors, up to %d MHz; %.0f MiB of L2; memory of %d bits at %d MHz\n",
           p.multiProcessorCount, clock / 1000, p.l2CacheSize / 1048576.0, bus, memory_clock / 1000);
-    // The maximum speed, because the link is slower while nothing runs.
+    // The maximum speed of the link, because the link is slower while nothing runs.
     snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/max_link_speed", p.pciDomainID,
              p.pciBusID, p.pciDeviceID);
     first_line(path, speed);

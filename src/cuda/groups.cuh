@@ -21,8 +21,7 @@ union resident_workspace {
     float sums[BYTES / sizeof(float)]; // partial sums of kernels that sum in two steps
     double squares[BYTES / sizeof(double)];
     loss_sums losses[BYTES / sizeof(loss_sums)];
-    unsigned words[BYTES / sizeof(unsigned)]; // sets of rows, a bit for each row; or counts of digits, for
-                                              // sorting
+    unsigned words[BYTES / sizeof(unsigned)]; // a bit for each row; or counts of digits, for sorting
 };
 static_assert(sizeof(resident_workspace) == resident_workspace::BYTES, "there is nothing between the parts");
 
@@ -41,9 +40,9 @@ __device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j)
     return load_any(m.data, m.dtype, i * m.ld + j);
 }
 
-// A sum in its last step: to[c] becomes the sum over `parts` rows of `partial`, which are `stride` floats
+// The last step of a sum: to[c] becomes the sum over `parts` rows of `partial`, which are `stride` floats
 // apart, or grows by that sum if `add`. The structure has no padding, because in arrays of structures gcc 12
-// with -ftrivial-auto-var-init clears other bytes than the padding.
+// with -ftrivial-auto-var-init clears wrong bytes instead of the padding.
 struct sums_to_finish { const float *partial; void *to; int64_t parts, stride, cols; int dtype, add; };
 struct all_sums_to_finish { sums_to_finish of[3]; int64_t count; };
 
@@ -77,8 +76,8 @@ void add_sums_to_finish(all_sums_to_finish *all, const float *partial, int64_t p
     all->of[all->count++] = {partial, to->data, parts, stride, to->cols, to->dtype, add};
 }
 
-// Does the last step of all sums, in one launch unless several sums add to one result: those run one after
-// another.
+// Does the last step of all sums. A launch takes sums with different results; sums that add to one result run
+// one after another.
 cudaError_t run_all_finish_sums(tt__device *d, const all_sums_to_finish *all)
 {
     const int64_t sums = all->count;
@@ -134,9 +133,9 @@ int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, s
 #define TT__ROW_COLUMNS 4096 // largest number of columns of a row that fits the registers of a block
 
 // Returns the number of rows in a chunk of column sums. All kernels that sum the columns of a gradient must
-// give the same bits, because a stage of a pipeline may itself sum a gradient that it gets from the next
-// stage. So each kernel sums the numbers as they are stored, in chunks of this many rows, and the teams of a
-// block (sum_teams) take the rows of a chunk in turn.
+// give the same bits, because a pipeline stage may itself sum a gradient from the next stage. So each kernel
+// sums the numbers as they are stored, chunk by chunk. The teams of a block (sum_teams) take the rows of a
+// chunk in turn.
 int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
 {
     // Number of layernorm_backward's blocks that fit a multiprocessor.
@@ -151,7 +150,7 @@ __host__ __device__ inline int sum_teams(int64_t columns)
     return columns > 1024 && columns <= TT__ROW_COLUMNS ? 1 : 4;
 }
 
-// Rounds the numbers v to this dtype, in pairs, because rounding a single number uses a GPU's slow units.
+// Rounds the 8 numbers v to `dtype`, in pairs, because rounding a single number uses a GPU's slow units.
 __device__ __forceinline__ void round8(float (&v)[8], tt_dtype dtype)
 {
     if (dtype == TT_F32) return;

@@ -26,10 +26,10 @@ struct tt__device {
     int choice_count;
     tuned_product *tuned;    // array of tuned_count products that were timed or learnt
     int tuned_count;
-    product_trial *trial;    // trial of the product that is being timed; NULL: none is
-    collected_products *collected; // list to which matmul adds products instead of computing them; NULL: none
+    product_trial *trial;    // trial of the product that is being timed; NULL: no product is
+    collected_products *collected; // list to which matmul adds products; NULL: matmul computes products
     group_arguments *arguments; // arguments of tensors that share a launch, see ops/optimizers/cuda.cuh
-    bool waits;             // wait after each op and record no graphs: environment TINYTRAIN_CUDA_SYNC=1
+    bool waits;             // environment TINYTRAIN_CUDA_SYNC=1: wait after each op and record no graphs
     bool wgmma;             // attention uses warpgroups; never with environment TINYTRAIN_WGMMA=0
     bool lost;              // an error has ended all work on the device; `error` no longer changes
     char error[512];

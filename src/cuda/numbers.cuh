@@ -34,8 +34,8 @@ static_assert(TT__FLOATS == 3, "these want the new dtype, too: TT__WITH_HALF, pa
         else TT__WITH_HALF(dtype, T, __VA_ARGS__);                          \
     } while (0)
 
-// Returns element i of an array of any float dtype. It branches on the dtype, so use it for arrays that are
-// small or rarely read.
+// Returns element i of an array of any float dtype. Use load_any, which branches on the dtype, for arrays
+// that are small or rarely read.
 __device__ __forceinline__ float load_any(const void *p, tt_dtype dtype, int64_t i)
 {
     if (dtype == TT_F32) return ((const float *)p)[i];
@@ -147,9 +147,9 @@ inline bool is_wide(const tt__mat *m)
 __device__ __forceinline__ float fast_exp(float x) { return tt__exp2(x * 1.4426950408889634f); }
 
 // The normal distribution at x. e is the density, exp(-x^2 / 2) / sqrt(2 pi), and f * e is the probability of
-// numbers below -|x|. f is a polynomial of t = 1 / (1 + 0.34 |x|), fitted here for the smallest largest
-// relative error (1.3e-7 for |x| up to 6; 1.7e-4 at 14, where the probability is 1e-44). GELU and its
-// derivative both use f and e; their errors are at most 3e-7 for |x| up to 4, and 1e-7 |x| beyond.
+// numbers below -|x|. f is a polynomial of t = 1 / (1 + 0.34 |x|), fitted for this file so that the largest
+// relative error is least (1.3e-7 for |x| up to 6; 1.7e-4 at 14, where the probability is 1e-44). GELU and
+// its derivative both use f and e; their errors are at most 3e-7 for |x| up to 4, and 1e-7 |x| beyond.
 struct normal_tail { float f, e, reach; }; // reach: |x|, at most 14, so that reach * e is 0 where e is 0
 
 __device__ __forceinline__ normal_tail tail_of(float x)

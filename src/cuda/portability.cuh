@@ -52,8 +52,8 @@ __device__ __forceinline__ void tt__begin_kernel()
 #endif
 }
 
-// Returns x. The compiler knows nothing about the result, so it does not compute values from it ahead of a
-// loop that has no registers for them.
+// Returns x and hides its value from the compiler. So the compiler does not compute values that depend on x
+// before a loop, which would have no registers for them.
 __device__ __forceinline__ int tt__opaque(int x)
 {
     asm volatile("" : "+r"(x));
@@ -117,7 +117,7 @@ __device__ __forceinline__ void tt__multiply(uint32_t a, uint32_t b, uint32_t &l
     asm("{ .reg .u64 p; mul.wide.u32 p, %2, %3; mov.b64 {%0, %1}, p; }"
         : "=r"(low), "=r"(high) : "r"(a), "r"(b));
 }
-// Makes the compiler forget what it knows about x, so that it recomputes values that depend on x.
+// Makes the compiler forget the value of x, so that it recomputes all that depends on x.
 __device__ __forceinline__ void tt__forget(uint32_t &x) { asm volatile("" : "+r"(x)); }
 // Returns 1 / x by one instruction, within 1 ulp; subnormal numbers count as 0. tt__root returns the square
 // root in the same way.
@@ -192,7 +192,8 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
 
 // Products by a warpgroup: four successive warps, the first of which has a number that is a multiple of 4.
 // The products run asynchronously. Warp i has rows 16 i to 16 i + 15 of d (64 x 64), in tiles of 16 x 8 as in
-// tt__mma_16816. Only in code for sm_90a. PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
+// tt__mma_16816. They exist only in code for sm_90a. PTX ISA, "Asynchronous Warpgroup Level Matrix
+// Instructions".
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define TT__HAS_WGMMA true
 #define TT__WGMMA(...) asm volatile(__VA_ARGS__)
@@ -233,8 +234,8 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
     TT__WGMMA_ROWS(__half, "f16", TILES, n, list, sums, ra, rb, radd, rhigh)
 TT__WGMMA_ROWS_OF(8, "n64", TT__WGMMA_LIST, TT__WGMMA_SUMS_64, "%32", "%33", "%34", "%35")
 TT__WGMMA_ROWS_OF(16, "n128", TT__WGMMA_LIST_128, TT__WGMMA_SUMS_128, "%64", "%65", "%66", "%67")
-// Computes d += a * b. a (64 x 16) is in registers, in each warp as in tt__mma_16816; b (16 x 64) is from
-// tt__wgmma_matrix.
+// Computes d += a * b. a (64 x 16) is in registers, in each warp as in tt__mma_16816; tt__wgmma_matrix makes
+// the argument b (16 x 64).
 template <class T>
 __device__ void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b);
 #define TT__WGMMA_ADD(T, name)                                                                    \
@@ -248,7 +249,7 @@ __device__ void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b)
     }
 TT__WGMMA_ADD(__nv_bfloat16, "bf16")
 TT__WGMMA_ADD(__half, "f16")
-// Computes d = a^T b, or d += a^T b if `add`. a and b (16 x 64 each) are from tt__wgmma_matrix.
+// Computes d = a^T b, or d += a^T b if `add`. tt__wgmma_matrix makes the arguments a and b (16 x 64 each).
 template <class T>
 __device__ void tt__wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, bool add);
 #define TT__WGMMA_ACROSS(T, name)                                                                 \
@@ -263,8 +264,8 @@ __device__ void tt__wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, bool 
     }
 TT__WGMMA_ACROSS(__nv_bfloat16, "bf16")
 TT__WGMMA_ACROSS(__half, "f16")
-// Must be called before products whose registers other instructions have written. tt__wgmma_commit must be
-// called after the last product of a group.
+// Call tt__wgmma_fence before products whose registers other instructions have written, and tt__wgmma_commit
+// after the last product of a group.
 __device__ __forceinline__ void tt__wgmma_fence() { TT__WGMMA("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void tt__wgmma_commit()
 {
@@ -324,8 +325,7 @@ __device__ __forceinline__ void tt__phases_wait(uint64_t *barrier, int parity)
                   : "+r"(done) : "r"(tt__shared_address(barrier)), "r"(parity) : "memory");
     } while (!done);
 }
-// Releases registers of a warpgroup until each thread has N. tt__more_registers takes registers until each
-// has N.
+// Releases registers of a warpgroup until each thread has N; tt__more_registers takes registers up to N.
 template <int N> __device__ __forceinline__ void tt__fewer_registers()
 {
     TT__WGMMA("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));

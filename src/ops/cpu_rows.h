@@ -61,8 +61,8 @@ typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const
 #define TT__ROWS_FN(name) \
     TT__FN void TT__K(name)(const tt__launch *l, int64_t from, int64_t to, TT__UNUSED float *scratch)
 
-/* Computes rows [from, to) of out[0]. fn computes each row from the same row of `count` operands, in[first]
-   and those after it (at most 3). */
+/* Computes rows [from, to) of out[0]. fn computes each row from the same row of `count` operands, at most 3:
+   in[first], in[first + 1] and so on. */
 TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                 const int first, const int count, TT__K(row_fn) fn, const void *more)
 {

@@ -65,8 +65,8 @@ static int32_t tt__new_gradient(tt__builder *b, int32_t v)
     return g;
 }
 
-/* If v needs a gradient, makes out[slot] of the tape's last instruction this gradient, or a contribution that
-   is added to it. */
+/* Makes out[slot] of the tape's last instruction the gradient of v, or a summand if that gradient exists
+   already. Does nothing if v needs no gradient. */
 static void tt__grad_into(tt__builder *b, int slot, int32_t v)
 {
     tt_tape *t = b->t;

@@ -25,8 +25,8 @@ typedef struct tt__builder {
 
 /* The backward of an op. */
 typedef struct tt__gradient {
-    /* Emits the backward of instruction f, of which it gets a copy; g: the gradient of f's out[0]. NULL if
-       `reads` is set. */
+    /* Emits the backward of f, a copy of the instruction; g: the gradient of f's out[0]. NULL if `reads` is
+       set. */
     void (*emit)(tt__builder *b, const tt__instr *f, int32_t g);
     /* Operands and results of a backward that is one instruction of `op` (see tt__emit_gradient), or NULL. */
     const char *reads, *into;
@@ -75,7 +75,7 @@ static const tt__rules *tt__rules_of(const tt__instr *i); /* the table is in ops
 
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* Returns n if the column sums of i's first n outputs can be further outputs of i (its last n). */
+/* Returns how many of i's first outputs (0, 1 or 3) can have their column sums as i's last outputs. */
 static int tt__summed(const tt__instr *i)
 {
     return !tt__is(i, TT__COLUMN_SUMS) ? 0 : i->op == TT__OP_ATTENTION_BACKWARD ? 3 : 1;

@@ -14,17 +14,17 @@
 static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4); }
 
 /* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication",
-   2008: a panel of A (4..12 x K) stays in L1, a panel of B (K x 8..48) and a tile of A (TILE_M x K) in L2,
-   the packed A (M x K) and B (K x N) in L3. Sums over at most K elements need no memory for partial sums, so
-   K is chosen as the width of many models. M and TILE_M are multiples of the height of every microkernel, N
-   and TILE_N multiples of its width. */
+   2008: a panel of A (4..12 x K) stays in L1. A panel of B (K x 8..48) and a tile of A (TILE_M x K) stay in
+   L2, the packed A (M x K) and B (K x N) in L3. Sums over at most K elements need no memory for partial sums,
+   so K is chosen as the width of many models. M and TILE_M are multiples of the height of every microkernel,
+   N and TILE_N multiples of its width. */
 #define TT__GEMM_K 768
 #define TT__GEMM_M 1056
 #define TT__GEMM_N 1056
 #define TT__GEMM_TILE_M 96
 #define TT__GEMM_TILE_N 192
-#define TT__GEMM_PACK_LINES 96 /* rows of A or columns of B per packing task: whole panels of any width     */
-#define TT__GEMM_PACK_K 32    /* units of k per packing task if those do not run along memory; even         */
+#define TT__GEMM_PACK_LINES 96 /* rows of A or columns of B per packing task; a multiple of panels' widths  */
+#define TT__GEMM_PACK_K 32    /* units of k per packing task if a line is not contiguous; even              */
 #define TT__GEMM_ALONE 131072 /* number of multiplications that take no longer than waking a thread         */
 /* Few rows of A use each element of B too few times for packing B to pay. The product is then made by dot
    products where the columns of B are contiguous, and by sums of rows of B where its rows are. */
@@ -65,8 +65,8 @@ enum {
     TT__ATTENTION_TILE = TT__ATTENTION_QUERIES + 16 /* row stride of tiles: an odd number of cache lines */
 };
 
-/* Returns the stride of packed rows in floats. It leaves room for the widest vectors and is an odd number of
-   cache lines, because strides of a power of two would put a column of a block into few cache sets. */
+/* Returns the stride of packed rows in floats. The stride leaves room for the widest vectors. It is an odd
+   number of cache lines: strides of a power of two would put a column of a block into few cache sets. */
 static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(head_size, 16) | 1) * 16; }
 
 static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16; }
@@ -84,10 +84,10 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
    of rows), see attention_pairs_of_columns. */
 #define TT__ATTENTION_BUFFERS(X) \
     X(both, k_pairs, keys * whole / 2)           /* pairs of columns of k */ \
-    X(both, summed, keys * stride / 2)           /* pairs of rows of v or k; for tiles, transposed */ \
+    X(both, summed, keys * stride / 2)           /* pairs of rows of v or k; for tile kernels, transposed */ \
     X(both, columns, queries * whole / 2)        /* pairs of columns of q or dout */ \
     X(both, left, keys * queries / 2)            /* pairs of rows or columns of weights or dscores */ \
-    X(both, across, tt__max(whole * queries, keys * stride / 2)) /* for tiles: fp32, or pairs of rows */ \
+    X(both, across, tt__max(whole * queries, keys * stride / 2)) /* tile kernels' sums or pairs of rows */ \
     X(both, k, keys * stride) \
     X(both, v, keys * stride) \
     X(both, weights, keys * tile)                /* scores, then weights */ \

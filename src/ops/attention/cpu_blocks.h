@@ -215,16 +215,14 @@ TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x
 /* ---- products ---- */
 
 /* A microkernel, and the number of rows and columns of its blocks. The microkernel multiplies `whole`
-   elements along k at a time, a power of 2. The place of a float holds one element or, if `pairs` is 1,
-   two. */
+   elements along k at a time, a power of 2. A float's place holds one element or, if `pairs` is 1, two. */
 typedef struct TT__K(attention_kernel) {
     TT__K(micro_fn) run;
     int64_t rows, cols, whole;
     int pairs;
 } TT__K(attention_kernel);
 
-/* Returns the microkernel for bf16 products that are computed as `by` says, or for fp32 products if `by` is
-   0. */
+/* Returns the microkernel for bf16 products computed as `by` says; `by` 0: for fp32 products. */
 TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
 {
     TT__K(attention_kernel) kernel = {TT__K(attention_micro), TT__ATTENTION_MR, TT__ATTENTION_NV * TT__LANES,
@@ -263,8 +261,8 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     kernel->run(tt__min(kernel->rows, rows - i), tt__min(kernel->cols, cols - j), &block);
 }
 
-/* The three products below skip the parts of a tile that no query of a vector of queries sees. With listed
-   queries they skip nothing, and the softmax sets the weights of unseen keys to 0. */
+/* attention_scores, attention_to_keys and attention_to_queries skip parts of a tile that no query of a vector
+   of queries sees. With listed queries they skip nothing: the softmax sets weights of unseen keys to 0. */
 
 /* Multiplies x (keys, d) by yt (d, queries) into tile (keys, queries). In bf16, x has pairs of columns, yt
    has pairs of rows, and the product is multiplied by scale; fp32 operands are already scaled. */
@@ -288,8 +286,7 @@ TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale
         for (int64_t j = 0; j < cols; j += TT__LANES) TT__K(store)(tile + j, TT__K(load)(tile + j) * scale);
 }
 
-/* Adds the product of tile (keys, queries) and y (queries, d) to dx (keys, d). In bf16, y has pairs of
-   rows. */
+/* Adds the product of tile (keys, queries) and y (queries, d; in bf16, pairs of rows) to dx (keys, d). */
 TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const float *tile, const float *y,
                                      float *dx)
 {
@@ -349,7 +346,7 @@ TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool tw
 /* ---- copies of a head's rows into and out of fp32 blocks ---- */
 
 /* Reads a row of d numbers, multiplied by scale, into an fp32 block. `dtype` is a constant, so that the loop
-   over whole vectors does not branch on it. */
+   over whole vectors does not branch on the dtype. */
 TT__INLINE void TT__K(attention_row_in)(const tt_dtype dtype, float *to, const void *from, int64_t d,
                                         float scale)
 {
@@ -361,8 +358,8 @@ TT__INLINE void TT__K(attention_row_in)(const tt_dtype dtype, float *to, const v
     if (j < d) TT__K(store)(to + j, TT__K(load_as)(from, dtype, j, d - j) * scale);
 }
 
-/* Writes a row of d numbers of an fp32 block, multiplied by scale, to `to` or, if `add`, adds it. `dtype` is
-   a constant, so that the loop over whole vectors does not branch on it. */
+/* Writes a row of d numbers of an fp32 block, multiplied by scale, to `to` or, if `add`, adds the row to
+   `to`. `dtype` is a constant, so that the loop over whole vectors does not branch on the dtype. */
 TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const float *from, int64_t d,
                                          float scale, bool add)
 {
@@ -376,7 +373,7 @@ TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const f
         else TT__K(store_16)(h + j, x, dtype);
     }
     if (j == d) return;
-    /* Adding zero makes every zero among the last columns positive. */
+    /* A -0 among the last columns is stored as 0, because 0 is added to it. */
     tt__vf x = TT__K(load)(from + j) * scale;
     TT__K(store_as)(to, dtype, j, x + (add ? TT__K(load_as)(to, dtype, j, d - j) : TT__K(zero)()), d - j);
 }

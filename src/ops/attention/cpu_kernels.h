@@ -58,8 +58,8 @@ TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t r
 
 #define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* larger than any key: the products skip no key */
 
-/* Returns the part of a block of keys that any of n queries sees, extended to whole tiles unless the block
-   ends before. If no query sees any key, the result has keys <= skip. key, query: the first key and the first
+/* Returns the part of a block of keys that any of n queries sees, extended to whole tiles, but not beyond the
+   block. If no query sees any key, the result has keys <= skip. key, query: the first key and the first
    query, counted in the sequence. */
 TT__INLINE TT__K(attention_block) TT__K(attention_block_of)(const TT__K(attention_task) *t, int64_t key,
                                                             int64_t keys, int64_t query, int64_t n)
@@ -220,8 +220,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     TT__K(attention_put)(&t, first, queries);
 }
 
-/* Computes attention: writes `out`, and to `lse` the natural log-sum-exp of the scaled scores of each
-   query. */
+/* Computes attention: writes `out`, and to `lse` the natural log-sum-exp of each query's scaled scores. */
 TT__FN void TT__K(attention_forward)(tt__pool *pool, const tt__attention_args *a)
 {
     TT__K(attention_call) call = TT__K(attention_begin)(a);
@@ -306,8 +305,8 @@ typedef struct TT__K(attention_sums) {
     bool add_dk, add_dv;
 } TT__K(attention_sums);
 
-/* Writes or (add) adds the gradients of `count` keys to `to`. key: the first key, counted in the sequence;
-   from: the row of the buffers that has its gradients. */
+/* Writes the gradients of `count` keys to `to` or, if `add`, adds them. key: the first key, counted in the
+   sequence; from: the first key's row in the buffers. */
 TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                       int64_t key, int64_t from, int64_t count, bool add)
 {
@@ -376,8 +375,7 @@ TT__FN void TT__K(attention_backward_span)(TT__K(attention_task) *t, const TT__K
         for (int64_t query = span; seen_now && query < span + n; query += query_block)
             TT__K(attention_backward_tile)(t, !a->window && key == 0, key, keys, span, query,
                                            tt__min(query_block, span + n - query));
-        /* Earlier spans have written the gradients of the first `old` keys; for these keys, gradients are
-           added. */
+        /* Earlier spans have written gradients of the first `old` keys, to which gradients are added here. */
         const int64_t seen = x->diagonal ? tt__max(0, tt__min(keys, span - key)) : keys,
                       old = span ? seen : 0;
         for (int64_t from = 0, end = old; from < keys; from = end, end = keys)

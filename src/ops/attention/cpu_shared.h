@@ -15,12 +15,12 @@
 typedef struct tt__attention_args {
     const int32_t *seq_start; int64_t seqs;
     const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
-    const int32_t *query_row;    /* each query's row of the batch; NULL: the number of the query          */
-    const int32_t *query_at;     /* each query's row of q; NULL: the number of the query                  */
+    const int32_t *query_row;    /* each query's row of the batch; NULL: the row is the query's number    */
+    const int32_t *query_at;     /* each query's row of q; NULL: the row is the query's number            */
     int heads, first_head, group; /* group: heads of q that share a head of k and v                       */
     int64_t head_size;
     bool causal; float scale; float dropout; uint64_t dropout_key;
-    int64_t window;               /* rows that a row sees back and, unless causal, ahead; 0: no window   */
+    int64_t window;               /* rows that a row sees backwards and, unless causal, ahead; 0: no window */
     float alibi; int alibi_heads; /* alibi_heads: number of heads of all ranks; 0: no ALiBi              */
     bool alibi_rounded;           /* see tt_attention_options                                            */
     const tt__attr *attr;         /* options of block-sparse attention                                   */
@@ -41,8 +41,7 @@ static void tt__attention_queries(tt__attention_args *a, const int32_t *index, i
     memset(start, 0, (size_t)(a->seqs + 1) * sizeof *start);
     for (int64_t j = 0; j < n; j++) start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1]++;
     for (int64_t s = 0; s < a->seqs; s++) start[s + 1] += start[s];
-    /* Goes from the last query to the first; start[s + 1] moves down from the end of sequence s to its
-       beginning. */
+    /* Goes from the last query to the first. start[s + 1] moves from the end of sequence s to its start. */
     for (int64_t j = n - 1; j >= 0; j--) {
         int32_t number = --start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1];
         row[number] = index[j];
@@ -85,8 +84,8 @@ static int tt__attention_times(const tt__attention_args *a, const tt__attention_
     return times;
 }
 
-/* Returns how many of n queries of sequence x, beginning with query `query`, are in the block of the first
-   one; at most as many as a tile holds. Sets *block to the number of that block. */
+/* Returns how many of n queries of sequence x, beginning with query `query`, are in the first query's block,
+   at most as many as a tile holds. Sets *block to the number of the block. */
 static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__attention_sequence *x,
                                       int64_t query, int64_t n, int64_t *block)
 {
@@ -139,8 +138,7 @@ static int64_t tt__attention_longest(const tt__attention_args *a)
     return longest;
 }
 
-/* Returns the buffers of a thread. Only their addresses depend on the thread, the numbers computed in them do
-   not. */
+/* Returns the buffers of a thread. Their addresses depend on the thread, the numbers in them do not. */
 static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_args *a, int64_t longest,
                                                           bool backward, int thread)
 {
@@ -183,8 +181,8 @@ static void *tt__attention_row(const tt__mat *m, int64_t row, int64_t column)
 }
 
 /* Prefetches a head's columns of a row, because the rows of a head are too far apart for a CPU's own
-   prefetchers. `next`: prefetches, into L2, the columns of the next head instead, which most likely is this
-   thread's next task. */
+   prefetchers. `next`: prefetches the columns of the next head, the thread's most likely next task, into L2
+   instead. */
 static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t column, int64_t d,
                                           const bool next)
 {

@@ -76,14 +76,13 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
                       (const int32_t *)numbers->data, n, p->seq_start, p->seqs, start, row, at);
 }
 
-// Returns whether a matrix has this dtype and its rows can be loaded 16 bytes at a time.
+// Returns whether a matrix has dtype `dtype` and its rows can be loaded 16 bytes at a time.
 bool attention_aligned(const tt__mat *m, tt_dtype dtype)
 {
     return m->dtype == dtype && (uintptr_t)m->data % 16 == 0 && m->ld * (dtype == TT_F32 ? 4 : 2) % 16 == 0;
 }
 
-// Returns whether rows of a matrix can be stored two elements at a time. Returns true for a matrix without
-// data.
+// Returns whether a matrix is absent or its rows can be stored two elements at a time.
 bool attention_paired(const tt__mat *m, tt_dtype dtype)
 {
     return !m->data ||
@@ -161,8 +160,7 @@ size_t attention_backward_bytes(int head_size, int warps)
 }
 
 // Returns whether attention_backward_wide makes all gradients. dq may have the memory of dk or dv only if one
-// block has all keys of a sequence and makes all three; the dq of several blocks is complete only after dk is
-// stored.
+// block has all keys of a sequence and makes all three; several blocks complete dq only after dk is stored.
 bool attention_spans(const tt__device *d, const attention_args *p)
 {
     const bool plain = !p->window && !p->alibi_heads && !p->block && !p->query_row;
@@ -214,7 +212,7 @@ template <class T> cudaError_t attention_backward_spans(tt__device *d, attention
     if (whole) p->parts = NULL;
     p->parts_k = whole ? p->seqs : attention_tiles(p, p->k.rows, TT__SPAN);
     p->parts_q = whole ? p->seqs : attention_tiles(p, p->q.rows, 64);
-    // If all sequences have the max length, each (spans + 1)-th number of a span begins a sequence.
+    // If all sequences have the max length, every (spans + 1)-th span number begins a sequence.
     p->span_cols = p->causal && !whole && spans < p->parts_k ? spans + 1 : 1;
     p->span_rows = p->parts_k / p->span_cols;
     p->slots = tt__cuda_attention_slots(p->causal, p->longest);
@@ -258,8 +256,8 @@ cudaError_t attention_backward_on(tt__device *d, attention_args *p)
     return e;
 }
 
-// Returns whether attention_forward_wide can run. It supports neither ALiBi nor block-sparse attention, and
-// stores whole vectors.
+// Returns whether attention_forward_wide can run. The kernel supports neither ALiBi nor block-sparse
+// attention, and stores whole vectors.
 bool attention_forward_fits_wide(const tt__device *d, const attention_args *p)
 {
     return d->wgmma && p->scale > 0 && !p->alibi_heads && !p->block && p->head_size > 32
@@ -294,8 +292,8 @@ template <class T> cudaError_t attention_on(tt__device *d, attention_args *p)
 }
 
 // Runs attention on tensor cores. Random numbers need a head's number among the heads of all ranks. The
-// addresses of the operands are moved back by the heads of the ranks before this one, so that kernels can
-// index them with the same number and need no register for a second one.
+// operands' addresses are moved back by the heads of lower ranks. Kernels then index operands with the same
+// number and need no register for a second number.
 cudaError_t attention_on_cores(tt__device *d, attention_args *p)
 {
     tt__mat *mats[] = {&p->q, &p->out, &p->dout, &p->dq, &p->k, &p->v, &p->dk, &p->dv};
@@ -336,8 +334,8 @@ template <class T, int PARTS> cudaError_t attention_deltas_by(tt__device *d, con
 }
 
 // Launches a kernel for the sums of dout * out of each row and head. Heads of more than 64 columns in 16 bits
-// get the slow kernel for any operands; this is rare, because the kernel of dq makes their sums if dq is
-// wanted.
+// get the slow kernel for any operands. They rarely come here, because the kernel of dq makes their sums if
+// dq is wanted.
 cudaError_t attention_deltas(tt__device *d, const attention_args *p)
 {
     const tt_dtype dtype = p->out.dtype;
@@ -364,9 +362,9 @@ cudaError_t attention_backward_any(tt__device *d, const attention_args *p)
     return e;
 }
 
-// Runs the backward of attention. The kernels on tensor cores also make the column sums of results that they
-// write (not add to) in 16 bits, if the resident workspace has room for a row of partial sums for each tile
-// of 64 rows. The column sums of other results need a second sweep over these results.
+// Runs the backward of attention. The kernels on tensor cores also make the column sums of 16-bit results
+// that they write, not of results that they add to. The resident workspace must have room for a row of
+// partial sums for each tile of 64 rows. Other column sums need a second sweep over the results.
 cudaError_t run_attention_backward(const tt__launch *l)
 {
     tt__device *d = l->device;

@@ -222,7 +222,7 @@ __device__ __forceinline__ void attention_write_key_sums(const attention_args &p
     attention_write_sums<D>(p.sums_v, at, part + WARPS, parts, p.head_size, thread);
 }
 
-// Writes the thread block's column sums of dk and dv, if sums are wanted. Has a barrier first, so that all
+// Writes the thread block's column sums of dk and dv, if sums are wanted. A barrier comes first, so that all
 // warps have stored their sums and `at`, which may be in shared memory, is set.
 template <int D, int WARPS>
 __device__ __forceinline__ void attention_finish_key_sums(const attention_args &p, const int64_t &at,
@@ -245,8 +245,7 @@ __device__ __forceinline__ void attention_advance(int &to, int &head, const atte
 }
 
 // Gives all threads of a block, in shared memory, the tile of keys that the block works on and a result
-// computed from the tile: attention_bits_begin if READS, otherwise the tile's blocks in block-sparse
-// attention.
+// computed from the tile: attention_bits_begin if READS, otherwise the tile's block-sparse blocks.
 template <int KEYS, bool READS>
 __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &bits_begin,
                                                 attention_sparse &sparse, const attention_args &p,
@@ -263,7 +262,7 @@ __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &b
 
 // Turns the products q k^T (s) and dout v^T (g) into weights after dropout (s) and the gradients of scores
 // (g), without the factor `scale`. Rows are keys, columns are queries. row: the queries' rows of the batch,
-// beginning with the tile's first query; lse, delta: of the queries, beginning with the thread's first
+// beginning with the tile's first query; lse, delta: the queries' sums, beginning with the thread's first
 // column; mine: the warp's first key, counted in tile t; masked: whether a query may miss some of the warp's
 // keys; often: how many times the queries see the keys.
 template <int MT, int QUERIES, attention_kind KIND>
@@ -305,7 +304,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 {
     tt__begin_kernel();
     enum { WARPS = 4, KEYS = 64 * MT, PITCH = D + 8, BITS = KEYS * QUERIES / 8 };
-    TT__SHARED(int64_t, sums_begin, ); // in shared memory, as are the next two, to save registers in the loop
+    TT__SHARED(int64_t, sums_begin, ); // in shared memory, as bits_begin and random, to save registers
     TT__SHARED(int64_t, bits_begin, );
     TT__SHARED(uint64_t, random, );
     TT__SHARED(attention_sparse, sparse, ); // `sparse` and `tile` serve kernels without registers for them
@@ -352,7 +351,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         int next = from, next_head = head;
         attention_advance<QUERIES, BLOCKS>(next, next_head, p, sparse, begin, end);
         if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
-        // The warp has no keys, or no query of the tile sees any of them.
+        // The warp has no keys, or no query of the tile sees any of the warp's keys.
         if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue;
         const int often = !BLOCKS || !sparse.n ? 1
             : attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);
@@ -374,7 +373,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     tt__cp_async_wait<0>(); // waits for k and v, if the loop did not run
     if (p.sums_k || p.sums_v) __syncthreads();
     const int thread = tt__opaque((int)threadIdx.x), warp = thread / 32, lane = thread % 32;
-    const int to_head = KIND == NEARBY // otherwise computed again, to save a register in the loop
+    const int to_head = KIND == NEARBY // in other kernels computed again, to save a register in the loop
         ? key_head : p.first_head / p.group + tt__opaque((int)blockIdx.x) % key_heads;
     // The same thread stores an element of dk and of dv, because dk and dv may have the same memory.
     TT__UNROLL for (int k = 0; k < 2; k++) {
@@ -394,9 +393,9 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 }
 
 // Turns the products q k^T (s) and dout v^T (g) into weights after dropout (s) and the gradients of scores
-// (g), without the factor `scale`. Rows are keys, columns are queries. lse, delta: of the queries, beginning
-// with the thread's first column; first: row of the batch of the thread's first key; inside: number of keys
-// from that key to the sequence's end. Weights after the end are set to 0, because they could make dq
+// (g), without the factor `scale`. Rows are keys, columns are queries. lse, delta: the queries' sums,
+// beginning with the thread's first column; first: row of the batch of the thread's first key; inside: number
+// of keys from that key to the sequence's end. Weights after the end are set to 0, because they could make dq
 // infinite where all scores are far below 0.
 template <int MT, int QUERIES>
 __device__ __forceinline__ void attention_slopes(float (&s)[MT][QUERIES / 8][4],

@@ -13,8 +13,8 @@ namespace {
 // ----------------------------------------------------- the backward in one kernel, and by warpgroups (wgmma)
 
 // The work of a thread block of attention_backward: a sequence, with its rows of the batch (begin, count) and
-// its queries (first, queries), one head of keys, and the end of the heads of q that share this head. thread
-// is 0, but the compiler does not know this.
+// its queries (first, queries), one head of keys, and the end of the heads of q that share this head.
+// `thread` is 0. The compiler does not know the 0, so it computes values again and saves registers.
 struct attention_whole {
     int begin, count, first, queries, key_head, heads_end, thread;
     __device__ __forceinline__ void find(const attention_args &p)
@@ -79,7 +79,7 @@ template <int D, int DOWN> __device__ __forceinline__ void attention_clear_sums(
 }
 
 // Makes dq of the tile of queries that begins at `from`: multiplies the gradients of scores (`slopes`) by the
-// keys that these queries see. part_q: column sums of dq, to which this tile's are added.
+// keys that these queries see. part_q: column sums of dq, which grow by the tile's.
 template <class T, int D, int WARPS>
 __device__ __forceinline__ void attention_whole_dq(const attention_args &p, const attention_whole &of,
                                                    const T *slopes, const T *ks, float (*part_q)[D], int from,
@@ -129,7 +129,8 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     const int mine = 16 * MT * (int)(threadIdx.x / 32);
     const bool diagonal = p.causal && !p.query_row;
     if (threadIdx.x == 0) { random = attention_key(p); of.find(p); }
-    const auto write_sums = [&](int of_head) { // writes column sums of dq; each thread clears those it read
+    const auto write_sums = [&](int of_head) { // writes column sums of dq; each thread clears sums that it
+                                               // read
         const int64_t sequence = blockIdx.x / (p.heads / p.group);
         attention_write_sums<D>(p.sums_q, (sequence * p.heads + of_head) * p.head_size, part_q, DOWN,
                                 p.head_size, (int)threadIdx.x);
@@ -148,7 +149,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     if (head < of.heads_end) fetch(from, head, 0);
     for (int stage = 0; head < of.heads_end; stage ^= 1) {
         tt__cp_async_wait<0>();
-        __syncthreads(); // the tile has arrived; the other one and `slopes` are no longer in use
+        __syncthreads(); // the tile has arrived; the other tile and `slopes` are no longer in use
         if (p.sums_q && from == 0 && head > of.key_head * p.group) write_sums(head - 1);
         if (from + QUERIES < of.queries) fetch(from + QUERIES, head, stage ^ 1);
         else if (head + 1 < of.heads_end) fetch(0, head + 1, stage ^ 1);
@@ -158,7 +159,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
             float s[MT][PART / 8][4], g[MT][PART / 8][4];
             const bool seen = !diagonal || mine < from + part + PART; // a query may see a key of the warp
             if (seen) {
-                const uint32_t x = threadIdx.x + of.thread; // computed here, or it would stay in a register
+                const uint32_t x = threadIdx.x + of.thread; // computed here, or x would stay in a register
                 const auto keep =
                     attention_draw_columns<MT, PART>(p, random, rows + at, MT * (x / 32), head, x);
                 attention_mma<T, D, MT, PART>(s, ks + mine * PITCH, qt);
@@ -234,9 +235,8 @@ __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], c
 }
 
 // Returns the span of keys that block `n` of a head has; if at < 0, the block has none. The first spans of
-// causal sequences are seen by most queries and come first, so that the blocks that begin last have the least
-// work: the numbers of spans fill a matrix of span_cols columns row by row, and blocks take them column by
-// column.
+// causal sequences are seen by most queries. They come first, so that the blocks that begin last have least
+// work. The numbers of spans fill a matrix of span_cols columns by rows; blocks take them column by column.
 __device__ __forceinline__ attention_tile attention_find_span(const attention_args &p, int n)
 {
     const bool within = n < p.span_rows * p.span_cols;
@@ -251,7 +251,7 @@ __device__ __forceinline__ attention_tile attention_find_span(const attention_ar
 }
 
 // A tile of queries in shared memory, of head `head` of q. from: the first query, counted in the sequence;
-// lse, delta: of the queries, beginning with the thread's first column.
+// lse, delta: the queries' sums, beginning with the thread's first column.
 template <class T> struct attention_span_queries {
     const T *q, *dout;
     const float *lse, *delta;
@@ -285,8 +285,7 @@ __device__ __forceinline__ void attention_span_put(const attention_args &p, cons
 }
 
 // Makes the block's part of dq for the tile of queries that begins at `from`. slopes: the gradients of
-// scores, (KEYS, QUERIES) in the layout of tt__wgmma_matrix. part_q: column sums of dq, to which this tile's
-// are added.
+// scores, (KEYS, QUERIES) in the layout of tt__wgmma_matrix. part_q: column sums of dq; the tile's are added.
 template <class T>
 __device__ __forceinline__ void attention_span_dq(const attention_args &p, const attention_tile &t,
                                                   const T *slopes, const T *ks, float (*part_q)[64], int from,
@@ -335,8 +334,8 @@ __device__ __forceinline__ void attention_span_weights(float (&s)[1][8][4], cons
 }
 
 // Adds the contributions of a tile of queries to dk and dv of the warp's 16 keys, which begin at row `row` of
-// tile number `tile` of the block's keys. k, v: this tile. Writes the tile's gradients of scores to slopes,
-// (64 keys, 64 queries).
+// tile number `tile` of the block's keys. k, v: that tile of keys and values. Writes the tile's gradients of
+// scores to slopes, (64 keys, 64 queries).
 template <class T, bool DROPS>
 __device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv)[8][4],
                                                    const attention_args &p, uint64_t random,

@@ -27,8 +27,8 @@ __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const i
                                                 int count, int head, int head_size,
                                                 int thread = (int)threadIdx.x)
 {
-    // PARTS: vectors of 16 bytes in a row; STEP: rows copied at a time. Of 128 threads, 8 idle where D is 80
-    // or 96.
+    // PARTS: vectors of 16 bytes in a row; STEP: rows copied at a time. 8 of 128 threads idle if D is 80 or
+    // 96.
     enum { PARTS = D / 8, STEP = THREADS / PARTS, PITCH = WIDE ? D : D + 8 };
     static_assert(!WIDE || (D == 64 && STEP % 8 == 0), "a row's vectors have one order in all steps");
     const int r = thread / PARTS, c = thread % PARTS * 8;
@@ -181,8 +181,7 @@ template <class T, int D> struct attention_columns {
 
 // Stores the thread's elements 2 h and 2 h + 1 of each tile of 8 columns, multiplied by scale, in row `row`
 // of head `head` of an output or, if `add`, adds them. The first tile begins at `column` of the head. If
-// `sums`, adds the stored numbers to `columns`, too; this works only for 16-bit results that are not added
-// to.
+// `sums`, adds the stored numbers to `columns`, too; this works only for 16-bit results without `add`.
 template <class T, int D>
 __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int head, int head_size,
                                                 const float (&from)[D / 8][4], int h, float scale, bool add,
@@ -233,9 +232,9 @@ __device__ __forceinline__ int64_t attention_sums_begin(const attention_args &p,
     return ((int64_t)(blockIdx.x / heads) * heads + head) * p.head_size;
 }
 
-// Sets row[m][h] to the row of the batch of query mine + 16 m + 8 h + lane / 4 of the tile, where `mine` is
-// the warp's first query, in the kernels of the forward and dq. Queries from `count` on get the last query's
-// row.
+// Sets row[m][h] to a query's row of the batch, in the kernels of the forward and dq. The query is number
+// mine + 16 m + 8 h + lane / 4 of the tile; `mine` is the warp's first query. Queries from `count` on get the
+// last query's row.
 template <int MT>
 __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const attention_args &p, int first,
                                                   int count, int mine)
@@ -299,9 +298,9 @@ __device__ __forceinline__ bool attention_after(const attention_args &p, int at,
 // warp's queries begin at `mine` in the tile.
 template <int MT> struct attention_queries {
     attention_tile t;
-    int head, mine, pair; // pair: the thread's first column of each 8 columns of scores; it has two
+    int head, mine, pair; // pair: first of the thread's two columns in each 8 columns of scores
     int first, count;     // number of the tile's first query; number of queries of the tile
-    int begin, end, all;  // no query sees keys outside [begin, end); all of the warp's see keys up to `all`
+    int begin, end, all;  // no query sees keys outside [begin, end); all queries of the warp see keys < `all`
     int row[MT][2];       // see attention_rows_of
 };
 
@@ -316,9 +315,9 @@ __device__ __forceinline__ attention_sparse attention_sparse_of(const attention_
     return b;
 }
 
-// Returns the first key, from `at` on, in a block that any of b's blocks of queries sees. If KEYS, b has
-// blocks of keys: returns the first query, from `at` on, in a block that sees any of them. Returns `end` or
-// more if there is none. Tests 32 blocks at a time.
+// Returns the first key, from `at` on, in a block that any of b's blocks of queries sees; `end` or more
+// without such a key. If KEYS, b has blocks of keys: returns the first query in a block that sees any of b's
+// blocks. Tests 32 blocks at a time.
 template <bool KEYS>
 __device__ __forceinline__ int attention_seen_from(const attention_args &p, const attention_sparse &b,
                                                    int head, int at, int end)
@@ -368,7 +367,7 @@ __device__ __forceinline__ void attention_fetch_rows(T *ks, T *vs, const attenti
 }
 
 // Copies KEYS keys and values of a sequence, beginning with key `key`, into one of two stages. head: the head
-// of q that reads them.
+// of q that reads these keys.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attention_args &p,
                                                      const attention_tile &t, int key, int stage, int head)

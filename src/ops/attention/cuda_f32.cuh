@@ -18,8 +18,8 @@ struct attention_rows { // `count` rows of the matrix m
     int first, count;
 };
 
-// Copies columns of the rows x into `to` (64, PITCH): COLUMNS columns, beginning with `column`. Columns that
-// x does not have (it has `columns` of them) and rows after the last row of x become zeros.
+// Copies COLUMNS columns of the rows x, beginning with `column`, into `to` (64, PITCH). x has only `columns`
+// columns from `column` on. Columns that x lacks, and rows after the last row of x, become zeros.
 template <int COLUMNS, int PITCH>
 __device__ __forceinline__ void attention_stage(float *to, const attention_rows &x, int64_t column,
                                                 int columns)
@@ -77,8 +77,8 @@ __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage,
     }
 }
 
-// Adds the product of tile (64, ATTENTION_PITCH) and y to `to`, for 64 columns of y, or `columns` if these
-// are fewer, beginning with `column`. Has a barrier before the tile is read, and none after the last read.
+// Adds the product of tile (64, ATTENTION_PITCH) and y to `to`, for 64 columns of y from `column` on, or for
+// `columns` columns if y has fewer. Has a barrier before the tile is read, and none after the last read.
 __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *tile, float *stage,
                                               const attention_rows &y, int64_t column, int columns)
 {
@@ -103,7 +103,7 @@ __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *ti
     }
 }
 
-// Writes scale * from to the thread's four columns of a row of m or, if `add`, adds it.
+// Writes scale * from to the thread's four columns of a row of m or, if `add`, adds scale * from.
 __device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, int64_t column, int columns,
                                                 const float (&from)[4], float scale, bool add)
 {
@@ -127,7 +127,7 @@ __device__ __forceinline__ void attention_draw(uint16_t *keep, const attention_a
 
 // Sets times, (64 queries, 64 blocks), to how many times each of a tile's `count` queries sees each block
 // that has any of the 64 keys from `key` on; block 0 is the block of `key`. Returns false if no query sees
-// any of these blocks. Has a barrier.
+// any of these blocks. All threads of the block must call the function.
 __device__ __forceinline__ bool attention_time_tile(unsigned char *times, const attention_args &p,
                                                     const attention_tile &t, int first, int count, int key,
                                                     int blocks, int head)
@@ -144,8 +144,7 @@ __device__ __forceinline__ bool attention_time_tile(unsigned char *times, const 
 }
 
 // The work of a thread block of the f32 kernels: tile `t` of head `head`, and one part of the head's columns.
-// skip: number of the head's columns before the part; columns: number of columns from there to the head's
-// end.
+// skip: number of the head's columns before the part; columns: number of the remaining columns.
 struct attention_block { attention_tile t; int head, skip, columns; };
 
 // Returns the work of thread block number `block`. heads: number of heads over which the blocks are divided.

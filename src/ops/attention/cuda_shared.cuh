@@ -270,7 +270,7 @@ __global__ __launch_bounds__(256) void attention_order(const int32_t *index, int
 }
 
 // Computes the sums of dout * out of each row and head, with loads of 16 bytes. PARTS threads of a warp
-// compute a sum together. They make NUMBERS sums, whose loads are in flight together.
+// compute a sum together. The PARTS threads make NUMBERS sums, whose loads are in flight together.
 enum { TT__DELTA_NUMBERS = 4 };
 template <class T, int PARTS> __global__ __launch_bounds__(256) void attention_delta(attention_args p)
 {

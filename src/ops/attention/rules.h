@@ -123,8 +123,7 @@ static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
     i.attr.alibi = o->alibi;
     if (o->alibi != 0) i.attr.alibi_heads = o->heads;
     i.attr.alibi_rounded = o->alibi != 0 && o->alibi_rounded;
-    /* k may have fewer heads than q if their number divides q's; otherwise the shape rule reports an error.
-       */
+    /* The number of k's heads must divide the number of q's; otherwise the shape rule reports an error. */
     const int64_t head = o->heads < 1 ? 0 : tt_value_width(t, q) / o->heads;
     const int64_t key_heads = head && tt_value_width(t, k) % head == 0 ? tt_value_width(t, k) / head : 0;
     const bool divides = key_heads && key_heads <= o->heads && o->heads % key_heads == 0;
@@ -174,14 +173,13 @@ static tt_status tt__check_ATTENTION(const tt__launch *l)
     return status == TT_OK ? tt__check_indices(l, 4, l->in[1].rows, NULL, "rows to gather from") : status;
 }
 
-/* Returns the lists of blocks of an instruction, or NULL. */
+/* Returns the lists of blocks of an instruction; NULL: the instruction has no lists. */
 static const uint16_t *tt__lists_of(const tt_tape *t, const tt__instr *i)
 {
     return i->attr.lists ? t->lists + i->attr.lists - 1 : NULL;
 }
 
-/* Returns the number of blocks of a sequence of `length` rows in block-sparse attention; 0: the sequence is
-   dense. */
+/* Returns the number of blocks of a sequence of `length` rows in block-sparse attention; 0 if dense. */
 static inline int64_t tt__attention_blocks(const tt__attr *attr, int64_t length)
 {
     return attr->block && length > attr->dense ? tt__ceil_div(length, attr->block) : 0;

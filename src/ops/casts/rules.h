@@ -54,8 +54,8 @@ static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t s
     return cols == whole->shape.cols;
 }
 
-/* Drops a fill with zeros if the next instruction that uses the tensor adds to all of it; this instruction
-   then writes instead. The backward of attention is such an instruction, for the gradient of packed queries,
+/* Drops a fill with zeros if the next instruction that uses the tensor adds to all of it. That instruction
+   then writes instead. An example is the backward of attention, which makes the gradient of packed queries,
    keys and values. */
 static void tt__fuse_FILL(tt_tape *t, int k, int32_t root)
 {

@@ -47,7 +47,7 @@ template <class T, int N, int LEVELS> struct sum_tree {
         }
     }
 
-    // Sets x to the sum of all members so far. count: their number, at least 1.
+    // Sets x to the sum of the first `count` members, which are all members so far, at least 1.
     __device__ __forceinline__ void finish(int count, T (&x)[N], int how, tt_dtype dtype)
     {
         bool some = false;
@@ -168,7 +168,7 @@ struct move_plan {
     bool packed;        // whether an operand has only its member's shard
     bool to_piece;      // whether the result has only this member's shard
     int owner;          // the member whose shard is the whole tensor; -1: tt__shard gives the shards
-    int only;           // the only member with an operand; -1: all have one
+    int only;           // the only member with an operand; -1: all members have operands
 };
 
 move_plan plan_of(const tt__launch *l)

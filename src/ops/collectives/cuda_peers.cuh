@@ -10,7 +10,7 @@ namespace {
 
 // ---- trials that find out which devices can load from each other's memory
 
-#ifndef TT__PROBE_BYTES // tests make it smaller
+#ifndef TT__PROBE_BYTES // tests make TT__PROBE_BYTES smaller
 #define TT__PROBE_BYTES ((size_t)16 << 20)
 #endif
 
@@ -27,8 +27,7 @@ __global__ void __launch_bounds__(256) fill_probe(uint4 *to, int64_t n)
         to[i] = probe_words(i);
 }
 
-// Counts those of the n vectors at p that differ from the vectors of fill_probe, and adds the count to
-// *wrong.
+// Adds to *wrong the number of the n vectors at p that differ from the vectors of fill_probe.
 __global__ void __launch_bounds__(256) check_probe(const uint4 *p, int64_t n, unsigned *wrong)
 {
     tt__begin_kernel();

@@ -130,7 +130,7 @@ static bool tt__layout_of_move(const tt_tape *t, const tt__instr *i, const tt__s
     return i->op == TT__OP_ALL_GATHER && in[0] == TT__ROWS;
 }
 
-/* Emits the backward of a sum over the tensor-parallel ranks: passes the gradient of the sum on, which each
+/* Emits the backward of a sum over the tensor-parallel ranks: passes on the gradient of the sum, which each
    rank has whole. */
 static void tt__backward_ALL_REDUCE(tt__builder *b, const tt__instr *f, int32_t g)
 {
@@ -143,7 +143,7 @@ static void tt__backward_REDUCE_SCATTER(tt__builder *b, const tt__instr *f, int3
     tt__grad_into(b, 0, f->in[0]);
 }
 
-/* Emits the backward of a gather over the tensor-parallel ranks: a rank takes its own rows of the whole
+/* Emits the backward of a gather over tensor-parallel ranks: each rank takes its rows of the whole
    gradient. */
 static void tt__backward_ALL_GATHER(tt__builder *b, const tt__instr *f, int32_t g)
 {
@@ -221,4 +221,4 @@ TT__COLLECTIVE(BROADCAST, tt__shape_BROADCAST, NULL, TT__REDUCE_PHASE | TT__SPRE
                tt__loads_BROADCAST);
 TT__COLLECTIVE(SEND, tt__shape_SEND, NULL, TT__SPREAD_PHASE, NULL);
 TT__COLLECTIVE(RECV, tt__shape_RECV, NULL, TT__SPREAD_PHASE, tt__loads_RECV);
-TT__COLLECTIVE(SUM_SLOTS, tt__shape_of_sum, NULL, 0, NULL); /* reads only the rank's own memory */
+TT__COLLECTIVE(SUM_SLOTS, tt__shape_of_sum, NULL, 0, NULL); /* SUM_SLOTS reads only the rank's own memory */

@@ -9,7 +9,7 @@ namespace {
 
 // ---------------------------------------------------------------------------------------- element by element
 
-// Computes y = s * x. Moves x and y once.
+// Computes y = s * x. Reads x and writes y once.
 struct op_scale {
     static constexpr int KIND = HOT_CASTS;
     float s;
@@ -28,7 +28,8 @@ cudaError_t run_scale(const tt__launch *l)
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], false, op);
 }
 
-// Computes y = a + b or, if TIMES, y = a * b. b is a matrix or, if ROW, a single row. Moves a, b and y once.
+// Computes y = a + b or, if TIMES, y = a * b. b is a matrix or, if ROW, a single row. Reads a and b and
+// writes y once.
 template <bool TIMES, bool ROW> struct op_two {
     static constexpr int KIND = HOT;
     static constexpr bool BY_ROW = ROW;
@@ -52,7 +53,7 @@ template <class OP> cudaError_t run_two(const tt__launch *l)
 }
 
 // Arguments of rotary positions. A thread rotates up to 8 pairs of columns of a head, and the same pairs of
-// TURN_HEADS heads. Moves x and y once.
+// TURN_HEADS heads. Reads x and writes y once.
 enum { TURN_HEADS = 8 };
 struct rotary_args {
     tt__mat x, y;
@@ -155,7 +156,7 @@ cudaError_t run_rotary(const tt__launch *l)
     return e != cudaSuccess ? e : TT__LAUNCH(rotary_kernel, grid, TT__ROW_THREADS, 0, l->device->stream, a);
 }
 
-// Sets y to a constant, multiplied by the loss scale if `scale` is not NULL. Moves y once.
+// Sets y to a constant, multiplied by the loss scale if `scale` is not NULL. Writes y once.
 struct op_fill {
     static constexpr int KIND = RARE;
     float x;
@@ -175,7 +176,7 @@ cudaError_t run_fill(const tt__launch *l)
     return l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, l->out[0], false, false, op);
 }
 
-// Computes y = act(x); op_act_backward computes dx = dy * act'(saved). Both move operands and results once.
+// Computes y = act(x); op_act_backward computes dx = dy * act'(saved). Both read and write matrices once.
 template <int ACT> struct op_act {
     static constexpr int KIND = ACT == TT__ACT_GELU || ACT == TT__ACT_GELU_TANH ? HOT : RARE;
     __device__ void begin() {}
@@ -239,7 +240,7 @@ cudaError_t run_activation_backward(const tt__launch *l)
     return run_slope(l, l->instr->attr.act, l->in[0], l->in[1], l->out[0], l->add[0], l->out[1], l->add[1]);
 }
 
-// Computes y = silu(gate) * up. Moves gate, up and y once.
+// Computes y = silu(gate) * up. Reads gate and up and writes y once.
 struct op_swiglu {
     static constexpr int KIND = HOT;
     __device__ void begin() {}
@@ -259,7 +260,7 @@ cudaError_t run_swiglu(const tt__launch *l)
 }
 
 // Arguments of the backward of swiglu, which works on groups of 8 columns, as each_group does. dgate or dup
-// may be absent, or have the memory of an operand. Moves operands and results once.
+// may be absent, or have the memory of an operand. Reads operands and writes results once.
 struct swiglu_args { tt__mat dy, gate, up, dgate, dup; bool add_dgate, add_dup, vector; int64_t per_row; };
 
 // Computes dgate and dup. X: dtype of all operands and results, or ANY.
@@ -322,8 +323,8 @@ cudaError_t run_swiglu_backward(const tt__launch *l)
 
 // Computes y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual if it is present.
 // A group of 8 columns gets its 16-bit random numbers from Philox counter {r, c / 8, 0, 0}, where r and c
-// count the rows and columns of all ranks; if `number` is not NULL, number[r] replaces r. Moves x, residual
-// and y once; the random numbers take some 12 integer operations an element.
+// count the rows and columns of all ranks; if `number` is not NULL, number[r] replaces r. Reads x and
+// residual and writes y once; the random numbers take some 12 integer operations an element.
 struct op_dropout {
     static constexpr int KIND = HOT;
     const tt__step_settings *run;

@@ -31,8 +31,7 @@ static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t 
     tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "0");
 }
 
-/* Returns the instruction whose out[0] is v if v has only one reader, so that the two can be merged; else
-   returns -1. */
+/* Returns the instruction with out[0] v, if v has only one reader, so that the two can be merged; else -1. */
 static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 {
     int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
@@ -85,12 +84,12 @@ static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
     const tt__tape_value *v = b->t->values;
     tt_dtype dtype = v[g].shape.dtype;
     int take = v[f->in[0]].shape.dtype != dtype && v[f->in[1]].shape.dtype == dtype;
-    tt__grad_pass(b, g, f->in[1 - take], false); /* first, because in[take] may take g over */
+    tt__grad_pass(b, g, f->in[1 - take], false); /* first, because in[take] may take over g */
     tt__grad_pass(b, g, f->in[take], true);
 }
 
-/* Merges addition k with the instruction that computes one of its operands; the merged instruction adds the
-   other operand. */
+/* Merges addition k with the instruction that computes one of its operands and then adds the other
+   operand. */
 static void tt__fuse_ADD(tt_tape *t, int k, int32_t root)
 {
     for (int side = 0; side < 2; side++) {
@@ -230,7 +229,7 @@ tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_o
     *to = *o;
     to->heads = 0; /* attr.heads has the number of heads, which is less for a shard of x */
     if (!to->size && o->heads > 0) to->size = (int)tt__min(tt_value_width(t, x) / o->heads, INT_MAX);
-    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* sets options that are not read to fixed values */
+    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* options that are not read get fixed values */
     if (o->scaling < TT_ROTARY_LLAMA3) to->original = 1;
     if (o->scaling < TT_ROTARY_LLAMA3 || (o->low == 0 && o->high == 0)) {
         to->low = 1;
@@ -287,8 +286,9 @@ static tt__instr *tt__emit_move(tt__builder *b, int op, const tt__instr *f, int3
 }
 
 /* Emits the backward of SCALE. A SCALE by 1 that has a `move` marks that the tensor-parallel ranks make
-   partial gradients of x (tt__entered). These are summed over the ranks before they are added to the gradient
-   of x. If the rows of x were gathered only for this SCALE, each rank gets only its own rows of the sum. */
+   partial gradients of x (tt__entered). The partial gradients are summed over the ranks before they are added
+   to the gradient of x. If the rows of x were gathered only for this SCALE, each rank gets only its own rows
+   of the sum. */
 static void tt__backward_SCALE(tt__builder *b, const tt__instr *f, int32_t g)
 {
     const tt_tape *t = b->t;

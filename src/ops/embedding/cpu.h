@@ -8,7 +8,7 @@
 /* ---------------------------------------------------------------------------------------------- embedding */
 
 /* Computes rows [from, to) of out[0]. Row r is row r of m or, if index is not NULL, row index[r] - first of
-   m; it is zeros where m has no such row. */
+   m; without such a row in m, row r is zeros. */
 TT__INLINE void TT__K(take_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                  const tt__mat *m, const int32_t *index, int64_t first)
 {

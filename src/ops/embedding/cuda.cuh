@@ -11,7 +11,7 @@ namespace {
 
 // ---- gradients of tables: sort the rows of dy by id, and for equal ids by row; then sum rows of equal ids
 
-#ifndef TT__SORT_TILES // max number of blocks of the radix sort; tests make it smaller
+#ifndef TT__SORT_TILES // max number of blocks of the radix sort, smaller in tests
 #define TT__SORT_TILES 128
 #endif
 enum { TT__SORT_STEP = 1024 }; // number of ids that a block sorts at a time
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
 // Sorts up to TT__RANKED ids and their rows in one step: the place of an id is the number of ids that come
 // before it. A block counts these for 32 ids, and each of its 8 warps compares the 32 ids with an eighth of
 // all ids. The other blocks write zeros to `zero`.
-#ifndef TT__RANKED // tests make it smaller
+#ifndef TT__RANKED // tests make TT__RANKED smaller
 #define TT__RANKED 8192
 #endif
 enum { TT__ZEROS = 4096 }; // number of 16-byte vectors of zeros that a block writes at a time
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
         tt__cp_async_16(all + k, ids + k);
     TT__ROLLED for (int k = whole + threadIdx.x; k < n; k += TT__ROW_THREADS)
         tt__cp_async_4(all + k, ids + k);
-    // Pads the ids to 8 * each with large ids, which are fewer than 256.
+    // Pads the ids to 8 * each with large ids, fewer than 256.
     if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1;
     tt__cp_async_commit();
     tt__cp_async_wait<0>();
@@ -186,8 +186,8 @@ __device__ __forceinline__ void copy_group(uint4 *to, const tt__mat &m, int64_t 
 // an id whose rows are all in the chunk goes to row id - first of `to`, if this row exists. Otherwise the sum
 // is partial: it goes to partial[block][0] if the chunk before also has rows of the id, and to
 // partial[block][1] if the id begins in this chunk and continues in the next. wide: dy and `to` have whole
-// groups of 8 columns at multiples of 16 bytes, and shared memory has room for the rows in flight. Moves dy
-// and the rows of `to` once.
+// groups of 8 columns at multiples of 16 bytes, and shared memory has room for the rows in flight. Reads dy
+// and writes the rows of `to` once.
 __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t *rows, int64_t n, tt__mat dy,
                                                tt__mat to, int64_t first, bool add, bool wide, int64_t chunk,
                                                float *partial)
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
     const bool copies = wide && width > 0;
     const int vectors = dy.dtype == TT_F32 || (add && to.dtype == TT_F32) ? 2 : 1; // vectors in 8 columns
     const int largest = TT__SUMMED / vectors / (add ? 2 : 1), step = (int)blockDim.x * vectors;
-    // own: the thread's columns of rows of dy; old: those of rows of `to`.
+    // own: the thread's columns of rows of dy; old: the thread's columns of rows of `to`.
     uint4 *const own = coming + t * vectors, *const old = own + largest * step;
     const tt__mat parts = {partial, TT_F32, 0, dy.cols, dy.cols};
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];

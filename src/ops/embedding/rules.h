@@ -20,8 +20,8 @@ static bool tt__shape_EMBEDDING(tt_tape *t, const tt__instr *i, tt__shape *out)
     return !table->axis || tt__bad(t, i, 1, "a table with a fixed number of rows");
 }
 
-/* The layout rule of EMBEDDING. If a rank has a shard of the table, its rows for ids outside the shard are 0,
-   so the result is partial. */
+/* The layout rule of EMBEDDING. If a rank has a shard of the table, the rank's result is 0 in rows whose ids
+   are outside the shard, so the result is partial. */
 static bool tt__layout_EMBEDDING(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t;

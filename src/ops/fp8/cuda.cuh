@@ -27,7 +27,7 @@ __device__ __forceinline__ unsigned fp8_largest_of_block(unsigned peak)
 {
     TT__SHARED(unsigned, part, [8]);
     TT__UNROLL for (int m = 16; m; m >>= 1) peak = max(peak, __shfl_xor_sync(0xffffffffu, peak, m));
-    __syncthreads(); // before this, threads may still read `part` of an earlier call
+    __syncthreads(); // waits, because threads may still read `part` of an earlier call
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = peak;
     __syncthreads();
     TT__UNROLL for (int k = 0; k < 8; k++) peak = max(peak, part[k]);
@@ -169,7 +169,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
         if (!t.across) continue;
         transpose_bytes(q[0].x, q[1].x, q[2].x, q[3].x);
         transpose_bytes(q[0].y, q[1].y, q[2].y, q[3].y);
-        __syncthreads(); // before this, threads may still read the previous tile
+        __syncthreads(); // waits, because threads may still read the previous tile
         TT__UNROLL for (int k = 0; k < 8; k++) // column k of the four rows
             ((uint32_t *)turned[8 * part + k])[four ^ 4 * part] = k < 4 ? q[k].x : q[k - 4].y;
         __syncthreads();

@@ -9,8 +9,8 @@
 /* -------------------------------------------------------------------------------- linear layers: launches */
 
 /* Returns the arguments of the product C = A B, where C is out[0] (m, n) and the sums run over k elements.
-   Each row of the matrix a is a row of A; if a_columns, each column is. Each row of the matrix b is a column
-   of B; if b_columns, each column is. */
+   Each row of the matrix a is a row of A; if a_columns, each column is a row of A. Each row of the matrix b
+   is a column of B; if b_columns, each column is a column of B. */
 TT__INLINE tt__gemm_args TT__K(gemm_args)(const tt__launch *l, int64_t k, const tt__mat *a, bool a_columns,
                                           const tt__mat *b, bool b_columns)
 {

@@ -71,8 +71,8 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
 }
 
 /* Computes a block of C from a panel of A and a panel of B. Multiplies as many thirds of the panel of A (or
-   halves of a panel of 4 or 8 rows) as hold `rows` rows, and all columns of the panel of B, or only the first
-   16 of 48 if `cols` is at most 16. */
+   halves of a panel of 4 or 8 rows) as hold `rows` rows. Multiplies all columns of the panel of B, or only
+   the first 16 of 48 if `cols` is at most 16. */
 TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, STEP = MR % 3 ? MR / 2 : MR / 3, THIRDS = STEP * 3 == MR, NV = TT__GEMM_NV };
@@ -114,8 +114,8 @@ TT__OUTLINE void TT__K(attention_micro)(int64_t rows, int64_t cols, const tt__pr
 
 #ifdef TT__DOT
 /* Computes a block of C from pairs of bf16: one instruction multiplies TT__DOT_DEPTH elements of a row and a
-   column. It shares no code with the fp32 microkernel, because compilers do not inline a function into one
-   that is compiled for another CPU. */
+   column. The function shares no code with the fp32 microkernel, because compilers do not inline a function
+   into a function that is compiled for another CPU. */
 TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row, int64_t a_col,
                                      int64_t b_row, const float scale, const tt__product *p)
 {
@@ -274,7 +274,7 @@ TT__INLINE void TT__K(tiles_begin)(int64_t rows) { (void)rows; }
 TT__INLINE void TT__K(tiles_end)(void) {}
 #endif
 
-/* Work on elements [col, col + n) of a row of m: gemm_take reads them, gemm_add adds them to `sums`, and
+/* gemm_take reads elements [col, col + n) of a row of m, gemm_add adds these elements to `sums`, and
    gemm_keep writes them. `sums` has room for whole vectors. */
 TT__INLINE void TT__K(gemm_take)(float *to, const tt__mat *m, int64_t row, int64_t col, int64_t n)
 {

@@ -20,16 +20,16 @@ typedef struct TT__K(gemm_block) {
     bool direct;                          /* C itself holds the sums, which begin as `base` or as 0 */
     tt__mat base;
     TT__K(gemm_operand) a, b;
-    /* partial[panel of columns][partial_rows][NR]: the sums over [0, k0). */
+    /* partial: the sums over units [0, k0), as [panel of columns][partial_rows][NR]. */
     float *a_panels, *b_panels, *partial;
     int64_t row, rows, col, cols, k0, k, partial_rows;
     bool last;                            /* whether this is the last block of k */
-    int64_t a_tasks, pack_tasks;          /* packing tasks of A, and of A and B; the two kinds alternate */
+    int64_t a_tasks, pack_tasks;          /* numbers of packing tasks of A, and of A and B together */
     int64_t tile_rows, tile_cols, tiles_across;
 } TT__K(gemm_block);
 
-/* Runs task `task` of packing an operand. A task packs TT__GEMM_PACK_LINES lines if lines run along memory;
-   otherwise it packs TT__GEMM_PACK_K units of all lines. */
+/* Runs task `task` of packing an operand. A task packs TT__GEMM_PACK_LINES lines if a line is contiguous in
+   memory; otherwise it packs TT__GEMM_PACK_K units of all lines. */
 TT__FN void TT__K(gemm_pack_some)(const TT__K(gemm_block) *w, int64_t task, float *to, int width,
                                   const TT__K(gemm_operand) *x, int64_t line, int64_t lines)
 {
@@ -315,7 +315,7 @@ TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a,
         for (int j = 0; j < cols; j++) sums[i * TT__GEMM_STRIP + j] += total[2 * i + j];
 }
 
-/* Computes the sums of `cols` columns, from `col` on, of a B with contiguous columns: by dot products. */
+/* Computes the sums of `cols` columns, from `col` on, by dot products. The columns of B are contiguous. */
 TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
 {
     const tt__gemm_args *g = w->args;
@@ -351,8 +351,8 @@ TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t 
     }
 }
 
-/* Computes the sums of `cols` columns, from `col` on, of a B with contiguous rows: adds scaled rows of B to
-   the sums, four rows at a time so that the sums are loaded less often. */
+/* Computes the sums of `cols` columns, from `col` on, by adding scaled rows of B, four rows at a time so that
+   the sums are loaded less often. The rows of B are contiguous. */
 TT__FN void TT__K(gemm_few_rows)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
 {
     const tt__gemm_args *g = w->args;
@@ -470,7 +470,7 @@ TT__FN void TT__K(gemm)(tt__pool *pool, const tt__gemm_args *args)
    number of floating-point operations. Using *sink keeps the compiler from dropping the loop. */
 TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 {
-    enum { SUMS = TT__GEMM_MR * TT__GEMM_NV >= 24 ? 24 : 12 }; /* number of sums, for 32 or 16 registers */
+    enum { SUMS = TT__GEMM_MR * TT__GEMM_NV >= 24 ? 24 : 12 }; /* 24 sums with 32 registers, 12 with 16 */
     tt__vf sum[SUMS], x = TT__K(splat)(0.999f), y = TT__K(splat)(*sink);
     TT__EACH(i, SUMS) sum[i] = TT__K(splat)((float)i);
     for (int64_t round = 0; round < n; round++) {

@@ -45,7 +45,7 @@ static int64_t tt__gemm_block(int64_t n, int64_t max, int64_t multiple)
 }
 
 #ifdef TINYTRAIN_CBLAS
-/* Returns whether a CBLAS can compute the product: it takes only f32 operands, and sizes of type int. */
+/* Returns whether a CBLAS can compute the product. A CBLAS takes only f32 operands, and sizes of type int. */
 static bool tt__cblas_takes(const tt__gemm_args *g)
 {
     const int64_t sizes[] = {g->m, g->n, g->k, g->c.ld, g->a_row, g->a_col, g->b_row, g->b_col};

@@ -35,8 +35,7 @@ struct product {
     const float *unscale_a, *unscale_b;
 };
 
-// Returns element i of an operand as a float. FP8: the operand has dtype TT__E4M3 or TT__E5M2, which load_any
-// cannot read.
+// Returns element i of an operand as a float. FP8: the dtype is TT__E4M3 or TT__E5M2, unknown to load_any.
 template <bool FP8> __device__ __forceinline__ float factor(const void *p, tt_dtype dtype, int64_t i)
 {
     if (!FP8) return load_any(p, dtype, i);
@@ -62,7 +61,7 @@ __device__ __forceinline__ void finish_element(const product &g, int64_t i, int6
 }
 
 // Makes a product by tiles of 64 x 64 elements of C: 256 threads have 4 x 4 sums each and add 16 products to
-// each sum at a time. For small or rare products for which cuBLASLt has no algorithm.
+// each sum at a time. It serves small or rare products for which cuBLASLt has no algorithm.
 template <bool FP8> __global__ void __launch_bounds__(256) any_matmul(product g)
 {
     tt__begin_kernel();
@@ -319,9 +318,9 @@ tuned_product *tuned_of(tt__device *d, const product_key &key)
     return NULL;
 }
 
-// Returns the tuned entry that fits the key in all but the number of rows: the entry with exactly the key's
-// rows, else the one with the fewest rows above them, else the one with the most rows; NULL if none fits.
-// Only entries with `met` count, so the result does not depend on the products that ran before.
+// Returns the tuned entry that fits the key in all but the number of rows: the entry with the key's number of
+// rows, else with the next larger number, else with the largest; NULL if no entry fits. Only entries with
+// `met` count, so the result does not depend on the products that ran before.
 const tuned_product *nearest_tuned(tt__device *d, const product_key &key)
 {
     const tuned_product *nearest = NULL;
@@ -371,7 +370,7 @@ cublasStatus_t lt_make(const tt__launch *l, const lt_product &p, const lt_descri
                           resident_workspace::LT_BYTES, l->device->stream);
 }
 
-// Returns whether cublasLtMatmul's status means that it cannot use the algorithm for the product.
+// Returns whether cublasLtMatmul's status means that cuBLASLt cannot use the algorithm for the product.
 bool lt_refuses(cublasStatus_t s)
 {
     return s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE;

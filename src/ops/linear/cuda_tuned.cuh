@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, 
 {
     tt__begin_kernel();
     for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (int64_t)gridDim.x * 256) {
-        uint32_t u = (uint32_t)i * 2654435761u ^ seed; // Knuth, TAOCP 3, 6.4; then MurmurHash3's final mix
+        uint32_t u = (uint32_t)i * 2654435761u ^ seed; // a hash: Knuth, TAOCP 3, 6.4; then MurmurHash3's
+                                                       // final mix
         u = (u ^ u >> 16) * 0x85ebca6bu;
         u = (u ^ u >> 13) * 0xc2b2ae35u;
         const float v = (float)(int32_t)(u ^ u >> 16) * 0x1p-31f;
@@ -222,8 +223,8 @@ cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
     return e;
 }
 
-// Marks the tuned entries of the product as met by the device's programs. If there are none, times the
-// product, if `times`.
+// Marks the tuned entries of the product as met by the device's programs. If there are no entries and `times`
+// is true, times the product.
 cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool *untimed)
 {
     tt__device *d = l->device;

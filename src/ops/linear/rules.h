@@ -167,7 +167,7 @@ static size_t tt__cpu_LINEAR_DW(int threads, const tt_tape *t, const tt__instr *
     return gemm > sums ? gemm : sums;
 }
 
-enum { TT__NEAR = 64 }; /* max instructions that are searched for the one that wrote an operand */
+enum { TT__NEAR = 64 }; /* max number of instructions searched backwards for the writer of an operand */
 
 /* Moves result o of instruction k, the column sums of in[0], to a new instruction before k. */
 static void tt__sum_columns_apart(tt_tape *t, int k, int o)
@@ -227,11 +227,12 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
         if (from.op < 0) continue;
         if (tt__reads(t, &from, sums->base) || tt__writes(t, &from, sums->base)) return;
         if (!tt__writes(t, &from, v->base)) continue;
-        const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* cuBLASLt writes in[0] */
+        const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* cuBLASLt writes in[0], not a
+                                                                            kernel that could sum columns */
         const unsigned parts = product ? 0 : tt__outputs_that_make(t, &from, v);
         if (!parts) return;
         if (from.segment != i.segment || from.slot != i.slot) return;
-        if (from.stage != i.stage) { /* sums in an instruction of the stage that has the bias */
+        if (from.stage != i.stage) { /* the sums stay in the stage that has the bias */
             tt__sum_columns_apart(t, k, o);
             return;
         }
@@ -259,11 +260,10 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
 static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LINEAR_DW, {NULL},
     tt__cpu_LINEAR_DW, tt__cuda_LINEAR_DW, NULL, NULL, tt__fuse_column_sums};
 
-/* Several products of one x, such as the products that make queries, keys and values, or the products that
-   make the gradients of their weights, become one product if their other operands are side by side in memory:
-   weights and their gradients row below row; biases and their gradients, results and their gradients column
-   beside column. Each operand and result has a role: 0 to 2 are in[0] to in[2], 3 and 4 are out[0] and
-   out[1]. */
+/* Several products of one x, such as those that make queries, keys and values or their weights' gradients,
+   become one product. Their other operands must be side by side in memory: weights and their gradients row
+   below row; biases and their gradients, results and their gradients column beside column. Each operand and
+   result has a role: 0 to 2 are in[0] to in[2], 3 and 4 are out[0] and out[1]. */
 
 enum { TT__ROLES = 5, TT__RESULT_ROLE = 3 };
 
@@ -315,9 +315,9 @@ static bool tt__lies_after(const tt__mat *a, const tt__mat *b, bool below)
     return alike && a->dtype == b->dtype && (char *)a->data + apart == (char *)b->data;
 }
 
-/* Joins those of the n products in l, which run together, whose operands are side by side. Does not join
-   products that need scratch, because the scratch is sized for one product. Returns the number of launches
-   left in l. */
+/* Joins products whose operands are side by side, among the n products in l, which run together. Does not
+   join products that need scratch, because the scratch is sized for one product. Returns the number of
+   launches left in l. */
 static int tt__join_launches(tt__launch *l, int n)
 {
     int last = 0;

@@ -116,7 +116,7 @@ struct logit_sums {
         merge_rows(m, s, sx, right);
         if (THREADS > 32) {
             TT__SHARED(float4, part, [(THREADS + 31) / 32]);
-            __syncthreads(); // before this, threads may still read `part` of the previous row
+            __syncthreads(); // waits, because threads may still read `part` of the previous row
             if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
             __syncthreads();
             const bool there = thread % 32 < THREADS / 32;
@@ -244,8 +244,8 @@ __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8],
     }
 }
 
-// Computes the gradients of logits x (rows, n), and writes them to dx or (add) adds them. Moves x and dx
-// once. A thread works on eight elements of a row at a time.
+// Computes the gradients of logits x (rows, n), and writes them to dx or (add) adds them. Reads x and writes
+// dx once. A thread works on eight elements of a row at a time.
 __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x,
                                                               const int32_t *targets, tt__mat weights,
                                                               const float *class_weights, tt__mat lse,
@@ -297,7 +297,7 @@ cudaError_t run_cross_entropy_backward(const tt__launch *l)
 }
 
 // Computes the statistics (lse, sum of p) of each row and the partial counts, for logits x and probabilities
-// p of all classes. GROUP threads work on a row, as in cross_entropy. Moves the logits twice and p once.
+// p of all classes. GROUP threads work on a row, as in cross_entropy. Reads the logits twice and p once.
 template <int GROUP>
 __global__ void __launch_bounds__(256) soft_cross_entropy(tt__mat x, tt__mat p, tt__mat weights,
                                                           tt__mat stats, bool wide, loss_sums *partial)
@@ -343,7 +343,7 @@ cudaError_t run_soft_cross_entropy(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Computes w * (softmax(x) * (sum of p) - p), and writes it to dx or (add) adds it. Moves x, p and dx once.
+// Writes w * (softmax(x) * (sum of p) - p) to dx or (add) adds it. Reads x and p and writes dx once.
 __global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
                                                                    tt__mat weights, tt__mat stats,
                                                                    const float *counts, tt__mat dx, bool add,
@@ -374,8 +374,8 @@ cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
                       is_wide(x) && is_wide(p) && is_wide(dx), TT__RUN_OF(l));
 }
 
-// Computes the partial counts of the squared error of x and y (rows, n); the loss of a row with weight w is
-// w * the sum of (x - y)^2 / n. Moves x and y once.
+// Computes the partial counts of the squared error of x and y (rows, n); the loss of a row with weight w is w
+// * the sum of (x - y)^2 / n. Reads x and y once.
 __global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide,
                                                      loss_sums *partial)
 {
@@ -409,7 +409,7 @@ cudaError_t run_mean_squared_error(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Computes 2 * w * (x - y) / n, and writes it to dx or (add) adds it. Moves x, y and dx once.
+// Computes 2 * w * (x - y) / n, and writes it to dx or (add) adds it. Reads x and y and writes dx once.
 __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
                                                               tt__mat weights, const float *counts,
                                                               tt__mat dx, bool add, bool wide,
@@ -440,8 +440,8 @@ cudaError_t run_mean_squared_error_backward(const tt__launch *l)
                       is_wide(dx), TT__RUN_OF(l));
 }
 
-// Computes the counts of a loss from row_loss, the loss and hit that linear_cross_entropy stored of each row.
-// If row_loss is NULL, sums only the weights. Moves up to 16 bytes a row.
+// Computes the counts of a loss from row_loss, each row's loss and hit (1: the prediction is right). If
+// row_loss is NULL, sums only the weights. Reads up to 16 bytes a row.
 __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_loss, int64_t rows,
                                                            const int32_t *targets, tt__mat weights,
                                                            int ignore, float *counts, float *loss)
@@ -459,9 +459,9 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
     store_counts<1024>(sums, counts, loss);
 }
 
-// Computes the loss and the hit of each row of a chunk's logits z (rows, n), which are f32 in rows of whole
-// 32 bytes. Unless dz.data is NULL, also writes the gradients dz over the rows of z, in the dtype of dz, with
-// zeros up to the end of a row of z. A block works on one row and reads it twice.
+// Computes the loss and the hit (1: the prediction is right) of each row of a chunk's logits z (rows, n),
+// which are f32 in rows of whole 32 bytes. Unless dz.data is NULL, also writes the gradients dz over the rows
+// of z, in the dtype of dz, with zeros to the end of a row of z. A block works on one row and reads it twice.
 __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets,
                                                              tt__mat weights, const float *dloss,
                                                              const float *counts, float2 *row_loss,
@@ -493,9 +493,9 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
 
 // Does the work of linear_cross_entropy, with gradients, for rows that fit into shared memory. As many blocks
 // run as the device holds, and each works on one row after another. A thread copies its own columns, four of
-// every 4,096, to shared memory, and fetches those of the block's next row as soon as it has written the
-// gradients of the current row. It sums the first of a row's ROW_PARTS parts while the other parts are in
-// flight. Moves n * (4 + bytes of an element of dz) bytes a row.
+// every 4,096, to shared memory. Once the thread has written the gradients of a row, it fetches its columns
+// of the block's next row. It sums the first of a row's ROW_PARTS parts while the other parts are in flight.
+// Reads and writes n * (4 + bytes of an element of dz) bytes a row.
 enum { ROW_PARTS = 4 };
 __global__ void __launch_bounds__(1024, 1)
     linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
@@ -580,13 +580,13 @@ tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
-#ifndef TT__LOSS_CACHE // max bytes of a row's logits in shared memory; tests make it smaller
+#ifndef TT__LOSS_CACHE // max bytes of a row's logits in shared memory; smaller in tests
 #define TT__LOSS_CACHE ((size_t)1 << 20)
 #endif
 
-// Returns the matrix to which the chunks of rows add their contributions to gradient m. It is m itself or, if
-// m has 16 bits and there are several chunks (many), an f32 matrix at *at in the workspace, which is rounded
-// to m at the end.
+// Returns the matrix to which the chunks of rows add their contributions to gradient m. The matrix is m
+// itself, unless m has 16 bits and there are several chunks (many). Then it is an f32 matrix at *at in the
+// workspace, rounded to m at the end.
 tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 {
     tt__mat sums = *m;
@@ -600,9 +600,9 @@ tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 
 // The tail: the classes after the last multiple of 64, if the number of classes is not a multiple of 8.
 // cuBLASLt has only slow kernels for a product with such a size (1.68 ms instead of 0.26 ms for 2,048 x
-// 50,257 x 768 on an H200). The tail therefore has products of its own, which read copies of the tail's rows
-// of the weight and elements of the bias, padded with zeros to a multiple of 8. Padding w itself would need
-// room after w wherever it is stored: as the parameter, as shards, gathered, offloaded and cast.
+// 50,257 x 768 on an H200). The tail therefore has its own products. They read copies of the weight's rows
+// and the bias's elements, padded with zeros to a multiple of 8. Padding w itself would need room after w
+// wherever it is stored: as the parameter, as shards, gathered, offloaded and cast.
 struct class_tail {
     int64_t first, count; // the first class, and the number of classes; 0: there is no tail
     tt__mat w, b, dw, db; // w, dw: (rows, in); b, db: (1, rows); rows is count padded; dw and db are f32

@@ -64,11 +64,11 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
 
 /* The linear layer and its backward that a fused loss replaces. */
 typedef struct tt__head {
-    /* Numbers of instructions: the one that makes the logits; the one that makes their gradient (-1: none);
+    /* Numbers of instructions. linear makes the logits; back makes the logits' gradient, -1: none; last is
        the last one that is replaced. */
     int linear, back, last;
-    /* Number of an instruction among these that is not replaced: it fills a gradient to which a product then
-       adds a rank's rows. 0: no such instruction. */
+    /* Number of a FILL between these instructions that is not replaced: it fills a gradient to which a
+       product then adds a rank's rows. 0: no such instruction. */
     int fill;
     tt__instr fused;
 } tt__head;
@@ -108,17 +108,17 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
     return !t->code[h->back].add && t->values[d].base == d && tt__uses(t, d) == products;
 }
 
-/* Logits of fewer bytes than this are stored whole, without fusion. */
+/* Least bytes of logits for fusion. Smaller logits are stored whole. */
 #ifndef TT__LOSS_WHOLE
 #define TT__LOSS_WHOLE ((int64_t)16 << 20)
 #endif
 
 /* Fuses linear + cross_entropy of many logits, and their backward, into one instruction. The instruction
    computes loss and gradients one chunk of rows after another, so that only a chunk's logits exist at a time,
-   as in Liger Kernel (Hsu et al., arXiv 2410.10989). It takes the place of the last instruction that it
-   replaces, so nothing may read the loss before that place. A sum of several losses is therefore not fused.
-   On a CPU, 16-bit gradients of parameters are not fused, because each chunk would round them once more. On
-   CUDA the workspace holds sums of these gradients in f32. */
+   as in Liger Kernel (Hsu et al., arXiv 2410.10989). The fused instruction takes the place of the last
+   instruction that it replaces, so nothing may read the loss before that place. A sum of several losses is
+   therefore not fused. On a CPU, 16-bit gradients of parameters are not fused, because each chunk would round
+   them once more. On CUDA the workspace holds sums of these gradients in f32. */
 static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
 {
     int32_t logits = t->code[k].in[0];
@@ -161,8 +161,8 @@ static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__fixed_in(t, i, 0, 1, 1) && tt__float_in(t, i, 1);
 }
 
-/* The layout rule of a loss's backward. The counts, operand 5, may be partial where rows are sharded, because
-   the kernel does not read them there. */
+/* The layout rule of a loss's backward. Where rows are sharded, the kernel does not read the counts, operand
+   5, so they may be partial. */
 static bool tt__layout_CROSS_ENTROPY_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                               tt__split *out)
 {
@@ -235,8 +235,7 @@ static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
    the number of classes is not a multiple of 8, copies of the weight's rows and the bias's elements for the
    classes after the last multiple of 64, and f32 sums of their gradients, all padded to a multiple of 8
    classes; if weight and bias have 16-bit gradients and there are several chunks, f32 sums of these
-   gradients; the logits of a chunk, in rows of a multiple of 8; and at the end the scratch of the products.
-   */
+   gradients; a chunk's logits, in rows of a multiple of 8; and at the end the scratch of the products. */
 static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *w = tt__in(t, i, 3);

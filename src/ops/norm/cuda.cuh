@@ -74,9 +74,9 @@ template <int X> __device__ __forceinline__ void add_row(float (&v)[8], const ro
     TT__UNROLL for (int j = 0; j < 8; j++) v[j] += u[j];
 }
 
-// Sums each of N numbers (1, 2 or 4) over the threads of a row. These are `warps` warps, at most MOST,
-// beginning with warp `first` of the block. All threads of the block must call this. `part` has a row for
-// each warp of the block; no thread may still read it from an earlier call.
+// Sums each of N numbers (1, 2 or 4) over the threads of a row: `warps` warps, at most MOST, beginning with
+// warp `first` of the block. All threads of the block must call the function. `part` has a row for each warp
+// of the block; no thread may still read `part` from an earlier call.
 template <int MOST, int N>
 __device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int first, int warps)
 {
@@ -119,21 +119,20 @@ __device__ __forceinline__ row_stats get_stats(const tt__mat &stats, int64_t r)
 // dropout(dx) in `to`, and its third sums are column sums of `to`.
 struct norm_dropout { op_dropout op; tt__mat from, residual, to; };
 
-// Sizes of a thread block. For NARROW rows, of up to 1,024 columns, a block has EACH teams of threads, and
-// each team works on two rows at a time (a turn), or on one row if X is ANY. For wider rows, a block is one
-// team and works on one row at a time.
+// Sizes of a thread block. For NARROW rows, of up to 1,024 columns, a block has EACH teams of threads. In a
+// turn, a team works on two rows, or on one row if X is ANY. For wider rows, a block is one team and works on
+// one row at a time.
 template <bool NARROW, int X, int EACH> struct norm_block {
     static constexpr int TEAMS = NARROW ? EACH : 1, ROWS = NARROW && X != ANY ? 2 : 1, TURN = TEAMS * ROWS;
     static constexpr int ROW_WARPS = NARROW ? 4 : 16, WARPS = TEAMS * ROW_WARPS, MOST = WARPS * 32;
 };
 template <bool NARROW, int X> using forward_block = norm_block<NARROW, X, 2>;
-// The number of teams, 4 or 1, is that of sum_teams.
+// The number of teams, 4 or 1, must equal sum_teams.
 template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>;
 
 // Computes y = (x - mean) / std * w + b, and stores mean and 1 / std to stats. If not `centred`, the mean
 // counts as 0. A row stays in the registers of its threads and is read once. X: dtype of x and y, or ANY; W:
-// dtype of w and b. Unless X is ANY, the next rows are in flight meanwhile. DROP: with dropout; X must not be
-// ANY.
+// dtype of w and b. Unless X is ANY, the next rows are in flight meanwhile. DROP: with dropout, X not ANY.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == TT_BF16 && !DROP ? 3 : 2 : 1)
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
@@ -203,7 +202,7 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
         }
         if (centred) row_sums<B::ROW_WARPS>(sum, sum_part, team * warps, warps);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
-            sum[i] = centred ? sum[i] * each : 0.0f; // from here on, the mean
+            sum[i] = centred ? sum[i] * each : 0.0f; // sum[i] is the mean from here on
             squares[i] = 0;
             TT__UNROLL for (int j = 0; j < 8; j++) {
                 v[i][j] -= sum[i];
@@ -289,8 +288,8 @@ cudaError_t launch_layernorm(const tt__launch *l, bool centred, bool vector, con
                                              centred, l->add[0], vector, drop);
 }
 
-// Runs layernorm or rmsnorm. dropout: NULL, or the launch of the dropout that makes x, which the same kernel
-// then computes, too (run_with_dropout).
+// Runs layernorm or rmsnorm. dropout: NULL, or the launch of the dropout that makes x. The same kernel then
+// computes the dropout, too (run_with_dropout).
 cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
@@ -376,12 +375,12 @@ __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], flo
     }
 }
 
-// Computes dx = (g - avg(g) - n * avg(g * n)) / std, where n = (x - mean) / std and g = dy * w, and this
-// block's sums over rows of dw = dy * n and db = dy. Writes to partial, for each block, the sums of dw and db
-// and, if `sums`, the column sums of dx (if `add`, after the addition). dx.data may be NULL. X: dtype of dy,
-// x and dx; W: dtype of w. A row and the sums over rows stay in registers; with bf16, the rows of the next
-// turn are in flight meanwhile. Moves dy, x and dx once; if `add`, also reads dx. DROP: with dropout, which
-// needs dx and an X that is not ANY; the rows of drop.to are dx.ld elements apart.
+// Computes dx = (g - avg(g) - n * avg(g * n)) / std, where n = (x - mean) / std and g = dy * w. Sums dw = dy
+// * n and db = dy over the block's rows. Writes to partial, for each block, the sums of dw and db and, if
+// `sums`, the column sums of dx (if `add`, after the addition). dx.data may be NULL. X: dtype of dy, x and
+// dx; W: dtype of w. A row and the sums over rows stay in registers; with bf16, the rows of the next turn are
+// in flight meanwhile. Reads dy and x (if `add`, also dx) and writes dx once. DROP: with dropout, which needs
+// dx and an X that is not ANY; the rows of drop.to are dx.ld elements apart.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
@@ -409,8 +408,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     row_bits<W> bits;
     // `left`: number of the block's rows from the thread's first row in the current turn on. The pointers of
     // operands and results are at the thread's first row of the turn that is fetched next. All rows of a turn
-    // are fetched together, because a thread that waits for one load may have to wait for all loads in
-    // flight.
+    // are fetched together: a thread that waits for one load may have to wait for all loads in flight.
     const int64_t from = (int64_t)blockIdx.x * rows_each;
     const int64_t end = min(x.rows, from + rows_each);
     int left = (int)(end - from) - team;
@@ -533,8 +531,8 @@ cudaError_t launch_layernorm_backward(const tt__launch *l, unsigned blocks, int6
                       vector, sums, 1.0f / (float)l->in[1].cols, drop);
 }
 
-// Runs the backward of layernorm or rmsnorm. dropout: NULL, or the launch of the dropout of dx, which the
-// same kernel then computes, too (run_with_dropout).
+// Runs the backward of layernorm or rmsnorm. dropout: NULL, or the launch of the dropout of dx. The same
+// kernel then computes the dropout, too (run_with_dropout).
 cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;

@@ -47,11 +47,11 @@ TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dty
     }
 }
 
-/* Rounds elements [from, from + n) of m back to 16 bits stochastically, so that steps smaller than half a
-   unit in the last place survive on average (Gupta et al., "Deep learning with limited numerical precision",
-   2015). Element e is rounded up with a probability equal to the dropped fraction, by number e % 8 of Philox
-   counter {e / 8}. e counts from the first element of the whole tensor, so that the elements of a shard are
-   rounded as in the whole tensor. which: the number of the result. */
+/* Rounds elements [from, from + n) of m back to 16 bits stochastically. Steps smaller than half a unit in the
+   last place then survive on average (Gupta et al., "Deep learning with limited numerical precision", 2015).
+   Element e is rounded up with a probability equal to the dropped fraction, by number e % 8 of Philox counter
+   {e / 8}. e counts from the first element of the whole tensor, so that the elements of a shard are rounded
+   as in the whole tensor. which: the number of the result. */
 TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n,
                                   const float *x, uint32_t which)
 {

@@ -13,8 +13,7 @@ namespace {
 
 enum { TT__SQUARES_BLOCKS = 1024 };
 
-// Max number of tensors, of instructions that run together, in a kernel launch. Tests make the number
-// smaller.
+// Max number of tensors in a kernel launch that runs several instructions. Tests make the number smaller.
 #ifndef TT__TENSORS
 // The arguments of a kernel may have 32,764 bytes, or 4,096 bytes before CUDA 12.1.
 #define TT__TENSORS (CUDART_VERSION >= 12010 ? 448 : 60)
@@ -211,7 +210,7 @@ __device__ __forceinline__ uint32_t round_16(float x, uint32_t random, tt_dtype 
     if (magnitude >= 0x477ff000) return sign | 0x7c00;
     if (magnitude >= 0x477fe000) return sign | 0x7bff;
     if (magnitude >= 0x38800000) return sign | (magnitude - 0x38000000 + (random & 0x1fff)) >> 13;
-    const float units = __uint_as_float(magnitude) * 0x1p24f; // of subnormals: exact, below 1024
+    const float units = __uint_as_float(magnitude) * 0x1p24f; // exact: subnormals are below 1024 units
     const uint32_t whole = (uint32_t)units;
     return sign | (whole + ((units - (float)whole) * 65536.0f + (float)random >= 65536.0f));
 }
@@ -225,9 +224,9 @@ __device__ __forceinline__ uint32_t round_up(float x, uint32_t random)
 }
 
 // Rounds elements [i, i + 8) of a vector to its dtype and writes them. Rounds element e of a 16-bit vector
-// stochastically, by number e % 8 of Philox counter {e / 8}, so that steps smaller than half a unit in the
-// last place survive on average (Gupta et al., "Deep learning with limited numerical precision", 2015). e
-// counts from the first element of the whole tensor; the vector begins at element 8 * first of the tensor.
+// stochastically, by number e % 8 of Philox counter {e / 8}. Steps smaller than half a unit in the last place
+// then survive on average (Gupta et al., "Deep learning with limited numerical precision", 2015). e counts
+// from the first element of the whole tensor; the vector begins at element 8 * first of the tensor.
 __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide,
                                         const float (&x)[8], const philox_keys &keys, int64_t first)
 {
@@ -370,10 +369,10 @@ cudaError_t run_squares(const tt__launch *l, int count)
 
 enum { TT__UPDATE_CHUNK = 4 * 2048 }; // number of elements that a block updates
 
-// Updates parameters. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 for SGD
-// without; in 16 bits half as many. G: dtype of all gradients of the launch; P: dtype of all parameters and
-// their states; or ANY. With ANY, only three blocks fit a multiprocessor: a thread needs more registers than
-// the 64 that four blocks allow.
+// Updates parameters. Reads and writes, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12
+// for SGD without; in 16 bits half as many. G: dtype of all gradients of the launch; P: dtype of all
+// parameters and their states; or ANY. With ANY, only three blocks fit a multiprocessor: a thread needs more
+// registers than the 64 that four blocks allow.
 template <bool ADAM, int G, int P>
 __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     update_parameters(const __grid_constant__ param_updates u, const tt__step_settings *run)
@@ -447,7 +446,7 @@ cudaError_t launch_update(const tt__launch *l, const param_updates *u, unsigned 
         const param_update *t = &u->of[k];
         typed = typed && t->wide && t->types[0] == g && t->types[1] == p && (!t->m || t->types[2] == p);
     }
-    if constexpr (ADAM) { // f32 gradients: precision 32-true, accumulation, or weights of norms
+    if constexpr (ADAM) { // gradients are f32 with 32-true, with accumulation and for norms' weights
         if (typed && g == TT_F32 && p == TT_F32) return TT__UPDATE(TT_F32, TT_F32);
         if (typed && g == TT_BF16 && p == TT_F32) return TT__UPDATE(TT_BF16, TT_F32);
         if (typed && g == TT_BF16 && p == TT_BF16) return TT__UPDATE(TT_BF16, TT_BF16);

@@ -44,7 +44,7 @@ __device__ __forceinline__ int64_t sequence_of(const int32_t *start, int64_t seq
     return low;
 }
 
-// Computes dx[r] = dy[s] / (number of rows of sequence s), where s is the sequence of row r. Moves dx once.
+// Computes dx[r] = dy[s] / (number of rows of sequence s), where s is the sequence of row r. Writes dx once.
 struct op_mean_pool_backward {
     static constexpr int KIND = RARE;
     const int32_t *start;
@@ -68,7 +68,7 @@ cudaError_t run_mean_pool_backward(const tt__launch *l)
 
 // Arguments of patches, which sets y[r] to patch number position[r] - 1 of the image of row r, one channel
 // after another, or to zeros if position[r] is 0. A thread works on up to 8 pixels of a line of a patch, with
-// all C channels. words: groups of 8 pixels begin at multiples of 4 bytes. Moves the pixels and y once.
+// all C channels. words: groups of 8 pixels begin at multiples of 4 bytes. Reads pixels and writes y once.
 struct patches_args {
     const uint8_t *pixels;
     int64_t ld, seqs;
@@ -130,8 +130,7 @@ cudaError_t run_patches(const tt__launch *l)
         g.scale[c] = 1 / (255 * o->std[c]);
         g.shift[c] = -o->mean[c] / o->std[c];
     }
-    // words: whether all lines of images begin at multiples of 4 bytes; 8 pixels of C channels are whole
-    // words.
+    // words: whether all lines of images, and so all groups of 8 pixels, begin at multiples of 4 bytes.
     const uintptr_t pitches = (uintptr_t)g.ld | (uintptr_t)(o->width * o->channels);
     g.words = o->patch % 8 == 0 && ((uintptr_t)g.pixels | pitches) % 4 == 0;
     if (!y->rows) return cudaSuccess;
@@ -173,7 +172,7 @@ __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, co
 }
 
 // Sets y[s] to the mean of the rows of sequence s. A block sums 256 columns of a sequence, and each of its
-// warps every eighth row. Moves x once.
+// warps every eighth row. Reads x once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y,
                                                              bool add, bool vector)
 {
@@ -226,8 +225,8 @@ cudaError_t run_mark_rows(const tt__launch *l, int64_t rows)
 }
 
 // Sets y[r] to b where the bit of row r is set, and to x[r] elsewhere. If y has the memory of x, writes only
-// the set rows; otherwise moves x and y once. In the backward, b is absent: y[r] becomes 0 where the bit is
-// set or, if `add`, stays as it is.
+// the set rows; otherwise reads x and writes y once. In the backward, b is absent: y[r] becomes 0 where the
+// bit is set or, if `add`, stays as it is.
 struct op_set_rows {
     static constexpr int KIND = RARE;
     const unsigned *bits;
@@ -261,7 +260,7 @@ cudaError_t run_set_rows(const tt__launch *l)
     return e == cudaSuccess ? run_groups(l->device, l->in[0], l->in[2], l->out[0], false, true, op) : e;
 }
 
-// Copies row r of x to row index[r] of y. Moves x and the written rows once.
+// Copies row r of x to row index[r] of y. Reads x and writes the rows of y once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) store_rows(tt__mat x, const int32_t *index, tt__mat y,
                                                               int64_t groups, bool vector)
 {
@@ -287,8 +286,7 @@ cudaError_t run_store_rows(const tt__launch *l)
 }
 
 // Sums the rows of dy whose bits are set, and writes the sum of column c to partial[blockIdx.x][c]. A block
-// sums 256 columns of the rows of `words` words of bits, 32 rows a word; each of its warps takes every eighth
-// word.
+// sums 256 columns of the rows of `words` words of bits, 32 rows a word; each warp takes every eighth word.
 __global__ void __launch_bounds__(TT__ROW_THREADS) sum_set_rows(tt__mat dy, const unsigned *bits,
                                                                 int64_t words, float *partial, bool vector)
 {
