@@ -22,20 +22,20 @@ override CC := $(MPICC)
 override CPPFLAGS += -DTINYTRAIN_MPI
 endif
 
-# As many jobs as processors, unless the caller gives a number.
+# Runs as many jobs as there are processors, unless the caller gives a number.
 ifeq ($(MAKELEVEL)$(filter -j% --jobs% --jobserver%,$(MAKEFLAGS)),0)
 MAKEFLAGS += -j$(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 endif
 MAKEFLAGS += --no-builtin-rules
 
-# The two files that users copy are joined from src/. If there is Python, compilers read copies of them with
-# #line, so that messages name the files of src/. With PRODUCTS=1 they read the two files themselves, as in
-# CI.
+# The two files that users copy are joined from src/. With Python, compilers read copies of the two files that
+# have #line, so that messages name the files of src/. With PRODUCTS=1, as in CI, compilers read the two files
+# themselves.
 JOINED   := tinytrain.h tinytrain_cuda.cu
 PRODUCTS ?= $(shell $(PYTHON) -c '' 2> /dev/null || echo 1)
 JOINED_IN := $(if $(PRODUCTS),.,$(B)/lines)
 
-# Beside each object, compilers write *.d: the headers of this repository that the object needs.
+# Beside each object, compilers write a file *.d with the headers of this repository that the object needs.
 LIBS    := -lm -lpthread
 STRICT  := -std=c99 -Wall -Wextra -Wpedantic
 DEPENDS := -MMD -MP
@@ -54,8 +54,7 @@ help:
 
 $(JOINED): $(B)/joined
 	@:
-# Runs each time, so that an edit of one of the two files is reported, and neither built from nor lost
-# silently.
+# Runs each time, to report edits of tinytrain.h and tinytrain_cuda.cu, which are products of src/.
 $(B)/joined: FORCE
 	@mkdir -p $(B)/lines
 	@if $(PYTHON) -c '' 2> /dev/null; then \
@@ -74,14 +73,14 @@ gpt: $(B)/gpt
 
 examples: $(EXAMPLES)
 
-# Changes when the compiler or flags change, so that all is rebuilt.
+# B/flags changes when the compiler or the flags change, so that everything is built again.
 FLAGS = $(JOINED_IN) $(CC) $(CXX) $(CPPFLAGS) $(STRICT) $(CFLAGS) $(KERNELS_CFLAGS) $(LDFLAGS) $(WHOLE)
 $(B)/flags: FORCE
 	@mkdir -p $(B)/cuda_emu $(B)/cuda
 	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
 
 # The CPU's kernels, most of a compiler's work, are compiled once for all programs (see TT__KERNELS_ONLY in
-# tinytrain.h). Apple's linker cannot take the first of two definitions; there each program is built from one
+# tinytrain.h). Apple's linker cannot take the first of two definitions; there, each program is built from one
 # file. KERNELS_CFLAGS follow CFLAGS: without optimisation the other code compiles in a third of the time.
 ifneq ($(shell uname -s),Darwin)
 SHARED  := -DTT__KERNELS_ELSEWHERE
@@ -92,11 +91,11 @@ endif
 $(B)/kernels.o: tinytrain.h $(B)/flags
 	$(call compile,$(CFLAGS) $(KERNELS_CFLAGS) -DTINYTRAIN_IMPLEMENTATION -DTT__KERNELS_ONLY -x c)
 
-# The examples use only the public API, so all else is compiled once as well. -Wno-unused-function: clang does
-# not treat the file that it compiles as a header, and warns of unused inline functions.
+# The examples use only the public API, so tinytrain.h is compiled once for all of them. -Wno-unused-function:
+# clang does not treat the file that it compiles as a header, and warns of unused inline functions.
 $(B)/tinytrain.o: tinytrain.h $(B)/flags
 	$(call compile,$(CFLAGS) -Wno-unused-function $(SHARED) -DTINYTRAIN_IMPLEMENTATION -x c)
-# Holds the place of stb_image.h, or none: programs built without it are built again once it is found.
+# Holds the path of stb_image.h, or none. Programs that lack the header are built again once it is found.
 $(B)/stb: FORCE
 	@mkdir -p $(B)
 	@{ echo '#include <stb/stb_image.h>' | $(CC) $(CPPFLAGS) $(CFLAGS) -M -x c - 2> /dev/null | \
@@ -129,7 +128,7 @@ clean:
 
 #> make cuda         build examples, tests and the benchmark of steps for NVIDIA GPUs, as B/cuda/NAME
 #>                   (CUDA_HOME, NVCC, CUDA_ARCHS); TINYTRAIN_CUDA=1 make test runs these tests too
-# Compiles code for the GPUs of CUDA_ARCHS, and PTX for later GPUs.
+# CUDA_CODE compiles code for the GPUs of CUDA_ARCHS, and PTX for later GPUs.
 CUDA_HOME   ?= /usr/local/cuda
 CUDA_WERROR ?= -Werror all-warnings
 NVCC        ?= $(CUDA_HOME)/bin/nvcc

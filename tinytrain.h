@@ -113,7 +113,8 @@
      tt_compile computes how much memory a program needs (tt_program_plan, tt_plan_text, tt_plan_svg). It
      allocates nothing, and works for a kind of device that this machine lacks. tt_allocate, or the first
      tt_set, allocates the arena, of exactly the planned size. A step allocates nothing, with two exceptions:
-     a CBLAS may allocate, and with `tune` the first run takes memory of the device while it measures times.
+     a CBLAS may allocate, and with tt_compile_options.tune the first run takes memory of the device while it
+     measures times.
      A program that shares another program's arena (evaluation) costs the larger of the two, not the sum. The
      arena is released with the last of its programs and parameters: in tt_close, if it holds parameters.
      recompute and offload (tt_compile_options) need less memory of the device, and in return more computation
@@ -128,13 +129,13 @@
      bf16 matrices (dot products, tiles, conversion to fp32). With TINYTRAIN_CBLAS the CBLAS decides what is
      deterministic.
      On "cuda" with one rank, the linear layers of one x, such as queries, keys and values, run as one matrix
-     product, and cuBLASLt may sum one product in another order than three. The products stay three
+     product, and cuBLASLt may sum one product in another order than three. The three products stay separate
        - with a memory_budget or `offload`;
        - if an output (tt_output) or a mark (tt_keep, tt_recompute, tt_offload) treats only some of them
          differently;
        - in managed memory, if they need more than the runtime fetches at once;
        - if an earlier program has stored some of the weights elsewhere.
-     In these cases the bits may differ by that order.
+     The bits may then differ, because the sums have another order.
      tt_compile_options.tune, on "cuda", chooses the fastest of several ways to compute a product. The ways
      add up in different orders, so their results differ by rounding of fp32 sums, and, depending on whether
      GELU or its slope is part of a product, by one rounding to 16 bits in between. Timing finds the fastest,
@@ -166,11 +167,11 @@
      The ranks of "cpu*4", "cuda*8" or "cuda:0,2" run one program, each on its part of the data and its shards
      of the tensors (tt_parallel); a rank is a thread. Give each data rank its micro-batch with tt_set_rank; a
      trainer does so. With the same tt_parallel.groups, the bits of a training depend neither on the number of
-     data ranks nor on zero (0 and 1 give the same bits; so do 2, 3 and reduce_micros). GPUs load from one
-     another's memory where a test, made when they are opened, finds that the bytes arrive right. Otherwise,
-     and with TINYTRAIN_PEERS=0 in the environment, data go through the host's memory. When a rank fails, all
-     ranks stop with one sentence. A state is one file of whole tensors, whatever the ranks: a run may resume
-     on other ranks.
+     data ranks nor on zero (0 and 1 give the same bits; so do 2, 3 and reduce_micros). Two GPUs load from
+     each other's memory if a test at their opening finds that the bytes arrive right. Otherwise, and with
+     TINYTRAIN_PEERS=0 in the environment, data go through the host's memory. When a rank fails, all ranks
+     stop with one sentence. A state is one file of whole tensors, whatever the ranks: a run may resume on
+     other ranks.
      tt_parallel.pipeline cuts a model into stages of consecutive blocks, each with its own parameters, plan
      and ranks (tt_stage_plan). The host keeps the inputs of a step's micro-batches; tt_update, tt_step and
      tt_run send them through the stages. The bits are the bits of one stage. tt_micro_step therefore only
@@ -207,9 +208,9 @@
      dimensions, activations 2; there are at most 2^31 rows and 64 ranks. Matrix products add up in fp32
      whatever the dtype of the matrices; dot products and tiles of bf16 treat subnormals as 0, and dot
      products on Arm round to odd.
-     Tiles (AMX) need Linux's permission, which Linux refuses if a thread has an alternate signal stack that
-     is too small to save them; once it has granted tiles, it refuses a thread such a stack. Cross-entropy
-     stores its logits whole if something else reads them, or on a CPU with 16-bit gradients.
+     Linux must permit tiles (AMX). It refuses if a thread has an alternate signal stack that is too small to
+     save the tiles; after it has permitted tiles, no thread can get such a small stack. Cross-entropy stores
+     its logits whole if something else reads them, or on a CPU with 16-bit gradients.
 
    FILES
      This file is joined from src/ of tinytrain's repository; a line "==== src/FOLDER/FILE" marks the start of
@@ -287,15 +288,16 @@ typedef enum tt_status {
     TT_ERR_BUDGET,      /* the plan does not fit memory_budget */
     TT_ERR_FILE,        /* a file could not be opened, read, written, synced or renamed */
     TT_ERR_FORMAT,      /* a file's content violates its format */
-    TT_ERR_STATE,       /* a saved state whose tensors differ from those of the program or trainer that loads
-                           it */
+    TT_ERR_STATE,       /* a saved state with other tensors than the program or trainer has that loads the
+                           state */
     TT_ERR_NUMERIC,     /* a loss or gradient that is not finite */
     TT_ERR_UNSUPPORTED, /* an op, dtype or configuration that this build lacks */
     TT_ERR_DEVICE,      /* a device that is absent or has failed */
-    TT_ERR_INTERNAL     /* the verifier found a program that no user input should produce: please report it */
+    TT_ERR_INTERNAL     /* the verifier found a program that no user input should produce: please report the
+                           error */
 } tt_status;
 
-const char *tt_status_name(tt_status status); /* "TT_ERR_SHAPE" */
+const char *tt_status_name(tt_status status); /* returns the constant's name, such as "TT_ERR_SHAPE" */
 
 typedef struct tt_context tt_context; /* owns threads, hooks and parameters; use from one thread at a time */
 typedef struct tt_tape tt_tape;       /* the recorded values and instructions of a model */
@@ -339,16 +341,16 @@ typedef struct tt_files {
     bool (*close)(void *user, void *file);
     bool (*rename)(void *user, const char *from, const char *to);
     bool (*remove)(void *user, const char *path);
-    bool (*make_folder)(void *user, const char *path); /* returns true if it already exists */
-    /* Calls each() with the name of every entry until each() returns false. Returns false if there is no such
-       folder, or on an error. */
+    bool (*make_folder)(void *user, const char *path); /* returns true also if the folder already exists */
+    /* Calls each() with the name of every entry until each() returns false. Returns false if the folder does
+       not exist, or on an error. */
     bool (*list)(void *user, const char *path, bool (*each)(void *arg, const char *name), void *arg);
     const char *(*reason)(void *user);
     void *user;
-    /* lock and space may be NULL. lock opens a file, creates it if necessary, writes a text into it and holds
-       it: until the file is closed or the process has ended, nobody else can lock it, not even this process.
-       It returns NULL on failure and sets *held if the reason is that another holds the file. space returns
-       the number of bytes that can still be written to files of a folder, or -1 if the number is unknown. */
+    /* lock and space may be NULL. lock opens a file, creates the file if necessary, writes a text into it and
+       locks it. Until the file is closed or the process has ended, no second call can lock the file, not even
+       in this process. lock returns NULL on failure, and sets *held to true if the file is already locked.
+       space returns how many bytes can still be written to a folder, or -1 if the number is unknown. */
     void *(*lock)(void *user, const char *path, const char *text, bool *held);
     int64_t (*space)(void *user, const char *folder);
 } tt_files;
@@ -373,12 +375,12 @@ typedef struct tt_context_options {
                                CPU quotas of its control groups */
     uint64_t seed;          /* Set it for other random numbers in initialisation, dropout, shuffling and
                                stochastic rounding; default 1 */
-    bool verify;            /* Set it to run the verifier after each pass, or not; default: true unless NDEBUG
-                               is defined */
+    bool verify;            /* Set it to turn on or off the verifier, which runs after each pass; default:
+                               true unless NDEBUG is defined */
     const char *isa;        /* Set it to force an instruction set: "portable", "avx2", "avx512", "neon";
                                default NULL: TINYTRAIN_ISA in the environment if it is set, else the best */
-    double timeout;         /* Set it to change how many seconds, above 0, a rank waits for another rank, or
-                               tt_open and tt_close wait for other processes, before all fail; default 600 */
+    double timeout;         /* Set it to change how many seconds, above 0, a rank waits for another rank
+                               before all fail, and tt_open and tt_close for other processes; default 600 */
     const char *bf16;       /* Set it to force how bf16 matrices are multiplied: "convert" (to fp32), "dot"
                                (bf16 dot-product instructions) or "tiles" (Intel AMX); default NULL:
                                TINYTRAIN_BF16 in the environment if it is set, else the fastest on this CPU
@@ -387,7 +389,7 @@ typedef struct tt_context_options {
     tt_logger logger;       /* Set it to receive messages; default: warnings and errors go to stderr */
     tt_allocator allocator; /* Set it to provide memory; default: posix_memalign, with huge pages advised for
                                large blocks */
-    tt_files files;         /* Set it to replace file access; default: POSIX */
+    tt_files files;         /* Set it to replace file access; default: POSIX functions */
     tt_wording wording;     /* Set it to change the words of messages; default: the fields' names */
 } tt_context_options;
 
@@ -400,25 +402,24 @@ tt_context *tt_open(const tt_context_options *options);
 /* Closes a context and frees its parameters. Free programs, tapes and trainers first. ctx may be NULL. */
 void tt_close(tt_context *ctx);
 
-/* Returns the last failure in one sentence, or "" if none. If the caller did not read a status, the first
-   failure is kept: an op whose parameter could not be made names that failure, and so does a run without an
-   input whose tt_set failed. */
+/* Returns the last failure in one sentence, or "" if no call has failed. Until the caller asks, an op without
+   a parameter repeats the error of a tt_param_new, and a run without an input that of a tt_set. */
 const char *tt_error(const tt_context *ctx);
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);
 /* Return the number of this process, and how many processes a launcher such as mpirun has started (needs
-   TINYTRAIN_MPI). Without a launcher they return 0 and 1. */
+   TINYTRAIN_MPI). Without a launcher the functions return 0 and 1. */
 int tt_process(const tt_context *ctx);
 int tt_processes(const tt_context *ctx);
 const char *tt_isa(const tt_context *ctx);          /* "avx512", "avx2", "neon", "portable" */
-size_t tt_allocated_bytes(const tt_context *ctx);   /* bytes held now, less 64 for each block of the
-                                                       allocator */
+size_t tt_allocated_bytes(const tt_context *ctx);   /* allocated bytes, without the 64 that each block adds */
 double tt_measured_peak(tt_context *ctx);           /* fp32 FLOP/s of all threads; measured once, in 30 ms */
 
 /* Writes lines of text about the devices of a kind ("cpu", "cuda"; NULL: the default of
-   tt_compile_options.device) on this machine, which of them programs use, and why. The text in `to` is always
+   tt_compile_options.device) on this machine, which devices programs use, and why. The text in `to` is always
    terminated and cut at `capacity` bytes (0: nothing is written). The function opens the device. Returns
-   TT_OK if programs can run there, else tt_error says why not. examples/tt_doctor.c prints the text. */
+   TT_OK if programs can run on these devices, else tt_error says why not. examples/tt_doctor.c prints the
+   text. */
 tt_status tt_device_text(tt_context *ctx, const char *kind, char *to, size_t capacity);
 
 /* ==== src/api/params.h */
@@ -431,7 +432,7 @@ const char *tt_dtype_name(tt_dtype dtype); /* "f32" */
 
 typedef enum tt_init_kind { TT_INIT_ZEROS, TT_INIT_ONES, TT_INIT_NORMAL, TT_INIT_UNIFORM } tt_init_kind;
 
-typedef struct tt_init { /* first values of a parameter that neither a file nor tt_param_set fills */
+typedef struct tt_init { /* initial values of a parameter that neither a file nor tt_param_set fills */
     tt_init_kind kind;
     float scale; /* standard deviation of NORMAL (mean 0); half-width of UNIFORM */
 } tt_init;
@@ -455,9 +456,9 @@ int tt_param_count(const tt_context *ctx);
 tt_param *tt_param_at(const tt_context *ctx, int k);
 
 /* Marks the parameters whose names match a pattern as frozen or trainable. In the pattern '*' stands for any
-   run of characters, '?' for one character, '[0-3a]' for one of those listed. In programs compiled afterwards
-   a frozen parameter has no gradient, no optimizer state and no work in the backward. Returns the number of
-   matching parameters. */
+   run of characters, '?' for one character, '[0-3a]' for one of 0, 1, 2, 3 and a. In programs compiled
+   afterwards a frozen parameter has no gradient, no optimizer state and no work in the backward. Returns the
+   number of matching parameters. */
 int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen);
 bool tt_param_frozen(const tt_param *p);
 
@@ -476,28 +477,29 @@ void tt_tape_free(tt_tape *t);
 tt_status tt_tape_status(const tt_tape *t);
 void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4); /* names v in plans and
                                                                                   errors */
-int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* at capacity; 0 if the tape has no such value */
+int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* rows at capacity; 0 if the tape lacks v */
 /* Returns the rows of v in the form that an op takes: their axis, or a fixed number; 0 if the tape has no
    such value. tt_input(t, "score", TT_F32, tt_value_axis(t, logits), 1) has as many rows as `logits`. */
 int64_t tt_value_axis(const tt_tape *t, tt_value v);
 int64_t tt_value_width(const tt_tape *t, tt_value v);
 
 /* Returns an axis: a named number of rows with a capacity, whose actual number may differ in each run. Pass
-   the result where an op takes rows, for example tt_axis(t, "tokens", 8192). A name stands for one axis: a
-   second call with the same name and capacity returns the same axis. */
+   the result where an op takes rows, for example tt_axis(t, "tokens", 8192). A second call with the same name
+   and capacity returns the same axis. */
 int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity);
 
-/* Records an input (rows, width); rows is a number or an axis. tt_set gives it data before each run. */
+/* Records an input (rows, width); rows is a number or an axis. tt_set gives the input data before each
+   run. */
 tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, int64_t width);
-/* Records an input i32 (seqs + 1, 1): the first row of each sequence, then the number of rows; strictly
-   rising. */
+/* Records an input i32 (seqs + 1, 1): the first row of each sequence, then the number of rows. The numbers
+   rise strictly. */
 tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs);
 tt_value tt_param_value(tt_tape *t, tt_param *p); /* a parameter as operand; 1-D (n) becomes (1, n) */
 void tt_output(tt_tape *t, tt_value v); /* keeps v until the end of a run, for tt_get */
 void tt_block_end(tt_tape *t, tt_value v); /* marks v as the end of a block, which
                                               tt_compile_options.recompute saves */
 /* Stores v in the host's memory while nothing uses it, whatever tt_compile_options.offload says. v is a
-   parameter, or a value of the forward that the backward reads; recompute then saves it. */
+   parameter, or a value of the forward that the backward reads; recompute then saves v. */
 void tt_offload(tt_tape *t, tt_value v);
 /* tt_keep saves v for the backward, and tt_recompute makes the backward recompute it from saved values,
    whatever tt_compile_options.recompute says; the bits are the same. The later of two marks counts. A mark
@@ -509,14 +511,15 @@ void tt_recompute(tt_tape *t, tt_value v);
 /* Records y = x W^T + b. x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
 /* Records a table lookup. ids i32 (rows, 1), table (vocab, D) -> (rows, D). An id outside [0, vocab) fails
-   the run, and the error names it. */
+   the run, and the error names the id. */
 tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table);
 /* Records a lookup of the rows ids + offset of the table; shapes and errors as tt_embedding's. */
 tt_value tt_embedding_offset(tt_tape *t, tt_value ids, tt_param *table, int offset);
 /* Records (x - mean) / sqrt(var + eps) * w + b over each row (Ba et al. 2016). x (rows, D), w (D), b (D) or
    NULL */
 tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps);
-/* Records x / sqrt(mean(x^2) + eps) * w over each row (Zhang, Sennrich 2019). x (rows, D), w (D), eps >= 0 */
+/* Records x / sqrt(mean(x^2) + eps) * w, with the mean over a row (Zhang, Sennrich 2019). x (rows, D), w (D),
+   eps >= 0 */
 tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps);
 tt_value tt_gelu(tt_tape *t, tt_value x);      /* x/2 (1 + erf(x / sqrt 2)) (Hendrycks, Gimpel 2016) */
 tt_value tt_gelu_tanh(tt_tape *t, tt_value x); /* tanh approximation of GELU, "gelu_new" */
@@ -525,7 +528,8 @@ tt_value tt_tanh(tt_tape *t, tt_value x);
 tt_value tt_silu(tt_tape *t, tt_value x);      /* x / (1 + exp(-x)) */
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b); /* b has a's shape, or is (1, D) and is added to every
                                                         row of a */
-tt_value tt_mul(tt_tape *t, tt_value a, tt_value b); /* same shape; element by element */
+tt_value tt_mul(tt_tape *t, tt_value a, tt_value b); /* a * b element by element; a and b have the same
+                                                        shape */
 /* Records tt_mul(t, tt_silu(t, gate), up) as one op: the backward needs only gate and up, and in 16 bits
    silu(gate) is not rounded. gate, up (rows, D) -> (rows, D) (SwiGLU: Shazeer, "GLU variants improve
    transformer", 2020) */
@@ -539,8 +543,8 @@ tt_value tt_dropout(tt_tape *t, tt_value x, float p);
 /* The columns of a head that form a pair: j and j + size / 2 (GPT-NeoX; LLaMA in transformers), or 2j and 2j
    + 1 (GPT-J; LLaMA in Meta's code). */
 typedef enum tt_rotary_pairs { TT_ROTARY_HALVES, TT_ROTARY_NEIGHBOURS } tt_rotary_pairs;
-/* Frequencies for sequences longer than those of the pretraining. PLAIN: base^(-2j / size) for pair j.
-   LINEAR: PLAIN / `factor` (Chen et al., "Extending context window of large language models via positional
+/* Frequencies for sequences longer than in the pretraining. PLAIN: base^(-2j / size) for pair j. LINEAR:
+   PLAIN / `factor` (Chen et al., "Extending context window of large language models via positional
    interpolation", 2023). Between PLAIN and LINEAR: LLAMA3 by wavelength (Llama 3.1), YARN by turns within
    `original` positions (Peng et al., "YaRN: Efficient context window extension of large language models",
    2023). */
@@ -562,7 +566,8 @@ typedef struct tt_rotary_options {
                                   8192 */
     float low, high;           /* Set them with LLAMA3 to low_freq_factor and high_freq_factor (default 1 and
                                   4 if both are 0), with YARN to beta_slow and beta_fast (default 1 and 32) */
-    float magnitude;           /* Set it with YARN to multiply the result; default 0: 0.1 log(factor) + 1 */
+    float magnitude;           /* Set it with YARN to multiply the result by another number; default 0: 0.1
+                                  log(factor) + 1 */
 } tt_rotary_options;
 tt_rotary_options tt_rotary_options_default(int heads);
 
@@ -591,22 +596,22 @@ typedef struct tt_attention_options {
                            bf16 first; results differ from 9 heads or 257 rows on. "cuda" then uses no tensor
                            cores */
     /* Set it to the rows of a block for block-sparse attention; default 0: off (Zaheer et al., "Big bird",
-       2020). It excludes causal, window and alibi. A sequence is divided into blocks of `block` rows; the
-       last may have fewer. The first and the last block attend to all blocks, and all attend to them; block i
-       also attends to blocks i - 1, i and i + 1 and to the blocks in its list. Time is proportional to the
-       pairs of blocks that attend */
+       2020). Block-sparse attention excludes causal, window and alibi. A sequence is divided into blocks of
+       `block` rows; the last may have fewer. The first and the last block attend to all blocks, and all
+       attend to them; block i also attends to blocks i - 1, i and i + 1 and to the blocks in its list. Time
+       is proportional to the pairs of blocks that attend */
     int block;
     int dense;            /* Set it to attend densely in sequences of up to this number of rows; default 0 */
-    int listed, list_rows; /* Set them to the blocks in a list, and to how many first blocks of a sequence
-                              have a list; default 0 */
+    int listed, list_rows; /* Set them to the number of blocks in a list, and of blocks, from a sequence's
+                              first on, that have a list; default 0 */
     /* Set it to the lists: (heads, list_rows, listed), in 0..65535, copied; default NULL, for `listed` 0. A
        block beyond the sequence's end is skipped. A block that is listed several times, or that is attended
        anyway, counts each time. */
     const int32_t *lists;
     bool lists_for_training; /* Set it to replace each listed block by block 0 in a program that does not
                                 train, as transformers' BigBird does; default false */
-    int max_length; /* Set it to the rows of the longest possible sequence: a GPU chooses its kernels by it,
-                       and a longer sequence is refused; default 0: any number */
+    int max_length; /* Set it to the rows of the longest possible sequence: a GPU chooses its kernels by this
+                       number, and a longer sequence is refused; default 0: any number */
 } tt_attention_options;
 tt_attention_options tt_attention_options_default(int heads);
 
@@ -617,23 +622,23 @@ tt_attention_options tt_attention_options_default(int heads);
 tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start,
                       const tt_attention_options *o);
 
-/* Records attention with some rows as queries: row i32 (n, 1) holds the numbers of q's rows in the batch. q
-   (n, heads * head_size), k, v (rows, key_heads * head_size) -> (n, heads * head_size) */
+/* Records attention in which only some rows are queries. row i32 (n, 1): for each row of q, the row of its
+   token in k and v. q (n, heads * head_size), k, v (rows, key_heads * head_size) -> (n, heads * head_size) */
 tt_value tt_attention_rows(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start, tt_value row,
                            const tt_attention_options *o);
 /* Records a cache: rows that a program keeps from run to run, 0 at first; f32 (rows, width), or 16-bit if
-   activations are. tt_attention_rows reads from it the keys and values of tokens of earlier runs. Only for
-   programs that do not train. */
+   activations are. tt_attention_rows reads from a cache the keys and values of tokens of earlier runs. Only
+   for programs that do not train. */
 tt_value tt_cache(tt_tape *t, const char *name, int64_t rows, int64_t width);
-/* Stores row r of x in row index[r] of a cache; a run must not store a row twice. x (n, width), index i32 (n,
-   1) -> the cache for ops recorded later */
+/* Records a store of row r of x in row index[r] of a cache, for each r; a run must not store a row twice. x
+   (n, width), index i32 (n, 1) -> the cache for ops recorded later */
 tt_value tt_store_rows(tt_tape *t, tt_value cache, tt_value x, tt_value index);
 
 tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index); /* x (rows, D), index i32 (n, 1) -> (n, D) */
 /* Records the mean of each sequence. x (rows, D), seq_start (seqs + 1, 1) -> (seqs, D) */
 tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start);
-/* Records x with `row` in the rows that index lists (class and mask tokens). x (rows, D), index i32 (n, 1),
-   row (D) -> (rows, D) */
+/* Records a copy of x in which `row` (a class or mask token) replaces the rows that index lists. x (rows, D),
+   index i32 (n, 1), row (D) -> (rows, D) */
 tt_value tt_set_rows(tt_tape *t, tt_value x, tt_value index, tt_param *row);
 
 typedef struct tt_patch_options {
@@ -652,8 +657,9 @@ tt_patch_options tt_patch_options_default(int height, int width, int channels, i
    -> (rows, channels * patch * patch), in the order channel, y, x of a convolution's weight. */
 tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value seq_start,
                     const tt_patch_options *o);
-tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* a view of columns from `from` on */
-/* Records a view with the same number of elements: of fixed rows, or of an axis with the same width. */
+tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* a view of `width` columns of x,
+                                                                           from column `from` on */
+/* Records a view of x as (rows, width), with as many elements; rows of an axis keep their width. */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
     int ignore_index;      /* Set it to the target value that does not count; default -100 */
@@ -668,14 +674,14 @@ tt_cross_entropy_options tt_cross_entropy_options_default(void);
 
 /* Records the cross-entropy: the sum over rows of w_r * -log softmax(logits_r)[target_r], divided by the sum
    of the weights of the rows that count. logits (rows, classes), targets i32 (rows, 1) -> (1, 1). NULL:
-   defaults. If the logits come from tt_linear, are read by nothing else and need 16 MiB or more, at most 512
-   rows of them (2,048 on "cuda") are stored at a time, provided that gradients of parameters are f32. */
+   defaults. If the logits come from tt_linear, are read by no other op and need 16 MiB or more, at most 512
+   rows of logits (2,048 on "cuda") are stored at a time, provided that gradients of parameters are f32. */
 tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, const tt_cross_entropy_options *o);
 /* Records the cross-entropy with targets that are probabilities of all classes: a teacher's (Hinton et al.,
-   "Distilling the knowledge in a neural network", 2015), or mixed labels. It is the sum over rows of w_r *
-   sum over classes of -target * log softmax(logits_r), divided by the sum of the weights. logits, targets
-   (rows, classes), weights (rows, 1) or none -> (1, 1). Targets are used as given, whatever they sum to, and
-   get no gradient; no row counts as predicted right. */
+   "Distilling the knowledge in a neural network", 2015), or mixed labels. The cross-entropy is the sum over
+   rows of w_r * sum over classes of -target * log softmax(logits_r), divided by the sum of the weights.
+   logits, targets (rows, classes), weights (rows, 1) or none -> (1, 1). Targets are used as given, whatever
+   they sum to, and get no gradient; no row counts as predicted right. */
 tt_value tt_soft_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, tt_value weights);
 /* Records the mean over all elements of (x - target)^2, rows weighted by `weights` (rows, 1) or none -> (1,
    1) */
@@ -686,7 +692,8 @@ tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value
 
 /* Table of the optimizers: X(kind, name, op, decoupled, state, word, second state, its word). `op` computes
    the update. `decoupled`: weight decay bypasses the gradient. A state is a tensor that the op keeps for each
-   parameter (NULL: none). In saved states its word, which is PyTorch's, precedes the parameter's name. */
+   parameter (NULL: none). In a saved state, that tensor's name is the state's word, which is PyTorch's,
+   before the parameter's name. */
 #define TT__OPTIMIZERS(X) \
     X(TT_SGD, "sgd", SGD, false, "momentum", "momentum_buffer", NULL, NULL) \
     X(TT_ADAM, "adam", ADAM, false, "m", "exp_avg", "v", "exp_avg_sq") \
@@ -702,9 +709,10 @@ typedef struct tt_optimizer_options {
     bool nesterov;                  /* Set it for Nesterov's momentum in SGD; default false */
     float beta1, beta2, eps;        /* Set them to tune Adam and AdamW; default 0.9, 0.999, 1e-8 */
     float weight_decay;             /* Set it to change the weight decay; default 0.01. SGD and ADAM add the
-                                       decay to the gradient; in ADAMW it is decoupled */
+                                       decay to the gradient; in ADAMW the decay is decoupled */
     const char *const *no_decay;    /* Set it to name patterns of parameters without decay, ended by NULL;
-                                       default: 1-D parameters (biases, norms). An empty list decays all */
+                                       default: 1-D parameters (biases, norms). With an empty list all
+                                       parameters decay */
     float clip_norm;                /* Set it to limit the global norm of the gradient; default 0: no limit */
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);
@@ -713,8 +721,8 @@ typedef enum tt_schedule_kind { TT_CONSTANT, TT_LINEAR, TT_COSINE } tt_schedule_
 
 typedef struct tt_schedule {
     tt_schedule_kind kind; /* how the learning rate changes after the warm-up */
-    float lr, min_lr;      /* learning rate after the warm-up: lr stays, or falls to min_lr, linearly or along
-                              a cosine */
+    float lr, min_lr;      /* learning rate after the warm-up: TT_CONSTANT keeps lr, TT_LINEAR and TT_COSINE
+                              lower it to min_lr */
     int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
     int64_t total_steps;   /* steps of warm-up and decay together */
 } tt_schedule;
@@ -757,18 +765,18 @@ typedef struct tt_parallel {
     /* Set it with tensor > 1 to divide the rows of activations between sharded layers; default false
        (Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022). */
     bool sequence;
-    /* Set it to the largest number of data ranks that should give the same bits; default 0: data. It is the
-       number of leaves of the tree that sums gradients: micro-batch m of a step belongs to leaf m % groups,
-       and the bits of a training depend on the tree, not on the number of data ranks. groups is a multiple of
-       data; if it is greater than data, data must be a power of two. */
+    /* Set it to the largest number of data ranks that should give the same bits; default 0: data. `groups` is
+       the number of leaves of the tree that sums gradients: micro-batch m of a step belongs to leaf m %
+       groups, and the bits of a training depend on the tree, not on the number of data ranks. groups is a
+       multiple of data; if `groups` is greater than data, data must be a power of two. */
     int groups;
-    /* Set it to sum the gradients of the ranks after each micro-batch, which gives the bits of zero 2 and 3
-       (they always do so); default false: ranks sum once a step. */
+    /* Set it to sum the gradients of the ranks after each micro-batch, as zero 2 and 3 always do, for the
+       same bits as with zero 2 and 3; default false: ranks sum once a step. */
     bool reduce_micros;
     /* Set it to cut the program into several stages of about equal FLOPs, each run by other ranks; default 1;
-       0: 1. Cuts are at tt_block_end marks that only one value crosses. The micro-batches of a step follow
-       each other through the stages in the order of `schedule`. "1f1b" (default, and NULL): a stage begins
-       the backward of a micro-batch as soon as it can, so that stage s holds at most pipeline - s
+       0 means 1. Cuts are at tt_block_end marks that only one value crosses. The micro-batches of a step
+       follow each other through the stages in the order of `schedule`. "1f1b" (default, and NULL): a stage
+       begins the backward of a micro-batch as soon as it can, so that stage s holds at most pipeline - s
        micro-batches (Narayanan et al., "PipeDream", 2019, flushed at each step's end). "gpipe": backwards
        begin after all forwards, so that every stage holds all micro-batches of a step (Huang et al., "GPipe",
        2019). The bits are those of one stage, except that gradients of a parameter that two stages use differ
@@ -777,8 +785,8 @@ typedef struct tt_parallel {
     int pipeline;
     const char *schedule;
     /* Set it to the largest number of micro-batches that a step has on a data rank; default 0: any number.
-       "gpipe" needs it, and a pipeline refuses more. Options that say "budget" minimise the seconds of a step
-       with `micros` micro-batches, or with one by default. */
+       "gpipe" needs `micros`, and a pipeline refuses more micro-batches. Options that say "budget" minimise
+       the seconds of a step with `micros` micro-batches, by default with 1. */
     int micros;
 } tt_parallel;
 #define TT_ZERO_BUDGET (-1)
@@ -806,7 +814,7 @@ tt_costs tt_costs_default(void);
 /* Measures the costs of a device, named as in tt_compile_options.device, in about a second: it trains a block
    of a transformer on all ranks (one optimizer step with all gradients moves what zero 1 moves). On one rank,
    costs that need several ranks keep the values of tt_costs_default. Other programs that use the device
-   meanwhile make it seem slower. After an error *costs is unchanged. */
+   meanwhile make the device seem slower. After an error *costs is unchanged. */
 tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs);
 
 typedef struct tt_compile_options {
@@ -819,7 +827,7 @@ typedef struct tt_compile_options {
     const char *precision;
     /* Set it to choose the dtype of the residual stream in mixed precisions, "f32" (as PyTorch's autocast) or
        "16-bit"; default NULL: "f32" with "16-mixed", because residual sums could exceed the range of f16,
-       else "16-bit". It is the dtype of residual sums, of the input of the first sum, and of their gradients.
+       else "16-bit". The residual stream has residual sums, the input of the first sum, and their gradients.
        Results of norms, activations and attention are always 16-bit. */
     const char *residual;
     /* Set it to let device "cuda" round operands of matrix products; default "fp32": no rounding. Sums are
@@ -827,15 +835,15 @@ typedef struct tt_compile_options {
        "tf32": fp32 operands are rounded to 10 bits of mantissa (as PyTorch's
        set_float32_matmul_precision("high")), except in attention; other devices treat it as "fp32".
        "fp8": 16-bit operands of linear layers become E4M3, gradients E5M2 (Micikevicius et al.: "FP8 formats
-       for deep learning", 2022). It needs "cuda" of compute capability 8.9, widths that are multiples of 16,
-       and a size at which fp8 is faster (4,096 rows with widths of 1,024 are, 6,144 with 768 are not). A
+       for deep learning", 2022). "fp8" needs "cuda" of compute capability 8.9, widths that are multiples of
+       16, and a size at which fp8 is faster (4,096 rows with widths of 1,024 are, 6,144 with 768 are not). A
        tensor is rounded once for all products that read it, and a tensor that only products of the backward
        read is saved in fp8. Each tensor is scaled by a power of two, the largest with which twice the largest
        magnitude of the 16 steps before is in range (delayed scaling, as in NVIDIA's Transformer Engine); a
        run's state holds these magnitudes. Larger numbers saturate; numbers that are not finite become NaN. In
        a first step, without training, and on tensor ranks, the scale follows from the largest magnitude of
        the tensor itself. Hopper's tensor cores add products of fp8 in 14 bits (DeepSeek-V3, arXiv 2412.19437,
-       section 3.3.2). For gradients cuBLASLt moves such sums to fp32 every few products; for results, for
+       section 3.3.2). For gradients cuBLASLt moves these sums to fp32 every few products; for results, for
        speed, only at the end, as Transformer Engine does. */
     const char *matmul;
     tt_loss_scale loss_scale; /* Set it to change loss scaling; default tt_loss_scale_default(). Read with
@@ -866,17 +874,17 @@ typedef struct tt_compile_options {
     /* Set it to run a program that is larger than the GPU's memory, on device "cuda" with one rank; default
        "device" or NULL. The bits are the same. "device": the arena is the GPU's own memory. "managed": CUDA's
        unified memory; tt_allocate refuses an arena of more bytes than the GPU has free, with TT_ERR_MEMORY.
-       "managed-oversubscribed": the arena may be larger. Then the resident workspace is to stay on the GPU,
-       and so are parameters, gradients and optimizer state, in the order of their use, in half of the memory
-       that is then free. All other values are fetched before the instructions that need them, at most two
-       windows of instructions ahead (a window needs at most a quarter of the rest); CUDA decides when they
-       leave. A step takes as long as these copies, and is not captured as a graph. Prefer `offload`, which is
-       planned. Needs a GPU with concurrentManagedAccess (Linux, but not WSL). */
+       "managed-oversubscribed": the arena may be larger. CUDA is then asked to keep the resident workspace on
+       the GPU. Half of the memory that is still free is for parameters, gradients and optimizer state, in the
+       order of their use. All other values are fetched before the instructions that need them, at most two
+       windows of instructions ahead (a window needs at most a quarter of the rest); CUDA decides when values
+       leave the GPU. A step takes as long as these copies, and is not captured as a graph. Prefer `offload`,
+       which is planned. Needs a GPU with concurrentManagedAccess (Linux, but not WSL). */
     const char *memory;
     /* Set it to make matrix products faster on device "cuda"; default "off" or NULL. "off": each product uses
        the algorithm that cuBLASLt's heuristic offers first.
        "on": the first run measures, once for each kind of product of all programs of the arena at full
-       capacity, the algorithms that cuBLASLt offers. It also compares work that can be part of the product
+       capacity, the algorithms that cuBLASLt offers. The first run also compares work inside of the product
        (GELU and its slope, sums of columns) with separate kernels of the library. The measurement takes
        memory of the device beside the plan and gives it back; without enough memory a product is as with
        "off", and the logger gets a warning. If a run has fewer rows, rounded up to a multiple of 128, a
@@ -892,14 +900,14 @@ typedef struct tt_compile_options {
        step.
        "backward": each parameter is updated as soon as its gradient is final, and the gradient's memory is
        then free, for the same bits (as Lv et al., "Full parameter fine-tuning for large language models with
-       limited resources", 2023). It saves the gradients' memory beyond the activations that the backward has
-       freed by then: most with small batches. It excludes accumulate, clip_norm, loss scaling and
-       parallel.server, which need all gradients at once, and parallel.pipeline.
+       limited resources", 2023). "backward" saves the gradients' memory beyond the activations that the
+       backward has freed by then: most with small batches. "backward" excludes accumulate, clip_norm, loss
+       scaling and parallel.server, which need all gradients at once, and parallel.pipeline.
        "host": at the end of the step the host's processor updates parameters in the host's memory (Ren et
        al., "ZeRO-Offload", 2021), where the optimizer's state stays. Groups of gradients and parameters are
-       copied there, and parameters back, while other groups are updated, at most two groups ahead. Parameters
-       of fewer than 65,536 elements are updated on the device. The bits are those of updates on device "cpu",
-       so on "cuda" they differ from those of "end". No other option chooses "host". */
+       copied to the host, and parameters back, while other groups are updated, at most two groups ahead.
+       Parameters of fewer than 65,536 elements are updated on the device. The bits are the bits of updates on
+       device "cpu"; on "cuda", "end" gives other bits. No other option chooses "host". */
     const char *update;
     /* Set it to choose the optimizer; default: tt_optimizer_options_default(). */
     tt_optimizer_options optimizer;
@@ -907,10 +915,10 @@ typedef struct tt_compile_options {
        that `offload` keeps beside the arena. If a program needs more, its tt_compile fails with
        TT_ERR_BUDGET, and so does the tt_compile of a program that shares the arena later. tt_error then says
        what each option would save, the smallest possible size and its options, and what "bf16-true" would
-       need; for a pipeline, it speaks of the stage that needs most. Only options that say "budget"
-       (recompute, offload, parallel.zero) change to fit; tt_plan says what they became. Whatever the options,
-       if it makes the plan fit, copies run less far ahead, and updates move less data together (at most 32
-       MiB), down to one parameter at a time. */
+       need; for a pipeline, tt_error speaks of the stage that needs most. Only options that say "budget"
+       (recompute, offload, parallel.zero) change to fit; tt_plan has their new values. With any options, if
+       the plan then fits, copies run less far ahead, and updates move less data together (at most 32 MiB),
+       down to one parameter at a time. */
     size_t memory_budget;
     /* Set it to the costs of your device, from tt_measure_costs; copied; default NULL: tt_costs_default().
        The seconds of tt_plan, the overlap of copies with computation, and choices by "budget" follow from the
@@ -944,12 +952,12 @@ void tt_program_free(tt_program *p);
 
 /* Returns the largest number n, up to `max`, of rows, sequences or whatever `record` counts, with which a
    program fits o->memory_budget: a program of n fits, and, below `max`, a program of n + 1 does not. (With
-   "budget" among the options a still larger one might fit again.) record(user, t, n) records a micro-batch of
-   n on a new tape, with parameters that already exist, and returns the root. The function only makes about
-   ten plans: it allocates nothing, and works for a kind of device that this machine lacks. memory_budget 0
-   stands for the free memory of the GPU (of several GPUs, the one with the least) less 256 MiB (or an eighth)
-   for CUDA itself; on the CPU it is refused. Returns 0 after an error, which is the plan's error if not even
-   n = 1 fits. For a trainer use tt_largest_micro_batch. */
+   "budget" among the options a still larger program might fit again.) record(user, t, n) records a
+   micro-batch of n on a new tape, with parameters that already exist, and returns the root. The function only
+   makes about ten plans: it allocates nothing, and works for a kind of device that this machine lacks.
+   memory_budget 0 stands for the free memory of the GPU (of several GPUs, the one with the least) less 256
+   MiB (or an eighth) for CUDA itself; on the CPU 0 is refused. Returns 0 after an error, which is the plan's
+   error if not even n = 1 fits. For a trainer use tt_largest_micro_batch. */
 int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape *t, int64_t n), void *user,
                          const tt_compile_options *o, int64_t max);
 
@@ -996,15 +1004,15 @@ typedef struct tt_plan {
     size_t init_bytes;
     /* Estimated seconds of a step with one full micro-batch on each data rank, by tt_compile_options.costs:
        computation, the time that computation waits for links, and the part of the computation that the host's
-       processor does (update "host") while the device waits. Without `costs` they describe no particular
-       GPU. */
+       processor does (update "host") while the device waits. Without `costs` the seconds describe no
+       particular GPU. */
     double compute_seconds, exposed_seconds, host_seconds;
     double micro_compute_seconds, micro_exposed_seconds; /* seconds that each further micro-batch adds */
     size_t lower_bound_bytes;          /* largest number of bytes live at one instruction: no placement needs
                                           less */
     size_t at_peak[TT_MEM_CATEGORIES]; /* bytes live at the peak instruction, by category */
     int peak_instruction;              /* number of the peak instruction */
-    char peak_name[96];                /* what the peak instruction is: "attention_backward layer.3" */
+    char peak_name[96];                /* the peak instruction, such as "attention_backward layer.3" */
     int instructions, values;
     double flops;                      /* FLOPs of matrix products and attention in one run at full
                                           capacity */
@@ -1012,50 +1020,53 @@ typedef struct tt_plan {
     /* The options that the program follows, after the choices of options that say "budget". */
     const char *recompute;             /* as the option, but never "budget" */
     int recomputed;                    /* values that a micro-batch recomputes */
-    size_t recomputed_bytes;           /* bytes of these values */
-    const char *offload;               /* as the option; "none" if nothing is offloaded */
-    int offload_blocks;                /* with "activations": number of first blocks that are offloaded */
+    size_t recomputed_bytes;           /* bytes of the recomputed values */
+    const char *offload;               /* as the option, but never "budget"; "none" if nothing is offloaded */
+    int offload_blocks;                /* with "activations": number of blocks, the first ones, whose
+                                          activations are offloaded */
     int zero;                          /* tt_parallel.zero */
-    int ahead;                         /* largest number of blocks that copies and collectives run ahead */
+    int ahead;                         /* most blocks by which copies and collectives precede their use */
 } tt_plan;
-/* Returns the plan; nothing need be allocated. For a pipeline this and all reports describe the stage that
-   needs most bytes, for one micro-batch; but `params`, `flops` and `extra_flops` count all stages. */
+/* Returns the plan; nothing need be allocated. For a pipeline this plan and all reports describe the stage
+   that needs most bytes, for one micro-batch; but `params`, `flops` and `extra_flops` count all stages. */
 tt_plan tt_program_plan(const tt_program *p);
-tt_plan tt_stage_plan(const tt_program *p, int stage); /* plan of a stage, 0 to tt_plan.pipeline - 1 */
+tt_plan tt_stage_plan(const tt_program *p, int stage); /* plan of a stage, from 0 to pipeline - 1 */
 
-/* A storage of a plan. Values that are views of it, or computed in place on it, share it. */
+/* A piece of the arena that holds a value. Views of the value, and values computed in its place, share the
+   piece. */
 typedef struct tt_plan_value {
-    const char *name; /* name of the value that it holds at the peak, or of the op that uses it as
-                         workspace */
+    const char *name; /* name of the value in the piece at the peak, or of the op whose workspace the piece
+                         is */
     tt_category category;
     size_t bytes;
-    int first, last;  /* first and last instruction during which it is in use */
+    int first, last;  /* first and last instruction that use the piece */
 } tt_plan_value;
-/* Writes the storages that are live at the peak instruction, largest first, at most `capacity` of them.
-   Returns how many there are, or 0 when out of memory; their bytes add up to tt_plan.at_peak. Names live as
+/* Writes the pieces that are live at the peak instruction, largest first, at most `capacity` of them. Returns
+   the number of live pieces, whose bytes add up to tt_plan.at_peak, or 0 when out of memory. Names live as
    long as the program. */
 int tt_plan_values(const tt_program *p, tt_plan_value *to, int capacity);
 /* Writes the plan into `to` as some lines of text, always terminated. Returns the length of the full text,
    even if `capacity` cuts it. */
 size_t tt_plan_text(const tt_program *p, char *to, size_t capacity);
-/* Writes into `to` an SVG of the bytes in use at each instruction, by category. Returns the length of the
-   full text, or 0 when out of memory. */
+/* Writes into `to` an SVG picture of the bytes in use at each instruction, by category. Returns the length of
+   the full text, or 0 when out of memory. */
 size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity);
 /* Writes into `to` a line for each instruction (for a pipeline, of all stages): op, name, operands with
    dtype, shape and offset; always terminated. Returns the length of the full text. */
 size_t tt_program_text(const tt_program *p, char *to, size_t capacity);
 
-/* Allocates the arena and fills the parameters. tt_set and the runs call it if necessary. On Linux it returns
-   TT_ERR_MEMORY, before it allocates anything, if the plan needs more of the host's memory than the machine,
-   control groups and ulimit -v leave; TINYTRAIN_MEMORY_CHECK=0 in the environment turns this check off. */
+/* Allocates the arena and fills the parameters. tt_set and the runs call tt_allocate if necessary. On Linux
+   the function returns TT_ERR_MEMORY, before it allocates anything, if the plan needs more of the host's
+   memory than the machine, control groups and ulimit -v leave; TINYTRAIN_MEMORY_CHECK=0 in the environment
+   turns this check off. */
 tt_status tt_allocate(tt_program *p);
-/* Copies `rows` rows to input v; the axis of v has that many rows in the next run. Set every input right
-   before every run, after tt_update: other values may use its place. A run refuses an input that was
-   overwritten. For programs with one data rank. */
+/* Copies `rows` rows to input v; `rows` is then the number of rows of v's axis in the next run. Set every
+   input right before every run, after tt_update: other values may use its place. A run refuses an input that
+   was overwritten. For programs with one data rank. */
 tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows);
 /* Copies `rows` rows to input v of one data rank, 0 to tt_parallel.data - 1. A run is one micro-batch on each
-   of the first data ranks; in the last run of a step the last ranks may have none: then set no input
-   there. */
+   of the first data ranks; in the last run of a step the last ranks may have no micro-batch: then set no
+   input of these ranks. */
 tt_status tt_set_rank(tt_program *p, int rank, tt_value v, const void *data, int64_t rows);
 /* An input of a program. */
 typedef struct tt_input_info {
@@ -1065,20 +1076,21 @@ typedef struct tt_input_info {
     int64_t rows, width; /* rows: the capacity, or the fixed number */
     int axis;            /* inputs of one axis have equally many rows (tt_seq_start: one more); 0: rows are
                             fixed */
-    bool read;           /* false: nothing reads the input, and it need not be set */
+    bool read;           /* false: nothing reads the input, which need not be set */
 } tt_input_info;
-/* Writes the inputs in the order of their recording, at most `capacity` of them. Returns how many there
-   are. */
+/* Writes the program's inputs in the order of their recording, at most `capacity` of them. Returns the number
+   of all inputs. */
 int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity);
-/* Copies value v (the root, or a value marked with tt_output) as rows * width floats. Call it after a run,
-   before the next tt_set and before another program of the arena runs. */
+/* Copy value v (the root, or a value marked with tt_output) as rows * width floats; tt_get_rank copies the
+   value of a data rank. Call the functions after a run, before the next tt_set and before another program of
+   the arena runs. */
 tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity);
-tt_status tt_get_rank(tt_program *p, int rank, tt_value v, float *to, size_t capacity); /* from a data rank */
+tt_status tt_get_rank(tt_program *p, int rank, tt_value v, float *to, size_t capacity);
 
 typedef struct tt_stats {
-    /* Mean over the targets of the step (all micro-batches), over all loss ops together. It leaves out later
-       ops on the way to the root, such as a sum or a factor: tt_get gives the root, which is NaN if a program
-       has several loss ops and no target of one of them counts. */
+    /* Mean over the targets of the step (all micro-batches), over all loss ops together. The mean leaves out
+       later ops on the way to the root, such as a sum or a factor: tt_get gives the root, which is NaN if a
+       program has several loss ops and no target of one op counts. */
     double loss;
     double targets;       /* number of targets that counted (the sum of their weights) */
     double correct;       /* targets predicted right (cross-entropy) */
@@ -1091,29 +1103,29 @@ typedef struct tt_stats {
 } tt_stats;
 
 /* Runs one training step on the inputs that were set: forward, backward, update with learning rate lr. If a
-   gradient or the loss is not finite, it returns TT_ERR_NUMERIC and names the first such tensor; parameters
-   and optimizer stay unchanged. (With update "backward" and a finite loss, only the parameters whose
-   gradients are not finite stay unchanged; load the last state to continue.) With loss scaling, such a
-   gradient gives TT_OK, a lower scale and a skipped step (tt_stats.skipped), unless the scale would fall
-   below 1.
+   gradient or the loss is not finite, tt_step returns TT_ERR_NUMERIC and names the first tensor that is not;
+   parameters and optimizer stay unchanged. (With update "backward" and a finite loss, only the parameters
+   whose gradients are not finite stay unchanged; load the last state to continue.) With loss scaling, a
+   gradient that is not finite gives TT_OK, a lower scale and a skipped step (tt_stats.skipped), unless the
+   scale would fall below 1.
    stats may be NULL. Then, on a device that works in parallel with the host ("cuda", but not with loss
    scaling, a pipeline or several processes), the call may return before the step is done, so that the caller
    can make the next batch meanwhile. The next step, the next run of a program of the arena, tt_wait, tt_get
    or tt_program_save reads the results of the step before it changes anything. If the step failed, that call
    fails with its error and does nothing else. tt_program_steps counts the step as done. */
 tt_status tt_step(tt_program *p, float lr, tt_stats *stats);
-/* Waits for the step that was begun last, unless another call has, and returns its error. stats (may be NULL)
-   describes the last step that updated or was skipped; zeros before the first. */
+/* Waits for the last step, unless another call has done so, and returns the step's error. stats (may be NULL)
+   describes the last step that updated or was skipped; zeros before the first such step. */
 tt_status tt_wait(tt_program *p, tt_stats *stats);
 /* Run a step in parts, in programs compiled with `accumulate`: call tt_micro_step once per micro-batch, then
-   tt_update, which divides by the targets of all micro-batches, so that 4 micro-batches of 4 equal one of 16.
-   After a tt_update without stats, results are read as late as after tt_step. */
+   tt_update, which divides by the targets of all micro-batches, so that 4 micro-batches of 4 equal 1 of 16.
+   tt_update without stats may return before the update is done, as tt_step may. */
 tt_status tt_micro_step(tt_program *p, tt_stats *stats);
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
 /* Copies a gradient after tt_micro_step, before tt_update: tt_param_size floats, d(mean over the targets so
    far) / d(param). Not for pipelines. */
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
-tt_status tt_run(tt_program *p, tt_stats *stats); /* forward only (programs with train = false) */
+tt_status tt_run(tt_program *p, tt_stats *stats); /* runs the forward of a program with train = false */
 int64_t tt_program_steps(const tt_program *p);    /* optimizer steps done; steps that loss scaling skipped do
                                                      not count */
 
@@ -1134,9 +1146,9 @@ tt_status tt_program_load(tt_program *p, const char *path);
 /* ==== src/api/files.h */
 /* -------------------------------------------------------------------------------------------------- files */
 
-/* A safetensors file (github.com/huggingface/safetensors, format of the README). Opening it checks the whole
-   header: its length, JSON, dtypes, dims, sizes, offsets inside the file, no overlap, no hole, no duplicate
-   name. The file stays open, and its tensors are read on request, by any number of threads. */
+/* A safetensors file (github.com/huggingface/safetensors, format of the README). tt_safetensors_open checks
+   the whole header: length, JSON, dtypes, dims, sizes, offsets inside the file, no overlap, no hole, no
+   duplicate name. The file stays open, and its tensors are read on request, by any number of threads. */
 typedef struct tt_safetensors tt_safetensors;
 
 typedef struct tt_tensor_info {
@@ -1155,10 +1167,11 @@ int tt_safetensors_find(const tt_safetensors *s, const char *name);       /* ret
 /* Returns the value of a key of "__metadata__", or NULL if the key is absent. */
 const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key);
 /* Reads n bytes of a tensor (little-endian) from byte `first` on. If another program has truncated the file
-   meanwhile, this function and the two below fail with TT_ERR_FILE and name the file and the byte. */
+   meanwhile, this function, tt_safetensors_read_f32 and tt_safetensors_read_i32 fail with TT_ERR_FILE and
+   name the file and the byte. */
 tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size_t n, void *to);
-/* Read n elements from `first` on, as floats (from F64, F32, BF16, F16) or as int32 (from I8 to I64, U8 to
-   U64, BOOL). They fail, and name the element, if the result cannot hold a finite number. */
+/* Read n elements from `first` on, and convert F64, F32, BF16 and F16 to float, or I8 to I64, U8 to U64 and
+   BOOL to int32. Both fail, and name the element, if a finite number is out of the result's range. */
 tt_status tt_safetensors_read_f32(const tt_safetensors *s, int i, int64_t first, int64_t n, float *to);
 tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first, int64_t n, int32_t *to);
 
@@ -1166,8 +1179,8 @@ tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first,
    of any size. The file appears under its name, synced to the disk, only when tt_safetensors_end returns
    TT_OK; until then an old file of that name stays whole. */
 typedef struct tt_safetensors_writer tt_safetensors_writer;
-/* Begins a file. tensors: all fields but `bytes` are read. metadata: strings key, value, ..., NULL; may be
-   NULL. */
+/* Begins a file. tensors: `count` descriptions, whose field `bytes` is not read. metadata: strings key,
+   value, ..., NULL; may be NULL. */
 tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, const tt_tensor_info *tensors,
                                             int count, const char *const *metadata);
 tt_status tt_safetensors_write(tt_safetensors_writer *w, const void *bytes, size_t n);
@@ -1203,8 +1216,7 @@ typedef enum tt_special_token {
     TT_TOKEN_COUNT
 } tt_special_token;
 
-/* Opens a WordPiece vocabulary. Uncased (`lowercase`): texts are lower-cased and accents stripped; cased:
-   neither. */
+/* Makes a WordPiece tokenizer from a vocab.txt. With `lowercase`, texts lose capitals and accents. */
 tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lowercase);
 /* Loads a tokenizer from a Hugging Face folder:
    - With vocab.txt: WordPiece. lowercase is tokenizer_config.json's do_lower_case, or true without that file.
@@ -1213,14 +1225,14 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
    - Else with tokenizer.json, which decides the ids, except for what AutoTokenizer of transformers 5 rebuilds
      for the class that tokenizer_class of tokenizer_config.json or config.json names. For GPT2Tokenizer,
      RobertaTokenizer, Qwen2Tokenizer (also for model_type qwen2) and GPTNeoXTokenizer, or, without such a
-     name, by model_type, this is the space before the first word, if tokenizer_config.json has
-     add_prefix_space. For LlamaTokenizer (not byte-level, and not Mistral's) it is the mark of a word:
-     tokenizer.json puts a mark before each text between special tokens, even before a space; transformers
-     puts it before the first word only (with "legacy": true, before each such text), unless a mark is already
-     there. For other classes transformers may differ: without add_prefix_space it puts no space before the
-     first word, BigBirdTokenizer ignores the file's Precompiled, T5Tokenizer and XLMRobertaTokenizer split at
-     all white space first, AlbertTokenizer and BertTokenizer read do_lower_case and so on from
-     tokenizer_config.json.
+     name, by model_type, AutoTokenizer rebuilds the space before the first word, if tokenizer_config.json has
+     add_prefix_space. For LlamaTokenizer (not byte-level, and not Mistral's) AutoTokenizer rebuilds the mark
+     of a word: tokenizer.json puts a mark before each text between special tokens, even before a space;
+     transformers puts it before the first word only (with "legacy": true, before each such text), unless a
+     mark is already there. For other classes transformers may differ: without add_prefix_space transformers
+     puts no space before the first word, BigBirdTokenizer ignores the file's Precompiled, T5Tokenizer and
+     XLMRobertaTokenizer split at all white space first, AlbertTokenizer and BertTokenizer read do_lower_case
+     and so on from tokenizer_config.json.
    - Else with vocab.json and merges.txt: GPT-2's, RoBERTa's (whose <mask> includes the spaces before it) or
      Qwen2's tokenizer, as tokenizer_class of tokenizer_config.json or model_type of config.json says (GPT-2's
      if neither does), with tokenizer_config.json's added_tokens_decoder and add_prefix_space. */
@@ -1235,22 +1247,23 @@ int tt_tokenizer_size(const tt_tokenizer *k); /* the largest id + 1 */
    does not find it. */
 const char *tt_tokenizer_token(const tt_tokenizer *k, int id);
 int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* returns -1 if absent */
-/* Returns the id of the token with this purpose, or -1. With vocab.txt these are BERT's tokens. Otherwise
-   tokenizer_config.json, special_tokens_map.json and config.json (bos_token_id and so on) name them, in this
-   order. If none names TT_TOKEN_EOS, which ends a document, it is "<|endoftext|>" if that token exists; so it
-   is, with a warning to the logger, if config.json names a token that ordinary texts contain. */
+/* Returns the id of the token with this purpose, or -1. With vocab.txt the special tokens are BERT's.
+   Otherwise tokenizer_config.json, special_tokens_map.json and config.json (bos_token_id and so on), in this
+   order, name the special tokens. If none of the files names TT_TOKEN_EOS, which ends a document, that token
+   is "<|endoftext|>" if it exists; likewise, with a warning to the logger, if config.json names a token that
+   ordinary texts contain. */
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
 /* Writes the ids of a text into ids (room for max_tokens), including the tokens around it: [CLS] and [SEP] of
-   WordPiece, else those of the post-processor; the text is cut so that all fit. Returns the number of ids; 0
-   if max_tokens has no room for the tokens around the text; -1 when out of memory (texts of more than 4096
-   bytes need memory if they are normalized, as do words of more than 64 bytes in byte-pair encoding, and all
-   texts with Metaspace or Unigram). Invalid UTF-8 bytes become U+FFFD, which WordPiece drops. As in
+   WordPiece, else those of the post-processor; the text is cut so that all ids fit. Returns the number of
+   ids; 0 if max_tokens has no room for the tokens around the text; -1 when out of memory (texts of more than
+   4096 bytes need memory if they are normalized, as do words of more than 64 bytes in byte-pair encoding, and
+   all texts with Metaspace or Unigram). Invalid UTF-8 bytes become U+FFFD, which WordPiece drops. As in
    transformers, a special token spelled out in a text, such as [SEP] in capitals or <|endoftext|>, becomes
-   that token if the vocabulary has it: a text can forge the structure of a sequence, so remove such words
-   from texts that you don't trust. */
+   that token if the vocabulary has it: a text can forge the structure of a sequence, so remove these
+   spellings from texts that you don't trust. */
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens);
-/* Writes the first `room` ids of a whole text into ids, with the tokens around it if `special`. Returns how
-   many ids the text has; -1 when out of memory. */
+/* Writes the first `room` ids of a whole text into ids, with the tokens around it if `special`. Returns the
+   number of ids of the whole text; -1 when out of memory. */
 int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
                             int64_t room);
 /* Writes the text of n ids to `to`, always terminated, cut at capacity (0: not written). Returns the bytes of
@@ -1261,9 +1274,10 @@ int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n
                             size_t capacity);
 
 /* Decodes ids as they come, in constant time for each. `put` returns the text that is certain so far and was
-   not returned before, `end` the rest; together they are the text of all ids. The text is valid until the
-   next call, and not terminated. The stream holds back an incomplete character, and an incomplete run of
-   tokens for single bytes, which form a text only together. Both return NULL when out of memory. */
+   not returned before, `end` the remaining text; all returned texts together are the text of all ids. The
+   text is valid until the next call, and not terminated. The stream holds back an incomplete character, and
+   an incomplete run of tokens for single bytes, because only whole runs form texts. Both return NULL when out
+   of memory. */
 typedef struct tt_decode_stream tt_decode_stream;
 tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special);
 const char *tt_decode_stream_put(tt_decode_stream *s, const int32_t *ids, int64_t n, size_t *bytes);
@@ -1286,11 +1300,11 @@ typedef struct tt_dataset tt_dataset;
 typedef struct tt_text { const char *text; size_t bytes; int label; } tt_text;
 
 /* Makes a dataset of the caller's texts, at least one, with labels 0 to classes - 1. class_names: (classes)
-   UTF-8. The function copies everything. examples/datasets.h reads IMDb's reviews with it. */
+   UTF-8. The function copies everything. examples/datasets.h reads IMDb's reviews by this function. */
 tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
 
-/* Names of a table's columns, and how its fields are separated. */
+/* Names of a table's columns, and how its fields are separated and quoted. */
 typedef struct tt_table_options {
     const char *text_column, *label_column; /* Set them if your columns have other names; default "text" and
                                                "label" */
@@ -1304,7 +1318,7 @@ typedef struct tt_table_options {
 tt_table_options tt_table_options_default(void);
 
 /* Reads a dataset from a table in a text file, such as CSV or TSV. A header names the columns, in any order;
-   there may be other columns. The file is UTF-8 (see tt_text_begin) with RFC 4180 quoting; empty lines are
+   other columns are allowed. The file is UTF-8 (see tt_text_begin) with RFC 4180 quoting; empty lines are
    skipped. Lines end with LF or CR LF, or, in a file without any LF, with CR. Errors name the line.
    split: the function keeps the rows whose split column has this word; NULL keeps all rows. "validation",
    "valid", "val" and "dev" are synonyms. If split is one of these, "train" or "test", a row with any other
@@ -1312,8 +1326,8 @@ tt_table_options tt_table_options_default(void);
    the context's seed, and "train" is the rest. A table that has no rows for validation or test gives a
    dataset of 0 rows, which is no error: take some of "train" with tt_dataset_split.
    classes: labels are numbered in the order of `classes` (n_classes names). With NULL and 0 the function
-   numbers the distinct labels of the rows that it keeps, in byte order, or by value if all are numbers, such
-   as -1, 0, 2.5, 10. Labels must be UTF-8, like config.json. o NULL: defaults. */
+   numbers the distinct labels of the kept rows, in byte order, or by value if all are numbers, such as -1, 0,
+   2.5, 10. Labels must be UTF-8, like config.json. o NULL: defaults. */
 tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes,
                              int n_classes, const tt_table_options *o);
 
@@ -1326,9 +1340,9 @@ typedef struct tt_image {
 
 /* Resizes an image into `to` (height, width, image->channels), which must not overlap the image. The filter
    is bilinear, over a neighbourhood that grows with the reduction (antialiasing). The result equals Pillow's
-   Image.resize((width, height), BILINEAR) and therefore torchvision's Resize of such an image: first the
-   width is resized, then the height, with weights of 22 bits, rounded to grey levels in between. (Versions of
-   Pillow after 12.1 sometimes begin with the height and differ by a level; with alpha they round
+   Image.resize((width, height), BILINEAR) and therefore torchvision's Resize of a PIL image: first the width
+   is resized, then the height, with weights of 22 bits, rounded to grey levels in between. (Versions of
+   Pillow after 12.1 sometimes begin with the height and differ by a level; with alpha these versions round
    differently.) With alpha, colours are weighted by alpha. */
 tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, int width, uint8_t *to);
 
@@ -1338,8 +1352,8 @@ typedef struct tt_image_source {
     const int *labels;               /* (count) 0..classes - 1; copied */
     const char *const *class_names;  /* (classes) UTF-8; copied */
     int classes;
-    /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why it
-       cannot. A loader's threads call read and release, several at a time. */
+    /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why the
+       image cannot be decoded. A loader's threads call read and release, several at a time. */
     const char *(*read)(void *user, int64_t index, tt_image *image);
     void (*release)(void *user, tt_image *image); /* releases the image that `read` returned, soon after. May
                                                      be NULL */
@@ -1349,15 +1363,15 @@ typedef struct tt_image_source {
     int height, width, channels; /* size of every image, so that unfit options are refused early; 0: not
                                     known */
 } tt_image_source;
-/* Makes a dataset of a source's images. examples/datasets.h reads CIFAR-10 with it. */
+/* Makes a dataset of a source's images. examples/datasets.h reads CIFAR-10 by this function. */
 tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source);
 
 /* Moves n texts or images out of d into a new dataset. Each class gives its share of n; the context's seed
-   determines which are moved. */
+   determines which texts or images move. */
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n);
 void tt_dataset_free(tt_dataset *d);
 int64_t tt_dataset_count(const tt_dataset *d);
-/* Returns a text followed by a NUL, or "" for an image. bytes may be NULL. */
+/* Returns text i, or "" for an image. Sets *bytes (bytes may be NULL) to its length without the final NUL. */
 const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
 int tt_dataset_label(const tt_dataset *d, int64_t i);
 int tt_dataset_classes(const tt_dataset *d);
@@ -1366,15 +1380,15 @@ const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
 void tt_sort_class_names(const char **names, int n);
 void tt_dataset_counts(const tt_dataset *d, int64_t *counts); /* (classes) texts or images of each class */
 
-/* How a loader makes batches. It shuffles the dataset by (seed, epoch), sorts it by length within windows of
-   `window` batches (longest first), and cuts it into steps of `batch` sequences; then it shuffles the order
-   of the steps within the window. The last step of an epoch may have fewer sequences. A step is one or more
-   micro-batches without padding, filled one after another: each has at most max_seqs = ceil(batch /
-   accumulate) sequences (or fewer: no more than the dataset has, no more than max_tokens / 2) and at most
-   max_tokens tokens.
+/* How a loader makes batches. A loader shuffles the dataset by (seed, epoch), sorts it by length within
+   windows of `window` batches (longest first), and cuts it into steps of `batch` sequences; then the loader
+   shuffles the order of the steps within the window. The last step of an epoch may have fewer sequences. A
+   step is one or more micro-batches without padding, filled one after another: each has at most max_seqs =
+   ceil(batch / accumulate) sequences and at most max_tokens tokens. max_seqs is lower if the dataset has
+   fewer sequences, or if max_tokens / 2 is less.
    With parallel.groups > 1 the loader instead deals out the sequences of a step so that the micro-batches
-   have similar numbers of tokens, and each group has equally many micro-batches, as far as there are
-   sequences: the micro-batches are the same for any number of ranks.
+   have similar numbers of tokens, and each group has equally many micro-batches if there are enough
+   sequences. The micro-batches are then the same for any number of ranks.
    tt_loader_new tokenizes all texts once, on the context's threads (about 100 MB of text a second each), and
    keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
    and the tokenizer until the loader is freed. */
@@ -1385,10 +1399,11 @@ typedef struct tt_loader_options {
     int max_length;   /* Set it to cut sequences to fewer tokens, [CLS] and [SEP] included; default 512 */
     int max_tokens;   /* Set it to limit the tokens of a micro-batch, >= max_length; default 0: no limit */
     bool shuffle;     /* Clear it for evaluation and prediction: dataset order, unsorted; default true */
-    int window;       /* Set it to change the batches of a sorted window; default 50; 0 or 1: no sorting */
+    int window;       /* Set it to change how many batches are sorted by length together; default 50; 0 or 1:
+                         no sorting */
     bool drop_last;   /* Set it to leave out a last incomplete step; default false */
     int threads;      /* Set it to change how many threads prepare images ahead of the trainer, 0..64; 0:
-                         tt_loader_next prepares them; default 1 */
+                         tt_loader_next prepares images; default 1 */
     tt_parallel parallel; /* Set it to the trainer's `parallel` after tt_check_options; default: one group on
                              one rank. The loader reads `groups` and `data` */
 } tt_loader_options;
@@ -1403,8 +1418,8 @@ typedef struct tt_image_options {
     int height, width;               /* Set them to the size of the cropped result, 1..65535; there is no
                                         default */
     int channels;                    /* Set it to the channels of the result, 1..4; default 3. An image must
-                                        have this number of channels; for 3 it may also have 1 (grey, copied
-                                        into all three) or 4 (alpha is dropped) */
+                                        have this number of channels; for 3, an image may also have 1 (grey,
+                                        copied into all three) or 4 (alpha is dropped) */
     int resize_height, resize_width; /* Set them to resize to this size (tt_image_resize), 1..65535; default
                                         0, 0: not resized */
     int resize_shortest;             /* Set it, instead of resize_height and resize_width, to give the shorter
@@ -1431,10 +1446,12 @@ typedef struct tt_array {
 
 /* A micro-batch. A trainer sets each input of its model to the array with the input's name: an element of
    `arrays`, or else the field of that name; "first" is the first row of each sequence. Data that no input
-   reads may be missing. Pointers are valid until the next call on the loader or source that gave them. */
+   reads may be missing. Pointers are valid until the next call on the loader or source that set the
+   pointers. */
 typedef struct tt_batch {
-    int seqs;                 /* sequences, images or examples; speeds count `rows`, or `seqs` if rows is 0 */
-    int rows;                 /* tokens of all sequences together; 0 if there are none, as with images */
+    int seqs;                 /* sequences, images or examples. A speed counts rows, or seqs if rows is 0 */
+    int rows;                 /* tokens of all sequences together; 0 if the sequences have no tokens, as
+                                 images */
     const int32_t *ids;       /* (rows) */
     const int32_t *positions; /* (rows) 0, 1, ... within each sequence */
     const int32_t *types;     /* (rows) token types, all 0 */
@@ -1448,17 +1465,17 @@ typedef struct tt_batch {
     bool last_of_step;        /* the next micro-batch belongs to another step */
 } tt_batch;
 
-/* Source of a trainer's batches: a loader, or functions of your own. Steps of an epoch are numbered from 0.
-   The content of a step must depend on its epoch and number alone: then a resumed run sees the same data. */
+/* Source of a trainer's batches: a loader, or your own functions. Steps of an epoch are numbered from 0. The
+   content of a step must depend on its epoch and number alone: then a resumed run sees the same data. */
 typedef struct tt_source {
     void *self;                /* argument of the functions */
     /* Goes to the first micro-batch of a step, 0 to `steps`. */
     tt_status (*seek)(void *self, int64_t epoch, int64_t step);
     /* Fills in the next micro-batch, whose fields are all 0 before the call, or sets *more to false at the
-       end of the epoch. If it fails, tt_fit and tt_evaluate end and return its error. */
+       end of the epoch. If `next` fails, tt_fit and tt_evaluate end and return its error. */
     tt_status (*next)(void *self, tt_batch *batch, bool *more);
-    /* Number of steps in an epoch, at least 1. If `next` gives more, tt_fit and tt_evaluate fail; if it gives
-       fewer, tt_fit warns the logger once. A step of training ends with a micro-batch that is
+    /* Number of steps in an epoch, at least 1. If `next` gives more steps, tt_fit and tt_evaluate fail; if it
+       gives fewer, the logger gets one warning from tt_fit. The last micro-batch of a step must set
        last_of_step. */
     int64_t steps;
     /* Largest micro-batch in sequences and tokens (0: unknown), and whether a step may have more
@@ -1470,10 +1487,10 @@ typedef struct tt_source {
     const char *const *class_names; /* (classes) names of the labels; a run cannot be resumed with other
                                        names */
     int classes;                    /* 0: no classes */
-    /* Is called before `seek` if there are several processes. Micro-batches go to `data` ranks in order,
-       starting over with each step (by_step) or with each epoch; this process has the ranks [first, end).
-       `next` may then give NULL for the data of other ranks, with the right numbers of rows. NULL: every
-       process makes all data. */
+    /* Tells the source which data ranks belong to this process. Called before `seek` if there are several
+       processes. Micro-batches go to `data` ranks in order, starting over with each step (by_step) or with
+       each epoch; this process has the ranks [first, end). `next` may then give NULL for the data of other
+       ranks, with the right numbers of rows. NULL: every process makes all data. */
     void (*deal)(void *self, int data, int first, int end, bool by_step);
     /* Writes lines, each with a newline at its end, about everything that the batches depend on beside `hash`
        and the numbers above; at most `capacity` bytes including the final 0. With several processes, tt_fit
@@ -1487,7 +1504,7 @@ typedef struct tt_loader tt_loader;
    error. */
 tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
                          const tt_loader_options *o);
-/* Makes a loader of images; it ignores max_length, max_tokens and window. The loader's threads read images
+/* Makes a loader of images, which ignores max_length, max_tokens and window. The loader's threads read images
    and prepare them according to `image`, ahead of the trainer, into a ring of a few micro-batches that is
    allocated here. Crops and flips depend on (seed, epoch, index of the image) alone. An image that cannot be
    read, or that does not fit the options, is an error of its micro-batch; the micro-batches before are still
@@ -1502,7 +1519,7 @@ int64_t tt_loader_steps(const tt_loader *l); /* steps of an epoch */
 int tt_loader_max_seqs(const tt_loader *l);
 int tt_loader_max_tokens(const tt_loader *l);
 bool tt_loader_accumulates(const tt_loader *l);
-int tt_loader_longest(const tt_loader *l); /* tokens of the longest text before it is cut; 0 for images */
+int tt_loader_longest(const tt_loader *l); /* tokens of the longest text before the cut; 0 for images */
 int64_t tt_loader_cut(const tt_loader *l); /* number of texts longer than max_length, which are cut */
 /* Goes to a step of an epoch, both counted from 0. Order and content depend on (seed, epoch, step) alone. */
 tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step);
@@ -1518,16 +1535,16 @@ const tt_source *tt_loader_source(tt_loader *l);
 
 /* A sequence of tokens for a language model: documents one after another, each followed by a token that ends
    it, and preceded by the token that the tokenizer puts before a text, such as LLaMA's <s>. If a document's
-   text already spells out these tokens at its ends, they are not repeated, and the logger gets a warning. The
-   stream is in memory, or in a file that is read where needed. */
+   text already spells out these tokens at its ends, the stream does not repeat the tokens, and the logger
+   gets a warning. The stream is in memory, or in a file that is read where needed. */
 typedef struct tt_token_stream tt_token_stream;
 typedef struct tt_stream_options {
-    const tt_tokenizer *tokenizer; /* Set it to tokenize texts; it must outlive the stream; default NULL:
-                                      tokens are bytes, and 256 ends a document */
+    const tt_tokenizer *tokenizer; /* Set it to tokenize texts; the tokenizer must outlive the stream; default
+                                      NULL: tokens are bytes, and 256 ends a document */
     int end;                       /* Set it to end documents with another token; default -1: the tokenizer's
                                       TT_TOKEN_EOS */
-    int vocab;                     /* Set it to the model's vocabulary size, to refuse a text with an id that
-                                      is not below it; default 0: the tokenizer's size */
+    int vocab;                     /* Set it to the model's vocabulary size, to refuse a text with an id out
+                                      of range; default 0: the tokenizer's size */
     bool bare;                     /* Set it to put no token before a document; default false */
     const char *separator;         /* Set it to the line that separates documents in a text, such as
                                       "<|endoftext|>"; "": one or more empty lines; default NULL: a text is
@@ -1536,17 +1553,17 @@ typedef struct tt_stream_options {
 tt_stream_options tt_stream_options_default(void);
 
 /* Makes a stream of a text. With a tokenizer the text must be UTF-8, as in a file (see tt_text_begin);
-   without one it may be any bytes. NULL options: defaults. Returns NULL on error. */
+   without a tokenizer the text may be any bytes. NULL options: defaults. Returns NULL on error. */
 tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t bytes,
                                       const tt_stream_options *o);
 /* Makes a stream of a text file in UTF-8 (see tt_text_begin), or of all files of a folder whose names end in
    .txt, in the order of their names. */
 tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const tt_stream_options *o);
-/* Opens a file of ids, `width` bytes each (2 or 4, little-endian), as nanoGPT writes it, or with llm.c's
+/* Opens a file of ids, `width` bytes each (2 or 4, little-endian), as nanoGPT writes files, or with llm.c's
    header of 1024 bytes (GPT-2: ids of 2 bytes, LLaMA 3: ids of 4). With width 0 the header says the width;
-   without a header it is 4 if vocab is above 65536 or if the upper halves of the first ids would be 0, else
-   2, and a file whose ids look like 8 bytes is refused. Ids are 0 to vocab - 1; `end` ends a document (-1:
-   none). */
+   without a header the width is 4 if vocab is above 65536 or if the upper halves of the first ids would be 0,
+   else 2, and a file whose ids look like 8 bytes is refused. Ids are 0 to vocab - 1; `end` ends a document
+   (-1: none). */
 tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end);
 /* Writes the ids to a file without a header, 2 bytes an id if vocab is at most 65536, else 4. */
 tt_status tt_token_stream_write(const tt_token_stream *s, const char *path);
@@ -1558,8 +1575,8 @@ int tt_token_stream_vocab(const tt_token_stream *s);
 /* Copies n ids from number `first` on. Returns TT_ERR_FORMAT if an id is not below vocab. */
 tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n, int32_t *to);
 /* Returns the bytes of text that the tokens stand for, without the tokens before and after documents; 0 if
-   the stream has no tokenizer, -1 after an error. With it a mean loss in nats per token becomes bits per
-   byte: loss / log(2) * count / bytes. */
+   the stream has no tokenizer, -1 after an error. A mean loss in nats per token is then loss / log(2) * count
+   / bytes bits per byte. */
 int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
@@ -1574,11 +1591,11 @@ typedef struct tt_token_loader_options {
                              on one rank */
 } tt_token_loader_options;
 tt_token_loader_options tt_token_loader_options_default(void);
-/* Makes batches of a stream's windows, which follow each other without padding; the last may be shorter. In
+/* Makes batches of a stream's windows, one after another without padding; the last window may be shorter. In
    an epoch each token except the stream's first is the target of exactly one window. A batch has the array
-   "targets" (rows): the token that follows each, or -100 for none. The stream must outlive the loader.
-   tt_token_loader_new reads the whole stream once, so that an id that is not below vocab is found before
-   training. NULL options: defaults. It returns NULL on error. */
+   "targets" (rows): the token that follows each row's token, or -100 if no token follows. The stream must
+   outlive the loader. tt_token_loader_new reads the whole stream once, so that an id that is not below vocab
+   is found before training. NULL options: defaults. Returns NULL on error. */
 typedef struct tt_token_loader tt_token_loader;
 tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
                                      const tt_token_loader_options *o);
@@ -1605,16 +1622,16 @@ typedef struct tt_model {
     const void *self; /* argument of record */
     /* Declares inputs and records the ops for a micro-batch of up to o->max_seqs sequences (or examples) and
        o->max_tokens tokens. Returns the loss (1, 1). *output, if record sets it, is the value that tt_forward
-       gives. The names of the inputs are those of a batch's arrays. */
+       gives. An input has the name of the array in a batch that is the input's data. */
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
     tt_metric metric;
     int classes;      /* number of classes, and of logits in a row of the output (for tt_predict). 0: the
-                         output is something else */
+                         model has no classes */
     const char *unit; /* unit of speeds: "tokens", "images", in the characters of a metric's name. NULL:
                          "examples" */
     int max_length;   /* rows of the longest possible sequence; 0: the model has no sequences */
-    bool same_length; /* all sequences have max_length rows, as images do: the trainer knows their positions
-                         and starts, and batches may leave them out */
+    bool same_length; /* all sequences have max_length rows, as images do: batches may then leave out
+                         positions and starts, which the trainer knows */
 } tt_model;
 
 /* Inputs of BERT, ViT and decoders, for all sequences one after another. An image is a sequence: a class
@@ -1638,9 +1655,11 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
    ...ForSequenceClassification. */
 typedef enum tt_bert_kind {
     TT_BERT,
-    TT_DISTILBERT, /* head: pre_classifier, ReLU; BERT's head: pooler, tanh */
-    TT_ROBERTA,    /* positions start at pad_token + 1, no token types; head: classifier.dense, tanh */
-    TT_BIG_BIRD    /* head: classifier.dense, `activation`. Its pooler is kept but unused */
+    TT_DISTILBERT, /* before the classifier: pre_classifier and ReLU (in BERT: pooler and tanh) */
+    TT_ROBERTA,    /* positions start at pad_token + 1; no token types; before the classifier:
+                      classifier.dense and tanh */
+    TT_BIG_BIRD    /* before the classifier: classifier.dense and `activation`; the pooler is kept but
+                      unused */
 } tt_bert_kind;
 typedef struct tt_bert_config {
     tt_bert_kind kind;
@@ -1658,15 +1677,16 @@ typedef struct tt_bert_config {
     /* Set it for BigBird to attend by blocks (attention_type "block_sparse"); default true. A sequence of
        more than (5 + 2 * random_blocks) * block_size tokens then attends, as in transformers, to the first
        and the last block, to three blocks around its own, and in training to random_blocks blocks: a seed
-       (the layer's number) chooses them, as transformers does for max_positions tokens. Without training the
-       first block replaces each random block. Block-sparse attention drops no attention weights. */
+       (the layer's number) chooses these random blocks, as transformers does for max_positions tokens.
+       Without training the first block replaces each random block. Block-sparse attention drops no attention
+       weights. */
     bool block_sparse;        /* default true for BigBird, else false */
     int block_size, random_blocks;
     bool qkv_bias;            /* BigBird: queries, keys and values have biases. Default true */
     bool scale_embeddings;    /* BigBird: word embeddings are multiplied by sqrt(hidden_size). Default
                                  false */
 } tt_bert_config;
-tt_bert_config tt_bert_config_default(tt_bert_kind kind); /* sizes of the base model, 2 classes */
+tt_bert_config tt_bert_config_default(tt_bert_kind kind); /* the base model, 2 classes */
 
 typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden) */
     tt_param *q_w, *q_b, *k_w, *k_b, *v_w, *v_b;
@@ -1683,7 +1703,7 @@ typedef struct tt_bert {
                                                hidden) */
     tt_param *norm_w, *norm_b;
     tt_bert_layer *layer;
-    tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
+    tt_param *head_w, *head_b;              /* of pre_classifier or pooler: (hidden, hidden), (hidden) */
     tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes) */
     tt_param *pooler_w, *pooler_b;          /* BigBird's pooler, which the logits do not depend on */
     bool new_head; /* the layers between the last hidden states and the logits begin with random weights, at
@@ -1694,27 +1714,27 @@ typedef struct tt_bert {
    norms 1, biases 0. */
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config);
 /* Loads a Hugging Face folder: config.json and model.safetensors (tensor names with or without a prefix such
-   as "bert."), or instead of it the files that model.safetensors.index.json names. Tensors stream into place
-   when a program allocates its arena. classes 0: the number in config.json. If the file lacks the classifier
-   or the layer before it, or if the classifier has another size, these layers start with random weights:
-   new_head is true, and the logger gets a warning with their names. A missing or misshapen tensor of the body
-   is an error, reported before anything of config.json's sizes is allocated. */
+   as "bert."), or, instead of model.safetensors, the files that model.safetensors.index.json names. Tensors
+   stream into place when a program allocates its arena. classes 0: the number in config.json. If the file
+   lacks the classifier or the layer before it, or if the classifier has another size, these layers start with
+   random weights: new_head is true, and the logger gets a warning with their names. A missing or misshapen
+   tensor of the body is an error, reported before anything of config.json's sizes is allocated. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
 /* Writes config.json and model.safetensors into a folder, which it creates if necessary. Each file is
-   replaced atomically, and transformers can read both. If classes share a name, id2label has all of them and
-   label2id the last. The function refuses class names that are not UTF-8, and a changed `config` that could
-   not be loaded, before it writes anything. */
+   replaced atomically, and transformers can read both. If classes share a name, id2label has all these
+   classes and label2id the last. The function refuses class names that are not UTF-8, and a changed `config`
+   that could not be loaded, before it writes anything. */
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes */
 
-/* Makes a model and a dataset with equally many classes, named by at most 63 bytes each, agree on the numbers
-   of the classes; call it before a loader reads the dataset. If both have the same names, the model keeps its
-   numbers and the dataset's labels change: call it for each dataset, also for one that tt_dataset_split took
-   out before. Otherwise the model takes the dataset's names, and the logger gets a warning if the classifier
-   is from a checkpoint. */
+/* Makes a model and a dataset agree on the numbers of their classes; call it before a loader reads the
+   dataset. Both must have equally many classes, with names of at most 63 bytes. If both have the same names,
+   the model keeps its numbers and the dataset's labels change: call it for each dataset, also for one that
+   tt_dataset_split took out before. Otherwise the model takes the dataset's names; the logger gets a warning
+   if the classifier is from a checkpoint. */
 tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d);
-/* Record the encoder on a tape. They return the last hidden states (rows, hidden), and the logits (seqs,
-   classes). */
+/* Record the encoder on a tape. tt_bert_encode returns the last hidden states (rows, hidden), tt_bert_logits
+   the logits (seqs, classes). */
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* Returns the model for a trainer: its loss is the mean cross-entropy of the classes in "labels". m must stay
@@ -1735,7 +1755,7 @@ typedef struct tt_vit_config {
                                  std. Default 0.5 */
     /* Set `resize` to resize images to another height and width in pixels; default 0: image_size; -1: not
        resized. With resize_shortest only the shorter side gets that size, and the other keeps the proportion.
-       The middle image_size pixels are then cropped; a smaller image gets zeros around it. */
+       The middle image_size pixels are then cropped; a smaller image is padded with zeros. */
     int resize;
     bool resize_shortest;
     tt_resample resample;     /* default TT_BILINEAR */
@@ -1754,8 +1774,8 @@ typedef struct tt_vit {
     tt_vit_config config;
     /* storage for config.activation; class names (classes) of config.json's id2label, UTF-8 */
     char activation[32], (*class_names)[64];
-    bool torchvision;                       /* tt_vit_save writes torchvision's tensor names, because the
-                                               loaded file had them */
+    bool torchvision;                       /* tt_vit_save writes torchvision's tensor names, as the loaded
+                                               file had */
     tt_param *patch_w, *patch_b;            /* (hidden, channels, patch, patch), (hidden) */
     tt_param *token, *position;             /* (hidden), (1 + patches, hidden) */
     tt_vit_layer *layer;
@@ -1793,13 +1813,13 @@ tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_classifier */
 
 /* Decoders: GPT-2 (Radford et al. 2019), LLaMA 1 to 3 (Touvron et al. 2023), Mistral, Qwen2, GPT-NeoX and
    Pythia (Black et al. 2022), Falcon (Almazrouei et al. 2023). Parameters have the names of transformers'
-   ...ForCausalLM. Weights are (out, in) in memory, even if files have them transposed. The rows of a fused
-   weight are all queries, then all keys, then all values, even if files order them by heads. */
+   ...ForCausalLM. Weights are (out, in) in memory, even if files have the transpose. The rows of a fused
+   weight are all queries, then all keys, then all values, even if files order the rows by heads. */
 typedef struct tt_lm_config {
     const char *kind;         /* model_type: "gpt2", "llama", "mistral", "qwen2", "gpt_neox", "falcon" */
     int vocab_size, hidden_size, layers, heads;
-    int key_heads;            /* heads of keys and values; divides heads. 0: as many as heads; 0 for GPT-2 and
-                                 GPT-NeoX */
+    int key_heads;            /* number of heads of keys and of values, a divisor of `heads`. 0: as many as
+                                 `heads`, as GPT-2 and GPT-NeoX need */
     int head_size;            /* default 0: hidden_size / heads */
     int intermediate_size, max_positions;
     int window;               /* "mistral", "qwen2": number of keys that a token sees, its own the last; 0:
@@ -1829,7 +1849,7 @@ tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, i
 
 typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden); NULL: absent */
     tt_param *attention_norm_w, *attention_norm_b;
-    tt_param *qkv_w, *qkv_b; /* (heads + 2 key_heads) * head_size rows; otherwise the next six are set */
+    tt_param *qkv_w, *qkv_b; /* (heads + 2 key_heads) * head_size rows; NULL: q_w to v_b are set */
     tt_param *q_w, *q_b, *k_w, *k_b, *v_w, *v_b;
     tt_param *attention_w, *attention_b, *mlp_norm_w, *mlp_norm_b;
     tt_param *gate_w, *gate_b, *up_w, *up_b, *down_w, *down_b;
@@ -1879,17 +1899,18 @@ typedef struct tt_lm {
    norms 1, biases 0. */
 tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config);
 /* Loads a Hugging Face folder: config.json, and model.safetensors, or model.safetensors.index.json and the
-   files that it names, which must be in the folder. The function refuses, by name, a key of config.json that
-   asks for something unsupported (such as another rope_type), and a last product's weight that differs from
-   the embedding to which config.json ties it. It reads `stop` from generation_config.json if the folder has
-   one. Tensors stream into place when a program allocates its arena. */
+   files that the index names, which must be in the folder. The function refuses, by name, a key of
+   config.json that asks for something unsupported (such as another rope_type), and a last product's weight
+   that differs from the embedding to which config.json ties it. The function sets m->stop, from
+   generation_config.json if the folder has that file. Tensors stream into place when a program allocates its
+   arena. */
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder);
 /* Writes config.json, model.safetensors and, if the model was loaded with one, generation_config.json into a
-   folder, which it creates if necessary, as transformers reads them. A model above shard_bytes becomes
-   several files of at most that size and their index. Each file is replaced as a whole. If a save of several
-   files is interrupted, some are still the old model's, and tt_lm_load refuses the folder. The function
-   refuses a folder that holds an adapter, because transformers would add the adapter to the model. It removes
-   files of an older save that had more of them. */
+   folder, which it creates if necessary, as transformers reads them. A model of more than shard_bytes becomes
+   several files of at most shard_bytes each, and their index. Each file is replaced as a whole. If a save of
+   several files is interrupted, some are still the old model's, and tt_lm_load refuses the folder. The
+   function refuses a folder that holds an adapter, because transformers would add the adapter to the model.
+   The function removes files of an older save that have other names. */
 tt_status tt_lm_save(const tt_lm *m, const char *folder);
 void tt_lm_free(tt_lm *m); /* the parameters stay with the context until it closes */
 
@@ -1897,8 +1918,8 @@ void tt_lm_free(tt_lm *m); /* the parameters stay with the context until it clos
    not change. From then on only adapters are trained: everything else is frozen. NULL options: defaults. */
 tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *o);
 /* tt_lm_lora_save writes a peft folder: adapter_config.json and adapter_model.safetensors. tt_lm_lora_load
-   reads such a folder into a model without adapters. It refuses by name everything in the folder's config
-   that tt_lora_options lacks (DoRA, PiSSA, biases, ranks of single modules). */
+   reads such a folder into a model without adapters. tt_lm_lora_load refuses by name everything in the
+   folder's config that tt_lora_options lacks (DoRA, PiSSA, biases, ranks of single modules). */
 tt_status tt_lm_lora_save(const tt_lm *m, const char *folder);
 tt_status tt_lm_lora_load(tt_lm *m, const char *folder);
 /* Adds the adapters to the weights, so that tt_lm_save, which writes weights only, saves both; B becomes
@@ -1908,7 +1929,7 @@ tt_status tt_lm_lora_merge(tt_lm *m);
 /* Declares the inputs ids, positions (for "gpt2" below max_positions), seq_start and targets; only
    tt_lm_model reads targets. */
 tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o);
-tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* after the last norm: (rows,
+tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* output of the last norm, (rows,
                                                                            hidden) */
 tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* (rows, vocab) */
 /* Returns the model for a trainer: its loss is the mean cross-entropy of the tokens that follow, in the
@@ -1931,36 +1952,37 @@ typedef struct tt_generator_options {
        `share`: set it to a program that trains the model (tt_trainer_program), and the generator uses its
        parameters where they are stored, with that program's `parallel`, `memory`, offloaded parameters and
        device. Make the generator before the first step. If the program has several ranks, data rank 0
-       generates; the other data ranks only send it their shards of parameters (zero 3). All tensor ranks and
-       stages take part. If there are several processes, each calls tt_generate with the same arguments, and
-       gets the same tokens. Without `share` a generator runs on one device and refuses a name of several
-       (TT_ERR_UNSUPPORTED). */
+       generates; the other data ranks only send their shards of parameters to data rank 0 (zero 3). All
+       tensor ranks and stages take part. If there are several processes, each calls tt_generate with the same
+       arguments, and gets the same tokens. Without `share` a generator runs on one device and refuses a name
+       of several (TT_ERR_UNSUPPORTED). */
     tt_compile_options compile;
 } tt_generator_options;
 tt_generator_options tt_generator_options_default(void);
 /* Makes a generator. m must stay valid. Returns NULL on error. */
 tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o);
 void tt_generator_free(tt_generator *g);
-const tt_program *tt_generator_program(const tt_generator *g); /* for its plan */
+const tt_program *tt_generator_program(const tt_generator *g); /* for tt_program_plan */
 
 typedef struct tt_sampling {
     int max_new;              /* Set it to limit how many tokens are added to a sequence; default 128 */
-    float temperature;        /* Set it to divide logits by it; 0 always takes the likeliest token; default
-                                 1 */
+    float temperature;        /* Set it to divide logits by another number; 0: always takes the likeliest
+                                 token; default 1 */
     int top_k;                /* Set it to choose among the likeliest k tokens only; default 0: all */
     float top_p;              /* Set it below 1 to choose among the fewest likely tokens whose probabilities
-                                 sum up to it; default 1: all. In (0, 1] (Holtzman et al., "The curious case
-                                 of neural text degeneration", 2020). It filters what top_k leaves */
+                                 sum up to top_p; default 1: all. In (0, 1] (Holtzman et al., "The curious
+                                 case of neural text degeneration", 2020). top_p applies to the tokens that
+                                 top_k leaves */
     float repetition_penalty; /* Set it above 1 to make tokens that already occurred less likely; default 1.
-                                 It divides a positive logit and multiplies a negative one (Keskar et al.,
-                                 "CTRL", 2019). Above 0 */
+                                 The penalty divides a positive logit and multiplies a negative logit (Keskar
+                                 et al., "CTRL", 2019). Above 0 */
     uint64_t seed;            /* Set it for other random numbers: the same seed gives the same tokens; default
                                  0 */
-    const int32_t *stop;      /* Set it to n_stop tokens that end a sequence; the stop token is its last;
-                                 default none */
+    const int32_t *stop;      /* Set it to n_stop tokens that end a sequence, whose last token is then the
+                                 stop token; default none */
     int n_stop;
-    /* Set it to receive each token as soon as it is known; returning false ends its sequence; default
-       NULL. */
+    /* Set it to receive each token as soon as the token is known; returning false ends the token's sequence;
+       default NULL. */
     bool (*token)(void *user, int seq, int32_t id);
     void *user;
 } tt_sampling;
@@ -1997,10 +2019,10 @@ struct tt_train_options {
     tt_schedule schedule;            /* Set its total_steps (default 0), which is required; default: linear,
                                         lr 5e-5, no warm-up */
     /* Set them to change the cross-entropy that trains classifiers and language models
-       (tt_cross_entropy_options); default 0 and NULL. Evaluations use the plain one. class_weights (one for
-       each class; copied) are for classifiers; the loss and the accuracy of a step are then weighted means. A
-       model of your own reads them in an f32 input "class_weights" of (1, classes); in an evaluation they are
-       ones. */
+       (tt_cross_entropy_options); default 0 and NULL. Evaluations use the plain cross-entropy. class_weights
+       (one for each class; copied) are for classifiers; the loss and the accuracy of a step are then weighted
+       means. A model of your own reads the weights in an f32 input "class_weights" of (1, classes), which has
+       ones in an evaluation. */
     float label_smoothing;
     const float *class_weights;
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
@@ -2019,16 +2041,17 @@ typedef struct tt_trainer tt_trainer;
    message reports all contradictions of the options. Returns NULL on error. */
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *o);
 void tt_trainer_free(tt_trainer *t);
-/* Calls tt_wait for the training program, after tt_train_batch without stats. */
+/* Waits as tt_wait does for the training program's last step, after a tt_train_batch without stats. */
 tt_status tt_trainer_wait(tt_trainer *t, tt_stats *stats);
 /* Returns the largest max_seqs, up to `max`, with which a trainer of these options fits their memory_budget;
-   it works as tt_largest_batch does. Each sequence brings o->max_tokens / o->max_seqs tokens. The caller
-   chooses whether steps become larger or have fewer micro-batches; other micro-batches give other bits. */
+   the function works as tt_largest_batch does. Each sequence brings o->max_tokens / o->max_seqs tokens. The
+   caller chooses whether steps become larger or have fewer micro-batches; other micro-batches give other
+   bits. */
 int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_train_options *o, int max);
-const tt_program *tt_trainer_program(const tt_trainer *t); /* the program that trains, or the only one */
+const tt_program *tt_trainer_program(const tt_trainer *t); /* program that trains, or else that evaluates */
 int64_t tt_trainer_steps(const tt_trainer *t);             /* tt_program_steps of the trainer's program */
-/* Returns the steps in the state last saved or loaded, here or by tt_fit, from which a resumed run continues;
-   -1: none. */
+/* Returns the steps of the last state that was saved or loaded, from which a resumed run continues; -1: no
+   state. */
 int64_t tt_trainer_saved_steps(const tt_trainer *t);
 /* Returns the bytes of the tensors in a state of this trainer, and in *parameters (may be NULL) the bytes of
    the trained parameters among them. Returns 0 if the trainer does not train, or when out of memory. */
@@ -2038,12 +2061,12 @@ size_t tt_trainer_state_bytes(const tt_trainer *t, size_t *parameters);
 float tt_trainer_lr(const tt_trainer *t);
 
 /* Runs forward and backward of a micro-batch, and the update if it is the last of its step: then *updated is
-   true, even if loss scaling skipped the update. stats covers the micro-batches of the step so far. If one
-   fails, its step updates nothing: the step's other micro-batches are refused, up to the last.
+   true, even if loss scaling skipped the update. stats covers the micro-batches of the step so far. If a
+   micro-batch fails, its step updates nothing, and the step's later micro-batches are refused.
    With several data ranks, micro-batch m of a step is copied to data rank m % data. All ranks run when each
    has a micro-batch, or after the last of the step; stats covers the micro-batches that have run, and is 0
-   before. While some wait, the trainer can neither evaluate nor predict. A pipeline runs all micro-batches of
-   a step after its last, and can evaluate before.
+   before. While a micro-batch waits, the trainer can neither evaluate nor predict. A pipeline runs all
+   micro-batches of a step after its last, and can evaluate before that.
    stats may be NULL; then the call may return before the step is done, as tt_step does, and its results
    appear one step later or in tt_trainer_wait. */
 tt_status tt_train_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats, bool *updated);
@@ -2069,11 +2092,11 @@ tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text
 
 /* Progress of a run, stored with the state so that the caller can resume. */
 typedef struct tt_progress {
-    int64_t epoch, step;          /* the next step of the shuffled data */
+    int64_t epoch, step;          /* the epoch and the step to train next */
     double loss_sum, targets, correct; /* sums over the epoch so far */
-    double best, best_loss;       /* best validation so far: the number that decides which is best, and the
-                                     loss */
-    uint64_t best_by;             /* hash of the name of that number; 0: none */
+    double best, best_loss;       /* the best validation so far: the value that tt_fit_options.best_by
+                                     compares, and the loss */
+    uint64_t best_by;             /* hash of the name of the value in `best`; 0: unknown */
     uint64_t classes, data;       /* hashes of the class names and of the examples, see tt_fit; 0: none */
 } tt_progress;
 
@@ -2087,20 +2110,20 @@ typedef struct tt_fit_event {
     int64_t epoch, epochs;         /* epoch counts from 0 */
     int64_t step, steps;           /* steps done in this epoch; steps of an epoch */
     double loss;                   /* mean over this epoch so far */
-    const char *metric_name;       /* the model's metric; NULL: it has none */
+    const char *metric_name;       /* the model's metric; NULL: no metric */
     double metric;                 /* metric of this epoch so far, or of `validation` if it is set */
     const char *unit;              /* "tokens", "images", ... */
     double per_second;             /* units per second since tt_fit began, without validation */
     double of_peak;                /* FLOP/s of matrix products and attention as a fraction of
                                       tt_measured_peak; 0: unknown */
     double seconds_left;           /* seconds left of all epochs, without validation */
-    const tt_stats *validation;    /* after the last step of an epoch; else NULL */
+    const tt_stats *validation;    /* result of the validation after an epoch; NULL after a step */
     bool best;                     /* this validation is the best so far, and `keep` has been called */
 } tt_fit_event;
 
-/* Writes an event as one line for a progress display, without a newline. If capacity has no room for the
-   whole line, the bar becomes shorter, then fields before the last are left out, then the line is cut.
-   Returns the length of the full text, as tt_plan_text does. */
+/* Writes an event as one line for a progress display, without a newline. If `capacity` has no room for the
+   whole line, the bar becomes shorter, then fields are left out, but not the remaining time, then the line is
+   cut. Returns the length of the full text, as tt_plan_text does. */
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity);
 
 typedef struct tt_fit_options {
@@ -2114,10 +2137,10 @@ typedef struct tt_fit_options {
     const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
                                       current step or batch of validation; a signal handler may set the
                                       variable (sig_atomic_t); default NULL */
-    const char *best_by;           /* Set it to choose how validations are compared: "loss", or the model's
-                                      metric by name, ties by loss; default NULL: the metric, or else the
-                                      loss */
-    /* Set it to save the model when it is the best so far; default NULL. It is called after an epoch whose
+    const char *best_by;           /* Set it to choose how validations are compared: by "loss", or by the name
+                                      of the model's metric, and then by the loss; default NULL: the metric,
+                                      or else the loss */
+    /* Set it to a function that saves the model; default NULL. tt_fit calls it after an epoch whose
        validation is the best so far, or, without validation, after every epoch. The folder then holds a
        state, so a run that is killed inside `keep` can be resumed. tt_fit ends with `keep`'s status if it
        fails, and a resumed run calls `keep` a second time for this epoch. */
@@ -2134,14 +2157,14 @@ tt_fit_options tt_fit_options_default(void);
    from which step a resumed run would continue.
    A step that has no target, or whose loss or gradient is not finite, updates nothing: it is skipped and
    counted in tt_stats.skipped, and the logger gets one warning. tt_fit fails after 10 skipped steps in a row,
-   or as many as an epoch has. It also fails at the end of an epoch whose last steps were not finite, if its
-   validation is not finite either, or if there is no validation and the loss has diverged.
+   or as many as an epoch has. tt_fit also fails at the end of an epoch whose last steps were not finite, if
+   its validation is not finite either, or if there is no validation and the loss has diverged.
    If none of the skipped steps had a target, a resumed run continues after them. Otherwise the weights have
    most likely blown up: their state is not saved, and a run that is resumed with a lower learning rate
    continues from an earlier state. The loss has diverged if the mean of the last 4 steps is more than ten
-   times the loss of the first step and exceeds it by more than 1. While it has, states are written to
-   state.diverged.safetensors beside the last good state.safetensors. A resumed run continues from the newer
-   of the two; remove the first to continue from the second.
+   times the loss of the first step and exceeds it by more than 1. While the loss has diverged, states are
+   written to state.diverged.safetensors beside the last good state.safetensors. A resumed run continues from
+   the newer of the two; remove the first to continue from the second.
    tt_fit refuses a run before its first step if the disk has no room for its states, or if its plan needs
    more memory than the machine can give.
    No other run can use the folder meanwhile: the folder holds run.lock, which is removed at the end. The
@@ -27130,8 +27153,8 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
 /* ===========================================================================================================
    UNICODE                                                                              src/text/code_points.h
    Properties of code points that tokenizers use. Each table is a string that encodes numbers, most of which
-   are differences from the previous row. tests/golden/make_unicode.py prints the tables and explains each of
-   them. Uses src/base/.
+   are differences from the previous row. tests/golden/make_unicode.py prints and explains the tables. This
+   file uses src/base/.
    ======================================================================================================== */
 
 /* These tables were printed by tests/golden/make_unicode.py from version 0.23.3 of the Python package
@@ -27427,12 +27450,12 @@ static const char *const tt__compat_text[] = {
    `tokenizers` distinguish. */
 enum {
     TT__IS_LETTER = 1, TT__IS_NUMBER = 2, TT__IS_SPACE = 4, TT__IS_PUNCTUATION = 8, TT__IS_WORD = 16,
-    TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64, /* NFC may change it or the character before it */
-    TT__IS_ACCENT = 128                      /* a combining mark */
+    TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64, /* NFC may change the character or its predecessor */
+    TT__IS_ACCENT = 128                      /* the character is a combining mark */
 };
 
-/* Actions of BERT's normalizer on a code point. */
-enum { TT__BERT_DROP = 1 /* controls, private use and U+FFFD */, TT__BERT_ACCENT };
+/* Code points that BERT's normalizer drops: always, or as accents. */
+enum { TT__BERT_DROP = 1 /* drops controls, private use and U+FFFD */, TT__BERT_ACCENT };
 
 /* Classes of code points that decide where graphemes end (Unicode Standard, annex 29). Unlike in the
    Standard, a pair of regional indicators is two graphemes, which makes no difference to the callers. */
@@ -27454,8 +27477,8 @@ typedef struct tt__unicode {
     uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, sorted by their points */
     uint32_t cjk[TT__CJK_POINTS];         /* decompositions of U+F900..U+FAFF and U+2F800..U+2FA1F */
     uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* first << 11; last << 4 | class */
-    uint32_t lower[TT__LOWER_RUNS][2];        /* first << 11 | last - first (8 bits) << 3 | stride * 3 - 3 +
-                                                 step; first result */
+    uint32_t lower[TT__LOWER_RUNS][2];        /* first << 11 | last - first (8 bits) << 3 | (stride - 1) * 3 +
+                                                 step; lower case of `first` */
     uint32_t compat[TT__COMPAT_ROWS][2];      /* c << 11; place in compat_points << 5 | count */
     uint32_t compat_points[TT__COMPAT_POINTS];
 } tt__unicode;
@@ -27464,8 +27487,8 @@ typedef struct tt__unicode {
 /* ----------------------------------------------------------------------------------------- tables of Unicode
    Case, composition and classes of characters, unpacked from code_points.h. */
 
-/* Reads a number at *at and moves *at past it. The last digit of a number is one of 60 characters; the
-   earlier digits, in base 30, use 30 other characters. */
+/* Reads a number at *at and moves *at past the number. The last digit of a number is one of 60 characters;
+   the other digits, in base 30, use 30 other characters. */
 static uint32_t tt__unicode_number(const char **at)
 {
     for (uint32_t n = 0;;) {
@@ -27506,7 +27529,6 @@ static bool tt__pair_less(const void *arg, uint32_t x, uint32_t y)
     return a[1] != b[1] ? a[1] < b[1] : a[2] < b[2];
 }
 
-/* Reads the compatibility decompositions. */
 static void tt__unicode_compat(tt__unicode *u)
 {
     const char *at = tt__compat_text[0];
@@ -27526,7 +27548,7 @@ static void tt__unicode_compat(tt__unicode *u)
     }
 }
 
-static tt__unicode *tt__unicode_new(tt_context *ctx) /* the caller frees it */
+static tt__unicode *tt__unicode_new(tt_context *ctx) /* the caller frees the result */
 {
     static const char *const bert = tt__bert_text;
     tt__unicode *u = (tt__unicode *)tt__calloc(ctx, sizeof *u);
@@ -27577,7 +27599,7 @@ static tt__unicode *tt__unicode_new(tt_context *ctx) /* the caller frees it */
 }
 
 /* Returns how many rows of a sorted table begin with a code point that is at most c. A row has `columns`
-   numbers. */
+   numbers, of which the first is code point << 11. */
 static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
 {
     int low = 0, high = rows;
@@ -27590,8 +27612,7 @@ static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
 }
 
 /* Returns whether BERT's tokenizer makes code point c a word of its own, as a Chinese character. The range
-   U+2B820..U+2B91F is missing because of a typing error in the Rust package `tokenizers`, which is the
-   reference. */
+   U+2B820..U+2B91F is missing because the reference, the Rust package `tokenizers`, has a typing error. */
 static bool tt__is_cjk(uint32_t c)
 {
     return (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0x3400 && c <= 0x4DBF) || (c >= 0xF900 && c <= 0xFAFF) ||
@@ -27640,7 +27661,7 @@ enum { TT__DECOMPOSED = 18 };
 static size_t tt__decompose(const tt__unicode *u, uint32_t c, bool compat, uint32_t out[TT__DECOMPOSED])
 {
     size_t n = 0;
-    uint32_t last[4]; /* second parts of pairs, last one first */
+    uint32_t last[4]; /* the second parts of pairs, in reverse order */
     int taken = 0;
     const int at = compat && c >= 0xA0 ? tt__rows_to(&u->compat[0][0], TT__COMPAT_ROWS, 2, c) - 1 : -1;
     if (at >= 0 && u->compat[at][0] >> 11 == c) {
@@ -27669,7 +27690,7 @@ static size_t tt__decompose(const tt__unicode *u, uint32_t c, bool compat, uint3
     return n;
 }
 
-/* Returns the composition of two code points. 0: they do not compose. */
+/* Returns the composition of two code points. 0: a and b do not compose. */
 static uint32_t tt__compose(const tt__unicode *u, uint32_t a, uint32_t b)
 {
     if (a - 0x1100 < 19 && b - 0x1161 < 21) return 0xAC00 + ((a - 0x1100) * 21 + b - 0x1161) * 28;
@@ -27707,7 +27728,7 @@ static int tt__compare_bytes(const char *a, size_t a_bytes, const char *b, size_
     return order ? order : (a_bytes > b_bytes) - (a_bytes < b_bytes);
 }
 
-/* An array of strings. The pointers to them are `stride` bytes apart, as in an array of structs. */
+/* An array of strings, whose pointers are `stride` bytes apart, as in an array of structs. */
 typedef struct tt__strings { const char *const *first; size_t stride; } tt__strings;
 
 static const char *tt__string_at(const tt__strings *s, uint32_t i)
@@ -27722,9 +27743,9 @@ static bool tt__less_string(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* Sorts n strings by their bytes, and returns their indices 0..n - 1 in that order, which the caller frees.
-   Returns NULL, after tt__fail, if out of memory. Sets *twice to a string that occurs more than once, or to
-   NULL. */
+/* Sorts n strings by their bytes, and returns their indices 0..n - 1 in the sorted order, in memory that the
+   caller frees. Returns NULL, after tt__fail, if out of memory. Sets *twice to a string that occurs more than
+   once, or to NULL. */
 static uint32_t *tt__sort_strings(tt_context *ctx, tt__strings s, int n, const char **twice)
 {
     uint32_t *order = (uint32_t *)tt__alloc(ctx, (size_t)n * sizeof *order);
@@ -27739,8 +27760,8 @@ static uint32_t *tt__sort_strings(tt_context *ctx, tt__strings s, int n, const c
 }
 
 /* A list of chunks of memory for many small allocations that are released together. Unlike tt__alloc,
-   tt__chunks_take sets no error when memory runs out, as background threads call it: the caller's thread sets
-   the error later. */
+   tt__chunks_take sets no error when memory runs out, because background threads call tt__chunks_take; the
+   caller's thread sets the error later. */
 typedef struct tt__chunk { struct tt__chunk *next; size_t used, capacity; } tt__chunk;
 
 static void *tt__chunks_take(tt_context *ctx, tt__chunk **chunks, size_t bytes)
@@ -27799,12 +27820,12 @@ static tt_status tt__path_join(tt_context *ctx, char path[TT__PATH], const char 
 #define TT__INVALID 0xFFFFFFFFu
 
 /* Returns the code point at text[*at] and moves *at past it. Returns TT__INVALID for bytes that are not UTF-8
-   (overlong forms, surrogates, incomplete sequences). It then moves *at past the bytes that could begin a
-   valid sequence, at least one byte, as the Unicode Standard, section 3.9, recommends. */
+   (overlong forms, surrogates, incomplete sequences). In that case, moves *at past the bytes that could begin
+   a valid sequence, at least one byte, as the Unicode Standard, section 3.9, recommends. */
 static uint32_t tt__utf8_next(const char *text, size_t bytes, size_t *at)
 {
     const unsigned char *p = (const unsigned char *)text;
-    uint32_t c = p[(*at)++], low = 0x80, high = 0xBF; /* valid range of the next byte */
+    uint32_t c = p[(*at)++], low = 0x80, high = 0xBF; /* bounds of the next byte */
     int more = c < 0xE0 ? 1 : c < 0xF0 ? 2 : 3;
     if (c < 0x80) return c;
     if (c < 0xC2 || c > 0xF4) return TT__INVALID;
@@ -27821,7 +27842,7 @@ static uint32_t tt__utf8_next(const char *text, size_t bytes, size_t *at)
     return c;
 }
 
-static int tt__utf8_put(uint32_t c, char to[4]) /* returns the number of bytes */
+static int tt__utf8_put(uint32_t c, char to[4]) /* returns the number of bytes of c in UTF-8 */
 {
     int more = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
     to[0] = (char)(more ? (0xFF00u >> (more + 1) & 0xFF) | c >> 6 * more : c);
@@ -27829,7 +27850,7 @@ static int tt__utf8_put(uint32_t c, char to[4]) /* returns the number of bytes *
     return more + 1;
 }
 
-/* Returns where the last character of a UTF-8 text begins. The text must not be empty. */
+/* Returns the offset of the last character of a UTF-8 text, which must not be empty. */
 static size_t tt__utf8_last(const char *text, size_t bytes)
 {
     do {
@@ -27853,11 +27874,11 @@ static bool tt__is_utf8(const char *text) { return !text[tt__utf8_invalid(text, 
 /* ==== src/files/json.h */
 /* -------------------------------------------------------------------------------------------------- JSON */
 
-/* This parser reads JSON as in RFC 8259. It refuses duplicate keys, unpaired surrogates, numbers that a
-   double cannot hold, and nesting deeper than TT__JSON_DEPTH; the RFC lets a parser decide in these cases. It
-   skips a leading byte order mark. */
+/* This parser reads JSON as in RFC 8259. The parser refuses duplicate keys, unpaired surrogates, numbers that
+   a double cannot hold, and nesting deeper than TT__JSON_DEPTH; the RFC leaves the decision to the parser.
+   The parser skips a leading byte order mark. */
 #define TT__JSON_DEPTH 64
-#define TT__JSON_NUMBER 512 /* max characters of a number */
+#define TT__JSON_NUMBER 512 /* max characters of a number in a text */
 
 typedef enum tt__json_kind {
     TT__JSON_NULL, TT__JSON_FALSE, TT__JSON_TRUE, TT__JSON_NUMBER_KIND, TT__JSON_STRING, TT__JSON_ARRAY,
@@ -27868,13 +27889,14 @@ typedef enum tt__json_kind {
    next sibling nodes[i].after. */
 typedef struct tt__json_node {
     uint8_t kind;
-    bool exact;              /* the number is an integer that int64 can hold; `integer` has it */
-    int32_t count;           /* number of members of an array or object; number of bytes of a string */
-    int32_t after;           /* number of the node after this one and all its members */
+    bool exact;              /* the number is an integer that `integer` holds */
+    int32_t count;           /* number of an array's or object's members, or of a string's bytes */
+    int32_t after;           /* index of the node that follows this node and all its members */
     uint32_t offset;         /* offset of the value's first byte in the text */
     uint32_t key, key_bytes; /* a member's key: offset in `pool`; number of bytes without the NUL */
-    double number;   /* the value. In a safetensors header: index of a tensor; -1 for other members */
-    int64_t integer; /* string: offset in `pool`; object: index of its members in `sorted` */
+    double number;   /* a number's value; in a safetensors header, the index of a member's tensor, or -1 */
+    int64_t integer; /* an integer's value; a string's offset in `pool`; index of an object's first member in
+                        `sorted` */
 } tt__json_node;
 
 typedef struct tt__json {
@@ -27885,7 +27907,7 @@ typedef struct tt__json {
     size_t base;             /* offset of the text in its file, for errors */
     tt__json_node *nodes;
     int count, capacity;
-    uint32_t *sorted;        /* nodes of the members of each object, sorted by key */
+    uint32_t *sorted;        /* indices of the members of each object, sorted by key */
     int n_sorted, cap_sorted;
     char *pool;              /* all strings with escapes decoded, each followed by a NUL */
     size_t used;
@@ -27938,7 +27960,8 @@ static void tt__json_skip_space(tt__json *j)
         j->at++;
 }
 
-static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* -1: out of memory */
+static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* returns the new node's index, or
+                                                                            -1 after an error */
 {
     if (!TT__GROW(j->ctx, j->nodes, j->count, j->capacity)) {
         tt__fail(j->ctx, TT_ERR_MEMORY, "out of memory for the %d values of '%s'", j->count + 1, j->path);
@@ -27965,7 +27988,7 @@ static bool tt__json_hex4(tt__json *j, uint32_t *value) /* reads the digits of \
     return true;
 }
 
-static bool tt__json_escape(tt__json *j) /* reads an escape sequence */
+static bool tt__json_escape(tt__json *j) /* appends the character of an escape sequence to the pool */
 {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     size_t from = j->at++;
@@ -28097,8 +28120,7 @@ static bool tt__json_less(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* Sorts the members of an object, which was read to its end, by key. Fails if two members have the same
-   key. */
+/* Sorts the members of an object that was read to its end by key. Fails if two members have the same key. */
 static bool tt__json_index(tt__json *j, int object)
 {
     int from = j->n_sorted, member = object + 1;
@@ -28123,7 +28145,7 @@ static bool tt__json_index(tt__json *j, int object)
 
 static bool tt__json_value(tt__json *j, int depth)
 {
-    static const char *const words[] = {"null", "false", "true"}; /* in the order of tt__json_kind */
+    static const char *const words[] = {"null", "false", "true"}; /* in the order of enum tt__json_kind */
     char c = tt__json_peek(j), close = c == '{' ? '}' : ']';
     bool object = c == '{';
     if (c == '-' || tt__json_digit(j)) return tt__json_number(j);
@@ -28246,8 +28268,8 @@ static const char *tt__json_kind_name(const tt__json *j, int node)
     return names[j->nodes[node].kind];
 }
 
-/* Fails because member `key` is not what was expected. found: a description of the member; NULL: the message
-   names the member's kind. */
+/* Fails because member `key`, at `node`, is not as expected. found: a description of the member's value;
+   NULL: the message names the kind of the value. */
 static tt_status tt__json_wrong(const tt__json *j, const char *key, int node, const char *found,
                                 const char *expected)
 {
@@ -28256,12 +28278,12 @@ static tt_status tt__json_wrong(const tt__json *j, const char *key, int node, co
                     expected);
 }
 
-/* The functions tt__json_read_... read a member of a configuration. If the key is absent or null, *value
-   keeps its contents; if the key is also `required`, that is an error. A value of another kind or out of
-   range is an error that names file, key and byte.
+/* The functions tt__json_read_... read a member of a configuration. All leave *value unchanged if the key is
+   absent or null, which is an error if the key is `required`. A value of another kind or out of range is an
+   error that names file, key and byte.
 
-   tt__json_member finds a member, which must be of one of `kinds` (bits 1 << TT__JSON_...), and returns its
-   node; -1 if the member is absent or null, and after an error. */
+   tt__json_member returns the node of a member, whose kind must be one of `kinds` (bits 1 << TT__JSON_...);
+   -1 if the member is absent or null, and after an error. */
 static int tt__json_member(const tt__json *j, int object, const char *key, bool required, int kinds,
                            const char *expected, tt_status *status)
 {
@@ -28289,7 +28311,7 @@ static tt_status tt__json_read_int(const tt__json *j, int object, const char *ke
     return tt__json_wrong(j, key, node, at->exact ? found : NULL, expected);
 }
 
-/* Reads the number at `node` as a float. Fails unless it is in [least, below). */
+/* Reads the number at `node` as a float. Fails unless the number is in [least, below). */
 static tt_status tt__json_float_at(const tt__json *j, const char *key, int node, float min, float below,
                                    float *value)
 {
@@ -28362,7 +28384,7 @@ static tt_status tt__write_text(tt_context *ctx, const char *path, const char *t
     return tt__write_bytes(ctx, path, text, strlen(text));
 }
 
-/* Writes the text that function `print` prints into a file of a folder. */
+/* Writes the text that `print` prints to a file of a folder. */
 static tt_status tt__save_printed(tt_context *ctx, const char *folder, const char *file,
                                   void (*print)(tt__text_buffer *to, const void *arg), const void *arg)
 {
@@ -28370,7 +28392,7 @@ static tt_status tt__save_printed(tt_context *ctx, const char *folder, const cha
     tt__text_buffer text = {NULL, 0, 0};
     tt_status status = tt__path_join(ctx, path, folder, file);
     if (status != TT_OK) return status;
-    print(&text, arg); /* counts the bytes */
+    print(&text, arg); /* text.to is NULL: only counts the bytes */
     text.capacity = text.length + 1;
     text.length = 0;
     text.to = (char *)tt__alloc(ctx, text.capacity);
@@ -28403,7 +28425,7 @@ static const struct { const char *name; int bits; } tt__safetensors_types[] = {
     {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6},
     {"F4", 4},
 };
-/* The first rows of tt__safetensors_types: the types that can be read as float or int32. */
+/* Indices of the first rows of tt__safetensors_types, whose types can be read as float or int32. */
 enum {
     TT__ST_F32, TT__ST_BF16, TT__ST_F16, TT__ST_F64, TT__ST_I64, TT__ST_I32, TT__ST_I16, TT__ST_I8, TT__ST_U8,
     TT__ST_BOOL, TT__ST_U16, TT__ST_U32, TT__ST_U64
@@ -28416,7 +28438,8 @@ static int tt__safetensors_type(const char *name)
     return -1;
 }
 
-/* Computes the bytes of a tensor. Returns false if their number is too large for size_t or not whole. */
+/* Computes the bytes of a tensor. Returns false if the number of bytes is too large for size_t or not
+   whole. */
 static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *bytes)
 {
     size_t bits, elements = 1;
@@ -28433,14 +28456,14 @@ struct tt_safetensors {
     int shared;      /* number of further owners, each of which calls tt_safetensors_close */
     char *path;
     void *file;      /* the open file */
-    size_t size;     /* bytes of the file when it was opened */
+    size_t size;     /* bytes of the file at its opening */
     tt__json json;   /* the parsed header, which holds the names and the metadata */
     size_t data;     /* offset of the first tensor in the file */
     int count;
     tt_tensor_info *infos;
-    size_t *begin;   /* for each tensor: its offset from `data` */
-    int *nodes;      /* for each tensor: its JSON node, for errors */
-    uint32_t *order; /* tensors in the order of their offsets, while the file is checked */
+    size_t *begin;   /* for each tensor: offset of its first byte from `data` */
+    int *nodes;      /* for each tensor: its node in `json`, for errors */
+    uint32_t *order; /* indices of the tensors, sorted by offset, while the file is checked */
 };
 
 void tt_safetensors_close(tt_safetensors *s)
@@ -28666,7 +28689,7 @@ tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size
 }
 
 /* Converts n numbers of type number `type` to float, up to the first number that a float cannot hold. Returns
-   how many it converted, and prints the number that does not fit to `found`. */
+   the number of converted numbers, and prints the number that does not fit to `found`. */
 static int64_t tt__safetensors_floats(int type, const void *from, int64_t n, float *to, char found[32])
 {
     const uint16_t *half = (const uint16_t *)from;
@@ -28681,7 +28704,7 @@ static int64_t tt__safetensors_floats(int type, const void *from, int64_t n, flo
 }
 
 /* Converts n numbers of type number `type` to int32, up to the first number that an int32 cannot hold.
-   Returns how many it converted, and prints the number that does not fit to `found`. */
+   Returns the number of converted numbers, and prints the number that does not fit to `found`. */
 static int64_t tt__safetensors_integers(int type, const void *from, int64_t n, int32_t *to, char found[32])
 {
     size_t width = (size_t)(tt__safetensors_types[type].bits / 8);
@@ -28709,7 +28732,7 @@ static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_
     const tt_tensor_info *info = &s->infos[i];
     int type = tt__safetensors_type(info->dtype);
     size_t width = (size_t)(tt__safetensors_types[type].bits / 8);
-    double piece[2048]; /* a buffer that is aligned for all types */
+    double piece[2048]; /* the elements as read; a double's alignment suits all types */
     char found[32];
     if (integers ? type < TT__ST_I64 || type > TT__ST_U64 : type > TT__ST_F64)
         return tt__fail(s->ctx, TT_ERR_UNSUPPORTED, "'%s': tensor '%.200s' is %s, which cannot be read as %s",
@@ -28744,7 +28767,7 @@ tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first,
 struct tt_safetensors_writer {
     tt_context *ctx;
     int count;
-    size_t *ends;     /* for each tensor: the offset of its end in the data */
+    size_t *ends;     /* for each tensor: offset of its end from the first tensor */
     char **names;     /* names of the tensors, for errors */
     size_t written;
     tt__writer file;
@@ -28779,8 +28802,7 @@ static void tt__safetensors_header(tt__text_buffer *text, const tt_tensor_info *
     tt__print(text, "}");
 }
 
-/* Checks the description of the tensors, and fails if the file would be invalid. Sets w->ends and
-   w->names. */
+/* Fails if a file with these tensors and metadata would be invalid. Sets w->ends and w->names. */
 static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *path,
                                          const tt_tensor_info *tensors, int count,
                                          const char *const *metadata)
@@ -28909,20 +28931,21 @@ static tt_status tt__safetensors_finish(tt_safetensors_writer *w, tt_status stat
 
 /* --------------------------------------------------------------------------------------- tokenizer: parts */
 
-/* These tokenizers give the same ids as the Rust package `tokenizers`; tests/golden/compare_tokens.py and
-   compare_bpe.py compare the two. Steps: find added tokens in the text; normalize the parts between them;
-   find added tokens in the normalized parts; cut the rest into words with splitters; turn each word into
-   tokens with a model (WordPiece, byte-pair encoding or Unigram); put the post-processor's ids before and
-   after. */
-#define TT__IDS_LIMIT (1 << 22)     /* larger ids are refused, as tables have an entry for each id */
-#define TT__ADDED_BYTES 4096        /* longer added tokens are refused: the search at one place reads them */
+/* The tokenizers give the same ids as the Rust package `tokenizers`; tests/golden/compare_tokens.py and
+   compare_bpe.py compare the two. Steps: find added tokens in the text; normalize the parts between the
+   tokens; find added tokens in the normalized parts; cut the remaining text into words with splitters; turn
+   each word into tokens with a model (WordPiece, byte-pair encoding or Unigram); put the post-processor's ids
+   before and after. */
+#define TT__IDS_LIMIT (1 << 22)     /* ids from here on are refused: tables have an entry for each id */
+#define TT__ADDED_BYTES 4096        /* longer added tokens are refused, because the search may read a whole
+                                       token at each place */
 
 #define TT__VOCAB_BYTES ((size_t)1 << 28) /* larger vocab.txt files are refused: offsets have 32 bits */
 #define TT__NO_TOKEN UINT32_MAX
 
 enum {
     TT__STEP_LIMIT = 16, /* max number of normalizers, of splitters and of decoders of a tokenizer */
-    TT__AROUND = 16,     /* max number of ids before a text, and of ids after a text */
+    TT__AROUND = 16,     /* max number of ids that are put before a text, and after a text */
     TT__FEW = 4096       /* max bytes of a short text, which needs no heap memory */
 };
 
@@ -28938,46 +28961,50 @@ typedef enum tt__step_kind {
     TT__STEP_BYTE_FALLBACK, TT__STEP_FUSE, TT__STEP_STRIP, TT__STEP_WORDPIECE
 } tt__step_kind;
 
-/* The options of a regular expression in the style of GPT-2:
+/* Options of a regular expression in the style of GPT-2's, whose alternatives are
    contractions | prefix? letters+ | digits | ' '? others+ | line ends | white space but its last character |
    white space */
 typedef struct tt__pattern {
     bool any_case;   /* contractions ('s 't 're 've 'm 'll 'd) may have capitals */
-    bool any_prefix; /* the prefix of letters is any character but line ends and digits; else a space */
-    bool line_ends;  /* a run of others includes line ends after it; white space ends at its last line end */
+    bool any_prefix; /* the prefix of letters is any character except line ends, letters and digits; else a
+                        space */
+    bool line_ends;  /* a run of others includes the line ends that follow; a run of white space with a line
+                        end stops after its last line end */
     int digits;      /* max number of digits in a match; 0: any number, with an optional space before */
 } tt__pattern;
 
 typedef struct tt__text_step {
     tt__step_kind kind;
     tt__pattern pattern;
-    /* Options of the kinds named in capitals. */
+    /* Each comment below names in capitals the kinds of steps that read the field. */
     bool each;                     /* DIGITS, PUNCTUATION: each character is a word; else each run is a word.
                                       WORDPIECE: cleanup removes spaces before some punctuation and
                                       contractions */
     bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each
                                       mark */
     bool prefix_space;             /* BYTES: puts a space before the text */
-    bool prefix_always, prefix_first; /* METASPACE: puts a mark before every part; before the first */
+    bool prefix_always, prefix_first; /* METASPACE: puts a mark before each part; only before the first
+                                         part */
     bool left, right;              /* TRIM: whether to remove white space at the text's start; at its end */
-    const char *from, *to;         /* REPLACE: both; PREPEND, METASPACE, SPACES (replaces two or more
-                                      spaces): to; STRIP: from. PRECOMPILED: from: the trie's units; to: texts
-                                      that end with a NUL */
+    const char *from, *to;         /* text to replace and its replacement; PREPEND reads only `to`, STRIP only
+                                      `from`. SPACES replaces each run of two or more spaces. PRECOMPILED: the
+                                      trie's units; the replacing texts, each ended by a NUL */
     size_t from_bytes, to_bytes;
     int64_t start, stop;           /* STRIP: max number of characters to remove at the start; at the end */
 } tt__text_step;
 
 typedef struct tt__step_list { tt__text_step all[TT__STEP_LIMIT]; int n; } tt__step_list;
 
-typedef struct tt__text_slice { uint32_t start, bytes; } tt__text_slice; /* bytes TT__NO_TOKEN: no text */
+typedef struct tt__text_slice { uint32_t start, bytes; } tt__text_slice; /* place of a text in a buffer; bytes
+                                                                  TT__NO_TOKEN: no text */
 /* A slot of a hash table of texts. head: the first 8 bytes of a text, padded with zeros; bytes: the text's
    length; id: -1 in a free slot. */
 typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__bucket;
 
 /* Hash table from texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
-    /* base: the texts; a slice gives the offset of one. The first `skipped` bytes of each slice are left
-       out. */
+    /* base: the texts, plus `skipped`; a slice gives a text's offset. The table leaves out the first
+       `skipped` bytes of each text. */
     const char *base;
     uint32_t skipped;
     const tt__text_slice *slices; /* the slice of each id */
@@ -28998,17 +29025,18 @@ typedef struct tt__prefixes {
 } tt__prefixes;
 
 typedef struct tt__added_tree {
-    tt__prefixes prefixes; /* its ids are indices into tt_tokenizer.added */
-    bool begins[256];      /* for each byte: whether a token begins with it */
-    int first;             /* the first byte of all tokens; -1: first bytes differ */
+    tt__prefixes prefixes; /* its `ids` are indices into tt_tokenizer.added */
+    bool begins[256];      /* for each byte: whether a token begins with the byte */
+    int first;             /* the first byte of every token; -1: the first bytes differ */
 } tt__added_tree;
 
 typedef struct tt__added {
-    const char *text;  /* text to search for and text when decoded; in normalized form if `normalized` */
+    const char *text;  /* text to search for, which decoding returns; in normalized form if `normalized` */
     size_t bytes;
     int32_t id;
     bool single_word, lstrip, rstrip, normalized, special;
-    bool skipped;      /* decoding may skip it: special, and its text was not changed by normalization */
+    bool skipped;      /* decoding with skip_special leaves the token out: it is special, and normalization
+                          kept its text */
 } tt__added;
 
 /* A merge of byte-pair encoding, in a hash table. pair: the two symbols to merge; UINT64_MAX: a free slot. */
@@ -29018,7 +29046,7 @@ typedef struct tt__kept_file { const char *name; tt__file_bytes file; } tt__kept
 
 typedef struct tt__vocab {
     char *texts, *words;          /* texts of all tokens; words that tokens stand for (may be `texts`) */
-    tt__text_slice *text, *word;       /* for each id: its slice of `texts`; its slice of `words` */
+    tt__text_slice *text, *word;       /* for each id: slice of `texts`; slice of `words` */
     size_t used;                  /* bytes of `texts` in use */
     int own;                      /* the vocabulary's max id plus 1; larger ids are added tokens */
     tt__ids_by_text by_text, by_word, by_added;
@@ -29030,8 +29058,8 @@ typedef struct tt__token_model {
     tt__model_kind kind;
     int unk;                      /* id of the unknown token; -1: text without a token is left out */
     bool byte_fallback;           /* byte-pair encoding, Unigram: `fallback` serves unknown characters */
-    int32_t fallback[256];        /* tokens "<0x00>" to "<0xFF>"; -1: none */
-    int64_t word_chars;           /* WordPiece: longer words are unknown */
+    int32_t fallback[256];        /* ids of tokens "<0x00>" to "<0xFF>"; -1: no token */
+    int64_t word_chars;           /* WordPiece: max characters of a word; longer words are unknown */
     const char *piece;            /* WordPiece: prefix of tokens that continue a word */
     tt__ids_by_text rest;         /* WordPiece: tokens that continue a word, by text without the prefix */
     tt__prefixes prefixes;        /* Unigram: all tokens */
@@ -29040,21 +29068,21 @@ typedef struct tt__token_model {
     /* All fields below are for byte-pair encoding. */
     bool fuse_unk, ignore_merges; /* options "fuse_unk" and "ignore_merges" of the file */
     int32_t bytes[256];           /* for splitter BYTES: the token of each byte; -1: none */
-    uint8_t *whole;               /* for each id: do merges turn its text into it? 0: unknown, 1: yes, 2:
-                                     no */
+    uint8_t *whole;               /* for each id: whether merging the symbols of its text results in the id.
+                                     0: unknown, 1: yes, 2: no */
     tt__bpe_rule *merges;
     int merge_shift;
     uint64_t merge_mask;
-    bool cuts;                    /* no merge crosses the start of a run of U+2581: words are cut there */
+    bool cuts;                    /* no merge crosses the start of a run of U+2581, so words are cut there */
 } tt__token_model;
 
 typedef struct tt__around { int32_t ids[TT__AROUND]; int n; } tt__around;
 
 typedef struct tt__finisher {
-    tt__around before, after;     /* ids to put before a text's ids; ids to put after them */
+    tt__around before, after;     /* ids to put before a text's ids; after a text's ids */
     int32_t roles[TT_TOKEN_COUNT]; /* the id for each tt_special_token; -1: none */
     tt__step_list decode;
-    bool decodes;                  /* the file has a decoder; otherwise spaces join tokens */
+    bool decodes;                  /* tokenizer.json has a decoder; if not, spaces join tokens */
 } tt__finisher;
 
 struct tt_tokenizer {
@@ -29062,9 +29090,10 @@ struct tt_tokenizer {
     tt__unicode *unicode;
     tt__chunk *chunks;            /* texts of steps and added tokens */
     tt__step_list normalize, split;
-    bool maps_ascii;              /* `ascii` is all that the normalizers do to an ASCII text */
-    uint8_t ascii[128];           /* the normalized character of each character; above 0x7F: dropped */
-    int mapped_at;                /* splitters with larger numbers see bytes as characters; split.n: none */
+    bool maps_ascii;              /* to an ASCII text the normalizers do only what `ascii` says */
+    uint8_t ascii[128];           /* for each ASCII character: its normalized form; above 0x7F: dropped */
+    int mapped_at;                /* number of the ByteLevel splitter: later splitters see bytes as
+                                     characters; split.n: none */
     tt__vocab vocab;
     tt__token_model model;
     tt__finisher finish;
@@ -29073,8 +29102,8 @@ struct tt_tokenizer {
     int n_added, cap_added;
     int32_t *added_of;            /* for each id: its index in `added`; -1: not an added token */
     tt__added_tree trees[2];      /* added tokens to find before and after normalization */
-    bool lowercase;               /* option of a tokenizer from a vocab.txt, which is not in `kept` */
-    tt__kept_file kept[6];        /* copies of files, which tt_tokenizer_save writes */
+    bool lowercase;               /* option of a tokenizer from a vocab.txt, a file that `kept` lacks */
+    tt__kept_file kept[6];        /* the loaded files, which tt_tokenizer_save writes unchanged */
     int n_kept;
 };
 
@@ -29107,7 +29136,7 @@ static uint32_t tt__byte_char(uint32_t b)
     return tt__byte_prints(b) ? b : 0x100 + (b <= 0x20 ? b : b <= 0xA0 ? b - 0x7F + 33 : 67);
 }
 
-static int tt__char_byte(uint32_t c) /* returns -1 if c stands for no byte */
+static int tt__char_byte(uint32_t c) /* returns the byte, or -1 if c stands for none */
 {
     if (c < 0x100) return tt__byte_prints(c) ? (int)c : -1;
     if (c > 0x143) return -1;
@@ -29117,13 +29146,14 @@ static int tt__char_byte(uint32_t c) /* returns -1 if c stands for no byte */
 
 /* ---- texts */
 
-/* Returns how many of the next 8 bytes, from the first on, are ASCII letters. */
+/* Returns the length of the run of ASCII letters at the start of 8 bytes. */
 static inline size_t tt__ascii_letters(const char *text)
 {
     const uint64_t ones = 0x0101010101010101u;
     uint64_t all;
     memcpy(&all, text, 8);
-    const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones; /* from here on, bit 7 of each byte counts */
+    const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones;
+    /* Bit 7 of each byte of `below` is set if the letter is below 'a'; of `above`, if it is above 'z'. */
     const uint64_t below = ~(lower + (0x80 - 'a') * ones), above = lower + (0x7F - 'z') * ones;
     const uint64_t others = (below | above | all) & 0x80 * ones;
     return others ? (size_t)__builtin_ctzll(others) >> 3 : 8;
@@ -29133,7 +29163,7 @@ static inline size_t tt__ascii_letters(const char *text)
 static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes,
                                   size_t at)
 {
-    const bool letters = (bits[0x61] & mask) == value; /* if 'a' passes, all ASCII letters do */
+    const bool letters = (bits[0x61] & mask) == value; /* if 'a' passes the test, all ASCII letters do */
     for (size_t n = 8; letters && n == 8 && bytes - at >= 8; at += n) n = tt__ascii_letters(text + at);
     for (size_t next;; at = next) {
         while (at < bytes && (uint8_t)text[at] < 0x80 && (bits[(uint8_t)text[at]] & mask) == value) at++;
@@ -29143,7 +29173,7 @@ static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, cons
     }
 }
 
-/* Returns where the white space at the end of text[from .. end) begins; `end` if there is none. */
+/* Returns where the white space at the end of text[from .. end) begins; `end` if the text has none there. */
 static size_t tt__white_begin(const uint8_t *bits, const char *text, size_t from, size_t end)
 {
     while (end > from) {
@@ -29199,26 +29229,26 @@ static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *t
     }
 }
 
-static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t bytes) /* -1: no such token */
+static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t bytes) /* the id or -1 */
 {
     return tt__token_slot(t, text, bytes, tt__token_head(text, bytes, bytes))->id;
 }
 
-/* Returns the id of the token with this text, from the vocabulary or added. -1: no token has it. */
+/* Returns the id of the vocabulary's or the added token with this text; -1: no token has this text. */
 static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
 {
     const int id = tt__token_find(&k->vocab.by_text, text, bytes);
     return id >= 0 ? id : tt__token_find(&k->vocab.by_added, text, bytes);
 }
 
-static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key) /* key: parent << 8 | byte */
+static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key) /* key: parent << 8 | byte of an edge */
 {
     size_t at = (size_t)(key * 0x9E3779B97F4A7C15u >> t->shift);
     while (t->edges[at] != UINT64_MAX && t->edges[at] >> 28 != key) at = (at + 1) & (t->slots - 1);
     return at;
 }
 
-static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /* -1: no such token */
+static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /* the child node, or -1 */
 {
     const uint64_t edge = t->edges[tt__prefix_slot(t, (uint64_t)node << 8 | (uint8_t)byte)];
     return edge == UINT64_MAX ? -1 : (int32_t)(edge & 0xFFFFFFF);
@@ -29229,8 +29259,8 @@ static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /
 
 typedef struct tt__buffer { void *memory; size_t bytes; } tt__buffer;
 
-/* Returns a buffer's memory with room for n items of `item` bytes, with any contents. NULL: out of memory;
-   sets no error in the context, as loader threads call this function. */
+/* Returns a buffer's memory with room for n items of `item` bytes, with any contents. Returns NULL when out
+   of memory, without an error in the context, because loader threads call this function. */
 static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t item)
 {
     size_t bytes;
@@ -29243,7 +29273,7 @@ static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t ite
     return b->memory;
 }
 
-enum { /* buffers of an encoder: normalizers use two NORMAL_TEXT in turn, splitter k has SPLIT_TEXT + k */
+enum { /* buffers of an encoder: normalizers take two NORMAL_TEXT in turn, splitter k takes SPLIT_TEXT + k */
     TT__CLEAN_TEXT, TT__NORMAL_TEXT, TT__SPLIT_TEXT = TT__NORMAL_TEXT + 2,
     TT__POINTS = TT__SPLIT_TEXT + TT__STEP_LIMIT, TT__SYMBOLS, TT__HEAP, TT__BUFFERS
 };
@@ -29254,16 +29284,16 @@ struct tt__encoder {
     void (*word)(tt__encoder *e, const char *text, size_t bytes); /* adds the ids of a word */
     int32_t *ids;
     int64_t count, room;   /* number of ids so far; max number of ids to store */
-    bool whole;            /* count the ids of the whole text; else stop after `room` ids */
+    bool whole;            /* whether to count the ids of the whole text, or to stop after `room` ids */
     bool failed;           /* out of memory */
     bool ascii;            /* the whole text is ASCII */
-    const char *origin;    /* the current text after normalization, and its bytes */
+    const char *origin;    /* the current text after normalization, of origin_bytes bytes */
     size_t origin_bytes;
-    size_t front;          /* number of bytes at the start of `origin` that came from the first character of
-                              the text before normalization. A part that begins with one of these bytes is
-                              the first part of the text */
+    size_t front;          /* number of bytes at the start of `origin` that came from the first character
+                              before normalization. A part that begins with one of these bytes is the first
+                              part of the text */
     tt__buffer buffers[TT__BUFFERS];
-    char few[TT__SPLIT_TEXT][TT__FEW]; /* initial memory of the first buffers, enough for short texts */
+    char few[TT__SPLIT_TEXT][TT__FEW]; /* memory of the first buffers as long as texts are short */
 };
 
 static void tt__encoder_init(tt__encoder *e, const tt_tokenizer *k)
@@ -29300,7 +29330,7 @@ static inline uint64_t tt__part_head(const tt__encoder *e, const char *text, siz
     return tt__token_head(text, bytes, at < e->origin_bytes ? e->origin_bytes - at : bytes);
 }
 
-/* Returns the id of the token that stands for the word `text`. -1: no token does. */
+/* Returns the id of the token that stands for the word `text`; -1: none. */
 static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__ids_by_text *t = &e->k->vocab.by_word;
@@ -29317,25 +29347,25 @@ static uint32_t tt__next_char(bool mapped, const char *text, size_t bytes, size_
 /* ==== src/text/normalize.h */
 /* --------------------------------------------------------------------------------- tokenizer: normalizers */
 
-/* The state of a normalizer that writes a new text piece by piece from an old text. It also finds which bytes
-   of the new text come from the front of the old text (tt__encoder.front), as NormalizedString of the package
-   `tokenizers` aligns the two. A piece written with change 0 replaces the next character of the old text,
-   with change -n also the n characters after it; a piece with change 1 belongs to the same characters as the
-   piece before. */
+/* The state of a normalizer that writes a new text piece by piece from an old text. The state also tells
+   which bytes of the new text come from the front of the old text (tt__encoder.front), as NormalizedString of
+   the package `tokenizers` aligns the two. A piece with change 0 replaces the next character of the old text;
+   a piece with change -n replaces n more characters; a piece with change 1 belongs to the characters that the
+   previous piece replaces. */
 typedef struct tt__rewrite {
     tt__encoder *e;
     tt__buffer *to;
     char *out;             /* the new text so far, n bytes */
     size_t n, room;
-    bool aligns;           /* the front matters; otherwise the fields below are unused */
+    bool aligns;           /* whether the front is found; if not, the fields below are unused */
     const char *text;      /* the old text */
     size_t bytes, front;
-    size_t at, to_front;   /* bytes of the old text read so far; bytes of the new front so far */
-    size_t size;           /* bytes of the last piece, whose change may still decrease; 0: no piece */
+    size_t at, to_front;   /* bytes of the old text that were read; bytes of the new front */
+    size_t size;           /* bytes of the last piece, whose `change` may still decrease; 0: no piece */
     int64_t change;        /* change of the last piece */
 } tt__rewrite;
 
-/* Makes room for `more` bytes of the new text. Returns false if memory ran out, now or earlier. */
+/* Makes room for `more` bytes of the new text. Returns false if memory runs out or ran out earlier. */
 static bool tt__rewrite_room(tt__rewrite *w, size_t more)
 {
     tt_context *ctx = w->e->k->ctx;
@@ -29363,8 +29393,8 @@ static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *tex
     return w;
 }
 
-/* Ends the last piece: moves past the old characters that it replaces, and counts its bytes in the new front
-   if these characters belong to the old front. */
+/* Ends the last piece: moves past the old characters that the piece replaces. If the old characters belong to
+   the old front, counts the piece's bytes in the new front. */
 static void tt__rewrite_pass(tt__rewrite *w)
 {
     const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
@@ -29391,7 +29421,7 @@ static void tt__rewrite_point(tt__rewrite *w, uint32_t c, int64_t change)
     tt__rewrite_put(w, text, (size_t)tt__utf8_put(c, text), change);
 }
 
-/* Skips bytes of the old text, so that they have no counterpart in the new text. */
+/* Skips bytes of the old text that have no counterpart in the new text. */
 static void tt__rewrite_skip(tt__rewrite *w, size_t bytes)
 {
     tt__rewrite_pass(w);
@@ -29412,10 +29442,9 @@ static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, con
         tt__utf8_next(to, to_bytes, &at);
         tt__rewrite_put(w, to + from, at - from, made++ >= old);
     }
-    if (made < old) w->change -= old - made; /* no effect if the new text is still empty */
+    if (made < old) w->change -= old - made; /* has no effect on an empty new text */
 }
 
-/* Ends the new text and returns it. */
 static const char *tt__rewrite_end(tt__rewrite *w, size_t *bytes)
 {
     tt__rewrite_pass(w);
@@ -29441,7 +29470,7 @@ static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__c
             lowest = rank < lowest ? rank : lowest;
             before = rank;
         }
-        while (!sorted && to < end) { /* one sweep for each combining class, at most 63 */
+        while (!sorted && to < end) { /* a sweep for each combining class, at most 63 */
             uint32_t next = UINT32_MAX;
             for (size_t k = i; k < end; k++) {
                 rank = tt__mark_rank(u, c[k].point);
@@ -29454,7 +29483,7 @@ static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__c
     }
 }
 
-/* Composes characters whose marks were decomposed and sorted. Returns how many characters remain. */
+/* Composes characters that were decomposed and whose marks were sorted. Returns how many are left. */
 static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count)
 {
     size_t kept = 0, starter = SIZE_MAX;
@@ -29475,8 +29504,8 @@ static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count
     return kept;
 }
 
-/* Decomposes a part of the old text, for NFC composes the result, and writes it to the new text. At both ends
-   of the part there must be a boundary: no mark moves across it and no characters compose across it. */
+/* Decomposes a part of the old text, for NFC composes the result, and writes it to the new text. Both ends of
+   the part must be boundaries, across which no mark moves and no characters compose. */
 static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const char *text, size_t bytes)
 {
     const tt__unicode *u = w->e->k->unicode;
@@ -29499,8 +29528,8 @@ static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const cha
     for (size_t i = 0; i < count; i++) tt__rewrite_point(w, c[i].point, c[i].change);
 }
 
-/* Returns whether the start of character c is a boundary: no mark moves across it, and no characters compose
-   across it. */
+/* Returns whether the start of character c is a boundary, across which no mark moves and no characters
+   compose. */
 static bool tt__stands(const tt__unicode *u, tt__step_kind kind, uint32_t c)
 {
     uint32_t to[TT__DECOMPOSED];
@@ -29529,8 +29558,8 @@ static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const ch
 /* Returns the end of the grapheme that begins at `at`. */
 static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
-    bool picture = false, joined = false;     /* just read: a picture with its extenders; and then a joiner */
-    bool consonant = false, linked = false;   /* just read: a consonant with extenders; one is a linker */
+    bool picture = false, joined = false;     /* just read: a picture and extenders; then a joiner */
+    bool consonant = false, linked = false;   /* just read: a consonant and extenders; a linker among these */
     int before = TT__GRAPHEME_OTHER;
     for (size_t end = at, next = at; end < bytes; end = next) {
         const uint32_t c = tt__utf8_next(text, bytes, &next);
@@ -29595,7 +29624,7 @@ static const char *tt__precompiled_find(const tt__text_step *s, const char *text
 }
 
 /* Applies a Precompiled map as the package `tokenizers` does. If the map has a prefix of a grapheme of less
-   than 6 bytes, that prefix's text replaces the whole grapheme. In all other graphemes, each character is
+   than 6 bytes, that prefix's text replaces the whole grapheme. In any other grapheme, each character is
    replaced separately. */
 static void tt__rewrite_precompiled(tt__rewrite *w, const tt__text_step *s, const char *text, size_t bytes)
 {
@@ -29640,8 +29669,8 @@ static size_t tt__mapped(const tt__unicode *u, tt__step_kind kind, uint32_t c, u
     }
 }
 
-/* Applies a normalizer to one ASCII character, the most frequent kind. A result above 0x7F means that the
-   normalizer drops the character. */
+/* Applies a normalizer to an ASCII character. A result above 0x7F means that the normalizer drops the
+   character. */
 static uint8_t tt__mapped_ascii(tt__step_kind kind, uint8_t c)
 {
     if (kind == TT__STEP_LOWER) return (uint8_t)(c >= 'A' && c <= 'Z' ? c + 32 : c);
@@ -29670,8 +29699,8 @@ static void tt__rewrite_mapped(tt__rewrite *w, tt__step_kind kind, const char *t
     }
 }
 
-/* Replaces every occurrence of s->from, or every run of two or more spaces, by s->to. For alignment with the
-   old text, s->to belongs to the last character that it replaces. */
+/* Replaces every occurrence of s->from, or every run of two or more spaces, by s->to. s->to is aligned with
+   the last character that it replaces. */
 static void tt__rewrite_replaced(tt__rewrite *w, const tt__text_step *s, const char *text, size_t bytes)
 {
     size_t from = 0; /* the new text has the bytes before `from` */
@@ -29709,8 +29738,7 @@ static bool tt__is_normal(const tt__unicode *u, tt__step_kind kind, const char *
     return tt__bits_end(u->bits, TT__IS_UNSTABLE, 0, text, bytes, 0) == bytes;
 }
 
-/* Computes k->ascii: the result of all normalizers together for each ASCII character, as most texts are
-   ASCII. */
+/* Computes k->ascii, the result of all normalizers for each ASCII character: most texts are ASCII. */
 static void tt__normalize_ascii_by(tt_tokenizer *k)
 {
     bool maps = false, others = false;
@@ -29746,7 +29774,7 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
         const tt__text_step *s = &k->normalize.all[i];
         if (s->kind == TT__STEP_TRIM) text = tt__trim(e, s, text, bytes);
         if (s->kind == TT__STEP_TRIM || tt__is_normal(k->unicode, s->kind, text, *bytes)) continue;
-        /* Writes to the two buffers in turn, as the old text may be in the other one. */
+        /* Writes to two buffers in turn, because one of them may hold the old text. */
         tt__rewrite w = tt__rewrite_begin(e, TT__NORMAL_TEXT + turn, text, *bytes, aligns);
         size_t first = 0;
         switch (s->kind) {
@@ -29786,8 +29814,7 @@ static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
     return any_case && bytes > 1 && memcmp(text, "\xC5\xBF", 2) == 0 ? 2 : 0;
 }
 
-/* Returns the end of the match of pattern *p that begins at `at`. Every character belongs to a match, so
-   there is always one. */
+/* Returns the end of the match of pattern *p that begins at `at`. A match begins at every character. */
 static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const char *text, size_t bytes,
                               size_t at)
 {
@@ -29822,7 +29849,8 @@ static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const c
     return tt__utf8_last(text, end);
 }
 
-static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* are three digits next? */
+static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* returns whether three digits are at
+                                                                         `at` */
 {
     size_t n = 0;
     while (n < 3 && at + n < bytes && text[at + n] >= '0' && text[at + n] <= '9') n++;
@@ -29845,7 +29873,7 @@ static size_t tt__shard_end(const tt_tokenizer *k, int step, const char *text, s
             if ((bits[tt__next_char(mapped, text, bytes, &end)] & mask) != is) break;
         return next;
     }
-    case TT__STEP_TRIPLES: /* three digits are a word */
+    case TT__STEP_TRIPLES: /* each three digits are a word */
         if (tt__are_digits(text, bytes, at)) return at + 3;
         while (next < bytes && !tt__are_digits(text, bytes, next)) next++;
         return next;
@@ -29858,12 +29886,13 @@ static size_t tt__shard_end(const tt_tokenizer *k, int step, const char *text, s
     }
 }
 
-/* Returns whether the part that begins at text + from is the first part of the whole text. first: false if
-   even a part that begins at `text` is not. */
+/* Returns whether the part that begins at text + from is the first part of the whole text. first: whether a
+   part that begins at `text` may be the first. */
 static bool tt__is_first(const tt__encoder *e, bool first, const char *text, size_t from)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
-    return first && (at < e->origin_bytes ? at + from < e->front : !from); /* else: a splitter's copy */
+    return first && (at < e->origin_bytes ? at + from < e->front : !from); /* a text outside of e->origin is a
+                                                                              splitter's copy */
 }
 
 static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first);
@@ -29921,8 +29950,8 @@ static void tt__split_text(tt__encoder *e, int step, const char *text, size_t by
 /* ==== src/text/wordpiece.h */
 /* ----------------------------------------------------------------------------------- tokenizer: WordPiece */
 
-/* Returns the id of the longest token with which a text of `bytes` bytes begins, and sets *taken to the
-   token's number of bytes. -1: none. */
+/* Returns the id of the longest token of t with which a text begins, and sets *taken to the token's number of
+   bytes. -1: no token does. */
 static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, const char *text, size_t bytes,
                               size_t *taken)
 {
@@ -29936,9 +29965,8 @@ static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, co
 }
 
 /* Adds the tokens of a word by WordPiece (Devlin et al. 2019): the longest token with which the word begins,
-   then the longest token with which the rest begins, and so on. If a rest has no token, adds only the unknown
-   token. The function is not inlined: otherwise tt__wordpiece_word would save its registers for every
-   word. */
+   then the longest with which the remaining text begins, and so on. If no token fits, adds only the unknown
+   token. The function is not inlined: otherwise tt__wordpiece_word would save registers for every word. */
 static __attribute__((noinline)) void tt__wordpiece_pieces(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -29962,7 +29990,7 @@ static __attribute__((noinline)) void tt__wordpiece_pieces(tt__encoder *e, const
 static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__vocab *v = &e->k->vocab;
-    int id = -1; /* most words are short and one token */
+    int id = -1; /* the whole word is tried first: most words are one token */
     if (bytes <= 8 && bytes <= (uint64_t)e->k->model.word_chars)
         id = tt__token_slot(&v->by_word, text, bytes, tt__part_head(e, text, bytes))->id;
     if (id >= 0) tt__encoder_id(e, id);
@@ -29973,9 +30001,9 @@ static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
 /* -------------------------------------------------------------------------- tokenizer: byte-pair encoding */
 
 /* Byte-pair encoding (Sennrich et al. 2016) merges pairs of symbols of a word, in the order of the list of
-   merges. Most words are the text of one token. When such a word first occurs, all its merges are made;
-   whether they result in that one token is noted in tt__token_model.whole, so that later occurrences need no
-   merges. */
+   merges. Most words are the text of one token. When such a word first occurs, all its merges are made, and
+   tt__token_model.whole notes whether the result is that token: the word's later occurrences need no merges.
+   */
 /* Max bytes of a word whose next merge is found by a scan of all its pairs of symbols. */
 enum { TT__BPE_SHORT = 64 };
 
@@ -29989,9 +30017,9 @@ static const tt__bpe_rule *tt__bpe_merge(const tt_tokenizer *k, int32_t left, in
     return &m->merges[at];
 }
 
-/* Writes the symbols of one character, and returns how many it wrote. The symbols are the character's token
-   or, without one, the tokens of its bytes. Without these too, the character is unknown: sets *unknown and
-   writes nothing, as following unknown characters may share one unknown token. */
+/* Writes the symbols of one character, and returns their number. The symbols are the character's token or, if
+   the vocabulary lacks this token, the tokens of its bytes. If the vocabulary lacks these tokens too, sets
+   *unknown and writes nothing, because the unknown characters that follow may share one unknown token. */
 static size_t tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, int32_t *to, bool *unknown)
 {
     char text[4];
@@ -30053,8 +30081,8 @@ static size_t tt__bpe_merge_short(const tt_tokenizer *k, int32_t *symbols, size_
     return n;
 }
 
-typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: symbol is gone */
-typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;  /* an entry of a heap */
+typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: symbol was merged */
+typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;  /* a possible merge */
 
 static bool tt__bpe_earlier(const tt__bpe_pair *a, const tt__bpe_pair *b)
 {
@@ -30096,7 +30124,7 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
     size_t pairs = 0, left = 0;
     if (n > INT32_MAX / 2) { e->failed = true; return 0; }
     tt__bpe_link *links = (tt__bpe_link *)tt__encoder_room(e, TT__POINTS, n, sizeof *links);
-    /* The heap gets at most 3 n pairs: one for each symbol, and two new ones for each merge. */
+    /* The heap gets at most 3 n pairs: one for each symbol, and two for each merge. */
     tt__bpe_pair *heap = (tt__bpe_pair *)tt__encoder_room(e, TT__HEAP, 3 * n, sizeof *heap);
     if (e->failed) return 0;
     for (size_t i = 0; i < n; i++) {
@@ -30123,7 +30151,7 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
     return left;
 }
 
-/* Adds the ids of a word or of a part of it. No run of U+2581 begins inside the part. */
+/* Adds the ids of a word, or of a part of a word inside which no run of U+2581 begins. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -30162,8 +30190,8 @@ static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
 /* ==== src/text/unigram.h */
 /* ------------------------------------------------------------------------------------- tokenizer: Unigram */
 
-/* An entry for one byte of a word: the best sequence of tokens that spells the word up to this byte, and the
-   token of the word's best spelling that begins here. */
+/* An entry for each byte of a word: the best spelling, a sequence of tokens, of the word up to this byte; and
+   the token of the whole word's best spelling that begins at this byte. */
 typedef struct tt__naming {
     double score;
     int32_t from, id;      /* start (-1: no spelling yet) and id of the last token before this byte */
@@ -30178,8 +30206,8 @@ static void tt__naming_try(tt__naming *s, double score, size_t from, int32_t id)
     s->id = id;
 }
 
-/* Adds the ids of a run of unknown characters: the token whose text is the whole run or, without one, the
-   tokens of the run's bytes or, without these, one unknown token. */
+/* Adds the ids of a run of unknown characters: the token that is the whole run. If the vocabulary lacks this
+   token, adds the tokens of the run's bytes; if it lacks a byte's token too, adds one unknown token. */
 static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -30191,8 +30219,8 @@ static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
 }
 
 /* Encodes a word with Unigram (Kudo 2018, section 3.2): finds the tokens with the largest sum of scores, by
-   Viterbi's algorithm over the bytes of the word. Where no token equals the current character, an unknown
-   token is tried too. */
+   Viterbi's algorithm over the bytes of the word. If no token equals the current character, tries the unknown
+   token too. */
 static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -30239,8 +30267,8 @@ static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes
     return at < bytes && (k->unicode->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
 }
 
-/* Finds the added tokens in a text, adds their ids, and encodes the parts between them. tree: 0: the text is
-   not normalized yet; 1: it is. first: the text is the first part of the whole text. */
+/* Finds the added tokens in a text, adds their ids, and encodes the parts between them. tree: 0 before, 1
+   after normalization. first: the text is the first part of the whole text. */
 static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t bytes, bool first);
 
 static void tt__cut_between(tt__encoder *e, int tree, const char *text, size_t bytes, bool first)
@@ -30259,7 +30287,7 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
     const tt_tokenizer *k = e->k;
     const tt__added_tree *t = &k->trees[tree];
     const uint8_t *bits = k->unicode->bits;
-    size_t from = 0, white_to = 0; /* white space after the last token ends here */
+    size_t from = 0, white_to = 0; /* white_to: end of the white space after the last token */
     for (size_t at = 0; t->prefixes.count && at < bytes && !tt__encoder_done(e);) {
         const char *next = t->first < 0 ? text + at : (const char *)memchr(text + at, t->first, bytes - at);
         if (!next) break;
@@ -30288,8 +30316,7 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
 }
 
 /* Encodes a text, without the ids that the post-processor adds. Stores the first `room` ids. Returns the
-   number of ids; unless `whole`, encoding may end after `room` ids, and the count with it. -1: out of
-   memory. */
+   number of ids. Unless `whole`, encoding and counting may end after `room` ids. -1: out of memory. */
 static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int64_t room,
                           bool whole)
 {
@@ -30317,10 +30344,10 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
     return e.failed ? -1 : e.count;
 }
 
-/* Does the work of tt_tokenize. Returns the number of ids of the text. Unless `whole`, encoding may end after
-   max_tokens ids, and the count with it. -1: out of memory. */
+/* Does the work of tt_tokenize. Returns the number of ids of the text. Unless `whole`, encoding and counting
+   may end after max_tokens ids. -1: out of memory. */
 static int tt__tokenize_text(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids,
-                        int max_tokens, bool whole)
+                             int max_tokens, bool whole)
 {
     const int around = k->finish.before.n + k->finish.after.n, room = max_tokens - around;
     if (room < 0) return 0;
@@ -30355,7 +30382,7 @@ int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t byte
 /* ==== src/text/decode.h */
 /* --------------------------------------------------------------------------- tokenizer: from ids to texts */
 
-/* The parts of a text, stored one after another in one buffer. */
+/* The parts of a text, stored one after another. ends: the end of each part in `text`. */
 typedef struct tt__parts {
     tt_context *ctx;
     char *text;
@@ -30404,15 +30431,15 @@ static int tt__hex_digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
-static int tt__byte_token(const char *text, size_t bytes) /* the byte that "<0x0A>" names; else -1 */
+static int tt__byte_token(const char *text, size_t bytes) /* returns the byte that "<0x0A>" names; -1: none */
 {
     if (bytes != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
     int high = tt__hex_digit(text[3]), low = tt__hex_digit(text[4]);
     return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
-/* Adds the *n bytes of a run of single-byte tokens, and sets *n to 0. If the bytes are UTF-8, their text
-   becomes one part; otherwise each byte becomes a part, U+FFFD. */
+/* Adds the *n bytes of a run of single-byte tokens, and sets *n to 0. If the bytes are UTF-8, they become one
+   part; otherwise each byte becomes a part with U+FFFD. */
 static void tt__parts_bytes(tt__parts *to, char *bytes, size_t *n)
 {
     if (!*n) return;
@@ -30444,8 +30471,8 @@ static size_t tt__shorten(char *text, size_t bytes, const char *from, const char
     return n;
 }
 
-/* Adds the text of a WordPiece token. A token that continues a word follows the token before directly. Other
-   tokens get a space before them; cleanup removes some of these spaces. */
+/* Adds the text of a WordPiece token. A token that continues a word is joined to the previous token. All
+   other tokens except the first get a space before their text; `cleanup` removes some spaces. */
 static void tt__decode_piece(const tt__text_step *s, const char *text, size_t bytes, bool first,
                              tt__parts *to)
 {
@@ -30535,7 +30562,7 @@ static void tt__decode_step(const tt__text_step *s, const tt__parts *from, tt__p
     tt__free(to->ctx, run);
 }
 
-/* Returns the text of an id, as it goes into the decoder steps. NULL: the id has no text. */
+/* Returns the text of an id, as the first decoder step reads it. NULL: the id has no text. */
 static const char *tt__id_text(const tt_tokenizer *k, int32_t id, bool skip_special, size_t *bytes)
 {
     if (id < 0 || id >= k->size) return NULL;
@@ -30579,24 +30606,23 @@ int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n
     return bytes;
 }
 
-/* A decoder of ids that arrive one after another. The text of an id depends on the ids before: the first word
-   has no space before it, and an earlier id may have begun a character. New ids are therefore decoded
+/* A decoder of ids that arrive one after another. The text of an id depends on earlier ids: only the first
+   word has no space before it, and an earlier id may have begun a character. New ids are therefore decoded
    together with a context: some earlier ids, whose text has been returned already. */
 struct tt_decode_stream {
     const tt_tokenizer *k;
     bool skip_special;
     bool bytes;         /* a token may end inside a character */
     bool runs;          /* runs of single-byte tokens are possible */
-    bool whole;         /* decoders need the whole text: no text is final before the end */
-    int32_t *ids;       /* the context, then ids whose text is not final yet */
+    bool whole;         /* a decoder step needs the whole text: no text is final before the end */
+    int32_t *ids;       /* ids of the context, then ids whose text is not final yet */
     int n, capacity;
-    int context;        /* number of `ids` that are the context */
+    int context;        /* number of ids of the context */
     size_t given;       /* bytes of the text of `ids` returned so far */
     tt__parts text;     /* the text returned last, which the caller may still be reading */
 };
 
-/* STREAM_IDS: max number of ids that a stream keeps. STREAM_CONTEXT: number of last ids that remain when a
-   longer list is cut. */
+/* Max number of ids that a stream keeps; number of last ids that remain when a longer list is cut. */
 enum { TT__STREAM_IDS = 64, TT__STREAM_CONTEXT = 8 };
 
 tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
@@ -30627,8 +30653,8 @@ void tt_decode_stream_free(tt_decode_stream *s)
     tt__free(s->k->ctx, s);
 }
 
-/* Removes ids whose text has been returned, except those that are the context of the next ids. The context
-   must have a text. clean: the text of all ids has been returned. */
+/* Removes ids whose text has been returned, except the context of the next ids, which must have a text.
+   clean: the text of all ids has been returned. */
 static bool tt__stream_cut(tt_decode_stream *s, bool clean)
 {
     const int from = clean ? s->context
@@ -30721,8 +30747,8 @@ static tt_status tt__keep_text(tt_tokenizer *k, const tt__json *j, const char *f
     return *text ? TT_OK : tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
 }
 
-/* Reads member `key` of a JSON object, a string of at least one character, and copies it into memory that
-   lives as long as tokenizer k. */
+/* Reads member `key` of a JSON object, a string of at least one character, and copies the string into memory
+   that lives as long as tokenizer k. */
 static tt_status tt__read_text(tt_tokenizer *k, const tt__json *j, int object, const char *key,
                                const char **text, size_t *bytes)
 {
@@ -30762,7 +30788,7 @@ static tt__text_step *tt__read_step(const tt__json *j, int node, const char *wha
 
 typedef tt_status (*tt__reader)(tt_tokenizer *k, const tt__json *j, int node);
 
-/* Reads the components of a Sequence, in order, from its array `key`, each with function `read`. */
+/* Reads the components of a Sequence from its array `key`, in order, by function `read`. */
 static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node, const char *key,
                                   tt__reader read)
 {
@@ -30776,7 +30802,7 @@ static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node,
 }
 
 /* Returns the "type" of a component. Returns NULL if the component is null, if *status is an error, or if the
-   component is a Sequence: then it has read the components in the Sequence's array `key`. */
+   component is a Sequence, whose components, in its array `key`, the function then reads. */
 static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, const char *what,
                                  const char *key, tt__reader read, tt_status *status)
 {
@@ -30905,7 +30931,7 @@ static tt_status tt__read_normalizer(tt_tokenizer *k, const tt__json *j, int nod
     return status == TT_OK ? tt__json_read_bool(j, node, "strip_right", &s->right) : status;
 }
 
-/* The regular expressions that splitters support. */
+/* The regular expressions that splitters support, each with its step and options. */
 static const struct { const char *regex; tt__step_name name; tt__pattern pattern; } tt__patterns[] = {
     {"[0-9][0-9][0-9]", {"", TT__STEP_TRIPLES}, {false, false, false, 0}}, /* Falcon */
     {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
@@ -30941,7 +30967,7 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
                                "the regular expression of GPT-2, LLaMA 3, Qwen2, cl100k or Falcon");
     const tt__step_name *name = &tt__patterns[known].name;
     const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
-    const bool whole = name->kind == TT__STEP_REGEX; /* each character is in exactly one match */
+    const bool whole = name->kind == TT__STEP_REGEX; /* each character is in a match */
     if (whole ? !isolated && !(removed && invert) : !isolated || invert)
         return tt__unsupported(j, node, "behavior of a Split,", behavior,
                                "Isolated, or Removed with \"invert\"");
@@ -31065,7 +31091,7 @@ static tt_status tt__read_decoder(tt_tokenizer *k, const tt__json *j, int node)
     }
 }
 
-/* Reads the id at `node` and checks its range. */
+/* Reads the id at `node`. Fails unless the id is in 0..TT__IDS_LIMIT - 1. what: the token, for messages. */
 static tt_status tt__read_id(const tt__json *j, int node, const char *what, int *id)
 {
     const tt__json_node *at = &j->nodes[node];
@@ -31080,7 +31106,7 @@ static tt_status tt__read_id(const tt__json *j, int node, const char *what, int 
 /* ==== src/text/template.h */
 /* ---- ids around a text */
 
-/* Inserts an id at index `at` of a list of ids that are put before or after each text. */
+/* Inserts an id at index `at` of `to`, a list of ids that are put before or after each text. */
 static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int node, tt__around *to, int at,
                                 int id)
 {
@@ -31153,7 +31179,7 @@ static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node
     tt_status status = TT_OK;
     const char *type = node < 0 ? NULL : tt__read_type(k, j, node, "post_processor", "processors",
                                                        tt__read_processor, &status);
-    if (!type || strcmp(type, "ByteLevel") == 0) return status; /* adds no ids */
+    if (!type || strcmp(type, "ByteLevel") == 0) return status; /* ByteLevel adds no ids */
     if (strcmp(type, "TemplateProcessing") == 0) return tt__read_template(k, j, node);
     if (strcmp(type, "RobertaProcessing") != 0 && strcmp(type, "BertProcessing") != 0)
         return tt__unsupported(j, node, "post_processor", type, "Sequence, ByteLevel, TemplateProcessing, "
@@ -31195,24 +31221,25 @@ static void tt__token_put(tt__ids_by_text *t, int id)
 
 typedef struct tt__recipe { /* the files from which a tokenizer is built */
     const tt__json *j;            /* tokenizer.json, or a substitute without a vocabulary */
-    const char *text;             /* the text from which j was parsed */
-    const tt__json *way;          /* source of normalizer, splitter and decoder; NULL: j */
+    const char *text;             /* the text that was parsed into j */
+    const tt__json *way;          /* source of normalizer, splitter and decoder; NULL: `j` is */
     tt__first_word first;
-    const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in j or in lines */
-    const tt__file_bytes *lines;  /* vocab.txt, or NULL */
-    const tt__file_bytes *merges; /* merges.txt; NULL: merges are in j */
+    const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in `j` or in `lines` */
+    const tt__file_bytes *lines;  /* vocab.txt; NULL: no such file */
+    const tt__file_bytes *merges; /* merges.txt; NULL: the merges are in `j` */
     const char *path;             /* path of vocab.txt or merges.txt */
-    const tt__json *config;       /* tokenizer_config.json; NULL or empty: none */
+    const tt__json *config;       /* tokenizer_config.json; NULL or empty: no such file */
 } tt__recipe;
 
 typedef struct tt__vocab_reader {
     const tt__recipe *r;
     const tt__json *j;
-    int node, child, place;       /* node of the vocabulary; node of the next token; its number */
+    int node, child, place;       /* nodes of the vocabulary and of the next token; number of the next
+                                     token */
     size_t at, offset;            /* offset of the next line; offset of the last JSON token */
 } tt__vocab_reader;
 
-/* Reads the next line of vocab.txt. */
+/* Reads the next line of vocab.txt, a token without the white space at its end. */
 static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char **token, size_t *bytes)
 {
     const char *text = v->r->lines->bytes + v->at;
@@ -31228,7 +31255,7 @@ static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char 
     return TT_OK;
 }
 
-/* Reads the next token of a vocabulary and its id: a member of {token: id, ...}, or a line or an element
+/* Reads the next token of a vocabulary and its id: a member of {token: id, ...}; or a line, or an element
    [token, score], whose index is the id. Sets *token to NULL after the last token. */
 static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char **token, size_t *bytes,
                                 int *id)
@@ -31326,7 +31353,7 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
                             "id %d", j->path, reader.offset, id);
         memcpy(v->texts + v->used, key, n);
         v->texts[v->used + n] = 0;
-        v->text[id] = slice; /* the last of equal tokens counts */
+        v->text[id] = slice; /* of tokens with equal text, the last counts */
         tt__token_put(&v->by_text, id);
         if (!mapped) continue;
         v->word[id].start = slice.start;
@@ -31361,7 +31388,7 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
     for (size_t i = 0; i <= bytes; i++) {
         const int32_t parent = node;
         if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
-            if (t->count == (1 << 28) - 1) /* a larger node could give the edge UINT64_MAX */
+            if (t->count == (1 << 28) - 1) /* a later node could make an edge UINT64_MAX */
                 return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a vocabulary of more than %d starts of tokens",
                                 t->count);
             if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
@@ -31372,7 +31399,7 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
             if (i) t->edges[tt__prefix_slot(t, key)] = key << 28 | (uint64_t)node;
         }
     }
-    if (bytes) t->ids[node] = id; /* the last of equal tokens counts */
+    if (bytes) t->ids[node] = id; /* of tokens with equal text, the last counts */
     return TT_OK;
 }
 
@@ -31413,9 +31440,8 @@ static tt_status tt__prefixes_of_vocab(tt_tokenizer *k)
 /* ----------------------------------------------------------------------- tokenizer: reading of the models */
 
 /* Returns the value of the JSON number at `at` as the JSON reader of the package `tokenizers` computes it:
-   takes as many digits as fit into 64 bits as an integer, and multiplies it by a power of ten. The result is
-   not always the nearest double. Its last bit may decide which of two ways to spell a word with tokens is
-   better. */
+   takes as many digits as fit into a 64-bit integer, and multiplies this integer by a power of ten. The
+   result is not always the nearest double. Its last bit may decide how a word is divided into tokens. */
 static double tt__unigram_score(const char *at)
 {
     const bool negative = *at == '-';
@@ -31467,11 +31493,11 @@ static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char 
                             "double", j->path, j->base + number->offset, id);
         min = m->scores[id] < min ? m->scores[id] : min;
     }
-    m->unk_score = min - 10; /* SentencePiece (Kudo and Richardson) has this penalty */
+    m->unk_score = min - 10; /* the penalty of SentencePiece (Kudo and Richardson 2018) */
     return TT_OK;
 }
 
-typedef struct tt__bpe_merging { /* place of the current merge, for errors; memory for its result */
+typedef struct tt__bpe_merging { /* place of the current merge, for errors; memory for the joined text */
     const char *path;
     size_t offset, count;
     char *joined;
@@ -31499,7 +31525,7 @@ static tt_status tt__bpe_merges_begin(tt_tokenizer *k, size_t count, tt__bpe_mer
     return TT_OK;
 }
 
-/* Adds the next merge: tokens `left` and `right` become the token whose text is theirs joined. */
+/* Adds the next merge: tokens `left` and `right` become the token that has their texts joined. */
 static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const char *left, size_t left_bytes,
                                    const char *right, size_t right_bytes)
 {
@@ -31618,7 +31644,7 @@ static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, c
     status = tt__json_read_string(j, model, "unk_token", false, unk);
     if (status == TT_OK) status = tt__json_read_string(j, model, "continuing_subword_prefix", false, &prefix);
     if (status == TT_OK && wordpiece) {
-        m->word_chars = 100; /* default of `tokenizers` */
+        m->word_chars = 100; /* the default of package `tokenizers` */
         if (!*unk) *unk = "[UNK]";
         if (tt__json_get(j, model, "continuing_subword_prefix") < 0) prefix = "##";
         status = tt__keep_text(k, j, prefix, strlen(prefix), &m->piece);
@@ -31673,8 +31699,8 @@ static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int mode
 /* ==== src/text/added.h */
 /* -------------------------------------------------------------------------------- tokenizer: added tokens */
 
-/* Reads an added token from the JSON object at `node`, which has "content" and perhaps "id"; without "id",
-   the token gets `id`. If two added tokens have the same text, the later one replaces the earlier. */
+/* Reads an added token from the JSON object at `node`, which has "content" and may have "id"; without "id",
+   the token gets the argument `id`. Of added tokens with the same text, the last counts. */
 static tt_status tt__read_added(tt_tokenizer *k, const tt__json *j, int node, int id)
 {
     tt__added a;
@@ -31754,7 +31780,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
         if (a->id < 0 || k->added_of[a->id] != i) continue;
         a->skipped = a->special;
         if (a->normalized && k->normalize.n) status = tt__normalize_added(k, a, path);
-        if (status != TT_OK || !a->bytes) continue; /* the normalizers have removed all of its text */
+        if (status != TT_OK || !a->bytes) continue; /* normalization has removed the token's whole text */
         tt__added_tree *t = &k->trees[a->normalized];
         const uint8_t byte = (uint8_t)a->text[0];
         t->first = t->prefixes.count && t->first != byte ? -1 : byte;
@@ -31781,7 +31807,7 @@ static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const 
         tt__text_step *s = &k->split.all[i];
         if (s->kind == TT__STEP_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
         if (!llama) continue;
-        s->prefix_always = prefix && legacy; /* always: before every part between added tokens */
+        s->prefix_always = prefix && legacy; /* puts a mark before each part between added tokens */
         s->prefix_first = prefix && !legacy;
     }
     if (llama && !prefix) k->finish.decode.n--; /* removes the step that strips the prefix */
@@ -31806,8 +31832,8 @@ static tt_status tt__read_added_decoder(tt_tokenizer *k, const tt__json *config)
     return status;
 }
 
-/* BERT's special tokens. Where a text contains the spelling of one, that place becomes the token. A vocab.txt
-   must have the first three. */
+/* BERT's special tokens. In a text, the spelling of a special token becomes that token. A vocab.txt must have
+   the first three tokens. */
 static const struct { const char *text; tt_special_token role; } tt__bert_tokens[] = {
     {"[UNK]", TT_TOKEN_UNK}, {"[CLS]", TT_TOKEN_CLS}, {"[SEP]", TT_TOKEN_SEP}, {"[PAD]", TT_TOKEN_PAD},
     {"[MASK]", TT_TOKEN_MASK}};
@@ -31897,7 +31923,7 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
     if (!k) return NULL;
     memset(&file, 0, sizeof file);
     memset(&j, 0, sizeof j);
-    j.ctx = ctx; /* tt__json_free reads it even after an error */
+    j.ctx = ctx; /* tt__json_free reads j.ctx even after an error */
     snprintf(text, sizeof text, format, lowercase ? "true" : "false");
     tt_status status = tt__file_open(ctx, vocab_path, &file);
     if (status == TT_OK && file.size > TT__VOCAB_BYTES)
@@ -31990,8 +32016,8 @@ static const tt__file_bytes *tt__keep_json(tt_tokenizer *k, const char *folder, 
 static const char *const tt__role_names[TT_TOKEN_COUNT] = {"unk_token", "bos_token", "eos_token", "pad_token",
                                                            "cls_token", "sep_token", "mask_token"};
 
-/* Sets the token of each role (such as "bos_token") that JSON object j names. A token is given as a text or
-   as an object with "content". */
+/* Sets the token of each role (such as "bos_token") that JSON file j names and no earlier file has named. A
+   token is given as a text or as an object with "content". */
 static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
 {
     for (int role = 0; role < TT_TOKEN_COUNT; role++) {
@@ -32020,7 +32046,7 @@ static void tt__read_role_ids(tt_tokenizer *k, const tt__json *j)
     }
 }
 
-/* Returns whether a token occurs in ordinary texts: it is not an added token, nor named like "</s>" or
+/* Returns whether ordinary texts may have a token: one that is neither added nor spelled like "</s>" or
    "[SEP]". */
 static bool tt__is_ordinary(const tt_tokenizer *k, int32_t id)
 {
@@ -32029,10 +32055,10 @@ static bool tt__is_ordinary(const tt_tokenizer *k, int32_t id)
     return !(first == '<' && last == '>') && !(first == '[' && last == ']');
 }
 
-/* The tokenizer classes of transformers that obey "add_prefix_space" of tokenizer_config.json. json: what a
-   tokenizer.json would have besides the vocabulary, for folders that only have vocab.json and merges.txt;
-   NULL: such folders are not read. Added tokens that the vocabulary lacks are left out.
-   "added_tokens_decoder" of tokenizer_config.json may add more tokens. */
+/* The tokenizer classes of transformers that obey "add_prefix_space" of tokenizer_config.json. json: the
+   tokenizer.json, without vocabulary, of folders that only have vocab.json and merges.txt; NULL: such folders
+   are not read. Added tokens that the vocabulary lacks are left out. "added_tokens_decoder" of
+   tokenizer_config.json may add more tokens. */
 static const struct { const char *name, *model_type, *json; } tt__classes[] = {
     {"GPT2Tokenizer", "gpt2",
      "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],"
@@ -32064,15 +32090,14 @@ static const char tt__llama_way[] =
     "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
     "\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true}}";
 
-/* Returns the text of member `key` of JSON file j, which is empty if the file is missing. NULL: no such
-   text. */
+/* Returns the string member `key` of JSON file j. NULL: the file or the member is missing. */
 static const char *tt__folder_text(const tt__json *j, const char *key)
 {
     return j->count && j->nodes[0].kind == TT__JSON_OBJECT ? tt__json_text(j, tt__json_get(j, 0, key)) : NULL;
 }
 
-/* Returns whether `name` is the class `which`, or `which` with "Fast" appended, its name in transformers
-   4. */
+/* Returns whether `name` is the class `which`, or its name in transformers 4, `which` with "Fast"
+   appended. */
 static bool tt__class_is(const char *name, const char *which)
 {
     const size_t n = strlen(which);
@@ -32134,7 +32159,7 @@ static tt_status tt__no_tokenizer(tt_context *ctx, const char *folder)
                     "its vocab.txt, or its vocab.json and merges.txt", folder);
 }
 
-/* The files of a tokenizer's folder and their paths. All but the first may be empty. */
+/* The parsed files of a tokenizer's folder, which are empty if missing, and their paths. */
 typedef struct tt__tokenizer_folder {
     const char *folder;
     tt__json json, config, map, vocab, model, way;
@@ -32172,7 +32197,7 @@ static tt_status tt__load_merges(tt_tokenizer *k, tt__tokenizer_folder *f)
     return status == TT_OK ? tt__build_tokenizer(k, &r) : status;
 }
 
-/* Sets which tokens begin and end texts, and the other roles. */
+/* Sets the token of each role (tt_special_token). */
 static void tt__load_roles(tt_tokenizer *k, const tt__tokenizer_folder *f)
 {
     int32_t *eos = &k->finish.roles[TT_TOKEN_EOS];
@@ -32234,7 +32259,7 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
         f->folder = folder;
         status = tt__load_folder(k, f);
         for (int i = 0; i < TT__COUNT(all); i++) {
-            all[i]->ctx = ctx; /* tt__json_free reads it even if the file was not opened */
+            all[i]->ctx = ctx; /* tt__json_free reads ctx even of an unopened file */
             tt__json_free(all[i]);
         }
     }
@@ -32247,28 +32272,28 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
 /* ==== src/data/resize.h */
 /* ===========================================================================================================
    DATA                                                                                              src/data/
-   Images, datasets, tables, token streams, and loaders that divide a step's examples into micro-batches. This
-   code uses base/, files/ and text/.
+   Images, datasets, tables, token streams, and loaders, which divide a step's examples into micro-batches.
+   Uses base, files and text.
    ======================================================================================================== */
 
 /* ------------------------------------------------------------------------------------------------ images */
 
 #define TT__IMAGE_SIDE 65535 /* max height and width, as in JPEG */
-#define TT__WEIGHT_BITS 22   /* fraction bits of a weight: 22 + 8 bits of a pixel + 2 spare bits = 32 */
+#define TT__WEIGHT_BITS 22   /* fraction bits of a weight: 32, less 8 of a pixel, less 2 spare */
 
 /* A filter that resamples one axis of an image from `in` to `out` pixels. Output pixel x is the sum over
    t < used[x] of weights[x * taps + t] * (input pixel first[x] + t). */
 typedef struct tt__filter {
     int in, out, taps;
     tt_resample kind;
-    int32_t *first, *used; /* an entry for each output pixel */
-    int32_t *weights;      /* shape (out, taps), scaled by 2^TT__WEIGHT_BITS; each row's sum is about 1 */
+    int32_t *first, *used; /* for each output pixel: the first input pixel; the number of input pixels */
+    int32_t *weights;      /* (out, taps), times 2^TT__WEIGHT_BITS; a row's weights sum to about 1 */
     tt__buffer memory;
 } tt__filter;
 
 static double tt__nearest(double x) { (void)x; return 1; }
 static double tt__triangle(double x) { x = fabs(x); return x < 1 ? 1 - x : 0; }
-static double tt__cubic(double x) /* Keys 1981, a = -1/2 */
+static double tt__cubic(double x) /* the filter of Keys (1981) with a = -1/2 */
 {
     x = fabs(x);
     return x < 1 ? (1.5 * x - 2.5) * x * x + 1 : x < 2 ? -0.5 * (((x - 5) * x + 8) * x - 4) : 0;
@@ -32277,10 +32302,10 @@ static double tt__sinc(double x) { x *= 3.14159265358979323846; return x == 0 ? 
 static double tt__lanczos(double x) { return x >= -3 && x < 3 ? tt__sinc(x) * tt__sinc(x / 3) : 0; }
 
 /* Computes a filter as Pillow does (src/libImaging/Resample.c). The weight of an input pixel is a function of
-   its distance from the output pixel's centre. To reduce an image, the function is stretched by the ratio in
-   / out. The weights are normalised over the input pixels that exist. For TT_NEAREST the position of the
-   input pixel is a running sum of steps, as in Pillow (src/libImaging/Geometry.c). Returns false if memory
-   runs out. */
+   its distance from the output pixel's centre. To reduce an image, the filter stretches this function by the
+   ratio in / out. The weights are normalised over the input pixels that exist. For TT_NEAREST the position of
+   the input pixel is a running sum of steps, as in Pillow (src/libImaging/Geometry.c). Returns false if
+   memory runs out. */
 static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_resample kind)
 {
     static const struct { double (*weight)(double); int inputs; } kinds[] = {
@@ -32290,7 +32315,7 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_
     if (f->in == in && f->out == out && f->kind == kind) return true;
     f->in = 0;
     f->taps = 2 * (int)ceil(support) + 1;
-    /* 2^14 or more weights are truncated, not rounded: their rounding errors could add up to level 256. */
+    /* A filter of 2^14 taps or more truncates its weights: errors of rounding could add up to level 256. */
     double half = f->taps < 1 << 14 ? 0.5 : 0;
     if (!(f->first = (int32_t *)tt__buffer_get(ctx, &f->memory, (size_t)out,
                                                ((size_t)f->taps + 2) * sizeof(int32_t))))
@@ -32309,7 +32334,7 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_
             double weight = kinds[kind].weight((k - center + 0.5) * narrow) / sum * (1 << TT__WEIGHT_BITS);
             w[k - first] = (int32_t)(weight < 0 ? weight - half : weight + half);
         }
-        /* Drops zero weights, so that an axis that keeps its size has one tap of weight 1. */
+        /* Drops zero weights at the ends, so that an axis that keeps its size has one tap of weight 1. */
         while (end > first + 1 && !w[end - 1 - first]) end--;
         int zeros = 0;
         while (first + zeros + 1 < end && !w[zeros]) zeros++;
@@ -32323,8 +32348,8 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_
     return true;
 }
 
-/* Returns the level (0 to 255) of a pixel from the weighted sum of levels. Negative weights may put the sum
-   out of range: it is then clamped. */
+/* Returns the level (0 to 255) of a pixel from the weighted sum of levels. With negative weights the sum may
+   be out of range; the level is then clamped. */
 static uint32_t tt__level(uint32_t sum)
 {
     return sum < 1u << 30 ? sum >> TT__WEIGHT_BITS : (int32_t)sum < 0 ? 0 : 255;
@@ -32335,7 +32360,7 @@ static uint32_t tt__level(uint32_t sum)
 typedef struct tt__window { int top, left, height, width; bool mirror; } tt__window;
 
 /* Resamples one row of an image horizontally to the columns of a window. A pixel of `in` has `stride`
-   channels; channel c of a pixel of `out` is channel c * step of the pixels of `in`. */
+   channels. Channel c of an output pixel comes from channel c * step of `in`. */
 static void tt__resample_across(const tt__filter *f, const tt__window *window, const uint8_t *in, int stride,
                                 int step, int channels, uint32_t *out)
 {
@@ -32368,7 +32393,7 @@ static void tt__resample_across(const tt__filter *f, const tt__window *window, c
 
 /* Computes one row of n outputs as the weighted sum of `taps` rows. pitch: distance between two rows of `in`
    in numbers, a multiple of 4. As each sum fits an int32_t, a 64-bit multiplication computes two products at
-   once. If the lower sum is negative, it has borrowed 1 from the upper one. */
+   once. A negative lower sum has borrowed 1 from the upper sum. */
 static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, size_t pitch, size_t n,
                               uint8_t *out)
 {
@@ -32392,7 +32417,7 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
         four[2] = (uint8_t)(sum1 >> TT__WEIGHT_BITS);
         four[3] = (uint8_t)(sum1 >> (TT__WEIGHT_BITS + 32));
         if (__builtin_expect(((sum0 | sum1) & 0xC0000000C0000000u) != 0, 0))
-            for (int k = 0; k < 4; k++) { /* at least one sum is not in 0 to 255 */
+            for (int k = 0; k < 4; k++) { /* a level is not in 0 to 255 */
                 const uint64_t sum = k < 2 ? sum0 : sum1;
                 const uint32_t low = (uint32_t)sum;
                 four[k] = (uint8_t)tt__level(k % 2 ? (uint32_t)(sum >> 32) + (low >> 31) : low);
@@ -32402,8 +32427,8 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
     }
 }
 
-/* Multiplies the colours of pixels by alpha / 255 and rounds or, if `back`, divides by alpha / 255. The last
-   channel is alpha. */
+/* Multiplies the colours of pixels by alpha / 255 and rounds the products or, if `back`, divides the colours
+   by alpha / 255. The last channel is alpha. */
 static void tt__scale_by_alpha(const uint8_t *in, size_t pixels, int channels, bool back, uint8_t *out)
 {
     for (size_t i = 0; i < pixels; i++, in += channels, out += channels) {
@@ -32429,9 +32454,9 @@ static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
 }
 
 /* Resizes an image to height * width pixels and writes a window of the result to `to`, whose rows are `pitch`
-   bytes apart. channels: number of channels of `to`. It may be the image's number; 3 for an image with 4
-   channels, which leaves out alpha; or any number for an image with 1 channel, which repeats it. Returns
-   false if memory runs out. */
+   bytes apart. channels: number of channels of `to`: the image's number; 3 for an image with 4 channels,
+   whose alpha is left out; or any number for an image with 1 channel, which is repeated. Returns false if
+   memory runs out. */
 static bool tt__resample_image(tt_context *ctx, tt__resampler *r, const tt_image *image, int height,
                                int width,
                          tt_resample kind, int channels, const tt__window *window, uint8_t *to, size_t pitch)
@@ -32494,8 +32519,8 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
 
 /* A text or an image with its class. */
 typedef struct tt__example {
-    const char *text, *label_text; /* label_text: the label in a table, before classes are numbered */
-    size_t bytes;                  /* number of bytes of the text */
+    const char *text, *label_text; /* label_text: the label in a table, until classes are numbered */
+    size_t bytes;
     int64_t number;                /* number of the image in its source */
     int label;                     /* number of the class */
 } tt__example;
@@ -32583,9 +32608,10 @@ tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, siz
             return tt__fail(ctx, TT_ERR_FORMAT, "'%s' begins with the byte order mark of %s, and texts are "
                             "read as UTF-8: convert it, as by iconv -f %s -t UTF-8", path, marks[i].name,
                             marks[i].name);
-    /* UTF-8 text has few control characters. In UTF-16 text of most scripts, every other byte is one. */
+    /* UTF-8 text has few control characters. In UTF-16 text of most scripts, every other byte is a control
+       character. */
     const size_t looked = bytes < 4096 ? bytes : 4096;
-    size_t control[2] = {0, 0}; /* numbers of control characters at even and at odd offsets */
+    size_t control[2] = {0, 0}; /* number of control characters at even offsets; at odd offsets */
     for (size_t i = 0; i < looked; i++)
         control[i % 2] += (unsigned char)text[i] < ' ' && !(text[i] >= '\t' && text[i] <= '\r');
     if (8 * (control[0] + control[1]) > looked)
@@ -32632,9 +32658,9 @@ static tt_status tt__number_classes(tt_dataset *d, const char *const *names, int
     return TT_OK;
 }
 
-/* Chooses n examples at random, from each class in proportion to its size. Those that are missing because of
-   rounding come from any class, at random. Writes the numbers of all `count` examples to `order`: the first n
-   entries are the chosen examples, shuffled. */
+/* Chooses n examples at random, from each class in proportion to its size; examples that are missing because
+   of rounding come from any class. order (count): gets the number of each example, first those of the n
+   chosen examples, shuffled. */
 static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key, uint32_t *order)
 {
     int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)d->n_classes), spare = n;
@@ -32664,7 +32690,7 @@ static tt_dataset *tt__dataset_new(tt_context *ctx, const char *const *class_nam
     return tt__dataset_end(d, tt__number_classes(d, class_names, classes));
 }
 
-/* Adds an image, or a copy of a text. */
+/* Adds an image or, if `text` is not NULL, a copy of a text. of: the public function, for messages. */
 static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *text, int label)
 {
     if (text && !text->text && text->bytes)
@@ -32713,7 +32739,7 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
     if (d) {
         d->images = true;
         d->source = *source;
-        d->source.labels = NULL; /* the caller may free labels and class_names after this call */
+        d->source.labels = NULL; /* the caller may free labels and class_names now */
         d->source.class_names = NULL;
     }
     for (int64_t i = 0; i < source->count && status == TT_OK; i++)
@@ -32729,7 +32755,7 @@ typedef struct tt__table {
     const char *path;
     char *text;
     size_t bytes, at;
-    long long line, row_line; /* line numbers of `at` and of the row's start: fields may have newlines */
+    long long line, row_line; /* line of `at`; first line of the row: fields may have newlines */
     const char *column[3];    /* names of columns, indexed by TT__COLUMN_TEXT and so on */
     char separator;
     bool unquoted;            /* quotes are ordinary characters */
@@ -32738,7 +32764,7 @@ typedef struct tt__table {
 
 typedef struct tt__field { char *text; size_t bytes; bool last; } tt__field;
 
-/* Returns a name of a separator for messages, such as "tabs". name: memory for the name. */
+/* Returns a separator's name for messages, such as "tabs". name: memory for the name. */
 static const char *tt__table_separator(char separator, char name[24])
 {
     if (separator == ',' || separator == '\t') return separator == ',' ? "commas" : "tabs";
@@ -32746,7 +32772,7 @@ static const char *tt__table_separator(char separator, char name[24])
     return name;
 }
 
-/* Returns the first character of a text that is a common separator of columns; 0 if the text has none. */
+/* Returns the first character of a text that commonly separates columns; 0: none does. */
 static char tt__table_other_separator(const char *text, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)
@@ -32802,7 +32828,7 @@ static tt_status tt__table_field(tt__table *t, tt__field *field)
         if (text[t->at] == '\n') t->line++;
         t->at++;
     }
-    *end = 0; /* overwrites a character that was read, or the final NUL */
+    *end = 0; /* overwrites the separator, quote or newline, or the final NUL */
     return TT_OK;
 }
 
@@ -32863,7 +32889,7 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
     return TT_OK;
 }
 
-/* The part of the data to which a row belongs, as named in its split column. */
+/* The part of the data to which a row's split column assigns the row. */
 enum { TT__SPLIT_OTHER, TT__SPLIT_TRAIN, TT__SPLIT_VALIDATION, TT__SPLIT_TEST };
 
 static int tt__split_of(const char *name)
@@ -32875,8 +32901,8 @@ static int tt__split_of(const char *name)
     return strcmp(name, "test") == 0 ? TT__SPLIT_TEST : TT__SPLIT_OTHER;
 }
 
-/* Returns the number of the class with name `label`, or -1 if no class has that name. order: the classes
-   sorted by name, from tt__table_given. */
+/* Returns the number of the class `label`, or -1 if no class has that name. order: the classes sorted by name
+   (tt__table_given). */
 static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char *label)
 {
     for (int low = 0, high = d->n_classes; low < high;) {
@@ -32889,7 +32915,7 @@ static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char
 }
 
 /* Reads the table's rows that belong to part `split` (NULL: all rows) into dataset d. order: the caller's
-   classes sorted by name, from tt__table_given; NULL if the labels in the table become the classes. */
+   classes sorted by name (tt__table_given); NULL if the labels in the table become the classes. */
 static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, const uint32_t *order)
 {
     tt_context *ctx = d->ctx;
@@ -32945,7 +32971,7 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split);
 }
 
-/* Returns whether a class name is a number such as -1 or 2.5, and sets *value to it. */
+/* Returns whether a class name is a number, such as -1 or 2.5, and sets *value to that number. */
 static bool tt__is_number(const char *name, double *value)
 {
     const char *digits = "0123456789", *c = name + (*name == '-' || *name == '+'), *whole = c;
@@ -32984,8 +33010,8 @@ void tt_sort_class_names(const char **names, int n)
     if (n > 0) qsort((void *)names, (size_t)n, sizeof *names, all ? tt__by_class_number : tt__by_class_name);
 }
 
-/* Renumbers classes in the order of their values if all their names are numbers. Before, the classes are in
-   the byte order of their names. */
+/* Renumbers classes in the order of their values if all their names are numbers. Until then, the classes are
+   in the byte order of their names. */
 static tt_status tt__table_numbers(tt_dataset *d)
 {
     const size_t n = (size_t)d->n_classes;
@@ -33124,22 +33150,22 @@ tt_loader_options tt_loader_options_default(void)
 }
 
 /* Values for argument b of tt__stream_key, which gives the random key of a loader's shuffle; argument a is
-   the epoch. The shuffle of the steps of a window has b = TT__SHUFFLE_STEPS + number of the window. */
+   the epoch. The shuffle of a window's steps has b = TT__SHUFFLE_STEPS + number of the window. */
 enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
 #define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* argument a for tt_dataset_split; b is the number of examples */
 #define TT__LOADER_THREADS 64              /* max threads of a loader */
 
-/* ---- the dealer: chooses the examples of a step and the number of micro-batches. An example is a text, an
-   image, or a window of tokens. */
+/* ---- the dealer chooses the examples of a step, which are texts, images or windows of tokens, and the
+   number of micro-batches */
 
 typedef struct tt__dealer {
     const char *of;                /* name of the loader in messages */
-    int batch, max_seqs;           /* number of examples of a step; max number of a micro-batch */
+    int batch, max_seqs;           /* examples of a step; max examples of a micro-batch */
     int groups, data;              /* values of tt_parallel.groups and tt_parallel.data */
-    bool shuffle, accumulates;     /* accumulates: a step may have more micro-batches than data ranks */
-    int64_t count, used, steps;    /* number of all examples; numbers of examples and of steps per epoch */
+    bool shuffle, accumulates;     /* accumulates: a step may have more micro-batches than `data` */
+    int64_t count, used, steps;    /* number of all examples; of examples in an epoch; of steps in an epoch */
     int64_t epoch, step;           /* epoch and step of the next micro-batch */
-    uint32_t *order;               /* numbers of all `count` examples in the order of this epoch */
+    uint32_t *order;               /* the numbers of all `count` examples, in the epoch's order */
 } tt__dealer;
 
 static int tt__deal_groups(const tt_parallel *p) { return p->groups ? p->groups : (int)tt__max(1, p->data); }
@@ -33162,14 +33188,14 @@ static bool tt__deal_check(tt__text_buffer *all, int batch, int accumulate, cons
     return all->length == before;
 }
 
-/* Returns the number of micro-batches of a step of n examples. It is a multiple of d->groups, if there are
-   enough examples. A step of texts gets more micro-batches if its tokens do not fit. */
+/* Returns the number of micro-batches of a step of n examples. The number is a multiple of d->groups if n is
+   large enough. A step of texts gets more micro-batches if its tokens do not fit. */
 static int tt__deal_micros(const tt__dealer *d, int64_t n)
 {
     return (int)tt__min(n, d->groups * tt__ceil_div(n, (int64_t)d->groups * d->max_seqs));
 }
 
-/* Initialises a dealer of `count` examples, which tt__deal_seek must then move to a step. Returns false if
+/* Initialises a dealer of `count` examples, except its step, which tt__deal_seek sets. Returns false if
    memory runs out. */
 static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int batch, int accumulate,
                            const tt_parallel *p)
@@ -33215,9 +33241,9 @@ typedef struct tt__ring_slot {     /* a micro-batch of images */
     uint8_t *pixels;
     int done;                      /* number of images that are ready or have failed */
     int failed;                    /* place of the first image that failed; max_seqs: none failed */
-    bool left_out;                 /* the micro-batch is for another process and gets no pixels */
-    tt_status status;              /* error of image `failed` */
-    char why[256];                 /* reason of the error */
+    bool left_out;                 /* the micro-batch is for another process, so its images are not made */
+    tt_status status;              /* error of the image at place `failed` */
+    char why[256];                 /* reason of the error, for the message */
 } tt__ring_slot;
 
 struct tt_loader {
@@ -33225,7 +33251,7 @@ struct tt_loader {
     const tt_dataset *d;           /* a dataset of texts or, if d->images, of images */
     tt_loader_options o;
     tt__dealer deal;
-    int max_tokens, in_step;       /* in_step: number of examples of the step that were handed out */
+    int max_tokens, in_step;       /* in_step: examples of the current step that were handed out */
     tt_status status;              /* status of the last tt_loader_next */
     int32_t *labels;
     int64_t *index;
@@ -33237,18 +33263,18 @@ struct tt_loader {
     /* ---- fields for texts, all of which are tokenized when the loader is created */
     const tt_tokenizer *k;
     bool wide;                     /* ids need more than 16 bits */
-    bool sort;                     /* sort the texts of a window by length, and shuffle the window's steps */
+    bool sort;                     /* sort the texts of a window by length, and shuffle its steps */
     tt__tokens *tokens;            /* the tokens of each of `count` texts */
-    tt__chunk *chunks;             /* memory of the ids */
+    tt__chunk *chunks;             /* memory of the ids in `tokens` */
     int32_t *scratch;              /* max_length ids for each thread, while texts are tokenized */
     int longest;                   /* number of tokens of the longest text before it is cut */
     int64_t cut;                   /* number of texts cut to max_length */
     int64_t empty;                 /* the first text without a token; -1: none */
-    /* A window: consecutive steps whose texts are sorted together. window_at: the window whose texts and
-       order of steps are in `sorted` and `step_order`; window_steps: number of steps of a window. */
+    /* A window is `window_steps` consecutive steps whose texts are sorted together. window_at: the window
+       whose texts and order of steps are in `sorted` and `step_order`; -1: none. */
     int64_t window_at, window_steps;
     uint32_t *sorted, *step_order;
-    int micro;                     /* number of micro-batches of the step that were handed out */
+    int micro;                     /* micro-batches of the current step that were handed out */
     /* dealt: texts of the current step, one micro-batch after another; ends: the end of each micro-batch in
        `dealt`. Scratch: by_length: the places in the step, longest text first; micro_of: the micro-batch of
        each place; filled: the number of tokens of each micro-batch. All have `batch` entries. */
@@ -33256,15 +33282,14 @@ struct tt_loader {
     int *ends, *micro_of, *filled;
     int32_t *ids, *positions, *types, *seq_start;
 
-    /* ---- fields for images. Threads make the images of micro-batches `base` to `base` + slots - 1, while
-       the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, and all fields of a
-       slot except its pixels. It also guards the dealer's order, which changes only while no thread is busy.
-       */
+    /* ---- fields for images. Threads make the images of micro-batches `base` to `base + slots - 1`, while
+       the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, a slot's fields except
+       the pixels, and the dealer's order, which changes only while no thread is busy. */
     tt_image_options image;
-    size_t image_bytes;            /* bytes of a resulting image */
+    size_t image_bytes;            /* bytes of an image after resizing and cropping */
     pthread_cond_t work, ready;
     bool stop;
-    int64_t cursor;                /* place, in the epoch's order, of the next image to make */
+    int64_t cursor;                /* place in the epoch's order of the next image to make */
     tt__loader_thread threads[TT__LOADER_THREADS];
     int started;                   /* number of threads that run */
     int slots;                     /* number of micro-batches that `ring` holds */
@@ -33272,12 +33297,12 @@ struct tt_loader {
     /* deal_data: number of data ranks; 0: unknown. This process needs the images of the data ranks
        [deal_first, deal_end). */
     int deal_data, deal_first, deal_end;
-    /* deal_by_step: a micro-batch's number in the step, not in the epoch, decides to which rank it goes;
-       dealt_anew: these fields have changed since the images in the ring were made */
+    /* deal_by_step: a micro-batch goes to a rank by its number in the step, not in the epoch; dealt_anew: a
+       field deal_... has changed since the ring's images were made */
     bool deal_by_step, dealt_anew;
     int64_t base;
     int busy;                      /* number of threads that are making an image */
-    double waited;                 /* seconds that the trainer has waited for images */
+    double waited;                 /* seconds for which the trainer has waited for images */
 };
 
 #define TT__TEXTS_AT_ONCE 64 /* number of texts that one task tokenizes */
@@ -33307,13 +33332,13 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
     }
 }
 
-/* Maps a place (an index in a list of texts) to a text: to number texts[place] or, if `texts` is NULL, to
-   number `place`. */
+/* A list of texts, by whose indices (places) tt__place_longer sorts. The text at a place has the number
+   texts[place] or, if `texts` is NULL, the number `place`. */
 typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts; } tt__step_texts;
 
-/* Returns whether place a comes before place b if the longest text comes first. Texts of the same length keep
-   their shuffled order: many texts are cut to the same length, and as tables often list one class after
-   another, the table's order would fill whole steps with one class. */
+/* Returns whether place a comes before place b in the order from the longest text to the shortest. Texts of
+   equal length keep their shuffled order: many texts are cut to one length, and in the order of a table,
+   which often lists one class after another, whole steps would have one class. */
 static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 {
     const tt__step_texts *s = (const tt__step_texts *)arg;
@@ -33369,8 +33394,7 @@ static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_o
 
 /* ---- dividing a step of texts into micro-batches: sets l->dealt and l->ends */
 
-/* Divides a step of n texts for a single group: each micro-batch takes texts in their order until it is
-   full. */
+/* Divides a step of n texts, with groups = 1: each micro-batch takes the next texts until it is full. */
 static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
 {
     int micro = 0, seqs = 0, tokens = 0;
@@ -33385,10 +33409,10 @@ static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
     l->ends[micro] = n;
 }
 
-/* Distributes n texts over `micros` micro-batches: from the longest text on, each goes to the micro-batch
-   with the fewest tokens that has room for another text (Graham, "Bounds on multiprocessing timing
-   anomalies", 1969). Sets l->ends[k] to the number of texts of micro-batch k. Returns false if a micro-batch
-   would have more than max_tokens tokens. */
+/* Distributes n texts over `micros` micro-batches: from the longest on, each text goes to the micro-batch
+   with the fewest tokens that has room for a text (Graham, "Bounds on multiprocessing timing anomalies",
+   1969). Sets l->ends[k] to the number of texts of micro-batch k. Returns false if a micro-batch would have
+   more than max_tokens tokens. */
 static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micros)
 {
     memset(l->ends, 0, sizeof *l->ends * (size_t)micros);
@@ -33429,15 +33453,15 @@ static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 /* ==== src/data/images.h */
 /* ---- loading images */
 
-/* Finds the micro-batch that has place `at` of the epoch's order. Returns its number in the epoch, and sets
-   *first to its first place and *seqs to its number of images. */
+/* Returns the number, in the epoch, of the micro-batch that has place `at` of the epoch's order. Sets *first
+   to the micro-batch's first place and *seqs to its number of images. */
 static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, int *seqs)
 {
     const tt__dealer *d = &l->deal;
     const int64_t step = at / d->batch, from = step * d->batch, n = tt__min(d->batch, d->used - from);
     const int64_t micros = tt__deal_micros(d, n), whole = tt__deal_micros(d, d->batch);
     int64_t within, end;
-    if (d->groups == 1) { /* only the last has fewer than max_seqs images */
+    if (d->groups == 1) { /* only a step's last micro-batch has fewer than max_seqs images */
         within = (at - from) / d->max_seqs;
         *first = from + within * d->max_seqs;
         end = tt__min(from + n, *first + d->max_seqs);
@@ -33450,8 +33474,8 @@ static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, i
     return step * whole + within;
 }
 
-/* Replaces *height and *width, the size of an image, by the size to which the options resize such an image.
-   If a side would be longer than TT__IMAGE_SIDE, returns false and writes the reason to `why`. */
+/* Replaces *height and *width, the size of an image, by the size to which the options resize the image. If a
+   side would be longer than TT__IMAGE_SIDE, returns false and writes the reason to `why`. */
 static bool tt__image_resized(const tt_image_options *o, int *height, int *width, char why[256])
 {
     const int shorter = (int)tt__min(*height, *width), longer = (int)tt__max(*height, *width);
@@ -33470,7 +33494,7 @@ static bool tt__image_resized(const tt_image_options *o, int *height, int *width
 }
 
 /* Returns whether a resized and padded image is large enough for the crop that the options demand; if not,
-   writes the reason to `why`. height, width: the size before padding. */
+   writes the reason to `why`. height, width: the size of the resized image before padding. */
 static bool tt__image_fits(const tt_image_options *o, int height, int width, char why[256])
 {
     if (o->height <= height + 2 * o->pad && o->width <= width + 2 * o->pad) return true;
@@ -33487,8 +33511,8 @@ static bool tt__image_channels(const tt_image_options *o, int channels, char why
     return false;
 }
 
-/* Returns where a crop of `wanted` pixels begins along an axis of `size` pixels; negative, at least -pad, in
-   the padding. */
+/* Returns the pixel at which a crop of `wanted` of `size` pixels begins along an axis; negative: in the
+   padding. */
 static int tt__crop_at(const tt_image_options *o, uint32_t random, int size, int wanted)
 {
     int spare = size + 2 * o->pad - wanted;
@@ -33496,7 +33520,7 @@ static int tt__crop_at(const tt_image_options *o, uint32_t random, int size, int
 }
 
 /* Resizes, pads, crops and flips an image by the options and writes it to `to` (height, width, channels).
-   key: the key of the random numbers. After an error `why` has the reason. */
+   key: the key of the random numbers. After an error, `why` has the reason. */
 static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt_image_options *o,
                                      const tt_image *image, uint64_t key, uint8_t *to, char why[256])
 {
@@ -33532,7 +33556,7 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
 }
 
 /* Makes the image at place l->cursor of the epoch's order. The caller holds the mutex; the function releases
-   it while it reads and transforms the image. */
+   the mutex while it reads and transforms the image. */
 static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
 {
     const tt_image_source *source = &l->d->source;
@@ -33544,7 +33568,7 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     const int64_t of_step = micro % tt__deal_micros(&l->deal, l->o.batch);
     const int rank = (int)((l->deal_by_step ? of_step : micro) % tt__max(1, l->deal_data));
     slot->left_out = l->deal_data > 0 && (rank < l->deal_first || rank >= l->deal_end);
-    if (slot->left_out) { /* with all images of the micro-batch */
+    if (slot->left_out) { /* the micro-batch's other images are left out too */
         slot->done++;
         pthread_cond_signal(&l->ready);
         return;
@@ -33642,7 +33666,7 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
 
 /* ==== src/data/loader.h */
 /* --------------------------------------------------------------------------------------------------- loaders
-   The public functions of tt_loader, for texts and for images, and its tt_source. dealer.h chooses the
+   The public functions of loaders, for texts and for images, and a loader's tt_source. dealer.h chooses the
    examples of each step. */
 
 void tt_loader_free(tt_loader *l)
@@ -33691,7 +33715,7 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
 }
 
-static bool tt__loader_allocate(tt_loader *l) /* for a loader of texts */
+static bool tt__loader_allocate(tt_loader *l) /* memory of a loader of texts */
 {
     tt_context *ctx = l->ctx;
     if (!tt__loader_tokenize(l)) return false;
@@ -33711,7 +33735,7 @@ static bool tt__loader_allocate(tt_loader *l) /* for a loader of texts */
            (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
 }
 
-static bool tt__image_allocate(tt_loader *l) /* for a loader of images */
+static bool tt__image_allocate(tt_loader *l) /* memory of a loader of images */
 {
     const tt_image_options *o = &l->image;
     size_t bytes;
@@ -33719,8 +33743,8 @@ static bool tt__image_allocate(tt_loader *l) /* for a loader of images */
     if (!tt__mul_size(l->image_bytes, (size_t)l->deal.max_seqs, &bytes))
         return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
                         "can hold: set batch lower", l->deal.max_seqs, o->height, o->width), false;
-    /* The number of slots: one for the micro-batch that the trainer reads, one per data rank for the next
-       round, and enough slots to give every thread two images to make. */
+    /* One slot is for the micro-batch that the trainer reads, one per data rank for the next round. The other
+       slots have two images for each thread. */
     l->slots = l->o.threads ? 1 + l->deal.data + (int)tt__ceil_div(2 * l->o.threads, l->deal.max_seqs) : 1;
     if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
     for (int i = 0; i < l->slots; i++)
@@ -33728,7 +33752,7 @@ static bool tt__image_allocate(tt_loader *l) /* for a loader of images */
     return true;
 }
 
-/* Creates a loader of texts, with tokenizer k, or of images, with options `image`; the other argument is
+/* Creates a loader of texts, with tokenizer k and image = NULL, or of images, with options `image` and k =
    NULL. The loader is at the first step, and its threads run. */
 static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
                                   const tt_image_options *image, const tt_loader_options *options)
@@ -33814,7 +33838,7 @@ static tt_status tt__image_options_check(tt_context *ctx, const tt_image_options
     return TT_OK;
 }
 
-/* Checks the options for images, as far as is possible before an image was read. */
+/* Checks the options for images, as far as possible before an image was read. */
 static tt_status tt__image_check(tt_context *ctx, const tt_dataset *d, const tt_image_options *o)
 {
     char why[256];
@@ -33886,7 +33910,7 @@ static uint64_t tt__loader_source_hash(void *self)
     uint64_t hash = TT__HASH_BEGIN;
     for (int i = 0; i < l->d->count; i++) {
         hash = tt__hash_on(hash, &l->d->examples[i].label, sizeof l->d->examples[i].label);
-        if (!l->tokens) continue; /* an image: no tokens */
+        if (!l->tokens) continue; /* images have no tokens */
         int count = l->tokens[i].count;
         hash = tt__hash_on(hash, &count, sizeof count);
         hash = tt__hash_on(hash, l->tokens[i].ids, (size_t)count * (l->wide ? 4 : 2));
@@ -33914,8 +33938,8 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
     if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
 
-/* Sets for which data ranks, first to end - 1 of `data`, this process needs images. Images of other ranks are
-   not made. by_step: see tt_loader.deal_by_step. */
+/* Sets for which data ranks, first to end - 1 of `data`, this process needs images. Threads make no images
+   for other ranks. by_step: see tt_loader.deal_by_step. */
 static void tt__loader_source_deal(void *self, int data, int first, int end, bool by_step)
 {
     tt_loader *l = (tt_loader *)self;
@@ -33945,7 +33969,7 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     const int64_t cursor = l->cursor;
     const bool there = epoch == l->deal.epoch && step == l->deal.step && !l->in_step;
     if (l->d->images && there && !l->failed && !l->dealt_anew) return pthread_mutex_unlock(&l->mutex), TT_OK;
-    l->cursor = l->deal.used; /* no thread begins another image */
+    l->cursor = l->deal.used; /* so that no thread begins an image */
     while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
     if (epoch != l->deal.epoch) l->window_at = -1;
     tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
@@ -33963,8 +33987,9 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     return status;
 }
 
-/* Collects the texts of a window (consecutive steps), sorts them by length, so that the texts of a step have
-   similar lengths, and shuffles the window's steps. An incomplete last step remains the last of its epoch. */
+/* Collects the texts of a window (consecutive steps) and, if l->sort, sorts them by length, so that the texts
+   of a step have similar lengths, and shuffles the window's steps. An incomplete last step remains the last
+   of its epoch. */
 static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;
@@ -34100,9 +34125,9 @@ typedef struct tt__token_store {
     int users;          /* number of streams that use the store */
     int width;          /* bytes of an id, 2 or 4 */
     int64_t count;
-    void *ids;          /* `count` ids; NULL: the ids are in the file, from byte `skip` on */
-    void *file;         /* the open file; NULL: none */
-    uint64_t skip;      /* bytes of the file's header */
+    void *ids;          /* `count` ids; NULL: the ids are in `file`, from byte `skip` on */
+    void *file;         /* the open file; NULL: the ids are in memory */
+    uint64_t skip;      /* bytes of the file's header, which the ids follow */
     char path[TT__PATH];
 } tt__token_store;
 
@@ -34112,9 +34137,9 @@ struct tt_token_stream {
     tt__token_store *store;
     int64_t first, count;
     int vocab, end;
-    int fronts;         /* number of the tokenizer's special ids before each document */
-    int64_t spelled[2]; /* number of documents that spell out these ids; that spell out the end token */
-    bool texts;         /* the stream was built from texts: ids come from the tokenizer, or are bytes */
+    int fronts;         /* number of special ids that the tokenizer puts before each document */
+    int64_t spelled[2]; /* number of documents whose text spells out these ids; spells out `end` */
+    bool texts;         /* the stream was built from texts: tokens stand for known texts or bytes */
 };
 
 enum { TT__BYTE_END = 256, TT__TOKENS_AT_ONCE = 16384 };
@@ -34182,8 +34207,8 @@ static const char *tt__added_text(const tt_tokenizer *k, int id)
     return k && id >= 0 && id < k->size && k->added_of[id] >= 0 ? tt_tokenizer_token(k, id) : NULL;
 }
 
-/* Returns the number of bytes of white space at the start of a document whose text then spells out the first
-   special token; 0 if the text does not begin with the spelling of that token. */
+/* Returns the bytes of white space at the start of a document whose text goes on with the spelling of the
+   first special token; 0 if the text does not. */
 static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text, size_t bytes)
 {
     const char *begin = s->fronts ? tt__added_text(s->tokenizer, s->tokenizer->finish.before.ids[0]) : NULL;
@@ -34193,7 +34218,7 @@ static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text
     return length && bytes - skip >= length && memcmp(text + skip, begin, length) == 0 ? skip : 0;
 }
 
-/* Returns the number of bytes of a document without the white space at its end, if the text before the white
+/* Returns the number of bytes of a document without the white space at its end, if the text before that white
    space ends with the spelling of the end token. Otherwise returns `bytes`. */
 static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text, size_t bytes)
 {
@@ -34204,8 +34229,8 @@ static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text,
     return length && kept >= length && memcmp(text + kept - length, end, length) == 0 ? kept : bytes;
 }
 
-/* Adds the special tokens before a document, the document's tokens, and the end token to a stream. Grows
-   *scratch, which has room for *capacity ids, if needed. */
+/* Adds a document to a stream: its special tokens, its tokens, the end token. *scratch: memory for *capacity
+   ids, which the function grows if necessary. room: see tt__stream_grow. */
 static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
                                 int32_t **scratch, int64_t *capacity)
 {
@@ -34214,7 +34239,7 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
         const size_t skip = tt__stream_before_begin(s, text, bytes);
         text += skip;
         n = (int64_t)(bytes = tt__stream_spelled_end(s, text, bytes - skip));
-        if (*capacity < n + 16) { /* nearly all tokens stand for one byte or more */
+        if (*capacity < n + 16) { /* nearly every token stands for at least one byte */
             tt__free(s->ctx, *scratch);
             *capacity = 0;
             *scratch = (int32_t *)tt__alloc(s->ctx, sizeof **scratch * (size_t)(n + 16));
@@ -34254,7 +34279,8 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     return TT_OK;
 }
 
-/* Returns the end of the document that begins at `text`, and sets *next to the start of the next document. */
+/* Returns the end of the document that begins at `text`, and sets *next to the start of the next document.
+   separator: the line between documents; NULL: the whole text is one document. */
 static const char *tt__document_end(const char *text, const char *end, const char *separator,
                                     const char **next)
 {
@@ -34291,7 +34317,7 @@ static tt_status tt__stream_add_text(tt_token_stream *s, const char *path, const
     return status;
 }
 
-/* Creates an empty stream in memory with the given options. Returns NULL after an error. */
+/* Creates an empty stream in memory. path: name of the stream for messages. Returns NULL after an error. */
 static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, const tt_stream_options *o)
 {
     tt_token_stream *s = tt__stream_new(ctx, path);
@@ -34390,8 +34416,8 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
     return tt__stream_done(s, status);
 }
 
-/* Files of llm.c (dev/data/data_common.py) have a header of 256 i32 numbers. The first is one of the two
-   numbers below, the second is the version, the third is the number of ids. */
+/* Files of llm.c (dev/data/data_common.py) have a header of 256 i32 numbers: the number TT__LLMC_HALVES or
+   TT__LLMC_WORDS, the version, the number of ids, ... */
 #define TT__LLMC_HALVES 20240520 /* the file has ids of 2 bytes */
 #define TT__LLMC_WORDS 20240801  /* the file has ids of 4 bytes */
 
@@ -34400,7 +34426,7 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
 static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, size_t bytes, int vocab,
                                int *width)
 {
-    uint16_t half[1024] = {0}, any[4] = {0}; /* any: for each quarter of 8 bytes: all its bits, ORed */
+    uint16_t half[1024] = {0}, any[4] = {0}; /* any: for each quarter of 8 bytes, the OR of all */
     const size_t all = bytes - (size_t)store->skip, n = all / 4;
     const int pairs = n < 512 ? (int)n : 512;
     tt_status status = tt__file_read(ctx, store->path, store->file, (size_t)store->skip, half,
@@ -34409,7 +34435,7 @@ static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, si
     const bool low = any[0] || any[2], high = any[1] || any[3];
     *width = vocab > 65536 || (low && !high && all % 4 == 0) ? 4 : 2;
     const bool eights = any[0] && !any[2] && !any[3] && all % 8 == 0;
-    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look like this by chance */
+    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look so by chance */
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s': each second 4 bytes are 0, as of ids of 8 bytes (int64), and "
                     "ids of 2 or 4 bytes are read: convert them, as by NumPy's astype('uint32').tofile(...)",
                     store->path);
@@ -34479,7 +34505,7 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
                         (long long)(first + n), (long long)s->count);
     const uint64_t at = (uint64_t)(s->first + first) * width;
     const char *from = store->ids ? (const char *)store->ids + at : NULL;
-    if (!store->ids) { /* 2-byte ids go to the second half of `to`, and are widened in place */
+    if (!store->ids) { /* reads 2-byte ids into the second half of `to`, then widens them in place */
         char *raw = (char *)to + (size_t)n * (4 - width);
         tt_status status = tt__file_read(s->ctx, store->path, store->file, store->skip + at, raw,
                                          (size_t)n * width);
@@ -34542,9 +34568,8 @@ tt_status tt_token_stream_write(const tt_token_stream *s, const char *path)
     return status;
 }
 
-/* The state of a count of the bytes of a stream's text. document: the tokens of the current document, as only
-   whole documents are decoded: a tokenizer may decode the first token of a text differently from later
-   tokens. */
+/* The state of a count of the bytes of a stream's text. document: the tokens of the current document. Only
+   whole documents are decoded, because a tokenizer may decode the first token of a text differently. */
 typedef struct tt__stream_bytes {
     const tt_token_stream *s;
     int32_t *document;
@@ -34585,7 +34610,7 @@ int64_t tt_token_stream_bytes(const tt_token_stream *s)
     if (!s->texts) return 0;
     tt_status status = tt__stream_each(s, &x, tt__stream_count_bytes);
     const int32_t end = s->end;
-    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* an unfinished document */
+    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* ends the last document */
     tt__free(s->ctx, x.document);
     return status == TT_OK ? x.bytes : -1;
 }
@@ -34597,8 +34622,8 @@ struct tt_token_loader {
     tt_context *ctx;
     const tt_token_stream *s;
     tt_token_loader_options o;
-    tt__dealer deal;               /* its examples are windows */
-    int max_seqs, max_tokens;      /* max numbers of sequences and of tokens of a micro-batch */
+    tt__dealer deal;               /* a dealer whose examples are windows */
+    int max_seqs, max_tokens;      /* max number of sequences, and of tokens, of a micro-batch */
     int micro;                     /* number of micro-batches of the step that were handed out */
     /* Sizes of the arrays: ids, positions, targets: max_tokens; seq_start: max_seqs + 1; window: length +
        1. */
@@ -34627,12 +34652,12 @@ void tt_token_loader_free(tt_token_loader *l)
     tt__free_all(l->ctx, owned, TT__COUNT(owned));
 }
 
-/* The state of a sweep over all tokens, which finds the hash of the ids and the max number of documents in a
-   window. A part of a document counts as a document. */
+/* The state of a sweep over all tokens, which computes the hash of the ids and the max number of documents in
+   a window, where a part of a document counts as a document. */
 typedef struct tt__window_survey {
     int32_t end; /* the token that ends a document; -1: no token does */
-    /* length: number of tokens of a window; at: number of tokens of the current window so far; here: number
-       of ends of documents among these; max: max number of documents in a window */
+    /* length: tokens of a window; at: tokens of the current window so far; here: ends of documents among
+       these tokens; max: max number of documents in a window so far */
     int length, at, here, max;
     uint64_t hash;
 } tt__window_survey;
@@ -34782,35 +34807,35 @@ const tt_source *tt_token_loader_source(tt_token_loader *l)
 
 /* ----------------------------------------------------------------------------------- tables of architectures
    A table lists a model's parameters and the numbers of its config: the offset in the struct, the name in
-   files, and the shape. With these tables the same code makes, checks, loads and saves every architecture.
-   A file follows one of two namings: BERT's or DistilBERT's, and for ViT transformers' or torchvision's. Each
-   decoder has a table of its own, with one naming. */
+   files, and the shape. With these tables one code makes, checks, loads and saves all architectures. A file
+   follows one of two namings: BERT's or DistilBERT's; for ViT, transformers' or torchvision's. Each kind of
+   decoder has its own table, with one naming. */
 
 typedef struct tt__tensor_row {
     size_t offset;       /* offset of the tt_param * in the struct of the model or of a layer */
-    const char *name[2]; /* name in each naming; a leading '.' stands for the prefix. NULL: has no name */
-    const char *shape;   /* a letter for each dimension, see tt__sizes; '1' is 1. A tensor with a dimension of
-                            size 0 is absent from the model. The parameter drops leading ones */
+    const char *name[2]; /* name in each naming; a leading '.' stands for the prefix. NULL: no name */
+    const char *shape;   /* a letter for each dimension, see tt__sizes; '1' is 1. The model lacks a tensor
+                            with a dimension of 0. The parameter drops leading dimensions of 1 */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
-    char part;           /* 1 to 3: which third of a packed tensor this is in naming 1; 0: not packed */
-    char head;           /* not 0: random initial values if a file lacks it; 2: also, no logits depend on
-                            it */
-    char order;          /* order in files: see tt__packing.kind */
+    char part;           /* 1 to 3: number of the third of a packed tensor in naming 1; 0: not packed */
+    char head;           /* 0: files must have the tensor; else its initial values are random if a file lacks
+                            it; 2: no logits depend on it */
+    char order;          /* order of the elements in files, see tt__packing */
 } tt__tensor_row;
 
 typedef struct tt__config_row {
-    const char *field, *key[2]; /* name in the config's struct; key in config.json in each naming, or NULL */
+    const char *field, *key[2]; /* name in the config's struct; key of config.json in each naming, or NULL */
     size_t offset;              /* offset of the field in the config's struct */
-    char kind;   /* an int: 'N' at least 1 and required in config.json, 'n' at least 1, '0' at least 0; a
-                    float: 'p' in [0, 1), 'f' at least 0; 'b' a bool */
-    char letter; /* letter of this number in shapes; 0: none */
+    char kind;   /* 'N': an int of at least 1 that config.json must have; 'n': an int of at least 1; '0': an
+                    int of at least 0; 'p': a float in [0, 1); 'f': a float of at least 0; 'b': a bool */
+    char letter; /* letter that stands for this number in shapes; 0: none */
 } tt__config_row;
 
-typedef int64_t tt__sizes['Z' - 'A' + 1]; /* size of each letter of shapes */
+typedef int64_t tt__sizes['Z' - 'A' + 1]; /* size for which each letter of shapes stands */
 
 typedef struct tt__architecture {
     const char *name;            /* name of the architecture in messages */
-    int naming;                /* number of the naming for config.json and for a new model's parameters */
+    int naming;                /* index of the naming for config.json and a new model's parameters */
     const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
     const char *activation_key, *more;   /* key of the activation; constant members of config.json */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
@@ -34818,16 +34843,16 @@ typedef struct tt__architecture {
     const tt__tensor_row *model, *layer; /* n_model rows for the model, n_layer rows for each layer */
     const tt__config_row *config;        /* n_config rows */
     int n_model, n_layer, n_config;
-    size_t bytes, config_bytes, layer_bytes;                  /* sizes of the structs */
+    size_t bytes, config_bytes, layer_bytes;                  /* bytes of the structs */
     size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets in the model; 0: none */
     size_t hidden, layers, heads, classes, activation, range; /* offsets in the config; 0: no field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
-    void (*check)(tt__text_buffer *all, const void *config); /* adds further mistakes to `all`; or NULL */
-    /* Reads a tensor whose shape differs from the parameter's, if the model can adapt it, and sets *done.
-       NULL: the architecture adapts no tensor. */
+    void (*check)(tt__text_buffer *all, const void *config); /* appends other mistakes to `all`; or NULL */
+    /* Reads a tensor whose shape differs from the parameter's, if the model can adapt the tensor, and sets
+       *done. NULL: the architecture adapts no tensor. */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
     size_t image_size;          /* offset of the field in the config's struct; 0: no such field */
-    /* Prints further members of config.json; or NULL. */
+    /* Prints other members of config.json; or NULL. */
     void (*print)(tt__text_buffer *json, const void *self, const void *config);
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
 } tt__architecture;
@@ -34840,7 +34865,7 @@ typedef struct tt__architecture {
     offsetof(X##_config, classes), \
     offsetof(X##_config, activation), offsetof(X##_config, initializer_range)
 /* Macros for table rows: for a tensor; for the weight and the bias of a linear layer or a norm; for a field
-   of a config. a, b: the name or key in naming 0 and in naming 1. */
+   of a config. a: name or key in naming 0; b: in naming 1. */
 #define TT__TENSOR(X, field, a, b, shape, init, head) {offsetof(X, field), {a, b}, shape, init, 0, head, 0}
 #define TT__WEIGHT_BIAS(X, field, a, b, shape, rows, init, head) \
     TT__TENSOR(X, field##_w, a ".weight", b ".weight", shape, init, head), \
@@ -34868,12 +34893,12 @@ static void *tt__pointer_at(const void *self, size_t offset)
 typedef struct tt__checkpoint {
     char path[TT__PATH];   /* path of config.json, for messages */
     tt__file_bytes text;   /* text of config.json */
-    tt__json config;       /* config.json; empty: the checkpoint has none */
-    tt_safetensors **file; /* `files` open files */
+    tt__json config;       /* config.json as parsed; empty: no such file */
+    tt_safetensors **file; /* the `files` open files of tensors */
     int files, naming;   /* naming: number of the naming of the tensors */
 } tt__checkpoint;
 
-/* The parameters of a model that exists or is to be made. */
+/* Description of the parameters of a model that exists or will be made. */
 typedef struct tt__layout {
     tt_context *ctx;
     const tt__architecture *a;
@@ -34883,7 +34908,7 @@ typedef struct tt__layout {
     tt__sizes size;
 } tt__layout;
 
-/* Returns the layout of a model, in the naming of checkpoint `from` or, if that is NULL, of the
+/* Returns the layout of a model, in the naming of checkpoint `from` or, if `from` is NULL, of the
    architecture. */
 static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, const void *self,
                                 const void *config, const tt__checkpoint *from)
@@ -34948,9 +34973,8 @@ static int tt__row_dims(const tt__layout *l, const tt__tensor_row *row, int64_t 
     return n;
 }
 
-/* The order of a parameter's elements in a file. The parameter has the shape (rows, width).
-   0: the file has the parameter's order.
-   't': the file's tensor is the transpose, (width, rows), as in GPT-2.
+/* The order of the elements of a parameter (rows, width) in a file, by `kind`. 0: the parameter's order.
+   't': the file has the transpose, (width, rows), as in GPT-2.
    'g': a head has `size` rows. The parameter has the heads of all queries, then of all keys, then of all
    values. The file has `groups` groups of heads, and in each group its queries, its key and its value, as in
    GPT-NeoX and Falcon. */
@@ -34959,8 +34983,8 @@ typedef struct tt__packing {
     int64_t rows, width, groups, size;
 } tt__packing;
 
-/* Converts row r of a parameter to the row of the file's tensor, for order 'g'. With `back`, converts row r
-   of the file's tensor to the row of the parameter. */
+/* Returns the row of the file's tensor, in order 'g', that has row r of the parameter. With `back`, returns
+   the row of the parameter that has row r of the file's tensor. */
 static int64_t tt__packing_row(const tt__packing *o, int64_t r, bool back)
 {
     const int64_t heads = o->rows / o->size, queries = heads / o->groups - 2, head = r / o->size;
@@ -35016,21 +35040,21 @@ static tt_status tt__layout_new(const tt__layout *l, float scale)
 }
 
 /* ==== src/models/load.h */
-/* ---- loading from checkpoint files: the parameters that will be read from a file share the open file */
+/* ---- loading from checkpoint files: all parameters of a file share the open file */
 
-enum { TT__BAND = 256 }; /* number of rows of a transposed parameter that are read at once */
+enum { TT__BAND = 256 }; /* rows of a transposed parameter that are read together */
 
 /* The source of a parameter: a tensor of a file, or a part of one. */
 typedef struct tt__checkpoint_tensor {
     tt_safetensors *file;
     int index;         /* index of the tensor in the file */
-    int64_t first;     /* element of the tensor at which the parameter begins */
+    int64_t first;     /* index of the tensor's element at which the parameter begins */
     tt__packing order;
-    float *band;       /* order 't': the rows that were read last, (band_rows, width); NULL: none */
+    float *band;       /* for order 't': the rows that were read last, (band_rows, width); NULL: none */
     int64_t band_row, band_rows; /* first row and number of rows of the band */
 } tt__checkpoint_tensor;
 
-/* Reads the band of rows that contains row r. */
+/* Reads the band that contains row r: TT__BAND rows, fewer at the end, from a multiple of TT__BAND on. */
 static tt_status tt__checkpoint_band(tt__checkpoint_tensor *t, int64_t r)
 {
     tt_context *ctx = t->file->ctx;
@@ -35061,7 +35085,7 @@ static tt_status tt__checkpoint_read(void *source, int64_t first, int64_t n, flo
         const int64_t r = first / o->width, c = first % o->width;
         part = tt__min(n, o->width - c);
         if (o->kind == 'g') {
-            part = tt__min(n, (o->size - r % o->size) * o->width - c); /* the rest of a head */
+            part = tt__min(n, (o->size - r % o->size) * o->width - c); /* to the end of the head */
             status = tt_safetensors_read_f32(t->file, t->index, tt__packing_row(o, r, false) * o->width + c,
                                              part, to);
             continue;
@@ -35085,8 +35109,8 @@ static void tt__checkpoint_drop(tt_context *ctx, void *source)
     tt__free(ctx, t);
 }
 
-/* Fails if the shape of tensor `index` of file s is not `dims`; if `part` is not 0, the tensor must have
-   three times as many rows as `dims` says. */
+/* Fails if the shape of tensor `index` of file s is not `dims` or, for a part of a packed tensor, is not
+   `dims` with three times as many rows. */
 static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, const int64_t *dims, int part,
                                  const char *param)
 {
@@ -35105,9 +35129,9 @@ static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, c
                     info->name, text, param);
 }
 
-/* Makes tensor `index` of file s, whose shape must be `dims`, the source of parameter p. part: 1 to 3: p is
-   that third of the tensor; 0: p is the whole tensor. order: the order of the file's elements; NULL: p's
-   order. */
+/* Makes tensor `index` of file s, whose shape must be `dims`, the source of parameter p. part: the third of
+   the tensor, 1 to 3, that is p; 0: p is the whole tensor. order: the order of the file's elements; NULL: the
+   order of p. */
 static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, int ndim, const int64_t *dims,
                                      int part, const tt__packing *order)
 {
@@ -35131,8 +35155,8 @@ static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, 
     return TT_OK;
 }
 
-/* Returns the index of the tensor `name`, looked up with and without the prefix and under the names of older
-   versions, or -1 if the file has no such tensor. */
+/* Returns the index of the tensor `name`, also without its prefix or under the name of older versions, or -1
+   if the file has no such tensor. */
 static int tt__find_tensor(const tt_safetensors *s, const char *name, const char *prefix)
 {
     static const char *const old[][2] = {{"LayerNorm.weight", "LayerNorm.gamma"},
@@ -35152,8 +35176,8 @@ static int tt__find_tensor(const tt_safetensors *s, const char *name, const char
     return index;
 }
 
-/* Returns the file of the checkpoint that has the tensor `name`, and sets *index to the tensor's index there.
-   Returns NULL if no file has it. */
+/* Returns the file of the checkpoint that has the tensor `name`, and sets *index to the tensor's index in
+   that file. Returns NULL if no file has the tensor. */
 static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, int *index)
 {
     for (int k = 0; k < l->from->files; k++) {
@@ -35170,15 +35194,15 @@ static bool tt__starts_anew(const tt__tensor_row *row, const tt_tensor_info *inf
     return row->head && row->shape[0] == 'C' && info->dims[0] != dims[0];
 }
 
-/* Fails because tensor k, `name`, is missing. If all tensors of its layer are missing, the message instead
-   says how many layers the checkpoint has. */
+/* Fails because tensor k, `name`, is missing. If its layer has no tensor at all, the message says how many
+   layers the checkpoint has. */
 static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
 {
     const tt__architecture *a = l->a;
     const int layer = k < a->n_model ? 0 : (k - a->n_model) / a->n_layer;
     char other[256];
     int index;
-    bool any = layer == 0; /* the checkpoint has a tensor of this layer */
+    bool any = layer == 0; /* whether the checkpoint has any tensor of the layer */
     for (int i = 0; i < a->n_layer && !any; i++) {
         const tt__tensor_row *row = tt__layout_row(l, a->n_model + layer * a->n_layer + i, other);
         any = row->name[l->naming] && tt__layout_find(l, other, &index);
@@ -35190,8 +35214,8 @@ static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
                     "%d", l->from->file[0]->path, name, layer, l->layers);
 }
 
-/* Fails unless the checkpoint has each tensor of the layout with the right shape. Called before memory of
-   these sizes is allocated. */
+/* Fails unless the checkpoint has each tensor of the layout with the right shape. Called before memory for
+   the tensors is allocated. */
 static tt_status tt__layout_check(const tt__layout *l)
 {
     const tt__tensor_row *row;
@@ -35226,9 +35250,9 @@ static bool tt__is_buffer(const tt__layout *l, const char *name)
 static tt_status tt__layout_attach(const tt__layout *l)
 {
     char text[2][1024];
-    /* Two lists of names: tensors that the files lack; tensors with another number of classes. */
+    /* Lists of names: of tensors that the files lack; of tensors with another number of classes. */
     tt__text_buffer anew[2] = {{text[0], sizeof text[0], 0}, {text[1], sizeof text[1], 0}};
-    int64_t classes = 0; /* number of the file's classes, if it differs */
+    int64_t classes = 0; /* number of the file's classes, if not the model's */
     bool new_head = false;
     const tt__tensor_row *row;
     tt_safetensors *const *files = l->from->file;
@@ -35278,14 +35302,13 @@ static tt_status tt__layout_attach(const tt__layout *l)
 /* ==== src/models/save.h */
 /* ---- saving to checkpoint files */
 
-/* A parameter to save. */
 typedef struct tt__saved_param {
     const tt_param *p;
     tt__packing order;
-    int tensor; /* number of the file's tensor that has the parameter */
+    int tensor; /* index in tt__saved_files of the tensor that has the parameter */
 } tt__saved_param;
 
-/* Writes elements [first, first + n) of parameter p to w in dtype `as`. piece, converted: scratch memory for
+/* Writes elements [first, first + n) of parameter p to w as dtype `as`. piece, converted: scratch memory for
    TT__PIECE floats each. */
 static tt_status tt__save_elements(tt_safetensors_writer *w, const tt_param *p, int64_t first, int64_t n,
                                    tt_dtype as, float *piece, void *converted)
@@ -35301,7 +35324,7 @@ static tt_status tt__save_elements(tt_safetensors_writer *w, const tt_param *p, 
     return status;
 }
 
-/* Writes the transpose of a parameter. Needs memory for the whole parameter in fp32. */
+/* Writes the transpose of a parameter, with temporary memory for the whole parameter in fp32. */
 static tt_status tt__save_transposed(tt_safetensors_writer *w, const tt__saved_param *x, tt_dtype as,
                                      float *piece, void *converted)
 {
@@ -35338,17 +35361,16 @@ static tt_status tt__save_param(tt_safetensors_writer *w, const tt__saved_param 
 
 /* The tensors of a model to save, in one file or in several. Each file holds consecutive tensors. */
 typedef struct tt__saved_files {
-    tt_tensor_info *info; /* description of each tensor */
-    char (*names)[256];   /* name of each tensor */
+    tt_tensor_info *info;
+    char (*names)[256];
     int *file;    /* for each tensor: number of its file */
-    int tensors, files; /* numbers of tensors and of files */
+    int tensors, files;
     size_t bytes; /* bytes of all tensors */
-    char id[17];  /* distinguishes the files of one save from those of another; "" for a single file */
+    char id[17];  /* tells which files belong to one save; "" for a single file */
 } tt__saved_files;
 
 static const char tt__save_key[] = "tinytrain.save"; /* key of the id in the metadata of each file */
 
-/* Writes the name of file k of a saved model. */
 static void tt__saved_file_name(const tt__saved_files *f, int k, char name[64])
 {
     if (f->files == 1) snprintf(name, 64, "model.safetensors");
@@ -35405,7 +35427,7 @@ static tt_status tt__save_id(tt__saved_files *f, const tt__saved_param *param, i
     return status;
 }
 
-/* Writes file number `file` of a model into a folder. All processes take part. */
+/* Writes file number `file` of a model into a folder. All processes call the function together. */
 static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__saved_files *f, int file,
                                const tt__saved_param *param, int params, tt_dtype dtype, float *piece)
 {
@@ -35429,7 +35451,7 @@ static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__sa
     return tt__agree(ctx, "the end of saving a model", status, NULL, 0);
 }
 
-/* The state of a search for a file of an earlier save: its name has another number of files than `files`. */
+/* The state of a search for a file of an earlier save, whose name has another number of files. */
 typedef struct tt__stale_files { int files; char name[64]; } tt__stale_files;
 
 static bool tt__find_stale(void *arg, const char *name)
@@ -35461,7 +35483,7 @@ static tt_status tt__remove_stale(tt_context *ctx, const char *folder, int files
 
 /* Writes model.safetensors into a folder, which is created if it does not exist. If the tensors take more
    than `max` bytes (0: no limit), writes several files and an index. All tensors have the dtype of the first
-   parameter, or fp32 if no program holds that parameter; sets *dtype. */
+   parameter, or fp32 if no program holds that parameter; sets *dtype to that dtype. */
 static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t max, tt_dtype *dtype)
 {
     tt_context *ctx = l->ctx;
@@ -35496,7 +35518,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         param[params].p = p;
         param[params].order = tt__row_order(l, row, ndim, dims);
         param[params++].tensor = f.tensors - (part > 1);
-        if (part > 1) continue; /* stored in the tensor of the first part */
+        if (part > 1) continue; /* the tensor of part 1 has the other parts too */
         memcpy(f.names[f.tensors], name, sizeof name);
         f.info[f.tensors].name = f.names[f.tensors];
         f.info[f.tensors].dtype = tt__dtypes[*dtype].safetensors;
@@ -35511,7 +35533,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         status = tt__save_file(ctx, folder, &f, k, param, params, *dtype, piece);
     const char *index = "model.safetensors.index.json", *stale = f.files > 1 ? "model.safetensors" : index;
     if (status == TT_OK && f.files > 1) status = tt__save_printed(ctx, folder, index, tt__print_index, &f);
-    if (status == TT_OK) status = tt__path_join(ctx, path, folder, stale); /* left by an earlier save */
+    if (status == TT_OK) status = tt__path_join(ctx, path, folder, stale); /* a file of an earlier save */
     if (status == TT_OK && tt_process(ctx) == 0) {
         ctx->options.files.remove(ctx->options.files.user, path);
         status = tt__remove_stale(ctx, folder, f.files);
@@ -35525,8 +35547,8 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
 /* -------------------------------------------------------------------------------------------- config.json */
 
 /* Sets (*last)[k] to whether class k is the last class with its name. Two classes may share a name, such as
-   "crane" in ImageNet; label2id then names the last of them, as in transformers. names: (classes, 64).
-   Returns TT_ERR_ARGUMENT if a name is not UTF-8. The caller frees *last. */
+   "crane" in ImageNet; label2id then has the number of the last such class, as in transformers. names:
+   (classes, 64). Returns TT_ERR_ARGUMENT if a name is not UTF-8. The caller frees *last. */
 static tt_status tt__last_of_names(tt_context *ctx, const char (*names)[64], int classes, bool **last)
 {
     const char **name = (const char **)tt__alloc(ctx, sizeof *name * (size_t)classes), *twice;
@@ -35568,7 +35590,7 @@ static void tt__print_labels(tt__text_buffer *json, const char (*names)[64], int
     tt__print(json, "}\n}\n");
 }
 
-enum { TT__MOST_CLASSES = 100000, TT__MOST_LAYERS = 1000000 }; /* limits: an int counts all tensors */
+enum { TT__MOST_CLASSES = 100000, TT__MOST_LAYERS = 1000000 }; /* so that an int can count all tensors */
 
 /* Reads the number of classes from "id2label" or, without it, from "num_labels". Without both, *classes is
    unchanged. */
@@ -35604,11 +35626,10 @@ static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int class
     return TT_OK;
 }
 
-/* Returns whether a row of a config describes an int. */
 static bool tt__is_int(const tt__config_row *r) { return r->kind == 'N' || r->kind == 'n' || r->kind == '0'; }
 
-/* Reads the fields of a config that the architecture's rows describe, and the number of classes. config's
-   name of the activation points into j. */
+/* Reads the fields of a config that the architecture's rows describe, and the number of classes. The config's
+   pointer to the activation's name points into j. */
 static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, void *config)
 {
     const char *act = NULL;
@@ -35649,7 +35670,7 @@ static tt_value (*tt__activation_of(const char *name))(tt_tape *, tt_value)
     return NULL;
 }
 
-/* Checks a config and reports all its mistakes in one message. */
+/* Checks a config, and fails with one message about all its mistakes. */
 static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, const void *config)
 {
     char text[512];
@@ -35709,7 +35730,7 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     memset(self, 0, a->bytes);
     memcpy(to, &ctx, sizeof ctx);
     memcpy(to + a->config_at, config, a->config_bytes);
-    /* The struct may be copied elsewhere, so the config gets no pointer to the model's copy of the name. */
+    /* The struct may be copied elsewhere, so its config must not point to its copy of the name. */
     memset(to + a->config_at + a->activation, 0, sizeof activation);
     snprintf(to + a->activation_at, 32, "%s", activation);
     if (a->classes) memcpy(to + a->names_at, &names, sizeof names);
@@ -35730,8 +35751,8 @@ static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void 
     return status == TT_OK ? tt__model_make(ctx, a, self, config) : status;
 }
 
-/* Creates a model from a checkpoint's config and tensors, which it checks first. classes, image_size: the
-   caller's values; 0: the values of the config. */
+/* Checks a checkpoint's config and tensors, and creates a model from them. classes, image_size: the caller's
+   values; 0: the values of the config. */
 static tt_status tt__model_load(const tt__architecture *a, void *self, void *config,
                                 const tt__checkpoint *from, int classes, int image_size)
 {
@@ -35743,7 +35764,7 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
     if (status != TT_OK) return status;
     tt__layout l = tt__layout_of(ctx, a, NULL, config, from);
     status = tt__layout_check(&l);
-    if (status == TT_OK && image_size) { /* set after the check: tensors fit the file's own size */
+    if (status == TT_OK && image_size) { /* after the check, because the tensors fit the file's own size */
         *(int *)(void *)((char *)config + a->image_size) = image_size;
         status = tt__config_check(ctx, a, config);
     }
@@ -35793,8 +35814,8 @@ static void tt__print_config(tt__text_buffer *json, const void *arg)
 }
 
 /* Writes model.safetensors and config.json into a folder. naming: number of the tensors' naming. max: max
-   bytes of a file; 0: no limit. config: the model's config, which the caller may have changed; it is checked
-   before anything is written. */
+   bytes of a file; 0: no limit. config: the model's config, which the caller may have changed; the function
+   checks the config before it writes anything. */
 static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, const void *self,
                                 const void *config, int naming, size_t max, const char *folder)
 {
@@ -35858,7 +35879,7 @@ static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classe
 
 /* ==== src/models/checkpoint.h */
 /* ----------------------------------------------------------------------------------------------- checkpoints
-   Opens a folder: its config.json, and its tensors in model.safetensors or in the several files that
+   Opens the config.json of a folder, and its tensors in model.safetensors or in the files that
    model.safetensors.index.json names. */
 
 /* Opens and parses the config.json of a folder. The caller closes c with tt__checkpoint_close, even after an
@@ -35887,8 +35908,8 @@ static void tt__checkpoint_close(tt_context *ctx, tt__checkpoint *c)
     tt__shards_close(ctx, c);
 }
 
-/* Opens each file that "weight_map" of model.safetensors.index.json names, once. Fails if the files belong to
-   different saves of a model. */
+/* Opens, once, each file that "weight_map" of model.safetensors.index.json names. Fails if the files are from
+   different saves. */
 static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
@@ -35933,7 +35954,6 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__ch
     return status;
 }
 
-/* Opens a single file of tensors. */
 static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__checkpoint *s)
 {
     if (!(s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file))) return TT_ERR_MEMORY;
@@ -35942,8 +35962,8 @@ static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__checkpoin
     return TT_OK;
 }
 
-/* Opens the files of a folder's tensors: model.safetensors or, if it does not exist, the files that the index
-   names. */
+/* Opens the files of a folder's tensors: model.safetensors or, if that file does not exist, the files that
+   the index names. */
 static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
@@ -36015,7 +36035,7 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
     return tt__sequence_inputs(t, o->max_seqs, (int64_t)o->max_seqs * length, image_bytes);
 }
 
-/* Records the loss of a classifier from its logits (seqs, classes), and names it "loss". */
+/* Records the loss of a classifier from its logits (seqs, classes), and names the loss "loss". */
 static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, const tt_train_options *o)
 {
     tt_cross_entropy_options c = tt_cross_entropy_options_default();
@@ -36031,14 +36051,14 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, c
 /* --------------------------------------------------------------------------------------------------- BERT */
 
 /* Sets the sizes that the letters in the tables' shapes stand for: H hidden, I intermediate, V vocab, P
-   positions, T types, C classes. Three letters stand for the hidden size under a condition, otherwise for 0:
-   Q if the model has a head before the classifier, B in BigBird, U if queries, keys and values have
-   biases. */
+   positions, T types, C classes. Three letters stand for the hidden size, or for 0 without the tensors that
+   they size: Q for the layer before the classifier, B for BigBird's pooler, U for the biases of queries, keys
+   and values. */
 static void tt__bert_sizes(const void *config, tt__sizes size);
 static void tt__bert_check(tt__text_buffer *all, const void *config);
 static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config);
 
-/* Naming 1 of tensors is DistilBERT's; naming 0 is that of the other variants. */
+/* Naming 1 of tensors is DistilBERT's; naming 0 is the naming of the other variants. */
 #define T(field, name, shape, init, head) TT__TENSOR(tt_bert, field, name, name, shape, init, head)
 #define W(...) TT__WEIGHT_BIAS(tt_bert, __VA_ARGS__)
 #define TT__BERT_EMBEDDINGS \
@@ -36101,8 +36121,8 @@ static const tt__config_row tt__bert_rows[] = {
 enum {
     TT__BERT_HEAD = 1,       /* a linear layer precedes the classifier; else the option `pooler` decides */
     TT__BERT_OFFSET = 2,     /* positions start at pad_token + 1, and the model has one token type */
-    TT__BERT_SPARSE = 4,     /* the options block_sparse, qkv_bias and scale_embeddings apply */
-    TT__BERT_DROP_SUM = 8,   /* dropout of the embeddings comes before their norm, not after it */
+    TT__BERT_SPARSE = 4,     /* BigBird: options block_sparse, qkv_bias and scale_embeddings apply */
+    TT__BERT_DROP_SUM = 8,   /* dropout of the embeddings comes before their norm, not after the norm */
     TT__BERT_DROP_OUT = 16,  /* the attention's output has dropout */
     TT__BERT_DROP_HEAD = 32, /* the input of the layer before the classifier has dropout */
     TT__BERT_DROP_AS = 64    /* classifier_dropout defaults to `dropout` if config.json lacks it */
@@ -36111,7 +36131,7 @@ enum {
 typedef struct tt__bert_flags {
     tt__architecture a;
     int flags;
-    tt_value (*head)(tt_tape *, tt_value); /* activation of the head; NULL: the layers' activation */
+    tt_value (*head)(tt_tape *, tt_value); /* activation before the classifier; NULL: as in layers */
     int vocab, positions, types, pad, layers;
     const char *activation;
     float eps, classifier_dropout;
@@ -36230,8 +36250,7 @@ tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d)
 }
 
 /* ==== src/models/big_bird.h */
-/* ---- BigBird's random blocks: draws the same blocks as BigBirdBlockSparseAttention of transformers, which
-   uses numpy's random numbers */
+/* ---- BigBird's random blocks, as BigBirdBlockSparseAttention of transformers draws them with numpy */
 
 /* State of MT19937 (Matsumoto and Nishimura, "Mersenne twister", 1998), seeded as by numpy.random.seed. */
 typedef struct tt__twister { uint32_t word[624]; int at; } tt__twister;
@@ -36261,7 +36280,7 @@ static uint32_t tt__twister_next(tt__twister *m)
     return y ^ y >> 18;
 }
 
-/* Shuffles the n numbers of x as numpy.random.permutation does. */
+/* Shuffles the n numbers of x as numpy.random.permutation does with this state. */
 static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
 {
     for (int k = n - 1; k > 0; k--) {
@@ -36275,8 +36294,8 @@ static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
 }
 
 /* Writes the candidates for the random blocks of block i (of n blocks) to x, and returns their number.
-   Candidates are the blocks of the first 1024 tokens that are not near block i. This is the paper's plan,
-   which transformers follows for 1024, 3072 and 4096 positions. */
+   Candidates are the blocks of the first 1024 tokens that are not near block i. transformers follows this
+   plan of the paper for 1024, 3072 and 4096 positions. */
 static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
 {
     int last = n - 1, count = 0, start = i - 2, end = i; /* excludes blocks start + 1 to end + 1 */
@@ -36291,10 +36310,9 @@ static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
     return count;
 }
 
-/* Returns whether block j may be a random block of block i, if the paper has no plan for the number of
-   positions. transformers then shuffles the first `max` = 2 * listed + 5 blocks. The random blocks of block
-   i exclude i itself, its neighbours, and the first and the last of these `max` blocks; those of block 1
-   also exclude block most - 2, and the reverse. */
+/* Returns whether block j may be a random block of block i, without the paper's plan: transformers then
+   shuffles the first `max` = 2 * listed + 5 blocks. Excluded are block i, its neighbours, and blocks 0 and
+   most - 1; for block 1 also block most - 2, and the reverse. */
 static bool tt__big_bird_may(int i, int j, int max)
 {
     const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == max - 1;
@@ -36306,8 +36324,8 @@ static bool tt__big_bird_may(int i, int j, int max)
 static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int size, uint32_t seed,
                                int32_t *x)
 {
-    const int64_t rows = (int64_t)n * size; /* number of positions, rounded up to whole blocks */
-    const int max = 2 * listed + 5;        /* number of blocks, whose rows tt__bert_check bounds */
+    const int64_t rows = (int64_t)n * size; /* positions, rounded up to whole blocks */
+    const int max = 2 * listed + 5;        /* blocks to shuffle; tt__bert_check bounds their rows */
     const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
     tt__twister m;
     tt__twister_seed(&m, seed);
@@ -36329,7 +36347,7 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
                 if (tt__big_bird_may(i, x[k], max)) list[found++] = x[k];
         }
 }
-/* Returns the row of the position embedding that belongs to the first token of a sequence. */
+/* Returns the row of the position embedding for a sequence's first token. */
 static int tt__bert_offset(const tt_bert_config *c)
 {
     return tt__bert_of(c)->flags & TT__BERT_OFFSET ? c->pad_token + 1 : 0;
@@ -36339,8 +36357,7 @@ static int tt__bert_offset(const tt_bert_config *c)
 /* ----------------------------------------------------------------------------------- BERT and its variants
    Records a BERT model on a tape, and loads and saves a model's folder. */
 
-/* Records the sum of the embeddings of tokens, positions and types, which the norm then reads. The result has
-   the shape (rows, hidden). */
+/* Records the sum of the embeddings of tokens, positions and types, (rows, hidden), before their norm. */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
@@ -36356,7 +36373,7 @@ static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in
 }
 
 /* Returns the options of a layer's attention. lists: NULL for full attention; for BigBird, memory for the
-   lists of random blocks, (heads, blocks, random_blocks), followed by scratch memory for `blocks` numbers. */
+   lists of random blocks, (heads, blocks, random_blocks), and then scratch memory for `blocks` numbers. */
 static tt_attention_options tt__bert_attention(const tt_bert_config *c, int layer, int32_t *lists)
 {
     tt_attention_options o = tt_attention_options_default(c->heads);
@@ -36388,7 +36405,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt__tape_fail(t, TT_ERR_MEMORY, "no memory for the lists of blocks");
         return tt__handle(t, 0);
     }
-    /* All values below except h have the shape (rows, hidden). */
+    /* All values below have the shape (rows, hidden), except one h. */
     tt_value x = tt__bert_embed(m, t, in);
     if (flags & TT__BERT_DROP_SUM) x = tt_dropout(t, x, c->dropout);
     x = tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps);
@@ -36420,7 +36437,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
-    tt_value h = tt_gather_rows(t, tt_bert_encode(m, t, in), in->first); /* [CLS] of each: (seqs, hidden) */
+    tt_value h = tt_gather_rows(t, tt_bert_encode(m, t, in), in->first); /* the [CLS] rows, (seqs, hidden) */
     const tt__bert_flags *k = tt__bert_of(&m->config);
     if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, m->config.classifier_dropout);
     if (m->head_w) {
@@ -36577,8 +36594,8 @@ static void tt__vit_check(tt__text_buffer *all, const void *config)
         tt__print(all, "; resample is %d, expected one of tt_resample", (int)c->resample);
 }
 
-/* Computes the weights of four neighbouring pixels for a point at distance x in [0, 1) after the second pixel
-   (Keys 1981, with a = -3/4). */
+/* Computes the weights of four neighbouring pixels for a point that lies x in [0, 1) pixels after the second
+   pixel (Keys 1981, with a = -3/4). */
 static void tt__cubic_weights(float x, float w[4])
 {
     const float a = -0.75f;
@@ -36611,13 +36628,13 @@ static void tt__interpolate_positions(const float *old, int from, float *now, in
     }
 }
 
-static int tt__square_root(int64_t n) /* returns 0 if n is no square */
+static int tt__square_root(int64_t n) /* returns 0 if n is not a square */
 {
     int64_t root = n > 0 && n <= INT32_MAX ? (int64_t)(sqrt((double)n) + 0.5) : 0;
     return root * root == n ? (int)root : 0;
 }
 
-/* Interpolates the positions of a checkpoint whose images have another size than the model's. */
+/* Interpolates the position embeddings of a checkpoint whose images have another size than the model's. */
 static tt_status tt__vit_adapt(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index,
                                bool *done)
 {
@@ -36656,7 +36673,7 @@ static const tt__tensor_row tt__vit_tensors[] = {
 #undef T
 #undef W
 };
-static const tt__tensor_row tt__vit_layer_tensors[] = { /* the parts of a packed tensor follow one another */
+static const tt__tensor_row tt__vit_layer_tensors[] = { /* parts of a packed tensor are consecutive */
 #define W(...) TT__WEIGHT_BIAS(tt_vit_layer, __VA_ARGS__, false)
 #define P(field, name, packed, shape, init, part) \
     {offsetof(tt_vit_layer, field), {"attention.attention." name, "self_attention.in_proj_" packed}, shape, \
@@ -36780,7 +36797,7 @@ tt_image_options tt_vit_image_options(const tt_vit *m)
     tt_image_options o = tt_image_options_default(c->image_size, c->image_size);
     o.channels = c->channels;
     o.resample = c->resample;
-    if (c->resize) o.pad = c->image_size; /* enough for images of any size */
+    if (c->resize) o.pad = c->image_size; /* images of any size are then large enough for the crop */
     if (c->resize_shortest) o.resize_shortest = c->resize;
     else if (c->resize >= 0) o.resize_height = o.resize_width = c->resize ? c->resize : c->image_size;
     return o;
@@ -36815,7 +36832,7 @@ static int tt__tensor_size(const tt__checkpoint *s, const char *name, int k)
     return info && k < info->ndim && info->dims[k] <= INT32_MAX / 4 ? (int)info->dims[k] : 0;
 }
 
-/* Infers the config of a checkpoint without config.json from the shapes of the tensors. */
+/* Infers a config from the shapes of a checkpoint's tensors, if config.json is missing. */
 static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *config)
 {
     const int naming = s->naming;
@@ -36834,9 +36851,9 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
         return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT, "'%s': patches of %d pixels, more than %d",
                         s->file[0]->path, config->patch_size, TT__MAX_PATCH);
     config->image_size = tt__square_root(tt__tensor_size(s, position[naming], 1) - 1) * config->patch_size;
-    int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in the published H, 64 in Ti, S, B and L */
+    int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in the published H; 64 in Ti, S, B and L */
     config->heads = config->hidden_size / head_size;
-    if (naming == 1) { /* the values with which torchvision's models were trained */
+    if (naming == 1) { /* torchvision's models were trained with these values */
         static const float mean[] = {0.485f, 0.456f, 0.406f}, std[] = {0.229f, 0.224f, 0.225f};
         memcpy(config->mean, mean, sizeof mean);
         memcpy(config->std, std, sizeof std);
@@ -36926,7 +36943,7 @@ static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit
                         side, model);
     c->resample = (tt_resample)resample;
     c->resize = !resizes ? -1 : !crops || (size == crop && !c->resize_shortest) ? 0 : size;
-    if (c->resize > 0 && image_size) /* scaled, so that the crop keeps its share of the image */
+    if (c->resize > 0 && image_size) /* scales `resize`, so that the crop keeps its share of the image */
         c->resize = (int)tt__min(TT__IMAGE_SIDE, ((int64_t)size * image_size + crop / 2) / crop);
     return TT_OK;
 }
@@ -36934,7 +36951,8 @@ static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit
 /* Reads preprocessor_config.json. image_size: the size that the caller wants, or 0. */
 static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt_vit_config *c)
 {
-    if (c->channels < 1 || c->channels > 4) return TT_OK; /* mean has room for 4; tt__vit_check refuses it */
+    if (c->channels < 1 || c->channels > 4) return TT_OK; /* config->mean has room for 4; tt__vit_check
+                                                             refuses other numbers of channels */
     bool rescales = true, normalizes = true;
     float factor = 1.0f / 255;
     tt_status status = tt__vit_read_resizing(j, image_size, c);
@@ -37034,19 +37052,19 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
 /* ==== src/models/lm_layout.h */
 /* ----------------------------------------------------------------------------------------------- decoders
    A table for each architecture gives the names that the tensors of tt_lm and the numbers of tt_lm_config
-   have in files. Which tensors a model has decides how its layers compute. */
+   have in files. A model's layers compute according to the tensors that the model has. */
 
 /* Flags for each kind of decoder. */
 enum {
     TT__LM_POSITIONS = 1,     /* positions are learned, not rotary */
     TT__LM_EQUAL_HEADS = 2,   /* key_heads must equal heads */
-    TT__LM_LLAMA = 4,         /* heads may have any size; saved files have a sliding_window, maybe null */
+    TT__LM_LLAMA = 4,         /* heads have any size; saved files have sliding_window, maybe null */
     TT__LM_MLP_4 = 8,         /* intermediate_size defaults to 4 * hidden_size if config.json lacks it */
     TT__LM_QKV_BIAS = 16,     /* queries, keys and values always have biases, attention's output never */
     TT__LM_ONE_BIAS = 32,     /* the MLP has biases if the attention has biases */
     TT__LM_WINDOW = 64,       /* config.json may have a sliding_window */
     TT__LM_WINDOW_FROM = 128, /* config.json may say from which layer on the window applies */
-    TT__LM_FALCON = 256       /* multi_query and other keys decide the numbers of key heads and norms */
+    TT__LM_FALCON = 256       /* multi_query and other keys give the numbers of key heads and norms */
 };
 static int tt__lm_flags(const tt_lm_config *c);
 
@@ -37061,7 +37079,7 @@ tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, i
     c.heads = heads;
     c.key_heads = heads % sharing ? heads : heads / sharing;
     c.intermediate_size = gate ? 8 * hidden_size / 3 : 4 * hidden_size;
-    c.rotary.size = turns_whole ? 0 : head / 8 * 2; /* a quarter of the columns, an even number */
+    c.rotary.size = turns_whole ? 0 : head / 8 * 2; /* about a quarter of the columns, an even number */
     c.window = 0;
     c.tied = true;
     c.embedding_dropout = c.dropout = c.attention_dropout = 0;
@@ -37073,9 +37091,9 @@ static void tt__lm_print(tt__text_buffer *json, const void *self, const void *co
 
 /* Sets the sizes that the letters in the tables' shapes stand for. H: hidden; I: intermediate; V: vocab; P:
    positions; X: vocab of an untied head; D: head size; G: number of key heads; A: columns of all queries; K:
-   of all keys; S: of all queries, keys and values. Sizes of biases, 0 without them: Q: of queries; L: of keys
-   or values; T: of queries, keys and values together; B: of the attention's output; M, N: of the MLP. E, F,
-   O: sizes of Falcon's norms, 0 without them. */
+   of all keys; S: of all queries, keys and values. Sizes of biases, 0 if the model lacks the biases: Q: of
+   queries; L: of keys or values; T: of queries, keys and values together; B: of the attention's output; M, N:
+   of the MLP. E, F, O: sizes of Falcon's norms, 0 if the model lacks the norm. */
 static void tt__lm_sizes(const void *config, tt__sizes size)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
@@ -37100,7 +37118,7 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
 }
 
 /* Macros for table rows with a single naming: for a tensor; for the weight and the bias of a linear layer;
-   for those of a norm. */
+   for the weight and the bias of a norm. */
 #define TT__LM(X, field, name, shape, init, order) \
     {offsetof(X, field), {name, NULL}, shape, init, 0, false, order}
 #define TT__LM_LINEAR(field, name, shape, rows, weight_order, bias_order) \
@@ -37157,7 +37175,7 @@ static const tt__tensor_row tt__falcon_tensors[] = {
     TT__LM_NORM(tt_lm, norm, ".ln_f", "H"),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
 };
-static const tt__tensor_row tt__falcon_layer[] = { /* at most one row of each field has a size above 0 */
+static const tt__tensor_row tt__falcon_layer[] = { /* a model has at most one of a field's rows */
     TT__LM_NORM(tt_lm_layer, attention_norm, "ln_attn", "E"),
     TT__LM_NORM(tt_lm_layer, attention_norm, "input_layernorm", "F"),
     TT__LM_LINEAR(qkv, "self_attention.query_key_value", "SH", "T", 'g', 'g'),
@@ -37203,8 +37221,8 @@ static const char *const tt__lm_buffers[] = {
     "*.attn.bias", "*.attn.masked_bias", "*.attention.bias", "*.attention.masked_bias",
     "*rotary_emb.inv_freq", NULL};
 
-/* A kind of decoder: its architecture (names and tables), its flags, the keys of config.json for the base and
-   the share of rotary positions, the modules that get adapters by default, and transformers' defaults. */
+/* A kind of decoder: its architecture (names and tables), its flags, config.json's keys for the base and the
+   share of rotary positions, the modules that get adapters by default, and transformers' default values. */
 typedef struct tt__lm_kind {
     tt__architecture a;
     int flags;
@@ -37292,8 +37310,8 @@ static const char *tt__lm_names(char to[256])
     return to;
 }
 
-/* Sets the fields of a config that the caller may leave at 0. Returns the config's architecture, or NULL
-   after tt__fail if the kind is unknown. */
+/* Replaces fields of a config that the caller left at 0. Returns the config's architecture, or NULL after
+   tt__fail if the kind is unknown. */
 static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
 {
     const tt__lm_kind *k = tt__lm_kind_of(c->kind);
@@ -37314,8 +37332,8 @@ static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
 /* ==== src/models/lm_config.h */
 /* ------------------------------------------------------------------------ config.json of a language model */
 
-/* Prints the value of a member of a JSON object on one line. from: the value's first character, in a text
-   that was parsed without an error. */
+/* Prints the value of a member of a JSON object on one line. from: the value in a text that was parsed
+   without an error. */
 static void tt__print_member(tt__text_buffer *to, const char *from)
 {
     bool quoted = false;
@@ -37328,11 +37346,11 @@ static void tt__print_member(tt__text_buffer *to, const char *from)
     }
 }
 
-/* The source of the value of a member of config.json when a model is saved. */
+/* How a member of config.json gets its value when a model is saved. */
 typedef enum tt__lm_writer {
     TT__LM_KEPT,  /* copied from the config.json that was loaded */
-    TT__LM_SHAPE, /* copied while tt__lm_has_shape holds; otherwise tt__lm_print writes the new value */
-    TT__LM_OWN    /* never copied: tt_lm_save writes it from the model */
+    TT__LM_SHAPE, /* copied if tt__lm_has_shape is true; otherwise tt__lm_print writes the new value */
+    TT__LM_OWN    /* written from the model, never copied */
 } tt__lm_writer;
 
 static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key)
@@ -37350,8 +37368,7 @@ static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key
     return strcmp(key, a->activation_key) == 0 ? TT__LM_OWN : TT__LM_KEPT;
 }
 
-/* Fails if the boolean member `key` of a file has another value than `only`. The member may be absent or
-   null. */
+/* Fails if the boolean member `key` of a file is not `only`; the member may be absent or null. */
 static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
 {
     bool value = only;
@@ -37362,15 +37379,14 @@ static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
 }
 
 /* Reads how many columns of each head the rotary positions turn. A decoder with a share_key (GPT-NeoX) may
-   turn a share of the columns, which JSON object `at` or else the member share_key gives. Other decoders turn
-   all columns: for them, transformers ignores a share if the positions are not scaled, and fails if they
-   are. */
+   turn a share of the columns, given by JSON object `at` or by the member share_key. All other decoders turn
+   all columns: transformers ignores their share if the positions are not scaled, and otherwise fails. */
 static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_lm_config *c)
 {
     const tt__lm_kind *kind = tt__lm_kind_of(c->kind);
     const bool shared = kind->share_key != NULL;
     const char *const keys[] = {shared ? kind->share_key : "partial_rotary_factor", "partial_rotary_factor"};
-    double share = kind->turns; /* a double, because transformers multiplies doubles */
+    double share = kind->turns; /* transformers multiplies doubles */
     c->rotary.size = c->head_size;
     if (!shared && (!scaled || c->alibi)) return TT_OK;
     for (int k = 0; k < (at < 0 ? 1 : 2); k++) {
@@ -37389,8 +37405,8 @@ static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_
     return TT_OK;
 }
 
-/* Reads the frequencies of rotary positions from rope_scaling, the key of older versions of transformers, or
-   if that is absent or empty from rope_parameters, the key of transformers 5. */
+/* Reads the frequencies of rotary positions from rope_scaling, the key of older versions of transformers, or,
+   if this key is absent or empty, from rope_parameters, the key of transformers 5. */
 static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
 {
     tt_rotary_options *r = &c->rotary;
@@ -37420,7 +37436,8 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     const struct { const char *key; int at; float min, below, *to; } numbers[] = {
         {"factor", at, 1, INFINITY, &r->factor},
         {"original_max_position_embeddings", at, 1, 1e9f, &original},
-        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* transformers 5 prefers it */
+        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* the place that transformers 5
+                                                                        prefers */
         {all[kind].low, at, 0, INFINITY, &r->low}, {all[kind].high, at, 0, INFINITY, &r->high},
         {"attention_factor", at, 0, INFINITY, &r->magnitude}};
     const int n = kind == TT_ROTARY_PLAIN ? 0 : kind == TT_ROTARY_YARN ? 6 : all[kind].low ? 5 : 1;
@@ -37441,11 +37458,11 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     return status;
 }
 
-/* Reads the members of Falcon's config that no table row describes: the older names n_layer and n_head, which
-   the names in the table override, and the numbers of key heads and norms. */
+/* Reads the members of Falcon's config that no table row describes: n_layer and n_head, older names that the
+   table's names override, and the numbers of key heads and norms. */
 static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
 {
-    bool wide = false, one = true; /* members new_decoder_architecture and multi_query */
+    bool wide = false, one = true; /* new_decoder_architecture; multi_query */
     static const char *const names[2][2] = {{"n_layer", "num_hidden_layers"},
                                             {"n_head", "num_attention_heads"}};
     int64_t n[] = {c->layers, c->heads}, norms = 0;
@@ -37558,8 +37575,8 @@ static void tt__lm_check(tt__text_buffer *all, const void *config)
 }
 
 /* Prints the share of a head's columns that rotary positions turn. A reader multiplies the share by head_size
-   in double precision and truncates the product to an integer, so the share gets as many digits as that
-   needs. For example, 58 / 200 is 0.29, but 0.29 * 200 is 57.99999999999999. */
+   in double precision and truncates the product to an integer, so the share gets as many digits as give
+   `size` again. For example, 58 / 200 is 0.29, but 0.29 * 200 is 57.99999999999999. */
 static const char *tt__lm_share(const tt_lm_config *c, char to[32])
 {
     const int size = c->rotary.size ? c->rotary.size : c->head_size;
@@ -37584,9 +37601,9 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
 
 static bool tt__lm_said(const tt__json *j, const char *key) { return j && tt__json_get(j, 0, key) >= 0; }
 
-/* Prints the members of config.json for rotary positions, except those that `said` (which may be NULL) has.
-   transformers 5 reads rope_parameters; older versions read the other keys, and use base 10,000 if it is
-   missing. */
+/* Prints the members of config.json for rotary positions, except members that `said` has (NULL: none).
+   transformers 5 reads rope_parameters. Older versions read the other keys, and use base 10,000 if a key for
+   the base is missing. */
 static void tt__lm_print_rotary(tt__text_buffer *json, const tt_lm_config *c, const tt__json *said)
 {
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};
@@ -37621,7 +37638,7 @@ static void tt__lm_print_rotary(tt__text_buffer *json, const tt_lm_config *c, co
     }
 }
 
-/* Prints the members of config.json that have no row in the config's table. */
+/* Prints the members of config.json that the config's table lacks. */
 static void tt__lm_print(tt__text_buffer *json, const void *self, const void *config)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
@@ -37684,11 +37701,11 @@ void tt_lm_free(tt_lm *m)
     if (m->kept) tt__checkpoint_close(m->ctx, m->kept);
     void *const owned[] = {m->stop, m->generation, m->kept, m->base, m->lora};
     tt__free_all(m->ctx, owned, TT__COUNT(owned));
-    tt__model_free(&tt__lm_kinds[0].a, m); /* all kinds have the same structs */
+    tt__model_free(&tt__lm_kinds[0].a, m); /* the structs of all kinds are equal */
 }
 
-/* Fails if config.json ties the weight of the last matrix product to the embedding, but the file has a
-   different weight for that product: transformers would use the file's weight. */
+/* Fails if config.json ties the weight of the last matrix product to the embedding, but a file has a
+   different weight for the product, which transformers would use. */
 static tt_status tt__lm_check_tied(const tt_lm *m, const tt__checkpoint *s)
 {
     static const char *const names[] = {"lm_head.weight", "embed_out.weight"};
@@ -37737,8 +37754,8 @@ static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, i
     return TT_OK;
 }
 
-/* Reads generation_config.json, if the folder has one. Reads the ids that end an answer from that file or,
-   without it, from config.json. */
+/* Reads generation_config.json, if the folder has that file, and the ids that end an answer from it or else
+   from config.json. */
 static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const char *folder)
 {
     char path[TT__PATH];
@@ -37808,7 +37825,7 @@ tt_status tt_lm_save(const tt_lm *m, const char *folder)
 /* ------------------------------------------------------------------------------------- low-rank adapters
    An adapter adds scale * x * A^T * B^T to the output of a module (peft's word for a linear layer), where x
    is the module's input. Only A (rank, in) and B (out, rank) are trained. Files have the rows of B in the
-   same order as the rows of the module's weight. */
+   order in which they have the rows of the module's weight. */
 
 tt_lora_options tt_lora_options_default(void)
 {
@@ -37834,9 +37851,8 @@ static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *
     return y;
 }
 
-/* Returns the weight of module k, counted from 0 in the order of the layout. Sets `name` to the module's name
-   and *order to the order of the weight's rows in files. Returns NULL if the model has only k modules or
-   fewer. */
+/* Returns the weight of module k, from 0 on in the order of the layout; NULL if the model has fewer modules.
+   Sets `name` to the module's name and *order to the order of the weight's rows in files. */
 static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packing *order)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
@@ -37862,7 +37878,7 @@ static void tt__lora_dims(const tt_param *weight, int rank, int64_t a[2], int64_
     b[0] = tt_param_dims(weight)[0];
 }
 
-/* Adds an adapter with new parameters to a module. B starts at 0, so the model's output does not change. */
+/* Adds an adapter with new parameters to a module. B starts at 0, so the module's output does not change. */
 static tt_status tt__lora_add(tt_lm *m, tt_param *weight, const char *module, int rank)
 {
     char name[300];
@@ -37880,8 +37896,7 @@ static tt_status tt__lora_add(tt_lm *m, tt_param *weight, const char *module, in
     return TT_OK;
 }
 
-/* Checks the options and allocates memory for one adapter per module. Fails if the model already has
-   adapters. */
+/* Checks the options and allocates memory for an adapter of each module. Fails if the model has adapters. */
 static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
 {
     char name[256], text[400] = "";
@@ -37900,8 +37915,8 @@ static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
     return m->lora ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Returns whether one of the comma-separated patterns matches the module's name or a part of it from after a
-   dot to the end. */
+/* Returns whether one of the comma-separated patterns matches the module's name, or the end of the name after
+   a dot. */
 static bool tt__lora_targets(const char *patterns, const char *module)
 {
     char pattern[256];
@@ -37977,8 +37992,8 @@ tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *options)
     return tt__lora_drop(m, status);
 }
 
-/* Copies the rows of B (out, rank) from memory's order into the file's order or, if `back`, from the file's
-   order into memory's. */
+/* Copies the rows of B (out, rank) from the model's order into the file's order or, if `back`, from the
+   file's order into the model's. */
 static void tt__lora_rows(const tt__packing *order, int rank, const float *from, float *to, bool back)
 {
     const size_t bytes = sizeof *from * (size_t)rank;
@@ -38059,9 +38074,8 @@ tt_status tt_lm_lora_save(const tt_lm *m, const char *folder)
     return status;
 }
 
-/* Reads adapter_config.json into *o, and fails if it has settings that this library does not support. Sets
-   *base to the name of the base model, which lives as long as j; *base is unchanged if the file does not name
-   it. */
+/* Reads adapter_config.json into *o, and fails if the file has settings that this library does not support.
+   Sets *base to the name of the base model, if the file has that name, which lives as long as j. */
 static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, const char **base)
 {
     static const char *const none[] = {"use_dora", "use_rslora", "lora_bias", "use_qalora"};
@@ -38102,7 +38116,7 @@ static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, con
     return status != TT_OK ? status : tt__json_read_string(j, 0, "base_model_name_or_path", false, base);
 }
 
-/* Reads one tensor of a module's adapter from a file into parameter p. k: 0 for A, 1 for B. */
+/* Reads tensor A (k = 0) or B (k = 1) of a module's adapter from a file into parameter p. */
 static tt_status tt__lora_read(const tt_safetensors *s, const char *module, int k, tt_param *p,
                                const tt__packing *order, int rank)
 {
@@ -38124,8 +38138,8 @@ static tt_status tt__lora_read(const tt_safetensors *s, const char *module, int 
     return status;
 }
 
-/* Adds an adapter to each module whose A is in the file, and reads A and B. Fails if a tensor of the file
-   belongs to no module. */
+/* Adds an adapter to each module whose tensor A is in the file, and reads its A and B. Fails if a tensor of
+   the file belongs to no module. */
 static tt_status tt__lora_read_all(tt_lm *m, const tt_safetensors *s)
 {
     char name[256], a[300];
@@ -38226,10 +38240,10 @@ tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o)
     return in;
 }
 
-/* The caches of a program that generates: they hold the keys and values of `rows` tokens, in slots of equal
-   length, one slot per sequence. `at`, i32 (tokens, 1), gives the cache row of each token of a run. `start`,
-   i32 (slots + 1, 1), gives the first row of each slot. A token attends to the rows of its slot up to its own
-   row, so rows that are not written yet or remain from an earlier sequence have no effect. */
+/* The caches of a program that generates. Caches hold the keys and values of `rows` tokens, in slots of equal
+   length, one slot for each sequence. `at`, i32 (tokens, 1), gives the cache row of each token of a run.
+   `start`, i32 (slots + 1, 1), gives the first row of each slot. A token attends to the rows of its slot up
+   to its own row, so unwritten rows and rows of an earlier sequence have no effect. */
 typedef struct tt__lm_cache { tt_value at, start; int64_t rows; } tt__lm_cache;
 
 /* Records the attention of layer k. h: the normalised input, (rows, hidden). The result has the shape
@@ -38352,18 +38366,18 @@ tt_model tt_lm_model(const tt_lm *m)
 
 /* ==== src/models/generate.h */
 /* --------------------------------------------------------------------------------------------- generation
-   A slot holds one sequence: its tokens are in a tt__continued, their keys and values in the program's
-   caches. A run of the program reads one token of each slot, or several tokens as long as the slot's prompt
-   is not read to its end, and computes the logits after the last token of each slot. When the sequence of a
-   slot ends, the slot gets the next prompt. */
+   A slot holds one sequence: a tt__continued has its tokens, the program's caches have their keys and values.
+   A run of the program reads one token of each slot, or several tokens of a prompt that is not read to its
+   end, and computes the logits after the last token of each slot. When the sequence of a slot ends, the slot
+   gets the next prompt. */
 
 typedef struct tt__continued {
     int seq;        /* number of the sequence; -1: the slot is free */
-    int length;     /* number of tokens of the prompt and of the answer so far */
+    int length;     /* number of tokens of the prompt and of the answer so far together */
     int fed;        /* number of tokens that the program has read in earlier runs */
     int take;       /* number of tokens that the program reads in this run */
-    int32_t *token; /* the tokens; memory for as many as the context has */
-    uint8_t *seen;  /* a bit for each token of the vocabulary: whether the sequence has the token */
+    int32_t *token; /* the tokens; memory for `context` tokens of the generator */
+    uint8_t *seen;  /* for each token of the vocabulary, a bit: whether the sequence has that token */
 } tt__continued;
 
 struct tt_generator {
@@ -38373,9 +38387,9 @@ struct tt_generator {
     tt_program *program;
     tt_value ids, positions, at, start, last, logits;
     /* Shapes of the arrays are in parentheses. */
-    tt__continued *slot;                     /* (max_seqs): the slots */
-    int32_t *row_id, *row_position, *row_at; /* (max_tokens): data of inputs ids, positions and at */
-    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1): inputs start, last; slot of each logits row */
+    tt__continued *slot;                     /* (max_seqs): the sequences in work */
+    int32_t *row_id, *row_position, *row_at; /* (max_tokens): data of the inputs ids, positions and at */
+    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1): data of start, last; slots of logits rows */
     float *scores;                           /* (max_seqs, vocab): logits */
     int32_t *order;                          /* (vocab): scratch memory for a heap of tokens */
 };
@@ -38433,7 +38447,7 @@ static tt_status tt__generator_allocate(tt_generator *g)
     return TT_OK;
 }
 
-/* Records and compiles the program that computes a run. */
+/* Records and compiles the generator's program. */
 static tt_status tt__generator_compile(tt_generator *g, const tt_generator_options *o)
 {
     tt_tape *t = tt_tape_new(g->ctx);
@@ -38459,7 +38473,8 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
         c.parallel = share->settings.options.parallel;
         c.parallel.schedule = NULL;
         c.memory = tt__memory_names[share->settings.memory];
-        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* no " in 4 processes" */
+        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* without " in 4
+                                                                                   processes" */
         if (!c.device) c.device = device;
         if (share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
     }
@@ -38511,14 +38526,13 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
 
 const tt_program *tt_generator_program(const tt_generator *g) { return g->program; }
 
-/* Returns whether token a ranks before token b: a is likelier, or equally likely with a lower id. */
+/* Returns whether token a ranks before token b: a is likelier, or as likely and lower. */
 static bool tt__likelier(const float *x, int32_t a, int32_t b)
 {
     return x[a] > x[b] || (x[a] == x[b] && a < b);
 }
 
-/* Moves the token at index `at` down to its place in a heap of n tokens, whose first token is the
-   likeliest. */
+/* Moves the token at index `at` down to its place in a heap of n tokens, the likeliest on top. x: scores. */
 static void tt__sift(int32_t *heap, int n, int at, const float *x)
 {
     for (int child; (child = 2 * at + 1) < n; at = child) {
@@ -38550,7 +38564,7 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
     for (int v = 0; v < vocab; v++) {
         const float weight = expf((x[v] - max) * slope);
         if (all || s->top_k == 0) sum += weight;
-        if (all) x[v] = weight; /* else the heap compares scores: unequal ones may have equal weights */
+        if (all) x[v] = weight; /* else the heap compares scores: different scores may have one weight */
     }
     if (all) {
         double left = u * sum;
@@ -38576,7 +38590,7 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
         tt__sift(order, vocab - kept, 0, x);
         held += expf((x[v] - max) * slope);
     }
-    if (s->top_k) { /* of the top_k tokens, keep the fewest whose weights reach top_p */
+    if (s->top_k) { /* keeps the fewest of the top_k tokens whose weights reach top_p */
         const double enough = s->top_p * held;
         int k = 0;
         for (held = 0; k < kept && (held < enough || !k); k++)
@@ -38626,8 +38640,8 @@ static void tt__continue_with(tt__continued *slot, int32_t id)
 }
 
 /* Runs the program on one token of each slot in use and on further tokens of unread prompts, at most
-   max_tokens tokens in total. Sets *picked to the number of slots all of whose tokens have now been read; row
-   k of the scores belongs to slot picked_slot[k]. */
+   max_tokens tokens in total. Sets *picked to the number of slots whose tokens have all been read; row k of
+   the scores belongs to slot picked_slot[k]. */
 static tt_status tt__generator_run(tt_generator *g, int *picked)
 {
     int rows = 0, left = g->max_tokens;
@@ -38651,7 +38665,7 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     const struct { tt_value v; const int32_t *data; int64_t rows; } inputs[] = {
         {g->ids, g->row_id, rows}, {g->positions, g->row_position, rows}, {g->at, g->row_at, rows},
         {g->start, g->starts, g->max_seqs + 1}, {g->last, g->picked, *picked}};
-    const bool none = *picked == 0; /* the program must compute some row's logits: row 0 */
+    const bool none = *picked == 0; /* the program must compute at least one row: row 0 */
     tt_status status = TT_OK;
     if (none) g->picked[0] = 0;
     for (int k = 0; k < TT__COUNT(inputs) && status == TT_OK; k++)
@@ -38665,7 +38679,7 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     return status;
 }
 
-/* Draws the token that follows the slot's tokens, and sets *id to it. x (vocab): the scores, which are
+/* Sets *id to a token, drawn at random, that follows the slot's tokens. x (vocab): the scores, which are
    overwritten. */
 static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, const tt_sampling *s, float *x,
                                 int32_t *id)
@@ -38723,12 +38737,11 @@ tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start,
     return status;
 }
 
-/* The state of passing an answer's text to the callback `put` while tokens are decoded. The prompt's text is
-   not passed. */
+/* The state of decoding an answer and passing its text, without the prompt's text, to `put`. */
 typedef struct tt__answer {
     tt_decode_stream *stream; /* NULL: tokens are bytes */
     char *text;               /* the prompt's text */
-    const char *known;        /* the end of the prompt's text: what the stream has not returned yet */
+    const char *known;        /* the end of the prompt's text that the stream has not returned yet */
     bool (*put)(void *user, const char *text, size_t bytes);
     void *user;
     bool no_memory;
@@ -38741,7 +38754,7 @@ static bool tt__answer_text(tt__answer *w, const char *text, size_t bytes)
     if (!text) return false;
     while (known < bytes && w->known[known] && text[known] == w->known[known]) known++;
     const bool other = known < bytes && w->known[known]; /* the prompt's last bytes and the answer's first
-                                                            form one character, which is passed whole */
+                                                            bytes form one character, which is passed whole */
     while (other && known && (text[known] & 0xc0) == 0x80) known--;
     w->known = other ? "" : w->known + known;
     return known == bytes || w->put(w->user, text + known, bytes - known);
@@ -38759,14 +38772,13 @@ static bool tt__answer_token(void *user, int seq, int32_t id)
 }
 
 /* Writes at most `room` tokens of a prompt's text to ids. Returns the number of tokens of the whole text; -1
-   if memory runs out. end: the token to use if the text has no tokens; if `end` is negative, token 0 is
-   used. */
+   if memory runs out. end: the token to write if the text has no tokens; negative: token 0. */
 static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *text, int32_t end, int32_t *ids,
                           int64_t room)
 {
     const size_t bytes = strlen(text);
     int64_t n = (int64_t)bytes;
-    int32_t first; /* the first special token that the tokenizer puts around a text */
+    int32_t first; /* the first special token that the tokenizer puts before a text */
     if (k) n = tt_tokenizer_encode(k, text, bytes, true, ids, room);
     else for (int64_t i = 0; i < n && i < room; i++) ids[i] = (uint8_t)text[i];
     if (k && n > 1 && ids[0] == ids[1] && tt_tokenizer_encode(k, "", 0, true, &first, 1) && first == ids[0]) {
@@ -38783,7 +38795,7 @@ static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *te
 static bool tt__answer_begin(tt__answer *w, tt_context *ctx, const tt_tokenizer *k, const int32_t *ids,
                              int64_t n)
 {
-    size_t done; /* number of bytes of the prompt that the stream returns now */
+    size_t done; /* bytes of the prompt's text that the stream returns now */
     const int64_t length = tt_tokenizer_decode(k, ids, n, true, NULL, 0);
     w->text = length < 0 ? NULL : (char *)tt__alloc(ctx, (size_t)length + 1);
     w->stream = w->text ? tt_decode_stream_new(k, true) : NULL;
@@ -38849,19 +38861,19 @@ struct tt_trainer {
     tt_train_options options;
     tt_program *train, *eval;
     int data;         /* number of data ranks, over which micro-batches are distributed */
-    int staged;       /* number of data ranks, the first ones, that have a micro-batch for the next round */
-    tt_stats so_far;  /* statistics of the step's rounds that have run, if the caller asked for them */
-    bool step_failed; /* a micro-batch failed: the other micro-batches of its step are refused */
-    int64_t saved_steps; /* number of steps of the saved state; -1: no saved state */
+    int staged;       /* number of data ranks, from 0 on, that have a micro-batch for the next round */
+    tt_stats so_far;  /* statistics of the step's rounds that have run, if the caller passes stats */
+    bool step_failed; /* a micro-batch failed: the later micro-batches of its step are refused */
+    int64_t saved_steps; /* number of steps of the last state; -1: no state */
     tt_value output;
     int64_t output_width;
     tt_input_info *inputs; /* the `n_inputs` inputs of the model */
     int n_inputs;
     int64_t *rows;    /* for each input: its number of rows in the current batch; 0: not set yet */
-    bool *needed;     /* for each value: the output depends on it; a prediction sets other inputs to 0 */
-    int32_t *positions, *seq_start; /* data for max_seqs sequences of equal length, if model.same_length */
-    float *class_weights; /* (2, classes): weights of the options; ones, for evaluation. NULL: no weights */
-    void *zeros; /* zeros for predictions, as many bytes as the largest input that only the loss reads has */
+    bool *needed;     /* for each value: the output depends on it. Predictions set other inputs to 0 */
+    int32_t *positions, *seq_start; /* for max_seqs sequences of max_length rows, if model.same_length */
+    float *class_weights; /* (2, classes): the options' weights; ones, for evaluation. NULL: no weights */
+    void *zeros; /* zeros for predictions: bytes of the largest input that only the loss reads */
 };
 
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
@@ -38946,8 +38958,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
-/* Lists the inputs of tape t, from which the programs were compiled, and finds those that the output
-   needs. */
+/* Sets r->inputs, and r->needed from tape t, from which the programs were compiled. */
 static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
 {
     const tt_program *p = r->train ? r->train : r->eval;
@@ -38973,7 +38984,7 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
     r->output_width = tt_value_width(t, r->output);
     if (o.train && !(r->train = tt_compile(t, loss, &o))) return r->ctx->status;
-    if (r->output.id) tt_output(t, r->output); /* for `eval` only: training needs no logits */
+    if (r->output.id) tt_output(t, r->output); /* only for `eval`: training does not need the output */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
@@ -38987,8 +38998,8 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
 
 enum { TT__STATE_NAME = 170 }; /* max bytes of a parameter's name in a state */
 
-/* A value that a saved state contains. state: 0: a parameter; 1 and, for Adam, 2: the optimizer's states of
-   the parameter. stage: the first pipeline stage that has the value. */
+/* A value that a saved state contains. state: 0: parameter number `param`; 1 or, for Adam, 2: an optimizer
+   state of the parameter. stage: the first pipeline stage that has the value. */
 typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
 
 /* Fails if the name of a parameter cannot be stored in a state. */
@@ -39015,7 +39026,7 @@ static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
     return v && x->storage == storage && x->base == v && x->persistent;
 }
 
-/* Returns the value of a stage that entry *x of a state describes; 0 if the stage has no such value. */
+/* Returns the value of a stage that entry *x of a state describes; 0: the stage lacks the value. */
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
     const tt_tape *t = p->stage[stage]->built.t;
@@ -39026,8 +39037,7 @@ static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
     return 0;
 }
 
-/* Adds the parameters that a program trains or, if `frozen`, its frozen parameters to the list of *n
-   entries. */
+/* Appends a program's trained or, if `frozen`, its frozen parameters to the *n entries of `kept`. */
 static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kept, int *n)
 {
     tt_status status = TT_OK;
@@ -39044,8 +39054,8 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
 }
 
 /* Returns the list of the entries of a program's state. The first *count entries are the trained parameters
-   and then the optimizer's states, whose names begin with PyTorch's names for them. Then come *frozen frozen
-   parameters. Returns NULL after an error. The caller frees the list. */
+   and then the optimizer's states, whose names begin with PyTorch's words. The next *frozen entries are
+   frozen parameters. Returns NULL after an error. The caller frees the list. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
     const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
@@ -39071,7 +39081,7 @@ static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 }
 
 /* Sets *hash to a hash of some values of each parameter whose initial values come from a source such as a
-   file. So the hash tells whether processes have loaded the same weights. */
+   file. Processes compare the hashes to find different weights. */
 static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
 {
     enum { PLACES = 16, EACH = 32 };
@@ -39133,12 +39143,12 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     tt_tape_free(t);
     int count = 0, frozen;
     tt__kept *kept = status == TT_OK && r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
-    if (status == TT_OK && r->train && !kept) status = ctx->status; /* fails before training */
+    if (status == TT_OK && r->train && !kept) status = ctx->status; /* a state cannot be saved */
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
     static const char *const kinds[] = {"constant", "linear", "cosine"}; /* in tt_schedule_kind's order */
-    char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: the trainer's own settings */
+    char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: settings to compare */
     snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, total_steps %lld\n",
              kinds[(unsigned)o.schedule.kind % TT__COUNT(kinds)], tt__shortest(o.schedule.lr, lr),
              tt__shortest(o.schedule.min_lr, min), (long long)o.schedule.warmup_steps,
@@ -39175,15 +39185,14 @@ void tt_trainer_free(tt_trainer *r)
 const tt_program *tt_trainer_program(const tt_trainer *r) { return r->train ? r->train : r->eval; }
 int64_t tt_trainer_steps(const tt_trainer *r) { return r->train ? tt_program_steps(r->train) : 0; }
 int64_t tt_trainer_saved_steps(const tt_trainer *r) { return r->saved_steps; }
-/* The arguments of tt__try_micro_batch, a tt__try_size. */
+/* The argument of tt__try_micro_batch. */
 typedef struct tt__micro_batch_of {
     tt_context *ctx;
     const tt_model *model;
     tt_train_options options;
 } tt__micro_batch_of;
 
-/* Returns the max number of tokens for n sequences, in the same proportion as the options' max_tokens to
-   their max_seqs. */
+/* Returns the max number of tokens for n sequences: n * max_tokens / max_seqs of the options, rounded up. */
 static int64_t tt__tokens_of(const tt_train_options *o, int64_t n)
 {
     return o->max_seqs > 0 ? (n * o->max_tokens + o->max_seqs - 1) / o->max_seqs : o->max_tokens;
@@ -39289,7 +39298,7 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         if (r->rows[k] || !input->read) continue;
         if (!predicting || r->needed[input->value.id])
             return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL)", input->name);
-        int64_t as_others = 0; /* number of rows of other inputs with this axis */
+        int64_t as_others = 0; /* number of rows of inputs with the same axis */
         for (int j = 0; j < r->n_inputs && input->axis; j++)
             if (r->inputs[j].axis == input->axis) as_others = tt__max(as_others, r->rows[j]);
         r->rows[k] = as_others ? as_others : input->rows;
@@ -39298,12 +39307,12 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
     return status;
 }
 
-/* Checks a batch and sets the inputs of a data rank to it. After an error, no rank has any inputs. */
+/* Checks a batch and sets the inputs of a data rank to its data. After an error, no rank has any inputs. */
 static tt_status tt__set_batch(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     tt_status status = tt__check_batch(r, b);
     if (status == TT_OK) status = tt__set_arrays(r, p, rank, b, predicting);
-    if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have other rows */
+    if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have other numbers of rows */
     return status;
 }
 
@@ -39312,8 +39321,7 @@ static bool tt__trainer_within_step(const tt_trainer *r)
     return r->staged > 0 || tt__within_step(r->train);
 }
 
-/* Discards the micro-batches of the current step, including those that wait for the other data ranks'
-   micro-batches of their round. */
+/* Discards the micro-batches of the current step, also those that wait for their round to run. */
 static void tt__trainer_discard_step(tt_trainer *r)
 {
     tt__discard_step(r->train);
@@ -39322,8 +39330,8 @@ static void tt__trainer_discard_step(tt_trainer *r)
     memset(&r->so_far, 0, sizeof r->so_far);
 }
 
-/* Fails if micro-batches of training wait for their round to run, as evaluations and predictions use the same
-   memory. */
+/* Fails if micro-batches of training wait for their round to run, because an evaluation or prediction would
+   overwrite their inputs. */
 static tt_status tt__none_staged(const tt_trainer *r)
 {
     if (!r->staged) return TT_OK;
@@ -39331,8 +39339,7 @@ static tt_status tt__none_staged(const tt_trainer *r)
                     "waits for more: evaluate and predict between steps", r->staged, r->data);
 }
 
-/* Runs the micro-batches that are set on data ranks and, if they are the last of their step, updates the
-   parameters. */
+/* Runs the data ranks' micro-batches and, if they are the last of their step, updates the parameters. */
 static tt_status tt__train_round(tt_trainer *r, bool last_of_step, tt_stats *stats)
 {
     const float lr = tt_trainer_lr(r);
@@ -39383,11 +39390,10 @@ tt_status tt_trainer_wait(tt_trainer *r, tt_stats *stats)
 
 /* ==== src/train/evaluate.h */
 /* ------------------------------------------------------------------------------------------------ evaluation
-   Evaluates a model, counts a confusion matrix, and predicts. The batches of a source run on all data ranks.
-   */
+   Evaluates a model, counts a confusion matrix, and predicts. All data ranks take part. */
 
-/* Runs the batches that are set on the first `batches` data ranks, and adds their results to the evaluation
-   in the order of the batches, so that the sums do not depend on the number of ranks. */
+/* Runs the batches of the first `batches` data ranks. Adds their results to *stats in the order of the
+   batches, so that the sums do not depend on the number of ranks. */
 static tt_status tt__evaluate_round(tt_trainer *r, int batches, tt_stats *stats)
 {
     tt_stats s;
@@ -39413,7 +39419,7 @@ tt_status tt_evaluate_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
 }
 
 /* Fails if a source's micro-batches may be larger than the trainer allows. Called before the first
-   micro-batch, as the first large one may come late. what: the purpose of the source, for messages. */
+   micro-batch, because a large micro-batch may come late. what: the purpose of the source, for messages. */
 static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const char *what)
 {
     const tt_train_options *o = &r->options;
@@ -39448,8 +39454,8 @@ static void tt__source_lines(const tt_source *s, const char *what, tt__text_buff
               (unsigned long long)(s->hash ? s->hash(s->self) : 0), what);
 }
 
-/* Returns `status`, which a callback of the user has returned. If the callback failed and set no error
-   message, sets one. The message must have been cleared before the callback was called. */
+/* Returns `status`, the result of a user's callback `what`. If the callback failed without an error message,
+   sets a message. The caller clears the message before the callback. */
 static tt_status tt__returned(tt_context *ctx, tt_status status, const char *what, int64_t epoch,
                               int64_t step)
 {
@@ -39458,8 +39464,8 @@ static tt_status tt__returned(tt_context *ctx, tt_status status, const char *wha
                     (long long)step + 1, what, tt_status_name(status));
 }
 
-/* Gets the source's next micro-batch, which belongs to step `step`, into *b; sets *more to false if none is
-   left. If b is NULL, moves the source to step `step` instead. */
+/* Sets *b to the source's next micro-batch, which belongs to step `step`, or *more to false if no micro-batch
+   is left. If b is NULL, moves the source to step `step` instead. */
 static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t epoch, int64_t step,
                                  tt_batch *b, bool *more)
 {
@@ -39467,13 +39473,13 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
     ctx->error[0] = 0;
     tt_status status = b ? s->next(s->self, b, more) : s->seek(s->self, epoch, step);
     status = tt__returned(ctx, status, "the source", epoch, step);
-    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may have got a micro-batch */
+    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may have gone on */
     if (!b || !*more || step < s->steps) return status;
     return tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld: the source gives a step %lld, and has tt_source.steps "
                     "= %lld", (long long)epoch + 1, (long long)step + 1, (long long)s->steps);
 }
 
-/* Tells a source which data ranks belong to this process, so that it makes only their batches. */
+/* Tells a source which data ranks belong to this process and need batches. */
 static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 {
     const tt_program *p = r->eval;
@@ -39484,11 +39490,10 @@ static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
     s->deal(s->self, r->data, first, end, by_step);
 }
 
-/* Returns the number of items of a batch, in the unit in which the model counts: rows or, if the batch has no
-   rows, sequences. */
+/* Returns the number of items (tokens, images, ...) of a batch: rows or, if it has no rows, sequences. */
 static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
 
-/* A confusion matrix, and the labels of the batches that are set on the data ranks. */
+/* A confusion matrix, and the labels of the data ranks' current batches. */
 typedef struct tt__confusion_run {
     int64_t *counts;          /* the matrix, (classes, classes) */
     float *logits;            /* logits of a batch, (max_seqs, classes) */
@@ -39496,7 +39501,7 @@ typedef struct tt__confusion_run {
     int seqs[TT__RANKS];      /* number of labels of each data rank */
 } tt__confusion_run;
 
-/* Keeps the labels of a batch that will run on a data rank, for tt__confusion_count. */
+/* Keeps for tt__confusion_count the labels of a batch that will run on a data rank. */
 static tt_status tt__confusion_set(tt_trainer *r, tt__confusion_run *c, int rank, const tt_batch *b)
 {
     const int32_t *labels = b->labels;
@@ -39531,14 +39536,15 @@ static tt_status tt__confusion_count(tt_trainer *r, tt__confusion_run *c, int ba
     return status;
 }
 
-/* Evaluates epoch 0 of the source; stops early once *stop is not 0. stop and c may be NULL. */
+/* Evaluates epoch 0 of the source; stops early if *stop is not 0. Adds to *items the items that were read.
+   stop and c may be NULL. */
 static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, const volatile int *stop,
                               tt_stats *stats, double *items, tt__confusion_run *c)
 {
     tt_batch b;
     bool more = true;
     int64_t step = 0;
-    int set = 0; /* number of data ranks that have a batch of this round */
+    int set = 0; /* number of data ranks that have a batch for this round */
     memset(stats, 0, sizeof *stats);
     tt_status status = tt__none_staged(r);
     tt__deal(r, source, false);
@@ -39659,13 +39665,13 @@ typedef struct tt__state {
     tt_program *p;
     const char *path;
     tt__kept *kept;       /* `count` + `frozen` entries */
-    tt_tensor_info *info; /* tensors: header, `count` values, fp8 history, hashes of frozen ones, progress */
+    tt_tensor_info *info; /* header, `count` values, fp8 history, hashes of frozen values, progress */
     int count, frozen, tensors;
     tt__state_header header;
     tt_safetensors *file; /* the file being read */
-    char *piece;          /* buffer of `room` bytes; with several processes, each filling is one message */
+    char *piece;          /* buffer of `room` bytes, the size of a message between processes */
     size_t room;
-    char *products;       /* when writing: the tuned ways to compute matrix products; NULL: not tuned */
+    char *products;       /* text to write of the tuned ways to compute matrix products; NULL: not tuned */
 } tt__state;
 
 static void tt__state_close(tt__state *s)
@@ -39679,8 +39685,8 @@ static void tt__state_close(tt__state *s)
 
 static const char tt__products_key[] = "tinytrain.products"; /* key in the metadata of a state */
 
-/* Makes the devices use the state's tuned ways to compute matrix products instead of their own. Warns if the
-   run cannot use the state's ways, as sums may then be rounded differently. */
+/* Makes the devices use the state's tuned ways to compute matrix products. Warns if the run cannot, because
+   sums may then be rounded differently. */
 static tt_status tt__state_products(const tt__state *s)
 {
     tt_program *p = s->p;
@@ -39695,7 +39701,7 @@ static tt_status tt__state_products(const tt__state *s)
     if (status != TT_OK) return status;
     if (text && can && !foreign) {
         p->arena->learnt = true;
-        p->arena->tuned = false; /* so that the next run applies these ways */
+        p->arena->tuned = false; /* the next run then applies the state's ways */
         tt__forget_recordings(p);
         return TT_OK;
     }
@@ -39762,7 +39768,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
 }
 
 /* Copies the rows of the fp8 history that a stage uses, from its first rank to `history`; with `write`, from
-   `history` to each rank. The rows are the same on all ranks of a stage. */
+   `history` to each rank. All ranks of a stage have equal rows. */
 static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float *history)
 {
     const tt_program *p = s->p->stage[stage];
@@ -39802,7 +39808,7 @@ static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w
 }
 
 /* Collects a tensor of the state from its ranks, and writes it to a file or, if w is NULL, adds it to *hash.
-   Only process 0 gets the hash. */
+   Only process 0 gets the whole hash. */
 static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_writer *w, uint64_t *hash)
 {
     const tt_program *p = s->p->stage[s->kept[k].stage];
@@ -39838,7 +39844,7 @@ static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
         hash[k] = TT__HASH_BEGIN;
         status = tt__state_write(s, s->count + k, NULL, &hash[k]);
     }
-    if (!w) status = tt__net_fail(ctx, status); /* other processes wait for this process's shards */
+    if (!w) status = tt__net_fail(ctx, status); /* other processes may wait for this process's shards */
     if (status == TT_OK && s->frozen)
         status = w ? tt_safetensors_write(w, hash, bytes)
                    : tt_safetensors_read(s->file, tensor, 0, bytes, read);
@@ -39968,7 +39974,7 @@ static tt_status tt__state_check_header(tt__state *s)
     tt_status status = TT_OK;
     if (at >= 0 && tt_safetensors_info(s->file, at)->bytes >= sizeof version)
         status = tt_safetensors_read(s->file, at, 0, sizeof version, &version);
-    if (version != TT__STATE_VERSION) /* other versions have headers of other sizes */
+    if (version != TT__STATE_VERSION) /* checked first: headers of other versions differ in size */
         return tt__fail(ctx, TT_ERR_FORMAT, "'%s' is a state of version %lld, this build reads %d; the "
                         "tinytrain.h that wrote it can go on with it", s->path, (long long)version,
                         TT__STATE_VERSION);
@@ -39995,7 +40001,7 @@ static tt_status tt__state_check_header(tt__state *s)
     return TT_OK;
 }
 
-/* Opens a state and checks that it fits the program. tt__state_take then loads it. */
+/* Opens a state and checks that it fits the program. tt__state_take then loads the state. */
 static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, size_t more)
 {
     tt_safetensors *file = tt_safetensors_open(p->ctx, path);
@@ -40009,7 +40015,7 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
     for (int k = 1; k < s->tensors && status == TT_OK; k++)
         if (has || !own || k != s->count + 1) status = tt__state_has(s, &s->info[k]);
     if (status != TT_OK) return status;
-    /* A program may load a trainer's state, whose progress it ignores, and a state with or without an fp8
+    /* A program may load a trainer's state, without the progress, and a state with or without an fp8
        history. */
     int found = tt_safetensors_count(file) - (!more && tt_safetensors_find(file, "tinytrain.progress") >= 0);
     if (found - has == s->tensors - own) return TT_OK;
@@ -40017,7 +40023,7 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
                     "trained", path, found, s->tensors);
 }
 
-/* Fails unless all processes have opened a state, and all the same state. */
+/* Fails unless all processes have opened a state, with equal headers. */
 static tt_status tt__state_agree(tt__state *s, tt_status status)
 {
     tt_context *ctx = s->p->ctx;
@@ -40034,7 +40040,6 @@ static tt_status tt__state_agree(tt__state *s, tt_status status)
     return status;
 }
 
-/* Loads an opened state into the program. */
 static tt_status tt__state_take(tt__state *s)
 {
     const tt__state_header *h = &s->header;
@@ -40071,7 +40076,7 @@ tt_status tt_program_load(tt_program *p, const char *path)
     return status;
 }
 
-typedef struct tt__state_progress { /* the tensor "tinytrain.progress" of dtype I64: each field has 8 bytes */
+typedef struct tt__state_progress { /* the I64 tensor "tinytrain.progress"; fields have 8 bytes */
     tt_progress progress;
     int64_t schedule, warmup_steps, total_steps;
     double lr, min_lr;
@@ -40104,7 +40109,7 @@ static tt_status tt__state_read_progress(const tt__state *s, const tt_schedule *
     tt_status status = tt_safetensors_read(s->file, at, 0, sizeof h, &h);
     if (status != TT_OK) return status;
     const tt_progress *p = &h.progress;
-    if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* false for NaN too */
+    if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* NaN fails too */
         return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s' says that %g of %g targets were right, and a metric "
                         "of %g at best", s->path, p->correct, p->targets, p->best);
     const tt__state_progress now = tt__state_progress_of(p, schedule);
@@ -40141,7 +40146,7 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
 /* ---------------------------------------------------------------------------------------------------- fit
    The data of a run of tt_fit, its progress line, and its file metrics.csv. */
 
-/* The values of a line of metrics.csv, tt__fit_point. A value that is not a finite float is stored as NaN. */
+/* Indices of the values that a tt__fit_point has of a line of metrics.csv; NaN: not a finite float. */
 typedef enum tt__fit_value { TT__FIT_LOSS, TT__FIT_METRIC, TT__FIT_LR, TT__FIT_VALUES } tt__fit_value;
 typedef struct tt__fit_point {
     int64_t step, epoch;
@@ -40152,30 +40157,29 @@ typedef struct tt__fit_point {
 typedef struct tt__fit_run {
     tt_trainer *r;
     const tt_source *train, *validation;
-    tt_metric metric;            /* the model's metric */
+    tt_metric metric;
     const char *unit;            /* name of the items that the model counts */
-    bool best_by_metric;         /* the metric, not the loss, decides which validation is the best */
+    bool best_by_metric;         /* whether the metric, not the loss, tells the best validation */
     tt_fit_options o;
     tt_progress p;
     int64_t steps, first_step;   /* number of steps of an epoch; number of steps done before tt_fit began */
-    double started, saved;       /* clock at start and at the last save, seconds; validation moves
-                                    `started` */
-    double began;                /* clock in seconds when the current step began */
-    struct { bool any; float lr; double items; int64_t reads; } last; /* a step that is not counted yet */
-    double items, flops, peak;   /* items and FLOPs since tt_fit began; the machine's peak FLOPs per second */
+    double started, saved;       /* clock in seconds: start of tt_fit plus time of validations; last save */
+    double began;                /* clock in seconds at the start of the current step */
+    struct { bool any; float lr; double items; int64_t reads; } last; /* a step not yet counted, if any */
+    double items, flops, peak;   /* items and FLOPs since tt_fit began; the machine's peak FLOP/s */
     size_t bytes;                /* bytes of the arena */
     char state[TT__PATH], diverged[TT__PATH]; /* paths of the states, see tt__fit_save */
     bool has_state;              /* the folder holds a state of this run */
     bool state_is_sound;         /* the loss had not diverged when that state was saved */
     bool has_diverged;           /* the folder also holds a later state, whose loss has diverged */
-    void *lock;                  /* lock of the folder while tt_fit runs: the open file `lock_path` */
+    void *lock;                  /* the open and locked file `lock_path`, while tt_fit runs */
     char lock_path[TT__PATH];
-    int in_row, not_finite;      /* number of last steps in a row that were skipped; that were not finite */
+    int in_row, not_finite;      /* number of last steps in a row that were skipped; were not finite */
     char why[TT__ERROR];         /* reason of the last skipped step */
     int64_t updated;             /* number of steps since tt_fit began that were not skipped */
     bool reported_skipped;           /* a skipped step was logged */
     bool reported_diverged;          /* a diverged loss was logged */
-    bool stopped;                /* with several processes: one of them asked for a stop */
+    bool stopped;                /* with several processes: a process was asked to stop */
     bool reported_short, reported_idle;  /* logged: an epoch with too few steps; data ranks without
                                             micro-batches */
     char *csv;                   /* text of metrics.csv so far */
@@ -40194,7 +40198,7 @@ tt_fit_options tt_fit_options_default(void)
 }
 
 /* Prints the progress line of a step: a bar of `bar` columns (0: no bar), the first `fields` of 4 fields, and
-   the time that is left. Returns the length that the whole line has. */
+   the time that is left. Returns the length of the whole line. */
 static size_t tt__fit_columns(const tt_fit_event *e, int bar, int fields, char *to, size_t capacity)
 {
     tt__text_buffer text = {to, capacity, 0};
@@ -40236,7 +40240,7 @@ static bool tt__fit_stopped(const tt__fit_run *f)
     return f->r->ctx->net ? f->stopped : f->o.stop && *f->o.stop;
 }
 
-/* Makes all processes agree: all stop if one of them is asked to stop, and all save if process 0 wants to
+/* Makes all processes agree: all stop if a process was asked to stop, and all save if process 0 wants to
    save. */
 static tt_status tt__fit_agree(tt__fit_run *f, tt_status status, bool *save)
 {
@@ -40251,7 +40255,7 @@ static tt_status tt__fit_agree(tt__fit_run *f, tt_status status, bool *save)
     return status;
 }
 
-/* Parses a line of metrics.csv of n characters. Returns false if the line has no values, as the heading. */
+/* Parses a line of metrics.csv of n characters. Returns false for the heading, which has no values. */
 static bool tt__fit_read_line(const tt__fit_run *f, const char *line, size_t n, tt__fit_point *point)
 {
     char field[3 + TT__FIT_VALUES][40];
@@ -40312,7 +40316,7 @@ static const char *tt__fit_number(double x, char to[32])
 }
 
 /* Adds the line of a step or a validation to the metrics. lr: learning rate of the step. items: number of
-   items that were read in `seconds`. For a failed step, unknown values in *s are NaN. */
+   items in `seconds`. In the *s of a failed step, unknown values are NaN. */
 static tt_status tt__fit_metrics(tt__fit_run *f, const tt_stats *s, bool validation, float lr, double items,
                                  double seconds)
 {
@@ -40331,8 +40335,8 @@ static tt_status tt__fit_metrics(tt__fit_run *f, const tt_stats *s, bool validat
     return tt__fit_line(f, line, text.length);
 }
 
-/* Reads the metrics of the run to resume, without the lines that are newer than the state: keeps all lines of
-   completed epochs and, of the current epoch, those of the steps that the state includes. */
+/* Reads the metrics of the run to resume: all lines of completed epochs and, of the current epoch, only the
+   lines of steps that the state includes. */
 static tt_status tt__fit_read_metrics(tt__fit_run *f)
 {
     char path[TT__PATH];
@@ -40363,18 +40367,16 @@ static tt_status tt__fit_read_metrics(tt__fit_run *f)
 /* ==== src/train/picture.h */
 /* ---- draws loss.svg: panels of the loss, the metric and the learning rate over the steps ---- */
 
-enum { TT__FIT_LEFT = 72, TT__FIT_WIDTH = 690 }; /* pixels: margin for labels on the left; width of a panel */
+enum { TT__FIT_LEFT = 72, TT__FIT_WIDTH = 690 }; /* pixels: left margin, for labels; width of a panel */
 
-/* A vertical axis of values or of their decimal logarithms, with ticks at (first + k) * step for k = 0, 1,
-   ... */
+/* A vertical axis of values or of their decimal logarithms, with ticks at (first + k) * step, k from 0 on */
 typedef struct tt__fit_axis {
     bool logarithmic;
     double from, to, step, first;
     int height; /* pixels */
 } tt__fit_axis;
 
-/* A line of the picture through the values of training or of validation or, if decay > 0, through their
-   running mean. */
+/* A line through the values of training or of validation or, if decay > 0, through their running mean. */
 typedef struct tt__fit_series {
     tt__fit_value value;
     bool validation;
@@ -40413,8 +40415,8 @@ static tt__fit_axis tt__fit_axis_of(double low, double high, bool may_be_logarit
     return a;
 }
 
-/* Returns the height of a value above the start of the axis, in tenths of a pixel. The height of a value that
-   is off the axis is outside the panel, where the picture is clipped, but at most a panel's height away. */
+/* Returns the height of a value above the start of the axis, in tenths of a pixel. A value off the axis gets
+   a height outside of the panel, where the picture is clipped, but at most a panel's height away. */
 static int tt__fit_y(const tt__fit_axis *a, double value)
 {
     double y = a->logarithmic ? (value > 0 ? log10(value) : a->from) : value;
@@ -40427,8 +40429,8 @@ static int tt__fit_x(int64_t step, int64_t last)
     return (int)((double)(10 * TT__FIT_WIDTH) * ((double)step / (double)last) + 0.5);
 }
 
-/* Draws a series as a line. Draws only the lowest and the highest point in each pixel column, which keeps the
-   file small for any number of steps. Draws a series of one point as a dot. */
+/* Draws a series as a line, or as a dot if it has one point. Draws only the lowest and the highest point of
+   each pixel column, which keeps the file small for any number of steps. */
 static void tt__fit_line_of(tt__text_buffer *svg, const tt__fit_run *f, tt__fit_series s,
                             const tt__fit_axis *a, int64_t last, const char *colour, int width)
 {
@@ -40477,8 +40479,8 @@ static void tt__fit_dots(tt__text_buffer *svg, const tt__fit_run *f, tt__fit_ser
 enum { TT__FIT_EPOCHS = 16 };
 
 /* Chooses the epochs whose ends get a mark and a number: epochs with round numbers, at least 25 pixels apart.
-   Sets x[] to the places of the marks in tenths of a pixel and number[] to the epochs' numbers. Returns how
-   many marks it chose. */
+   Sets x[] to the places of the marks, in tenths of a pixel, and number[] to the epochs' numbers. Returns the
+   number of marks. */
 static int tt__fit_epochs(const tt__fit_run *f, int64_t last, int x[TT__FIT_EPOCHS],
                           int64_t number[TT__FIT_EPOCHS])
 {
@@ -40522,7 +40524,7 @@ static void tt__fit_panel(tt__text_buffer *svg, const tt__fit_run *f, tt__fit_va
         }
     }
     if (value == TT__FIT_LOSS)
-        high = fmax(high, fmin(highest, 1.5 * high)); /* cuts off only steps far above the mean */
+        high = fmax(high, fmin(highest, 1.5 * high)); /* steps far above the mean are cut off */
     if (!(low <= high)) low = 0, high = 1;
     const tt__fit_axis a = tt__fit_axis_of(low, high, value == TT__FIT_LOSS, height);
     tt__print(svg, "<text x='%d' y='%d' font-weight='bold'>%s%s</text>\n<g text-anchor='end' fill='#555'>",
@@ -40562,7 +40564,7 @@ static void tt__fit_panel(tt__text_buffer *svg, const tt__fit_run *f, tt__fit_va
 /* Draws loss.svg. The file has at most about 100 KB, for any number of steps. */
 static void tt__fit_draw(tt__text_buffer *svg, const void *arg)
 {
-    enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels: tops of panels; height of METRIC's */
+    enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels: tops of two panels; metric's height */
     enum { LEFT = TT__FIT_LEFT, RIGHT = LEFT + TT__FIT_WIDTH };
     const tt__fit_run *f = (const tt__fit_run *)arg;
     const int LR = METRIC + (f->metric.name ? PANEL : 0), BOTTOM = LR + 72, HEIGHT = BOTTOM + 56;
@@ -40597,7 +40599,7 @@ static void tt__fit_draw(tt__text_buffer *svg, const void *arg)
 /* ------------------------------------------------------------------------------------------------------- fit
    tt_fit runs epochs and validations, skips steps that fail, and saves and resumes states. */
 
-/* Returns whether the run has done a step; skipped steps count. */
+/* Returns whether the run has done or skipped a step. */
 static bool tt__fit_has_steps(const tt__fit_run *f) { return f->p.epoch > 0 || f->p.step > 0; }
 
 static tt_status tt__fit_save_metrics(const tt__fit_run *f)
@@ -40622,8 +40624,8 @@ static bool tt__fit_has_diverged(const tt__fit_run *f)
     return sum / n > first + 9 * fabs(first) + 1;
 }
 
-/* Returns whether the current state is worth returning to: the loss has not diverged, and the results of the
-   last validation and of the last step were finite. */
+/* Returns whether a run may resume from the current state: the loss has not diverged, and the last validation
+   and the last step were finite. */
 static bool tt__fit_is_sound(const tt__fit_run *f)
 {
     const tt__fit_point *last = f->points ? &f->point[f->points - 1] : NULL;
@@ -40631,9 +40633,9 @@ static bool tt__fit_is_sound(const tt__fit_run *f)
     return finite && !f->not_finite && !tt__fit_has_diverged(f);
 }
 
-/* Saves metrics, picture and state. The metrics are saved first: a resumed run drops the lines of metrics
-   that are newer than its state. Once the loss has diverged, the state is saved to a second file, so that the
-   last state from before the divergence remains. If the loss recovers, only one state is left. */
+/* Saves metrics, picture and state. Saves the metrics first, because a resumed run drops lines of metrics
+   that are newer than its state. Once the loss has diverged, saves the state to a second file, so that the
+   last state from before remains. If the loss recovers, only one state is left. */
 static tt_status tt__fit_save(tt__fit_run *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -40644,7 +40646,7 @@ static tt_status tt__fit_save(tt__fit_run *f)
     status = tt__agree(ctx, "saving metrics", status, NULL, 0);
     if (status == TT_OK && tt__fit_has_steps(f)) {
         const bool sound = tt__fit_is_sound(f), beside = !sound && f->has_state && f->state_is_sound;
-        /* The old diverged state is removed first, so that the disk never holds three states. */
+        /* Removes the old diverged state first, so that the disk never holds three states. */
         if (beside && f->has_diverged) files->remove(files->user, f->diverged);
         status = tt_trainer_save(f->r, beside ? f->diverged : f->state, &f->p);
         if (!sound && !f->reported_diverged)
@@ -40669,7 +40671,7 @@ static tt_status tt__fit_save(tt__fit_run *f)
 }
 
 /* Ends a run whose steps give no finite results any more because the weights have diverged. Keeps the state
-   from before the loss diverged, and adds to the error message what may help. */
+   from before the divergence, and adds to the error message what may help. */
 static void tt__fit_give_up(tt__fit_run *f)
 {
     char error[sizeof f->r->ctx->error];
@@ -40700,7 +40702,7 @@ static void tt__fit_give_up(tt__fit_run *f)
 static void tt__fit_report(const tt__fit_run *f, const tt_stats *validation, bool best)
 {
     tt_fit_event e;
-    tt_stats epoch; /* statistics of the epoch so far */
+    tt_stats epoch; /* sums of the epoch so far */
     if (!f->o.report) return;
     memset(&e, 0, sizeof e);
     memset(&epoch, 0, sizeof epoch);
@@ -40720,7 +40722,7 @@ static void tt__fit_report(const tt__fit_run *f, const tt_stats *validation, boo
     e.unit = f->unit;
     e.per_second = seconds > 0 ? f->items / seconds : 0;
     e.of_peak = seconds > 0 && f->peak > 0 ? f->flops / seconds / f->peak : 0;
-    if (e.of_peak > 1) e.of_peak = 0; /* the peak was measured on a busy machine: too low */
+    if (e.of_peak > 1) e.of_peak = 0; /* a busy machine made the measured peak too low */
     double each = done > f->first_step ? seconds / (double)(done - f->first_step) : 0;
     e.seconds_left = each * (double)(f->o.epochs * f->steps - done);
     e.validation = validation;
@@ -40738,7 +40740,7 @@ static void tt__fit_tell_idle(tt__fit_run *f, int micros)
             micros > 1 ? "es" : "", f->r->data);
 }
 
-/* Adds the step that was trained last to the counts and the metrics, if its results are known. */
+/* Adds the last step to the counts and the metrics, if its results are known and not yet counted. */
 static tt_status tt__fit_count_step(tt__fit_run *f)
 {
     const tt_program *p = f->r->train;
@@ -40767,9 +40769,9 @@ static tt_status tt__fit_stuck(const tt__fit_run *f)
                     f->in_row, f->in_row > 1 ? "s" : "", f->why);
 }
 
-/* Skips a step that has failed and updated nothing, because none of its targets counts or because the loss or
-   a gradient is not finite. Counts the step like a step that loss scaling skips. Fails if too many steps in a
-   row were skipped, and returns all other errors. status: the step's error; lr: the step's learning rate. */
+/* Skips a step that updated nothing because none of its targets counts, or because the loss or a gradient is
+   not finite, and counts it like a step that loss scaling skips. Fails after too many skipped steps in a row.
+   Returns `status`, the step's error, if it has another cause. lr: the step's learning rate. */
 static tt_status tt__fit_skip(tt__fit_run *f, tt_status status, float lr)
 {
     enum { MOST_IN_A_ROW = 10 };
@@ -40804,7 +40806,7 @@ static tt_status tt__fit_skip(tt__fit_run *f, tt_status status, float lr)
     return tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
 }
 
-/* Waits for the step that was trained last, and counts or skips it. */
+/* Waits for the last step, and counts or skips that step. */
 static tt_status tt__fit_last_step(tt__fit_run *f)
 {
     tt_status status = f->last.any ? tt_wait(f->r->train, NULL) : TT_OK;
@@ -40814,20 +40816,21 @@ static tt_status tt__fit_last_step(tt__fit_run *f)
     return status;
 }
 
-/* Trains from step f->p.step to the end of the epoch, or until the run is stopped. As a device may run a step
-   while the host makes the next batch, a step is counted only after the next step has begun. */
+/* Trains from step f->p.step to the end of the epoch, or until the run is stopped. A device may run a step
+   while the host makes the next batch, so a step is counted only after the next has begun. */
 static tt_status tt__fit_epoch(tt__fit_run *f)
 {
     tt_batch b;
     bool updated, more = true;
-    int micros = 0; /* number of micro-batches of the current step */
+    int micros = 0; /* micro-batches of the current step so far */
     double items = 0;
     tt_context *ctx = f->r->ctx;
     tt__deal(f->r, f->train, true);
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
     f->began = tt__seconds();
     f->last.any = false;
-    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* whole steps */
+    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* ends between
+                                                                                           steps */
         const float lr = tt_trainer_lr(f->r);
         const int64_t reads = f->r->train->reads;
         status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step + f->last.any, &b, &more);
@@ -40837,7 +40840,7 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
         micros++;
         const tt_status counted = tt__fit_count_step(f);
         const bool failed = status == TT_ERR_NUMERIC;
-        if (failed) { /* this step or the previous one failed */
+        if (failed) { /* the previous step or this step failed */
             status = tt__fit_skip(f, status, f->last.any ? f->last.lr : lr);
             items = micros = 0;
         }
@@ -40855,10 +40858,10 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
         if (status != TT_OK || !save) continue;
         status = tt__fit_last_step(f);
         if (status == TT_OK) status = tt__fit_save(f);
-        f->began = tt__seconds(); /* a step's time does not include saving */
+        f->began = tt__seconds(); /* the time of a step excludes saving */
     }
     if (status == TT_OK) status = tt__fit_last_step(f);
-    else if (f->last.any) { /* the first error is returned */
+    else if (f->last.any) { /* returns the first error */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt__fit_last_step(f);
@@ -40876,7 +40879,7 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
         tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld of the source ends after %lld steps, and it has "
                 "tt_source.steps = %lld", epoch, steps, (long long)f->steps);
     }
-    if (status != TT_OK) tt__trainer_discard_step(f->r); /* the complete steps can then be saved */
+    if (status != TT_OK) tt__trainer_discard_step(f->r); /* so that the complete steps can be saved */
     return status;
 }
 
@@ -40900,7 +40903,7 @@ static tt_status tt__fit_validate(tt__fit_run *f)
         : TT_OK;
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     if (status != TT_OK || tt__fit_stopped(f)) return status;
-    /* If the last steps were not finite, either just these steps failed or the weights have diverged. */
+    /* blew_up: the weights have diverged, not only the last steps that were not finite. */
     const bool blew_up = f->validation ? !isfinite(s.loss) : tt__fit_has_diverged(f) || f->in_row == f->steps;
     if (f->not_finite && blew_up) return tt__fit_stuck(f);
     f->not_finite = 0;
@@ -40914,8 +40917,8 @@ static tt_status tt__fit_validate(tt__fit_run *f)
                 any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before: none was kept");
     if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
     if (best && f->o.keep) {
-        /* Saves a state first: in a folder with a model but no state, a run could not be resumed, and a
-           caller who protects models from being overwritten could not start a new run either. */
+        /* Saves a state first: with a model but no state in the folder, a killed run could not be resumed,
+           and a caller who protects models could not start a new run either. */
         if (status == TT_OK && !f->has_state) status = tt__fit_save(f);
         if (status == TT_OK) {
             ctx->error[0] = 0;
@@ -40923,7 +40926,7 @@ static tt_status tt__fit_validate(tt__fit_run *f)
             status = tt__agree(ctx, "keep", status, NULL, 0);
         }
     }
-    if (status != TT_OK) return status; /* f->p.best is unchanged: a resumed run validates again */
+    if (status != TT_OK) return status; /* a resumed run then validates again */
     if (best && f->validation) {
         f->p.best = value;
         f->p.best_loss = loss;
@@ -40937,8 +40940,8 @@ static tt_status tt__fit_validate(tt__fit_run *f)
     return status;
 }
 
-/* Locks the folder, and fails if another run uses it. Continues without a lock on file systems that have no
-   locks, and if the folder cannot be written to: saving the metrics then fails later. */
+/* Locks the folder, and fails if another run uses it. Continues without a lock on a file system without
+   locks, and if the folder is read-only: saving the metrics then fails. */
 static tt_status tt__fit_lock(tt__fit_run *f)
 {
     char host[64] = "", when[32] = "", text[160];
@@ -40965,8 +40968,7 @@ static tt_status tt__fit_lock(tt__fit_run *f)
     return status;
 }
 
-/* Removes the lock file, then releases the lock. In this order, as after the release the file may be that of
-   another run. */
+/* Removes the lock file, then releases the lock. After the release, the file may belong to another run. */
 static void tt__fit_unlock(tt__fit_run *f)
 {
     const tt_files *files = &f->r->ctx->options.files;
@@ -40975,9 +40977,8 @@ static void tt__fit_unlock(tt__fit_run *f)
     files->close(files->user, f->lock);
 }
 
-/* Returns whether the state of a diverged loss is older than the other state. This happens if a run was
-   killed before it removed the diverged state, or if an older version of this library, which has one state,
-   continued the run. */
+/* Returns whether the diverged state is older than the sound state: a run was killed before it removed the
+   diverged state, or an older version of this library, which has one state, continued the run. */
 static bool tt__fit_is_stale(const tt__fit_run *f)
 {
     int64_t steps, diverged;
@@ -40985,14 +40986,15 @@ static bool tt__fit_is_stale(const tt__fit_run *f)
            tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
 }
 
-/* Resumes from the newer state. Fails if the state's classes are not those of f->p, and warns if its data are
-   not. */
+/* Resumes from the newer state. Fails if the state's classes differ from f->p's, and warns if its data
+   differ. */
 static tt_status tt__fit_resume(tt__fit_run *f)
 {
     tt_context *ctx = f->r->ctx;
     const tt_progress now = f->p;
     const bool stale = tt__fit_is_stale(f);
-    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all have read them */
+    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all processes have now
+                                                                                    read both states */
     if (stale && status == TT_OK) {
         ctx->options.files.remove(ctx->options.files.user, f->diverged);
         f->has_diverged = false;
@@ -41039,8 +41041,8 @@ size_t tt_trainer_state_bytes(const tt_trainer *r, size_t *parameters)
     return state;
 }
 
-/* Fails if the disk has no room for two states, as a new state replaces the old one only when it is complete.
-   Warns if there is no room for the parameters that the callback `keep` may also write to the disk. */
+/* Fails if the disk has no room for two states, because only a complete new state replaces the old state.
+   Warns if the disk has no room for the parameters too, which the callback `keep` may write there. */
 static tt_status tt__fit_disk(const tt__fit_run *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -41100,7 +41102,7 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     if (f->o.resume && !f->o.folder)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: to resume, name the folder that holds the run");
     f->bytes = tt_program_plan(f->r->train).bytes;
-    status = tt_allocate(f->r->train); /* if memory is short, fails before writing anything */
+    status = tt_allocate(f->r->train); /* fails before any file is written */
     if (status == TT_OK) status = tt__fit_line(f, heading, tt__fit_heading(f, heading));
     if (status != TT_OK || !f->o.folder) return status;
     status = tt__path_join(ctx, f->state, f->o.folder, "state.safetensors");
@@ -41128,7 +41130,7 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     f->p.data = f->train->hash ? f->train->hash(f->train->self) : 0;
     if (f->o.resume) status = tt__fit_resume(f);
     if (status == TT_OK && f->p.epoch < f->o.epochs) status = tt__fit_disk(f);
-    return status == TT_OK ? tt__fit_save_metrics(f) : status; /* fails early if the folder is read-only */
+    return status == TT_OK ? tt__fit_save_metrics(f) : status; /* fails early in a read-only folder */
 }
 
 tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validation, const tt_fit_options *o,
@@ -41176,7 +41178,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
         tt_status saved = tt__fit_save(f);
         if (status != TT_OK && saved != TT_OK)
             tt__log(ctx, TT_LOG_WARNING, "fit", "nor could the state be saved: %s", ctx->error);
-        status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* first error */
+        status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* keeps the first error */
     }
     if (finished) *finished = done;
     tt__fit_unlock(f);

@@ -1,25 +1,25 @@
-/* Shared by the examples that train classifiers: options, reports on classes, training and tests. Included
-   once, after cli.h. */
+/* Code that all examples with classifiers share: options, reports on classes, training and tests. A program
+   includes this file once, after cli.h. */
 #ifndef EXAMPLES_CLASSIFIER_H
 #define EXAMPLES_CLASSIFIER_H
 
-/* A program's model, and the functions with which it is trained, tested and used. */
+/* A program's model, and functions that training, tests and predictions need. */
 typedef struct classifier {
     cli_training *run;
     const char *what;    /* the examples: "texts" or "images" */
-    int epochs;          /* default of --epochs */
+    int epochs;          /* the default of --epochs */
     tt_model model;
     char (*names)[64];   /* names of the model's classes */
     void *self;          /* argument of the functions below */
-    /* makes a loader of a dataset; saves the model in --out */
+    /* loader: makes a loader of a dataset; keep: saves the model in --out */
     tt_loader *(*loader)(tt_context *ctx, const void *self, const tt_dataset *d, bool train);
     tt_status (*keep)(void *self);
 } classifier;
 
 /* ------------------------------------------------------------------------------------------------ options */
 
-/* Defaults and flags of programs that train classifiers, which include those of all programs that train.
-   what: "texts" or "images". epochs_, lr_: the default values, for --help. */
+/* Default values and flags of programs that train classifiers, including the flags of all programs that
+   train. what: "texts" or "images". epochs_, lr_: the default values, for --help. */
 #define CLI_CLASSIFIER_DEFAULT CLI_TRAINING_DEFAULT, .best_by = "accuracy", .class_weights = "none"
 #define CLI_CLASSIFIER_FLAGS(run, what, epochs_, lr_) \
     {"--train", "N", CLI_INTEGER, &(run).train, \
@@ -35,8 +35,8 @@ typedef struct classifier {
      "counts as much as any other, however few its examples are", .choices = "none balanced"}, \
     CLI_TRAINING_FLAGS(run)
 
-/* Sets the batch of --batch max: each of the `accumulate` micro-batches of a group is as large as memory
-   allows, or as there are examples. tokens: of the longest text; 0: all examples have the same length. */
+/* Sets run->batch for --batch max: the micro-batches become as large as memory and the number of examples
+   allow. tokens: of the longest text; 0: all examples have equal length. */
 static inline void choose_batch(tt_context *ctx, const classifier *x, int tokens, int64_t examples)
 {
     cli_training *run = x->run;
@@ -68,7 +68,7 @@ static inline tt_loader_options loader_options(const cli_training *run, bool tra
 
 /* --------------------------------------------------------------------------------------------------- data */
 
-/* Reduces a dataset to n examples, from each class its share; n 0: all. split: "train" or "test". */
+/* Reduces a dataset to n examples, of each class its share; n = 0 keeps all. split: "train" or "test". */
 static inline tt_dataset *keep_some(tt_context *ctx, const cli_training *run, tt_dataset *d,
                                     const char *split, int n, const char *what)
 {
@@ -82,11 +82,11 @@ static inline tt_dataset *keep_some(tt_context *ctx, const cli_training *run, tt
     return part;
 }
 
-/* Returns the number of examples for --train, with a tenth more for validation; 0: all. */
+/* Returns the number of examples for --train plus a tenth for validation; 0: all. */
 static inline int with_held_out(const cli_training *run) { return run->train + (run->train + 9) / 10; }
 
-/* Reduces *d to the examples to train on. Returns the examples to validate on: `held`, if it has any, or else
-   one of eleven of *d. */
+/* Reduces *d to the examples to train on. Returns the examples to validate on: `held`, or, if `held` is
+   empty, one of eleven examples of *d. */
 static inline tt_dataset *hold_out(tt_context *ctx, const cli_training *run, tt_dataset **d,
                                    tt_dataset *held, const char *what)
 {
@@ -115,7 +115,7 @@ static inline int by_plain_name(const void *x, const void *y)
     return order ? order : (n > m) - (n < m);
 }
 
-static inline bool same_number(const char *a, const char *b) /* such as "1" and "1.0" */
+static inline bool same_number(const char *a, const char *b) /* as "1" and "1.0" are */
 {
     char *of_a, *of_b;
     const double x = strtod(a, &of_a), y = strtod(b, &of_b);
@@ -130,8 +130,8 @@ static inline const char **names_of(const tt_dataset *d, char (*names)[64], int 
     return name;
 }
 
-/* Prints a line with the classes to train on and their numbers of examples, and a note on anything odd about
-   them. what: "texts" or "images". */
+/* Prints a line with the classes to train on and their numbers of examples, and a note on odd classes. what:
+   "texts" or "images". */
 static inline void show_classes(const tt_dataset *d, const char *what)
 {
     const int classes = tt_dataset_classes(d), shown = classes > 12 ? 10 : classes;
@@ -182,7 +182,7 @@ static inline void weigh_classes(cli_training *run, const tt_dataset *d)
     free(counts);
 }
 
-enum { CLI_MOST_F1 = 2000 }; /* max classes for which F1 is printed: it needs classes^2 counts */
+enum { CLI_MOST_F1 = 2000 }; /* max classes for which F1 is printed: F1 needs classes^2 counts */
 typedef struct cli_f1 { double f1; const char *name; } cli_f1;
 
 static inline int by_f1(const void *x, const void *y)
@@ -192,7 +192,7 @@ static inline int by_f1(const void *x, const void *y)
 }
 
 /* Evaluates a dataset, and prints the accuracy, the share of the largest class, and each class's F1, which is
-   2 * right / (examples of the class + predictions of the class); of more than 12 classes the 5 lowest. */
+   2 * right / (examples of the class + predictions of the class); of more than 12 classes, the 5 lowest. */
 static inline void test_classifier(tt_context *ctx, const classifier *x, const tt_dataset *d)
 {
     const size_t n = (size_t)x->model.classes;
@@ -228,7 +228,7 @@ static inline void test_classifier(tt_context *ctx, const classifier *x, const t
     free(counts), free(of), tt_trainer_free(t), tt_loader_free(l);
 }
 
-/* Returns the default number of epochs: `usual`, or up to 20 if these have fewer than 200 steps. */
+/* Returns the default number of epochs: `usual`, or up to 20 if `usual` epochs have fewer than 200 steps. */
 static inline int enough_epochs(int64_t steps, int usual)
 {
     const int64_t wanted = steps > 10 ? (200 + steps - 1) / steps : 20;
@@ -279,8 +279,8 @@ static inline void check_trained(const cli_training *run)
         die("'%s' holds no trained model: one is saved when the first epoch ends", run->out);
 }
 
-/* Makes a trainer that predicts one example at a time with the model in --out. new_head: the model's
-   classifier has random weights, which is an error. */
+/* Makes a trainer that predicts one example at a time with the model in --out. Ends the program if new_head,
+   which means that the model's classifier has random weights. */
 static inline tt_trainer *predictor(tt_context *ctx, const classifier *x, bool new_head)
 {
     if (new_head)
@@ -289,7 +289,7 @@ static inline tt_trainer *predictor(tt_context *ctx, const classifier *x, bool n
     return make_trainer(ctx, x->run, &x->model, NULL, NULL, 0);
 }
 
-/* Prints a line for the example called `name`: its likeliest class, the probability, the name. */
+/* Prints a line for the example called `name`: the likeliest class, its probability, the name. */
 static inline void show_prediction(const classifier *x, const float *probability, const char *name)
 {
     int best = 0;

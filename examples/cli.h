@@ -1,5 +1,6 @@
-/* Shared by the examples: command-line options with --help, and errors. For programs that train also: the
-   folder of a run, signals that stop a run, and progress on a terminal. Included once, after tinytrain.h. */
+/* Code that the examples share: command-line options with --help, and errors; for programs that train, the
+   folder of a run, signals that stop a run, and progress on a terminal. A program includes this file once,
+   after tinytrain.h. */
 #ifndef EXAMPLES_CLI_H
 #define EXAMPLES_CLI_H
 
@@ -24,7 +25,7 @@
 
 static const char *cli_program = "program"; /* the program's name, from cli_parse */
 static const char *cli_path = "";           /* argv[0] */
-static char cli_process[96];                /* ", process 1 (host b)" of several processes; else empty */
+static char cli_process[96];                /* such as ", process 1 (host b)"; "" if there is one process */
 
 /* Ends the program with an error message. */
 static inline void die(const char *format, ...)
@@ -39,7 +40,7 @@ static inline void die(const char *format, ...)
     exit(1);
 }
 
-/* Returns the bytes of this process that are in memory, or 0 if they are not known. */
+/* Returns the resident bytes of this process (/proc/self/statm), or 0 if the number is unknown. */
 static inline size_t resident_bytes(void)
 {
     unsigned long long pages = 0;
@@ -49,18 +50,17 @@ static inline size_t resident_bytes(void)
     return (size_t)pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* On the CPU, bytes of a rank that are in memory beside the plan. --budget includes them. */
+/* Bytes that a rank uses beside the plan, on the CPU. --budget includes these bytes. */
 static size_t beside_the_plan;
 
-/* Writes an option as the library's errors shall name it, such as "--recompute blocks". */
+/* Writes an option and its value for the library's errors, such as "--recompute blocks". */
 static inline void write_flag(void *user, const char *name, const char *value, char *to, size_t capacity)
 {
     (void)user;
     snprintf(to, capacity, "--%s%s%s", name, value ? " " : "", value ? value : "");
 }
 
-/* Writes an amount of memory for the library's errors: megabytes, rounded up, with the memory beside the
-   plan. */
+/* Writes `bytes` and the memory beside the plan for the library's errors, in megabytes, rounded up. */
 static inline void write_megabytes(void *user, size_t bytes, char *to, size_t capacity)
 {
     (void)user;
@@ -70,7 +70,7 @@ static inline void write_megabytes(void *user, size_t bytes, char *to, size_t ca
 static const tt_wording as_flags = {"--budget", "A smaller --batch, or a larger --accumulate,", write_flag,
                                     write_megabytes, NULL};
 
-/* Returns p, or if p is NULL ends the program with the library's error. ctx NULL: p is from malloc. */
+/* Returns p. If p is NULL, ends the program with the library's error or, if ctx is NULL, with "no memory". */
 static inline void *made(tt_context *ctx, void *p)
 {
     if (!p) die("%s", ctx ? tt_error(ctx) : "no memory");
@@ -84,31 +84,31 @@ static inline void must(tt_context *ctx, tt_status status)
 
 /* ------------------------------------------------------------------------------------------------ options */
 
-/* The type of an option's value. `to` points, in this order, to a const char *, const char *, int, double,
-   size_t or bool. */
+/* The type of an option's value. In the order of the enum, `to` points to a const char *, const char *, int,
+   double, size_t or bool. */
 typedef enum cli_type { CLI_TEXT, CLI_CHOICE, CLI_INTEGER, CLI_NUMBER, CLI_BYTES, CLI_SWITCH } cli_type;
 
 typedef struct cli_flag {
-    const char *name, *value; /* "--lr", and the name of its value in --help: "X" */
+    const char *name, *value; /* "--lr"; name of the option's value in --help: "X" */
     cli_type type;
     void *to;                 /* the value; holds the default before cli_parse */
-    const char *help;         /* the default is added, unless this ends with a parenthesis or a colon */
-    double min, max;       /* bounds of an INTEGER or NUMBER; of the bytes of a TEXT, if most is not 0 */
-    const char *choices;      /* of a CHOICE: words with spaces between; of an INTEGER: a word for CLI_WORD */
-    const char *also;         /* of a CHOICE: another CHOICE's name that also accepts these words; or NULL */
-    bool *given;              /* set to true if the option is given; NULL: not needed */
+    const char *help;         /* text of --help, with the default added unless the text ends with ) or : */
+    double min, max;       /* bounds of an INTEGER or NUMBER; of a TEXT's bytes, if most > 0 */
+    const char *choices;      /* of a CHOICE: the words; of an INTEGER: a word that gives CLI_WORD */
+    const char *also;         /* of a CHOICE: another option that accepts the words too; or NULL */
+    bool *given;              /* set to true if the command line has the option; or NULL */
 } cli_flag;
 
 enum { CLI_WORD = -1 };
 
-/* Returns the columns of the terminal, or 80. Not kept, because a window's size may change. */
+/* Returns the columns of the terminal now, or 80 if they are unknown. A window's size may change. */
 static inline int cli_width(void)
 {
     struct winsize w;
     return ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col >= 20 ? w.ws_col : 80;
 }
 
-/* Returns the index of a value among the words, or -1 if the value is none of them. */
+/* Returns the index of a value in a list of words, or -1 if the list lacks the value. */
 static inline int cli_index(const char *value, const char *words)
 {
     size_t n = strlen(value);
@@ -120,7 +120,7 @@ static inline int cli_index(const char *value, const char *words)
     return -1;
 }
 
-/* Writes the words "a b c" as "a, b or c". */
+/* Writes the list of words "a b c" as "a, b or c". */
 static inline const char *cli_list(const char *words, char *to, size_t capacity)
 {
     size_t n = 0;
@@ -133,7 +133,7 @@ static inline const char *cli_list(const char *words, char *to, size_t capacity)
     return to;
 }
 
-/* Prints text in lines of `width` columns. All lines but the first are indented. at: the cursor's column. */
+/* Prints a text in lines of `width` columns, all but the first indented. at: the cursor's column. */
 static inline void cli_wrap(const char *text, int at, int indent, int width)
 {
     while (*text) {
@@ -205,8 +205,8 @@ static inline int cli_distance(const char *a, const char *b)
     return row[n];
 }
 
-/* Ends the program for an argument that is no option. The message names the most similar option, or the
-   option that other programs call by this name. */
+/* Ends the program because an argument is no option. The message names the most similar option, or the option
+   that other programs call so. */
 static inline void cli_unknown(const cli_flag *flags, int count, const char *argument)
 {
     static const char *const known[][2] = {
@@ -217,12 +217,12 @@ static inline void cli_unknown(const cli_flag *flags, int count, const char *arg
         {"--max-seq-length", "--max-length"}, {"--image-size", "--size"}, {"--dataset", "--data"}};
     char given[64];
     const char *nearest = NULL, *bare = argument + strspn(argument, "-");
-    int min = strlen(bare) > 3 ? 3 : 1; /* an option at this distance or more is not suggested */
+    int min = strlen(bare) > 3 ? 3 : 1; /* a suggestion must have a smaller distance */
     snprintf(given, sizeof given, "--%.*s", (int)strcspn(bare, "="), bare);
     for (int k = 0; k < count; k++) {
         int distance = cli_distance(given, flags[k].name);
         if (strlen(given) > 4 && strncmp(given, flags[k].name, strlen(given)) == 0)
-            distance = 0; /* the argument is the option's beginning */
+            distance = 0; /* `given` is the beginning of the option */
         if (distance < min) nearest = flags[k].name, min = distance;
     }
     for (char *c = given; *c; c++) if (*c == '_') *c = '-';
@@ -250,7 +250,7 @@ static inline bool cli_bytes(const char *text, size_t *bytes)
     return false;
 }
 
-/* Returns the option that gets a value given with f: an option whose words f also accepts, or f itself. */
+/* Returns the option that a value after f belongs to: f, or an option (`also`) whose words f accepts too. */
 static inline const cli_flag *cli_meant(const cli_flag *flags, int count, const cli_flag *f,
                                         const char *value)
 {
@@ -311,13 +311,13 @@ static inline void cli_set(const cli_flag *f, const char *value)
     }
 }
 
-/* Sets the options that the arguments give. about: what the program does, for --help. */
+/* Sets the options that the arguments contain. about: a sentence on the program, for --help. */
 static inline void cli_parse(int argc, char **argv, const cli_flag *flags, int count, const char *program,
                              const char *about)
 {
     cli_program = program;
     cli_path = argv[0];
-    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* keeps all lines in a log if the program is killed */
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* a log then has all lines, even if the program is killed */
     signal(SIGXFSZ, SIG_IGN);              /* makes a file beyond the size limit a reported error */
     for (int i = 1; i < argc; i++) {
         const char *argument = argv[i], *value = strchr(argument, '=');
@@ -351,8 +351,8 @@ static inline char *join(const char *folder, const char *name) /* the caller fre
     return path;
 }
 
-/* Tests whether a file or folder exists. Ends the program if that is not known, as an existing file must not
-   count as absent. */
+/* Returns whether a file or folder exists. Ends the program if that is unknown, because an existing file must
+   not count as absent. */
 static inline bool exists(const char *path)
 {
     struct stat s;
@@ -364,8 +364,8 @@ static inline bool exists(const char *path)
 
 enum { CLI_NAME = 48 };
 
-/* Returns the next text of an option: the option's value, or for "-" a line of standard input, which is valid
-   until the next call. Returns NULL after the last text. Sets the text's name for errors. */
+/* Returns the next text of an option: the option's value or, if that is "-", a line of standard input, which
+   is valid until the next call. Returns NULL after the last text. name: the text's name for errors. */
 static inline const char *next_text(const char *option, char name[CLI_NAME])
 {
     static char *line;
@@ -381,8 +381,8 @@ static inline const char *next_text(const char *option, char name[CLI_NAME])
     return n < 0 ? NULL : line;
 }
 
-/* Returns the path of a file of examples/data, looked for beside this source, in the program's folder, and in
-   the folders above it. The caller frees the path. */
+/* Returns the path of a file of examples/data: beside this source, or in the program's folder or a folder
+   above. The caller frees the path. */
 static inline char *sample_data(const char *name)
 {
     char own[1024], from[1024], *in_data = join("examples/data", name);
@@ -390,7 +390,7 @@ static inline char *sample_data(const char *name)
     snprintf(own, sizeof own, "%.*s/data", slash ? (int)(slash - __FILE__) : 1, slash ? __FILE__ : ".");
     char *beside = join(own, name);
     if (exists(beside)) return free(in_data), beside;
-    ssize_t n = readlink("/proc/self/exe", own, sizeof own - 1); /* on Linux; elsewhere argv[0] is used */
+    ssize_t n = readlink("/proc/self/exe", own, sizeof own - 1); /* on Linux; other systems use argv[0] */
     if (n > 0) own[n] = 0;
     else snprintf(own, sizeof own, "%s", cli_path);
     snprintf(from, sizeof from, "%s", own);
@@ -405,7 +405,7 @@ static inline char *sample_data(const char *name)
     return NULL;
 }
 
-static inline bool holds(const char *folder, const char *name) /* tests for a file in a folder */
+static inline bool holds(const char *folder, const char *name) /* whether a folder has a file */
 {
     char *path = join(folder, name);
     bool there = exists(path);
@@ -430,8 +430,8 @@ static inline void check_folder(const char *folder, bool resume, bool whole)
 
 /* --------------------------------------------------------------------------------- training on a terminal */
 
-/* The signal that asked training to stop; 0: none. A second SIGINT or SIGTERM, which a person sends, ends the
-   program at once. The other signals may repeat by themselves: a closed terminal may send SIGHUP twice, a
+/* The signal that asked training to stop; 0: no signal did. A second SIGINT or SIGTERM, which a person sends,
+   ends the program at once. Other signals repeat without a person: a closed terminal may send SIGHUP twice, a
    pipe without a reader sends SIGPIPE with each line, and the limit of processor time sends SIGXCPU each
    second. Schedulers announce a job's end by SIGUSR1. */
 static volatile sig_atomic_t stop_signal;
@@ -446,8 +446,8 @@ static inline void ask_to_stop(int number)
     for (int k = 0; k < CLI_OF_PERSONS && person; k++) signal(stop_signals[k], SIG_DFL);
 }
 
-/* Installs or restores the handlers of signals. Signals that the parent process ignores, as nohup does with
-   SIGHUP, remain ignored. */
+/* Installs the handlers of signals or, if not `handle`, restores the old handlers. A signal that the parent
+   process ignores, as nohup does with SIGHUP, remains ignored. */
 static inline void handle_signals(bool handle)
 {
     static struct sigaction before[CLI_COUNT(stop_signals)];
@@ -460,11 +460,11 @@ static inline void handle_signals(bool handle)
         if (k >= CLI_OF_PERSONS && before[k].sa_handler == SIG_IGN) continue;
         sigaction(stop_signals[k], handle ? &stop : &before[k], NULL);
     }
-    if (!handle && stop_signal == SIGPIPE) signal(SIGPIPE, SIG_IGN); /* later output is lost */
+    if (!handle && stop_signal == SIGPIPE) signal(SIGPIPE, SIG_IGN); /* drops later output */
 }
 
-/* Prints progress, as tt_fit_options.report: one line that is rewritten on a terminal; elsewhere a line every
-   ten seconds. */
+/* Prints progress, as a tt_fit_options.report: on a terminal one line that changes, else a line every ten
+   seconds. */
 static inline void show_progress(void *user, const tt_fit_event *e)
 {
     static double shown;
@@ -482,7 +482,7 @@ static inline void show_progress(void *user, const tt_fit_event *e)
     fflush(stdout);
 }
 
-/* Prints how tt_fit ended. Returns the program's exit status; after a signal 128 plus its number, as in
+/* Prints how tt_fit ended. Returns the program's exit status; after a signal, 128 + its number, as in
    shells. */
 static inline int end_of_training(tt_context *ctx, const tt_trainer *t, tt_status status, bool finished)
 {
@@ -494,7 +494,7 @@ static inline int end_of_training(tt_context *ctx, const tt_trainer *t, tt_statu
         fprintf(to, "\nstopped after step %lld", (long long)tt_trainer_steps(t));
         if (stop_signal == SIGPIPE) fprintf(to, ", as nobody reads standard output any more");
         if (stop_signal == SIGXCPU) fprintf(to, ", at the limit of processor time");
-        if (status == TT_ERR_NUMERIC) fprintf(to, "\n"); /* the error message said what helps */
+        if (status == TT_ERR_NUMERIC) fprintf(to, "\n"); /* the error message says what helps */
         else if (saved == tt_trainer_steps(t)) fprintf(to, "; --resume goes on from there\n");
         else if (saved >= 0)
             fprintf(to, "; --resume goes on from step %lld, the last that was saved\n", saved);
@@ -504,7 +504,7 @@ static inline int end_of_training(tt_context *ctx, const tt_trainer *t, tt_statu
     return status != TT_OK ? 1 : stop_signal ? 128 + stop_signal : 0;
 }
 
-/* Prints the memory plan, and draws it as plan.svg in a folder (NULL: no picture). */
+/* Prints the memory plan. Draws the plan as plan.svg in a folder, unless `folder` is NULL. */
 static inline void show_plan(const tt_program *p, const char *folder)
 {
     static char text[1 << 16];
@@ -531,7 +531,7 @@ static inline tt_context *open_context(int seed, int threads, double timeout)
     o.timeout = timeout;
     o.wording = as_flags;
     tt_context *ctx = tt_open(&o);
-    if (!ctx) exit(1); /* the logger has said why */
+    if (!ctx) exit(1); /* the logger has reported the error */
     char host[64] = "";
     gethostname(host, sizeof host - 1);
     if (tt_processes(ctx) > 1)
@@ -547,19 +547,19 @@ static inline tt_context *open_context(int seed, int threads, double timeout)
 typedef struct cli_training {
     const char *optimizer, *schedule, *precision, *matmul, *recompute, *offload, *update, *device, *freeze;
     const char *zero, *memory, *tune, *out;
-    const char *data, *model; /* each program defines its own flags for these and --batch, --epochs, --lr */
-    const char *best_by, *class_weights, *predict; /* of programs that train classifiers; else NULL */
-    int seed, threads, batch, accumulate, epochs, train, test; /* train, test: of classifiers */
+    const char *data, *model; /* each program has its own flags for data, model, batch, epochs and lr */
+    const char *best_by, *class_weights, *predict; /* of programs that train classifiers; or NULL */
+    int seed, threads, batch, accumulate, epochs, train, test; /* train, test: of classifiers only */
     double timeout, lr, warmup, decay, clip, dropout, label_smoothing;
     size_t budget;
     bool plan, resume, measure, gpu; /* gpu: `device` begins with "cuda" */
     bool largest, finished; /* largest: --batch max; finished: all epochs are done */
-    tt_parallel parallel; /* of the ranks of `device` */
-    tt_costs costs;       /* with `measure`, the measured rates of `device` */
-    float *weights;       /* weights of classes, see `class_weights`; NULL: none */
+    tt_parallel parallel; /* how the ranks of `device` share the work */
+    tt_costs costs;       /* with `measure`, the measured costs of `device` */
+    float *weights;       /* weights for class_weights "balanced"; else NULL */
 } cli_training;
 
-/* Default values of a cli_training, and its rows in an array of cli_flag. */
+/* Initial values of a cli_training, and the flags that set its fields. */
 #define CLI_TRAINING_DEFAULT \
     .out = "run", .optimizer = "adamw", .precision = "32-true", .matmul = "fp32", \
     .update = "end", .memory = "device", .tune = "off", .seed = 1, .timeout = 600, .accumulate = 1, \
@@ -644,7 +644,7 @@ typedef struct cli_training {
      .help = "say how much memory training will need, draw it as plan.svg in --out, and end"}, \
     {"--resume", "", CLI_SWITCH, &(run).resume, .help = "go on from the state in --out"}
 
-/* Checks the options, and sets defaults that depend on --budget for options that were not given. */
+/* Checks the options. Sets options that the command line lacks and whose default depends on --budget. */
 static inline void check_training(cli_training *run)
 {
     const char *device = run->device ? run->device : getenv("TINYTRAIN_DEVICE");
@@ -681,7 +681,7 @@ static inline tt_compile_options compile_options(const cli_training *run)
     return o;
 }
 
-/* Opens a context for training, and sets the fields of run->parallel that are 0 to suit the device. Ends the
+/* Opens a context for training. Sets fields of run->parallel that are 0 according to the device. Ends the
    program if options contradict each other. */
 static inline tt_context *open_training(cli_training *run)
 {
@@ -696,17 +696,17 @@ static inline tt_context *open_training(cli_training *run)
     return ctx;
 }
 
-/* Calls open_training for a program that is about to train, after a check of the folder --out. whole: the
-   program will save a whole model there, not an adapter. */
+/* Checks the folder --out before training, and calls open_training. whole: the program will save a whole
+   model in --out, not an adapter. */
 static inline tt_context *begin_training(cli_training *run, bool whole)
 {
     if (!run->plan) check_folder(run->out, run->resume, whole);
     return open_training(run);
 }
 
-enum { BESIDE_LATER = 2 << 20 }; /* bytes that training needs beside the plan once the plan is made */
+enum { BESIDE_LATER = 2 << 20 }; /* bytes beside the plan that training still allocates */
 
-/* Returns the options of a trainer. total_steps 0: a trainer that only evaluates and predicts. */
+/* Returns the options of a trainer. total_steps 0: the trainer only evaluates and predicts. */
 static inline tt_train_options training_options(const cli_training *run, int64_t total_steps)
 {
     tt_train_options o = tt_train_options_default();
@@ -718,7 +718,7 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     o.schedule.warmup_steps = (int64_t)(run->warmup * (double)total_steps);
     if (run->budget && !run->gpu) {
         const int ranks = run->parallel.data * run->parallel.tensor * run->parallel.pipeline;
-        if (!beside_the_plan) /* measured once; later plans use the same number */
+        if (!beside_the_plan) /* measures once, so that all plans use one number */
             beside_the_plan = (resident_bytes() + BESIDE_LATER) / (size_t)(ranks > 0 ? ranks : 1);
         if (run->budget <= beside_the_plan)
             die("--budget of %zu bytes is less than the %.1f MB that are in use beside a plan", run->budget,
@@ -731,8 +731,8 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     return o;
 }
 
-/* Sets the number of micro-batches of a step on a data rank, which choices under --budget depend on. A
-   pipeline uses --micros instead. accumulate: micro-batches of each group. */
+/* Sets the number of micro-batches of a step on a data rank, on which choices for --budget depend, unless a
+   pipeline takes the number from --micros. accumulate: micro-batches of each group. */
 static inline void expect_micros(tt_train_options *o, int accumulate)
 {
     const int micros = accumulate * o->compile.parallel.groups;
@@ -741,7 +741,7 @@ static inline void expect_micros(tt_train_options *o, int accumulate)
 }
 
 /* Makes a trainer with room for the micro-batches of two sources. other may be NULL. train NULL: room for one
-   example. epochs 0: a trainer that only evaluates and predicts. */
+   example. epochs 0: the trainer only evaluates and predicts. */
 static inline tt_trainer *make_trainer(tt_context *ctx, const cli_training *run, const tt_model *model,
                                        const tt_source *train, const tt_source *other, int epochs)
 {
@@ -753,7 +753,7 @@ static inline tt_trainer *make_trainer(tt_context *ctx, const cli_training *run,
     return (tt_trainer *)made(ctx, tt_trainer_new(ctx, model, &o));
 }
 
-/* Trains, saves, and shows progress; with --plan only shows the plan. Returns the program's exit status.
+/* Trains, saves, and shows progress; with --plan, only shows the plan. Returns the program's exit status.
    keep(user) saves the model. */
 static inline int fit(tt_context *ctx, tt_trainer *t, const tt_source *train, const tt_source *validation,
                       cli_training *run, tt_status (*keep)(void *), void *user)

@@ -1,8 +1,7 @@
-/* Readers of IMDb's reviews, of CIFAR-10's images and of image files, on tinytrain's public API. Included
-   after tinytrain.h.
+/* Readers of IMDb's reviews, of CIFAR-10's images and of image files, with tinytrain's public API. A program
+   includes this file after tinytrain.h.
 
-   A reader that fails returns NULL and writes one sentence to `why`: what is wrong with which file, and at
-   which byte. */
+   A reader that fails returns NULL and writes one sentence to `why`, with file, byte and reason. */
 #ifndef EXAMPLES_DATASETS_H
 #define EXAMPLES_DATASETS_H
 
@@ -101,7 +100,7 @@ static inline bool imdb_find(imdb_list *l, const char *folder, int label, char w
         return dataset_fail(why, "cannot list the folder '%.500s': %s; expected the unpacked aclImdb_v1, "
                             "with train/neg, train/pos, test/neg, test/pos", folder, strerror(errno));
     while (ok) {
-        errno = 0; /* tells an error of readdir from the end of the folder */
+        errno = 0; /* readdir sets errno only on an error, not at the end */
         struct dirent *e = readdir(d);
         if (!e) break;
         const char *name = e->d_name, *rating = name + strspn(name, "0123456789");
@@ -122,14 +121,14 @@ static inline bool imdb_find(imdb_list *l, const char *folder, int label, char w
     return ok;
 }
 
-/* Keeps n of the reviews from number `first` on, chosen at random by the context's seed. */
+/* Keeps n of the reviews from number `first` on, chosen at random by the context's seed; frees the others. */
 static inline bool imdb_choose(tt_context *ctx, imdb_list *l, int first, int n, char why[DATASET_WHY])
 {
     int there = l->count - first, kept = first;
     char(*number)[16] = (char(*)[16])calloc((size_t)there, sizeof *number);
     tt_text *texts = (tt_text *)calloc((size_t)there, sizeof *texts);
     bool ok = (number && texts) || dataset_fail(why, "out of memory for %d reviews", there);
-    for (int i = 0; i < there && ok; i++) { /* a dataset of the reviews' numbers, split at random */
+    for (int i = 0; i < there && ok; i++) { /* texts: numbers of reviews, to split at random */
         texts[i].bytes = (size_t)snprintf(number[i], sizeof number[i], "%d", i);
         texts[i].text = number[i];
     }
@@ -171,8 +170,8 @@ static inline tt_dataset *imdb_read(tt_context *ctx, const imdb_list *l, char wh
 }
 
 /* Reads the reviews folder/{train,test}/{neg,pos}/N_RATING.txt (Maas et al. 2011). split: "train" or "test".
-   limit: number of reviews, half of each class, chosen at random by the context's seed; 0: all. Order: neg,
-   then pos, each by file name in byte order. Classes: neg 0, pos 1. */
+   limit: number of reviews, half of each class, chosen at random by the context's seed; 0: all. The reviews
+   have the order of classes (neg 0, pos 1) and, in a class, of file names in byte order. */
 static inline tt_dataset *imdb_open(tt_context *ctx, const char *folder, const char *split, int limit,
                                     char why[DATASET_WHY])
 {
@@ -204,7 +203,7 @@ static inline tt_dataset *imdb_open(tt_context *ctx, const char *folder, const c
 enum { CIFAR_CLASSES = 10, CIFAR_SIDE = 32, CIFAR_PLANE = CIFAR_SIDE * CIFAR_SIDE };
 enum { CIFAR_PIXELS = 3 * CIFAR_PLANE };
 
-/* Images of CIFAR-10, which must outlive their dataset. */
+/* The images of a CIFAR-10 dataset, which the dataset reads from here: free them after the dataset. */
 typedef struct cifar {
     uint8_t *pixels; /* (images, CIFAR_PIXELS) */
     int *labels;     /* (images) */
@@ -226,7 +225,7 @@ static inline const char *cifar_image(void *user, int64_t index, tt_image *image
     return NULL;
 }
 
-/* Adds the records of a file. A record is a label and 32 x 32 pixels: all reds, all greens, all blues. */
+/* Adds the records of a file. A record is a label, then 32 x 32 pixels: all reds, all greens, all blues. */
 static inline bool cifar_add(cifar *c, const char *path, const uint8_t *bytes, size_t size,
                              char why[DATASET_WHY])
 {
@@ -254,7 +253,7 @@ static inline bool cifar_add(cifar *c, const char *path, const uint8_t *bytes, s
     return true;
 }
 
-/* Points `names` to the lines of a text, and replaces the line ends in the text by NULs. */
+/* Points `names` to the ten lines of a text, in which NULs replace the line ends. path: the text's file. */
 static inline bool cifar_names(char *text, const char *path, const char *names[CIFAR_CLASSES],
                                char why[DATASET_WHY])
 {
@@ -268,7 +267,8 @@ static inline bool cifar_names(char *text, const char *path, const char *names[C
            dataset_fail(why, "'%.500s' holds %d names, one a line; CIFAR-10 has ten classes", path, n);
 }
 
-/* Reads a file of the folder. If the file does not exist, returns NULL without an error and sets *missing. */
+/* Reads a file of the folder, and sets `path` to its path. If the file does not exist, returns NULL without
+   an error and sets *missing. */
 static inline char *cifar_file(const char *folder, const char *name, char path[DATASET_WHY], size_t *bytes,
                                bool *missing, char why[DATASET_WHY])
 {
@@ -283,9 +283,9 @@ static inline char *cifar_file(const char *folder, const char *name, char path[D
 }
 
 /* Reads the binary version of CIFAR-10 (Krizhevsky 2009). Split "train" is the files data_batch_1.bin to
-   data_batch_5.bin of the folder, as far as they exist; "test" is test_batch.bin. Images are 32 x 32, RGB, in
-   the order of the files. The names of classes are those in batches.meta.txt, or without that file "airplane"
-   to "truck". Free c after the dataset. */
+   data_batch_5.bin of the folder, of which some may be missing; "test" is test_batch.bin. Images are 32 x 32,
+   RGB, in the order of the files. The names of classes are those in batches.meta.txt, or without that file
+   "airplane" to "truck". Free c after the dataset. */
 static inline tt_dataset *cifar_open(tt_context *ctx, cifar *c, const char *folder, const char *split,
                                      char why[DATASET_WHY])
 {
@@ -350,7 +350,7 @@ static inline int pnm_number(const uint8_t *bytes, size_t n, size_t *at)
 }
 
 /* Reads a binary PPM or PGM of 8 bits. image->pixels then points into `bytes`. Returns NULL, or words that
-   say what is wrong. whole: `bytes` are the whole file, not only its beginning. */
+   say what is wrong. whole: `bytes` hold the whole file, not only its beginning. */
 static inline const char *pnm_read(const uint8_t *bytes, size_t n, bool whole, tt_image *image)
 {
     size_t at = 2;
@@ -368,7 +368,7 @@ static inline const char *pnm_read(const uint8_t *bytes, size_t n, bool whole, t
     return NULL;
 }
 
-/* Returns the orientation of a JPEG in EXIF's numbers, 1 to 8; 1 (upright) if the file has none. */
+/* Returns the orientation of a JPEG in EXIF's numbers, 1 to 8; 1 (upright) if the file has no entry. */
 static inline int jpeg_orientation(const uint8_t *bytes, size_t n)
 {
     size_t at = 2, end;
@@ -379,7 +379,7 @@ static inline int jpeg_orientation(const uint8_t *bytes, size_t n)
         if (marker == 0xFF) continue; /* a fill byte */
         if (marker == 0xDA || end > n || end < at + 4) break;
         if (marker != 0xE1 || end < at + 18 || memcmp(bytes + at + 4, "Exif\0", 6) != 0) continue;
-        const uint8_t *tiff = bytes + at + 10; /* offsets in EXIF count from here */
+        const uint8_t *tiff = bytes + at + 10; /* EXIF counts offsets from here */
         const size_t size = end - at - 10;
         const size_t low = tiff[0] == 'I' ? 0 : 1; /* index of a number's low byte */
 #define EXIF_2(p) ((size_t)tiff[(p) + low] | (size_t)tiff[(p) + 1 - low] << 8)
@@ -393,8 +393,8 @@ static inline int jpeg_orientation(const uint8_t *bytes, size_t n)
     return 1;
 }
 
-/* Turns an image upright. Its pixels must be from malloc. If memory runs out, returns false and leaves the
-   image unchanged. */
+/* Turns an image, whose pixels are from malloc, upright. orientation: see jpeg_orientation. If memory runs
+   out, returns false and leaves the image unchanged. */
 static inline bool image_turn(tt_image *image, int orientation)
 {
     const bool swap = orientation >= 5, up = orientation == 3 || orientation == 4 || orientation == 6 ||

@@ -39,7 +39,7 @@ static int train(void)
     tt_dataset *held, *d = read_training(ctx, &opt.run, &opt.table, &held);
     make_model(ctx, &x.m, tt_tokenizer_size(x.k), d, held);
     const classifier c = classifier_of(&x);
-    /* Read the test data before training, so that an error in them does not show up after training. */
+    /* Reads the test data before training, so that training does not end with an error in them. */
     tt_dataset *later = opt.run.plan ? NULL : read_test(ctx, &opt.run, &opt.table, c.names, c.model.classes);
     if (later && !tt_dataset_count(later)) printf("note: '%s' has no rows to test on\n", opt.run.data);
     const int result = train_classifier(ctx, &c, d, held);
@@ -99,7 +99,7 @@ static void make_model(tt_context *ctx, tt_bert *m, int tokens, tt_dataset *d, t
     freeze(ctx, opt.run.freeze);
 }
 
-/* Saves the model and the tokenizer as transformers and --predict load them. */
+/* Saves the model and the tokenizer for transformers and for --predict. */
 static tt_status keep(void *self)
 {
     const text_model *x = (const text_model *)self;
@@ -115,7 +115,7 @@ static classifier classifier_of(text_model *x)
 }
 
 /* --------------------------------------------------------------------------------- testing and prediction */
-/* Loads the trained model as a user would: from its folder, in a new context. */
+/* Loads the trained model as a user would: from the folder --out, in a new context. */
 static tt_context *load(text_model *x)
 {
     tt_context *ctx = open_training(&opt.run);

@@ -18,7 +18,7 @@
 
 static struct {
     cli_training run; /* the options of all programs that train */
-    cli_lm lm;        /* the model, and how it generates text */
+    cli_lm lm;        /* the options of models and sampling */
     const char *separator, *generate;
     double held;
     bool across;
@@ -53,7 +53,7 @@ static int train(void)
            1e-6 * (double)tt_program_plan(tt_trainer_program(t)).params, tt_threads(ctx), tt_isa(ctx));
     trained x = {&m, k};
     const int result = fit(ctx, t, source, other, &opt.run, keep, &x);
-    if (opt.run.finished && !result && held) { /* bits per byte compare models with different tokenizers */
+    if (opt.run.finished && !result && held) { /* bits per byte are comparable between tokenizers */
         const double bytes = (double)tt_token_stream_bytes(held);
         tt_stats of;
         must(ctx, tt_evaluate(t, other, &of));
@@ -80,7 +80,7 @@ static bool show_text(void *user, const char *text, size_t bytes)
     return fflush(stdout) == 0 && !stop_signal;
 }
 
-/* Continues a text with the model of a folder, in a new context. adapter: a peft folder, or NULL. */
+/* Continues a text with the model of a folder, in a new context. adapter: a peft folder, or NULL for none. */
 static void continue_text(const char *folder, const char *adapter, const char *text)
 {
     tt_context *ctx = open_context(opt.run.seed, opt.run.threads, opt.run.timeout);
@@ -90,7 +90,7 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     must(ctx, tt_lm_load(ctx, &m, folder));
     if (adapter) {
         must(ctx, tt_lm_lora_load(&m, adapter));
-        must(ctx, tt_lm_lora_merge(&m)); /* merged adapters are faster */
+        must(ctx, tt_lm_lora_merge(&m)); /* makes generation faster */
     }
     tt_tokenizer *k = open_tokenizer(ctx, folder, &m);
     const size_t bytes = strlen(text);
@@ -98,7 +98,7 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     const int64_t max = (n > 1 ? n : 1) + opt.lm.tokens;
     tt_generator_options o = tt_generator_options_default();
     const char *all = opt.run.device ? opt.run.device : "";
-    char device[64]; /* the first device of --device; one is enough to generate */
+    char device[64]; /* the first device of --device: one device generates */
     snprintf(device, sizeof device, "%.*s", (int)strcspn(all, "*,"), all);
     if (*all) o.compile.device = device;
     o.compile.precision = opt.run.precision;
@@ -139,7 +139,7 @@ static tt_token_stream *read_data(tt_context *ctx, const tt_tokenizer *k, const 
     return (tt_token_stream *)made(ctx, tt_token_stream_open(ctx, opt.run.data, 0, o.vocab, o.end));
 }
 
-/* Saves the model or its adapters, and the tokenizer, as transformers and --generate load them. */
+/* Saves the adapters, or the model and its tokenizer, for transformers and for --generate. */
 static tt_status keep(void *user)
 {
     const trained *x = (const trained *)user;

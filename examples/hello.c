@@ -13,7 +13,7 @@ typedef struct block { tt_param *norm1, *q, *k, *v, *out, *norm2, *up, *down; } 
 typedef struct model { tt_param *digit, *position, *norm; block block[LAYERS]; } model;
 static tt_param *param(tt_context *ctx, const char *name, int layer, int64_t out, int64_t in)
 {
-    const tt_init init = {in ? TT_INIT_NORMAL : TT_INIT_ONES, 0.1f}; /* norms have one dimension */
+    const tt_init init = {in ? TT_INIT_NORMAL : TT_INIT_ONES, 0.1f}; /* a norm (in = 0) has one dimension */
     const int64_t dims[2] = {out, in};
     char full[32];
     snprintf(full, sizeof full, "%s.%d", name, layer);
@@ -32,7 +32,7 @@ static void make_model(tt_context *ctx, model *m)
     }
 }
 
-/* 2. The computation is recorded on a tape: embeddings of the digits, blocks, and logits (ROWS, 10). */
+/* 2. The computation is recorded on a tape: embeddings of the digits, then blocks, then logits (ROWS, 10). */
 static tt_value record(tt_tape *t, const model *m, tt_value digits, tt_value positions, tt_value starts)
 {
     tt_attention_options a = tt_attention_options_default(HEADS);
@@ -55,7 +55,7 @@ static void make_batch(uint64_t random, int32_t *digits, int32_t *targets)
     for (int r = 0, at = 0; r < ROWS; targets[r++] = -100, at = r % LENGTH) {
         random = random * 6364136223846793005u + 1442695040888963407u;
         digits[r] = at < DIGITS ? (int32_t)((random >> 33) % 10) : digits[r + LENGTH - 1 - 2 * at];
-        if (at >= DIGITS) targets[r - 1] = digits[r]; /* a target is the next digit */
+        if (at >= DIGITS) targets[r - 1] = digits[r]; /* the target of a row is the next digit */
     }
 }
 
@@ -65,19 +65,19 @@ int main(int argc, char **argv)
     static int32_t digits[ROWS], targets[ROWS], positions[ROWS], starts[SEQS + 1];
     for (int r = 0; r < ROWS; r++) positions[r] = r % LENGTH, starts[r / LENGTH + 1] = r + 1;
     tt_context *ctx = tt_open(NULL);
-    if (!ctx) return 1; /* the logger has said why */
+    if (!ctx) return 1; /* the logger has reported the error */
     model m;
     make_model(ctx, &m);
     tt_tape *t = tt_tape_new(ctx);
     tt_value d = tt_input(t, "digits", TT_I32, ROWS, 1), y = tt_input(t, "targets", TT_I32, ROWS, 1);
     tt_value at = tt_input(t, "positions", TT_I32, ROWS, 1), first = tt_seq_start(t, "starts", SEQS);
-    /* 4. The program plans all of its memory before the first step. After that it only runs steps. */
+    /* 4. The program plans all of its memory before the first step. Then the program only runs steps. */
     tt_program *p = tt_compile(t, tt_cross_entropy(t, record(t, &m, d, at, first), y, NULL), NULL);
     tt_status status = p ? TT_OK : tt_error_code(ctx);
     if (p && access("hello.safetensors", F_OK) == 0) status = tt_program_load(p, "hello.safetensors");
     for (tt_stats s; status == TT_OK && tt_program_steps(p) < (argc > 1 ? atoi(argv[1]) : 200);) {
         make_batch((uint64_t)tt_program_steps(p), digits, targets);
-        tt_set(p, d, digits, ROWS), tt_set(p, y, targets, ROWS); /* the step reports an error of these */
+        tt_set(p, d, digits, ROWS), tt_set(p, y, targets, ROWS); /* the step reports errors of tt_set */
         tt_set(p, at, positions, ROWS), tt_set(p, first, starts, SEQS + 1);
         status = tt_step(p, 1e-3f, &s);
         if (status != TT_OK || s.step % 20) continue;

@@ -1,8 +1,9 @@
-/* Images for the command line: files in folders of classes, CIFAR-10, or shapes that are drawn here. Included
-   once, after classifier.h.
+/* Images for the command line: files in folders of classes, CIFAR-10, or shapes that are drawn here. A
+   program includes this file once, after classifier.h.
 
    stb_image.h decodes image files if it is installed (Debian: libstb-dev) when this program is built. Without
-   it, only PPM and PGM are read. JPEGs are turned upright by the orientation in their EXIF data. */
+   stb_image.h, programs read only PPM and PGM. JPEGs are turned upright by the orientation in their EXIF
+   data. */
 #ifndef EXAMPLES_IMAGES_H
 #define EXAMPLES_IMAGES_H
 
@@ -12,7 +13,7 @@
 #if defined(__has_include)
 #if __has_include(<stb/stb_image.h>)
 #define STB_IMAGE_IMPLEMENTATION
-#define STBI_FAILURE_USERMSG /* reasons in words for users */
+#define STBI_FAILURE_USERMSG /* errors become words for users */
 #include <stb/stb_image.h>
 #define HAS_STB
 #endif
@@ -28,7 +29,7 @@ enum { SHAPE_SIDE = 32, SHAPES = 10, SHAPES_TRAIN = 6600, SHAPES_TEST = 1000 };
 static const char *const shape_names[SHAPES] = {"disc", "ring",  "half disc", "triangle", "square",
                                                 "bar",  "cross", "star",      "heart",    "crescent"};
 
-/* Tests whether (x, y) is inside a shape of about unit size. */
+/* Returns whether (x, y) is inside a shape of radius about 1 around the origin. */
 static bool inside(int shape, double x, double y)
 {
     double r = sqrt(x * x + y * y), fifth = 2 * 3.14159265358979 / 5;
@@ -72,7 +73,7 @@ static const char *draw_shape(void *user, int64_t i, tt_image *image)
     double turn = 2 * 3.14159265358979 * uniform(&random), noise = 5 + 20 * uniform(&random);
     double apart = 0, ground[3], colour[3];
     if (!pixels) return "no memory";
-    while (apart < 120) { /* until the shape is clearly brighter than the ground */
+    while (apart < 120) { /* draws colours until the shape is clearly brighter than the ground */
         apart = 0;
         for (int c = 0; c < 3; c++)
             apart += (colour[c] = 100 + 155 * uniform(&random)) - (ground[c] = 120 * uniform(&random));
@@ -101,10 +102,11 @@ static const char *draw_shape(void *user, int64_t i, tt_image *image)
 static void free_pixels(void *user, tt_image *image) { (void)user, free((void *)(uintptr_t)image->pixels); }
 
 /* ---------------------------------------------------------------------------------------- images of files */
-/* Checks the first bytes of a file. Returns NULL if they are an image's, or words that say what is wrong. */
+/* Checks the first bytes of a file. Returns NULL if the bytes begin an image, or words that say what is
+   wrong. */
 static const char *look_at(const char *path)
 {
-    struct stat s; /* a pipe is refused: reading would wait for its writer */
+    struct stat s; /* refuses a pipe, whose reader would wait for a writer */
     if (stat(path, &s) == 0 && !S_ISREG(s.st_mode)) return "it is no regular file";
 #ifdef HAS_STB
     int width, height, channels;
@@ -135,7 +137,7 @@ static const char *decode_bytes(char *file, size_t n, tt_image *image)
     }
 #else
     const char *wrong = pnm_read(bytes, n, true, image);
-    if (!wrong) { /* the pixels move to the start of the file's memory */
+    if (!wrong) { /* moves the pixels to the start of the memory, as free_pixels needs */
         memmove(file, image->pixels, n - (size_t)(image->pixels - bytes));
         image->pixels = bytes;
         return NULL;
@@ -168,7 +170,7 @@ static void read_image(const char *path, tt_image *image) /* ends the program af
     if (wrong) die("cannot read '%s': %s", path, wrong);
 }
 
-/* Image files and their classes. wrong: why a file cannot be read; NULL if no error is known. */
+/* Image files and their classes. wrong: the reason why a file cannot be read; NULL: no error so far. */
 typedef struct image_file { char *path, *wrong; int label; } image_file;
 typedef struct image_files {
     char *root;
@@ -185,7 +187,8 @@ static int by_name(const void *a, const void *b) { return strcmp(*(char *const *
 
 static bool is_folder(const char *path) { struct stat s; return stat(path, &s) == 0 && S_ISDIR(s.st_mode); }
 
-/* Lists the paths in a folder, sorted, and returns their number. Hidden files are only counted in *hidden. */
+/* Lists the paths in a folder, sorted, and returns their number. Adds the number of hidden files, which the
+   list lacks, to *hidden. */
 static int list(const char *path, char ***paths, int *hidden)
 {
     DIR *d = opendir(path);
@@ -203,7 +206,7 @@ static int list(const char *path, char ***paths, int *hidden)
     return n;
 }
 
-/* Threads that check the files. Several at a time are faster on most disks and networks. */
+/* Number of threads that check files: parallel reads are faster on most disks and networks. */
 enum { LOOKERS = 16 };
 typedef struct looker { image_files *f; int first; bool whole; } looker;
 
@@ -249,18 +252,18 @@ static void check_files(image_files *f, bool skip)
     printf("note: left out: '%s' cannot be read (%s)%s\n", first.path, first.wrong, more);
 }
 
-/* Returns the image files root/CLASS/FILE. Each root is read and checked only once. Folders without an image,
-   and __MACOSX from archives, are no classes. */
+/* Returns the image files root/CLASS/FILE. A second call with one root reads nothing. Folders without an
+   image, and __MACOSX from archives, are no classes. */
 static const image_files *read_classes(const char *root, bool skip)
 {
-    static image_files read[2]; /* DIR/train and DIR/test, or DIR */
+    static image_files read[2]; /* results of earlier calls: DIR/train and DIR/test, or DIR */
     image_files *f = &read[read[0].root && strcmp(read[0].root, root) != 0];
     if (f->root) return f;
     char **paths, **files, left_out[400] = "";
     int hidden = 0, n = list(root, &paths, &hidden), classes = 0;
     f->root = (char *)made(NULL, strdup(root));
     f->class_name = (const char **)made(NULL, calloc((size_t)n + 1, sizeof *f->class_name));
-    for (int c = 0; c < n; c++) { /* find the folders of classes */
+    for (int c = 0; c < n; c++) { /* separates folders of classes from other entries */
         char *name = strrchr(paths[c], '/') + 1;
         const bool is_class = is_folder(paths[c]) && strcmp(name, "__MACOSX") != 0;
         const size_t said = strlen(left_out);
@@ -294,8 +297,8 @@ static const image_files *read_classes(const char *root, bool skip)
     return f;
 }
 
-/* Returns the image files of DIR/split/CLASS, or of DIR/CLASS if there are no splits. Then every tenth file
-   of a class is "test", and the others are "train". */
+/* Returns the image files of DIR/split/CLASS, or of DIR/CLASS if DIR has no splits; then every tenth file of
+   a class is "test", and all others are "train". */
 static image_files read_folder(const char *data, const char *split, bool skip)
 {
     char *root = join(data, split);
@@ -363,7 +366,8 @@ static void free_images(images *x)
     cifar_free(&x->cifar);
 }
 
-/* Ends the program if a dataset's classes are not those of a model. Their order does not matter. */
+/* Ends the program unless a dataset has the classes `names` of a model, in any order. whose: words for the
+   model's classes. */
 static void check_classes(const cli_training *run, const tt_dataset *d, const char *split,
                           char (*names)[64], int classes, const char *whose)
 {

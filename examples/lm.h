@@ -1,5 +1,5 @@
-/* Options of programs for language models, and functions that make a model from the options. Included once,
-   after cli.h. */
+/* Options of programs for language models, and functions that make a model from the options. A program
+   includes this file once, after cli.h. */
 #ifndef EXAMPLES_LM_H
 #define EXAMPLES_LM_H
 
@@ -7,7 +7,7 @@ typedef struct cli_lm {
     const char *kind, *lora_targets, *adapter;
     int layers, hidden, heads, length, lora, tokens, top_k;
     double lora_alpha, temperature, top_p, penalty;
-    bool shaped; /* one of --kind, --layers, --hidden and --heads was given */
+    bool shaped; /* the command line has --kind, --layers, --hidden or --heads */
 } cli_lm;
 
 #define LM_DEFAULT \
@@ -64,7 +64,7 @@ static inline void check_lm(cli_lm *lm, const cli_training *run, bool generates)
     if (lm->lora_alpha == 0) lm->lora_alpha = 2 * lm->lora;
 }
 
-enum { BYTES = 257 }; /* tokens of a model of bytes: 256 bytes, and the end of a document */
+enum { BYTES = 257 }; /* vocabulary of a model of bytes: 256 bytes, and the end of a document */
 
 /* Opens the tokenizer of a folder. Returns NULL for a model of bytes, which needs no tokenizer. */
 static inline tt_tokenizer *open_tokenizer(tt_context *ctx, const char *folder, const tt_lm *m)

@@ -1,5 +1,5 @@
-/* Readers of labelled texts for the command line: from a table or IMDb's reviews. Included once, after
-   classifier.h. */
+/* Reads labelled texts of a table, or IMDb's reviews, for the command line. A program includes this file
+   once, after classifier.h. */
 #ifndef EXAMPLES_TEXTS_H
 #define EXAMPLES_TEXTS_H
 
@@ -7,7 +7,7 @@
 
 typedef struct cli_table {
     const char *text_column, *label_column, *delimiter, *quote;
-    bool is_table; /* false: the data are aclImdb */
+    bool is_table; /* false: the data are the folder aclImdb */
 } cli_table;
 
 #define TABLE_DEFAULT {"text", "label", NULL, "double", false}
@@ -21,7 +21,7 @@ typedef struct cli_table {
     {"--quote", "Q", CLI_CHOICE, &(table).quote, .help = "whether double quotes enclose a table's fields, " \
      "or are characters like others", .choices = "double none"}
 
-/* Checks the options, and finds out whether the data are a table. */
+/* Checks the options, and sets is_table according to the data's name and type. */
 static inline void check_table(cli_table *table, const char *data)
 {
     struct stat s;
@@ -33,8 +33,8 @@ static inline void check_table(cli_table *table, const char *data)
     table->is_table = known || table->delimiter || (data && stat(data, &s) == 0 && !S_ISDIR(s.st_mode));
 }
 
-/* Reads a part of the data. split: "train", "validation" or "test". names: of the classes, if they are known.
-   max: reviews of aclImdb that are needed; 0: all. */
+/* Reads a part of the data. split: "train", "validation" or "test". names: the names of the classes; NULL:
+   not known. max: number of reviews of aclImdb to read; 0: all. */
 static inline tt_dataset *read_split(tt_context *ctx, const cli_training *run, const cli_table *table,
                                      const char *split, const char **names, int classes, int max)
 {
@@ -65,7 +65,7 @@ static inline tt_dataset *read_training(tt_context *ctx, const cli_training *run
     return d;
 }
 
-/* Reads the texts to test a model on. names: of the model's classes. */
+/* Reads the texts to test a model on. names: the names of the model's classes. */
 static inline tt_dataset *read_test(tt_context *ctx, const cli_training *run, const cli_table *table,
                                     char (*names)[64], int classes)
 {

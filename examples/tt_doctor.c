@@ -17,7 +17,7 @@ static const cli_flag flags[] = {
      .help = "cpu or cuda: only this one (all are shown, and TINYTRAIN_DEVICE, else cpu, is tried)"},
 };
 
-/* Prints the devices of a kind, or why they cannot be used. */
+/* Prints the devices of a kind, or why programs cannot use them. */
 static tt_status show(tt_context *ctx, const char *kind)
 {
     char text[16384];
@@ -64,7 +64,7 @@ int main(int argc, char **argv)
     if (!device && environment && *environment) tried = environment;
     tt_context *ctx = tt_open(NULL);
     tt_stats first, last;
-    if (!ctx) return 1; /* the logger has said why */
+    if (!ctx) return 1; /* the logger has reported the error */
 #if defined(__clang__)
     printf("tinytrain %s, compiled by %s\n", TT_VERSION, __VERSION__);
 #else

@@ -79,7 +79,7 @@ static tt_loader *loader_of(tt_context *ctx, const void *self, const tt_dataset 
     tt_image_options image = tt_vit_image_options((const tt_vit *)self);
     const int side = image.height, short_side = image.resize_shortest, tall = image.resize_height;
     image.flip = image.random_crop = train && opt.augment;
-    if (image.random_crop) { /* shifts of up to an eighth; a resized image may have part of that margin */
+    if (image.random_crop) { /* shifts by up to an eighth; a resized image may have part of that margin */
         const int lacks = side - (short_side ? short_side : tall ? tall : side);
         const int pad = (2 * (side / 8) + lacks + 1) / 2;
         image.pad = pad < 0 ? 0 : pad;
@@ -97,7 +97,7 @@ static classifier classifier_of(tt_vit *m)
 }
 
 /* --------------------------------------------------------------------------------- testing and prediction */
-/* Tests the best epoch's model as a user would: loaded from its folder, in a new context. */
+/* Tests the best epoch's model as a user would: loads it from --out, in a new context. */
 static void test(void)
 {
     tt_context *ctx = open_training(&opt.run);
@@ -113,8 +113,8 @@ static void test(void)
     tt_vit_free(&m), free_images(&x), tt_close(ctx);
 }
 
-/* Checks before training what would otherwise fail after training: that the test images exist and have the
-   classes to train on, and that a run to resume has these classes. */
+/* Finds errors before training that would otherwise show up after training: test images must exist and have
+   the classes to train on, and so must a run to resume. */
 static void check_before(const tt_dataset *d, const classifier *c)
 {
     images x;

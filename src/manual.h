@@ -115,7 +115,8 @@
      tt_compile computes how much memory a program needs (tt_program_plan, tt_plan_text, tt_plan_svg). It
      allocates nothing, and works for a kind of device that this machine lacks. tt_allocate, or the first
      tt_set, allocates the arena, of exactly the planned size. A step allocates nothing, with two exceptions:
-     a CBLAS may allocate, and with `tune` the first run takes memory of the device while it measures times.
+     a CBLAS may allocate, and with tt_compile_options.tune the first run takes memory of the device while it
+     measures times.
      A program that shares another program's arena (evaluation) costs the larger of the two, not the sum. The
      arena is released with the last of its programs and parameters: in tt_close, if it holds parameters.
      recompute and offload (tt_compile_options) need less memory of the device, and in return more computation
@@ -130,13 +131,13 @@
      bf16 matrices (dot products, tiles, conversion to fp32). With TINYTRAIN_CBLAS the CBLAS decides what is
      deterministic.
      On "cuda" with one rank, the linear layers of one x, such as queries, keys and values, run as one matrix
-     product, and cuBLASLt may sum one product in another order than three. The products stay three
+     product, and cuBLASLt may sum one product in another order than three. The three products stay separate
        - with a memory_budget or `offload`;
        - if an output (tt_output) or a mark (tt_keep, tt_recompute, tt_offload) treats only some of them
          differently;
        - in managed memory, if they need more than the runtime fetches at once;
        - if an earlier program has stored some of the weights elsewhere.
-     In these cases the bits may differ by that order.
+     The bits may then differ, because the sums have another order.
      tt_compile_options.tune, on "cuda", chooses the fastest of several ways to compute a product. The ways
      add up in different orders, so their results differ by rounding of fp32 sums, and, depending on whether
      GELU or its slope is part of a product, by one rounding to 16 bits in between. Timing finds the fastest,
@@ -168,11 +169,11 @@
      The ranks of "cpu*4", "cuda*8" or "cuda:0,2" run one program, each on its part of the data and its shards
      of the tensors (tt_parallel); a rank is a thread. Give each data rank its micro-batch with tt_set_rank; a
      trainer does so. With the same tt_parallel.groups, the bits of a training depend neither on the number of
-     data ranks nor on zero (0 and 1 give the same bits; so do 2, 3 and reduce_micros). GPUs load from one
-     another's memory where a test, made when they are opened, finds that the bytes arrive right. Otherwise,
-     and with TINYTRAIN_PEERS=0 in the environment, data go through the host's memory. When a rank fails, all
-     ranks stop with one sentence. A state is one file of whole tensors, whatever the ranks: a run may resume
-     on other ranks.
+     data ranks nor on zero (0 and 1 give the same bits; so do 2, 3 and reduce_micros). Two GPUs load from
+     each other's memory if a test at their opening finds that the bytes arrive right. Otherwise, and with
+     TINYTRAIN_PEERS=0 in the environment, data go through the host's memory. When a rank fails, all ranks
+     stop with one sentence. A state is one file of whole tensors, whatever the ranks: a run may resume on
+     other ranks.
      tt_parallel.pipeline cuts a model into stages of consecutive blocks, each with its own parameters, plan
      and ranks (tt_stage_plan). The host keeps the inputs of a step's micro-batches; tt_update, tt_step and
      tt_run send them through the stages. The bits are the bits of one stage. tt_micro_step therefore only
@@ -209,9 +210,9 @@
      dimensions, activations 2; there are at most 2^31 rows and 64 ranks. Matrix products add up in fp32
      whatever the dtype of the matrices; dot products and tiles of bf16 treat subnormals as 0, and dot
      products on Arm round to odd.
-     Tiles (AMX) need Linux's permission, which Linux refuses if a thread has an alternate signal stack that
-     is too small to save them; once it has granted tiles, it refuses a thread such a stack. Cross-entropy
-     stores its logits whole if something else reads them, or on a CPU with 16-bit gradients.
+     Linux must permit tiles (AMX). It refuses if a thread has an alternate signal stack that is too small to
+     save the tiles; after it has permitted tiles, no thread can get such a small stack. Cross-entropy stores
+     its logits whole if something else reads them, or on a CPU with 16-bit gradients.
 
    FILES
      This file is joined from src/ of tinytrain's repository; a line "==== src/FOLDER/FILE" marks the start of

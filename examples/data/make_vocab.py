@@ -8,9 +8,9 @@ Needs only the standard library; the same input gives the same file. The vocabul
     every printable ASCII character that lower-casing leaves, and ##letters and ##digits, so that no ASCII text needs [UNK];
     other characters seen
     the words that occur at least twice, most frequent first
-    word pieces, in the order in which byte-pair merging finds them: from single characters, join the most frequent pair of
-    neighbours, again and again. Every distinct word counts once (its count is of no use: frequent words are entries already), so
-    pieces are those that build many words: endings such as ##ing, ##ly, and common stems.
+    word pieces, in the order of byte-pair merging, which begins with single characters and joins the most frequent pair of
+    neighbours, again and again. Each distinct word counts once, because frequent words are entries already. The pieces are
+    therefore parts of many words: endings such as ##ing and ##ly, and common stems.
 """
 import argparse
 import collections
@@ -24,7 +24,8 @@ SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def basic_tokens(text):
-    """BERT's basic tokenizer, uncased: drop control characters, strip accents, lower-case, split at space and punctuation."""
+    """Returns the words of a text as BERT's uncased basic tokenizer does: without control characters and accents, in lower
+    case, split at space and punctuation."""
     words, word = [], ""
     for c in text:
         kind = unicodedata.category(c)
@@ -43,7 +44,7 @@ def basic_tokens(text):
 
 
 def pieces_by_merging(words, least=3):
-    """Yields pieces, "##" marking those that continue a word, until no pair occurs in `least` places."""
+    """Yields pieces until no pair occurs in `least` places. "##" marks a piece that continues a word."""
     splits = [[w[0]] + ["##" + c for c in w[1:]] for w in sorted(words)]
     where, count = collections.defaultdict(set), collections.Counter()
     for i, s in enumerate(splits):
@@ -86,7 +87,7 @@ def pieces_by_merging(words, least=3):
 
 
 def word_pieces(word, vocab):
-    """Longest match first; None when the word cannot be built."""
+    """Returns the pieces of a word, each the longest that fits, or None if the vocabulary cannot spell the word."""
     out, start = [], 0
     while start < len(word):
         for end in range(len(word), start, -1):

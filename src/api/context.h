@@ -19,15 +19,16 @@ typedef enum tt_status {
     TT_ERR_BUDGET,      /* the plan does not fit memory_budget */
     TT_ERR_FILE,        /* a file could not be opened, read, written, synced or renamed */
     TT_ERR_FORMAT,      /* a file's content violates its format */
-    TT_ERR_STATE,       /* a saved state whose tensors differ from those of the program or trainer that loads
-                           it */
+    TT_ERR_STATE,       /* a saved state with other tensors than the program or trainer has that loads the
+                           state */
     TT_ERR_NUMERIC,     /* a loss or gradient that is not finite */
     TT_ERR_UNSUPPORTED, /* an op, dtype or configuration that this build lacks */
     TT_ERR_DEVICE,      /* a device that is absent or has failed */
-    TT_ERR_INTERNAL     /* the verifier found a program that no user input should produce: please report it */
+    TT_ERR_INTERNAL     /* the verifier found a program that no user input should produce: please report the
+                           error */
 } tt_status;
 
-const char *tt_status_name(tt_status status); /* "TT_ERR_SHAPE" */
+const char *tt_status_name(tt_status status); /* returns the constant's name, such as "TT_ERR_SHAPE" */
 
 typedef struct tt_context tt_context; /* owns threads, hooks and parameters; use from one thread at a time */
 typedef struct tt_tape tt_tape;       /* the recorded values and instructions of a model */
@@ -71,16 +72,16 @@ typedef struct tt_files {
     bool (*close)(void *user, void *file);
     bool (*rename)(void *user, const char *from, const char *to);
     bool (*remove)(void *user, const char *path);
-    bool (*make_folder)(void *user, const char *path); /* returns true if it already exists */
-    /* Calls each() with the name of every entry until each() returns false. Returns false if there is no such
-       folder, or on an error. */
+    bool (*make_folder)(void *user, const char *path); /* returns true also if the folder already exists */
+    /* Calls each() with the name of every entry until each() returns false. Returns false if the folder does
+       not exist, or on an error. */
     bool (*list)(void *user, const char *path, bool (*each)(void *arg, const char *name), void *arg);
     const char *(*reason)(void *user);
     void *user;
-    /* lock and space may be NULL. lock opens a file, creates it if necessary, writes a text into it and holds
-       it: until the file is closed or the process has ended, nobody else can lock it, not even this process.
-       It returns NULL on failure and sets *held if the reason is that another holds the file. space returns
-       the number of bytes that can still be written to files of a folder, or -1 if the number is unknown. */
+    /* lock and space may be NULL. lock opens a file, creates the file if necessary, writes a text into it and
+       locks it. Until the file is closed or the process has ended, no second call can lock the file, not even
+       in this process. lock returns NULL on failure, and sets *held to true if the file is already locked.
+       space returns how many bytes can still be written to a folder, or -1 if the number is unknown. */
     void *(*lock)(void *user, const char *path, const char *text, bool *held);
     int64_t (*space)(void *user, const char *folder);
 } tt_files;
@@ -105,12 +106,12 @@ typedef struct tt_context_options {
                                CPU quotas of its control groups */
     uint64_t seed;          /* Set it for other random numbers in initialisation, dropout, shuffling and
                                stochastic rounding; default 1 */
-    bool verify;            /* Set it to run the verifier after each pass, or not; default: true unless NDEBUG
-                               is defined */
+    bool verify;            /* Set it to turn on or off the verifier, which runs after each pass; default:
+                               true unless NDEBUG is defined */
     const char *isa;        /* Set it to force an instruction set: "portable", "avx2", "avx512", "neon";
                                default NULL: TINYTRAIN_ISA in the environment if it is set, else the best */
-    double timeout;         /* Set it to change how many seconds, above 0, a rank waits for another rank, or
-                               tt_open and tt_close wait for other processes, before all fail; default 600 */
+    double timeout;         /* Set it to change how many seconds, above 0, a rank waits for another rank
+                               before all fail, and tt_open and tt_close for other processes; default 600 */
     const char *bf16;       /* Set it to force how bf16 matrices are multiplied: "convert" (to fp32), "dot"
                                (bf16 dot-product instructions) or "tiles" (Intel AMX); default NULL:
                                TINYTRAIN_BF16 in the environment if it is set, else the fastest on this CPU
@@ -119,7 +120,7 @@ typedef struct tt_context_options {
     tt_logger logger;       /* Set it to receive messages; default: warnings and errors go to stderr */
     tt_allocator allocator; /* Set it to provide memory; default: posix_memalign, with huge pages advised for
                                large blocks */
-    tt_files files;         /* Set it to replace file access; default: POSIX */
+    tt_files files;         /* Set it to replace file access; default: POSIX functions */
     tt_wording wording;     /* Set it to change the words of messages; default: the fields' names */
 } tt_context_options;
 
@@ -132,23 +133,22 @@ tt_context *tt_open(const tt_context_options *options);
 /* Closes a context and frees its parameters. Free programs, tapes and trainers first. ctx may be NULL. */
 void tt_close(tt_context *ctx);
 
-/* Returns the last failure in one sentence, or "" if none. If the caller did not read a status, the first
-   failure is kept: an op whose parameter could not be made names that failure, and so does a run without an
-   input whose tt_set failed. */
+/* Returns the last failure in one sentence, or "" if no call has failed. Until the caller asks, an op without
+   a parameter repeats the error of a tt_param_new, and a run without an input that of a tt_set. */
 const char *tt_error(const tt_context *ctx);
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);
 /* Return the number of this process, and how many processes a launcher such as mpirun has started (needs
-   TINYTRAIN_MPI). Without a launcher they return 0 and 1. */
+   TINYTRAIN_MPI). Without a launcher the functions return 0 and 1. */
 int tt_process(const tt_context *ctx);
 int tt_processes(const tt_context *ctx);
 const char *tt_isa(const tt_context *ctx);          /* "avx512", "avx2", "neon", "portable" */
-size_t tt_allocated_bytes(const tt_context *ctx);   /* bytes held now, less 64 for each block of the
-                                                       allocator */
+size_t tt_allocated_bytes(const tt_context *ctx);   /* allocated bytes, without the 64 that each block adds */
 double tt_measured_peak(tt_context *ctx);           /* fp32 FLOP/s of all threads; measured once, in 30 ms */
 
 /* Writes lines of text about the devices of a kind ("cpu", "cuda"; NULL: the default of
-   tt_compile_options.device) on this machine, which of them programs use, and why. The text in `to` is always
+   tt_compile_options.device) on this machine, which devices programs use, and why. The text in `to` is always
    terminated and cut at `capacity` bytes (0: nothing is written). The function opens the device. Returns
-   TT_OK if programs can run there, else tt_error says why not. examples/tt_doctor.c prints the text. */
+   TT_OK if programs can run on these devices, else tt_error says why not. examples/tt_doctor.c prints the
+   text. */
 tt_status tt_device_text(tt_context *ctx, const char *kind, char *to, size_t capacity);

@@ -19,11 +19,11 @@ typedef struct tt_dataset tt_dataset;
 typedef struct tt_text { const char *text; size_t bytes; int label; } tt_text;
 
 /* Makes a dataset of the caller's texts, at least one, with labels 0 to classes - 1. class_names: (classes)
-   UTF-8. The function copies everything. examples/datasets.h reads IMDb's reviews with it. */
+   UTF-8. The function copies everything. examples/datasets.h reads IMDb's reviews by this function. */
 tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
 
-/* Names of a table's columns, and how its fields are separated. */
+/* Names of a table's columns, and how its fields are separated and quoted. */
 typedef struct tt_table_options {
     const char *text_column, *label_column; /* Set them if your columns have other names; default "text" and
                                                "label" */
@@ -37,7 +37,7 @@ typedef struct tt_table_options {
 tt_table_options tt_table_options_default(void);
 
 /* Reads a dataset from a table in a text file, such as CSV or TSV. A header names the columns, in any order;
-   there may be other columns. The file is UTF-8 (see tt_text_begin) with RFC 4180 quoting; empty lines are
+   other columns are allowed. The file is UTF-8 (see tt_text_begin) with RFC 4180 quoting; empty lines are
    skipped. Lines end with LF or CR LF, or, in a file without any LF, with CR. Errors name the line.
    split: the function keeps the rows whose split column has this word; NULL keeps all rows. "validation",
    "valid", "val" and "dev" are synonyms. If split is one of these, "train" or "test", a row with any other
@@ -45,8 +45,8 @@ tt_table_options tt_table_options_default(void);
    the context's seed, and "train" is the rest. A table that has no rows for validation or test gives a
    dataset of 0 rows, which is no error: take some of "train" with tt_dataset_split.
    classes: labels are numbered in the order of `classes` (n_classes names). With NULL and 0 the function
-   numbers the distinct labels of the rows that it keeps, in byte order, or by value if all are numbers, such
-   as -1, 0, 2.5, 10. Labels must be UTF-8, like config.json. o NULL: defaults. */
+   numbers the distinct labels of the kept rows, in byte order, or by value if all are numbers, such as -1, 0,
+   2.5, 10. Labels must be UTF-8, like config.json. o NULL: defaults. */
 tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes,
                              int n_classes, const tt_table_options *o);
 
@@ -59,9 +59,9 @@ typedef struct tt_image {
 
 /* Resizes an image into `to` (height, width, image->channels), which must not overlap the image. The filter
    is bilinear, over a neighbourhood that grows with the reduction (antialiasing). The result equals Pillow's
-   Image.resize((width, height), BILINEAR) and therefore torchvision's Resize of such an image: first the
-   width is resized, then the height, with weights of 22 bits, rounded to grey levels in between. (Versions of
-   Pillow after 12.1 sometimes begin with the height and differ by a level; with alpha they round
+   Image.resize((width, height), BILINEAR) and therefore torchvision's Resize of a PIL image: first the width
+   is resized, then the height, with weights of 22 bits, rounded to grey levels in between. (Versions of
+   Pillow after 12.1 sometimes begin with the height and differ by a level; with alpha these versions round
    differently.) With alpha, colours are weighted by alpha. */
 tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, int width, uint8_t *to);
 
@@ -71,8 +71,8 @@ typedef struct tt_image_source {
     const int *labels;               /* (count) 0..classes - 1; copied */
     const char *const *class_names;  /* (classes) UTF-8; copied */
     int classes;
-    /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why it
-       cannot. A loader's threads call read and release, several at a time. */
+    /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why the
+       image cannot be decoded. A loader's threads call read and release, several at a time. */
     const char *(*read)(void *user, int64_t index, tt_image *image);
     void (*release)(void *user, tt_image *image); /* releases the image that `read` returned, soon after. May
                                                      be NULL */
@@ -82,15 +82,15 @@ typedef struct tt_image_source {
     int height, width, channels; /* size of every image, so that unfit options are refused early; 0: not
                                     known */
 } tt_image_source;
-/* Makes a dataset of a source's images. examples/datasets.h reads CIFAR-10 with it. */
+/* Makes a dataset of a source's images. examples/datasets.h reads CIFAR-10 by this function. */
 tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source);
 
 /* Moves n texts or images out of d into a new dataset. Each class gives its share of n; the context's seed
-   determines which are moved. */
+   determines which texts or images move. */
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n);
 void tt_dataset_free(tt_dataset *d);
 int64_t tt_dataset_count(const tt_dataset *d);
-/* Returns a text followed by a NUL, or "" for an image. bytes may be NULL. */
+/* Returns text i, or "" for an image. Sets *bytes (bytes may be NULL) to its length without the final NUL. */
 const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
 int tt_dataset_label(const tt_dataset *d, int64_t i);
 int tt_dataset_classes(const tt_dataset *d);
@@ -99,15 +99,15 @@ const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
 void tt_sort_class_names(const char **names, int n);
 void tt_dataset_counts(const tt_dataset *d, int64_t *counts); /* (classes) texts or images of each class */
 
-/* How a loader makes batches. It shuffles the dataset by (seed, epoch), sorts it by length within windows of
-   `window` batches (longest first), and cuts it into steps of `batch` sequences; then it shuffles the order
-   of the steps within the window. The last step of an epoch may have fewer sequences. A step is one or more
-   micro-batches without padding, filled one after another: each has at most max_seqs = ceil(batch /
-   accumulate) sequences (or fewer: no more than the dataset has, no more than max_tokens / 2) and at most
-   max_tokens tokens.
+/* How a loader makes batches. A loader shuffles the dataset by (seed, epoch), sorts it by length within
+   windows of `window` batches (longest first), and cuts it into steps of `batch` sequences; then the loader
+   shuffles the order of the steps within the window. The last step of an epoch may have fewer sequences. A
+   step is one or more micro-batches without padding, filled one after another: each has at most max_seqs =
+   ceil(batch / accumulate) sequences and at most max_tokens tokens. max_seqs is lower if the dataset has
+   fewer sequences, or if max_tokens / 2 is less.
    With parallel.groups > 1 the loader instead deals out the sequences of a step so that the micro-batches
-   have similar numbers of tokens, and each group has equally many micro-batches, as far as there are
-   sequences: the micro-batches are the same for any number of ranks.
+   have similar numbers of tokens, and each group has equally many micro-batches if there are enough
+   sequences. The micro-batches are then the same for any number of ranks.
    tt_loader_new tokenizes all texts once, on the context's threads (about 100 MB of text a second each), and
    keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
    and the tokenizer until the loader is freed. */
@@ -118,10 +118,11 @@ typedef struct tt_loader_options {
     int max_length;   /* Set it to cut sequences to fewer tokens, [CLS] and [SEP] included; default 512 */
     int max_tokens;   /* Set it to limit the tokens of a micro-batch, >= max_length; default 0: no limit */
     bool shuffle;     /* Clear it for evaluation and prediction: dataset order, unsorted; default true */
-    int window;       /* Set it to change the batches of a sorted window; default 50; 0 or 1: no sorting */
+    int window;       /* Set it to change how many batches are sorted by length together; default 50; 0 or 1:
+                         no sorting */
     bool drop_last;   /* Set it to leave out a last incomplete step; default false */
     int threads;      /* Set it to change how many threads prepare images ahead of the trainer, 0..64; 0:
-                         tt_loader_next prepares them; default 1 */
+                         tt_loader_next prepares images; default 1 */
     tt_parallel parallel; /* Set it to the trainer's `parallel` after tt_check_options; default: one group on
                              one rank. The loader reads `groups` and `data` */
 } tt_loader_options;
@@ -136,8 +137,8 @@ typedef struct tt_image_options {
     int height, width;               /* Set them to the size of the cropped result, 1..65535; there is no
                                         default */
     int channels;                    /* Set it to the channels of the result, 1..4; default 3. An image must
-                                        have this number of channels; for 3 it may also have 1 (grey, copied
-                                        into all three) or 4 (alpha is dropped) */
+                                        have this number of channels; for 3, an image may also have 1 (grey,
+                                        copied into all three) or 4 (alpha is dropped) */
     int resize_height, resize_width; /* Set them to resize to this size (tt_image_resize), 1..65535; default
                                         0, 0: not resized */
     int resize_shortest;             /* Set it, instead of resize_height and resize_width, to give the shorter
@@ -164,10 +165,12 @@ typedef struct tt_array {
 
 /* A micro-batch. A trainer sets each input of its model to the array with the input's name: an element of
    `arrays`, or else the field of that name; "first" is the first row of each sequence. Data that no input
-   reads may be missing. Pointers are valid until the next call on the loader or source that gave them. */
+   reads may be missing. Pointers are valid until the next call on the loader or source that set the
+   pointers. */
 typedef struct tt_batch {
-    int seqs;                 /* sequences, images or examples; speeds count `rows`, or `seqs` if rows is 0 */
-    int rows;                 /* tokens of all sequences together; 0 if there are none, as with images */
+    int seqs;                 /* sequences, images or examples. A speed counts rows, or seqs if rows is 0 */
+    int rows;                 /* tokens of all sequences together; 0 if the sequences have no tokens, as
+                                 images */
     const int32_t *ids;       /* (rows) */
     const int32_t *positions; /* (rows) 0, 1, ... within each sequence */
     const int32_t *types;     /* (rows) token types, all 0 */
@@ -181,17 +184,17 @@ typedef struct tt_batch {
     bool last_of_step;        /* the next micro-batch belongs to another step */
 } tt_batch;
 
-/* Source of a trainer's batches: a loader, or functions of your own. Steps of an epoch are numbered from 0.
-   The content of a step must depend on its epoch and number alone: then a resumed run sees the same data. */
+/* Source of a trainer's batches: a loader, or your own functions. Steps of an epoch are numbered from 0. The
+   content of a step must depend on its epoch and number alone: then a resumed run sees the same data. */
 typedef struct tt_source {
     void *self;                /* argument of the functions */
     /* Goes to the first micro-batch of a step, 0 to `steps`. */
     tt_status (*seek)(void *self, int64_t epoch, int64_t step);
     /* Fills in the next micro-batch, whose fields are all 0 before the call, or sets *more to false at the
-       end of the epoch. If it fails, tt_fit and tt_evaluate end and return its error. */
+       end of the epoch. If `next` fails, tt_fit and tt_evaluate end and return its error. */
     tt_status (*next)(void *self, tt_batch *batch, bool *more);
-    /* Number of steps in an epoch, at least 1. If `next` gives more, tt_fit and tt_evaluate fail; if it gives
-       fewer, tt_fit warns the logger once. A step of training ends with a micro-batch that is
+    /* Number of steps in an epoch, at least 1. If `next` gives more steps, tt_fit and tt_evaluate fail; if it
+       gives fewer, the logger gets one warning from tt_fit. The last micro-batch of a step must set
        last_of_step. */
     int64_t steps;
     /* Largest micro-batch in sequences and tokens (0: unknown), and whether a step may have more
@@ -203,10 +206,10 @@ typedef struct tt_source {
     const char *const *class_names; /* (classes) names of the labels; a run cannot be resumed with other
                                        names */
     int classes;                    /* 0: no classes */
-    /* Is called before `seek` if there are several processes. Micro-batches go to `data` ranks in order,
-       starting over with each step (by_step) or with each epoch; this process has the ranks [first, end).
-       `next` may then give NULL for the data of other ranks, with the right numbers of rows. NULL: every
-       process makes all data. */
+    /* Tells the source which data ranks belong to this process. Called before `seek` if there are several
+       processes. Micro-batches go to `data` ranks in order, starting over with each step (by_step) or with
+       each epoch; this process has the ranks [first, end). `next` may then give NULL for the data of other
+       ranks, with the right numbers of rows. NULL: every process makes all data. */
     void (*deal)(void *self, int data, int first, int end, bool by_step);
     /* Writes lines, each with a newline at its end, about everything that the batches depend on beside `hash`
        and the numbers above; at most `capacity` bytes including the final 0. With several processes, tt_fit
@@ -220,7 +223,7 @@ typedef struct tt_loader tt_loader;
    error. */
 tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
                          const tt_loader_options *o);
-/* Makes a loader of images; it ignores max_length, max_tokens and window. The loader's threads read images
+/* Makes a loader of images, which ignores max_length, max_tokens and window. The loader's threads read images
    and prepare them according to `image`, ahead of the trainer, into a ring of a few micro-batches that is
    allocated here. Crops and flips depend on (seed, epoch, index of the image) alone. An image that cannot be
    read, or that does not fit the options, is an error of its micro-batch; the micro-batches before are still
@@ -235,7 +238,7 @@ int64_t tt_loader_steps(const tt_loader *l); /* steps of an epoch */
 int tt_loader_max_seqs(const tt_loader *l);
 int tt_loader_max_tokens(const tt_loader *l);
 bool tt_loader_accumulates(const tt_loader *l);
-int tt_loader_longest(const tt_loader *l); /* tokens of the longest text before it is cut; 0 for images */
+int tt_loader_longest(const tt_loader *l); /* tokens of the longest text before the cut; 0 for images */
 int64_t tt_loader_cut(const tt_loader *l); /* number of texts longer than max_length, which are cut */
 /* Goes to a step of an epoch, both counted from 0. Order and content depend on (seed, epoch, step) alone. */
 tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step);
@@ -251,16 +254,16 @@ const tt_source *tt_loader_source(tt_loader *l);
 
 /* A sequence of tokens for a language model: documents one after another, each followed by a token that ends
    it, and preceded by the token that the tokenizer puts before a text, such as LLaMA's <s>. If a document's
-   text already spells out these tokens at its ends, they are not repeated, and the logger gets a warning. The
-   stream is in memory, or in a file that is read where needed. */
+   text already spells out these tokens at its ends, the stream does not repeat the tokens, and the logger
+   gets a warning. The stream is in memory, or in a file that is read where needed. */
 typedef struct tt_token_stream tt_token_stream;
 typedef struct tt_stream_options {
-    const tt_tokenizer *tokenizer; /* Set it to tokenize texts; it must outlive the stream; default NULL:
-                                      tokens are bytes, and 256 ends a document */
+    const tt_tokenizer *tokenizer; /* Set it to tokenize texts; the tokenizer must outlive the stream; default
+                                      NULL: tokens are bytes, and 256 ends a document */
     int end;                       /* Set it to end documents with another token; default -1: the tokenizer's
                                       TT_TOKEN_EOS */
-    int vocab;                     /* Set it to the model's vocabulary size, to refuse a text with an id that
-                                      is not below it; default 0: the tokenizer's size */
+    int vocab;                     /* Set it to the model's vocabulary size, to refuse a text with an id out
+                                      of range; default 0: the tokenizer's size */
     bool bare;                     /* Set it to put no token before a document; default false */
     const char *separator;         /* Set it to the line that separates documents in a text, such as
                                       "<|endoftext|>"; "": one or more empty lines; default NULL: a text is
@@ -269,17 +272,17 @@ typedef struct tt_stream_options {
 tt_stream_options tt_stream_options_default(void);
 
 /* Makes a stream of a text. With a tokenizer the text must be UTF-8, as in a file (see tt_text_begin);
-   without one it may be any bytes. NULL options: defaults. Returns NULL on error. */
+   without a tokenizer the text may be any bytes. NULL options: defaults. Returns NULL on error. */
 tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t bytes,
                                       const tt_stream_options *o);
 /* Makes a stream of a text file in UTF-8 (see tt_text_begin), or of all files of a folder whose names end in
    .txt, in the order of their names. */
 tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const tt_stream_options *o);
-/* Opens a file of ids, `width` bytes each (2 or 4, little-endian), as nanoGPT writes it, or with llm.c's
+/* Opens a file of ids, `width` bytes each (2 or 4, little-endian), as nanoGPT writes files, or with llm.c's
    header of 1024 bytes (GPT-2: ids of 2 bytes, LLaMA 3: ids of 4). With width 0 the header says the width;
-   without a header it is 4 if vocab is above 65536 or if the upper halves of the first ids would be 0, else
-   2, and a file whose ids look like 8 bytes is refused. Ids are 0 to vocab - 1; `end` ends a document (-1:
-   none). */
+   without a header the width is 4 if vocab is above 65536 or if the upper halves of the first ids would be 0,
+   else 2, and a file whose ids look like 8 bytes is refused. Ids are 0 to vocab - 1; `end` ends a document
+   (-1: none). */
 tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end);
 /* Writes the ids to a file without a header, 2 bytes an id if vocab is at most 65536, else 4. */
 tt_status tt_token_stream_write(const tt_token_stream *s, const char *path);
@@ -291,8 +294,8 @@ int tt_token_stream_vocab(const tt_token_stream *s);
 /* Copies n ids from number `first` on. Returns TT_ERR_FORMAT if an id is not below vocab. */
 tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n, int32_t *to);
 /* Returns the bytes of text that the tokens stand for, without the tokens before and after documents; 0 if
-   the stream has no tokenizer, -1 after an error. With it a mean loss in nats per token becomes bits per
-   byte: loss / log(2) * count / bytes. */
+   the stream has no tokenizer, -1 after an error. A mean loss in nats per token is then loss / log(2) * count
+   / bytes bits per byte. */
 int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
@@ -307,11 +310,11 @@ typedef struct tt_token_loader_options {
                              on one rank */
 } tt_token_loader_options;
 tt_token_loader_options tt_token_loader_options_default(void);
-/* Makes batches of a stream's windows, which follow each other without padding; the last may be shorter. In
+/* Makes batches of a stream's windows, one after another without padding; the last window may be shorter. In
    an epoch each token except the stream's first is the target of exactly one window. A batch has the array
-   "targets" (rows): the token that follows each, or -100 for none. The stream must outlive the loader.
-   tt_token_loader_new reads the whole stream once, so that an id that is not below vocab is found before
-   training. NULL options: defaults. It returns NULL on error. */
+   "targets" (rows): the token that follows each row's token, or -100 if no token follows. The stream must
+   outlive the loader. tt_token_loader_new reads the whole stream once, so that an id that is not below vocab
+   is found before training. NULL options: defaults. Returns NULL on error. */
 typedef struct tt_token_loader tt_token_loader;
 tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
                                      const tt_token_loader_options *o);

@@ -4,9 +4,9 @@
 
 /* -------------------------------------------------------------------------------------------------- files */
 
-/* A safetensors file (github.com/huggingface/safetensors, format of the README). Opening it checks the whole
-   header: its length, JSON, dtypes, dims, sizes, offsets inside the file, no overlap, no hole, no duplicate
-   name. The file stays open, and its tensors are read on request, by any number of threads. */
+/* A safetensors file (github.com/huggingface/safetensors, format of the README). tt_safetensors_open checks
+   the whole header: length, JSON, dtypes, dims, sizes, offsets inside the file, no overlap, no hole, no
+   duplicate name. The file stays open, and its tensors are read on request, by any number of threads. */
 typedef struct tt_safetensors tt_safetensors;
 
 typedef struct tt_tensor_info {
@@ -25,10 +25,11 @@ int tt_safetensors_find(const tt_safetensors *s, const char *name);       /* ret
 /* Returns the value of a key of "__metadata__", or NULL if the key is absent. */
 const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key);
 /* Reads n bytes of a tensor (little-endian) from byte `first` on. If another program has truncated the file
-   meanwhile, this function and the two below fail with TT_ERR_FILE and name the file and the byte. */
+   meanwhile, this function, tt_safetensors_read_f32 and tt_safetensors_read_i32 fail with TT_ERR_FILE and
+   name the file and the byte. */
 tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size_t n, void *to);
-/* Read n elements from `first` on, as floats (from F64, F32, BF16, F16) or as int32 (from I8 to I64, U8 to
-   U64, BOOL). They fail, and name the element, if the result cannot hold a finite number. */
+/* Read n elements from `first` on, and convert F64, F32, BF16 and F16 to float, or I8 to I64, U8 to U64 and
+   BOOL to int32. Both fail, and name the element, if a finite number is out of the result's range. */
 tt_status tt_safetensors_read_f32(const tt_safetensors *s, int i, int64_t first, int64_t n, float *to);
 tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first, int64_t n, int32_t *to);
 
@@ -36,8 +37,8 @@ tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first,
    of any size. The file appears under its name, synced to the disk, only when tt_safetensors_end returns
    TT_OK; until then an old file of that name stays whole. */
 typedef struct tt_safetensors_writer tt_safetensors_writer;
-/* Begins a file. tensors: all fields but `bytes` are read. metadata: strings key, value, ..., NULL; may be
-   NULL. */
+/* Begins a file. tensors: `count` descriptions, whose field `bytes` is not read. metadata: strings key,
+   value, ..., NULL; may be NULL. */
 tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, const tt_tensor_info *tensors,
                                             int count, const char *const *metadata);
 tt_status tt_safetensors_write(tt_safetensors_writer *w, const void *bytes, size_t n);

@@ -25,16 +25,16 @@ typedef struct tt_model {
     const void *self; /* argument of record */
     /* Declares inputs and records the ops for a micro-batch of up to o->max_seqs sequences (or examples) and
        o->max_tokens tokens. Returns the loss (1, 1). *output, if record sets it, is the value that tt_forward
-       gives. The names of the inputs are those of a batch's arrays. */
+       gives. An input has the name of the array in a batch that is the input's data. */
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
     tt_metric metric;
     int classes;      /* number of classes, and of logits in a row of the output (for tt_predict). 0: the
-                         output is something else */
+                         model has no classes */
     const char *unit; /* unit of speeds: "tokens", "images", in the characters of a metric's name. NULL:
                          "examples" */
     int max_length;   /* rows of the longest possible sequence; 0: the model has no sequences */
-    bool same_length; /* all sequences have max_length rows, as images do: the trainer knows their positions
-                         and starts, and batches may leave them out */
+    bool same_length; /* all sequences have max_length rows, as images do: batches may then leave out
+                         positions and starts, which the trainer knows */
 } tt_model;
 
 /* Inputs of BERT, ViT and decoders, for all sequences one after another. An image is a sequence: a class
@@ -58,9 +58,11 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
    ...ForSequenceClassification. */
 typedef enum tt_bert_kind {
     TT_BERT,
-    TT_DISTILBERT, /* head: pre_classifier, ReLU; BERT's head: pooler, tanh */
-    TT_ROBERTA,    /* positions start at pad_token + 1, no token types; head: classifier.dense, tanh */
-    TT_BIG_BIRD    /* head: classifier.dense, `activation`. Its pooler is kept but unused */
+    TT_DISTILBERT, /* before the classifier: pre_classifier and ReLU (in BERT: pooler and tanh) */
+    TT_ROBERTA,    /* positions start at pad_token + 1; no token types; before the classifier:
+                      classifier.dense and tanh */
+    TT_BIG_BIRD    /* before the classifier: classifier.dense and `activation`; the pooler is kept but
+                      unused */
 } tt_bert_kind;
 typedef struct tt_bert_config {
     tt_bert_kind kind;
@@ -78,15 +80,16 @@ typedef struct tt_bert_config {
     /* Set it for BigBird to attend by blocks (attention_type "block_sparse"); default true. A sequence of
        more than (5 + 2 * random_blocks) * block_size tokens then attends, as in transformers, to the first
        and the last block, to three blocks around its own, and in training to random_blocks blocks: a seed
-       (the layer's number) chooses them, as transformers does for max_positions tokens. Without training the
-       first block replaces each random block. Block-sparse attention drops no attention weights. */
+       (the layer's number) chooses these random blocks, as transformers does for max_positions tokens.
+       Without training the first block replaces each random block. Block-sparse attention drops no attention
+       weights. */
     bool block_sparse;        /* default true for BigBird, else false */
     int block_size, random_blocks;
     bool qkv_bias;            /* BigBird: queries, keys and values have biases. Default true */
     bool scale_embeddings;    /* BigBird: word embeddings are multiplied by sqrt(hidden_size). Default
                                  false */
 } tt_bert_config;
-tt_bert_config tt_bert_config_default(tt_bert_kind kind); /* sizes of the base model, 2 classes */
+tt_bert_config tt_bert_config_default(tt_bert_kind kind); /* the base model, 2 classes */
 
 typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden) */
     tt_param *q_w, *q_b, *k_w, *k_b, *v_w, *v_b;
@@ -103,7 +106,7 @@ typedef struct tt_bert {
                                                hidden) */
     tt_param *norm_w, *norm_b;
     tt_bert_layer *layer;
-    tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
+    tt_param *head_w, *head_b;              /* of pre_classifier or pooler: (hidden, hidden), (hidden) */
     tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes) */
     tt_param *pooler_w, *pooler_b;          /* BigBird's pooler, which the logits do not depend on */
     bool new_head; /* the layers between the last hidden states and the logits begin with random weights, at
@@ -114,27 +117,27 @@ typedef struct tt_bert {
    norms 1, biases 0. */
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config);
 /* Loads a Hugging Face folder: config.json and model.safetensors (tensor names with or without a prefix such
-   as "bert."), or instead of it the files that model.safetensors.index.json names. Tensors stream into place
-   when a program allocates its arena. classes 0: the number in config.json. If the file lacks the classifier
-   or the layer before it, or if the classifier has another size, these layers start with random weights:
-   new_head is true, and the logger gets a warning with their names. A missing or misshapen tensor of the body
-   is an error, reported before anything of config.json's sizes is allocated. */
+   as "bert."), or, instead of model.safetensors, the files that model.safetensors.index.json names. Tensors
+   stream into place when a program allocates its arena. classes 0: the number in config.json. If the file
+   lacks the classifier or the layer before it, or if the classifier has another size, these layers start with
+   random weights: new_head is true, and the logger gets a warning with their names. A missing or misshapen
+   tensor of the body is an error, reported before anything of config.json's sizes is allocated. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
 /* Writes config.json and model.safetensors into a folder, which it creates if necessary. Each file is
-   replaced atomically, and transformers can read both. If classes share a name, id2label has all of them and
-   label2id the last. The function refuses class names that are not UTF-8, and a changed `config` that could
-   not be loaded, before it writes anything. */
+   replaced atomically, and transformers can read both. If classes share a name, id2label has all these
+   classes and label2id the last. The function refuses class names that are not UTF-8, and a changed `config`
+   that could not be loaded, before it writes anything. */
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes */
 
-/* Makes a model and a dataset with equally many classes, named by at most 63 bytes each, agree on the numbers
-   of the classes; call it before a loader reads the dataset. If both have the same names, the model keeps its
-   numbers and the dataset's labels change: call it for each dataset, also for one that tt_dataset_split took
-   out before. Otherwise the model takes the dataset's names, and the logger gets a warning if the classifier
-   is from a checkpoint. */
+/* Makes a model and a dataset agree on the numbers of their classes; call it before a loader reads the
+   dataset. Both must have equally many classes, with names of at most 63 bytes. If both have the same names,
+   the model keeps its numbers and the dataset's labels change: call it for each dataset, also for one that
+   tt_dataset_split took out before. Otherwise the model takes the dataset's names; the logger gets a warning
+   if the classifier is from a checkpoint. */
 tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d);
-/* Record the encoder on a tape. They return the last hidden states (rows, hidden), and the logits (seqs,
-   classes). */
+/* Record the encoder on a tape. tt_bert_encode returns the last hidden states (rows, hidden), tt_bert_logits
+   the logits (seqs, classes). */
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 /* Returns the model for a trainer: its loss is the mean cross-entropy of the classes in "labels". m must stay
@@ -155,7 +158,7 @@ typedef struct tt_vit_config {
                                  std. Default 0.5 */
     /* Set `resize` to resize images to another height and width in pixels; default 0: image_size; -1: not
        resized. With resize_shortest only the shorter side gets that size, and the other keeps the proportion.
-       The middle image_size pixels are then cropped; a smaller image gets zeros around it. */
+       The middle image_size pixels are then cropped; a smaller image is padded with zeros. */
     int resize;
     bool resize_shortest;
     tt_resample resample;     /* default TT_BILINEAR */
@@ -174,8 +177,8 @@ typedef struct tt_vit {
     tt_vit_config config;
     /* storage for config.activation; class names (classes) of config.json's id2label, UTF-8 */
     char activation[32], (*class_names)[64];
-    bool torchvision;                       /* tt_vit_save writes torchvision's tensor names, because the
-                                               loaded file had them */
+    bool torchvision;                       /* tt_vit_save writes torchvision's tensor names, as the loaded
+                                               file had */
     tt_param *patch_w, *patch_b;            /* (hidden, channels, patch, patch), (hidden) */
     tt_param *token, *position;             /* (hidden), (1 + patches, hidden) */
     tt_vit_layer *layer;
@@ -213,13 +216,13 @@ tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_classifier */
 
 /* Decoders: GPT-2 (Radford et al. 2019), LLaMA 1 to 3 (Touvron et al. 2023), Mistral, Qwen2, GPT-NeoX and
    Pythia (Black et al. 2022), Falcon (Almazrouei et al. 2023). Parameters have the names of transformers'
-   ...ForCausalLM. Weights are (out, in) in memory, even if files have them transposed. The rows of a fused
-   weight are all queries, then all keys, then all values, even if files order them by heads. */
+   ...ForCausalLM. Weights are (out, in) in memory, even if files have the transpose. The rows of a fused
+   weight are all queries, then all keys, then all values, even if files order the rows by heads. */
 typedef struct tt_lm_config {
     const char *kind;         /* model_type: "gpt2", "llama", "mistral", "qwen2", "gpt_neox", "falcon" */
     int vocab_size, hidden_size, layers, heads;
-    int key_heads;            /* heads of keys and values; divides heads. 0: as many as heads; 0 for GPT-2 and
-                                 GPT-NeoX */
+    int key_heads;            /* number of heads of keys and of values, a divisor of `heads`. 0: as many as
+                                 `heads`, as GPT-2 and GPT-NeoX need */
     int head_size;            /* default 0: hidden_size / heads */
     int intermediate_size, max_positions;
     int window;               /* "mistral", "qwen2": number of keys that a token sees, its own the last; 0:
@@ -249,7 +252,7 @@ tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, i
 
 typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden); NULL: absent */
     tt_param *attention_norm_w, *attention_norm_b;
-    tt_param *qkv_w, *qkv_b; /* (heads + 2 key_heads) * head_size rows; otherwise the next six are set */
+    tt_param *qkv_w, *qkv_b; /* (heads + 2 key_heads) * head_size rows; NULL: q_w to v_b are set */
     tt_param *q_w, *q_b, *k_w, *k_b, *v_w, *v_b;
     tt_param *attention_w, *attention_b, *mlp_norm_w, *mlp_norm_b;
     tt_param *gate_w, *gate_b, *up_w, *up_b, *down_w, *down_b;
@@ -299,17 +302,18 @@ typedef struct tt_lm {
    norms 1, biases 0. */
 tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config);
 /* Loads a Hugging Face folder: config.json, and model.safetensors, or model.safetensors.index.json and the
-   files that it names, which must be in the folder. The function refuses, by name, a key of config.json that
-   asks for something unsupported (such as another rope_type), and a last product's weight that differs from
-   the embedding to which config.json ties it. It reads `stop` from generation_config.json if the folder has
-   one. Tensors stream into place when a program allocates its arena. */
+   files that the index names, which must be in the folder. The function refuses, by name, a key of
+   config.json that asks for something unsupported (such as another rope_type), and a last product's weight
+   that differs from the embedding to which config.json ties it. The function sets m->stop, from
+   generation_config.json if the folder has that file. Tensors stream into place when a program allocates its
+   arena. */
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder);
 /* Writes config.json, model.safetensors and, if the model was loaded with one, generation_config.json into a
-   folder, which it creates if necessary, as transformers reads them. A model above shard_bytes becomes
-   several files of at most that size and their index. Each file is replaced as a whole. If a save of several
-   files is interrupted, some are still the old model's, and tt_lm_load refuses the folder. The function
-   refuses a folder that holds an adapter, because transformers would add the adapter to the model. It removes
-   files of an older save that had more of them. */
+   folder, which it creates if necessary, as transformers reads them. A model of more than shard_bytes becomes
+   several files of at most shard_bytes each, and their index. Each file is replaced as a whole. If a save of
+   several files is interrupted, some are still the old model's, and tt_lm_load refuses the folder. The
+   function refuses a folder that holds an adapter, because transformers would add the adapter to the model.
+   The function removes files of an older save that have other names. */
 tt_status tt_lm_save(const tt_lm *m, const char *folder);
 void tt_lm_free(tt_lm *m); /* the parameters stay with the context until it closes */
 
@@ -317,8 +321,8 @@ void tt_lm_free(tt_lm *m); /* the parameters stay with the context until it clos
    not change. From then on only adapters are trained: everything else is frozen. NULL options: defaults. */
 tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *o);
 /* tt_lm_lora_save writes a peft folder: adapter_config.json and adapter_model.safetensors. tt_lm_lora_load
-   reads such a folder into a model without adapters. It refuses by name everything in the folder's config
-   that tt_lora_options lacks (DoRA, PiSSA, biases, ranks of single modules). */
+   reads such a folder into a model without adapters. tt_lm_lora_load refuses by name everything in the
+   folder's config that tt_lora_options lacks (DoRA, PiSSA, biases, ranks of single modules). */
 tt_status tt_lm_lora_save(const tt_lm *m, const char *folder);
 tt_status tt_lm_lora_load(tt_lm *m, const char *folder);
 /* Adds the adapters to the weights, so that tt_lm_save, which writes weights only, saves both; B becomes
@@ -328,7 +332,7 @@ tt_status tt_lm_lora_merge(tt_lm *m);
 /* Declares the inputs ids, positions (for "gpt2" below max_positions), seq_start and targets; only
    tt_lm_model reads targets. */
 tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o);
-tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* after the last norm: (rows,
+tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* output of the last norm, (rows,
                                                                            hidden) */
 tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* (rows, vocab) */
 /* Returns the model for a trainer: its loss is the mean cross-entropy of the tokens that follow, in the
@@ -351,36 +355,37 @@ typedef struct tt_generator_options {
        `share`: set it to a program that trains the model (tt_trainer_program), and the generator uses its
        parameters where they are stored, with that program's `parallel`, `memory`, offloaded parameters and
        device. Make the generator before the first step. If the program has several ranks, data rank 0
-       generates; the other data ranks only send it their shards of parameters (zero 3). All tensor ranks and
-       stages take part. If there are several processes, each calls tt_generate with the same arguments, and
-       gets the same tokens. Without `share` a generator runs on one device and refuses a name of several
-       (TT_ERR_UNSUPPORTED). */
+       generates; the other data ranks only send their shards of parameters to data rank 0 (zero 3). All
+       tensor ranks and stages take part. If there are several processes, each calls tt_generate with the same
+       arguments, and gets the same tokens. Without `share` a generator runs on one device and refuses a name
+       of several (TT_ERR_UNSUPPORTED). */
     tt_compile_options compile;
 } tt_generator_options;
 tt_generator_options tt_generator_options_default(void);
 /* Makes a generator. m must stay valid. Returns NULL on error. */
 tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o);
 void tt_generator_free(tt_generator *g);
-const tt_program *tt_generator_program(const tt_generator *g); /* for its plan */
+const tt_program *tt_generator_program(const tt_generator *g); /* for tt_program_plan */
 
 typedef struct tt_sampling {
     int max_new;              /* Set it to limit how many tokens are added to a sequence; default 128 */
-    float temperature;        /* Set it to divide logits by it; 0 always takes the likeliest token; default
-                                 1 */
+    float temperature;        /* Set it to divide logits by another number; 0: always takes the likeliest
+                                 token; default 1 */
     int top_k;                /* Set it to choose among the likeliest k tokens only; default 0: all */
     float top_p;              /* Set it below 1 to choose among the fewest likely tokens whose probabilities
-                                 sum up to it; default 1: all. In (0, 1] (Holtzman et al., "The curious case
-                                 of neural text degeneration", 2020). It filters what top_k leaves */
+                                 sum up to top_p; default 1: all. In (0, 1] (Holtzman et al., "The curious
+                                 case of neural text degeneration", 2020). top_p applies to the tokens that
+                                 top_k leaves */
     float repetition_penalty; /* Set it above 1 to make tokens that already occurred less likely; default 1.
-                                 It divides a positive logit and multiplies a negative one (Keskar et al.,
-                                 "CTRL", 2019). Above 0 */
+                                 The penalty divides a positive logit and multiplies a negative logit (Keskar
+                                 et al., "CTRL", 2019). Above 0 */
     uint64_t seed;            /* Set it for other random numbers: the same seed gives the same tokens; default
                                  0 */
-    const int32_t *stop;      /* Set it to n_stop tokens that end a sequence; the stop token is its last;
-                                 default none */
+    const int32_t *stop;      /* Set it to n_stop tokens that end a sequence, whose last token is then the
+                                 stop token; default none */
     int n_stop;
-    /* Set it to receive each token as soon as it is known; returning false ends its sequence; default
-       NULL. */
+    /* Set it to receive each token as soon as the token is known; returning false ends the token's sequence;
+       default NULL. */
     bool (*token)(void *user, int seq, int32_t id);
     void *user;
 } tt_sampling;

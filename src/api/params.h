@@ -11,7 +11,7 @@ const char *tt_dtype_name(tt_dtype dtype); /* "f32" */
 
 typedef enum tt_init_kind { TT_INIT_ZEROS, TT_INIT_ONES, TT_INIT_NORMAL, TT_INIT_UNIFORM } tt_init_kind;
 
-typedef struct tt_init { /* first values of a parameter that neither a file nor tt_param_set fills */
+typedef struct tt_init { /* initial values of a parameter that neither a file nor tt_param_set fills */
     tt_init_kind kind;
     float scale; /* standard deviation of NORMAL (mean 0); half-width of UNIFORM */
 } tt_init;
@@ -35,8 +35,8 @@ int tt_param_count(const tt_context *ctx);
 tt_param *tt_param_at(const tt_context *ctx, int k);
 
 /* Marks the parameters whose names match a pattern as frozen or trainable. In the pattern '*' stands for any
-   run of characters, '?' for one character, '[0-3a]' for one of those listed. In programs compiled afterwards
-   a frozen parameter has no gradient, no optimizer state and no work in the backward. Returns the number of
-   matching parameters. */
+   run of characters, '?' for one character, '[0-3a]' for one of 0, 1, 2, 3 and a. In programs compiled
+   afterwards a frozen parameter has no gradient, no optimizer state and no work in the backward. Returns the
+   number of matching parameters. */
 int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen);
 bool tt_param_frozen(const tt_param *p);

@@ -8,7 +8,8 @@
 
 /* Table of the optimizers: X(kind, name, op, decoupled, state, word, second state, its word). `op` computes
    the update. `decoupled`: weight decay bypasses the gradient. A state is a tensor that the op keeps for each
-   parameter (NULL: none). In saved states its word, which is PyTorch's, precedes the parameter's name. */
+   parameter (NULL: none). In a saved state, that tensor's name is the state's word, which is PyTorch's,
+   before the parameter's name. */
 #define TT__OPTIMIZERS(X) \
     X(TT_SGD, "sgd", SGD, false, "momentum", "momentum_buffer", NULL, NULL) \
     X(TT_ADAM, "adam", ADAM, false, "m", "exp_avg", "v", "exp_avg_sq") \
@@ -24,9 +25,10 @@ typedef struct tt_optimizer_options {
     bool nesterov;                  /* Set it for Nesterov's momentum in SGD; default false */
     float beta1, beta2, eps;        /* Set them to tune Adam and AdamW; default 0.9, 0.999, 1e-8 */
     float weight_decay;             /* Set it to change the weight decay; default 0.01. SGD and ADAM add the
-                                       decay to the gradient; in ADAMW it is decoupled */
+                                       decay to the gradient; in ADAMW the decay is decoupled */
     const char *const *no_decay;    /* Set it to name patterns of parameters without decay, ended by NULL;
-                                       default: 1-D parameters (biases, norms). An empty list decays all */
+                                       default: 1-D parameters (biases, norms). With an empty list all
+                                       parameters decay */
     float clip_norm;                /* Set it to limit the global norm of the gradient; default 0: no limit */
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);
@@ -35,8 +37,8 @@ typedef enum tt_schedule_kind { TT_CONSTANT, TT_LINEAR, TT_COSINE } tt_schedule_
 
 typedef struct tt_schedule {
     tt_schedule_kind kind; /* how the learning rate changes after the warm-up */
-    float lr, min_lr;      /* learning rate after the warm-up: lr stays, or falls to min_lr, linearly or along
-                              a cosine */
+    float lr, min_lr;      /* learning rate after the warm-up: TT_CONSTANT keeps lr, TT_LINEAR and TT_COSINE
+                              lower it to min_lr */
     int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
     int64_t total_steps;   /* steps of warm-up and decay together */
 } tt_schedule;
@@ -79,18 +81,18 @@ typedef struct tt_parallel {
     /* Set it with tensor > 1 to divide the rows of activations between sharded layers; default false
        (Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022). */
     bool sequence;
-    /* Set it to the largest number of data ranks that should give the same bits; default 0: data. It is the
-       number of leaves of the tree that sums gradients: micro-batch m of a step belongs to leaf m % groups,
-       and the bits of a training depend on the tree, not on the number of data ranks. groups is a multiple of
-       data; if it is greater than data, data must be a power of two. */
+    /* Set it to the largest number of data ranks that should give the same bits; default 0: data. `groups` is
+       the number of leaves of the tree that sums gradients: micro-batch m of a step belongs to leaf m %
+       groups, and the bits of a training depend on the tree, not on the number of data ranks. groups is a
+       multiple of data; if `groups` is greater than data, data must be a power of two. */
     int groups;
-    /* Set it to sum the gradients of the ranks after each micro-batch, which gives the bits of zero 2 and 3
-       (they always do so); default false: ranks sum once a step. */
+    /* Set it to sum the gradients of the ranks after each micro-batch, as zero 2 and 3 always do, for the
+       same bits as with zero 2 and 3; default false: ranks sum once a step. */
     bool reduce_micros;
     /* Set it to cut the program into several stages of about equal FLOPs, each run by other ranks; default 1;
-       0: 1. Cuts are at tt_block_end marks that only one value crosses. The micro-batches of a step follow
-       each other through the stages in the order of `schedule`. "1f1b" (default, and NULL): a stage begins
-       the backward of a micro-batch as soon as it can, so that stage s holds at most pipeline - s
+       0 means 1. Cuts are at tt_block_end marks that only one value crosses. The micro-batches of a step
+       follow each other through the stages in the order of `schedule`. "1f1b" (default, and NULL): a stage
+       begins the backward of a micro-batch as soon as it can, so that stage s holds at most pipeline - s
        micro-batches (Narayanan et al., "PipeDream", 2019, flushed at each step's end). "gpipe": backwards
        begin after all forwards, so that every stage holds all micro-batches of a step (Huang et al., "GPipe",
        2019). The bits are those of one stage, except that gradients of a parameter that two stages use differ
@@ -99,8 +101,8 @@ typedef struct tt_parallel {
     int pipeline;
     const char *schedule;
     /* Set it to the largest number of micro-batches that a step has on a data rank; default 0: any number.
-       "gpipe" needs it, and a pipeline refuses more. Options that say "budget" minimise the seconds of a step
-       with `micros` micro-batches, or with one by default. */
+       "gpipe" needs `micros`, and a pipeline refuses more micro-batches. Options that say "budget" minimise
+       the seconds of a step with `micros` micro-batches, by default with 1. */
     int micros;
 } tt_parallel;
 #define TT_ZERO_BUDGET (-1)
@@ -128,7 +130,7 @@ tt_costs tt_costs_default(void);
 /* Measures the costs of a device, named as in tt_compile_options.device, in about a second: it trains a block
    of a transformer on all ranks (one optimizer step with all gradients moves what zero 1 moves). On one rank,
    costs that need several ranks keep the values of tt_costs_default. Other programs that use the device
-   meanwhile make it seem slower. After an error *costs is unchanged. */
+   meanwhile make the device seem slower. After an error *costs is unchanged. */
 tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs);
 
 typedef struct tt_compile_options {
@@ -141,7 +143,7 @@ typedef struct tt_compile_options {
     const char *precision;
     /* Set it to choose the dtype of the residual stream in mixed precisions, "f32" (as PyTorch's autocast) or
        "16-bit"; default NULL: "f32" with "16-mixed", because residual sums could exceed the range of f16,
-       else "16-bit". It is the dtype of residual sums, of the input of the first sum, and of their gradients.
+       else "16-bit". The residual stream has residual sums, the input of the first sum, and their gradients.
        Results of norms, activations and attention are always 16-bit. */
     const char *residual;
     /* Set it to let device "cuda" round operands of matrix products; default "fp32": no rounding. Sums are
@@ -149,15 +151,15 @@ typedef struct tt_compile_options {
        "tf32": fp32 operands are rounded to 10 bits of mantissa (as PyTorch's
        set_float32_matmul_precision("high")), except in attention; other devices treat it as "fp32".
        "fp8": 16-bit operands of linear layers become E4M3, gradients E5M2 (Micikevicius et al.: "FP8 formats
-       for deep learning", 2022). It needs "cuda" of compute capability 8.9, widths that are multiples of 16,
-       and a size at which fp8 is faster (4,096 rows with widths of 1,024 are, 6,144 with 768 are not). A
+       for deep learning", 2022). "fp8" needs "cuda" of compute capability 8.9, widths that are multiples of
+       16, and a size at which fp8 is faster (4,096 rows with widths of 1,024 are, 6,144 with 768 are not). A
        tensor is rounded once for all products that read it, and a tensor that only products of the backward
        read is saved in fp8. Each tensor is scaled by a power of two, the largest with which twice the largest
        magnitude of the 16 steps before is in range (delayed scaling, as in NVIDIA's Transformer Engine); a
        run's state holds these magnitudes. Larger numbers saturate; numbers that are not finite become NaN. In
        a first step, without training, and on tensor ranks, the scale follows from the largest magnitude of
        the tensor itself. Hopper's tensor cores add products of fp8 in 14 bits (DeepSeek-V3, arXiv 2412.19437,
-       section 3.3.2). For gradients cuBLASLt moves such sums to fp32 every few products; for results, for
+       section 3.3.2). For gradients cuBLASLt moves these sums to fp32 every few products; for results, for
        speed, only at the end, as Transformer Engine does. */
     const char *matmul;
     tt_loss_scale loss_scale; /* Set it to change loss scaling; default tt_loss_scale_default(). Read with
@@ -188,17 +190,17 @@ typedef struct tt_compile_options {
     /* Set it to run a program that is larger than the GPU's memory, on device "cuda" with one rank; default
        "device" or NULL. The bits are the same. "device": the arena is the GPU's own memory. "managed": CUDA's
        unified memory; tt_allocate refuses an arena of more bytes than the GPU has free, with TT_ERR_MEMORY.
-       "managed-oversubscribed": the arena may be larger. Then the resident workspace is to stay on the GPU,
-       and so are parameters, gradients and optimizer state, in the order of their use, in half of the memory
-       that is then free. All other values are fetched before the instructions that need them, at most two
-       windows of instructions ahead (a window needs at most a quarter of the rest); CUDA decides when they
-       leave. A step takes as long as these copies, and is not captured as a graph. Prefer `offload`, which is
-       planned. Needs a GPU with concurrentManagedAccess (Linux, but not WSL). */
+       "managed-oversubscribed": the arena may be larger. CUDA is then asked to keep the resident workspace on
+       the GPU. Half of the memory that is still free is for parameters, gradients and optimizer state, in the
+       order of their use. All other values are fetched before the instructions that need them, at most two
+       windows of instructions ahead (a window needs at most a quarter of the rest); CUDA decides when values
+       leave the GPU. A step takes as long as these copies, and is not captured as a graph. Prefer `offload`,
+       which is planned. Needs a GPU with concurrentManagedAccess (Linux, but not WSL). */
     const char *memory;
     /* Set it to make matrix products faster on device "cuda"; default "off" or NULL. "off": each product uses
        the algorithm that cuBLASLt's heuristic offers first.
        "on": the first run measures, once for each kind of product of all programs of the arena at full
-       capacity, the algorithms that cuBLASLt offers. It also compares work that can be part of the product
+       capacity, the algorithms that cuBLASLt offers. The first run also compares work inside of the product
        (GELU and its slope, sums of columns) with separate kernels of the library. The measurement takes
        memory of the device beside the plan and gives it back; without enough memory a product is as with
        "off", and the logger gets a warning. If a run has fewer rows, rounded up to a multiple of 128, a
@@ -214,14 +216,14 @@ typedef struct tt_compile_options {
        step.
        "backward": each parameter is updated as soon as its gradient is final, and the gradient's memory is
        then free, for the same bits (as Lv et al., "Full parameter fine-tuning for large language models with
-       limited resources", 2023). It saves the gradients' memory beyond the activations that the backward has
-       freed by then: most with small batches. It excludes accumulate, clip_norm, loss scaling and
-       parallel.server, which need all gradients at once, and parallel.pipeline.
+       limited resources", 2023). "backward" saves the gradients' memory beyond the activations that the
+       backward has freed by then: most with small batches. "backward" excludes accumulate, clip_norm, loss
+       scaling and parallel.server, which need all gradients at once, and parallel.pipeline.
        "host": at the end of the step the host's processor updates parameters in the host's memory (Ren et
        al., "ZeRO-Offload", 2021), where the optimizer's state stays. Groups of gradients and parameters are
-       copied there, and parameters back, while other groups are updated, at most two groups ahead. Parameters
-       of fewer than 65,536 elements are updated on the device. The bits are those of updates on device "cpu",
-       so on "cuda" they differ from those of "end". No other option chooses "host". */
+       copied to the host, and parameters back, while other groups are updated, at most two groups ahead.
+       Parameters of fewer than 65,536 elements are updated on the device. The bits are the bits of updates on
+       device "cpu"; on "cuda", "end" gives other bits. No other option chooses "host". */
     const char *update;
     /* Set it to choose the optimizer; default: tt_optimizer_options_default(). */
     tt_optimizer_options optimizer;
@@ -229,10 +231,10 @@ typedef struct tt_compile_options {
        that `offload` keeps beside the arena. If a program needs more, its tt_compile fails with
        TT_ERR_BUDGET, and so does the tt_compile of a program that shares the arena later. tt_error then says
        what each option would save, the smallest possible size and its options, and what "bf16-true" would
-       need; for a pipeline, it speaks of the stage that needs most. Only options that say "budget"
-       (recompute, offload, parallel.zero) change to fit; tt_plan says what they became. Whatever the options,
-       if it makes the plan fit, copies run less far ahead, and updates move less data together (at most 32
-       MiB), down to one parameter at a time. */
+       need; for a pipeline, tt_error speaks of the stage that needs most. Only options that say "budget"
+       (recompute, offload, parallel.zero) change to fit; tt_plan has their new values. With any options, if
+       the plan then fits, copies run less far ahead, and updates move less data together (at most 32 MiB),
+       down to one parameter at a time. */
     size_t memory_budget;
     /* Set it to the costs of your device, from tt_measure_costs; copied; default NULL: tt_costs_default().
        The seconds of tt_plan, the overlap of copies with computation, and choices by "budget" follow from the
@@ -266,12 +268,12 @@ void tt_program_free(tt_program *p);
 
 /* Returns the largest number n, up to `max`, of rows, sequences or whatever `record` counts, with which a
    program fits o->memory_budget: a program of n fits, and, below `max`, a program of n + 1 does not. (With
-   "budget" among the options a still larger one might fit again.) record(user, t, n) records a micro-batch of
-   n on a new tape, with parameters that already exist, and returns the root. The function only makes about
-   ten plans: it allocates nothing, and works for a kind of device that this machine lacks. memory_budget 0
-   stands for the free memory of the GPU (of several GPUs, the one with the least) less 256 MiB (or an eighth)
-   for CUDA itself; on the CPU it is refused. Returns 0 after an error, which is the plan's error if not even
-   n = 1 fits. For a trainer use tt_largest_micro_batch. */
+   "budget" among the options a still larger program might fit again.) record(user, t, n) records a
+   micro-batch of n on a new tape, with parameters that already exist, and returns the root. The function only
+   makes about ten plans: it allocates nothing, and works for a kind of device that this machine lacks.
+   memory_budget 0 stands for the free memory of the GPU (of several GPUs, the one with the least) less 256
+   MiB (or an eighth) for CUDA itself; on the CPU 0 is refused. Returns 0 after an error, which is the plan's
+   error if not even n = 1 fits. For a trainer use tt_largest_micro_batch. */
 int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape *t, int64_t n), void *user,
                          const tt_compile_options *o, int64_t max);
 
@@ -318,15 +320,15 @@ typedef struct tt_plan {
     size_t init_bytes;
     /* Estimated seconds of a step with one full micro-batch on each data rank, by tt_compile_options.costs:
        computation, the time that computation waits for links, and the part of the computation that the host's
-       processor does (update "host") while the device waits. Without `costs` they describe no particular
-       GPU. */
+       processor does (update "host") while the device waits. Without `costs` the seconds describe no
+       particular GPU. */
     double compute_seconds, exposed_seconds, host_seconds;
     double micro_compute_seconds, micro_exposed_seconds; /* seconds that each further micro-batch adds */
     size_t lower_bound_bytes;          /* largest number of bytes live at one instruction: no placement needs
                                           less */
     size_t at_peak[TT_MEM_CATEGORIES]; /* bytes live at the peak instruction, by category */
     int peak_instruction;              /* number of the peak instruction */
-    char peak_name[96];                /* what the peak instruction is: "attention_backward layer.3" */
+    char peak_name[96];                /* the peak instruction, such as "attention_backward layer.3" */
     int instructions, values;
     double flops;                      /* FLOPs of matrix products and attention in one run at full
                                           capacity */
@@ -334,50 +336,53 @@ typedef struct tt_plan {
     /* The options that the program follows, after the choices of options that say "budget". */
     const char *recompute;             /* as the option, but never "budget" */
     int recomputed;                    /* values that a micro-batch recomputes */
-    size_t recomputed_bytes;           /* bytes of these values */
-    const char *offload;               /* as the option; "none" if nothing is offloaded */
-    int offload_blocks;                /* with "activations": number of first blocks that are offloaded */
+    size_t recomputed_bytes;           /* bytes of the recomputed values */
+    const char *offload;               /* as the option, but never "budget"; "none" if nothing is offloaded */
+    int offload_blocks;                /* with "activations": number of blocks, the first ones, whose
+                                          activations are offloaded */
     int zero;                          /* tt_parallel.zero */
-    int ahead;                         /* largest number of blocks that copies and collectives run ahead */
+    int ahead;                         /* most blocks by which copies and collectives precede their use */
 } tt_plan;
-/* Returns the plan; nothing need be allocated. For a pipeline this and all reports describe the stage that
-   needs most bytes, for one micro-batch; but `params`, `flops` and `extra_flops` count all stages. */
+/* Returns the plan; nothing need be allocated. For a pipeline this plan and all reports describe the stage
+   that needs most bytes, for one micro-batch; but `params`, `flops` and `extra_flops` count all stages. */
 tt_plan tt_program_plan(const tt_program *p);
-tt_plan tt_stage_plan(const tt_program *p, int stage); /* plan of a stage, 0 to tt_plan.pipeline - 1 */
+tt_plan tt_stage_plan(const tt_program *p, int stage); /* plan of a stage, from 0 to pipeline - 1 */
 
-/* A storage of a plan. Values that are views of it, or computed in place on it, share it. */
+/* A piece of the arena that holds a value. Views of the value, and values computed in its place, share the
+   piece. */
 typedef struct tt_plan_value {
-    const char *name; /* name of the value that it holds at the peak, or of the op that uses it as
-                         workspace */
+    const char *name; /* name of the value in the piece at the peak, or of the op whose workspace the piece
+                         is */
     tt_category category;
     size_t bytes;
-    int first, last;  /* first and last instruction during which it is in use */
+    int first, last;  /* first and last instruction that use the piece */
 } tt_plan_value;
-/* Writes the storages that are live at the peak instruction, largest first, at most `capacity` of them.
-   Returns how many there are, or 0 when out of memory; their bytes add up to tt_plan.at_peak. Names live as
+/* Writes the pieces that are live at the peak instruction, largest first, at most `capacity` of them. Returns
+   the number of live pieces, whose bytes add up to tt_plan.at_peak, or 0 when out of memory. Names live as
    long as the program. */
 int tt_plan_values(const tt_program *p, tt_plan_value *to, int capacity);
 /* Writes the plan into `to` as some lines of text, always terminated. Returns the length of the full text,
    even if `capacity` cuts it. */
 size_t tt_plan_text(const tt_program *p, char *to, size_t capacity);
-/* Writes into `to` an SVG of the bytes in use at each instruction, by category. Returns the length of the
-   full text, or 0 when out of memory. */
+/* Writes into `to` an SVG picture of the bytes in use at each instruction, by category. Returns the length of
+   the full text, or 0 when out of memory. */
 size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity);
 /* Writes into `to` a line for each instruction (for a pipeline, of all stages): op, name, operands with
    dtype, shape and offset; always terminated. Returns the length of the full text. */
 size_t tt_program_text(const tt_program *p, char *to, size_t capacity);
 
-/* Allocates the arena and fills the parameters. tt_set and the runs call it if necessary. On Linux it returns
-   TT_ERR_MEMORY, before it allocates anything, if the plan needs more of the host's memory than the machine,
-   control groups and ulimit -v leave; TINYTRAIN_MEMORY_CHECK=0 in the environment turns this check off. */
+/* Allocates the arena and fills the parameters. tt_set and the runs call tt_allocate if necessary. On Linux
+   the function returns TT_ERR_MEMORY, before it allocates anything, if the plan needs more of the host's
+   memory than the machine, control groups and ulimit -v leave; TINYTRAIN_MEMORY_CHECK=0 in the environment
+   turns this check off. */
 tt_status tt_allocate(tt_program *p);
-/* Copies `rows` rows to input v; the axis of v has that many rows in the next run. Set every input right
-   before every run, after tt_update: other values may use its place. A run refuses an input that was
-   overwritten. For programs with one data rank. */
+/* Copies `rows` rows to input v; `rows` is then the number of rows of v's axis in the next run. Set every
+   input right before every run, after tt_update: other values may use its place. A run refuses an input that
+   was overwritten. For programs with one data rank. */
 tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows);
 /* Copies `rows` rows to input v of one data rank, 0 to tt_parallel.data - 1. A run is one micro-batch on each
-   of the first data ranks; in the last run of a step the last ranks may have none: then set no input
-   there. */
+   of the first data ranks; in the last run of a step the last ranks may have no micro-batch: then set no
+   input of these ranks. */
 tt_status tt_set_rank(tt_program *p, int rank, tt_value v, const void *data, int64_t rows);
 /* An input of a program. */
 typedef struct tt_input_info {
@@ -387,20 +392,21 @@ typedef struct tt_input_info {
     int64_t rows, width; /* rows: the capacity, or the fixed number */
     int axis;            /* inputs of one axis have equally many rows (tt_seq_start: one more); 0: rows are
                             fixed */
-    bool read;           /* false: nothing reads the input, and it need not be set */
+    bool read;           /* false: nothing reads the input, which need not be set */
 } tt_input_info;
-/* Writes the inputs in the order of their recording, at most `capacity` of them. Returns how many there
-   are. */
+/* Writes the program's inputs in the order of their recording, at most `capacity` of them. Returns the number
+   of all inputs. */
 int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity);
-/* Copies value v (the root, or a value marked with tt_output) as rows * width floats. Call it after a run,
-   before the next tt_set and before another program of the arena runs. */
+/* Copy value v (the root, or a value marked with tt_output) as rows * width floats; tt_get_rank copies the
+   value of a data rank. Call the functions after a run, before the next tt_set and before another program of
+   the arena runs. */
 tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity);
-tt_status tt_get_rank(tt_program *p, int rank, tt_value v, float *to, size_t capacity); /* from a data rank */
+tt_status tt_get_rank(tt_program *p, int rank, tt_value v, float *to, size_t capacity);
 
 typedef struct tt_stats {
-    /* Mean over the targets of the step (all micro-batches), over all loss ops together. It leaves out later
-       ops on the way to the root, such as a sum or a factor: tt_get gives the root, which is NaN if a program
-       has several loss ops and no target of one of them counts. */
+    /* Mean over the targets of the step (all micro-batches), over all loss ops together. The mean leaves out
+       later ops on the way to the root, such as a sum or a factor: tt_get gives the root, which is NaN if a
+       program has several loss ops and no target of one op counts. */
     double loss;
     double targets;       /* number of targets that counted (the sum of their weights) */
     double correct;       /* targets predicted right (cross-entropy) */
@@ -413,29 +419,29 @@ typedef struct tt_stats {
 } tt_stats;
 
 /* Runs one training step on the inputs that were set: forward, backward, update with learning rate lr. If a
-   gradient or the loss is not finite, it returns TT_ERR_NUMERIC and names the first such tensor; parameters
-   and optimizer stay unchanged. (With update "backward" and a finite loss, only the parameters whose
-   gradients are not finite stay unchanged; load the last state to continue.) With loss scaling, such a
-   gradient gives TT_OK, a lower scale and a skipped step (tt_stats.skipped), unless the scale would fall
-   below 1.
+   gradient or the loss is not finite, tt_step returns TT_ERR_NUMERIC and names the first tensor that is not;
+   parameters and optimizer stay unchanged. (With update "backward" and a finite loss, only the parameters
+   whose gradients are not finite stay unchanged; load the last state to continue.) With loss scaling, a
+   gradient that is not finite gives TT_OK, a lower scale and a skipped step (tt_stats.skipped), unless the
+   scale would fall below 1.
    stats may be NULL. Then, on a device that works in parallel with the host ("cuda", but not with loss
    scaling, a pipeline or several processes), the call may return before the step is done, so that the caller
    can make the next batch meanwhile. The next step, the next run of a program of the arena, tt_wait, tt_get
    or tt_program_save reads the results of the step before it changes anything. If the step failed, that call
    fails with its error and does nothing else. tt_program_steps counts the step as done. */
 tt_status tt_step(tt_program *p, float lr, tt_stats *stats);
-/* Waits for the step that was begun last, unless another call has, and returns its error. stats (may be NULL)
-   describes the last step that updated or was skipped; zeros before the first. */
+/* Waits for the last step, unless another call has done so, and returns the step's error. stats (may be NULL)
+   describes the last step that updated or was skipped; zeros before the first such step. */
 tt_status tt_wait(tt_program *p, tt_stats *stats);
 /* Run a step in parts, in programs compiled with `accumulate`: call tt_micro_step once per micro-batch, then
-   tt_update, which divides by the targets of all micro-batches, so that 4 micro-batches of 4 equal one of 16.
-   After a tt_update without stats, results are read as late as after tt_step. */
+   tt_update, which divides by the targets of all micro-batches, so that 4 micro-batches of 4 equal 1 of 16.
+   tt_update without stats may return before the update is done, as tt_step may. */
 tt_status tt_micro_step(tt_program *p, tt_stats *stats);
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
 /* Copies a gradient after tt_micro_step, before tt_update: tt_param_size floats, d(mean over the targets so
    far) / d(param). Not for pipelines. */
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
-tt_status tt_run(tt_program *p, tt_stats *stats); /* forward only (programs with train = false) */
+tt_status tt_run(tt_program *p, tt_stats *stats); /* runs the forward of a program with train = false */
 int64_t tt_program_steps(const tt_program *p);    /* optimizer steps done; steps that loss scaling skipped do
                                                      not count */
 

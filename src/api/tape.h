@@ -17,28 +17,29 @@ void tt_tape_free(tt_tape *t);
 tt_status tt_tape_status(const tt_tape *t);
 void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4); /* names v in plans and
                                                                                   errors */
-int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* at capacity; 0 if the tape has no such value */
+int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* rows at capacity; 0 if the tape lacks v */
 /* Returns the rows of v in the form that an op takes: their axis, or a fixed number; 0 if the tape has no
    such value. tt_input(t, "score", TT_F32, tt_value_axis(t, logits), 1) has as many rows as `logits`. */
 int64_t tt_value_axis(const tt_tape *t, tt_value v);
 int64_t tt_value_width(const tt_tape *t, tt_value v);
 
 /* Returns an axis: a named number of rows with a capacity, whose actual number may differ in each run. Pass
-   the result where an op takes rows, for example tt_axis(t, "tokens", 8192). A name stands for one axis: a
-   second call with the same name and capacity returns the same axis. */
+   the result where an op takes rows, for example tt_axis(t, "tokens", 8192). A second call with the same name
+   and capacity returns the same axis. */
 int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity);
 
-/* Records an input (rows, width); rows is a number or an axis. tt_set gives it data before each run. */
+/* Records an input (rows, width); rows is a number or an axis. tt_set gives the input data before each
+   run. */
 tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, int64_t width);
-/* Records an input i32 (seqs + 1, 1): the first row of each sequence, then the number of rows; strictly
-   rising. */
+/* Records an input i32 (seqs + 1, 1): the first row of each sequence, then the number of rows. The numbers
+   rise strictly. */
 tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs);
 tt_value tt_param_value(tt_tape *t, tt_param *p); /* a parameter as operand; 1-D (n) becomes (1, n) */
 void tt_output(tt_tape *t, tt_value v); /* keeps v until the end of a run, for tt_get */
 void tt_block_end(tt_tape *t, tt_value v); /* marks v as the end of a block, which
                                               tt_compile_options.recompute saves */
 /* Stores v in the host's memory while nothing uses it, whatever tt_compile_options.offload says. v is a
-   parameter, or a value of the forward that the backward reads; recompute then saves it. */
+   parameter, or a value of the forward that the backward reads; recompute then saves v. */
 void tt_offload(tt_tape *t, tt_value v);
 /* tt_keep saves v for the backward, and tt_recompute makes the backward recompute it from saved values,
    whatever tt_compile_options.recompute says; the bits are the same. The later of two marks counts. A mark
@@ -50,14 +51,15 @@ void tt_recompute(tt_tape *t, tt_value v);
 /* Records y = x W^T + b. x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
 /* Records a table lookup. ids i32 (rows, 1), table (vocab, D) -> (rows, D). An id outside [0, vocab) fails
-   the run, and the error names it. */
+   the run, and the error names the id. */
 tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table);
 /* Records a lookup of the rows ids + offset of the table; shapes and errors as tt_embedding's. */
 tt_value tt_embedding_offset(tt_tape *t, tt_value ids, tt_param *table, int offset);
 /* Records (x - mean) / sqrt(var + eps) * w + b over each row (Ba et al. 2016). x (rows, D), w (D), b (D) or
    NULL */
 tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps);
-/* Records x / sqrt(mean(x^2) + eps) * w over each row (Zhang, Sennrich 2019). x (rows, D), w (D), eps >= 0 */
+/* Records x / sqrt(mean(x^2) + eps) * w, with the mean over a row (Zhang, Sennrich 2019). x (rows, D), w (D),
+   eps >= 0 */
 tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps);
 tt_value tt_gelu(tt_tape *t, tt_value x);      /* x/2 (1 + erf(x / sqrt 2)) (Hendrycks, Gimpel 2016) */
 tt_value tt_gelu_tanh(tt_tape *t, tt_value x); /* tanh approximation of GELU, "gelu_new" */
@@ -66,7 +68,8 @@ tt_value tt_tanh(tt_tape *t, tt_value x);
 tt_value tt_silu(tt_tape *t, tt_value x);      /* x / (1 + exp(-x)) */
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b); /* b has a's shape, or is (1, D) and is added to every
                                                         row of a */
-tt_value tt_mul(tt_tape *t, tt_value a, tt_value b); /* same shape; element by element */
+tt_value tt_mul(tt_tape *t, tt_value a, tt_value b); /* a * b element by element; a and b have the same
+                                                        shape */
 /* Records tt_mul(t, tt_silu(t, gate), up) as one op: the backward needs only gate and up, and in 16 bits
    silu(gate) is not rounded. gate, up (rows, D) -> (rows, D) (SwiGLU: Shazeer, "GLU variants improve
    transformer", 2020) */
@@ -80,8 +83,8 @@ tt_value tt_dropout(tt_tape *t, tt_value x, float p);
 /* The columns of a head that form a pair: j and j + size / 2 (GPT-NeoX; LLaMA in transformers), or 2j and 2j
    + 1 (GPT-J; LLaMA in Meta's code). */
 typedef enum tt_rotary_pairs { TT_ROTARY_HALVES, TT_ROTARY_NEIGHBOURS } tt_rotary_pairs;
-/* Frequencies for sequences longer than those of the pretraining. PLAIN: base^(-2j / size) for pair j.
-   LINEAR: PLAIN / `factor` (Chen et al., "Extending context window of large language models via positional
+/* Frequencies for sequences longer than in the pretraining. PLAIN: base^(-2j / size) for pair j. LINEAR:
+   PLAIN / `factor` (Chen et al., "Extending context window of large language models via positional
    interpolation", 2023). Between PLAIN and LINEAR: LLAMA3 by wavelength (Llama 3.1), YARN by turns within
    `original` positions (Peng et al., "YaRN: Efficient context window extension of large language models",
    2023). */
@@ -103,7 +106,8 @@ typedef struct tt_rotary_options {
                                   8192 */
     float low, high;           /* Set them with LLAMA3 to low_freq_factor and high_freq_factor (default 1 and
                                   4 if both are 0), with YARN to beta_slow and beta_fast (default 1 and 32) */
-    float magnitude;           /* Set it with YARN to multiply the result; default 0: 0.1 log(factor) + 1 */
+    float magnitude;           /* Set it with YARN to multiply the result by another number; default 0: 0.1
+                                  log(factor) + 1 */
 } tt_rotary_options;
 tt_rotary_options tt_rotary_options_default(int heads);
 
@@ -132,22 +136,22 @@ typedef struct tt_attention_options {
                            bf16 first; results differ from 9 heads or 257 rows on. "cuda" then uses no tensor
                            cores */
     /* Set it to the rows of a block for block-sparse attention; default 0: off (Zaheer et al., "Big bird",
-       2020). It excludes causal, window and alibi. A sequence is divided into blocks of `block` rows; the
-       last may have fewer. The first and the last block attend to all blocks, and all attend to them; block i
-       also attends to blocks i - 1, i and i + 1 and to the blocks in its list. Time is proportional to the
-       pairs of blocks that attend */
+       2020). Block-sparse attention excludes causal, window and alibi. A sequence is divided into blocks of
+       `block` rows; the last may have fewer. The first and the last block attend to all blocks, and all
+       attend to them; block i also attends to blocks i - 1, i and i + 1 and to the blocks in its list. Time
+       is proportional to the pairs of blocks that attend */
     int block;
     int dense;            /* Set it to attend densely in sequences of up to this number of rows; default 0 */
-    int listed, list_rows; /* Set them to the blocks in a list, and to how many first blocks of a sequence
-                              have a list; default 0 */
+    int listed, list_rows; /* Set them to the number of blocks in a list, and of blocks, from a sequence's
+                              first on, that have a list; default 0 */
     /* Set it to the lists: (heads, list_rows, listed), in 0..65535, copied; default NULL, for `listed` 0. A
        block beyond the sequence's end is skipped. A block that is listed several times, or that is attended
        anyway, counts each time. */
     const int32_t *lists;
     bool lists_for_training; /* Set it to replace each listed block by block 0 in a program that does not
                                 train, as transformers' BigBird does; default false */
-    int max_length; /* Set it to the rows of the longest possible sequence: a GPU chooses its kernels by it,
-                       and a longer sequence is refused; default 0: any number */
+    int max_length; /* Set it to the rows of the longest possible sequence: a GPU chooses its kernels by this
+                       number, and a longer sequence is refused; default 0: any number */
 } tt_attention_options;
 tt_attention_options tt_attention_options_default(int heads);
 
@@ -158,23 +162,23 @@ tt_attention_options tt_attention_options_default(int heads);
 tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start,
                       const tt_attention_options *o);
 
-/* Records attention with some rows as queries: row i32 (n, 1) holds the numbers of q's rows in the batch. q
-   (n, heads * head_size), k, v (rows, key_heads * head_size) -> (n, heads * head_size) */
+/* Records attention in which only some rows are queries. row i32 (n, 1): for each row of q, the row of its
+   token in k and v. q (n, heads * head_size), k, v (rows, key_heads * head_size) -> (n, heads * head_size) */
 tt_value tt_attention_rows(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start, tt_value row,
                            const tt_attention_options *o);
 /* Records a cache: rows that a program keeps from run to run, 0 at first; f32 (rows, width), or 16-bit if
-   activations are. tt_attention_rows reads from it the keys and values of tokens of earlier runs. Only for
-   programs that do not train. */
+   activations are. tt_attention_rows reads from a cache the keys and values of tokens of earlier runs. Only
+   for programs that do not train. */
 tt_value tt_cache(tt_tape *t, const char *name, int64_t rows, int64_t width);
-/* Stores row r of x in row index[r] of a cache; a run must not store a row twice. x (n, width), index i32 (n,
-   1) -> the cache for ops recorded later */
+/* Records a store of row r of x in row index[r] of a cache, for each r; a run must not store a row twice. x
+   (n, width), index i32 (n, 1) -> the cache for ops recorded later */
 tt_value tt_store_rows(tt_tape *t, tt_value cache, tt_value x, tt_value index);
 
 tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index); /* x (rows, D), index i32 (n, 1) -> (n, D) */
 /* Records the mean of each sequence. x (rows, D), seq_start (seqs + 1, 1) -> (seqs, D) */
 tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start);
-/* Records x with `row` in the rows that index lists (class and mask tokens). x (rows, D), index i32 (n, 1),
-   row (D) -> (rows, D) */
+/* Records a copy of x in which `row` (a class or mask token) replaces the rows that index lists. x (rows, D),
+   index i32 (n, 1), row (D) -> (rows, D) */
 tt_value tt_set_rows(tt_tape *t, tt_value x, tt_value index, tt_param *row);
 
 typedef struct tt_patch_options {
@@ -193,8 +197,9 @@ tt_patch_options tt_patch_options_default(int height, int width, int channels, i
    -> (rows, channels * patch * patch), in the order channel, y, x of a convolution's weight. */
 tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value seq_start,
                     const tt_patch_options *o);
-tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* a view of columns from `from` on */
-/* Records a view with the same number of elements: of fixed rows, or of an axis with the same width. */
+tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* a view of `width` columns of x,
+                                                                           from column `from` on */
+/* Records a view of x as (rows, width), with as many elements; rows of an axis keep their width. */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
     int ignore_index;      /* Set it to the target value that does not count; default -100 */
@@ -209,14 +214,14 @@ tt_cross_entropy_options tt_cross_entropy_options_default(void);
 
 /* Records the cross-entropy: the sum over rows of w_r * -log softmax(logits_r)[target_r], divided by the sum
    of the weights of the rows that count. logits (rows, classes), targets i32 (rows, 1) -> (1, 1). NULL:
-   defaults. If the logits come from tt_linear, are read by nothing else and need 16 MiB or more, at most 512
-   rows of them (2,048 on "cuda") are stored at a time, provided that gradients of parameters are f32. */
+   defaults. If the logits come from tt_linear, are read by no other op and need 16 MiB or more, at most 512
+   rows of logits (2,048 on "cuda") are stored at a time, provided that gradients of parameters are f32. */
 tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, const tt_cross_entropy_options *o);
 /* Records the cross-entropy with targets that are probabilities of all classes: a teacher's (Hinton et al.,
-   "Distilling the knowledge in a neural network", 2015), or mixed labels. It is the sum over rows of w_r *
-   sum over classes of -target * log softmax(logits_r), divided by the sum of the weights. logits, targets
-   (rows, classes), weights (rows, 1) or none -> (1, 1). Targets are used as given, whatever they sum to, and
-   get no gradient; no row counts as predicted right. */
+   "Distilling the knowledge in a neural network", 2015), or mixed labels. The cross-entropy is the sum over
+   rows of w_r * sum over classes of -target * log softmax(logits_r), divided by the sum of the weights.
+   logits, targets (rows, classes), weights (rows, 1) or none -> (1, 1). Targets are used as given, whatever
+   they sum to, and get no gradient; no row counts as predicted right. */
 tt_value tt_soft_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, tt_value weights);
 /* Records the mean over all elements of (x - target)^2, rows weighted by `weights` (rows, 1) or none -> (1,
    1) */

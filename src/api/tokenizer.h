@@ -30,8 +30,7 @@ typedef enum tt_special_token {
     TT_TOKEN_COUNT
 } tt_special_token;
 
-/* Opens a WordPiece vocabulary. Uncased (`lowercase`): texts are lower-cased and accents stripped; cased:
-   neither. */
+/* Makes a WordPiece tokenizer from a vocab.txt. With `lowercase`, texts lose capitals and accents. */
 tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lowercase);
 /* Loads a tokenizer from a Hugging Face folder:
    - With vocab.txt: WordPiece. lowercase is tokenizer_config.json's do_lower_case, or true without that file.
@@ -40,14 +39,14 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
    - Else with tokenizer.json, which decides the ids, except for what AutoTokenizer of transformers 5 rebuilds
      for the class that tokenizer_class of tokenizer_config.json or config.json names. For GPT2Tokenizer,
      RobertaTokenizer, Qwen2Tokenizer (also for model_type qwen2) and GPTNeoXTokenizer, or, without such a
-     name, by model_type, this is the space before the first word, if tokenizer_config.json has
-     add_prefix_space. For LlamaTokenizer (not byte-level, and not Mistral's) it is the mark of a word:
-     tokenizer.json puts a mark before each text between special tokens, even before a space; transformers
-     puts it before the first word only (with "legacy": true, before each such text), unless a mark is already
-     there. For other classes transformers may differ: without add_prefix_space it puts no space before the
-     first word, BigBirdTokenizer ignores the file's Precompiled, T5Tokenizer and XLMRobertaTokenizer split at
-     all white space first, AlbertTokenizer and BertTokenizer read do_lower_case and so on from
-     tokenizer_config.json.
+     name, by model_type, AutoTokenizer rebuilds the space before the first word, if tokenizer_config.json has
+     add_prefix_space. For LlamaTokenizer (not byte-level, and not Mistral's) AutoTokenizer rebuilds the mark
+     of a word: tokenizer.json puts a mark before each text between special tokens, even before a space;
+     transformers puts it before the first word only (with "legacy": true, before each such text), unless a
+     mark is already there. For other classes transformers may differ: without add_prefix_space transformers
+     puts no space before the first word, BigBirdTokenizer ignores the file's Precompiled, T5Tokenizer and
+     XLMRobertaTokenizer split at all white space first, AlbertTokenizer and BertTokenizer read do_lower_case
+     and so on from tokenizer_config.json.
    - Else with vocab.json and merges.txt: GPT-2's, RoBERTa's (whose <mask> includes the spaces before it) or
      Qwen2's tokenizer, as tokenizer_class of tokenizer_config.json or model_type of config.json says (GPT-2's
      if neither does), with tokenizer_config.json's added_tokens_decoder and add_prefix_space. */
@@ -62,22 +61,23 @@ int tt_tokenizer_size(const tt_tokenizer *k); /* the largest id + 1 */
    does not find it. */
 const char *tt_tokenizer_token(const tt_tokenizer *k, int id);
 int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* returns -1 if absent */
-/* Returns the id of the token with this purpose, or -1. With vocab.txt these are BERT's tokens. Otherwise
-   tokenizer_config.json, special_tokens_map.json and config.json (bos_token_id and so on) name them, in this
-   order. If none names TT_TOKEN_EOS, which ends a document, it is "<|endoftext|>" if that token exists; so it
-   is, with a warning to the logger, if config.json names a token that ordinary texts contain. */
+/* Returns the id of the token with this purpose, or -1. With vocab.txt the special tokens are BERT's.
+   Otherwise tokenizer_config.json, special_tokens_map.json and config.json (bos_token_id and so on), in this
+   order, name the special tokens. If none of the files names TT_TOKEN_EOS, which ends a document, that token
+   is "<|endoftext|>" if it exists; likewise, with a warning to the logger, if config.json names a token that
+   ordinary texts contain. */
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
 /* Writes the ids of a text into ids (room for max_tokens), including the tokens around it: [CLS] and [SEP] of
-   WordPiece, else those of the post-processor; the text is cut so that all fit. Returns the number of ids; 0
-   if max_tokens has no room for the tokens around the text; -1 when out of memory (texts of more than 4096
-   bytes need memory if they are normalized, as do words of more than 64 bytes in byte-pair encoding, and all
-   texts with Metaspace or Unigram). Invalid UTF-8 bytes become U+FFFD, which WordPiece drops. As in
+   WordPiece, else those of the post-processor; the text is cut so that all ids fit. Returns the number of
+   ids; 0 if max_tokens has no room for the tokens around the text; -1 when out of memory (texts of more than
+   4096 bytes need memory if they are normalized, as do words of more than 64 bytes in byte-pair encoding, and
+   all texts with Metaspace or Unigram). Invalid UTF-8 bytes become U+FFFD, which WordPiece drops. As in
    transformers, a special token spelled out in a text, such as [SEP] in capitals or <|endoftext|>, becomes
-   that token if the vocabulary has it: a text can forge the structure of a sequence, so remove such words
-   from texts that you don't trust. */
+   that token if the vocabulary has it: a text can forge the structure of a sequence, so remove these
+   spellings from texts that you don't trust. */
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens);
-/* Writes the first `room` ids of a whole text into ids, with the tokens around it if `special`. Returns how
-   many ids the text has; -1 when out of memory. */
+/* Writes the first `room` ids of a whole text into ids, with the tokens around it if `special`. Returns the
+   number of ids of the whole text; -1 when out of memory. */
 int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
                             int64_t room);
 /* Writes the text of n ids to `to`, always terminated, cut at capacity (0: not written). Returns the bytes of
@@ -88,9 +88,10 @@ int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n
                             size_t capacity);
 
 /* Decodes ids as they come, in constant time for each. `put` returns the text that is certain so far and was
-   not returned before, `end` the rest; together they are the text of all ids. The text is valid until the
-   next call, and not terminated. The stream holds back an incomplete character, and an incomplete run of
-   tokens for single bytes, which form a text only together. Both return NULL when out of memory. */
+   not returned before, `end` the remaining text; all returned texts together are the text of all ids. The
+   text is valid until the next call, and not terminated. The stream holds back an incomplete character, and
+   an incomplete run of tokens for single bytes, because only whole runs form texts. Both return NULL when out
+   of memory. */
 typedef struct tt_decode_stream tt_decode_stream;
 tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special);
 const char *tt_decode_stream_put(tt_decode_stream *s, const int32_t *ids, int64_t n, size_t *bytes);

@@ -17,10 +17,10 @@ struct tt_train_options {
     tt_schedule schedule;            /* Set its total_steps (default 0), which is required; default: linear,
                                         lr 5e-5, no warm-up */
     /* Set them to change the cross-entropy that trains classifiers and language models
-       (tt_cross_entropy_options); default 0 and NULL. Evaluations use the plain one. class_weights (one for
-       each class; copied) are for classifiers; the loss and the accuracy of a step are then weighted means. A
-       model of your own reads them in an f32 input "class_weights" of (1, classes); in an evaluation they are
-       ones. */
+       (tt_cross_entropy_options); default 0 and NULL. Evaluations use the plain cross-entropy. class_weights
+       (one for each class; copied) are for classifiers; the loss and the accuracy of a step are then weighted
+       means. A model of your own reads the weights in an f32 input "class_weights" of (1, classes), which has
+       ones in an evaluation. */
     float label_smoothing;
     const float *class_weights;
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
@@ -39,16 +39,17 @@ typedef struct tt_trainer tt_trainer;
    message reports all contradictions of the options. Returns NULL on error. */
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *o);
 void tt_trainer_free(tt_trainer *t);
-/* Calls tt_wait for the training program, after tt_train_batch without stats. */
+/* Waits as tt_wait does for the training program's last step, after a tt_train_batch without stats. */
 tt_status tt_trainer_wait(tt_trainer *t, tt_stats *stats);
 /* Returns the largest max_seqs, up to `max`, with which a trainer of these options fits their memory_budget;
-   it works as tt_largest_batch does. Each sequence brings o->max_tokens / o->max_seqs tokens. The caller
-   chooses whether steps become larger or have fewer micro-batches; other micro-batches give other bits. */
+   the function works as tt_largest_batch does. Each sequence brings o->max_tokens / o->max_seqs tokens. The
+   caller chooses whether steps become larger or have fewer micro-batches; other micro-batches give other
+   bits. */
 int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_train_options *o, int max);
-const tt_program *tt_trainer_program(const tt_trainer *t); /* the program that trains, or the only one */
+const tt_program *tt_trainer_program(const tt_trainer *t); /* program that trains, or else that evaluates */
 int64_t tt_trainer_steps(const tt_trainer *t);             /* tt_program_steps of the trainer's program */
-/* Returns the steps in the state last saved or loaded, here or by tt_fit, from which a resumed run continues;
-   -1: none. */
+/* Returns the steps of the last state that was saved or loaded, from which a resumed run continues; -1: no
+   state. */
 int64_t tt_trainer_saved_steps(const tt_trainer *t);
 /* Returns the bytes of the tensors in a state of this trainer, and in *parameters (may be NULL) the bytes of
    the trained parameters among them. Returns 0 if the trainer does not train, or when out of memory. */
@@ -58,12 +59,12 @@ size_t tt_trainer_state_bytes(const tt_trainer *t, size_t *parameters);
 float tt_trainer_lr(const tt_trainer *t);
 
 /* Runs forward and backward of a micro-batch, and the update if it is the last of its step: then *updated is
-   true, even if loss scaling skipped the update. stats covers the micro-batches of the step so far. If one
-   fails, its step updates nothing: the step's other micro-batches are refused, up to the last.
+   true, even if loss scaling skipped the update. stats covers the micro-batches of the step so far. If a
+   micro-batch fails, its step updates nothing, and the step's later micro-batches are refused.
    With several data ranks, micro-batch m of a step is copied to data rank m % data. All ranks run when each
    has a micro-batch, or after the last of the step; stats covers the micro-batches that have run, and is 0
-   before. While some wait, the trainer can neither evaluate nor predict. A pipeline runs all micro-batches of
-   a step after its last, and can evaluate before.
+   before. While a micro-batch waits, the trainer can neither evaluate nor predict. A pipeline runs all
+   micro-batches of a step after its last, and can evaluate before that.
    stats may be NULL; then the call may return before the step is done, as tt_step does, and its results
    appear one step later or in tt_trainer_wait. */
 tt_status tt_train_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats, bool *updated);
@@ -89,11 +90,11 @@ tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text
 
 /* Progress of a run, stored with the state so that the caller can resume. */
 typedef struct tt_progress {
-    int64_t epoch, step;          /* the next step of the shuffled data */
+    int64_t epoch, step;          /* the epoch and the step to train next */
     double loss_sum, targets, correct; /* sums over the epoch so far */
-    double best, best_loss;       /* best validation so far: the number that decides which is best, and the
-                                     loss */
-    uint64_t best_by;             /* hash of the name of that number; 0: none */
+    double best, best_loss;       /* the best validation so far: the value that tt_fit_options.best_by
+                                     compares, and the loss */
+    uint64_t best_by;             /* hash of the name of the value in `best`; 0: unknown */
     uint64_t classes, data;       /* hashes of the class names and of the examples, see tt_fit; 0: none */
 } tt_progress;
 
@@ -107,20 +108,20 @@ typedef struct tt_fit_event {
     int64_t epoch, epochs;         /* epoch counts from 0 */
     int64_t step, steps;           /* steps done in this epoch; steps of an epoch */
     double loss;                   /* mean over this epoch so far */
-    const char *metric_name;       /* the model's metric; NULL: it has none */
+    const char *metric_name;       /* the model's metric; NULL: no metric */
     double metric;                 /* metric of this epoch so far, or of `validation` if it is set */
     const char *unit;              /* "tokens", "images", ... */
     double per_second;             /* units per second since tt_fit began, without validation */
     double of_peak;                /* FLOP/s of matrix products and attention as a fraction of
                                       tt_measured_peak; 0: unknown */
     double seconds_left;           /* seconds left of all epochs, without validation */
-    const tt_stats *validation;    /* after the last step of an epoch; else NULL */
+    const tt_stats *validation;    /* result of the validation after an epoch; NULL after a step */
     bool best;                     /* this validation is the best so far, and `keep` has been called */
 } tt_fit_event;
 
-/* Writes an event as one line for a progress display, without a newline. If capacity has no room for the
-   whole line, the bar becomes shorter, then fields before the last are left out, then the line is cut.
-   Returns the length of the full text, as tt_plan_text does. */
+/* Writes an event as one line for a progress display, without a newline. If `capacity` has no room for the
+   whole line, the bar becomes shorter, then fields are left out, but not the remaining time, then the line is
+   cut. Returns the length of the full text, as tt_plan_text does. */
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity);
 
 typedef struct tt_fit_options {
@@ -134,10 +135,10 @@ typedef struct tt_fit_options {
     const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
                                       current step or batch of validation; a signal handler may set the
                                       variable (sig_atomic_t); default NULL */
-    const char *best_by;           /* Set it to choose how validations are compared: "loss", or the model's
-                                      metric by name, ties by loss; default NULL: the metric, or else the
-                                      loss */
-    /* Set it to save the model when it is the best so far; default NULL. It is called after an epoch whose
+    const char *best_by;           /* Set it to choose how validations are compared: by "loss", or by the name
+                                      of the model's metric, and then by the loss; default NULL: the metric,
+                                      or else the loss */
+    /* Set it to a function that saves the model; default NULL. tt_fit calls it after an epoch whose
        validation is the best so far, or, without validation, after every epoch. The folder then holds a
        state, so a run that is killed inside `keep` can be resumed. tt_fit ends with `keep`'s status if it
        fails, and a resumed run calls `keep` a second time for this epoch. */
@@ -154,14 +155,14 @@ tt_fit_options tt_fit_options_default(void);
    from which step a resumed run would continue.
    A step that has no target, or whose loss or gradient is not finite, updates nothing: it is skipped and
    counted in tt_stats.skipped, and the logger gets one warning. tt_fit fails after 10 skipped steps in a row,
-   or as many as an epoch has. It also fails at the end of an epoch whose last steps were not finite, if its
-   validation is not finite either, or if there is no validation and the loss has diverged.
+   or as many as an epoch has. tt_fit also fails at the end of an epoch whose last steps were not finite, if
+   its validation is not finite either, or if there is no validation and the loss has diverged.
    If none of the skipped steps had a target, a resumed run continues after them. Otherwise the weights have
    most likely blown up: their state is not saved, and a run that is resumed with a lower learning rate
    continues from an earlier state. The loss has diverged if the mean of the last 4 steps is more than ten
-   times the loss of the first step and exceeds it by more than 1. While it has, states are written to
-   state.diverged.safetensors beside the last good state.safetensors. A resumed run continues from the newer
-   of the two; remove the first to continue from the second.
+   times the loss of the first step and exceeds it by more than 1. While the loss has diverged, states are
+   written to state.diverged.safetensors beside the last good state.safetensors. A resumed run continues from
+   the newer of the two; remove the first to continue from the second.
    tt_fit refuses a run before its first step if the disk has no room for its states, or if its plan needs
    more memory than the machine can give.
    No other run can use the folder meanwhile: the folder holds run.lock, which is removed at the end. The

@@ -7,8 +7,8 @@
 
 /* A text or an image with its class. */
 typedef struct tt__example {
-    const char *text, *label_text; /* label_text: the label in a table, before classes are numbered */
-    size_t bytes;                  /* number of bytes of the text */
+    const char *text, *label_text; /* label_text: the label in a table, until classes are numbered */
+    size_t bytes;
     int64_t number;                /* number of the image in its source */
     int label;                     /* number of the class */
 } tt__example;
@@ -96,9 +96,10 @@ tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, siz
             return tt__fail(ctx, TT_ERR_FORMAT, "'%s' begins with the byte order mark of %s, and texts are "
                             "read as UTF-8: convert it, as by iconv -f %s -t UTF-8", path, marks[i].name,
                             marks[i].name);
-    /* UTF-8 text has few control characters. In UTF-16 text of most scripts, every other byte is one. */
+    /* UTF-8 text has few control characters. In UTF-16 text of most scripts, every other byte is a control
+       character. */
     const size_t looked = bytes < 4096 ? bytes : 4096;
-    size_t control[2] = {0, 0}; /* numbers of control characters at even and at odd offsets */
+    size_t control[2] = {0, 0}; /* number of control characters at even offsets; at odd offsets */
     for (size_t i = 0; i < looked; i++)
         control[i % 2] += (unsigned char)text[i] < ' ' && !(text[i] >= '\t' && text[i] <= '\r');
     if (8 * (control[0] + control[1]) > looked)
@@ -145,9 +146,9 @@ static tt_status tt__number_classes(tt_dataset *d, const char *const *names, int
     return TT_OK;
 }
 
-/* Chooses n examples at random, from each class in proportion to its size. Those that are missing because of
-   rounding come from any class, at random. Writes the numbers of all `count` examples to `order`: the first n
-   entries are the chosen examples, shuffled. */
+/* Chooses n examples at random, from each class in proportion to its size; examples that are missing because
+   of rounding come from any class. order (count): gets the number of each example, first those of the n
+   chosen examples, shuffled. */
 static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key, uint32_t *order)
 {
     int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)d->n_classes), spare = n;
@@ -177,7 +178,7 @@ static tt_dataset *tt__dataset_new(tt_context *ctx, const char *const *class_nam
     return tt__dataset_end(d, tt__number_classes(d, class_names, classes));
 }
 
-/* Adds an image, or a copy of a text. */
+/* Adds an image or, if `text` is not NULL, a copy of a text. of: the public function, for messages. */
 static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *text, int label)
 {
     if (text && !text->text && text->bytes)
@@ -226,7 +227,7 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
     if (d) {
         d->images = true;
         d->source = *source;
-        d->source.labels = NULL; /* the caller may free labels and class_names after this call */
+        d->source.labels = NULL; /* the caller may free labels and class_names now */
         d->source.class_names = NULL;
     }
     for (int64_t i = 0; i < source->count && status == TT_OK; i++)

@@ -14,22 +14,22 @@ tt_loader_options tt_loader_options_default(void)
 }
 
 /* Values for argument b of tt__stream_key, which gives the random key of a loader's shuffle; argument a is
-   the epoch. The shuffle of the steps of a window has b = TT__SHUFFLE_STEPS + number of the window. */
+   the epoch. The shuffle of a window's steps has b = TT__SHUFFLE_STEPS + number of the window. */
 enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
 #define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* argument a for tt_dataset_split; b is the number of examples */
 #define TT__LOADER_THREADS 64              /* max threads of a loader */
 
-/* ---- the dealer: chooses the examples of a step and the number of micro-batches. An example is a text, an
-   image, or a window of tokens. */
+/* ---- the dealer chooses the examples of a step, which are texts, images or windows of tokens, and the
+   number of micro-batches */
 
 typedef struct tt__dealer {
     const char *of;                /* name of the loader in messages */
-    int batch, max_seqs;           /* number of examples of a step; max number of a micro-batch */
+    int batch, max_seqs;           /* examples of a step; max examples of a micro-batch */
     int groups, data;              /* values of tt_parallel.groups and tt_parallel.data */
-    bool shuffle, accumulates;     /* accumulates: a step may have more micro-batches than data ranks */
-    int64_t count, used, steps;    /* number of all examples; numbers of examples and of steps per epoch */
+    bool shuffle, accumulates;     /* accumulates: a step may have more micro-batches than `data` */
+    int64_t count, used, steps;    /* number of all examples; of examples in an epoch; of steps in an epoch */
     int64_t epoch, step;           /* epoch and step of the next micro-batch */
-    uint32_t *order;               /* numbers of all `count` examples in the order of this epoch */
+    uint32_t *order;               /* the numbers of all `count` examples, in the epoch's order */
 } tt__dealer;
 
 static int tt__deal_groups(const tt_parallel *p) { return p->groups ? p->groups : (int)tt__max(1, p->data); }
@@ -52,14 +52,14 @@ static bool tt__deal_check(tt__text_buffer *all, int batch, int accumulate, cons
     return all->length == before;
 }
 
-/* Returns the number of micro-batches of a step of n examples. It is a multiple of d->groups, if there are
-   enough examples. A step of texts gets more micro-batches if its tokens do not fit. */
+/* Returns the number of micro-batches of a step of n examples. The number is a multiple of d->groups if n is
+   large enough. A step of texts gets more micro-batches if its tokens do not fit. */
 static int tt__deal_micros(const tt__dealer *d, int64_t n)
 {
     return (int)tt__min(n, d->groups * tt__ceil_div(n, (int64_t)d->groups * d->max_seqs));
 }
 
-/* Initialises a dealer of `count` examples, which tt__deal_seek must then move to a step. Returns false if
+/* Initialises a dealer of `count` examples, except its step, which tt__deal_seek sets. Returns false if
    memory runs out. */
 static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int batch, int accumulate,
                            const tt_parallel *p)
@@ -105,9 +105,9 @@ typedef struct tt__ring_slot {     /* a micro-batch of images */
     uint8_t *pixels;
     int done;                      /* number of images that are ready or have failed */
     int failed;                    /* place of the first image that failed; max_seqs: none failed */
-    bool left_out;                 /* the micro-batch is for another process and gets no pixels */
-    tt_status status;              /* error of image `failed` */
-    char why[256];                 /* reason of the error */
+    bool left_out;                 /* the micro-batch is for another process, so its images are not made */
+    tt_status status;              /* error of the image at place `failed` */
+    char why[256];                 /* reason of the error, for the message */
 } tt__ring_slot;
 
 struct tt_loader {
@@ -115,7 +115,7 @@ struct tt_loader {
     const tt_dataset *d;           /* a dataset of texts or, if d->images, of images */
     tt_loader_options o;
     tt__dealer deal;
-    int max_tokens, in_step;       /* in_step: number of examples of the step that were handed out */
+    int max_tokens, in_step;       /* in_step: examples of the current step that were handed out */
     tt_status status;              /* status of the last tt_loader_next */
     int32_t *labels;
     int64_t *index;
@@ -127,18 +127,18 @@ struct tt_loader {
     /* ---- fields for texts, all of which are tokenized when the loader is created */
     const tt_tokenizer *k;
     bool wide;                     /* ids need more than 16 bits */
-    bool sort;                     /* sort the texts of a window by length, and shuffle the window's steps */
+    bool sort;                     /* sort the texts of a window by length, and shuffle its steps */
     tt__tokens *tokens;            /* the tokens of each of `count` texts */
-    tt__chunk *chunks;             /* memory of the ids */
+    tt__chunk *chunks;             /* memory of the ids in `tokens` */
     int32_t *scratch;              /* max_length ids for each thread, while texts are tokenized */
     int longest;                   /* number of tokens of the longest text before it is cut */
     int64_t cut;                   /* number of texts cut to max_length */
     int64_t empty;                 /* the first text without a token; -1: none */
-    /* A window: consecutive steps whose texts are sorted together. window_at: the window whose texts and
-       order of steps are in `sorted` and `step_order`; window_steps: number of steps of a window. */
+    /* A window is `window_steps` consecutive steps whose texts are sorted together. window_at: the window
+       whose texts and order of steps are in `sorted` and `step_order`; -1: none. */
     int64_t window_at, window_steps;
     uint32_t *sorted, *step_order;
-    int micro;                     /* number of micro-batches of the step that were handed out */
+    int micro;                     /* micro-batches of the current step that were handed out */
     /* dealt: texts of the current step, one micro-batch after another; ends: the end of each micro-batch in
        `dealt`. Scratch: by_length: the places in the step, longest text first; micro_of: the micro-batch of
        each place; filled: the number of tokens of each micro-batch. All have `batch` entries. */
@@ -146,15 +146,14 @@ struct tt_loader {
     int *ends, *micro_of, *filled;
     int32_t *ids, *positions, *types, *seq_start;
 
-    /* ---- fields for images. Threads make the images of micro-batches `base` to `base` + slots - 1, while
-       the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, and all fields of a
-       slot except its pixels. It also guards the dealer's order, which changes only while no thread is busy.
-       */
+    /* ---- fields for images. Threads make the images of micro-batches `base` to `base + slots - 1`, while
+       the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, a slot's fields except
+       the pixels, and the dealer's order, which changes only while no thread is busy. */
     tt_image_options image;
-    size_t image_bytes;            /* bytes of a resulting image */
+    size_t image_bytes;            /* bytes of an image after resizing and cropping */
     pthread_cond_t work, ready;
     bool stop;
-    int64_t cursor;                /* place, in the epoch's order, of the next image to make */
+    int64_t cursor;                /* place in the epoch's order of the next image to make */
     tt__loader_thread threads[TT__LOADER_THREADS];
     int started;                   /* number of threads that run */
     int slots;                     /* number of micro-batches that `ring` holds */
@@ -162,12 +161,12 @@ struct tt_loader {
     /* deal_data: number of data ranks; 0: unknown. This process needs the images of the data ranks
        [deal_first, deal_end). */
     int deal_data, deal_first, deal_end;
-    /* deal_by_step: a micro-batch's number in the step, not in the epoch, decides to which rank it goes;
-       dealt_anew: these fields have changed since the images in the ring were made */
+    /* deal_by_step: a micro-batch goes to a rank by its number in the step, not in the epoch; dealt_anew: a
+       field deal_... has changed since the ring's images were made */
     bool deal_by_step, dealt_anew;
     int64_t base;
     int busy;                      /* number of threads that are making an image */
-    double waited;                 /* seconds that the trainer has waited for images */
+    double waited;                 /* seconds for which the trainer has waited for images */
 };
 
 #define TT__TEXTS_AT_ONCE 64 /* number of texts that one task tokenizes */
@@ -197,13 +196,13 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
     }
 }
 
-/* Maps a place (an index in a list of texts) to a text: to number texts[place] or, if `texts` is NULL, to
-   number `place`. */
+/* A list of texts, by whose indices (places) tt__place_longer sorts. The text at a place has the number
+   texts[place] or, if `texts` is NULL, the number `place`. */
 typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts; } tt__step_texts;
 
-/* Returns whether place a comes before place b if the longest text comes first. Texts of the same length keep
-   their shuffled order: many texts are cut to the same length, and as tables often list one class after
-   another, the table's order would fill whole steps with one class. */
+/* Returns whether place a comes before place b in the order from the longest text to the shortest. Texts of
+   equal length keep their shuffled order: many texts are cut to one length, and in the order of a table,
+   which often lists one class after another, whole steps would have one class. */
 static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 {
     const tt__step_texts *s = (const tt__step_texts *)arg;
@@ -259,8 +258,7 @@ static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_o
 
 /* ---- dividing a step of texts into micro-batches: sets l->dealt and l->ends */
 
-/* Divides a step of n texts for a single group: each micro-batch takes texts in their order until it is
-   full. */
+/* Divides a step of n texts, with groups = 1: each micro-batch takes the next texts until it is full. */
 static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
 {
     int micro = 0, seqs = 0, tokens = 0;
@@ -275,10 +273,10 @@ static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
     l->ends[micro] = n;
 }
 
-/* Distributes n texts over `micros` micro-batches: from the longest text on, each goes to the micro-batch
-   with the fewest tokens that has room for another text (Graham, "Bounds on multiprocessing timing
-   anomalies", 1969). Sets l->ends[k] to the number of texts of micro-batch k. Returns false if a micro-batch
-   would have more than max_tokens tokens. */
+/* Distributes n texts over `micros` micro-batches: from the longest on, each text goes to the micro-batch
+   with the fewest tokens that has room for a text (Graham, "Bounds on multiprocessing timing anomalies",
+   1969). Sets l->ends[k] to the number of texts of micro-batch k. Returns false if a micro-batch would have
+   more than max_tokens tokens. */
 static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micros)
 {
     memset(l->ends, 0, sizeof *l->ends * (size_t)micros);

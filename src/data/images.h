@@ -6,15 +6,15 @@
 
 /* ---- loading images */
 
-/* Finds the micro-batch that has place `at` of the epoch's order. Returns its number in the epoch, and sets
-   *first to its first place and *seqs to its number of images. */
+/* Returns the number, in the epoch, of the micro-batch that has place `at` of the epoch's order. Sets *first
+   to the micro-batch's first place and *seqs to its number of images. */
 static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, int *seqs)
 {
     const tt__dealer *d = &l->deal;
     const int64_t step = at / d->batch, from = step * d->batch, n = tt__min(d->batch, d->used - from);
     const int64_t micros = tt__deal_micros(d, n), whole = tt__deal_micros(d, d->batch);
     int64_t within, end;
-    if (d->groups == 1) { /* only the last has fewer than max_seqs images */
+    if (d->groups == 1) { /* only a step's last micro-batch has fewer than max_seqs images */
         within = (at - from) / d->max_seqs;
         *first = from + within * d->max_seqs;
         end = tt__min(from + n, *first + d->max_seqs);
@@ -27,8 +27,8 @@ static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, i
     return step * whole + within;
 }
 
-/* Replaces *height and *width, the size of an image, by the size to which the options resize such an image.
-   If a side would be longer than TT__IMAGE_SIDE, returns false and writes the reason to `why`. */
+/* Replaces *height and *width, the size of an image, by the size to which the options resize the image. If a
+   side would be longer than TT__IMAGE_SIDE, returns false and writes the reason to `why`. */
 static bool tt__image_resized(const tt_image_options *o, int *height, int *width, char why[256])
 {
     const int shorter = (int)tt__min(*height, *width), longer = (int)tt__max(*height, *width);
@@ -47,7 +47,7 @@ static bool tt__image_resized(const tt_image_options *o, int *height, int *width
 }
 
 /* Returns whether a resized and padded image is large enough for the crop that the options demand; if not,
-   writes the reason to `why`. height, width: the size before padding. */
+   writes the reason to `why`. height, width: the size of the resized image before padding. */
 static bool tt__image_fits(const tt_image_options *o, int height, int width, char why[256])
 {
     if (o->height <= height + 2 * o->pad && o->width <= width + 2 * o->pad) return true;
@@ -64,8 +64,8 @@ static bool tt__image_channels(const tt_image_options *o, int channels, char why
     return false;
 }
 
-/* Returns where a crop of `wanted` pixels begins along an axis of `size` pixels; negative, at least -pad, in
-   the padding. */
+/* Returns the pixel at which a crop of `wanted` of `size` pixels begins along an axis; negative: in the
+   padding. */
 static int tt__crop_at(const tt_image_options *o, uint32_t random, int size, int wanted)
 {
     int spare = size + 2 * o->pad - wanted;
@@ -73,7 +73,7 @@ static int tt__crop_at(const tt_image_options *o, uint32_t random, int size, int
 }
 
 /* Resizes, pads, crops and flips an image by the options and writes it to `to` (height, width, channels).
-   key: the key of the random numbers. After an error `why` has the reason. */
+   key: the key of the random numbers. After an error, `why` has the reason. */
 static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt_image_options *o,
                                      const tt_image *image, uint64_t key, uint8_t *to, char why[256])
 {
@@ -109,7 +109,7 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
 }
 
 /* Makes the image at place l->cursor of the epoch's order. The caller holds the mutex; the function releases
-   it while it reads and transforms the image. */
+   the mutex while it reads and transforms the image. */
 static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
 {
     const tt_image_source *source = &l->d->source;
@@ -121,7 +121,7 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     const int64_t of_step = micro % tt__deal_micros(&l->deal, l->o.batch);
     const int rank = (int)((l->deal_by_step ? of_step : micro) % tt__max(1, l->deal_data));
     slot->left_out = l->deal_data > 0 && (rank < l->deal_first || rank >= l->deal_end);
-    if (slot->left_out) { /* with all images of the micro-batch */
+    if (slot->left_out) { /* the micro-batch's other images are left out too */
         slot->done++;
         pthread_cond_signal(&l->ready);
         return;

@@ -8,7 +8,7 @@
 #include "images.h"
 
 /* --------------------------------------------------------------------------------------------------- loaders
-   The public functions of tt_loader, for texts and for images, and its tt_source. dealer.h chooses the
+   The public functions of loaders, for texts and for images, and a loader's tt_source. dealer.h chooses the
    examples of each step. */
 
 void tt_loader_free(tt_loader *l)
@@ -57,7 +57,7 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
 }
 
-static bool tt__loader_allocate(tt_loader *l) /* for a loader of texts */
+static bool tt__loader_allocate(tt_loader *l) /* memory of a loader of texts */
 {
     tt_context *ctx = l->ctx;
     if (!tt__loader_tokenize(l)) return false;
@@ -77,7 +77,7 @@ static bool tt__loader_allocate(tt_loader *l) /* for a loader of texts */
            (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
 }
 
-static bool tt__image_allocate(tt_loader *l) /* for a loader of images */
+static bool tt__image_allocate(tt_loader *l) /* memory of a loader of images */
 {
     const tt_image_options *o = &l->image;
     size_t bytes;
@@ -85,8 +85,8 @@ static bool tt__image_allocate(tt_loader *l) /* for a loader of images */
     if (!tt__mul_size(l->image_bytes, (size_t)l->deal.max_seqs, &bytes))
         return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
                         "can hold: set batch lower", l->deal.max_seqs, o->height, o->width), false;
-    /* The number of slots: one for the micro-batch that the trainer reads, one per data rank for the next
-       round, and enough slots to give every thread two images to make. */
+    /* One slot is for the micro-batch that the trainer reads, one per data rank for the next round. The other
+       slots have two images for each thread. */
     l->slots = l->o.threads ? 1 + l->deal.data + (int)tt__ceil_div(2 * l->o.threads, l->deal.max_seqs) : 1;
     if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
     for (int i = 0; i < l->slots; i++)
@@ -94,7 +94,7 @@ static bool tt__image_allocate(tt_loader *l) /* for a loader of images */
     return true;
 }
 
-/* Creates a loader of texts, with tokenizer k, or of images, with options `image`; the other argument is
+/* Creates a loader of texts, with tokenizer k and image = NULL, or of images, with options `image` and k =
    NULL. The loader is at the first step, and its threads run. */
 static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
                                   const tt_image_options *image, const tt_loader_options *options)
@@ -180,7 +180,7 @@ static tt_status tt__image_options_check(tt_context *ctx, const tt_image_options
     return TT_OK;
 }
 
-/* Checks the options for images, as far as is possible before an image was read. */
+/* Checks the options for images, as far as possible before an image was read. */
 static tt_status tt__image_check(tt_context *ctx, const tt_dataset *d, const tt_image_options *o)
 {
     char why[256];
@@ -252,7 +252,7 @@ static uint64_t tt__loader_source_hash(void *self)
     uint64_t hash = TT__HASH_BEGIN;
     for (int i = 0; i < l->d->count; i++) {
         hash = tt__hash_on(hash, &l->d->examples[i].label, sizeof l->d->examples[i].label);
-        if (!l->tokens) continue; /* an image: no tokens */
+        if (!l->tokens) continue; /* images have no tokens */
         int count = l->tokens[i].count;
         hash = tt__hash_on(hash, &count, sizeof count);
         hash = tt__hash_on(hash, l->tokens[i].ids, (size_t)count * (l->wide ? 4 : 2));
@@ -280,8 +280,8 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
     if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
 
-/* Sets for which data ranks, first to end - 1 of `data`, this process needs images. Images of other ranks are
-   not made. by_step: see tt_loader.deal_by_step. */
+/* Sets for which data ranks, first to end - 1 of `data`, this process needs images. Threads make no images
+   for other ranks. by_step: see tt_loader.deal_by_step. */
 static void tt__loader_source_deal(void *self, int data, int first, int end, bool by_step)
 {
     tt_loader *l = (tt_loader *)self;
@@ -311,7 +311,7 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     const int64_t cursor = l->cursor;
     const bool there = epoch == l->deal.epoch && step == l->deal.step && !l->in_step;
     if (l->d->images && there && !l->failed && !l->dealt_anew) return pthread_mutex_unlock(&l->mutex), TT_OK;
-    l->cursor = l->deal.used; /* no thread begins another image */
+    l->cursor = l->deal.used; /* so that no thread begins an image */
     while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
     if (epoch != l->deal.epoch) l->window_at = -1;
     tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
@@ -329,8 +329,9 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     return status;
 }
 
-/* Collects the texts of a window (consecutive steps), sorts them by length, so that the texts of a step have
-   similar lengths, and shuffles the window's steps. An incomplete last step remains the last of its epoch. */
+/* Collects the texts of a window (consecutive steps) and, if l->sort, sorts them by length, so that the texts
+   of a step have similar lengths, and shuffles the window's steps. An incomplete last step remains the last
+   of its epoch. */
 static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;

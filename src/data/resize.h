@@ -4,28 +4,28 @@
 
 /* ===========================================================================================================
    DATA                                                                                              src/data/
-   Images, datasets, tables, token streams, and loaders that divide a step's examples into micro-batches. This
-   code uses base/, files/ and text/.
+   Images, datasets, tables, token streams, and loaders, which divide a step's examples into micro-batches.
+   Uses base, files and text.
    ======================================================================================================== */
 
 /* ------------------------------------------------------------------------------------------------ images */
 
 #define TT__IMAGE_SIDE 65535 /* max height and width, as in JPEG */
-#define TT__WEIGHT_BITS 22   /* fraction bits of a weight: 22 + 8 bits of a pixel + 2 spare bits = 32 */
+#define TT__WEIGHT_BITS 22   /* fraction bits of a weight: 32, less 8 of a pixel, less 2 spare */
 
 /* A filter that resamples one axis of an image from `in` to `out` pixels. Output pixel x is the sum over
    t < used[x] of weights[x * taps + t] * (input pixel first[x] + t). */
 typedef struct tt__filter {
     int in, out, taps;
     tt_resample kind;
-    int32_t *first, *used; /* an entry for each output pixel */
-    int32_t *weights;      /* shape (out, taps), scaled by 2^TT__WEIGHT_BITS; each row's sum is about 1 */
+    int32_t *first, *used; /* for each output pixel: the first input pixel; the number of input pixels */
+    int32_t *weights;      /* (out, taps), times 2^TT__WEIGHT_BITS; a row's weights sum to about 1 */
     tt__buffer memory;
 } tt__filter;
 
 static double tt__nearest(double x) { (void)x; return 1; }
 static double tt__triangle(double x) { x = fabs(x); return x < 1 ? 1 - x : 0; }
-static double tt__cubic(double x) /* Keys 1981, a = -1/2 */
+static double tt__cubic(double x) /* the filter of Keys (1981) with a = -1/2 */
 {
     x = fabs(x);
     return x < 1 ? (1.5 * x - 2.5) * x * x + 1 : x < 2 ? -0.5 * (((x - 5) * x + 8) * x - 4) : 0;
@@ -34,10 +34,10 @@ static double tt__sinc(double x) { x *= 3.14159265358979323846; return x == 0 ? 
 static double tt__lanczos(double x) { return x >= -3 && x < 3 ? tt__sinc(x) * tt__sinc(x / 3) : 0; }
 
 /* Computes a filter as Pillow does (src/libImaging/Resample.c). The weight of an input pixel is a function of
-   its distance from the output pixel's centre. To reduce an image, the function is stretched by the ratio in
-   / out. The weights are normalised over the input pixels that exist. For TT_NEAREST the position of the
-   input pixel is a running sum of steps, as in Pillow (src/libImaging/Geometry.c). Returns false if memory
-   runs out. */
+   its distance from the output pixel's centre. To reduce an image, the filter stretches this function by the
+   ratio in / out. The weights are normalised over the input pixels that exist. For TT_NEAREST the position of
+   the input pixel is a running sum of steps, as in Pillow (src/libImaging/Geometry.c). Returns false if
+   memory runs out. */
 static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_resample kind)
 {
     static const struct { double (*weight)(double); int inputs; } kinds[] = {
@@ -47,7 +47,7 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_
     if (f->in == in && f->out == out && f->kind == kind) return true;
     f->in = 0;
     f->taps = 2 * (int)ceil(support) + 1;
-    /* 2^14 or more weights are truncated, not rounded: their rounding errors could add up to level 256. */
+    /* A filter of 2^14 taps or more truncates its weights: errors of rounding could add up to level 256. */
     double half = f->taps < 1 << 14 ? 0.5 : 0;
     if (!(f->first = (int32_t *)tt__buffer_get(ctx, &f->memory, (size_t)out,
                                                ((size_t)f->taps + 2) * sizeof(int32_t))))
@@ -66,7 +66,7 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_
             double weight = kinds[kind].weight((k - center + 0.5) * narrow) / sum * (1 << TT__WEIGHT_BITS);
             w[k - first] = (int32_t)(weight < 0 ? weight - half : weight + half);
         }
-        /* Drops zero weights, so that an axis that keeps its size has one tap of weight 1. */
+        /* Drops zero weights at the ends, so that an axis that keeps its size has one tap of weight 1. */
         while (end > first + 1 && !w[end - 1 - first]) end--;
         int zeros = 0;
         while (first + zeros + 1 < end && !w[zeros]) zeros++;
@@ -80,8 +80,8 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_
     return true;
 }
 
-/* Returns the level (0 to 255) of a pixel from the weighted sum of levels. Negative weights may put the sum
-   out of range: it is then clamped. */
+/* Returns the level (0 to 255) of a pixel from the weighted sum of levels. With negative weights the sum may
+   be out of range; the level is then clamped. */
 static uint32_t tt__level(uint32_t sum)
 {
     return sum < 1u << 30 ? sum >> TT__WEIGHT_BITS : (int32_t)sum < 0 ? 0 : 255;
@@ -92,7 +92,7 @@ static uint32_t tt__level(uint32_t sum)
 typedef struct tt__window { int top, left, height, width; bool mirror; } tt__window;
 
 /* Resamples one row of an image horizontally to the columns of a window. A pixel of `in` has `stride`
-   channels; channel c of a pixel of `out` is channel c * step of the pixels of `in`. */
+   channels. Channel c of an output pixel comes from channel c * step of `in`. */
 static void tt__resample_across(const tt__filter *f, const tt__window *window, const uint8_t *in, int stride,
                                 int step, int channels, uint32_t *out)
 {
@@ -125,7 +125,7 @@ static void tt__resample_across(const tt__filter *f, const tt__window *window, c
 
 /* Computes one row of n outputs as the weighted sum of `taps` rows. pitch: distance between two rows of `in`
    in numbers, a multiple of 4. As each sum fits an int32_t, a 64-bit multiplication computes two products at
-   once. If the lower sum is negative, it has borrowed 1 from the upper one. */
+   once. A negative lower sum has borrowed 1 from the upper sum. */
 static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, size_t pitch, size_t n,
                               uint8_t *out)
 {
@@ -149,7 +149,7 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
         four[2] = (uint8_t)(sum1 >> TT__WEIGHT_BITS);
         four[3] = (uint8_t)(sum1 >> (TT__WEIGHT_BITS + 32));
         if (__builtin_expect(((sum0 | sum1) & 0xC0000000C0000000u) != 0, 0))
-            for (int k = 0; k < 4; k++) { /* at least one sum is not in 0 to 255 */
+            for (int k = 0; k < 4; k++) { /* a level is not in 0 to 255 */
                 const uint64_t sum = k < 2 ? sum0 : sum1;
                 const uint32_t low = (uint32_t)sum;
                 four[k] = (uint8_t)tt__level(k % 2 ? (uint32_t)(sum >> 32) + (low >> 31) : low);
@@ -159,8 +159,8 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
     }
 }
 
-/* Multiplies the colours of pixels by alpha / 255 and rounds or, if `back`, divides by alpha / 255. The last
-   channel is alpha. */
+/* Multiplies the colours of pixels by alpha / 255 and rounds the products or, if `back`, divides the colours
+   by alpha / 255. The last channel is alpha. */
 static void tt__scale_by_alpha(const uint8_t *in, size_t pixels, int channels, bool back, uint8_t *out)
 {
     for (size_t i = 0; i < pixels; i++, in += channels, out += channels) {
@@ -186,9 +186,9 @@ static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
 }
 
 /* Resizes an image to height * width pixels and writes a window of the result to `to`, whose rows are `pitch`
-   bytes apart. channels: number of channels of `to`. It may be the image's number; 3 for an image with 4
-   channels, which leaves out alpha; or any number for an image with 1 channel, which repeats it. Returns
-   false if memory runs out. */
+   bytes apart. channels: number of channels of `to`: the image's number; 3 for an image with 4 channels,
+   whose alpha is left out; or any number for an image with 1 channel, which is repeated. Returns false if
+   memory runs out. */
 static bool tt__resample_image(tt_context *ctx, tt__resampler *r, const tt_image *image, int height,
                                int width,
                          tt_resample kind, int channels, const tt__window *window, uint8_t *to, size_t pitch)

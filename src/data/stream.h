@@ -10,9 +10,9 @@ typedef struct tt__token_store {
     int users;          /* number of streams that use the store */
     int width;          /* bytes of an id, 2 or 4 */
     int64_t count;
-    void *ids;          /* `count` ids; NULL: the ids are in the file, from byte `skip` on */
-    void *file;         /* the open file; NULL: none */
-    uint64_t skip;      /* bytes of the file's header */
+    void *ids;          /* `count` ids; NULL: the ids are in `file`, from byte `skip` on */
+    void *file;         /* the open file; NULL: the ids are in memory */
+    uint64_t skip;      /* bytes of the file's header, which the ids follow */
     char path[TT__PATH];
 } tt__token_store;
 
@@ -22,9 +22,9 @@ struct tt_token_stream {
     tt__token_store *store;
     int64_t first, count;
     int vocab, end;
-    int fronts;         /* number of the tokenizer's special ids before each document */
-    int64_t spelled[2]; /* number of documents that spell out these ids; that spell out the end token */
-    bool texts;         /* the stream was built from texts: ids come from the tokenizer, or are bytes */
+    int fronts;         /* number of special ids that the tokenizer puts before each document */
+    int64_t spelled[2]; /* number of documents whose text spells out these ids; spells out `end` */
+    bool texts;         /* the stream was built from texts: tokens stand for known texts or bytes */
 };
 
 enum { TT__BYTE_END = 256, TT__TOKENS_AT_ONCE = 16384 };
@@ -92,8 +92,8 @@ static const char *tt__added_text(const tt_tokenizer *k, int id)
     return k && id >= 0 && id < k->size && k->added_of[id] >= 0 ? tt_tokenizer_token(k, id) : NULL;
 }
 
-/* Returns the number of bytes of white space at the start of a document whose text then spells out the first
-   special token; 0 if the text does not begin with the spelling of that token. */
+/* Returns the bytes of white space at the start of a document whose text goes on with the spelling of the
+   first special token; 0 if the text does not. */
 static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text, size_t bytes)
 {
     const char *begin = s->fronts ? tt__added_text(s->tokenizer, s->tokenizer->finish.before.ids[0]) : NULL;
@@ -103,7 +103,7 @@ static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text
     return length && bytes - skip >= length && memcmp(text + skip, begin, length) == 0 ? skip : 0;
 }
 
-/* Returns the number of bytes of a document without the white space at its end, if the text before the white
+/* Returns the number of bytes of a document without the white space at its end, if the text before that white
    space ends with the spelling of the end token. Otherwise returns `bytes`. */
 static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text, size_t bytes)
 {
@@ -114,8 +114,8 @@ static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text,
     return length && kept >= length && memcmp(text + kept - length, end, length) == 0 ? kept : bytes;
 }
 
-/* Adds the special tokens before a document, the document's tokens, and the end token to a stream. Grows
-   *scratch, which has room for *capacity ids, if needed. */
+/* Adds a document to a stream: its special tokens, its tokens, the end token. *scratch: memory for *capacity
+   ids, which the function grows if necessary. room: see tt__stream_grow. */
 static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
                                 int32_t **scratch, int64_t *capacity)
 {
@@ -124,7 +124,7 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
         const size_t skip = tt__stream_before_begin(s, text, bytes);
         text += skip;
         n = (int64_t)(bytes = tt__stream_spelled_end(s, text, bytes - skip));
-        if (*capacity < n + 16) { /* nearly all tokens stand for one byte or more */
+        if (*capacity < n + 16) { /* nearly every token stands for at least one byte */
             tt__free(s->ctx, *scratch);
             *capacity = 0;
             *scratch = (int32_t *)tt__alloc(s->ctx, sizeof **scratch * (size_t)(n + 16));
@@ -164,7 +164,8 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     return TT_OK;
 }
 
-/* Returns the end of the document that begins at `text`, and sets *next to the start of the next document. */
+/* Returns the end of the document that begins at `text`, and sets *next to the start of the next document.
+   separator: the line between documents; NULL: the whole text is one document. */
 static const char *tt__document_end(const char *text, const char *end, const char *separator,
                                     const char **next)
 {
@@ -201,7 +202,7 @@ static tt_status tt__stream_add_text(tt_token_stream *s, const char *path, const
     return status;
 }
 
-/* Creates an empty stream in memory with the given options. Returns NULL after an error. */
+/* Creates an empty stream in memory. path: name of the stream for messages. Returns NULL after an error. */
 static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, const tt_stream_options *o)
 {
     tt_token_stream *s = tt__stream_new(ctx, path);
@@ -300,8 +301,8 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
     return tt__stream_done(s, status);
 }
 
-/* Files of llm.c (dev/data/data_common.py) have a header of 256 i32 numbers. The first is one of the two
-   numbers below, the second is the version, the third is the number of ids. */
+/* Files of llm.c (dev/data/data_common.py) have a header of 256 i32 numbers: the number TT__LLMC_HALVES or
+   TT__LLMC_WORDS, the version, the number of ids, ... */
 #define TT__LLMC_HALVES 20240520 /* the file has ids of 2 bytes */
 #define TT__LLMC_WORDS 20240801  /* the file has ids of 4 bytes */
 
@@ -310,7 +311,7 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
 static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, size_t bytes, int vocab,
                                int *width)
 {
-    uint16_t half[1024] = {0}, any[4] = {0}; /* any: for each quarter of 8 bytes: all its bits, ORed */
+    uint16_t half[1024] = {0}, any[4] = {0}; /* any: for each quarter of 8 bytes, the OR of all */
     const size_t all = bytes - (size_t)store->skip, n = all / 4;
     const int pairs = n < 512 ? (int)n : 512;
     tt_status status = tt__file_read(ctx, store->path, store->file, (size_t)store->skip, half,
@@ -319,7 +320,7 @@ static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, si
     const bool low = any[0] || any[2], high = any[1] || any[3];
     *width = vocab > 65536 || (low && !high && all % 4 == 0) ? 4 : 2;
     const bool eights = any[0] && !any[2] && !any[3] && all % 8 == 0;
-    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look like this by chance */
+    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look so by chance */
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s': each second 4 bytes are 0, as of ids of 8 bytes (int64), and "
                     "ids of 2 or 4 bytes are read: convert them, as by NumPy's astype('uint32').tofile(...)",
                     store->path);
@@ -389,7 +390,7 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
                         (long long)(first + n), (long long)s->count);
     const uint64_t at = (uint64_t)(s->first + first) * width;
     const char *from = store->ids ? (const char *)store->ids + at : NULL;
-    if (!store->ids) { /* 2-byte ids go to the second half of `to`, and are widened in place */
+    if (!store->ids) { /* reads 2-byte ids into the second half of `to`, then widens them in place */
         char *raw = (char *)to + (size_t)n * (4 - width);
         tt_status status = tt__file_read(s->ctx, store->path, store->file, store->skip + at, raw,
                                          (size_t)n * width);
@@ -452,9 +453,8 @@ tt_status tt_token_stream_write(const tt_token_stream *s, const char *path)
     return status;
 }
 
-/* The state of a count of the bytes of a stream's text. document: the tokens of the current document, as only
-   whole documents are decoded: a tokenizer may decode the first token of a text differently from later
-   tokens. */
+/* The state of a count of the bytes of a stream's text. document: the tokens of the current document. Only
+   whole documents are decoded, because a tokenizer may decode the first token of a text differently. */
 typedef struct tt__stream_bytes {
     const tt_token_stream *s;
     int32_t *document;
@@ -495,7 +495,7 @@ int64_t tt_token_stream_bytes(const tt_token_stream *s)
     if (!s->texts) return 0;
     tt_status status = tt__stream_each(s, &x, tt__stream_count_bytes);
     const int32_t end = s->end;
-    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* an unfinished document */
+    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* ends the last document */
     tt__free(s->ctx, x.document);
     return status == TT_OK ? x.bytes : -1;
 }

@@ -11,7 +11,7 @@ typedef struct tt__table {
     const char *path;
     char *text;
     size_t bytes, at;
-    long long line, row_line; /* line numbers of `at` and of the row's start: fields may have newlines */
+    long long line, row_line; /* line of `at`; first line of the row: fields may have newlines */
     const char *column[3];    /* names of columns, indexed by TT__COLUMN_TEXT and so on */
     char separator;
     bool unquoted;            /* quotes are ordinary characters */
@@ -20,7 +20,7 @@ typedef struct tt__table {
 
 typedef struct tt__field { char *text; size_t bytes; bool last; } tt__field;
 
-/* Returns a name of a separator for messages, such as "tabs". name: memory for the name. */
+/* Returns a separator's name for messages, such as "tabs". name: memory for the name. */
 static const char *tt__table_separator(char separator, char name[24])
 {
     if (separator == ',' || separator == '\t') return separator == ',' ? "commas" : "tabs";
@@ -28,7 +28,7 @@ static const char *tt__table_separator(char separator, char name[24])
     return name;
 }
 
-/* Returns the first character of a text that is a common separator of columns; 0 if the text has none. */
+/* Returns the first character of a text that commonly separates columns; 0: none does. */
 static char tt__table_other_separator(const char *text, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)
@@ -84,7 +84,7 @@ static tt_status tt__table_field(tt__table *t, tt__field *field)
         if (text[t->at] == '\n') t->line++;
         t->at++;
     }
-    *end = 0; /* overwrites a character that was read, or the final NUL */
+    *end = 0; /* overwrites the separator, quote or newline, or the final NUL */
     return TT_OK;
 }
 
@@ -145,7 +145,7 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
     return TT_OK;
 }
 
-/* The part of the data to which a row belongs, as named in its split column. */
+/* The part of the data to which a row's split column assigns the row. */
 enum { TT__SPLIT_OTHER, TT__SPLIT_TRAIN, TT__SPLIT_VALIDATION, TT__SPLIT_TEST };
 
 static int tt__split_of(const char *name)
@@ -157,8 +157,8 @@ static int tt__split_of(const char *name)
     return strcmp(name, "test") == 0 ? TT__SPLIT_TEST : TT__SPLIT_OTHER;
 }
 
-/* Returns the number of the class with name `label`, or -1 if no class has that name. order: the classes
-   sorted by name, from tt__table_given. */
+/* Returns the number of the class `label`, or -1 if no class has that name. order: the classes sorted by name
+   (tt__table_given). */
 static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char *label)
 {
     for (int low = 0, high = d->n_classes; low < high;) {
@@ -171,7 +171,7 @@ static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char
 }
 
 /* Reads the table's rows that belong to part `split` (NULL: all rows) into dataset d. order: the caller's
-   classes sorted by name, from tt__table_given; NULL if the labels in the table become the classes. */
+   classes sorted by name (tt__table_given); NULL if the labels in the table become the classes. */
 static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, const uint32_t *order)
 {
     tt_context *ctx = d->ctx;
@@ -227,7 +227,7 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split);
 }
 
-/* Returns whether a class name is a number such as -1 or 2.5, and sets *value to it. */
+/* Returns whether a class name is a number, such as -1 or 2.5, and sets *value to that number. */
 static bool tt__is_number(const char *name, double *value)
 {
     const char *digits = "0123456789", *c = name + (*name == '-' || *name == '+'), *whole = c;
@@ -266,8 +266,8 @@ void tt_sort_class_names(const char **names, int n)
     if (n > 0) qsort((void *)names, (size_t)n, sizeof *names, all ? tt__by_class_number : tt__by_class_name);
 }
 
-/* Renumbers classes in the order of their values if all their names are numbers. Before, the classes are in
-   the byte order of their names. */
+/* Renumbers classes in the order of their values if all their names are numbers. Until then, the classes are
+   in the byte order of their names. */
 static tt_status tt__table_numbers(tt_dataset *d)
 {
     const size_t n = (size_t)d->n_classes;

@@ -11,8 +11,8 @@ struct tt_token_loader {
     tt_context *ctx;
     const tt_token_stream *s;
     tt_token_loader_options o;
-    tt__dealer deal;               /* its examples are windows */
-    int max_seqs, max_tokens;      /* max numbers of sequences and of tokens of a micro-batch */
+    tt__dealer deal;               /* a dealer whose examples are windows */
+    int max_seqs, max_tokens;      /* max number of sequences, and of tokens, of a micro-batch */
     int micro;                     /* number of micro-batches of the step that were handed out */
     /* Sizes of the arrays: ids, positions, targets: max_tokens; seq_start: max_seqs + 1; window: length +
        1. */
@@ -41,12 +41,12 @@ void tt_token_loader_free(tt_token_loader *l)
     tt__free_all(l->ctx, owned, TT__COUNT(owned));
 }
 
-/* The state of a sweep over all tokens, which finds the hash of the ids and the max number of documents in a
-   window. A part of a document counts as a document. */
+/* The state of a sweep over all tokens, which computes the hash of the ids and the max number of documents in
+   a window, where a part of a document counts as a document. */
 typedef struct tt__window_survey {
     int32_t end; /* the token that ends a document; -1: no token does */
-    /* length: number of tokens of a window; at: number of tokens of the current window so far; here: number
-       of ends of documents among these; max: max number of documents in a window */
+    /* length: tokens of a window; at: tokens of the current window so far; here: ends of documents among
+       these tokens; max: max number of documents in a window so far */
     int length, at, here, max;
     uint64_t hash;
 } tt__window_survey;

@@ -5,11 +5,11 @@
 
 /* -------------------------------------------------------------------------------------------------- JSON */
 
-/* This parser reads JSON as in RFC 8259. It refuses duplicate keys, unpaired surrogates, numbers that a
-   double cannot hold, and nesting deeper than TT__JSON_DEPTH; the RFC lets a parser decide in these cases. It
-   skips a leading byte order mark. */
+/* This parser reads JSON as in RFC 8259. The parser refuses duplicate keys, unpaired surrogates, numbers that
+   a double cannot hold, and nesting deeper than TT__JSON_DEPTH; the RFC leaves the decision to the parser.
+   The parser skips a leading byte order mark. */
 #define TT__JSON_DEPTH 64
-#define TT__JSON_NUMBER 512 /* max characters of a number */
+#define TT__JSON_NUMBER 512 /* max characters of a number in a text */
 
 typedef enum tt__json_kind {
     TT__JSON_NULL, TT__JSON_FALSE, TT__JSON_TRUE, TT__JSON_NUMBER_KIND, TT__JSON_STRING, TT__JSON_ARRAY,
@@ -20,13 +20,14 @@ typedef enum tt__json_kind {
    next sibling nodes[i].after. */
 typedef struct tt__json_node {
     uint8_t kind;
-    bool exact;              /* the number is an integer that int64 can hold; `integer` has it */
-    int32_t count;           /* number of members of an array or object; number of bytes of a string */
-    int32_t after;           /* number of the node after this one and all its members */
+    bool exact;              /* the number is an integer that `integer` holds */
+    int32_t count;           /* number of an array's or object's members, or of a string's bytes */
+    int32_t after;           /* index of the node that follows this node and all its members */
     uint32_t offset;         /* offset of the value's first byte in the text */
     uint32_t key, key_bytes; /* a member's key: offset in `pool`; number of bytes without the NUL */
-    double number;   /* the value. In a safetensors header: index of a tensor; -1 for other members */
-    int64_t integer; /* string: offset in `pool`; object: index of its members in `sorted` */
+    double number;   /* a number's value; in a safetensors header, the index of a member's tensor, or -1 */
+    int64_t integer; /* an integer's value; a string's offset in `pool`; index of an object's first member in
+                        `sorted` */
 } tt__json_node;
 
 typedef struct tt__json {
@@ -37,7 +38,7 @@ typedef struct tt__json {
     size_t base;             /* offset of the text in its file, for errors */
     tt__json_node *nodes;
     int count, capacity;
-    uint32_t *sorted;        /* nodes of the members of each object, sorted by key */
+    uint32_t *sorted;        /* indices of the members of each object, sorted by key */
     int n_sorted, cap_sorted;
     char *pool;              /* all strings with escapes decoded, each followed by a NUL */
     size_t used;
@@ -90,7 +91,8 @@ static void tt__json_skip_space(tt__json *j)
         j->at++;
 }
 
-static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* -1: out of memory */
+static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* returns the new node's index, or
+                                                                            -1 after an error */
 {
     if (!TT__GROW(j->ctx, j->nodes, j->count, j->capacity)) {
         tt__fail(j->ctx, TT_ERR_MEMORY, "out of memory for the %d values of '%s'", j->count + 1, j->path);
@@ -117,7 +119,7 @@ static bool tt__json_hex4(tt__json *j, uint32_t *value) /* reads the digits of \
     return true;
 }
 
-static bool tt__json_escape(tt__json *j) /* reads an escape sequence */
+static bool tt__json_escape(tt__json *j) /* appends the character of an escape sequence to the pool */
 {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     size_t from = j->at++;
@@ -249,8 +251,7 @@ static bool tt__json_less(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* Sorts the members of an object, which was read to its end, by key. Fails if two members have the same
-   key. */
+/* Sorts the members of an object that was read to its end by key. Fails if two members have the same key. */
 static bool tt__json_index(tt__json *j, int object)
 {
     int from = j->n_sorted, member = object + 1;
@@ -275,7 +276,7 @@ static bool tt__json_index(tt__json *j, int object)
 
 static bool tt__json_value(tt__json *j, int depth)
 {
-    static const char *const words[] = {"null", "false", "true"}; /* in the order of tt__json_kind */
+    static const char *const words[] = {"null", "false", "true"}; /* in the order of enum tt__json_kind */
     char c = tt__json_peek(j), close = c == '{' ? '}' : ']';
     bool object = c == '{';
     if (c == '-' || tt__json_digit(j)) return tt__json_number(j);
@@ -398,8 +399,8 @@ static const char *tt__json_kind_name(const tt__json *j, int node)
     return names[j->nodes[node].kind];
 }
 
-/* Fails because member `key` is not what was expected. found: a description of the member; NULL: the message
-   names the member's kind. */
+/* Fails because member `key`, at `node`, is not as expected. found: a description of the member's value;
+   NULL: the message names the kind of the value. */
 static tt_status tt__json_wrong(const tt__json *j, const char *key, int node, const char *found,
                                 const char *expected)
 {
@@ -408,12 +409,12 @@ static tt_status tt__json_wrong(const tt__json *j, const char *key, int node, co
                     expected);
 }
 
-/* The functions tt__json_read_... read a member of a configuration. If the key is absent or null, *value
-   keeps its contents; if the key is also `required`, that is an error. A value of another kind or out of
-   range is an error that names file, key and byte.
+/* The functions tt__json_read_... read a member of a configuration. All leave *value unchanged if the key is
+   absent or null, which is an error if the key is `required`. A value of another kind or out of range is an
+   error that names file, key and byte.
 
-   tt__json_member finds a member, which must be of one of `kinds` (bits 1 << TT__JSON_...), and returns its
-   node; -1 if the member is absent or null, and after an error. */
+   tt__json_member returns the node of a member, whose kind must be one of `kinds` (bits 1 << TT__JSON_...);
+   -1 if the member is absent or null, and after an error. */
 static int tt__json_member(const tt__json *j, int object, const char *key, bool required, int kinds,
                            const char *expected, tt_status *status)
 {
@@ -441,7 +442,7 @@ static tt_status tt__json_read_int(const tt__json *j, int object, const char *ke
     return tt__json_wrong(j, key, node, at->exact ? found : NULL, expected);
 }
 
-/* Reads the number at `node` as a float. Fails unless it is in [least, below). */
+/* Reads the number at `node` as a float. Fails unless the number is in [least, below). */
 static tt_status tt__json_float_at(const tt__json *j, const char *key, int node, float min, float below,
                                    float *value)
 {
@@ -514,7 +515,7 @@ static tt_status tt__write_text(tt_context *ctx, const char *path, const char *t
     return tt__write_bytes(ctx, path, text, strlen(text));
 }
 
-/* Writes the text that function `print` prints into a file of a folder. */
+/* Writes the text that `print` prints to a file of a folder. */
 static tt_status tt__save_printed(tt_context *ctx, const char *folder, const char *file,
                                   void (*print)(tt__text_buffer *to, const void *arg), const void *arg)
 {
@@ -522,7 +523,7 @@ static tt_status tt__save_printed(tt_context *ctx, const char *folder, const cha
     tt__text_buffer text = {NULL, 0, 0};
     tt_status status = tt__path_join(ctx, path, folder, file);
     if (status != TT_OK) return status;
-    print(&text, arg); /* counts the bytes */
+    print(&text, arg); /* text.to is NULL: only counts the bytes */
     text.capacity = text.length + 1;
     text.length = 0;
     text.to = (char *)tt__alloc(ctx, text.capacity);

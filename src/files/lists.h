@@ -22,7 +22,7 @@ static int tt__compare_bytes(const char *a, size_t a_bytes, const char *b, size_
     return order ? order : (a_bytes > b_bytes) - (a_bytes < b_bytes);
 }
 
-/* An array of strings. The pointers to them are `stride` bytes apart, as in an array of structs. */
+/* An array of strings, whose pointers are `stride` bytes apart, as in an array of structs. */
 typedef struct tt__strings { const char *const *first; size_t stride; } tt__strings;
 
 static const char *tt__string_at(const tt__strings *s, uint32_t i)
@@ -37,9 +37,9 @@ static bool tt__less_string(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* Sorts n strings by their bytes, and returns their indices 0..n - 1 in that order, which the caller frees.
-   Returns NULL, after tt__fail, if out of memory. Sets *twice to a string that occurs more than once, or to
-   NULL. */
+/* Sorts n strings by their bytes, and returns their indices 0..n - 1 in the sorted order, in memory that the
+   caller frees. Returns NULL, after tt__fail, if out of memory. Sets *twice to a string that occurs more than
+   once, or to NULL. */
 static uint32_t *tt__sort_strings(tt_context *ctx, tt__strings s, int n, const char **twice)
 {
     uint32_t *order = (uint32_t *)tt__alloc(ctx, (size_t)n * sizeof *order);
@@ -54,8 +54,8 @@ static uint32_t *tt__sort_strings(tt_context *ctx, tt__strings s, int n, const c
 }
 
 /* A list of chunks of memory for many small allocations that are released together. Unlike tt__alloc,
-   tt__chunks_take sets no error when memory runs out, as background threads call it: the caller's thread sets
-   the error later. */
+   tt__chunks_take sets no error when memory runs out, because background threads call tt__chunks_take; the
+   caller's thread sets the error later. */
 typedef struct tt__chunk { struct tt__chunk *next; size_t used, capacity; } tt__chunk;
 
 static void *tt__chunks_take(tt_context *ctx, tt__chunk **chunks, size_t bytes)

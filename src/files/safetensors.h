@@ -18,7 +18,7 @@ static const struct { const char *name; int bits; } tt__safetensors_types[] = {
     {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6},
     {"F4", 4},
 };
-/* The first rows of tt__safetensors_types: the types that can be read as float or int32. */
+/* Indices of the first rows of tt__safetensors_types, whose types can be read as float or int32. */
 enum {
     TT__ST_F32, TT__ST_BF16, TT__ST_F16, TT__ST_F64, TT__ST_I64, TT__ST_I32, TT__ST_I16, TT__ST_I8, TT__ST_U8,
     TT__ST_BOOL, TT__ST_U16, TT__ST_U32, TT__ST_U64
@@ -31,7 +31,8 @@ static int tt__safetensors_type(const char *name)
     return -1;
 }
 
-/* Computes the bytes of a tensor. Returns false if their number is too large for size_t or not whole. */
+/* Computes the bytes of a tensor. Returns false if the number of bytes is too large for size_t or not
+   whole. */
 static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *bytes)
 {
     size_t bits, elements = 1;
@@ -48,14 +49,14 @@ struct tt_safetensors {
     int shared;      /* number of further owners, each of which calls tt_safetensors_close */
     char *path;
     void *file;      /* the open file */
-    size_t size;     /* bytes of the file when it was opened */
+    size_t size;     /* bytes of the file at its opening */
     tt__json json;   /* the parsed header, which holds the names and the metadata */
     size_t data;     /* offset of the first tensor in the file */
     int count;
     tt_tensor_info *infos;
-    size_t *begin;   /* for each tensor: its offset from `data` */
-    int *nodes;      /* for each tensor: its JSON node, for errors */
-    uint32_t *order; /* tensors in the order of their offsets, while the file is checked */
+    size_t *begin;   /* for each tensor: offset of its first byte from `data` */
+    int *nodes;      /* for each tensor: its node in `json`, for errors */
+    uint32_t *order; /* indices of the tensors, sorted by offset, while the file is checked */
 };
 
 void tt_safetensors_close(tt_safetensors *s)
@@ -281,7 +282,7 @@ tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size
 }
 
 /* Converts n numbers of type number `type` to float, up to the first number that a float cannot hold. Returns
-   how many it converted, and prints the number that does not fit to `found`. */
+   the number of converted numbers, and prints the number that does not fit to `found`. */
 static int64_t tt__safetensors_floats(int type, const void *from, int64_t n, float *to, char found[32])
 {
     const uint16_t *half = (const uint16_t *)from;
@@ -296,7 +297,7 @@ static int64_t tt__safetensors_floats(int type, const void *from, int64_t n, flo
 }
 
 /* Converts n numbers of type number `type` to int32, up to the first number that an int32 cannot hold.
-   Returns how many it converted, and prints the number that does not fit to `found`. */
+   Returns the number of converted numbers, and prints the number that does not fit to `found`. */
 static int64_t tt__safetensors_integers(int type, const void *from, int64_t n, int32_t *to, char found[32])
 {
     size_t width = (size_t)(tt__safetensors_types[type].bits / 8);
@@ -324,7 +325,7 @@ static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_
     const tt_tensor_info *info = &s->infos[i];
     int type = tt__safetensors_type(info->dtype);
     size_t width = (size_t)(tt__safetensors_types[type].bits / 8);
-    double piece[2048]; /* a buffer that is aligned for all types */
+    double piece[2048]; /* the elements as read; a double's alignment suits all types */
     char found[32];
     if (integers ? type < TT__ST_I64 || type > TT__ST_U64 : type > TT__ST_F64)
         return tt__fail(s->ctx, TT_ERR_UNSUPPORTED, "'%s': tensor '%.200s' is %s, which cannot be read as %s",
@@ -359,7 +360,7 @@ tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first,
 struct tt_safetensors_writer {
     tt_context *ctx;
     int count;
-    size_t *ends;     /* for each tensor: the offset of its end in the data */
+    size_t *ends;     /* for each tensor: offset of its end from the first tensor */
     char **names;     /* names of the tensors, for errors */
     size_t written;
     tt__writer file;
@@ -394,8 +395,7 @@ static void tt__safetensors_header(tt__text_buffer *text, const tt_tensor_info *
     tt__print(text, "}");
 }
 
-/* Checks the description of the tensors, and fails if the file would be invalid. Sets w->ends and
-   w->names. */
+/* Fails if a file with these tensors and metadata would be invalid. Sets w->ends and w->names. */
 static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *path,
                                          const tt_tensor_info *tensors, int count,
                                          const char *const *metadata)

@@ -6,12 +6,12 @@
 #define TT__INVALID 0xFFFFFFFFu
 
 /* Returns the code point at text[*at] and moves *at past it. Returns TT__INVALID for bytes that are not UTF-8
-   (overlong forms, surrogates, incomplete sequences). It then moves *at past the bytes that could begin a
-   valid sequence, at least one byte, as the Unicode Standard, section 3.9, recommends. */
+   (overlong forms, surrogates, incomplete sequences). In that case, moves *at past the bytes that could begin
+   a valid sequence, at least one byte, as the Unicode Standard, section 3.9, recommends. */
 static uint32_t tt__utf8_next(const char *text, size_t bytes, size_t *at)
 {
     const unsigned char *p = (const unsigned char *)text;
-    uint32_t c = p[(*at)++], low = 0x80, high = 0xBF; /* valid range of the next byte */
+    uint32_t c = p[(*at)++], low = 0x80, high = 0xBF; /* bounds of the next byte */
     int more = c < 0xE0 ? 1 : c < 0xF0 ? 2 : 3;
     if (c < 0x80) return c;
     if (c < 0xC2 || c > 0xF4) return TT__INVALID;
@@ -28,7 +28,7 @@ static uint32_t tt__utf8_next(const char *text, size_t bytes, size_t *at)
     return c;
 }
 
-static int tt__utf8_put(uint32_t c, char to[4]) /* returns the number of bytes */
+static int tt__utf8_put(uint32_t c, char to[4]) /* returns the number of bytes of c in UTF-8 */
 {
     int more = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
     to[0] = (char)(more ? (0xFF00u >> (more + 1) & 0xFF) | c >> 6 * more : c);
@@ -36,7 +36,7 @@ static int tt__utf8_put(uint32_t c, char to[4]) /* returns the number of bytes *
     return more + 1;
 }
 
-/* Returns where the last character of a UTF-8 text begins. The text must not be empty. */
+/* Returns the offset of the last character of a UTF-8 text, which must not be empty. */
 static size_t tt__utf8_last(const char *text, size_t bytes)
 {
     do {

@@ -12,7 +12,7 @@
 /* ------------------------------------------------------------------------------------- low-rank adapters
    An adapter adds scale * x * A^T * B^T to the output of a module (peft's word for a linear layer), where x
    is the module's input. Only A (rank, in) and B (out, rank) are trained. Files have the rows of B in the
-   same order as the rows of the module's weight. */
+   order in which they have the rows of the module's weight. */
 
 tt_lora_options tt_lora_options_default(void)
 {
@@ -38,9 +38,8 @@ static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *
     return y;
 }
 
-/* Returns the weight of module k, counted from 0 in the order of the layout. Sets `name` to the module's name
-   and *order to the order of the weight's rows in files. Returns NULL if the model has only k modules or
-   fewer. */
+/* Returns the weight of module k, from 0 on in the order of the layout; NULL if the model has fewer modules.
+   Sets `name` to the module's name and *order to the order of the weight's rows in files. */
 static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packing *order)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
@@ -66,7 +65,7 @@ static void tt__lora_dims(const tt_param *weight, int rank, int64_t a[2], int64_
     b[0] = tt_param_dims(weight)[0];
 }
 
-/* Adds an adapter with new parameters to a module. B starts at 0, so the model's output does not change. */
+/* Adds an adapter with new parameters to a module. B starts at 0, so the module's output does not change. */
 static tt_status tt__lora_add(tt_lm *m, tt_param *weight, const char *module, int rank)
 {
     char name[300];
@@ -84,8 +83,7 @@ static tt_status tt__lora_add(tt_lm *m, tt_param *weight, const char *module, in
     return TT_OK;
 }
 
-/* Checks the options and allocates memory for one adapter per module. Fails if the model already has
-   adapters. */
+/* Checks the options and allocates memory for an adapter of each module. Fails if the model has adapters. */
 static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
 {
     char name[256], text[400] = "";
@@ -104,8 +102,8 @@ static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
     return m->lora ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Returns whether one of the comma-separated patterns matches the module's name or a part of it from after a
-   dot to the end. */
+/* Returns whether one of the comma-separated patterns matches the module's name, or the end of the name after
+   a dot. */
 static bool tt__lora_targets(const char *patterns, const char *module)
 {
     char pattern[256];
@@ -181,8 +179,8 @@ tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *options)
     return tt__lora_drop(m, status);
 }
 
-/* Copies the rows of B (out, rank) from memory's order into the file's order or, if `back`, from the file's
-   order into memory's. */
+/* Copies the rows of B (out, rank) from the model's order into the file's order or, if `back`, from the
+   file's order into the model's. */
 static void tt__lora_rows(const tt__packing *order, int rank, const float *from, float *to, bool back)
 {
     const size_t bytes = sizeof *from * (size_t)rank;
@@ -263,9 +261,8 @@ tt_status tt_lm_lora_save(const tt_lm *m, const char *folder)
     return status;
 }
 
-/* Reads adapter_config.json into *o, and fails if it has settings that this library does not support. Sets
-   *base to the name of the base model, which lives as long as j; *base is unchanged if the file does not name
-   it. */
+/* Reads adapter_config.json into *o, and fails if the file has settings that this library does not support.
+   Sets *base to the name of the base model, if the file has that name, which lives as long as j. */
 static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, const char **base)
 {
     static const char *const none[] = {"use_dora", "use_rslora", "lora_bias", "use_qalora"};
@@ -306,7 +303,7 @@ static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, con
     return status != TT_OK ? status : tt__json_read_string(j, 0, "base_model_name_or_path", false, base);
 }
 
-/* Reads one tensor of a module's adapter from a file into parameter p. k: 0 for A, 1 for B. */
+/* Reads tensor A (k = 0) or B (k = 1) of a module's adapter from a file into parameter p. */
 static tt_status tt__lora_read(const tt_safetensors *s, const char *module, int k, tt_param *p,
                                const tt__packing *order, int rank)
 {
@@ -328,8 +325,8 @@ static tt_status tt__lora_read(const tt_safetensors *s, const char *module, int 
     return status;
 }
 
-/* Adds an adapter to each module whose A is in the file, and reads A and B. Fails if a tensor of the file
-   belongs to no module. */
+/* Adds an adapter to each module whose tensor A is in the file, and reads its A and B. Fails if a tensor of
+   the file belongs to no module. */
 static tt_status tt__lora_read_all(tt_lm *m, const tt_safetensors *s)
 {
     char name[256], a[300];

@@ -14,8 +14,7 @@
 /* ----------------------------------------------------------------------------------- BERT and its variants
    Records a BERT model on a tape, and loads and saves a model's folder. */
 
-/* Records the sum of the embeddings of tokens, positions and types, which the norm then reads. The result has
-   the shape (rows, hidden). */
+/* Records the sum of the embeddings of tokens, positions and types, (rows, hidden), before their norm. */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
@@ -31,7 +30,7 @@ static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in
 }
 
 /* Returns the options of a layer's attention. lists: NULL for full attention; for BigBird, memory for the
-   lists of random blocks, (heads, blocks, random_blocks), followed by scratch memory for `blocks` numbers. */
+   lists of random blocks, (heads, blocks, random_blocks), and then scratch memory for `blocks` numbers. */
 static tt_attention_options tt__bert_attention(const tt_bert_config *c, int layer, int32_t *lists)
 {
     tt_attention_options o = tt_attention_options_default(c->heads);
@@ -63,7 +62,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt__tape_fail(t, TT_ERR_MEMORY, "no memory for the lists of blocks");
         return tt__handle(t, 0);
     }
-    /* All values below except h have the shape (rows, hidden). */
+    /* All values below have the shape (rows, hidden), except one h. */
     tt_value x = tt__bert_embed(m, t, in);
     if (flags & TT__BERT_DROP_SUM) x = tt_dropout(t, x, c->dropout);
     x = tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps);
@@ -95,7 +94,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
-    tt_value h = tt_gather_rows(t, tt_bert_encode(m, t, in), in->first); /* [CLS] of each: (seqs, hidden) */
+    tt_value h = tt_gather_rows(t, tt_bert_encode(m, t, in), in->first); /* the [CLS] rows, (seqs, hidden) */
     const tt__bert_flags *k = tt__bert_of(&m->config);
     if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, m->config.classifier_dropout);
     if (m->head_w) {

@@ -7,14 +7,14 @@
 /* --------------------------------------------------------------------------------------------------- BERT */
 
 /* Sets the sizes that the letters in the tables' shapes stand for: H hidden, I intermediate, V vocab, P
-   positions, T types, C classes. Three letters stand for the hidden size under a condition, otherwise for 0:
-   Q if the model has a head before the classifier, B in BigBird, U if queries, keys and values have
-   biases. */
+   positions, T types, C classes. Three letters stand for the hidden size, or for 0 without the tensors that
+   they size: Q for the layer before the classifier, B for BigBird's pooler, U for the biases of queries, keys
+   and values. */
 static void tt__bert_sizes(const void *config, tt__sizes size);
 static void tt__bert_check(tt__text_buffer *all, const void *config);
 static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config);
 
-/* Naming 1 of tensors is DistilBERT's; naming 0 is that of the other variants. */
+/* Naming 1 of tensors is DistilBERT's; naming 0 is the naming of the other variants. */
 #define T(field, name, shape, init, head) TT__TENSOR(tt_bert, field, name, name, shape, init, head)
 #define W(...) TT__WEIGHT_BIAS(tt_bert, __VA_ARGS__)
 #define TT__BERT_EMBEDDINGS \
@@ -77,8 +77,8 @@ static const tt__config_row tt__bert_rows[] = {
 enum {
     TT__BERT_HEAD = 1,       /* a linear layer precedes the classifier; else the option `pooler` decides */
     TT__BERT_OFFSET = 2,     /* positions start at pad_token + 1, and the model has one token type */
-    TT__BERT_SPARSE = 4,     /* the options block_sparse, qkv_bias and scale_embeddings apply */
-    TT__BERT_DROP_SUM = 8,   /* dropout of the embeddings comes before their norm, not after it */
+    TT__BERT_SPARSE = 4,     /* BigBird: options block_sparse, qkv_bias and scale_embeddings apply */
+    TT__BERT_DROP_SUM = 8,   /* dropout of the embeddings comes before their norm, not after the norm */
     TT__BERT_DROP_OUT = 16,  /* the attention's output has dropout */
     TT__BERT_DROP_HEAD = 32, /* the input of the layer before the classifier has dropout */
     TT__BERT_DROP_AS = 64    /* classifier_dropout defaults to `dropout` if config.json lacks it */
@@ -87,7 +87,7 @@ enum {
 typedef struct tt__bert_flags {
     tt__architecture a;
     int flags;
-    tt_value (*head)(tt_tape *, tt_value); /* activation of the head; NULL: the layers' activation */
+    tt_value (*head)(tt_tape *, tt_value); /* activation before the classifier; NULL: as in layers */
     int vocab, positions, types, pad, layers;
     const char *activation;
     float eps, classifier_dropout;

@@ -2,8 +2,7 @@
 #include "../base/base.h"
 #include "bert_layout.h"
 
-/* ---- BigBird's random blocks: draws the same blocks as BigBirdBlockSparseAttention of transformers, which
-   uses numpy's random numbers */
+/* ---- BigBird's random blocks, as BigBirdBlockSparseAttention of transformers draws them with numpy */
 
 /* State of MT19937 (Matsumoto and Nishimura, "Mersenne twister", 1998), seeded as by numpy.random.seed. */
 typedef struct tt__twister { uint32_t word[624]; int at; } tt__twister;
@@ -33,7 +32,7 @@ static uint32_t tt__twister_next(tt__twister *m)
     return y ^ y >> 18;
 }
 
-/* Shuffles the n numbers of x as numpy.random.permutation does. */
+/* Shuffles the n numbers of x as numpy.random.permutation does with this state. */
 static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
 {
     for (int k = n - 1; k > 0; k--) {
@@ -47,8 +46,8 @@ static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
 }
 
 /* Writes the candidates for the random blocks of block i (of n blocks) to x, and returns their number.
-   Candidates are the blocks of the first 1024 tokens that are not near block i. This is the paper's plan,
-   which transformers follows for 1024, 3072 and 4096 positions. */
+   Candidates are the blocks of the first 1024 tokens that are not near block i. transformers follows this
+   plan of the paper for 1024, 3072 and 4096 positions. */
 static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
 {
     int last = n - 1, count = 0, start = i - 2, end = i; /* excludes blocks start + 1 to end + 1 */
@@ -63,10 +62,9 @@ static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
     return count;
 }
 
-/* Returns whether block j may be a random block of block i, if the paper has no plan for the number of
-   positions. transformers then shuffles the first `max` = 2 * listed + 5 blocks. The random blocks of block
-   i exclude i itself, its neighbours, and the first and the last of these `max` blocks; those of block 1
-   also exclude block most - 2, and the reverse. */
+/* Returns whether block j may be a random block of block i, without the paper's plan: transformers then
+   shuffles the first `max` = 2 * listed + 5 blocks. Excluded are block i, its neighbours, and blocks 0 and
+   most - 1; for block 1 also block most - 2, and the reverse. */
 static bool tt__big_bird_may(int i, int j, int max)
 {
     const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == max - 1;
@@ -78,8 +76,8 @@ static bool tt__big_bird_may(int i, int j, int max)
 static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int size, uint32_t seed,
                                int32_t *x)
 {
-    const int64_t rows = (int64_t)n * size; /* number of positions, rounded up to whole blocks */
-    const int max = 2 * listed + 5;        /* number of blocks, whose rows tt__bert_check bounds */
+    const int64_t rows = (int64_t)n * size; /* positions, rounded up to whole blocks */
+    const int max = 2 * listed + 5;        /* blocks to shuffle; tt__bert_check bounds their rows */
     const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
     tt__twister m;
     tt__twister_seed(&m, seed);
@@ -101,7 +99,7 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
                 if (tt__big_bird_may(i, x[k], max)) list[found++] = x[k];
         }
 }
-/* Returns the row of the position embedding that belongs to the first token of a sequence. */
+/* Returns the row of the position embedding for a sequence's first token. */
 static int tt__bert_offset(const tt_bert_config *c)
 {
     return tt__bert_of(c)->flags & TT__BERT_OFFSET ? c->pad_token + 1 : 0;

@@ -6,7 +6,7 @@
 #include "save.h"
 
 /* ----------------------------------------------------------------------------------------------- checkpoints
-   Opens a folder: its config.json, and its tensors in model.safetensors or in the several files that
+   Opens the config.json of a folder, and its tensors in model.safetensors or in the files that
    model.safetensors.index.json names. */
 
 /* Opens and parses the config.json of a folder. The caller closes c with tt__checkpoint_close, even after an
@@ -35,8 +35,8 @@ static void tt__checkpoint_close(tt_context *ctx, tt__checkpoint *c)
     tt__shards_close(ctx, c);
 }
 
-/* Opens each file that "weight_map" of model.safetensors.index.json names, once. Fails if the files belong to
-   different saves of a model. */
+/* Opens, once, each file that "weight_map" of model.safetensors.index.json names. Fails if the files are from
+   different saves. */
 static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
@@ -81,7 +81,6 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__ch
     return status;
 }
 
-/* Opens a single file of tensors. */
 static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__checkpoint *s)
 {
     if (!(s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file))) return TT_ERR_MEMORY;
@@ -90,8 +89,8 @@ static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__checkpoin
     return TT_OK;
 }
 
-/* Opens the files of a folder's tensors: model.safetensors or, if it does not exist, the files that the index
-   names. */
+/* Opens the files of a folder's tensors: model.safetensors or, if that file does not exist, the files that
+   the index names. */
 static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];

@@ -49,7 +49,7 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
     return tt__sequence_inputs(t, o->max_seqs, (int64_t)o->max_seqs * length, image_bytes);
 }
 
-/* Records the loss of a classifier from its logits (seqs, classes), and names it "loss". */
+/* Records the loss of a classifier from its logits (seqs, classes), and names the loss "loss". */
 static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, const tt_train_options *o)
 {
     tt_cross_entropy_options c = tt_cross_entropy_options_default();

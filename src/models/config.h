@@ -9,8 +9,8 @@
 /* -------------------------------------------------------------------------------------------- config.json */
 
 /* Sets (*last)[k] to whether class k is the last class with its name. Two classes may share a name, such as
-   "crane" in ImageNet; label2id then names the last of them, as in transformers. names: (classes, 64).
-   Returns TT_ERR_ARGUMENT if a name is not UTF-8. The caller frees *last. */
+   "crane" in ImageNet; label2id then has the number of the last such class, as in transformers. names:
+   (classes, 64). Returns TT_ERR_ARGUMENT if a name is not UTF-8. The caller frees *last. */
 static tt_status tt__last_of_names(tt_context *ctx, const char (*names)[64], int classes, bool **last)
 {
     const char **name = (const char **)tt__alloc(ctx, sizeof *name * (size_t)classes), *twice;
@@ -52,7 +52,7 @@ static void tt__print_labels(tt__text_buffer *json, const char (*names)[64], int
     tt__print(json, "}\n}\n");
 }
 
-enum { TT__MOST_CLASSES = 100000, TT__MOST_LAYERS = 1000000 }; /* limits: an int counts all tensors */
+enum { TT__MOST_CLASSES = 100000, TT__MOST_LAYERS = 1000000 }; /* so that an int can count all tensors */
 
 /* Reads the number of classes from "id2label" or, without it, from "num_labels". Without both, *classes is
    unchanged. */
@@ -88,11 +88,10 @@ static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int class
     return TT_OK;
 }
 
-/* Returns whether a row of a config describes an int. */
 static bool tt__is_int(const tt__config_row *r) { return r->kind == 'N' || r->kind == 'n' || r->kind == '0'; }
 
-/* Reads the fields of a config that the architecture's rows describe, and the number of classes. config's
-   name of the activation points into j. */
+/* Reads the fields of a config that the architecture's rows describe, and the number of classes. The config's
+   pointer to the activation's name points into j. */
 static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, void *config)
 {
     const char *act = NULL;
@@ -133,7 +132,7 @@ static tt_value (*tt__activation_of(const char *name))(tt_tape *, tt_value)
     return NULL;
 }
 
-/* Checks a config and reports all its mistakes in one message. */
+/* Checks a config, and fails with one message about all its mistakes. */
 static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, const void *config)
 {
     char text[512];

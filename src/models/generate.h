@@ -9,18 +9,18 @@
 #include "lm_tape.h"
 
 /* --------------------------------------------------------------------------------------------- generation
-   A slot holds one sequence: its tokens are in a tt__continued, their keys and values in the program's
-   caches. A run of the program reads one token of each slot, or several tokens as long as the slot's prompt
-   is not read to its end, and computes the logits after the last token of each slot. When the sequence of a
-   slot ends, the slot gets the next prompt. */
+   A slot holds one sequence: a tt__continued has its tokens, the program's caches have their keys and values.
+   A run of the program reads one token of each slot, or several tokens of a prompt that is not read to its
+   end, and computes the logits after the last token of each slot. When the sequence of a slot ends, the slot
+   gets the next prompt. */
 
 typedef struct tt__continued {
     int seq;        /* number of the sequence; -1: the slot is free */
-    int length;     /* number of tokens of the prompt and of the answer so far */
+    int length;     /* number of tokens of the prompt and of the answer so far together */
     int fed;        /* number of tokens that the program has read in earlier runs */
     int take;       /* number of tokens that the program reads in this run */
-    int32_t *token; /* the tokens; memory for as many as the context has */
-    uint8_t *seen;  /* a bit for each token of the vocabulary: whether the sequence has the token */
+    int32_t *token; /* the tokens; memory for `context` tokens of the generator */
+    uint8_t *seen;  /* for each token of the vocabulary, a bit: whether the sequence has that token */
 } tt__continued;
 
 struct tt_generator {
@@ -30,9 +30,9 @@ struct tt_generator {
     tt_program *program;
     tt_value ids, positions, at, start, last, logits;
     /* Shapes of the arrays are in parentheses. */
-    tt__continued *slot;                     /* (max_seqs): the slots */
-    int32_t *row_id, *row_position, *row_at; /* (max_tokens): data of inputs ids, positions and at */
-    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1): inputs start, last; slot of each logits row */
+    tt__continued *slot;                     /* (max_seqs): the sequences in work */
+    int32_t *row_id, *row_position, *row_at; /* (max_tokens): data of the inputs ids, positions and at */
+    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1): data of start, last; slots of logits rows */
     float *scores;                           /* (max_seqs, vocab): logits */
     int32_t *order;                          /* (vocab): scratch memory for a heap of tokens */
 };
@@ -90,7 +90,7 @@ static tt_status tt__generator_allocate(tt_generator *g)
     return TT_OK;
 }
 
-/* Records and compiles the program that computes a run. */
+/* Records and compiles the generator's program. */
 static tt_status tt__generator_compile(tt_generator *g, const tt_generator_options *o)
 {
     tt_tape *t = tt_tape_new(g->ctx);
@@ -116,7 +116,8 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
         c.parallel = share->settings.options.parallel;
         c.parallel.schedule = NULL;
         c.memory = tt__memory_names[share->settings.memory];
-        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* no " in 4 processes" */
+        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* without " in 4
+                                                                                   processes" */
         if (!c.device) c.device = device;
         if (share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
     }
@@ -168,14 +169,13 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
 
 const tt_program *tt_generator_program(const tt_generator *g) { return g->program; }
 
-/* Returns whether token a ranks before token b: a is likelier, or equally likely with a lower id. */
+/* Returns whether token a ranks before token b: a is likelier, or as likely and lower. */
 static bool tt__likelier(const float *x, int32_t a, int32_t b)
 {
     return x[a] > x[b] || (x[a] == x[b] && a < b);
 }
 
-/* Moves the token at index `at` down to its place in a heap of n tokens, whose first token is the
-   likeliest. */
+/* Moves the token at index `at` down to its place in a heap of n tokens, the likeliest on top. x: scores. */
 static void tt__sift(int32_t *heap, int n, int at, const float *x)
 {
     for (int child; (child = 2 * at + 1) < n; at = child) {
@@ -207,7 +207,7 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
     for (int v = 0; v < vocab; v++) {
         const float weight = expf((x[v] - max) * slope);
         if (all || s->top_k == 0) sum += weight;
-        if (all) x[v] = weight; /* else the heap compares scores: unequal ones may have equal weights */
+        if (all) x[v] = weight; /* else the heap compares scores: different scores may have one weight */
     }
     if (all) {
         double left = u * sum;
@@ -233,7 +233,7 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
         tt__sift(order, vocab - kept, 0, x);
         held += expf((x[v] - max) * slope);
     }
-    if (s->top_k) { /* of the top_k tokens, keep the fewest whose weights reach top_p */
+    if (s->top_k) { /* keeps the fewest of the top_k tokens whose weights reach top_p */
         const double enough = s->top_p * held;
         int k = 0;
         for (held = 0; k < kept && (held < enough || !k); k++)
@@ -283,8 +283,8 @@ static void tt__continue_with(tt__continued *slot, int32_t id)
 }
 
 /* Runs the program on one token of each slot in use and on further tokens of unread prompts, at most
-   max_tokens tokens in total. Sets *picked to the number of slots all of whose tokens have now been read; row
-   k of the scores belongs to slot picked_slot[k]. */
+   max_tokens tokens in total. Sets *picked to the number of slots whose tokens have all been read; row k of
+   the scores belongs to slot picked_slot[k]. */
 static tt_status tt__generator_run(tt_generator *g, int *picked)
 {
     int rows = 0, left = g->max_tokens;
@@ -308,7 +308,7 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     const struct { tt_value v; const int32_t *data; int64_t rows; } inputs[] = {
         {g->ids, g->row_id, rows}, {g->positions, g->row_position, rows}, {g->at, g->row_at, rows},
         {g->start, g->starts, g->max_seqs + 1}, {g->last, g->picked, *picked}};
-    const bool none = *picked == 0; /* the program must compute some row's logits: row 0 */
+    const bool none = *picked == 0; /* the program must compute at least one row: row 0 */
     tt_status status = TT_OK;
     if (none) g->picked[0] = 0;
     for (int k = 0; k < TT__COUNT(inputs) && status == TT_OK; k++)
@@ -322,7 +322,7 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     return status;
 }
 
-/* Draws the token that follows the slot's tokens, and sets *id to it. x (vocab): the scores, which are
+/* Sets *id to a token, drawn at random, that follows the slot's tokens. x (vocab): the scores, which are
    overwritten. */
 static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, const tt_sampling *s, float *x,
                                 int32_t *id)
@@ -380,12 +380,11 @@ tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start,
     return status;
 }
 
-/* The state of passing an answer's text to the callback `put` while tokens are decoded. The prompt's text is
-   not passed. */
+/* The state of decoding an answer and passing its text, without the prompt's text, to `put`. */
 typedef struct tt__answer {
     tt_decode_stream *stream; /* NULL: tokens are bytes */
     char *text;               /* the prompt's text */
-    const char *known;        /* the end of the prompt's text: what the stream has not returned yet */
+    const char *known;        /* the end of the prompt's text that the stream has not returned yet */
     bool (*put)(void *user, const char *text, size_t bytes);
     void *user;
     bool no_memory;
@@ -398,7 +397,7 @@ static bool tt__answer_text(tt__answer *w, const char *text, size_t bytes)
     if (!text) return false;
     while (known < bytes && w->known[known] && text[known] == w->known[known]) known++;
     const bool other = known < bytes && w->known[known]; /* the prompt's last bytes and the answer's first
-                                                            form one character, which is passed whole */
+                                                            bytes form one character, which is passed whole */
     while (other && known && (text[known] & 0xc0) == 0x80) known--;
     w->known = other ? "" : w->known + known;
     return known == bytes || w->put(w->user, text + known, bytes - known);
@@ -416,14 +415,13 @@ static bool tt__answer_token(void *user, int seq, int32_t id)
 }
 
 /* Writes at most `room` tokens of a prompt's text to ids. Returns the number of tokens of the whole text; -1
-   if memory runs out. end: the token to use if the text has no tokens; if `end` is negative, token 0 is
-   used. */
+   if memory runs out. end: the token to write if the text has no tokens; negative: token 0. */
 static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *text, int32_t end, int32_t *ids,
                           int64_t room)
 {
     const size_t bytes = strlen(text);
     int64_t n = (int64_t)bytes;
-    int32_t first; /* the first special token that the tokenizer puts around a text */
+    int32_t first; /* the first special token that the tokenizer puts before a text */
     if (k) n = tt_tokenizer_encode(k, text, bytes, true, ids, room);
     else for (int64_t i = 0; i < n && i < room; i++) ids[i] = (uint8_t)text[i];
     if (k && n > 1 && ids[0] == ids[1] && tt_tokenizer_encode(k, "", 0, true, &first, 1) && first == ids[0]) {
@@ -440,7 +438,7 @@ static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *te
 static bool tt__answer_begin(tt__answer *w, tt_context *ctx, const tt_tokenizer *k, const int32_t *ids,
                              int64_t n)
 {
-    size_t done; /* number of bytes of the prompt that the stream returns now */
+    size_t done; /* bytes of the prompt's text that the stream returns now */
     const int64_t length = tt_tokenizer_decode(k, ids, n, true, NULL, 0);
     w->text = length < 0 ? NULL : (char *)tt__alloc(ctx, (size_t)length + 1);
     w->stream = w->text ? tt_decode_stream_new(k, true) : NULL;

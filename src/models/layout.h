@@ -13,35 +13,35 @@
 
 /* ----------------------------------------------------------------------------------- tables of architectures
    A table lists a model's parameters and the numbers of its config: the offset in the struct, the name in
-   files, and the shape. With these tables the same code makes, checks, loads and saves every architecture.
-   A file follows one of two namings: BERT's or DistilBERT's, and for ViT transformers' or torchvision's. Each
-   decoder has a table of its own, with one naming. */
+   files, and the shape. With these tables one code makes, checks, loads and saves all architectures. A file
+   follows one of two namings: BERT's or DistilBERT's; for ViT, transformers' or torchvision's. Each kind of
+   decoder has its own table, with one naming. */
 
 typedef struct tt__tensor_row {
     size_t offset;       /* offset of the tt_param * in the struct of the model or of a layer */
-    const char *name[2]; /* name in each naming; a leading '.' stands for the prefix. NULL: has no name */
-    const char *shape;   /* a letter for each dimension, see tt__sizes; '1' is 1. A tensor with a dimension of
-                            size 0 is absent from the model. The parameter drops leading ones */
+    const char *name[2]; /* name in each naming; a leading '.' stands for the prefix. NULL: no name */
+    const char *shape;   /* a letter for each dimension, see tt__sizes; '1' is 1. The model lacks a tensor
+                            with a dimension of 0. The parameter drops leading dimensions of 1 */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
-    char part;           /* 1 to 3: which third of a packed tensor this is in naming 1; 0: not packed */
-    char head;           /* not 0: random initial values if a file lacks it; 2: also, no logits depend on
-                            it */
-    char order;          /* order in files: see tt__packing.kind */
+    char part;           /* 1 to 3: number of the third of a packed tensor in naming 1; 0: not packed */
+    char head;           /* 0: files must have the tensor; else its initial values are random if a file lacks
+                            it; 2: no logits depend on it */
+    char order;          /* order of the elements in files, see tt__packing */
 } tt__tensor_row;
 
 typedef struct tt__config_row {
-    const char *field, *key[2]; /* name in the config's struct; key in config.json in each naming, or NULL */
+    const char *field, *key[2]; /* name in the config's struct; key of config.json in each naming, or NULL */
     size_t offset;              /* offset of the field in the config's struct */
-    char kind;   /* an int: 'N' at least 1 and required in config.json, 'n' at least 1, '0' at least 0; a
-                    float: 'p' in [0, 1), 'f' at least 0; 'b' a bool */
-    char letter; /* letter of this number in shapes; 0: none */
+    char kind;   /* 'N': an int of at least 1 that config.json must have; 'n': an int of at least 1; '0': an
+                    int of at least 0; 'p': a float in [0, 1); 'f': a float of at least 0; 'b': a bool */
+    char letter; /* letter that stands for this number in shapes; 0: none */
 } tt__config_row;
 
-typedef int64_t tt__sizes['Z' - 'A' + 1]; /* size of each letter of shapes */
+typedef int64_t tt__sizes['Z' - 'A' + 1]; /* size for which each letter of shapes stands */
 
 typedef struct tt__architecture {
     const char *name;            /* name of the architecture in messages */
-    int naming;                /* number of the naming for config.json and for a new model's parameters */
+    int naming;                /* index of the naming for config.json and a new model's parameters */
     const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
     const char *activation_key, *more;   /* key of the activation; constant members of config.json */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
@@ -49,16 +49,16 @@ typedef struct tt__architecture {
     const tt__tensor_row *model, *layer; /* n_model rows for the model, n_layer rows for each layer */
     const tt__config_row *config;        /* n_config rows */
     int n_model, n_layer, n_config;
-    size_t bytes, config_bytes, layer_bytes;                  /* sizes of the structs */
+    size_t bytes, config_bytes, layer_bytes;                  /* bytes of the structs */
     size_t config_at, activation_at, names_at, new_head_at, layers_at; /* offsets in the model; 0: none */
     size_t hidden, layers, heads, classes, activation, range; /* offsets in the config; 0: no field */
     void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
-    void (*check)(tt__text_buffer *all, const void *config); /* adds further mistakes to `all`; or NULL */
-    /* Reads a tensor whose shape differs from the parameter's, if the model can adapt it, and sets *done.
-       NULL: the architecture adapts no tensor. */
+    void (*check)(tt__text_buffer *all, const void *config); /* appends other mistakes to `all`; or NULL */
+    /* Reads a tensor whose shape differs from the parameter's, if the model can adapt the tensor, and sets
+       *done. NULL: the architecture adapts no tensor. */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
     size_t image_size;          /* offset of the field in the config's struct; 0: no such field */
-    /* Prints further members of config.json; or NULL. */
+    /* Prints other members of config.json; or NULL. */
     void (*print)(tt__text_buffer *json, const void *self, const void *config);
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
 } tt__architecture;
@@ -71,7 +71,7 @@ typedef struct tt__architecture {
     offsetof(X##_config, classes), \
     offsetof(X##_config, activation), offsetof(X##_config, initializer_range)
 /* Macros for table rows: for a tensor; for the weight and the bias of a linear layer or a norm; for a field
-   of a config. a, b: the name or key in naming 0 and in naming 1. */
+   of a config. a: name or key in naming 0; b: in naming 1. */
 #define TT__TENSOR(X, field, a, b, shape, init, head) {offsetof(X, field), {a, b}, shape, init, 0, head, 0}
 #define TT__WEIGHT_BIAS(X, field, a, b, shape, rows, init, head) \
     TT__TENSOR(X, field##_w, a ".weight", b ".weight", shape, init, head), \
@@ -99,12 +99,12 @@ static void *tt__pointer_at(const void *self, size_t offset)
 typedef struct tt__checkpoint {
     char path[TT__PATH];   /* path of config.json, for messages */
     tt__file_bytes text;   /* text of config.json */
-    tt__json config;       /* config.json; empty: the checkpoint has none */
-    tt_safetensors **file; /* `files` open files */
+    tt__json config;       /* config.json as parsed; empty: no such file */
+    tt_safetensors **file; /* the `files` open files of tensors */
     int files, naming;   /* naming: number of the naming of the tensors */
 } tt__checkpoint;
 
-/* The parameters of a model that exists or is to be made. */
+/* Description of the parameters of a model that exists or will be made. */
 typedef struct tt__layout {
     tt_context *ctx;
     const tt__architecture *a;
@@ -114,7 +114,7 @@ typedef struct tt__layout {
     tt__sizes size;
 } tt__layout;
 
-/* Returns the layout of a model, in the naming of checkpoint `from` or, if that is NULL, of the
+/* Returns the layout of a model, in the naming of checkpoint `from` or, if `from` is NULL, of the
    architecture. */
 static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, const void *self,
                                 const void *config, const tt__checkpoint *from)
@@ -179,9 +179,8 @@ static int tt__row_dims(const tt__layout *l, const tt__tensor_row *row, int64_t 
     return n;
 }
 
-/* The order of a parameter's elements in a file. The parameter has the shape (rows, width).
-   0: the file has the parameter's order.
-   't': the file's tensor is the transpose, (width, rows), as in GPT-2.
+/* The order of the elements of a parameter (rows, width) in a file, by `kind`. 0: the parameter's order.
+   't': the file has the transpose, (width, rows), as in GPT-2.
    'g': a head has `size` rows. The parameter has the heads of all queries, then of all keys, then of all
    values. The file has `groups` groups of heads, and in each group its queries, its key and its value, as in
    GPT-NeoX and Falcon. */
@@ -190,8 +189,8 @@ typedef struct tt__packing {
     int64_t rows, width, groups, size;
 } tt__packing;
 
-/* Converts row r of a parameter to the row of the file's tensor, for order 'g'. With `back`, converts row r
-   of the file's tensor to the row of the parameter. */
+/* Returns the row of the file's tensor, in order 'g', that has row r of the parameter. With `back`, returns
+   the row of the parameter that has row r of the file's tensor. */
 static int64_t tt__packing_row(const tt__packing *o, int64_t r, bool back)
 {
     const int64_t heads = o->rows / o->size, queries = heads / o->groups - 2, head = r / o->size;

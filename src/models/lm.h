@@ -32,11 +32,11 @@ void tt_lm_free(tt_lm *m)
     if (m->kept) tt__checkpoint_close(m->ctx, m->kept);
     void *const owned[] = {m->stop, m->generation, m->kept, m->base, m->lora};
     tt__free_all(m->ctx, owned, TT__COUNT(owned));
-    tt__model_free(&tt__lm_kinds[0].a, m); /* all kinds have the same structs */
+    tt__model_free(&tt__lm_kinds[0].a, m); /* the structs of all kinds are equal */
 }
 
-/* Fails if config.json ties the weight of the last matrix product to the embedding, but the file has a
-   different weight for that product: transformers would use the file's weight. */
+/* Fails if config.json ties the weight of the last matrix product to the embedding, but a file has a
+   different weight for the product, which transformers would use. */
 static tt_status tt__lm_check_tied(const tt_lm *m, const tt__checkpoint *s)
 {
     static const char *const names[] = {"lm_head.weight", "embed_out.weight"};
@@ -85,8 +85,8 @@ static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, i
     return TT_OK;
 }
 
-/* Reads generation_config.json, if the folder has one. Reads the ids that end an answer from that file or,
-   without it, from config.json. */
+/* Reads generation_config.json, if the folder has that file, and the ids that end an answer from it or else
+   from config.json. */
 static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const char *folder)
 {
     char path[TT__PATH];

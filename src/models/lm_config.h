@@ -7,8 +7,8 @@
 
 /* ------------------------------------------------------------------------ config.json of a language model */
 
-/* Prints the value of a member of a JSON object on one line. from: the value's first character, in a text
-   that was parsed without an error. */
+/* Prints the value of a member of a JSON object on one line. from: the value in a text that was parsed
+   without an error. */
 static void tt__print_member(tt__text_buffer *to, const char *from)
 {
     bool quoted = false;
@@ -21,11 +21,11 @@ static void tt__print_member(tt__text_buffer *to, const char *from)
     }
 }
 
-/* The source of the value of a member of config.json when a model is saved. */
+/* How a member of config.json gets its value when a model is saved. */
 typedef enum tt__lm_writer {
     TT__LM_KEPT,  /* copied from the config.json that was loaded */
-    TT__LM_SHAPE, /* copied while tt__lm_has_shape holds; otherwise tt__lm_print writes the new value */
-    TT__LM_OWN    /* never copied: tt_lm_save writes it from the model */
+    TT__LM_SHAPE, /* copied if tt__lm_has_shape is true; otherwise tt__lm_print writes the new value */
+    TT__LM_OWN    /* written from the model, never copied */
 } tt__lm_writer;
 
 static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key)
@@ -43,8 +43,7 @@ static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key
     return strcmp(key, a->activation_key) == 0 ? TT__LM_OWN : TT__LM_KEPT;
 }
 
-/* Fails if the boolean member `key` of a file has another value than `only`. The member may be absent or
-   null. */
+/* Fails if the boolean member `key` of a file is not `only`; the member may be absent or null. */
 static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
 {
     bool value = only;
@@ -55,15 +54,14 @@ static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
 }
 
 /* Reads how many columns of each head the rotary positions turn. A decoder with a share_key (GPT-NeoX) may
-   turn a share of the columns, which JSON object `at` or else the member share_key gives. Other decoders turn
-   all columns: for them, transformers ignores a share if the positions are not scaled, and fails if they
-   are. */
+   turn a share of the columns, given by JSON object `at` or by the member share_key. All other decoders turn
+   all columns: transformers ignores their share if the positions are not scaled, and otherwise fails. */
 static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_lm_config *c)
 {
     const tt__lm_kind *kind = tt__lm_kind_of(c->kind);
     const bool shared = kind->share_key != NULL;
     const char *const keys[] = {shared ? kind->share_key : "partial_rotary_factor", "partial_rotary_factor"};
-    double share = kind->turns; /* a double, because transformers multiplies doubles */
+    double share = kind->turns; /* transformers multiplies doubles */
     c->rotary.size = c->head_size;
     if (!shared && (!scaled || c->alibi)) return TT_OK;
     for (int k = 0; k < (at < 0 ? 1 : 2); k++) {
@@ -82,8 +80,8 @@ static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_
     return TT_OK;
 }
 
-/* Reads the frequencies of rotary positions from rope_scaling, the key of older versions of transformers, or
-   if that is absent or empty from rope_parameters, the key of transformers 5. */
+/* Reads the frequencies of rotary positions from rope_scaling, the key of older versions of transformers, or,
+   if this key is absent or empty, from rope_parameters, the key of transformers 5. */
 static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
 {
     tt_rotary_options *r = &c->rotary;
@@ -113,7 +111,8 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     const struct { const char *key; int at; float min, below, *to; } numbers[] = {
         {"factor", at, 1, INFINITY, &r->factor},
         {"original_max_position_embeddings", at, 1, 1e9f, &original},
-        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* transformers 5 prefers it */
+        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* the place that transformers 5
+                                                                        prefers */
         {all[kind].low, at, 0, INFINITY, &r->low}, {all[kind].high, at, 0, INFINITY, &r->high},
         {"attention_factor", at, 0, INFINITY, &r->magnitude}};
     const int n = kind == TT_ROTARY_PLAIN ? 0 : kind == TT_ROTARY_YARN ? 6 : all[kind].low ? 5 : 1;
@@ -134,11 +133,11 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     return status;
 }
 
-/* Reads the members of Falcon's config that no table row describes: the older names n_layer and n_head, which
-   the names in the table override, and the numbers of key heads and norms. */
+/* Reads the members of Falcon's config that no table row describes: n_layer and n_head, older names that the
+   table's names override, and the numbers of key heads and norms. */
 static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
 {
-    bool wide = false, one = true; /* members new_decoder_architecture and multi_query */
+    bool wide = false, one = true; /* new_decoder_architecture; multi_query */
     static const char *const names[2][2] = {{"n_layer", "num_hidden_layers"},
                                             {"n_head", "num_attention_heads"}};
     int64_t n[] = {c->layers, c->heads}, norms = 0;
@@ -251,8 +250,8 @@ static void tt__lm_check(tt__text_buffer *all, const void *config)
 }
 
 /* Prints the share of a head's columns that rotary positions turn. A reader multiplies the share by head_size
-   in double precision and truncates the product to an integer, so the share gets as many digits as that
-   needs. For example, 58 / 200 is 0.29, but 0.29 * 200 is 57.99999999999999. */
+   in double precision and truncates the product to an integer, so the share gets as many digits as give
+   `size` again. For example, 58 / 200 is 0.29, but 0.29 * 200 is 57.99999999999999. */
 static const char *tt__lm_share(const tt_lm_config *c, char to[32])
 {
     const int size = c->rotary.size ? c->rotary.size : c->head_size;
@@ -277,9 +276,9 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
 
 static bool tt__lm_said(const tt__json *j, const char *key) { return j && tt__json_get(j, 0, key) >= 0; }
 
-/* Prints the members of config.json for rotary positions, except those that `said` (which may be NULL) has.
-   transformers 5 reads rope_parameters; older versions read the other keys, and use base 10,000 if it is
-   missing. */
+/* Prints the members of config.json for rotary positions, except members that `said` has (NULL: none).
+   transformers 5 reads rope_parameters. Older versions read the other keys, and use base 10,000 if a key for
+   the base is missing. */
 static void tt__lm_print_rotary(tt__text_buffer *json, const tt_lm_config *c, const tt__json *said)
 {
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};
@@ -314,7 +313,7 @@ static void tt__lm_print_rotary(tt__text_buffer *json, const tt_lm_config *c, co
     }
 }
 
-/* Prints the members of config.json that have no row in the config's table. */
+/* Prints the members of config.json that the config's table lacks. */
 static void tt__lm_print(tt__text_buffer *json, const void *self, const void *config)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;

@@ -4,19 +4,19 @@
 
 /* ----------------------------------------------------------------------------------------------- decoders
    A table for each architecture gives the names that the tensors of tt_lm and the numbers of tt_lm_config
-   have in files. Which tensors a model has decides how its layers compute. */
+   have in files. A model's layers compute according to the tensors that the model has. */
 
 /* Flags for each kind of decoder. */
 enum {
     TT__LM_POSITIONS = 1,     /* positions are learned, not rotary */
     TT__LM_EQUAL_HEADS = 2,   /* key_heads must equal heads */
-    TT__LM_LLAMA = 4,         /* heads may have any size; saved files have a sliding_window, maybe null */
+    TT__LM_LLAMA = 4,         /* heads have any size; saved files have sliding_window, maybe null */
     TT__LM_MLP_4 = 8,         /* intermediate_size defaults to 4 * hidden_size if config.json lacks it */
     TT__LM_QKV_BIAS = 16,     /* queries, keys and values always have biases, attention's output never */
     TT__LM_ONE_BIAS = 32,     /* the MLP has biases if the attention has biases */
     TT__LM_WINDOW = 64,       /* config.json may have a sliding_window */
     TT__LM_WINDOW_FROM = 128, /* config.json may say from which layer on the window applies */
-    TT__LM_FALCON = 256       /* multi_query and other keys decide the numbers of key heads and norms */
+    TT__LM_FALCON = 256       /* multi_query and other keys give the numbers of key heads and norms */
 };
 static int tt__lm_flags(const tt_lm_config *c);
 
@@ -31,7 +31,7 @@ tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, i
     c.heads = heads;
     c.key_heads = heads % sharing ? heads : heads / sharing;
     c.intermediate_size = gate ? 8 * hidden_size / 3 : 4 * hidden_size;
-    c.rotary.size = turns_whole ? 0 : head / 8 * 2; /* a quarter of the columns, an even number */
+    c.rotary.size = turns_whole ? 0 : head / 8 * 2; /* about a quarter of the columns, an even number */
     c.window = 0;
     c.tied = true;
     c.embedding_dropout = c.dropout = c.attention_dropout = 0;
@@ -43,9 +43,9 @@ static void tt__lm_print(tt__text_buffer *json, const void *self, const void *co
 
 /* Sets the sizes that the letters in the tables' shapes stand for. H: hidden; I: intermediate; V: vocab; P:
    positions; X: vocab of an untied head; D: head size; G: number of key heads; A: columns of all queries; K:
-   of all keys; S: of all queries, keys and values. Sizes of biases, 0 without them: Q: of queries; L: of keys
-   or values; T: of queries, keys and values together; B: of the attention's output; M, N: of the MLP. E, F,
-   O: sizes of Falcon's norms, 0 without them. */
+   of all keys; S: of all queries, keys and values. Sizes of biases, 0 if the model lacks the biases: Q: of
+   queries; L: of keys or values; T: of queries, keys and values together; B: of the attention's output; M, N:
+   of the MLP. E, F, O: sizes of Falcon's norms, 0 if the model lacks the norm. */
 static void tt__lm_sizes(const void *config, tt__sizes size)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
@@ -70,7 +70,7 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
 }
 
 /* Macros for table rows with a single naming: for a tensor; for the weight and the bias of a linear layer;
-   for those of a norm. */
+   for the weight and the bias of a norm. */
 #define TT__LM(X, field, name, shape, init, order) \
     {offsetof(X, field), {name, NULL}, shape, init, 0, false, order}
 #define TT__LM_LINEAR(field, name, shape, rows, weight_order, bias_order) \
@@ -127,7 +127,7 @@ static const tt__tensor_row tt__falcon_tensors[] = {
     TT__LM_NORM(tt_lm, norm, ".ln_f", "H"),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
 };
-static const tt__tensor_row tt__falcon_layer[] = { /* at most one row of each field has a size above 0 */
+static const tt__tensor_row tt__falcon_layer[] = { /* a model has at most one of a field's rows */
     TT__LM_NORM(tt_lm_layer, attention_norm, "ln_attn", "E"),
     TT__LM_NORM(tt_lm_layer, attention_norm, "input_layernorm", "F"),
     TT__LM_LINEAR(qkv, "self_attention.query_key_value", "SH", "T", 'g', 'g'),
@@ -173,8 +173,8 @@ static const char *const tt__lm_buffers[] = {
     "*.attn.bias", "*.attn.masked_bias", "*.attention.bias", "*.attention.masked_bias",
     "*rotary_emb.inv_freq", NULL};
 
-/* A kind of decoder: its architecture (names and tables), its flags, the keys of config.json for the base and
-   the share of rotary positions, the modules that get adapters by default, and transformers' defaults. */
+/* A kind of decoder: its architecture (names and tables), its flags, config.json's keys for the base and the
+   share of rotary positions, the modules that get adapters by default, and transformers' default values. */
 typedef struct tt__lm_kind {
     tt__architecture a;
     int flags;
@@ -262,8 +262,8 @@ static const char *tt__lm_names(char to[256])
     return to;
 }
 
-/* Sets the fields of a config that the caller may leave at 0. Returns the config's architecture, or NULL
-   after tt__fail if the kind is unknown. */
+/* Replaces fields of a config that the caller left at 0. Returns the config's architecture, or NULL after
+   tt__fail if the kind is unknown. */
 static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
 {
     const tt__lm_kind *k = tt__lm_kind_of(c->kind);

@@ -17,10 +17,10 @@ tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o)
     return in;
 }
 
-/* The caches of a program that generates: they hold the keys and values of `rows` tokens, in slots of equal
-   length, one slot per sequence. `at`, i32 (tokens, 1), gives the cache row of each token of a run. `start`,
-   i32 (slots + 1, 1), gives the first row of each slot. A token attends to the rows of its slot up to its own
-   row, so rows that are not written yet or remain from an earlier sequence have no effect. */
+/* The caches of a program that generates. Caches hold the keys and values of `rows` tokens, in slots of equal
+   length, one slot for each sequence. `at`, i32 (tokens, 1), gives the cache row of each token of a run.
+   `start`, i32 (slots + 1, 1), gives the first row of each slot. A token attends to the rows of its slot up
+   to its own row, so unwritten rows and rows of an earlier sequence have no effect. */
 typedef struct tt__lm_cache { tt_value at, start; int64_t rows; } tt__lm_cache;
 
 /* Records the attention of layer k. h: the normalised input, (rows, hidden). The result has the shape

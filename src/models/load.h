@@ -5,21 +5,21 @@
 #include "../files/safetensors.h"
 #include "layout.h"
 
-/* ---- loading from checkpoint files: the parameters that will be read from a file share the open file */
+/* ---- loading from checkpoint files: all parameters of a file share the open file */
 
-enum { TT__BAND = 256 }; /* number of rows of a transposed parameter that are read at once */
+enum { TT__BAND = 256 }; /* rows of a transposed parameter that are read together */
 
 /* The source of a parameter: a tensor of a file, or a part of one. */
 typedef struct tt__checkpoint_tensor {
     tt_safetensors *file;
     int index;         /* index of the tensor in the file */
-    int64_t first;     /* element of the tensor at which the parameter begins */
+    int64_t first;     /* index of the tensor's element at which the parameter begins */
     tt__packing order;
-    float *band;       /* order 't': the rows that were read last, (band_rows, width); NULL: none */
+    float *band;       /* for order 't': the rows that were read last, (band_rows, width); NULL: none */
     int64_t band_row, band_rows; /* first row and number of rows of the band */
 } tt__checkpoint_tensor;
 
-/* Reads the band of rows that contains row r. */
+/* Reads the band that contains row r: TT__BAND rows, fewer at the end, from a multiple of TT__BAND on. */
 static tt_status tt__checkpoint_band(tt__checkpoint_tensor *t, int64_t r)
 {
     tt_context *ctx = t->file->ctx;
@@ -50,7 +50,7 @@ static tt_status tt__checkpoint_read(void *source, int64_t first, int64_t n, flo
         const int64_t r = first / o->width, c = first % o->width;
         part = tt__min(n, o->width - c);
         if (o->kind == 'g') {
-            part = tt__min(n, (o->size - r % o->size) * o->width - c); /* the rest of a head */
+            part = tt__min(n, (o->size - r % o->size) * o->width - c); /* to the end of the head */
             status = tt_safetensors_read_f32(t->file, t->index, tt__packing_row(o, r, false) * o->width + c,
                                              part, to);
             continue;
@@ -74,8 +74,8 @@ static void tt__checkpoint_drop(tt_context *ctx, void *source)
     tt__free(ctx, t);
 }
 
-/* Fails if the shape of tensor `index` of file s is not `dims`; if `part` is not 0, the tensor must have
-   three times as many rows as `dims` says. */
+/* Fails if the shape of tensor `index` of file s is not `dims` or, for a part of a packed tensor, is not
+   `dims` with three times as many rows. */
 static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, const int64_t *dims, int part,
                                  const char *param)
 {
@@ -94,9 +94,9 @@ static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, c
                     info->name, text, param);
 }
 
-/* Makes tensor `index` of file s, whose shape must be `dims`, the source of parameter p. part: 1 to 3: p is
-   that third of the tensor; 0: p is the whole tensor. order: the order of the file's elements; NULL: p's
-   order. */
+/* Makes tensor `index` of file s, whose shape must be `dims`, the source of parameter p. part: the third of
+   the tensor, 1 to 3, that is p; 0: p is the whole tensor. order: the order of the file's elements; NULL: the
+   order of p. */
 static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, int ndim, const int64_t *dims,
                                      int part, const tt__packing *order)
 {
@@ -120,8 +120,8 @@ static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, 
     return TT_OK;
 }
 
-/* Returns the index of the tensor `name`, looked up with and without the prefix and under the names of older
-   versions, or -1 if the file has no such tensor. */
+/* Returns the index of the tensor `name`, also without its prefix or under the name of older versions, or -1
+   if the file has no such tensor. */
 static int tt__find_tensor(const tt_safetensors *s, const char *name, const char *prefix)
 {
     static const char *const old[][2] = {{"LayerNorm.weight", "LayerNorm.gamma"},
@@ -141,8 +141,8 @@ static int tt__find_tensor(const tt_safetensors *s, const char *name, const char
     return index;
 }
 
-/* Returns the file of the checkpoint that has the tensor `name`, and sets *index to the tensor's index there.
-   Returns NULL if no file has it. */
+/* Returns the file of the checkpoint that has the tensor `name`, and sets *index to the tensor's index in
+   that file. Returns NULL if no file has the tensor. */
 static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, int *index)
 {
     for (int k = 0; k < l->from->files; k++) {
@@ -159,15 +159,15 @@ static bool tt__starts_anew(const tt__tensor_row *row, const tt_tensor_info *inf
     return row->head && row->shape[0] == 'C' && info->dims[0] != dims[0];
 }
 
-/* Fails because tensor k, `name`, is missing. If all tensors of its layer are missing, the message instead
-   says how many layers the checkpoint has. */
+/* Fails because tensor k, `name`, is missing. If its layer has no tensor at all, the message says how many
+   layers the checkpoint has. */
 static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
 {
     const tt__architecture *a = l->a;
     const int layer = k < a->n_model ? 0 : (k - a->n_model) / a->n_layer;
     char other[256];
     int index;
-    bool any = layer == 0; /* the checkpoint has a tensor of this layer */
+    bool any = layer == 0; /* whether the checkpoint has any tensor of the layer */
     for (int i = 0; i < a->n_layer && !any; i++) {
         const tt__tensor_row *row = tt__layout_row(l, a->n_model + layer * a->n_layer + i, other);
         any = row->name[l->naming] && tt__layout_find(l, other, &index);
@@ -179,8 +179,8 @@ static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
                     "%d", l->from->file[0]->path, name, layer, l->layers);
 }
 
-/* Fails unless the checkpoint has each tensor of the layout with the right shape. Called before memory of
-   these sizes is allocated. */
+/* Fails unless the checkpoint has each tensor of the layout with the right shape. Called before memory for
+   the tensors is allocated. */
 static tt_status tt__layout_check(const tt__layout *l)
 {
     const tt__tensor_row *row;
@@ -215,9 +215,9 @@ static bool tt__is_buffer(const tt__layout *l, const char *name)
 static tt_status tt__layout_attach(const tt__layout *l)
 {
     char text[2][1024];
-    /* Two lists of names: tensors that the files lack; tensors with another number of classes. */
+    /* Lists of names: of tensors that the files lack; of tensors with another number of classes. */
     tt__text_buffer anew[2] = {{text[0], sizeof text[0], 0}, {text[1], sizeof text[1], 0}};
-    int64_t classes = 0; /* number of the file's classes, if it differs */
+    int64_t classes = 0; /* number of the file's classes, if not the model's */
     bool new_head = false;
     const tt__tensor_row *row;
     tt_safetensors *const *files = l->from->file;

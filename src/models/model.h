@@ -34,7 +34,7 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     memset(self, 0, a->bytes);
     memcpy(to, &ctx, sizeof ctx);
     memcpy(to + a->config_at, config, a->config_bytes);
-    /* The struct may be copied elsewhere, so the config gets no pointer to the model's copy of the name. */
+    /* The struct may be copied elsewhere, so its config must not point to its copy of the name. */
     memset(to + a->config_at + a->activation, 0, sizeof activation);
     snprintf(to + a->activation_at, 32, "%s", activation);
     if (a->classes) memcpy(to + a->names_at, &names, sizeof names);
@@ -55,8 +55,8 @@ static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void 
     return status == TT_OK ? tt__model_make(ctx, a, self, config) : status;
 }
 
-/* Creates a model from a checkpoint's config and tensors, which it checks first. classes, image_size: the
-   caller's values; 0: the values of the config. */
+/* Checks a checkpoint's config and tensors, and creates a model from them. classes, image_size: the caller's
+   values; 0: the values of the config. */
 static tt_status tt__model_load(const tt__architecture *a, void *self, void *config,
                                 const tt__checkpoint *from, int classes, int image_size)
 {
@@ -68,7 +68,7 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
     if (status != TT_OK) return status;
     tt__layout l = tt__layout_of(ctx, a, NULL, config, from);
     status = tt__layout_check(&l);
-    if (status == TT_OK && image_size) { /* set after the check: tensors fit the file's own size */
+    if (status == TT_OK && image_size) { /* after the check, because the tensors fit the file's own size */
         *(int *)(void *)((char *)config + a->image_size) = image_size;
         status = tt__config_check(ctx, a, config);
     }
@@ -118,8 +118,8 @@ static void tt__print_config(tt__text_buffer *json, const void *arg)
 }
 
 /* Writes model.safetensors and config.json into a folder. naming: number of the tensors' naming. max: max
-   bytes of a file; 0: no limit. config: the model's config, which the caller may have changed; it is checked
-   before anything is written. */
+   bytes of a file; 0: no limit. config: the model's config, which the caller may have changed; the function
+   checks the config before it writes anything. */
 static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, const void *self,
                                 const void *config, int naming, size_t max, const char *folder)
 {

@@ -11,14 +11,13 @@
 
 /* ---- saving to checkpoint files */
 
-/* A parameter to save. */
 typedef struct tt__saved_param {
     const tt_param *p;
     tt__packing order;
-    int tensor; /* number of the file's tensor that has the parameter */
+    int tensor; /* index in tt__saved_files of the tensor that has the parameter */
 } tt__saved_param;
 
-/* Writes elements [first, first + n) of parameter p to w in dtype `as`. piece, converted: scratch memory for
+/* Writes elements [first, first + n) of parameter p to w as dtype `as`. piece, converted: scratch memory for
    TT__PIECE floats each. */
 static tt_status tt__save_elements(tt_safetensors_writer *w, const tt_param *p, int64_t first, int64_t n,
                                    tt_dtype as, float *piece, void *converted)
@@ -34,7 +33,7 @@ static tt_status tt__save_elements(tt_safetensors_writer *w, const tt_param *p, 
     return status;
 }
 
-/* Writes the transpose of a parameter. Needs memory for the whole parameter in fp32. */
+/* Writes the transpose of a parameter, with temporary memory for the whole parameter in fp32. */
 static tt_status tt__save_transposed(tt_safetensors_writer *w, const tt__saved_param *x, tt_dtype as,
                                      float *piece, void *converted)
 {
@@ -71,17 +70,16 @@ static tt_status tt__save_param(tt_safetensors_writer *w, const tt__saved_param 
 
 /* The tensors of a model to save, in one file or in several. Each file holds consecutive tensors. */
 typedef struct tt__saved_files {
-    tt_tensor_info *info; /* description of each tensor */
-    char (*names)[256];   /* name of each tensor */
+    tt_tensor_info *info;
+    char (*names)[256];
     int *file;    /* for each tensor: number of its file */
-    int tensors, files; /* numbers of tensors and of files */
+    int tensors, files;
     size_t bytes; /* bytes of all tensors */
-    char id[17];  /* distinguishes the files of one save from those of another; "" for a single file */
+    char id[17];  /* tells which files belong to one save; "" for a single file */
 } tt__saved_files;
 
 static const char tt__save_key[] = "tinytrain.save"; /* key of the id in the metadata of each file */
 
-/* Writes the name of file k of a saved model. */
 static void tt__saved_file_name(const tt__saved_files *f, int k, char name[64])
 {
     if (f->files == 1) snprintf(name, 64, "model.safetensors");
@@ -138,7 +136,7 @@ static tt_status tt__save_id(tt__saved_files *f, const tt__saved_param *param, i
     return status;
 }
 
-/* Writes file number `file` of a model into a folder. All processes take part. */
+/* Writes file number `file` of a model into a folder. All processes call the function together. */
 static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__saved_files *f, int file,
                                const tt__saved_param *param, int params, tt_dtype dtype, float *piece)
 {
@@ -162,7 +160,7 @@ static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__sa
     return tt__agree(ctx, "the end of saving a model", status, NULL, 0);
 }
 
-/* The state of a search for a file of an earlier save: its name has another number of files than `files`. */
+/* The state of a search for a file of an earlier save, whose name has another number of files. */
 typedef struct tt__stale_files { int files; char name[64]; } tt__stale_files;
 
 static bool tt__find_stale(void *arg, const char *name)
@@ -194,7 +192,7 @@ static tt_status tt__remove_stale(tt_context *ctx, const char *folder, int files
 
 /* Writes model.safetensors into a folder, which is created if it does not exist. If the tensors take more
    than `max` bytes (0: no limit), writes several files and an index. All tensors have the dtype of the first
-   parameter, or fp32 if no program holds that parameter; sets *dtype. */
+   parameter, or fp32 if no program holds that parameter; sets *dtype to that dtype. */
 static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t max, tt_dtype *dtype)
 {
     tt_context *ctx = l->ctx;
@@ -229,7 +227,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         param[params].p = p;
         param[params].order = tt__row_order(l, row, ndim, dims);
         param[params++].tensor = f.tensors - (part > 1);
-        if (part > 1) continue; /* stored in the tensor of the first part */
+        if (part > 1) continue; /* the tensor of part 1 has the other parts too */
         memcpy(f.names[f.tensors], name, sizeof name);
         f.info[f.tensors].name = f.names[f.tensors];
         f.info[f.tensors].dtype = tt__dtypes[*dtype].safetensors;
@@ -244,7 +242,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         status = tt__save_file(ctx, folder, &f, k, param, params, *dtype, piece);
     const char *index = "model.safetensors.index.json", *stale = f.files > 1 ? "model.safetensors" : index;
     if (status == TT_OK && f.files > 1) status = tt__save_printed(ctx, folder, index, tt__print_index, &f);
-    if (status == TT_OK) status = tt__path_join(ctx, path, folder, stale); /* left by an earlier save */
+    if (status == TT_OK) status = tt__path_join(ctx, path, folder, stale); /* a file of an earlier save */
     if (status == TT_OK && tt_process(ctx) == 0) {
         ctx->options.files.remove(ctx->options.files.user, path);
         status = tt__remove_stale(ctx, folder, f.files);

@@ -81,8 +81,8 @@ static void tt__vit_check(tt__text_buffer *all, const void *config)
         tt__print(all, "; resample is %d, expected one of tt_resample", (int)c->resample);
 }
 
-/* Computes the weights of four neighbouring pixels for a point at distance x in [0, 1) after the second pixel
-   (Keys 1981, with a = -3/4). */
+/* Computes the weights of four neighbouring pixels for a point that lies x in [0, 1) pixels after the second
+   pixel (Keys 1981, with a = -3/4). */
 static void tt__cubic_weights(float x, float w[4])
 {
     const float a = -0.75f;
@@ -115,13 +115,13 @@ static void tt__interpolate_positions(const float *old, int from, float *now, in
     }
 }
 
-static int tt__square_root(int64_t n) /* returns 0 if n is no square */
+static int tt__square_root(int64_t n) /* returns 0 if n is not a square */
 {
     int64_t root = n > 0 && n <= INT32_MAX ? (int64_t)(sqrt((double)n) + 0.5) : 0;
     return root * root == n ? (int)root : 0;
 }
 
-/* Interpolates the positions of a checkpoint whose images have another size than the model's. */
+/* Interpolates the position embeddings of a checkpoint whose images have another size than the model's. */
 static tt_status tt__vit_adapt(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index,
                                bool *done)
 {
@@ -160,7 +160,7 @@ static const tt__tensor_row tt__vit_tensors[] = {
 #undef T
 #undef W
 };
-static const tt__tensor_row tt__vit_layer_tensors[] = { /* the parts of a packed tensor follow one another */
+static const tt__tensor_row tt__vit_layer_tensors[] = { /* parts of a packed tensor are consecutive */
 #define W(...) TT__WEIGHT_BIAS(tt_vit_layer, __VA_ARGS__, false)
 #define P(field, name, packed, shape, init, part) \
     {offsetof(tt_vit_layer, field), {"attention.attention." name, "self_attention.in_proj_" packed}, shape, \
@@ -284,7 +284,7 @@ tt_image_options tt_vit_image_options(const tt_vit *m)
     tt_image_options o = tt_image_options_default(c->image_size, c->image_size);
     o.channels = c->channels;
     o.resample = c->resample;
-    if (c->resize) o.pad = c->image_size; /* enough for images of any size */
+    if (c->resize) o.pad = c->image_size; /* images of any size are then large enough for the crop */
     if (c->resize_shortest) o.resize_shortest = c->resize;
     else if (c->resize >= 0) o.resize_height = o.resize_width = c->resize ? c->resize : c->image_size;
     return o;
@@ -319,7 +319,7 @@ static int tt__tensor_size(const tt__checkpoint *s, const char *name, int k)
     return info && k < info->ndim && info->dims[k] <= INT32_MAX / 4 ? (int)info->dims[k] : 0;
 }
 
-/* Infers the config of a checkpoint without config.json from the shapes of the tensors. */
+/* Infers a config from the shapes of a checkpoint's tensors, if config.json is missing. */
 static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *config)
 {
     const int naming = s->naming;
@@ -338,9 +338,9 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
         return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT, "'%s': patches of %d pixels, more than %d",
                         s->file[0]->path, config->patch_size, TT__MAX_PATCH);
     config->image_size = tt__square_root(tt__tensor_size(s, position[naming], 1) - 1) * config->patch_size;
-    int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in the published H, 64 in Ti, S, B and L */
+    int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in the published H; 64 in Ti, S, B and L */
     config->heads = config->hidden_size / head_size;
-    if (naming == 1) { /* the values with which torchvision's models were trained */
+    if (naming == 1) { /* torchvision's models were trained with these values */
         static const float mean[] = {0.485f, 0.456f, 0.406f}, std[] = {0.229f, 0.224f, 0.225f};
         memcpy(config->mean, mean, sizeof mean);
         memcpy(config->std, std, sizeof std);
@@ -430,7 +430,7 @@ static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit
                         side, model);
     c->resample = (tt_resample)resample;
     c->resize = !resizes ? -1 : !crops || (size == crop && !c->resize_shortest) ? 0 : size;
-    if (c->resize > 0 && image_size) /* scaled, so that the crop keeps its share of the image */
+    if (c->resize > 0 && image_size) /* scales `resize`, so that the crop keeps its share of the image */
         c->resize = (int)tt__min(TT__IMAGE_SIDE, ((int64_t)size * image_size + crop / 2) / crop);
     return TT_OK;
 }
@@ -438,7 +438,8 @@ static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit
 /* Reads preprocessor_config.json. image_size: the size that the caller wants, or 0. */
 static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt_vit_config *c)
 {
-    if (c->channels < 1 || c->channels > 4) return TT_OK; /* mean has room for 4; tt__vit_check refuses it */
+    if (c->channels < 1 || c->channels > 4) return TT_OK; /* config->mean has room for 4; tt__vit_check
+                                                             refuses other numbers of channels */
     bool rescales = true, normalizes = true;
     float factor = 1.0f / 255;
     tt_status status = tt__vit_read_resizing(j, image_size, c);

@@ -11,8 +11,8 @@
 
 /* -------------------------------------------------------------------------------- tokenizer: added tokens */
 
-/* Reads an added token from the JSON object at `node`, which has "content" and perhaps "id"; without "id",
-   the token gets `id`. If two added tokens have the same text, the later one replaces the earlier. */
+/* Reads an added token from the JSON object at `node`, which has "content" and may have "id"; without "id",
+   the token gets the argument `id`. Of added tokens with the same text, the last counts. */
 static tt_status tt__read_added(tt_tokenizer *k, const tt__json *j, int node, int id)
 {
     tt__added a;
@@ -92,7 +92,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
         if (a->id < 0 || k->added_of[a->id] != i) continue;
         a->skipped = a->special;
         if (a->normalized && k->normalize.n) status = tt__normalize_added(k, a, path);
-        if (status != TT_OK || !a->bytes) continue; /* the normalizers have removed all of its text */
+        if (status != TT_OK || !a->bytes) continue; /* normalization has removed the token's whole text */
         tt__added_tree *t = &k->trees[a->normalized];
         const uint8_t byte = (uint8_t)a->text[0];
         t->first = t->prefixes.count && t->first != byte ? -1 : byte;

@@ -8,9 +8,9 @@
 /* -------------------------------------------------------------------------- tokenizer: byte-pair encoding */
 
 /* Byte-pair encoding (Sennrich et al. 2016) merges pairs of symbols of a word, in the order of the list of
-   merges. Most words are the text of one token. When such a word first occurs, all its merges are made;
-   whether they result in that one token is noted in tt__token_model.whole, so that later occurrences need no
-   merges. */
+   merges. Most words are the text of one token. When such a word first occurs, all its merges are made, and
+   tt__token_model.whole notes whether the result is that token: the word's later occurrences need no merges.
+   */
 /* Max bytes of a word whose next merge is found by a scan of all its pairs of symbols. */
 enum { TT__BPE_SHORT = 64 };
 
@@ -24,9 +24,9 @@ static const tt__bpe_rule *tt__bpe_merge(const tt_tokenizer *k, int32_t left, in
     return &m->merges[at];
 }
 
-/* Writes the symbols of one character, and returns how many it wrote. The symbols are the character's token
-   or, without one, the tokens of its bytes. Without these too, the character is unknown: sets *unknown and
-   writes nothing, as following unknown characters may share one unknown token. */
+/* Writes the symbols of one character, and returns their number. The symbols are the character's token or, if
+   the vocabulary lacks this token, the tokens of its bytes. If the vocabulary lacks these tokens too, sets
+   *unknown and writes nothing, because the unknown characters that follow may share one unknown token. */
 static size_t tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, int32_t *to, bool *unknown)
 {
     char text[4];
@@ -88,8 +88,8 @@ static size_t tt__bpe_merge_short(const tt_tokenizer *k, int32_t *symbols, size_
     return n;
 }
 
-typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: symbol is gone */
-typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;  /* an entry of a heap */
+typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: symbol was merged */
+typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;  /* a possible merge */
 
 static bool tt__bpe_earlier(const tt__bpe_pair *a, const tt__bpe_pair *b)
 {
@@ -131,7 +131,7 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
     size_t pairs = 0, left = 0;
     if (n > INT32_MAX / 2) { e->failed = true; return 0; }
     tt__bpe_link *links = (tt__bpe_link *)tt__encoder_room(e, TT__POINTS, n, sizeof *links);
-    /* The heap gets at most 3 n pairs: one for each symbol, and two new ones for each merge. */
+    /* The heap gets at most 3 n pairs: one for each symbol, and two for each merge. */
     tt__bpe_pair *heap = (tt__bpe_pair *)tt__encoder_room(e, TT__HEAP, 3 * n, sizeof *heap);
     if (e->failed) return 0;
     for (size_t i = 0; i < n; i++) {
@@ -158,7 +158,7 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
     return left;
 }
 
-/* Adds the ids of a word or of a part of it. No run of U+2581 begins inside the part. */
+/* Adds the ids of a word, or of a part of a word inside which no run of U+2581 begins. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;

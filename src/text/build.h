@@ -27,7 +27,7 @@ static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const 
         tt__text_step *s = &k->split.all[i];
         if (s->kind == TT__STEP_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
         if (!llama) continue;
-        s->prefix_always = prefix && legacy; /* always: before every part between added tokens */
+        s->prefix_always = prefix && legacy; /* puts a mark before each part between added tokens */
         s->prefix_first = prefix && !legacy;
     }
     if (llama && !prefix) k->finish.decode.n--; /* removes the step that strips the prefix */
@@ -52,8 +52,8 @@ static tt_status tt__read_added_decoder(tt_tokenizer *k, const tt__json *config)
     return status;
 }
 
-/* BERT's special tokens. Where a text contains the spelling of one, that place becomes the token. A vocab.txt
-   must have the first three. */
+/* BERT's special tokens. In a text, the spelling of a special token becomes that token. A vocab.txt must have
+   the first three tokens. */
 static const struct { const char *text; tt_special_token role; } tt__bert_tokens[] = {
     {"[UNK]", TT_TOKEN_UNK}, {"[CLS]", TT_TOKEN_CLS}, {"[SEP]", TT_TOKEN_SEP}, {"[PAD]", TT_TOKEN_PAD},
     {"[MASK]", TT_TOKEN_MASK}};

@@ -4,8 +4,8 @@
 /* ===========================================================================================================
    UNICODE                                                                              src/text/code_points.h
    Properties of code points that tokenizers use. Each table is a string that encodes numbers, most of which
-   are differences from the previous row. tests/golden/make_unicode.py prints the tables and explains each of
-   them. Uses src/base/.
+   are differences from the previous row. tests/golden/make_unicode.py prints and explains the tables. This
+   file uses src/base/.
    ======================================================================================================== */
 
 /* These tables were printed by tests/golden/make_unicode.py from version 0.23.3 of the Python package
@@ -301,12 +301,12 @@ static const char *const tt__compat_text[] = {
    `tokenizers` distinguish. */
 enum {
     TT__IS_LETTER = 1, TT__IS_NUMBER = 2, TT__IS_SPACE = 4, TT__IS_PUNCTUATION = 8, TT__IS_WORD = 16,
-    TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64, /* NFC may change it or the character before it */
-    TT__IS_ACCENT = 128                      /* a combining mark */
+    TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64, /* NFC may change the character or its predecessor */
+    TT__IS_ACCENT = 128                      /* the character is a combining mark */
 };
 
-/* Actions of BERT's normalizer on a code point. */
-enum { TT__BERT_DROP = 1 /* controls, private use and U+FFFD */, TT__BERT_ACCENT };
+/* Code points that BERT's normalizer drops: always, or as accents. */
+enum { TT__BERT_DROP = 1 /* drops controls, private use and U+FFFD */, TT__BERT_ACCENT };
 
 /* Classes of code points that decide where graphemes end (Unicode Standard, annex 29). Unlike in the
    Standard, a pair of regional indicators is two graphemes, which makes no difference to the callers. */
@@ -328,8 +328,8 @@ typedef struct tt__unicode {
     uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, sorted by their points */
     uint32_t cjk[TT__CJK_POINTS];         /* decompositions of U+F900..U+FAFF and U+2F800..U+2FA1F */
     uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* first << 11; last << 4 | class */
-    uint32_t lower[TT__LOWER_RUNS][2];        /* first << 11 | last - first (8 bits) << 3 | stride * 3 - 3 +
-                                                 step; first result */
+    uint32_t lower[TT__LOWER_RUNS][2];        /* first << 11 | last - first (8 bits) << 3 | (stride - 1) * 3 +
+                                                 step; lower case of `first` */
     uint32_t compat[TT__COMPAT_ROWS][2];      /* c << 11; place in compat_points << 5 | count */
     uint32_t compat_points[TT__COMPAT_POINTS];
 } tt__unicode;

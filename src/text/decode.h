@@ -6,7 +6,7 @@
 
 /* --------------------------------------------------------------------------- tokenizer: from ids to texts */
 
-/* The parts of a text, stored one after another in one buffer. */
+/* The parts of a text, stored one after another. ends: the end of each part in `text`. */
 typedef struct tt__parts {
     tt_context *ctx;
     char *text;
@@ -55,15 +55,15 @@ static int tt__hex_digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
-static int tt__byte_token(const char *text, size_t bytes) /* the byte that "<0x0A>" names; else -1 */
+static int tt__byte_token(const char *text, size_t bytes) /* returns the byte that "<0x0A>" names; -1: none */
 {
     if (bytes != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
     int high = tt__hex_digit(text[3]), low = tt__hex_digit(text[4]);
     return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
-/* Adds the *n bytes of a run of single-byte tokens, and sets *n to 0. If the bytes are UTF-8, their text
-   becomes one part; otherwise each byte becomes a part, U+FFFD. */
+/* Adds the *n bytes of a run of single-byte tokens, and sets *n to 0. If the bytes are UTF-8, they become one
+   part; otherwise each byte becomes a part with U+FFFD. */
 static void tt__parts_bytes(tt__parts *to, char *bytes, size_t *n)
 {
     if (!*n) return;
@@ -95,8 +95,8 @@ static size_t tt__shorten(char *text, size_t bytes, const char *from, const char
     return n;
 }
 
-/* Adds the text of a WordPiece token. A token that continues a word follows the token before directly. Other
-   tokens get a space before them; cleanup removes some of these spaces. */
+/* Adds the text of a WordPiece token. A token that continues a word is joined to the previous token. All
+   other tokens except the first get a space before their text; `cleanup` removes some spaces. */
 static void tt__decode_piece(const tt__text_step *s, const char *text, size_t bytes, bool first,
                              tt__parts *to)
 {
@@ -186,7 +186,7 @@ static void tt__decode_step(const tt__text_step *s, const tt__parts *from, tt__p
     tt__free(to->ctx, run);
 }
 
-/* Returns the text of an id, as it goes into the decoder steps. NULL: the id has no text. */
+/* Returns the text of an id, as the first decoder step reads it. NULL: the id has no text. */
 static const char *tt__id_text(const tt_tokenizer *k, int32_t id, bool skip_special, size_t *bytes)
 {
     if (id < 0 || id >= k->size) return NULL;
@@ -230,24 +230,23 @@ int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n
     return bytes;
 }
 
-/* A decoder of ids that arrive one after another. The text of an id depends on the ids before: the first word
-   has no space before it, and an earlier id may have begun a character. New ids are therefore decoded
+/* A decoder of ids that arrive one after another. The text of an id depends on earlier ids: only the first
+   word has no space before it, and an earlier id may have begun a character. New ids are therefore decoded
    together with a context: some earlier ids, whose text has been returned already. */
 struct tt_decode_stream {
     const tt_tokenizer *k;
     bool skip_special;
     bool bytes;         /* a token may end inside a character */
     bool runs;          /* runs of single-byte tokens are possible */
-    bool whole;         /* decoders need the whole text: no text is final before the end */
-    int32_t *ids;       /* the context, then ids whose text is not final yet */
+    bool whole;         /* a decoder step needs the whole text: no text is final before the end */
+    int32_t *ids;       /* ids of the context, then ids whose text is not final yet */
     int n, capacity;
-    int context;        /* number of `ids` that are the context */
+    int context;        /* number of ids of the context */
     size_t given;       /* bytes of the text of `ids` returned so far */
     tt__parts text;     /* the text returned last, which the caller may still be reading */
 };
 
-/* STREAM_IDS: max number of ids that a stream keeps. STREAM_CONTEXT: number of last ids that remain when a
-   longer list is cut. */
+/* Max number of ids that a stream keeps; number of last ids that remain when a longer list is cut. */
 enum { TT__STREAM_IDS = 64, TT__STREAM_CONTEXT = 8 };
 
 tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
@@ -278,8 +277,8 @@ void tt_decode_stream_free(tt_decode_stream *s)
     tt__free(s->k->ctx, s);
 }
 
-/* Removes ids whose text has been returned, except those that are the context of the next ids. The context
-   must have a text. clean: the text of all ids has been returned. */
+/* Removes ids whose text has been returned, except the context of the next ids, which must have a text.
+   clean: the text of all ids has been returned. */
 static bool tt__stream_cut(tt_decode_stream *s, bool clean)
 {
     const int from = clean ? s->context

@@ -18,8 +18,8 @@ static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes
     return at < bytes && (k->unicode->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
 }
 
-/* Finds the added tokens in a text, adds their ids, and encodes the parts between them. tree: 0: the text is
-   not normalized yet; 1: it is. first: the text is the first part of the whole text. */
+/* Finds the added tokens in a text, adds their ids, and encodes the parts between them. tree: 0 before, 1
+   after normalization. first: the text is the first part of the whole text. */
 static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t bytes, bool first);
 
 static void tt__cut_between(tt__encoder *e, int tree, const char *text, size_t bytes, bool first)
@@ -38,7 +38,7 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
     const tt_tokenizer *k = e->k;
     const tt__added_tree *t = &k->trees[tree];
     const uint8_t *bits = k->unicode->bits;
-    size_t from = 0, white_to = 0; /* white space after the last token ends here */
+    size_t from = 0, white_to = 0; /* white_to: end of the white space after the last token */
     for (size_t at = 0; t->prefixes.count && at < bytes && !tt__encoder_done(e);) {
         const char *next = t->first < 0 ? text + at : (const char *)memchr(text + at, t->first, bytes - at);
         if (!next) break;
@@ -67,8 +67,7 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
 }
 
 /* Encodes a text, without the ids that the post-processor adds. Stores the first `room` ids. Returns the
-   number of ids; unless `whole`, encoding may end after `room` ids, and the count with it. -1: out of
-   memory. */
+   number of ids. Unless `whole`, encoding and counting may end after `room` ids. -1: out of memory. */
 static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int64_t room,
                           bool whole)
 {
@@ -96,10 +95,10 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
     return e.failed ? -1 : e.count;
 }
 
-/* Does the work of tt_tokenize. Returns the number of ids of the text. Unless `whole`, encoding may end after
-   max_tokens ids, and the count with it. -1: out of memory. */
+/* Does the work of tt_tokenize. Returns the number of ids of the text. Unless `whole`, encoding and counting
+   may end after max_tokens ids. -1: out of memory. */
 static int tt__tokenize_text(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids,
-                        int max_tokens, bool whole)
+                             int max_tokens, bool whole)
 {
     const int around = k->finish.before.n + k->finish.after.n, room = max_tokens - around;
     if (room < 0) return 0;

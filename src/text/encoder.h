@@ -8,8 +8,8 @@
 
 typedef struct tt__buffer { void *memory; size_t bytes; } tt__buffer;
 
-/* Returns a buffer's memory with room for n items of `item` bytes, with any contents. NULL: out of memory;
-   sets no error in the context, as loader threads call this function. */
+/* Returns a buffer's memory with room for n items of `item` bytes, with any contents. Returns NULL when out
+   of memory, without an error in the context, because loader threads call this function. */
 static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t item)
 {
     size_t bytes;
@@ -22,7 +22,7 @@ static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t ite
     return b->memory;
 }
 
-enum { /* buffers of an encoder: normalizers use two NORMAL_TEXT in turn, splitter k has SPLIT_TEXT + k */
+enum { /* buffers of an encoder: normalizers take two NORMAL_TEXT in turn, splitter k takes SPLIT_TEXT + k */
     TT__CLEAN_TEXT, TT__NORMAL_TEXT, TT__SPLIT_TEXT = TT__NORMAL_TEXT + 2,
     TT__POINTS = TT__SPLIT_TEXT + TT__STEP_LIMIT, TT__SYMBOLS, TT__HEAP, TT__BUFFERS
 };
@@ -33,16 +33,16 @@ struct tt__encoder {
     void (*word)(tt__encoder *e, const char *text, size_t bytes); /* adds the ids of a word */
     int32_t *ids;
     int64_t count, room;   /* number of ids so far; max number of ids to store */
-    bool whole;            /* count the ids of the whole text; else stop after `room` ids */
+    bool whole;            /* whether to count the ids of the whole text, or to stop after `room` ids */
     bool failed;           /* out of memory */
     bool ascii;            /* the whole text is ASCII */
-    const char *origin;    /* the current text after normalization, and its bytes */
+    const char *origin;    /* the current text after normalization, of origin_bytes bytes */
     size_t origin_bytes;
-    size_t front;          /* number of bytes at the start of `origin` that came from the first character of
-                              the text before normalization. A part that begins with one of these bytes is
-                              the first part of the text */
+    size_t front;          /* number of bytes at the start of `origin` that came from the first character
+                              before normalization. A part that begins with one of these bytes is the first
+                              part of the text */
     tt__buffer buffers[TT__BUFFERS];
-    char few[TT__SPLIT_TEXT][TT__FEW]; /* initial memory of the first buffers, enough for short texts */
+    char few[TT__SPLIT_TEXT][TT__FEW]; /* memory of the first buffers as long as texts are short */
 };
 
 static void tt__encoder_init(tt__encoder *e, const tt_tokenizer *k)
@@ -79,7 +79,7 @@ static inline uint64_t tt__part_head(const tt__encoder *e, const char *text, siz
     return tt__token_head(text, bytes, at < e->origin_bytes ? e->origin_bytes - at : bytes);
 }
 
-/* Returns the id of the token that stands for the word `text`. -1: no token does. */
+/* Returns the id of the token that stands for the word `text`; -1: none. */
 static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__ids_by_text *t = &e->k->vocab.by_word;

@@ -54,8 +54,8 @@ static const tt__file_bytes *tt__keep_json(tt_tokenizer *k, const char *folder, 
 static const char *const tt__role_names[TT_TOKEN_COUNT] = {"unk_token", "bos_token", "eos_token", "pad_token",
                                                            "cls_token", "sep_token", "mask_token"};
 
-/* Sets the token of each role (such as "bos_token") that JSON object j names. A token is given as a text or
-   as an object with "content". */
+/* Sets the token of each role (such as "bos_token") that JSON file j names and no earlier file has named. A
+   token is given as a text or as an object with "content". */
 static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
 {
     for (int role = 0; role < TT_TOKEN_COUNT; role++) {
@@ -84,7 +84,7 @@ static void tt__read_role_ids(tt_tokenizer *k, const tt__json *j)
     }
 }
 
-/* Returns whether a token occurs in ordinary texts: it is not an added token, nor named like "</s>" or
+/* Returns whether ordinary texts may have a token: one that is neither added nor spelled like "</s>" or
    "[SEP]". */
 static bool tt__is_ordinary(const tt_tokenizer *k, int32_t id)
 {
@@ -93,10 +93,10 @@ static bool tt__is_ordinary(const tt_tokenizer *k, int32_t id)
     return !(first == '<' && last == '>') && !(first == '[' && last == ']');
 }
 
-/* The tokenizer classes of transformers that obey "add_prefix_space" of tokenizer_config.json. json: what a
-   tokenizer.json would have besides the vocabulary, for folders that only have vocab.json and merges.txt;
-   NULL: such folders are not read. Added tokens that the vocabulary lacks are left out.
-   "added_tokens_decoder" of tokenizer_config.json may add more tokens. */
+/* The tokenizer classes of transformers that obey "add_prefix_space" of tokenizer_config.json. json: the
+   tokenizer.json, without vocabulary, of folders that only have vocab.json and merges.txt; NULL: such folders
+   are not read. Added tokens that the vocabulary lacks are left out. "added_tokens_decoder" of
+   tokenizer_config.json may add more tokens. */
 static const struct { const char *name, *model_type, *json; } tt__classes[] = {
     {"GPT2Tokenizer", "gpt2",
      "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],"
@@ -128,15 +128,14 @@ static const char tt__llama_way[] =
     "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
     "\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true}}";
 
-/* Returns the text of member `key` of JSON file j, which is empty if the file is missing. NULL: no such
-   text. */
+/* Returns the string member `key` of JSON file j. NULL: the file or the member is missing. */
 static const char *tt__folder_text(const tt__json *j, const char *key)
 {
     return j->count && j->nodes[0].kind == TT__JSON_OBJECT ? tt__json_text(j, tt__json_get(j, 0, key)) : NULL;
 }
 
-/* Returns whether `name` is the class `which`, or `which` with "Fast" appended, its name in transformers
-   4. */
+/* Returns whether `name` is the class `which`, or its name in transformers 4, `which` with "Fast"
+   appended. */
 static bool tt__class_is(const char *name, const char *which)
 {
     const size_t n = strlen(which);
@@ -198,7 +197,7 @@ static tt_status tt__no_tokenizer(tt_context *ctx, const char *folder)
                     "its vocab.txt, or its vocab.json and merges.txt", folder);
 }
 
-/* The files of a tokenizer's folder and their paths. All but the first may be empty. */
+/* The parsed files of a tokenizer's folder, which are empty if missing, and their paths. */
 typedef struct tt__tokenizer_folder {
     const char *folder;
     tt__json json, config, map, vocab, model, way;
@@ -236,7 +235,7 @@ static tt_status tt__load_merges(tt_tokenizer *k, tt__tokenizer_folder *f)
     return status == TT_OK ? tt__build_tokenizer(k, &r) : status;
 }
 
-/* Sets which tokens begin and end texts, and the other roles. */
+/* Sets the token of each role (tt_special_token). */
 static void tt__load_roles(tt_tokenizer *k, const tt__tokenizer_folder *f)
 {
     int32_t *eos = &k->finish.roles[TT_TOKEN_EOS];
@@ -298,7 +297,7 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
         f->folder = folder;
         status = tt__load_folder(k, f);
         for (int i = 0; i < TT__COUNT(all); i++) {
-            all[i]->ctx = ctx; /* tt__json_free reads it even if the file was not opened */
+            all[i]->ctx = ctx; /* tt__json_free reads ctx even of an unopened file */
             tt__json_free(all[i]);
         }
     }

@@ -16,7 +16,7 @@ static uint32_t tt__byte_char(uint32_t b)
     return tt__byte_prints(b) ? b : 0x100 + (b <= 0x20 ? b : b <= 0xA0 ? b - 0x7F + 33 : 67);
 }
 
-static int tt__char_byte(uint32_t c) /* returns -1 if c stands for no byte */
+static int tt__char_byte(uint32_t c) /* returns the byte, or -1 if c stands for none */
 {
     if (c < 0x100) return tt__byte_prints(c) ? (int)c : -1;
     if (c > 0x143) return -1;
@@ -26,13 +26,14 @@ static int tt__char_byte(uint32_t c) /* returns -1 if c stands for no byte */
 
 /* ---- texts */
 
-/* Returns how many of the next 8 bytes, from the first on, are ASCII letters. */
+/* Returns the length of the run of ASCII letters at the start of 8 bytes. */
 static inline size_t tt__ascii_letters(const char *text)
 {
     const uint64_t ones = 0x0101010101010101u;
     uint64_t all;
     memcpy(&all, text, 8);
-    const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones; /* from here on, bit 7 of each byte counts */
+    const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones;
+    /* Bit 7 of each byte of `below` is set if the letter is below 'a'; of `above`, if it is above 'z'. */
     const uint64_t below = ~(lower + (0x80 - 'a') * ones), above = lower + (0x7F - 'z') * ones;
     const uint64_t others = (below | above | all) & 0x80 * ones;
     return others ? (size_t)__builtin_ctzll(others) >> 3 : 8;
@@ -42,7 +43,7 @@ static inline size_t tt__ascii_letters(const char *text)
 static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes,
                                   size_t at)
 {
-    const bool letters = (bits[0x61] & mask) == value; /* if 'a' passes, all ASCII letters do */
+    const bool letters = (bits[0x61] & mask) == value; /* if 'a' passes the test, all ASCII letters do */
     for (size_t n = 8; letters && n == 8 && bytes - at >= 8; at += n) n = tt__ascii_letters(text + at);
     for (size_t next;; at = next) {
         while (at < bytes && (uint8_t)text[at] < 0x80 && (bits[(uint8_t)text[at]] & mask) == value) at++;
@@ -52,7 +53,7 @@ static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, cons
     }
 }
 
-/* Returns where the white space at the end of text[from .. end) begins; `end` if there is none. */
+/* Returns where the white space at the end of text[from .. end) begins; `end` if the text has none there. */
 static size_t tt__white_begin(const uint8_t *bits, const char *text, size_t from, size_t end)
 {
     while (end > from) {
@@ -108,26 +109,26 @@ static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *t
     }
 }
 
-static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t bytes) /* -1: no such token */
+static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t bytes) /* the id or -1 */
 {
     return tt__token_slot(t, text, bytes, tt__token_head(text, bytes, bytes))->id;
 }
 
-/* Returns the id of the token with this text, from the vocabulary or added. -1: no token has it. */
+/* Returns the id of the vocabulary's or the added token with this text; -1: no token has this text. */
 static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
 {
     const int id = tt__token_find(&k->vocab.by_text, text, bytes);
     return id >= 0 ? id : tt__token_find(&k->vocab.by_added, text, bytes);
 }
 
-static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key) /* key: parent << 8 | byte */
+static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key) /* key: parent << 8 | byte of an edge */
 {
     size_t at = (size_t)(key * 0x9E3779B97F4A7C15u >> t->shift);
     while (t->edges[at] != UINT64_MAX && t->edges[at] >> 28 != key) at = (at + 1) & (t->slots - 1);
     return at;
 }
 
-static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /* -1: no such token */
+static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /* the child node, or -1 */
 {
     const uint64_t edge = t->edges[tt__prefix_slot(t, (uint64_t)node << 8 | (uint8_t)byte)];
     return edge == UINT64_MAX ? -1 : (int32_t)(edge & 0xFFFFFFF);

@@ -9,25 +9,25 @@
 
 /* --------------------------------------------------------------------------------- tokenizer: normalizers */
 
-/* The state of a normalizer that writes a new text piece by piece from an old text. It also finds which bytes
-   of the new text come from the front of the old text (tt__encoder.front), as NormalizedString of the package
-   `tokenizers` aligns the two. A piece written with change 0 replaces the next character of the old text,
-   with change -n also the n characters after it; a piece with change 1 belongs to the same characters as the
-   piece before. */
+/* The state of a normalizer that writes a new text piece by piece from an old text. The state also tells
+   which bytes of the new text come from the front of the old text (tt__encoder.front), as NormalizedString of
+   the package `tokenizers` aligns the two. A piece with change 0 replaces the next character of the old text;
+   a piece with change -n replaces n more characters; a piece with change 1 belongs to the characters that the
+   previous piece replaces. */
 typedef struct tt__rewrite {
     tt__encoder *e;
     tt__buffer *to;
     char *out;             /* the new text so far, n bytes */
     size_t n, room;
-    bool aligns;           /* the front matters; otherwise the fields below are unused */
+    bool aligns;           /* whether the front is found; if not, the fields below are unused */
     const char *text;      /* the old text */
     size_t bytes, front;
-    size_t at, to_front;   /* bytes of the old text read so far; bytes of the new front so far */
-    size_t size;           /* bytes of the last piece, whose change may still decrease; 0: no piece */
+    size_t at, to_front;   /* bytes of the old text that were read; bytes of the new front */
+    size_t size;           /* bytes of the last piece, whose `change` may still decrease; 0: no piece */
     int64_t change;        /* change of the last piece */
 } tt__rewrite;
 
-/* Makes room for `more` bytes of the new text. Returns false if memory ran out, now or earlier. */
+/* Makes room for `more` bytes of the new text. Returns false if memory runs out or ran out earlier. */
 static bool tt__rewrite_room(tt__rewrite *w, size_t more)
 {
     tt_context *ctx = w->e->k->ctx;
@@ -55,8 +55,8 @@ static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *tex
     return w;
 }
 
-/* Ends the last piece: moves past the old characters that it replaces, and counts its bytes in the new front
-   if these characters belong to the old front. */
+/* Ends the last piece: moves past the old characters that the piece replaces. If the old characters belong to
+   the old front, counts the piece's bytes in the new front. */
 static void tt__rewrite_pass(tt__rewrite *w)
 {
     const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
@@ -83,7 +83,7 @@ static void tt__rewrite_point(tt__rewrite *w, uint32_t c, int64_t change)
     tt__rewrite_put(w, text, (size_t)tt__utf8_put(c, text), change);
 }
 
-/* Skips bytes of the old text, so that they have no counterpart in the new text. */
+/* Skips bytes of the old text that have no counterpart in the new text. */
 static void tt__rewrite_skip(tt__rewrite *w, size_t bytes)
 {
     tt__rewrite_pass(w);
@@ -104,10 +104,9 @@ static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, con
         tt__utf8_next(to, to_bytes, &at);
         tt__rewrite_put(w, to + from, at - from, made++ >= old);
     }
-    if (made < old) w->change -= old - made; /* no effect if the new text is still empty */
+    if (made < old) w->change -= old - made; /* has no effect on an empty new text */
 }
 
-/* Ends the new text and returns it. */
 static const char *tt__rewrite_end(tt__rewrite *w, size_t *bytes)
 {
     tt__rewrite_pass(w);
@@ -133,7 +132,7 @@ static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__c
             lowest = rank < lowest ? rank : lowest;
             before = rank;
         }
-        while (!sorted && to < end) { /* one sweep for each combining class, at most 63 */
+        while (!sorted && to < end) { /* a sweep for each combining class, at most 63 */
             uint32_t next = UINT32_MAX;
             for (size_t k = i; k < end; k++) {
                 rank = tt__mark_rank(u, c[k].point);
@@ -146,7 +145,7 @@ static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__c
     }
 }
 
-/* Composes characters whose marks were decomposed and sorted. Returns how many characters remain. */
+/* Composes characters that were decomposed and whose marks were sorted. Returns how many are left. */
 static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count)
 {
     size_t kept = 0, starter = SIZE_MAX;
@@ -167,8 +166,8 @@ static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count
     return kept;
 }
 
-/* Decomposes a part of the old text, for NFC composes the result, and writes it to the new text. At both ends
-   of the part there must be a boundary: no mark moves across it and no characters compose across it. */
+/* Decomposes a part of the old text, for NFC composes the result, and writes it to the new text. Both ends of
+   the part must be boundaries, across which no mark moves and no characters compose. */
 static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const char *text, size_t bytes)
 {
     const tt__unicode *u = w->e->k->unicode;
@@ -191,8 +190,8 @@ static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const cha
     for (size_t i = 0; i < count; i++) tt__rewrite_point(w, c[i].point, c[i].change);
 }
 
-/* Returns whether the start of character c is a boundary: no mark moves across it, and no characters compose
-   across it. */
+/* Returns whether the start of character c is a boundary, across which no mark moves and no characters
+   compose. */
 static bool tt__stands(const tt__unicode *u, tt__step_kind kind, uint32_t c)
 {
     uint32_t to[TT__DECOMPOSED];
@@ -221,8 +220,8 @@ static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const ch
 /* Returns the end of the grapheme that begins at `at`. */
 static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
-    bool picture = false, joined = false;     /* just read: a picture with its extenders; and then a joiner */
-    bool consonant = false, linked = false;   /* just read: a consonant with extenders; one is a linker */
+    bool picture = false, joined = false;     /* just read: a picture and extenders; then a joiner */
+    bool consonant = false, linked = false;   /* just read: a consonant and extenders; a linker among these */
     int before = TT__GRAPHEME_OTHER;
     for (size_t end = at, next = at; end < bytes; end = next) {
         const uint32_t c = tt__utf8_next(text, bytes, &next);
@@ -287,7 +286,7 @@ static const char *tt__precompiled_find(const tt__text_step *s, const char *text
 }
 
 /* Applies a Precompiled map as the package `tokenizers` does. If the map has a prefix of a grapheme of less
-   than 6 bytes, that prefix's text replaces the whole grapheme. In all other graphemes, each character is
+   than 6 bytes, that prefix's text replaces the whole grapheme. In any other grapheme, each character is
    replaced separately. */
 static void tt__rewrite_precompiled(tt__rewrite *w, const tt__text_step *s, const char *text, size_t bytes)
 {
@@ -332,8 +331,8 @@ static size_t tt__mapped(const tt__unicode *u, tt__step_kind kind, uint32_t c, u
     }
 }
 
-/* Applies a normalizer to one ASCII character, the most frequent kind. A result above 0x7F means that the
-   normalizer drops the character. */
+/* Applies a normalizer to an ASCII character. A result above 0x7F means that the normalizer drops the
+   character. */
 static uint8_t tt__mapped_ascii(tt__step_kind kind, uint8_t c)
 {
     if (kind == TT__STEP_LOWER) return (uint8_t)(c >= 'A' && c <= 'Z' ? c + 32 : c);
@@ -362,8 +361,8 @@ static void tt__rewrite_mapped(tt__rewrite *w, tt__step_kind kind, const char *t
     }
 }
 
-/* Replaces every occurrence of s->from, or every run of two or more spaces, by s->to. For alignment with the
-   old text, s->to belongs to the last character that it replaces. */
+/* Replaces every occurrence of s->from, or every run of two or more spaces, by s->to. s->to is aligned with
+   the last character that it replaces. */
 static void tt__rewrite_replaced(tt__rewrite *w, const tt__text_step *s, const char *text, size_t bytes)
 {
     size_t from = 0; /* the new text has the bytes before `from` */
@@ -401,8 +400,7 @@ static bool tt__is_normal(const tt__unicode *u, tt__step_kind kind, const char *
     return tt__bits_end(u->bits, TT__IS_UNSTABLE, 0, text, bytes, 0) == bytes;
 }
 
-/* Computes k->ascii: the result of all normalizers together for each ASCII character, as most texts are
-   ASCII. */
+/* Computes k->ascii, the result of all normalizers for each ASCII character: most texts are ASCII. */
 static void tt__normalize_ascii_by(tt_tokenizer *k)
 {
     bool maps = false, others = false;
@@ -438,7 +436,7 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
         const tt__text_step *s = &k->normalize.all[i];
         if (s->kind == TT__STEP_TRIM) text = tt__trim(e, s, text, bytes);
         if (s->kind == TT__STEP_TRIM || tt__is_normal(k->unicode, s->kind, text, *bytes)) continue;
-        /* Writes to the two buffers in turn, as the old text may be in the other one. */
+        /* Writes to two buffers in turn, because one of them may hold the old text. */
         tt__rewrite w = tt__rewrite_begin(e, TT__NORMAL_TEXT + turn, text, *bytes, aligns);
         size_t first = 0;
         switch (s->kind) {

@@ -24,8 +24,8 @@ static tt_status tt__keep_text(tt_tokenizer *k, const tt__json *j, const char *f
     return *text ? TT_OK : tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
 }
 
-/* Reads member `key` of a JSON object, a string of at least one character, and copies it into memory that
-   lives as long as tokenizer k. */
+/* Reads member `key` of a JSON object, a string of at least one character, and copies the string into memory
+   that lives as long as tokenizer k. */
 static tt_status tt__read_text(tt_tokenizer *k, const tt__json *j, int object, const char *key,
                                const char **text, size_t *bytes)
 {
@@ -65,7 +65,7 @@ static tt__text_step *tt__read_step(const tt__json *j, int node, const char *wha
 
 typedef tt_status (*tt__reader)(tt_tokenizer *k, const tt__json *j, int node);
 
-/* Reads the components of a Sequence, in order, from its array `key`, each with function `read`. */
+/* Reads the components of a Sequence from its array `key`, in order, by function `read`. */
 static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node, const char *key,
                                   tt__reader read)
 {
@@ -79,7 +79,7 @@ static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node,
 }
 
 /* Returns the "type" of a component. Returns NULL if the component is null, if *status is an error, or if the
-   component is a Sequence: then it has read the components in the Sequence's array `key`. */
+   component is a Sequence, whose components, in its array `key`, the function then reads. */
 static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, const char *what,
                                  const char *key, tt__reader read, tt_status *status)
 {
@@ -208,7 +208,7 @@ static tt_status tt__read_normalizer(tt_tokenizer *k, const tt__json *j, int nod
     return status == TT_OK ? tt__json_read_bool(j, node, "strip_right", &s->right) : status;
 }
 
-/* The regular expressions that splitters support. */
+/* The regular expressions that splitters support, each with its step and options. */
 static const struct { const char *regex; tt__step_name name; tt__pattern pattern; } tt__patterns[] = {
     {"[0-9][0-9][0-9]", {"", TT__STEP_TRIPLES}, {false, false, false, 0}}, /* Falcon */
     {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
@@ -244,7 +244,7 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
                                "the regular expression of GPT-2, LLaMA 3, Qwen2, cl100k or Falcon");
     const tt__step_name *name = &tt__patterns[known].name;
     const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
-    const bool whole = name->kind == TT__STEP_REGEX; /* each character is in exactly one match */
+    const bool whole = name->kind == TT__STEP_REGEX; /* each character is in a match */
     if (whole ? !isolated && !(removed && invert) : !isolated || invert)
         return tt__unsupported(j, node, "behavior of a Split,", behavior,
                                "Isolated, or Removed with \"invert\"");
@@ -368,7 +368,7 @@ static tt_status tt__read_decoder(tt_tokenizer *k, const tt__json *j, int node)
     }
 }
 
-/* Reads the id at `node` and checks its range. */
+/* Reads the id at `node`. Fails unless the id is in 0..TT__IDS_LIMIT - 1. what: the token, for messages. */
 static tt_status tt__read_id(const tt__json *j, int node, const char *what, int *id)
 {
     const tt__json_node *at = &j->nodes[node];

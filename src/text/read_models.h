@@ -12,9 +12,8 @@
 /* ----------------------------------------------------------------------- tokenizer: reading of the models */
 
 /* Returns the value of the JSON number at `at` as the JSON reader of the package `tokenizers` computes it:
-   takes as many digits as fit into 64 bits as an integer, and multiplies it by a power of ten. The result is
-   not always the nearest double. Its last bit may decide which of two ways to spell a word with tokens is
-   better. */
+   takes as many digits as fit into a 64-bit integer, and multiplies this integer by a power of ten. The
+   result is not always the nearest double. Its last bit may decide how a word is divided into tokens. */
 static double tt__unigram_score(const char *at)
 {
     const bool negative = *at == '-';
@@ -66,11 +65,11 @@ static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char 
                             "double", j->path, j->base + number->offset, id);
         min = m->scores[id] < min ? m->scores[id] : min;
     }
-    m->unk_score = min - 10; /* SentencePiece (Kudo and Richardson) has this penalty */
+    m->unk_score = min - 10; /* the penalty of SentencePiece (Kudo and Richardson 2018) */
     return TT_OK;
 }
 
-typedef struct tt__bpe_merging { /* place of the current merge, for errors; memory for its result */
+typedef struct tt__bpe_merging { /* place of the current merge, for errors; memory for the joined text */
     const char *path;
     size_t offset, count;
     char *joined;
@@ -98,7 +97,7 @@ static tt_status tt__bpe_merges_begin(tt_tokenizer *k, size_t count, tt__bpe_mer
     return TT_OK;
 }
 
-/* Adds the next merge: tokens `left` and `right` become the token whose text is theirs joined. */
+/* Adds the next merge: tokens `left` and `right` become the token that has their texts joined. */
 static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const char *left, size_t left_bytes,
                                    const char *right, size_t right_bytes)
 {
@@ -217,7 +216,7 @@ static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, c
     status = tt__json_read_string(j, model, "unk_token", false, unk);
     if (status == TT_OK) status = tt__json_read_string(j, model, "continuing_subword_prefix", false, &prefix);
     if (status == TT_OK && wordpiece) {
-        m->word_chars = 100; /* default of `tokenizers` */
+        m->word_chars = 100; /* the default of package `tokenizers` */
         if (!*unk) *unk = "[UNK]";
         if (tt__json_get(j, model, "continuing_subword_prefix") < 0) prefix = "##";
         status = tt__keep_text(k, j, prefix, strlen(prefix), &m->piece);

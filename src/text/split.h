@@ -23,8 +23,7 @@ static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
     return any_case && bytes > 1 && memcmp(text, "\xC5\xBF", 2) == 0 ? 2 : 0;
 }
 
-/* Returns the end of the match of pattern *p that begins at `at`. Every character belongs to a match, so
-   there is always one. */
+/* Returns the end of the match of pattern *p that begins at `at`. A match begins at every character. */
 static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const char *text, size_t bytes,
                               size_t at)
 {
@@ -59,7 +58,8 @@ static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const c
     return tt__utf8_last(text, end);
 }
 
-static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* are three digits next? */
+static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* returns whether three digits are at
+                                                                         `at` */
 {
     size_t n = 0;
     while (n < 3 && at + n < bytes && text[at + n] >= '0' && text[at + n] <= '9') n++;
@@ -82,7 +82,7 @@ static size_t tt__shard_end(const tt_tokenizer *k, int step, const char *text, s
             if ((bits[tt__next_char(mapped, text, bytes, &end)] & mask) != is) break;
         return next;
     }
-    case TT__STEP_TRIPLES: /* three digits are a word */
+    case TT__STEP_TRIPLES: /* each three digits are a word */
         if (tt__are_digits(text, bytes, at)) return at + 3;
         while (next < bytes && !tt__are_digits(text, bytes, next)) next++;
         return next;
@@ -95,12 +95,13 @@ static size_t tt__shard_end(const tt_tokenizer *k, int step, const char *text, s
     }
 }
 
-/* Returns whether the part that begins at text + from is the first part of the whole text. first: false if
-   even a part that begins at `text` is not. */
+/* Returns whether the part that begins at text + from is the first part of the whole text. first: whether a
+   part that begins at `text` may be the first. */
 static bool tt__is_first(const tt__encoder *e, bool first, const char *text, size_t from)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
-    return first && (at < e->origin_bytes ? at + from < e->front : !from); /* else: a splitter's copy */
+    return first && (at < e->origin_bytes ? at + from < e->front : !from); /* a text outside of e->origin is a
+                                                                              splitter's copy */
 }
 
 static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first);

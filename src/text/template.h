@@ -7,7 +7,7 @@
 
 /* ---- ids around a text */
 
-/* Inserts an id at index `at` of a list of ids that are put before or after each text. */
+/* Inserts an id at index `at` of `to`, a list of ids that are put before or after each text. */
 static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int node, tt__around *to, int at,
                                 int id)
 {
@@ -80,7 +80,7 @@ static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node
     tt_status status = TT_OK;
     const char *type = node < 0 ? NULL : tt__read_type(k, j, node, "post_processor", "processors",
                                                        tt__read_processor, &status);
-    if (!type || strcmp(type, "ByteLevel") == 0) return status; /* adds no ids */
+    if (!type || strcmp(type, "ByteLevel") == 0) return status; /* ByteLevel adds no ids */
     if (strcmp(type, "TemplateProcessing") == 0) return tt__read_template(k, j, node);
     if (strcmp(type, "RobertaProcessing") != 0 && strcmp(type, "BertProcessing") != 0)
         return tt__unsupported(j, node, "post_processor", type, "Sequence, ByteLevel, TemplateProcessing, "

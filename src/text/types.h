@@ -11,20 +11,21 @@
 
 /* --------------------------------------------------------------------------------------- tokenizer: parts */
 
-/* These tokenizers give the same ids as the Rust package `tokenizers`; tests/golden/compare_tokens.py and
-   compare_bpe.py compare the two. Steps: find added tokens in the text; normalize the parts between them;
-   find added tokens in the normalized parts; cut the rest into words with splitters; turn each word into
-   tokens with a model (WordPiece, byte-pair encoding or Unigram); put the post-processor's ids before and
-   after. */
-#define TT__IDS_LIMIT (1 << 22)     /* larger ids are refused, as tables have an entry for each id */
-#define TT__ADDED_BYTES 4096        /* longer added tokens are refused: the search at one place reads them */
+/* The tokenizers give the same ids as the Rust package `tokenizers`; tests/golden/compare_tokens.py and
+   compare_bpe.py compare the two. Steps: find added tokens in the text; normalize the parts between the
+   tokens; find added tokens in the normalized parts; cut the remaining text into words with splitters; turn
+   each word into tokens with a model (WordPiece, byte-pair encoding or Unigram); put the post-processor's ids
+   before and after. */
+#define TT__IDS_LIMIT (1 << 22)     /* ids from here on are refused: tables have an entry for each id */
+#define TT__ADDED_BYTES 4096        /* longer added tokens are refused, because the search may read a whole
+                                       token at each place */
 
 #define TT__VOCAB_BYTES ((size_t)1 << 28) /* larger vocab.txt files are refused: offsets have 32 bits */
 #define TT__NO_TOKEN UINT32_MAX
 
 enum {
     TT__STEP_LIMIT = 16, /* max number of normalizers, of splitters and of decoders of a tokenizer */
-    TT__AROUND = 16,     /* max number of ids before a text, and of ids after a text */
+    TT__AROUND = 16,     /* max number of ids that are put before a text, and after a text */
     TT__FEW = 4096       /* max bytes of a short text, which needs no heap memory */
 };
 
@@ -40,46 +41,50 @@ typedef enum tt__step_kind {
     TT__STEP_BYTE_FALLBACK, TT__STEP_FUSE, TT__STEP_STRIP, TT__STEP_WORDPIECE
 } tt__step_kind;
 
-/* The options of a regular expression in the style of GPT-2:
+/* Options of a regular expression in the style of GPT-2's, whose alternatives are
    contractions | prefix? letters+ | digits | ' '? others+ | line ends | white space but its last character |
    white space */
 typedef struct tt__pattern {
     bool any_case;   /* contractions ('s 't 're 've 'm 'll 'd) may have capitals */
-    bool any_prefix; /* the prefix of letters is any character but line ends and digits; else a space */
-    bool line_ends;  /* a run of others includes line ends after it; white space ends at its last line end */
+    bool any_prefix; /* the prefix of letters is any character except line ends, letters and digits; else a
+                        space */
+    bool line_ends;  /* a run of others includes the line ends that follow; a run of white space with a line
+                        end stops after its last line end */
     int digits;      /* max number of digits in a match; 0: any number, with an optional space before */
 } tt__pattern;
 
 typedef struct tt__text_step {
     tt__step_kind kind;
     tt__pattern pattern;
-    /* Options of the kinds named in capitals. */
+    /* Each comment below names in capitals the kinds of steps that read the field. */
     bool each;                     /* DIGITS, PUNCTUATION: each character is a word; else each run is a word.
                                       WORDPIECE: cleanup removes spaces before some punctuation and
                                       contractions */
     bool splits;                   /* BYTES: splits with GPT-2's pattern. METASPACE: splits before each
                                       mark */
     bool prefix_space;             /* BYTES: puts a space before the text */
-    bool prefix_always, prefix_first; /* METASPACE: puts a mark before every part; before the first */
+    bool prefix_always, prefix_first; /* METASPACE: puts a mark before each part; only before the first
+                                         part */
     bool left, right;              /* TRIM: whether to remove white space at the text's start; at its end */
-    const char *from, *to;         /* REPLACE: both; PREPEND, METASPACE, SPACES (replaces two or more
-                                      spaces): to; STRIP: from. PRECOMPILED: from: the trie's units; to: texts
-                                      that end with a NUL */
+    const char *from, *to;         /* text to replace and its replacement; PREPEND reads only `to`, STRIP only
+                                      `from`. SPACES replaces each run of two or more spaces. PRECOMPILED: the
+                                      trie's units; the replacing texts, each ended by a NUL */
     size_t from_bytes, to_bytes;
     int64_t start, stop;           /* STRIP: max number of characters to remove at the start; at the end */
 } tt__text_step;
 
 typedef struct tt__step_list { tt__text_step all[TT__STEP_LIMIT]; int n; } tt__step_list;
 
-typedef struct tt__text_slice { uint32_t start, bytes; } tt__text_slice; /* bytes TT__NO_TOKEN: no text */
+typedef struct tt__text_slice { uint32_t start, bytes; } tt__text_slice; /* place of a text in a buffer; bytes
+                                                                  TT__NO_TOKEN: no text */
 /* A slot of a hash table of texts. head: the first 8 bytes of a text, padded with zeros; bytes: the text's
    length; id: -1 in a free slot. */
 typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__bucket;
 
 /* Hash table from texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
-    /* base: the texts; a slice gives the offset of one. The first `skipped` bytes of each slice are left
-       out. */
+    /* base: the texts, plus `skipped`; a slice gives a text's offset. The table leaves out the first
+       `skipped` bytes of each text. */
     const char *base;
     uint32_t skipped;
     const tt__text_slice *slices; /* the slice of each id */
@@ -100,17 +105,18 @@ typedef struct tt__prefixes {
 } tt__prefixes;
 
 typedef struct tt__added_tree {
-    tt__prefixes prefixes; /* its ids are indices into tt_tokenizer.added */
-    bool begins[256];      /* for each byte: whether a token begins with it */
-    int first;             /* the first byte of all tokens; -1: first bytes differ */
+    tt__prefixes prefixes; /* its `ids` are indices into tt_tokenizer.added */
+    bool begins[256];      /* for each byte: whether a token begins with the byte */
+    int first;             /* the first byte of every token; -1: the first bytes differ */
 } tt__added_tree;
 
 typedef struct tt__added {
-    const char *text;  /* text to search for and text when decoded; in normalized form if `normalized` */
+    const char *text;  /* text to search for, which decoding returns; in normalized form if `normalized` */
     size_t bytes;
     int32_t id;
     bool single_word, lstrip, rstrip, normalized, special;
-    bool skipped;      /* decoding may skip it: special, and its text was not changed by normalization */
+    bool skipped;      /* decoding with skip_special leaves the token out: it is special, and normalization
+                          kept its text */
 } tt__added;
 
 /* A merge of byte-pair encoding, in a hash table. pair: the two symbols to merge; UINT64_MAX: a free slot. */
@@ -120,7 +126,7 @@ typedef struct tt__kept_file { const char *name; tt__file_bytes file; } tt__kept
 
 typedef struct tt__vocab {
     char *texts, *words;          /* texts of all tokens; words that tokens stand for (may be `texts`) */
-    tt__text_slice *text, *word;       /* for each id: its slice of `texts`; its slice of `words` */
+    tt__text_slice *text, *word;       /* for each id: slice of `texts`; slice of `words` */
     size_t used;                  /* bytes of `texts` in use */
     int own;                      /* the vocabulary's max id plus 1; larger ids are added tokens */
     tt__ids_by_text by_text, by_word, by_added;
@@ -132,8 +138,8 @@ typedef struct tt__token_model {
     tt__model_kind kind;
     int unk;                      /* id of the unknown token; -1: text without a token is left out */
     bool byte_fallback;           /* byte-pair encoding, Unigram: `fallback` serves unknown characters */
-    int32_t fallback[256];        /* tokens "<0x00>" to "<0xFF>"; -1: none */
-    int64_t word_chars;           /* WordPiece: longer words are unknown */
+    int32_t fallback[256];        /* ids of tokens "<0x00>" to "<0xFF>"; -1: no token */
+    int64_t word_chars;           /* WordPiece: max characters of a word; longer words are unknown */
     const char *piece;            /* WordPiece: prefix of tokens that continue a word */
     tt__ids_by_text rest;         /* WordPiece: tokens that continue a word, by text without the prefix */
     tt__prefixes prefixes;        /* Unigram: all tokens */
@@ -142,21 +148,21 @@ typedef struct tt__token_model {
     /* All fields below are for byte-pair encoding. */
     bool fuse_unk, ignore_merges; /* options "fuse_unk" and "ignore_merges" of the file */
     int32_t bytes[256];           /* for splitter BYTES: the token of each byte; -1: none */
-    uint8_t *whole;               /* for each id: do merges turn its text into it? 0: unknown, 1: yes, 2:
-                                     no */
+    uint8_t *whole;               /* for each id: whether merging the symbols of its text results in the id.
+                                     0: unknown, 1: yes, 2: no */
     tt__bpe_rule *merges;
     int merge_shift;
     uint64_t merge_mask;
-    bool cuts;                    /* no merge crosses the start of a run of U+2581: words are cut there */
+    bool cuts;                    /* no merge crosses the start of a run of U+2581, so words are cut there */
 } tt__token_model;
 
 typedef struct tt__around { int32_t ids[TT__AROUND]; int n; } tt__around;
 
 typedef struct tt__finisher {
-    tt__around before, after;     /* ids to put before a text's ids; ids to put after them */
+    tt__around before, after;     /* ids to put before a text's ids; after a text's ids */
     int32_t roles[TT_TOKEN_COUNT]; /* the id for each tt_special_token; -1: none */
     tt__step_list decode;
-    bool decodes;                  /* the file has a decoder; otherwise spaces join tokens */
+    bool decodes;                  /* tokenizer.json has a decoder; if not, spaces join tokens */
 } tt__finisher;
 
 struct tt_tokenizer {
@@ -164,9 +170,10 @@ struct tt_tokenizer {
     tt__unicode *unicode;
     tt__chunk *chunks;            /* texts of steps and added tokens */
     tt__step_list normalize, split;
-    bool maps_ascii;              /* `ascii` is all that the normalizers do to an ASCII text */
-    uint8_t ascii[128];           /* the normalized character of each character; above 0x7F: dropped */
-    int mapped_at;                /* splitters with larger numbers see bytes as characters; split.n: none */
+    bool maps_ascii;              /* to an ASCII text the normalizers do only what `ascii` says */
+    uint8_t ascii[128];           /* for each ASCII character: its normalized form; above 0x7F: dropped */
+    int mapped_at;                /* number of the ByteLevel splitter: later splitters see bytes as
+                                     characters; split.n: none */
     tt__vocab vocab;
     tt__token_model model;
     tt__finisher finish;
@@ -175,8 +182,8 @@ struct tt_tokenizer {
     int n_added, cap_added;
     int32_t *added_of;            /* for each id: its index in `added`; -1: not an added token */
     tt__added_tree trees[2];      /* added tokens to find before and after normalization */
-    bool lowercase;               /* option of a tokenizer from a vocab.txt, which is not in `kept` */
-    tt__kept_file kept[6];        /* copies of files, which tt_tokenizer_save writes */
+    bool lowercase;               /* option of a tokenizer from a vocab.txt, a file that `kept` lacks */
+    tt__kept_file kept[6];        /* the loaded files, which tt_tokenizer_save writes unchanged */
     int n_kept;
 };
 

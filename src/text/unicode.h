@@ -5,8 +5,8 @@
 /* ----------------------------------------------------------------------------------------- tables of Unicode
    Case, composition and classes of characters, unpacked from code_points.h. */
 
-/* Reads a number at *at and moves *at past it. The last digit of a number is one of 60 characters; the
-   earlier digits, in base 30, use 30 other characters. */
+/* Reads a number at *at and moves *at past the number. The last digit of a number is one of 60 characters;
+   the other digits, in base 30, use 30 other characters. */
 static uint32_t tt__unicode_number(const char **at)
 {
     for (uint32_t n = 0;;) {
@@ -47,7 +47,6 @@ static bool tt__pair_less(const void *arg, uint32_t x, uint32_t y)
     return a[1] != b[1] ? a[1] < b[1] : a[2] < b[2];
 }
 
-/* Reads the compatibility decompositions. */
 static void tt__unicode_compat(tt__unicode *u)
 {
     const char *at = tt__compat_text[0];
@@ -67,7 +66,7 @@ static void tt__unicode_compat(tt__unicode *u)
     }
 }
 
-static tt__unicode *tt__unicode_new(tt_context *ctx) /* the caller frees it */
+static tt__unicode *tt__unicode_new(tt_context *ctx) /* the caller frees the result */
 {
     static const char *const bert = tt__bert_text;
     tt__unicode *u = (tt__unicode *)tt__calloc(ctx, sizeof *u);
@@ -118,7 +117,7 @@ static tt__unicode *tt__unicode_new(tt_context *ctx) /* the caller frees it */
 }
 
 /* Returns how many rows of a sorted table begin with a code point that is at most c. A row has `columns`
-   numbers. */
+   numbers, of which the first is code point << 11. */
 static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
 {
     int low = 0, high = rows;
@@ -131,8 +130,7 @@ static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
 }
 
 /* Returns whether BERT's tokenizer makes code point c a word of its own, as a Chinese character. The range
-   U+2B820..U+2B91F is missing because of a typing error in the Rust package `tokenizers`, which is the
-   reference. */
+   U+2B820..U+2B91F is missing because the reference, the Rust package `tokenizers`, has a typing error. */
 static bool tt__is_cjk(uint32_t c)
 {
     return (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0x3400 && c <= 0x4DBF) || (c >= 0xF900 && c <= 0xFAFF) ||
@@ -181,7 +179,7 @@ enum { TT__DECOMPOSED = 18 };
 static size_t tt__decompose(const tt__unicode *u, uint32_t c, bool compat, uint32_t out[TT__DECOMPOSED])
 {
     size_t n = 0;
-    uint32_t last[4]; /* second parts of pairs, last one first */
+    uint32_t last[4]; /* the second parts of pairs, in reverse order */
     int taken = 0;
     const int at = compat && c >= 0xA0 ? tt__rows_to(&u->compat[0][0], TT__COMPAT_ROWS, 2, c) - 1 : -1;
     if (at >= 0 && u->compat[at][0] >> 11 == c) {
@@ -210,7 +208,7 @@ static size_t tt__decompose(const tt__unicode *u, uint32_t c, bool compat, uint3
     return n;
 }
 
-/* Returns the composition of two code points. 0: they do not compose. */
+/* Returns the composition of two code points. 0: a and b do not compose. */
 static uint32_t tt__compose(const tt__unicode *u, uint32_t a, uint32_t b)
 {
     if (a - 0x1100 < 19 && b - 0x1161 < 21) return 0xAC00 + ((a - 0x1100) * 21 + b - 0x1161) * 28;

@@ -7,8 +7,8 @@
 
 /* ------------------------------------------------------------------------------------- tokenizer: Unigram */
 
-/* An entry for one byte of a word: the best sequence of tokens that spells the word up to this byte, and the
-   token of the word's best spelling that begins here. */
+/* An entry for each byte of a word: the best spelling, a sequence of tokens, of the word up to this byte; and
+   the token of the whole word's best spelling that begins at this byte. */
 typedef struct tt__naming {
     double score;
     int32_t from, id;      /* start (-1: no spelling yet) and id of the last token before this byte */
@@ -23,8 +23,8 @@ static void tt__naming_try(tt__naming *s, double score, size_t from, int32_t id)
     s->id = id;
 }
 
-/* Adds the ids of a run of unknown characters: the token whose text is the whole run or, without one, the
-   tokens of the run's bytes or, without these, one unknown token. */
+/* Adds the ids of a run of unknown characters: the token that is the whole run. If the vocabulary lacks this
+   token, adds the tokens of the run's bytes; if it lacks a byte's token too, adds one unknown token. */
 static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -36,8 +36,8 @@ static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
 }
 
 /* Encodes a word with Unigram (Kudo 2018, section 3.2): finds the tokens with the largest sum of scores, by
-   Viterbi's algorithm over the bytes of the word. Where no token equals the current character, an unknown
-   token is tried too. */
+   Viterbi's algorithm over the bytes of the word. If no token equals the current character, tries the unknown
+   token too. */
 static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;

@@ -26,7 +26,7 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
     if (!k) return NULL;
     memset(&file, 0, sizeof file);
     memset(&j, 0, sizeof j);
-    j.ctx = ctx; /* tt__json_free reads it even after an error */
+    j.ctx = ctx; /* tt__json_free reads j.ctx even after an error */
     snprintf(text, sizeof text, format, lowercase ? "true" : "false");
     tt_status status = tt__file_open(ctx, vocab_path, &file);
     if (status == TT_OK && file.size > TT__VOCAB_BYTES)

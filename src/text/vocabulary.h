@@ -38,24 +38,25 @@ static void tt__token_put(tt__ids_by_text *t, int id)
 
 typedef struct tt__recipe { /* the files from which a tokenizer is built */
     const tt__json *j;            /* tokenizer.json, or a substitute without a vocabulary */
-    const char *text;             /* the text from which j was parsed */
-    const tt__json *way;          /* source of normalizer, splitter and decoder; NULL: j */
+    const char *text;             /* the text that was parsed into j */
+    const tt__json *way;          /* source of normalizer, splitter and decoder; NULL: `j` is */
     tt__first_word first;
-    const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in j or in lines */
-    const tt__file_bytes *lines;  /* vocab.txt, or NULL */
-    const tt__file_bytes *merges; /* merges.txt; NULL: merges are in j */
+    const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in `j` or in `lines` */
+    const tt__file_bytes *lines;  /* vocab.txt; NULL: no such file */
+    const tt__file_bytes *merges; /* merges.txt; NULL: the merges are in `j` */
     const char *path;             /* path of vocab.txt or merges.txt */
-    const tt__json *config;       /* tokenizer_config.json; NULL or empty: none */
+    const tt__json *config;       /* tokenizer_config.json; NULL or empty: no such file */
 } tt__recipe;
 
 typedef struct tt__vocab_reader {
     const tt__recipe *r;
     const tt__json *j;
-    int node, child, place;       /* node of the vocabulary; node of the next token; its number */
+    int node, child, place;       /* nodes of the vocabulary and of the next token; number of the next
+                                     token */
     size_t at, offset;            /* offset of the next line; offset of the last JSON token */
 } tt__vocab_reader;
 
-/* Reads the next line of vocab.txt. */
+/* Reads the next line of vocab.txt, a token without the white space at its end. */
 static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char **token, size_t *bytes)
 {
     const char *text = v->r->lines->bytes + v->at;
@@ -71,7 +72,7 @@ static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char 
     return TT_OK;
 }
 
-/* Reads the next token of a vocabulary and its id: a member of {token: id, ...}, or a line or an element
+/* Reads the next token of a vocabulary and its id: a member of {token: id, ...}; or a line, or an element
    [token, score], whose index is the id. Sets *token to NULL after the last token. */
 static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char **token, size_t *bytes,
                                 int *id)
@@ -169,7 +170,7 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
                             "id %d", j->path, reader.offset, id);
         memcpy(v->texts + v->used, key, n);
         v->texts[v->used + n] = 0;
-        v->text[id] = slice; /* the last of equal tokens counts */
+        v->text[id] = slice; /* of tokens with equal text, the last counts */
         tt__token_put(&v->by_text, id);
         if (!mapped) continue;
         v->word[id].start = slice.start;
@@ -204,7 +205,7 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
     for (size_t i = 0; i <= bytes; i++) {
         const int32_t parent = node;
         if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
-            if (t->count == (1 << 28) - 1) /* a larger node could give the edge UINT64_MAX */
+            if (t->count == (1 << 28) - 1) /* a later node could make an edge UINT64_MAX */
                 return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a vocabulary of more than %d starts of tokens",
                                 t->count);
             if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
@@ -215,7 +216,7 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
             if (i) t->edges[tt__prefix_slot(t, key)] = key << 28 | (uint64_t)node;
         }
     }
-    if (bytes) t->ids[node] = id; /* the last of equal tokens counts */
+    if (bytes) t->ids[node] = id; /* of tokens with equal text, the last counts */
     return TT_OK;
 }
 

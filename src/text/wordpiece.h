@@ -7,8 +7,8 @@
 
 /* ----------------------------------------------------------------------------------- tokenizer: WordPiece */
 
-/* Returns the id of the longest token with which a text of `bytes` bytes begins, and sets *taken to the
-   token's number of bytes. -1: none. */
+/* Returns the id of the longest token of t with which a text begins, and sets *taken to the token's number of
+   bytes. -1: no token does. */
 static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, const char *text, size_t bytes,
                               size_t *taken)
 {
@@ -22,9 +22,8 @@ static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, co
 }
 
 /* Adds the tokens of a word by WordPiece (Devlin et al. 2019): the longest token with which the word begins,
-   then the longest token with which the rest begins, and so on. If a rest has no token, adds only the unknown
-   token. The function is not inlined: otherwise tt__wordpiece_word would save its registers for every
-   word. */
+   then the longest with which the remaining text begins, and so on. If no token fits, adds only the unknown
+   token. The function is not inlined: otherwise tt__wordpiece_word would save registers for every word. */
 static __attribute__((noinline)) void tt__wordpiece_pieces(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -48,7 +47,7 @@ static __attribute__((noinline)) void tt__wordpiece_pieces(tt__encoder *e, const
 static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__vocab *v = &e->k->vocab;
-    int id = -1; /* most words are short and one token */
+    int id = -1; /* the whole word is tried first: most words are one token */
     if (bytes <= 8 && bytes <= (uint64_t)e->k->model.word_chars)
         id = tt__token_slot(&v->by_word, text, bytes, tt__part_head(e, text, bytes))->id;
     if (id >= 0) tt__encoder_id(e, id);

@@ -11,11 +11,10 @@
 #include "trainer.h"
 
 /* ------------------------------------------------------------------------------------------------ evaluation
-   Evaluates a model, counts a confusion matrix, and predicts. The batches of a source run on all data ranks.
-   */
+   Evaluates a model, counts a confusion matrix, and predicts. All data ranks take part. */
 
-/* Runs the batches that are set on the first `batches` data ranks, and adds their results to the evaluation
-   in the order of the batches, so that the sums do not depend on the number of ranks. */
+/* Runs the batches of the first `batches` data ranks. Adds their results to *stats in the order of the
+   batches, so that the sums do not depend on the number of ranks. */
 static tt_status tt__evaluate_round(tt_trainer *r, int batches, tt_stats *stats)
 {
     tt_stats s;
@@ -41,7 +40,7 @@ tt_status tt_evaluate_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
 }
 
 /* Fails if a source's micro-batches may be larger than the trainer allows. Called before the first
-   micro-batch, as the first large one may come late. what: the purpose of the source, for messages. */
+   micro-batch, because a large micro-batch may come late. what: the purpose of the source, for messages. */
 static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const char *what)
 {
     const tt_train_options *o = &r->options;
@@ -76,8 +75,8 @@ static void tt__source_lines(const tt_source *s, const char *what, tt__text_buff
               (unsigned long long)(s->hash ? s->hash(s->self) : 0), what);
 }
 
-/* Returns `status`, which a callback of the user has returned. If the callback failed and set no error
-   message, sets one. The message must have been cleared before the callback was called. */
+/* Returns `status`, the result of a user's callback `what`. If the callback failed without an error message,
+   sets a message. The caller clears the message before the callback. */
 static tt_status tt__returned(tt_context *ctx, tt_status status, const char *what, int64_t epoch,
                               int64_t step)
 {
@@ -86,8 +85,8 @@ static tt_status tt__returned(tt_context *ctx, tt_status status, const char *wha
                     (long long)step + 1, what, tt_status_name(status));
 }
 
-/* Gets the source's next micro-batch, which belongs to step `step`, into *b; sets *more to false if none is
-   left. If b is NULL, moves the source to step `step` instead. */
+/* Sets *b to the source's next micro-batch, which belongs to step `step`, or *more to false if no micro-batch
+   is left. If b is NULL, moves the source to step `step` instead. */
 static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t epoch, int64_t step,
                                  tt_batch *b, bool *more)
 {
@@ -95,13 +94,13 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
     ctx->error[0] = 0;
     tt_status status = b ? s->next(s->self, b, more) : s->seek(s->self, epoch, step);
     status = tt__returned(ctx, status, "the source", epoch, step);
-    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may have got a micro-batch */
+    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may have gone on */
     if (!b || !*more || step < s->steps) return status;
     return tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld: the source gives a step %lld, and has tt_source.steps "
                     "= %lld", (long long)epoch + 1, (long long)step + 1, (long long)s->steps);
 }
 
-/* Tells a source which data ranks belong to this process, so that it makes only their batches. */
+/* Tells a source which data ranks belong to this process and need batches. */
 static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 {
     const tt_program *p = r->eval;
@@ -112,11 +111,10 @@ static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
     s->deal(s->self, r->data, first, end, by_step);
 }
 
-/* Returns the number of items of a batch, in the unit in which the model counts: rows or, if the batch has no
-   rows, sequences. */
+/* Returns the number of items (tokens, images, ...) of a batch: rows or, if it has no rows, sequences. */
 static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
 
-/* A confusion matrix, and the labels of the batches that are set on the data ranks. */
+/* A confusion matrix, and the labels of the data ranks' current batches. */
 typedef struct tt__confusion_run {
     int64_t *counts;          /* the matrix, (classes, classes) */
     float *logits;            /* logits of a batch, (max_seqs, classes) */
@@ -124,7 +122,7 @@ typedef struct tt__confusion_run {
     int seqs[TT__RANKS];      /* number of labels of each data rank */
 } tt__confusion_run;
 
-/* Keeps the labels of a batch that will run on a data rank, for tt__confusion_count. */
+/* Keeps for tt__confusion_count the labels of a batch that will run on a data rank. */
 static tt_status tt__confusion_set(tt_trainer *r, tt__confusion_run *c, int rank, const tt_batch *b)
 {
     const int32_t *labels = b->labels;
@@ -159,14 +157,15 @@ static tt_status tt__confusion_count(tt_trainer *r, tt__confusion_run *c, int ba
     return status;
 }
 
-/* Evaluates epoch 0 of the source; stops early once *stop is not 0. stop and c may be NULL. */
+/* Evaluates epoch 0 of the source; stops early if *stop is not 0. Adds to *items the items that were read.
+   stop and c may be NULL. */
 static tt_status tt__evaluate_source(tt_trainer *r, const tt_source *source, const volatile int *stop,
                               tt_stats *stats, double *items, tt__confusion_run *c)
 {
     tt_batch b;
     bool more = true;
     int64_t step = 0;
-    int set = 0; /* number of data ranks that have a batch of this round */
+    int set = 0; /* number of data ranks that have a batch for this round */
     memset(stats, 0, sizeof *stats);
     tt_status status = tt__none_staged(r);
     tt__deal(r, source, false);

@@ -18,7 +18,7 @@
 /* ------------------------------------------------------------------------------------------------------- fit
    tt_fit runs epochs and validations, skips steps that fail, and saves and resumes states. */
 
-/* Returns whether the run has done a step; skipped steps count. */
+/* Returns whether the run has done or skipped a step. */
 static bool tt__fit_has_steps(const tt__fit_run *f) { return f->p.epoch > 0 || f->p.step > 0; }
 
 static tt_status tt__fit_save_metrics(const tt__fit_run *f)
@@ -43,8 +43,8 @@ static bool tt__fit_has_diverged(const tt__fit_run *f)
     return sum / n > first + 9 * fabs(first) + 1;
 }
 
-/* Returns whether the current state is worth returning to: the loss has not diverged, and the results of the
-   last validation and of the last step were finite. */
+/* Returns whether a run may resume from the current state: the loss has not diverged, and the last validation
+   and the last step were finite. */
 static bool tt__fit_is_sound(const tt__fit_run *f)
 {
     const tt__fit_point *last = f->points ? &f->point[f->points - 1] : NULL;
@@ -52,9 +52,9 @@ static bool tt__fit_is_sound(const tt__fit_run *f)
     return finite && !f->not_finite && !tt__fit_has_diverged(f);
 }
 
-/* Saves metrics, picture and state. The metrics are saved first: a resumed run drops the lines of metrics
-   that are newer than its state. Once the loss has diverged, the state is saved to a second file, so that the
-   last state from before the divergence remains. If the loss recovers, only one state is left. */
+/* Saves metrics, picture and state. Saves the metrics first, because a resumed run drops lines of metrics
+   that are newer than its state. Once the loss has diverged, saves the state to a second file, so that the
+   last state from before remains. If the loss recovers, only one state is left. */
 static tt_status tt__fit_save(tt__fit_run *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -65,7 +65,7 @@ static tt_status tt__fit_save(tt__fit_run *f)
     status = tt__agree(ctx, "saving metrics", status, NULL, 0);
     if (status == TT_OK && tt__fit_has_steps(f)) {
         const bool sound = tt__fit_is_sound(f), beside = !sound && f->has_state && f->state_is_sound;
-        /* The old diverged state is removed first, so that the disk never holds three states. */
+        /* Removes the old diverged state first, so that the disk never holds three states. */
         if (beside && f->has_diverged) files->remove(files->user, f->diverged);
         status = tt_trainer_save(f->r, beside ? f->diverged : f->state, &f->p);
         if (!sound && !f->reported_diverged)
@@ -90,7 +90,7 @@ static tt_status tt__fit_save(tt__fit_run *f)
 }
 
 /* Ends a run whose steps give no finite results any more because the weights have diverged. Keeps the state
-   from before the loss diverged, and adds to the error message what may help. */
+   from before the divergence, and adds to the error message what may help. */
 static void tt__fit_give_up(tt__fit_run *f)
 {
     char error[sizeof f->r->ctx->error];
@@ -121,7 +121,7 @@ static void tt__fit_give_up(tt__fit_run *f)
 static void tt__fit_report(const tt__fit_run *f, const tt_stats *validation, bool best)
 {
     tt_fit_event e;
-    tt_stats epoch; /* statistics of the epoch so far */
+    tt_stats epoch; /* sums of the epoch so far */
     if (!f->o.report) return;
     memset(&e, 0, sizeof e);
     memset(&epoch, 0, sizeof epoch);
@@ -141,7 +141,7 @@ static void tt__fit_report(const tt__fit_run *f, const tt_stats *validation, boo
     e.unit = f->unit;
     e.per_second = seconds > 0 ? f->items / seconds : 0;
     e.of_peak = seconds > 0 && f->peak > 0 ? f->flops / seconds / f->peak : 0;
-    if (e.of_peak > 1) e.of_peak = 0; /* the peak was measured on a busy machine: too low */
+    if (e.of_peak > 1) e.of_peak = 0; /* a busy machine made the measured peak too low */
     double each = done > f->first_step ? seconds / (double)(done - f->first_step) : 0;
     e.seconds_left = each * (double)(f->o.epochs * f->steps - done);
     e.validation = validation;
@@ -159,7 +159,7 @@ static void tt__fit_tell_idle(tt__fit_run *f, int micros)
             micros > 1 ? "es" : "", f->r->data);
 }
 
-/* Adds the step that was trained last to the counts and the metrics, if its results are known. */
+/* Adds the last step to the counts and the metrics, if its results are known and not yet counted. */
 static tt_status tt__fit_count_step(tt__fit_run *f)
 {
     const tt_program *p = f->r->train;
@@ -188,9 +188,9 @@ static tt_status tt__fit_stuck(const tt__fit_run *f)
                     f->in_row, f->in_row > 1 ? "s" : "", f->why);
 }
 
-/* Skips a step that has failed and updated nothing, because none of its targets counts or because the loss or
-   a gradient is not finite. Counts the step like a step that loss scaling skips. Fails if too many steps in a
-   row were skipped, and returns all other errors. status: the step's error; lr: the step's learning rate. */
+/* Skips a step that updated nothing because none of its targets counts, or because the loss or a gradient is
+   not finite, and counts it like a step that loss scaling skips. Fails after too many skipped steps in a row.
+   Returns `status`, the step's error, if it has another cause. lr: the step's learning rate. */
 static tt_status tt__fit_skip(tt__fit_run *f, tt_status status, float lr)
 {
     enum { MOST_IN_A_ROW = 10 };
@@ -225,7 +225,7 @@ static tt_status tt__fit_skip(tt__fit_run *f, tt_status status, float lr)
     return tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
 }
 
-/* Waits for the step that was trained last, and counts or skips it. */
+/* Waits for the last step, and counts or skips that step. */
 static tt_status tt__fit_last_step(tt__fit_run *f)
 {
     tt_status status = f->last.any ? tt_wait(f->r->train, NULL) : TT_OK;
@@ -235,20 +235,21 @@ static tt_status tt__fit_last_step(tt__fit_run *f)
     return status;
 }
 
-/* Trains from step f->p.step to the end of the epoch, or until the run is stopped. As a device may run a step
-   while the host makes the next batch, a step is counted only after the next step has begun. */
+/* Trains from step f->p.step to the end of the epoch, or until the run is stopped. A device may run a step
+   while the host makes the next batch, so a step is counted only after the next has begun. */
 static tt_status tt__fit_epoch(tt__fit_run *f)
 {
     tt_batch b;
     bool updated, more = true;
-    int micros = 0; /* number of micro-batches of the current step */
+    int micros = 0; /* micro-batches of the current step so far */
     double items = 0;
     tt_context *ctx = f->r->ctx;
     tt__deal(f->r, f->train, true);
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
     f->began = tt__seconds();
     f->last.any = false;
-    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* whole steps */
+    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* ends between
+                                                                                           steps */
         const float lr = tt_trainer_lr(f->r);
         const int64_t reads = f->r->train->reads;
         status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step + f->last.any, &b, &more);
@@ -258,7 +259,7 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
         micros++;
         const tt_status counted = tt__fit_count_step(f);
         const bool failed = status == TT_ERR_NUMERIC;
-        if (failed) { /* this step or the previous one failed */
+        if (failed) { /* the previous step or this step failed */
             status = tt__fit_skip(f, status, f->last.any ? f->last.lr : lr);
             items = micros = 0;
         }
@@ -276,10 +277,10 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
         if (status != TT_OK || !save) continue;
         status = tt__fit_last_step(f);
         if (status == TT_OK) status = tt__fit_save(f);
-        f->began = tt__seconds(); /* a step's time does not include saving */
+        f->began = tt__seconds(); /* the time of a step excludes saving */
     }
     if (status == TT_OK) status = tt__fit_last_step(f);
-    else if (f->last.any) { /* the first error is returned */
+    else if (f->last.any) { /* returns the first error */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt__fit_last_step(f);
@@ -297,7 +298,7 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
         tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld of the source ends after %lld steps, and it has "
                 "tt_source.steps = %lld", epoch, steps, (long long)f->steps);
     }
-    if (status != TT_OK) tt__trainer_discard_step(f->r); /* the complete steps can then be saved */
+    if (status != TT_OK) tt__trainer_discard_step(f->r); /* so that the complete steps can be saved */
     return status;
 }
 
@@ -321,7 +322,7 @@ static tt_status tt__fit_validate(tt__fit_run *f)
         : TT_OK;
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     if (status != TT_OK || tt__fit_stopped(f)) return status;
-    /* If the last steps were not finite, either just these steps failed or the weights have diverged. */
+    /* blew_up: the weights have diverged, not only the last steps that were not finite. */
     const bool blew_up = f->validation ? !isfinite(s.loss) : tt__fit_has_diverged(f) || f->in_row == f->steps;
     if (f->not_finite && blew_up) return tt__fit_stuck(f);
     f->not_finite = 0;
@@ -335,8 +336,8 @@ static tt_status tt__fit_validate(tt__fit_run *f)
                 any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before: none was kept");
     if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
     if (best && f->o.keep) {
-        /* Saves a state first: in a folder with a model but no state, a run could not be resumed, and a
-           caller who protects models from being overwritten could not start a new run either. */
+        /* Saves a state first: with a model but no state in the folder, a killed run could not be resumed,
+           and a caller who protects models could not start a new run either. */
         if (status == TT_OK && !f->has_state) status = tt__fit_save(f);
         if (status == TT_OK) {
             ctx->error[0] = 0;
@@ -344,7 +345,7 @@ static tt_status tt__fit_validate(tt__fit_run *f)
             status = tt__agree(ctx, "keep", status, NULL, 0);
         }
     }
-    if (status != TT_OK) return status; /* f->p.best is unchanged: a resumed run validates again */
+    if (status != TT_OK) return status; /* a resumed run then validates again */
     if (best && f->validation) {
         f->p.best = value;
         f->p.best_loss = loss;
@@ -358,8 +359,8 @@ static tt_status tt__fit_validate(tt__fit_run *f)
     return status;
 }
 
-/* Locks the folder, and fails if another run uses it. Continues without a lock on file systems that have no
-   locks, and if the folder cannot be written to: saving the metrics then fails later. */
+/* Locks the folder, and fails if another run uses it. Continues without a lock on a file system without
+   locks, and if the folder is read-only: saving the metrics then fails. */
 static tt_status tt__fit_lock(tt__fit_run *f)
 {
     char host[64] = "", when[32] = "", text[160];
@@ -386,8 +387,7 @@ static tt_status tt__fit_lock(tt__fit_run *f)
     return status;
 }
 
-/* Removes the lock file, then releases the lock. In this order, as after the release the file may be that of
-   another run. */
+/* Removes the lock file, then releases the lock. After the release, the file may belong to another run. */
 static void tt__fit_unlock(tt__fit_run *f)
 {
     const tt_files *files = &f->r->ctx->options.files;
@@ -396,9 +396,8 @@ static void tt__fit_unlock(tt__fit_run *f)
     files->close(files->user, f->lock);
 }
 
-/* Returns whether the state of a diverged loss is older than the other state. This happens if a run was
-   killed before it removed the diverged state, or if an older version of this library, which has one state,
-   continued the run. */
+/* Returns whether the diverged state is older than the sound state: a run was killed before it removed the
+   diverged state, or an older version of this library, which has one state, continued the run. */
 static bool tt__fit_is_stale(const tt__fit_run *f)
 {
     int64_t steps, diverged;
@@ -406,14 +405,15 @@ static bool tt__fit_is_stale(const tt__fit_run *f)
            tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
 }
 
-/* Resumes from the newer state. Fails if the state's classes are not those of f->p, and warns if its data are
-   not. */
+/* Resumes from the newer state. Fails if the state's classes differ from f->p's, and warns if its data
+   differ. */
 static tt_status tt__fit_resume(tt__fit_run *f)
 {
     tt_context *ctx = f->r->ctx;
     const tt_progress now = f->p;
     const bool stale = tt__fit_is_stale(f);
-    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all have read them */
+    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all processes have now
+                                                                                    read both states */
     if (stale && status == TT_OK) {
         ctx->options.files.remove(ctx->options.files.user, f->diverged);
         f->has_diverged = false;
@@ -460,8 +460,8 @@ size_t tt_trainer_state_bytes(const tt_trainer *r, size_t *parameters)
     return state;
 }
 
-/* Fails if the disk has no room for two states, as a new state replaces the old one only when it is complete.
-   Warns if there is no room for the parameters that the callback `keep` may also write to the disk. */
+/* Fails if the disk has no room for two states, because only a complete new state replaces the old state.
+   Warns if the disk has no room for the parameters too, which the callback `keep` may write there. */
 static tt_status tt__fit_disk(const tt__fit_run *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -521,7 +521,7 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     if (f->o.resume && !f->o.folder)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: to resume, name the folder that holds the run");
     f->bytes = tt_program_plan(f->r->train).bytes;
-    status = tt_allocate(f->r->train); /* if memory is short, fails before writing anything */
+    status = tt_allocate(f->r->train); /* fails before any file is written */
     if (status == TT_OK) status = tt__fit_line(f, heading, tt__fit_heading(f, heading));
     if (status != TT_OK || !f->o.folder) return status;
     status = tt__path_join(ctx, f->state, f->o.folder, "state.safetensors");
@@ -549,7 +549,7 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     f->p.data = f->train->hash ? f->train->hash(f->train->self) : 0;
     if (f->o.resume) status = tt__fit_resume(f);
     if (status == TT_OK && f->p.epoch < f->o.epochs) status = tt__fit_disk(f);
-    return status == TT_OK ? tt__fit_save_metrics(f) : status; /* fails early if the folder is read-only */
+    return status == TT_OK ? tt__fit_save_metrics(f) : status; /* fails early in a read-only folder */
 }
 
 tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validation, const tt_fit_options *o,
@@ -597,7 +597,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
         tt_status saved = tt__fit_save(f);
         if (status != TT_OK && saved != TT_OK)
             tt__log(ctx, TT_LOG_WARNING, "fit", "nor could the state be saved: %s", ctx->error);
-        status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* first error */
+        status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* keeps the first error */
     }
     if (finished) *finished = done;
     tt__fit_unlock(f);

@@ -5,18 +5,16 @@
 
 /* ---- draws loss.svg: panels of the loss, the metric and the learning rate over the steps ---- */
 
-enum { TT__FIT_LEFT = 72, TT__FIT_WIDTH = 690 }; /* pixels: margin for labels on the left; width of a panel */
+enum { TT__FIT_LEFT = 72, TT__FIT_WIDTH = 690 }; /* pixels: left margin, for labels; width of a panel */
 
-/* A vertical axis of values or of their decimal logarithms, with ticks at (first + k) * step for k = 0, 1,
-   ... */
+/* A vertical axis of values or of their decimal logarithms, with ticks at (first + k) * step, k from 0 on */
 typedef struct tt__fit_axis {
     bool logarithmic;
     double from, to, step, first;
     int height; /* pixels */
 } tt__fit_axis;
 
-/* A line of the picture through the values of training or of validation or, if decay > 0, through their
-   running mean. */
+/* A line through the values of training or of validation or, if decay > 0, through their running mean. */
 typedef struct tt__fit_series {
     tt__fit_value value;
     bool validation;
@@ -55,8 +53,8 @@ static tt__fit_axis tt__fit_axis_of(double low, double high, bool may_be_logarit
     return a;
 }
 
-/* Returns the height of a value above the start of the axis, in tenths of a pixel. The height of a value that
-   is off the axis is outside the panel, where the picture is clipped, but at most a panel's height away. */
+/* Returns the height of a value above the start of the axis, in tenths of a pixel. A value off the axis gets
+   a height outside of the panel, where the picture is clipped, but at most a panel's height away. */
 static int tt__fit_y(const tt__fit_axis *a, double value)
 {
     double y = a->logarithmic ? (value > 0 ? log10(value) : a->from) : value;
@@ -69,8 +67,8 @@ static int tt__fit_x(int64_t step, int64_t last)
     return (int)((double)(10 * TT__FIT_WIDTH) * ((double)step / (double)last) + 0.5);
 }
 
-/* Draws a series as a line. Draws only the lowest and the highest point in each pixel column, which keeps the
-   file small for any number of steps. Draws a series of one point as a dot. */
+/* Draws a series as a line, or as a dot if it has one point. Draws only the lowest and the highest point of
+   each pixel column, which keeps the file small for any number of steps. */
 static void tt__fit_line_of(tt__text_buffer *svg, const tt__fit_run *f, tt__fit_series s,
                             const tt__fit_axis *a, int64_t last, const char *colour, int width)
 {
@@ -119,8 +117,8 @@ static void tt__fit_dots(tt__text_buffer *svg, const tt__fit_run *f, tt__fit_ser
 enum { TT__FIT_EPOCHS = 16 };
 
 /* Chooses the epochs whose ends get a mark and a number: epochs with round numbers, at least 25 pixels apart.
-   Sets x[] to the places of the marks in tenths of a pixel and number[] to the epochs' numbers. Returns how
-   many marks it chose. */
+   Sets x[] to the places of the marks, in tenths of a pixel, and number[] to the epochs' numbers. Returns the
+   number of marks. */
 static int tt__fit_epochs(const tt__fit_run *f, int64_t last, int x[TT__FIT_EPOCHS],
                           int64_t number[TT__FIT_EPOCHS])
 {
@@ -164,7 +162,7 @@ static void tt__fit_panel(tt__text_buffer *svg, const tt__fit_run *f, tt__fit_va
         }
     }
     if (value == TT__FIT_LOSS)
-        high = fmax(high, fmin(highest, 1.5 * high)); /* cuts off only steps far above the mean */
+        high = fmax(high, fmin(highest, 1.5 * high)); /* steps far above the mean are cut off */
     if (!(low <= high)) low = 0, high = 1;
     const tt__fit_axis a = tt__fit_axis_of(low, high, value == TT__FIT_LOSS, height);
     tt__print(svg, "<text x='%d' y='%d' font-weight='bold'>%s%s</text>\n<g text-anchor='end' fill='#555'>",
@@ -204,7 +202,7 @@ static void tt__fit_panel(tt__text_buffer *svg, const tt__fit_run *f, tt__fit_va
 /* Draws loss.svg. The file has at most about 100 KB, for any number of steps. */
 static void tt__fit_draw(tt__text_buffer *svg, const void *arg)
 {
-    enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels: tops of panels; height of METRIC's */
+    enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels: tops of two panels; metric's height */
     enum { LEFT = TT__FIT_LEFT, RIGHT = LEFT + TT__FIT_WIDTH };
     const tt__fit_run *f = (const tt__fit_run *)arg;
     const int LR = METRIC + (f->metric.name ? PANEL : 0), BOTTOM = LR + 72, HEIGHT = BOTTOM + 56;

@@ -8,7 +8,7 @@
 /* ---------------------------------------------------------------------------------------------------- fit
    The data of a run of tt_fit, its progress line, and its file metrics.csv. */
 
-/* The values of a line of metrics.csv, tt__fit_point. A value that is not a finite float is stored as NaN. */
+/* Indices of the values that a tt__fit_point has of a line of metrics.csv; NaN: not a finite float. */
 typedef enum tt__fit_value { TT__FIT_LOSS, TT__FIT_METRIC, TT__FIT_LR, TT__FIT_VALUES } tt__fit_value;
 typedef struct tt__fit_point {
     int64_t step, epoch;
@@ -19,30 +19,29 @@ typedef struct tt__fit_point {
 typedef struct tt__fit_run {
     tt_trainer *r;
     const tt_source *train, *validation;
-    tt_metric metric;            /* the model's metric */
+    tt_metric metric;
     const char *unit;            /* name of the items that the model counts */
-    bool best_by_metric;         /* the metric, not the loss, decides which validation is the best */
+    bool best_by_metric;         /* whether the metric, not the loss, tells the best validation */
     tt_fit_options o;
     tt_progress p;
     int64_t steps, first_step;   /* number of steps of an epoch; number of steps done before tt_fit began */
-    double started, saved;       /* clock at start and at the last save, seconds; validation moves
-                                    `started` */
-    double began;                /* clock in seconds when the current step began */
-    struct { bool any; float lr; double items; int64_t reads; } last; /* a step that is not counted yet */
-    double items, flops, peak;   /* items and FLOPs since tt_fit began; the machine's peak FLOPs per second */
+    double started, saved;       /* clock in seconds: start of tt_fit plus time of validations; last save */
+    double began;                /* clock in seconds at the start of the current step */
+    struct { bool any; float lr; double items; int64_t reads; } last; /* a step not yet counted, if any */
+    double items, flops, peak;   /* items and FLOPs since tt_fit began; the machine's peak FLOP/s */
     size_t bytes;                /* bytes of the arena */
     char state[TT__PATH], diverged[TT__PATH]; /* paths of the states, see tt__fit_save */
     bool has_state;              /* the folder holds a state of this run */
     bool state_is_sound;         /* the loss had not diverged when that state was saved */
     bool has_diverged;           /* the folder also holds a later state, whose loss has diverged */
-    void *lock;                  /* lock of the folder while tt_fit runs: the open file `lock_path` */
+    void *lock;                  /* the open and locked file `lock_path`, while tt_fit runs */
     char lock_path[TT__PATH];
-    int in_row, not_finite;      /* number of last steps in a row that were skipped; that were not finite */
+    int in_row, not_finite;      /* number of last steps in a row that were skipped; were not finite */
     char why[TT__ERROR];         /* reason of the last skipped step */
     int64_t updated;             /* number of steps since tt_fit began that were not skipped */
     bool reported_skipped;           /* a skipped step was logged */
     bool reported_diverged;          /* a diverged loss was logged */
-    bool stopped;                /* with several processes: one of them asked for a stop */
+    bool stopped;                /* with several processes: a process was asked to stop */
     bool reported_short, reported_idle;  /* logged: an epoch with too few steps; data ranks without
                                             micro-batches */
     char *csv;                   /* text of metrics.csv so far */
@@ -61,7 +60,7 @@ tt_fit_options tt_fit_options_default(void)
 }
 
 /* Prints the progress line of a step: a bar of `bar` columns (0: no bar), the first `fields` of 4 fields, and
-   the time that is left. Returns the length that the whole line has. */
+   the time that is left. Returns the length of the whole line. */
 static size_t tt__fit_columns(const tt_fit_event *e, int bar, int fields, char *to, size_t capacity)
 {
     tt__text_buffer text = {to, capacity, 0};
@@ -103,7 +102,7 @@ static bool tt__fit_stopped(const tt__fit_run *f)
     return f->r->ctx->net ? f->stopped : f->o.stop && *f->o.stop;
 }
 
-/* Makes all processes agree: all stop if one of them is asked to stop, and all save if process 0 wants to
+/* Makes all processes agree: all stop if a process was asked to stop, and all save if process 0 wants to
    save. */
 static tt_status tt__fit_agree(tt__fit_run *f, tt_status status, bool *save)
 {
@@ -118,7 +117,7 @@ static tt_status tt__fit_agree(tt__fit_run *f, tt_status status, bool *save)
     return status;
 }
 
-/* Parses a line of metrics.csv of n characters. Returns false if the line has no values, as the heading. */
+/* Parses a line of metrics.csv of n characters. Returns false for the heading, which has no values. */
 static bool tt__fit_read_line(const tt__fit_run *f, const char *line, size_t n, tt__fit_point *point)
 {
     char field[3 + TT__FIT_VALUES][40];
@@ -179,7 +178,7 @@ static const char *tt__fit_number(double x, char to[32])
 }
 
 /* Adds the line of a step or a validation to the metrics. lr: learning rate of the step. items: number of
-   items that were read in `seconds`. For a failed step, unknown values in *s are NaN. */
+   items in `seconds`. In the *s of a failed step, unknown values are NaN. */
 static tt_status tt__fit_metrics(tt__fit_run *f, const tt_stats *s, bool validation, float lr, double items,
                                  double seconds)
 {
@@ -198,8 +197,8 @@ static tt_status tt__fit_metrics(tt__fit_run *f, const tt_stats *s, bool validat
     return tt__fit_line(f, line, text.length);
 }
 
-/* Reads the metrics of the run to resume, without the lines that are newer than the state: keeps all lines of
-   completed epochs and, of the current epoch, those of the steps that the state includes. */
+/* Reads the metrics of the run to resume: all lines of completed epochs and, of the current epoch, only the
+   lines of steps that the state includes. */
 static tt_status tt__fit_read_metrics(tt__fit_run *f)
 {
     char path[TT__PATH];

@@ -23,13 +23,13 @@ typedef struct tt__state {
     tt_program *p;
     const char *path;
     tt__kept *kept;       /* `count` + `frozen` entries */
-    tt_tensor_info *info; /* tensors: header, `count` values, fp8 history, hashes of frozen ones, progress */
+    tt_tensor_info *info; /* header, `count` values, fp8 history, hashes of frozen values, progress */
     int count, frozen, tensors;
     tt__state_header header;
     tt_safetensors *file; /* the file being read */
-    char *piece;          /* buffer of `room` bytes; with several processes, each filling is one message */
+    char *piece;          /* buffer of `room` bytes, the size of a message between processes */
     size_t room;
-    char *products;       /* when writing: the tuned ways to compute matrix products; NULL: not tuned */
+    char *products;       /* text to write of the tuned ways to compute matrix products; NULL: not tuned */
 } tt__state;
 
 static void tt__state_close(tt__state *s)
@@ -43,8 +43,8 @@ static void tt__state_close(tt__state *s)
 
 static const char tt__products_key[] = "tinytrain.products"; /* key in the metadata of a state */
 
-/* Makes the devices use the state's tuned ways to compute matrix products instead of their own. Warns if the
-   run cannot use the state's ways, as sums may then be rounded differently. */
+/* Makes the devices use the state's tuned ways to compute matrix products. Warns if the run cannot, because
+   sums may then be rounded differently. */
 static tt_status tt__state_products(const tt__state *s)
 {
     tt_program *p = s->p;
@@ -59,7 +59,7 @@ static tt_status tt__state_products(const tt__state *s)
     if (status != TT_OK) return status;
     if (text && can && !foreign) {
         p->arena->learnt = true;
-        p->arena->tuned = false; /* so that the next run applies these ways */
+        p->arena->tuned = false; /* the next run then applies the state's ways */
         tt__forget_recordings(p);
         return TT_OK;
     }
@@ -126,7 +126,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
 }
 
 /* Copies the rows of the fp8 history that a stage uses, from its first rank to `history`; with `write`, from
-   `history` to each rank. The rows are the same on all ranks of a stage. */
+   `history` to each rank. All ranks of a stage have equal rows. */
 static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float *history)
 {
     const tt_program *p = s->p->stage[stage];
@@ -166,7 +166,7 @@ static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w
 }
 
 /* Collects a tensor of the state from its ranks, and writes it to a file or, if w is NULL, adds it to *hash.
-   Only process 0 gets the hash. */
+   Only process 0 gets the whole hash. */
 static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_writer *w, uint64_t *hash)
 {
     const tt_program *p = s->p->stage[s->kept[k].stage];
@@ -202,7 +202,7 @@ static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
         hash[k] = TT__HASH_BEGIN;
         status = tt__state_write(s, s->count + k, NULL, &hash[k]);
     }
-    if (!w) status = tt__net_fail(ctx, status); /* other processes wait for this process's shards */
+    if (!w) status = tt__net_fail(ctx, status); /* other processes may wait for this process's shards */
     if (status == TT_OK && s->frozen)
         status = w ? tt_safetensors_write(w, hash, bytes)
                    : tt_safetensors_read(s->file, tensor, 0, bytes, read);
@@ -332,7 +332,7 @@ static tt_status tt__state_check_header(tt__state *s)
     tt_status status = TT_OK;
     if (at >= 0 && tt_safetensors_info(s->file, at)->bytes >= sizeof version)
         status = tt_safetensors_read(s->file, at, 0, sizeof version, &version);
-    if (version != TT__STATE_VERSION) /* other versions have headers of other sizes */
+    if (version != TT__STATE_VERSION) /* checked first: headers of other versions differ in size */
         return tt__fail(ctx, TT_ERR_FORMAT, "'%s' is a state of version %lld, this build reads %d; the "
                         "tinytrain.h that wrote it can go on with it", s->path, (long long)version,
                         TT__STATE_VERSION);
@@ -359,7 +359,7 @@ static tt_status tt__state_check_header(tt__state *s)
     return TT_OK;
 }
 
-/* Opens a state and checks that it fits the program. tt__state_take then loads it. */
+/* Opens a state and checks that it fits the program. tt__state_take then loads the state. */
 static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, size_t more)
 {
     tt_safetensors *file = tt_safetensors_open(p->ctx, path);
@@ -373,7 +373,7 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
     for (int k = 1; k < s->tensors && status == TT_OK; k++)
         if (has || !own || k != s->count + 1) status = tt__state_has(s, &s->info[k]);
     if (status != TT_OK) return status;
-    /* A program may load a trainer's state, whose progress it ignores, and a state with or without an fp8
+    /* A program may load a trainer's state, without the progress, and a state with or without an fp8
        history. */
     int found = tt_safetensors_count(file) - (!more && tt_safetensors_find(file, "tinytrain.progress") >= 0);
     if (found - has == s->tensors - own) return TT_OK;
@@ -381,7 +381,7 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
                     "trained", path, found, s->tensors);
 }
 
-/* Fails unless all processes have opened a state, and all the same state. */
+/* Fails unless all processes have opened a state, with equal headers. */
 static tt_status tt__state_agree(tt__state *s, tt_status status)
 {
     tt_context *ctx = s->p->ctx;
@@ -398,7 +398,6 @@ static tt_status tt__state_agree(tt__state *s, tt_status status)
     return status;
 }
 
-/* Loads an opened state into the program. */
 static tt_status tt__state_take(tt__state *s)
 {
     const tt__state_header *h = &s->header;
@@ -435,7 +434,7 @@ tt_status tt_program_load(tt_program *p, const char *path)
     return status;
 }
 
-typedef struct tt__state_progress { /* the tensor "tinytrain.progress" of dtype I64: each field has 8 bytes */
+typedef struct tt__state_progress { /* the I64 tensor "tinytrain.progress"; fields have 8 bytes */
     tt_progress progress;
     int64_t schedule, warmup_steps, total_steps;
     double lr, min_lr;
@@ -468,7 +467,7 @@ static tt_status tt__state_read_progress(const tt__state *s, const tt_schedule *
     tt_status status = tt_safetensors_read(s->file, at, 0, sizeof h, &h);
     if (status != TT_OK) return status;
     const tt_progress *p = &h.progress;
-    if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* false for NaN too */
+    if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* NaN fails too */
         return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s' says that %g of %g targets were right, and a metric "
                         "of %g at best", s->path, p->correct, p->targets, p->best);
     const tt__state_progress now = tt__state_progress_of(p, schedule);

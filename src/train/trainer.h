@@ -26,19 +26,19 @@ struct tt_trainer {
     tt_train_options options;
     tt_program *train, *eval;
     int data;         /* number of data ranks, over which micro-batches are distributed */
-    int staged;       /* number of data ranks, the first ones, that have a micro-batch for the next round */
-    tt_stats so_far;  /* statistics of the step's rounds that have run, if the caller asked for them */
-    bool step_failed; /* a micro-batch failed: the other micro-batches of its step are refused */
-    int64_t saved_steps; /* number of steps of the saved state; -1: no saved state */
+    int staged;       /* number of data ranks, from 0 on, that have a micro-batch for the next round */
+    tt_stats so_far;  /* statistics of the step's rounds that have run, if the caller passes stats */
+    bool step_failed; /* a micro-batch failed: the later micro-batches of its step are refused */
+    int64_t saved_steps; /* number of steps of the last state; -1: no state */
     tt_value output;
     int64_t output_width;
     tt_input_info *inputs; /* the `n_inputs` inputs of the model */
     int n_inputs;
     int64_t *rows;    /* for each input: its number of rows in the current batch; 0: not set yet */
-    bool *needed;     /* for each value: the output depends on it; a prediction sets other inputs to 0 */
-    int32_t *positions, *seq_start; /* data for max_seqs sequences of equal length, if model.same_length */
-    float *class_weights; /* (2, classes): weights of the options; ones, for evaluation. NULL: no weights */
-    void *zeros; /* zeros for predictions, as many bytes as the largest input that only the loss reads has */
+    bool *needed;     /* for each value: the output depends on it. Predictions set other inputs to 0 */
+    int32_t *positions, *seq_start; /* for max_seqs sequences of max_length rows, if model.same_length */
+    float *class_weights; /* (2, classes): the options' weights; ones, for evaluation. NULL: no weights */
+    void *zeros; /* zeros for predictions: bytes of the largest input that only the loss reads */
 };
 
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
@@ -123,8 +123,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
-/* Lists the inputs of tape t, from which the programs were compiled, and finds those that the output
-   needs. */
+/* Sets r->inputs, and r->needed from tape t, from which the programs were compiled. */
 static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
 {
     const tt_program *p = r->train ? r->train : r->eval;
@@ -150,7 +149,7 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
     r->output_width = tt_value_width(t, r->output);
     if (o.train && !(r->train = tt_compile(t, loss, &o))) return r->ctx->status;
-    if (r->output.id) tt_output(t, r->output); /* for `eval` only: training needs no logits */
+    if (r->output.id) tt_output(t, r->output); /* only for `eval`: training does not need the output */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
@@ -164,8 +163,8 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
 
 enum { TT__STATE_NAME = 170 }; /* max bytes of a parameter's name in a state */
 
-/* A value that a saved state contains. state: 0: a parameter; 1 and, for Adam, 2: the optimizer's states of
-   the parameter. stage: the first pipeline stage that has the value. */
+/* A value that a saved state contains. state: 0: parameter number `param`; 1 or, for Adam, 2: an optimizer
+   state of the parameter. stage: the first pipeline stage that has the value. */
 typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
 
 /* Fails if the name of a parameter cannot be stored in a state. */
@@ -192,7 +191,7 @@ static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
     return v && x->storage == storage && x->base == v && x->persistent;
 }
 
-/* Returns the value of a stage that entry *x of a state describes; 0 if the stage has no such value. */
+/* Returns the value of a stage that entry *x of a state describes; 0: the stage lacks the value. */
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
     const tt_tape *t = p->stage[stage]->built.t;
@@ -203,8 +202,7 @@ static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
     return 0;
 }
 
-/* Adds the parameters that a program trains or, if `frozen`, its frozen parameters to the list of *n
-   entries. */
+/* Appends a program's trained or, if `frozen`, its frozen parameters to the *n entries of `kept`. */
 static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kept, int *n)
 {
     tt_status status = TT_OK;
@@ -221,8 +219,8 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
 }
 
 /* Returns the list of the entries of a program's state. The first *count entries are the trained parameters
-   and then the optimizer's states, whose names begin with PyTorch's names for them. Then come *frozen frozen
-   parameters. Returns NULL after an error. The caller frees the list. */
+   and then the optimizer's states, whose names begin with PyTorch's words. The next *frozen entries are
+   frozen parameters. Returns NULL after an error. The caller frees the list. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
     const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
@@ -248,7 +246,7 @@ static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 }
 
 /* Sets *hash to a hash of some values of each parameter whose initial values come from a source such as a
-   file. So the hash tells whether processes have loaded the same weights. */
+   file. Processes compare the hashes to find different weights. */
 static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
 {
     enum { PLACES = 16, EACH = 32 };
@@ -310,12 +308,12 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     tt_tape_free(t);
     int count = 0, frozen;
     tt__kept *kept = status == TT_OK && r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
-    if (status == TT_OK && r->train && !kept) status = ctx->status; /* fails before training */
+    if (status == TT_OK && r->train && !kept) status = ctx->status; /* a state cannot be saved */
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
     static const char *const kinds[] = {"constant", "linear", "cosine"}; /* in tt_schedule_kind's order */
-    char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: the trainer's own settings */
+    char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: settings to compare */
     snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, total_steps %lld\n",
              kinds[(unsigned)o.schedule.kind % TT__COUNT(kinds)], tt__shortest(o.schedule.lr, lr),
              tt__shortest(o.schedule.min_lr, min), (long long)o.schedule.warmup_steps,
@@ -352,15 +350,14 @@ void tt_trainer_free(tt_trainer *r)
 const tt_program *tt_trainer_program(const tt_trainer *r) { return r->train ? r->train : r->eval; }
 int64_t tt_trainer_steps(const tt_trainer *r) { return r->train ? tt_program_steps(r->train) : 0; }
 int64_t tt_trainer_saved_steps(const tt_trainer *r) { return r->saved_steps; }
-/* The arguments of tt__try_micro_batch, a tt__try_size. */
+/* The argument of tt__try_micro_batch. */
 typedef struct tt__micro_batch_of {
     tt_context *ctx;
     const tt_model *model;
     tt_train_options options;
 } tt__micro_batch_of;
 
-/* Returns the max number of tokens for n sequences, in the same proportion as the options' max_tokens to
-   their max_seqs. */
+/* Returns the max number of tokens for n sequences: n * max_tokens / max_seqs of the options, rounded up. */
 static int64_t tt__tokens_of(const tt_train_options *o, int64_t n)
 {
     return o->max_seqs > 0 ? (n * o->max_tokens + o->max_seqs - 1) / o->max_seqs : o->max_tokens;
@@ -466,7 +463,7 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         if (r->rows[k] || !input->read) continue;
         if (!predicting || r->needed[input->value.id])
             return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL)", input->name);
-        int64_t as_others = 0; /* number of rows of other inputs with this axis */
+        int64_t as_others = 0; /* number of rows of inputs with the same axis */
         for (int j = 0; j < r->n_inputs && input->axis; j++)
             if (r->inputs[j].axis == input->axis) as_others = tt__max(as_others, r->rows[j]);
         r->rows[k] = as_others ? as_others : input->rows;
@@ -475,12 +472,12 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
     return status;
 }
 
-/* Checks a batch and sets the inputs of a data rank to it. After an error, no rank has any inputs. */
+/* Checks a batch and sets the inputs of a data rank to its data. After an error, no rank has any inputs. */
 static tt_status tt__set_batch(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     tt_status status = tt__check_batch(r, b);
     if (status == TT_OK) status = tt__set_arrays(r, p, rank, b, predicting);
-    if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have other rows */
+    if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have other numbers of rows */
     return status;
 }
 
@@ -489,8 +486,7 @@ static bool tt__trainer_within_step(const tt_trainer *r)
     return r->staged > 0 || tt__within_step(r->train);
 }
 
-/* Discards the micro-batches of the current step, including those that wait for the other data ranks'
-   micro-batches of their round. */
+/* Discards the micro-batches of the current step, also those that wait for their round to run. */
 static void tt__trainer_discard_step(tt_trainer *r)
 {
     tt__discard_step(r->train);
@@ -499,8 +495,8 @@ static void tt__trainer_discard_step(tt_trainer *r)
     memset(&r->so_far, 0, sizeof r->so_far);
 }
 
-/* Fails if micro-batches of training wait for their round to run, as evaluations and predictions use the same
-   memory. */
+/* Fails if micro-batches of training wait for their round to run, because an evaluation or prediction would
+   overwrite their inputs. */
 static tt_status tt__none_staged(const tt_trainer *r)
 {
     if (!r->staged) return TT_OK;
@@ -508,8 +504,7 @@ static tt_status tt__none_staged(const tt_trainer *r)
                     "waits for more: evaluate and predict between steps", r->staged, r->data);
 }
 
-/* Runs the micro-batches that are set on data ranks and, if they are the last of their step, updates the
-   parameters. */
+/* Runs the data ranks' micro-batches and, if they are the last of their step, updates the parameters. */
 static tt_status tt__train_round(tt_trainer *r, bool last_of_step, tt_stats *stats)
 {
     const float lr = tt_trainer_lr(r);
