@@ -4,6 +4,7 @@
 #include "../../cuda/portability.cuh"
 #include "../../cuda/numbers.cuh"
 #include "../../cuda/groups.cuh"
+#include "../../cuda/kernels.cuh"
 #include "../elementwise/cuda.cuh"
 
 namespace {
@@ -215,6 +216,7 @@ cudaError_t run_cross_entropy(const tt__launch *l)
     return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
                       (float *)l->out[0].data);
 }
+TT__RUN_BY(CROSS_ENTROPY, run_cross_entropy)
 
 // Turns N logits, beginning with column c, into their gradients: (softmax - t) * w, where t is smoothing / n
 // for all classes, plus 1 - smoothing for class `target`.
@@ -294,6 +296,7 @@ cudaError_t run_cross_entropy_backward(const tt__launch *l)
                       (const float *)l->in[5].data, *dx, l->add[0], a->ignore_index, a->smoothing,
                       is_wide(x) && is_wide(dx), TT__RUN_OF(l));
 }
+TT__RUN_BY(CROSS_ENTROPY_BACKWARD, run_cross_entropy_backward)
 
 // Computes the statistics (lse, sum of p) of each row and the partial counts, for logits x and probabilities
 // p of all classes. GROUP threads work on a row, as in cross_entropy. Moves the logits twice and p once.
@@ -341,6 +344,7 @@ cudaError_t run_soft_cross_entropy(const tt__launch *l)
     return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
                       (float *)l->out[0].data);
 }
+TT__RUN_BY(SOFT_CROSS_ENTROPY, run_soft_cross_entropy)
 
 // Computes w * (softmax(x) * (sum of p) - p), and writes it to dx or (add) adds it. Moves x, p and dx once.
 __global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
@@ -372,6 +376,7 @@ cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
                       *x, *p, l->in[3], l->in[4], (const float *)l->in[5].data, *dx, l->add[0],
                       is_wide(x) && is_wide(p) && is_wide(dx), TT__RUN_OF(l));
 }
+TT__RUN_BY(SOFT_CROSS_ENTROPY_BACKWARD, run_soft_cross_entropy_backward)
 
 // Computes the partial counts of the squared error of x and y (rows, n); the loss of a row with weight w is
 // w * the sum of (x - y)^2 / n. Moves x and y once.
@@ -407,6 +412,7 @@ cudaError_t run_mean_squared_error(const tt__launch *l)
     return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
                       (float *)l->out[0].data);
 }
+TT__RUN_BY(MEAN_SQUARED_ERROR, run_mean_squared_error)
 
 // Computes 2 * w * (x - y) / n, and writes it to dx or (add) adds it. Moves x, y and dx once.
 __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
@@ -438,6 +444,7 @@ cudaError_t run_mean_squared_error_backward(const tt__launch *l)
                       l->in[3], (const float *)l->in[4].data, *dx, l->add[0], is_wide(x) && is_wide(y) &&
                       is_wide(dx), TT__RUN_OF(l));
 }
+TT__RUN_BY(MEAN_SQUARED_ERROR_BACKWARD, run_mean_squared_error_backward)
 
 // Computes the counts of a loss from row_loss, the loss and hit that linear_cross_entropy stored of each row.
 // If row_loss is NULL, sums only the weights. Moves up to 16 bytes a row.
@@ -780,5 +787,6 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
                        a->ignore_index, counts, loss);
     return e;
 }
+TT__RUN_BY(LINEAR_CROSS_ENTROPY, run_linear_cross_entropy)
 
 } // namespace
