@@ -521,11 +521,19 @@ tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float ep
 /* Records x / sqrt(mean(x^2) + eps) * w, with the mean over a row (Zhang, Sennrich 2019). x (rows, D), w (D),
    eps >= 0 */
 tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps);
-tt_value tt_gelu(tt_tape *t, tt_value x);      /* x/2 (1 + erf(x / sqrt 2)) (Hendrycks, Gimpel 2016) */
-tt_value tt_gelu_tanh(tt_tape *t, tt_value x); /* tanh approximation of GELU, "gelu_new" */
-tt_value tt_relu(tt_tape *t, tt_value x);
-tt_value tt_tanh(tt_tape *t, tt_value x);
-tt_value tt_silu(tt_tape *t, tt_value x);      /* x / (1 + exp(-x)) */
+/* Table of the activations: X(ACT, function, by_result). `function` records the activation of x (rows, D),
+   element by element. by_result: the backward computes the slope from the result, otherwise from x. The
+   values and slopes are functions act_ACT and slope_ACT of the CPU's and of CUDA's kernels. */
+#define TT__ACTS(X) \
+    X(GELU, tt_gelu, false)           /* x/2 (1 + erf(x / sqrt 2)) (Hendrycks, Gimpel 2016) */ \
+    X(GELU_TANH, tt_gelu_tanh, false) /* tanh approximation of GELU, "gelu_new" */ \
+    X(RELU, tt_relu, true)            /* max(x, 0) */ \
+    X(TANH, tt_tanh, true) \
+    X(SILU, tt_silu, false)           /* x / (1 + exp(-x)) */
+#define TT__DECLARE(ACT, function, by_result) tt_value function(tt_tape *t, tt_value x);
+TT__ACTS(TT__DECLARE)
+#undef TT__DECLARE
+
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b); /* b has a's shape, or is (1, D) and is added to every
                                                         row of a */
 tt_value tt_mul(tt_tape *t, tt_value a, tt_value b); /* a * b element by element; a and b have the same
@@ -2247,7 +2255,9 @@ enum { TT__FLOATS = 0 TT__DTYPES(TT__IS_FLOAT) };
 typedef struct tt__mat { void *data; tt_dtype dtype; int64_t rows, cols, ld; } tt__mat;
 
 typedef enum tt__act {
-    TT__ACT_NONE, TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RELU, TT__ACT_TANH, TT__ACT_SILU
+#define TT__ENUM(ACT, function, by_result) TT__ACT_##ACT,
+    TT__ACT_NONE, TT__ACTS(TT__ENUM) TT__ACT_COUNT
+#undef TT__ENUM
 } tt__act;
 
 #define TT__MAX_IN 9
@@ -2383,10 +2393,11 @@ typedef struct tt__instr {
 /* ==== src/backend/ops.h */
 /* ---------------------------------------------------------------------------------------------- the op table
    Table of the ops: X(OP, name, inputs, outputs, flags); inputs and outputs are the largest numbers of
-   operands and results. Other parts of an op carry its name: tt__rules_OP (src/ops/), TT__K(run_OP) (cpu),
-   and the case in the generic tests. The comment of a row lists the operands and, after ->, the results, in
-   the order of their numbers. A name in [brackets] may be absent; - is a number that the op does not use. The
-   flags: */
+   operands and results. Below the row of an op is the row of its backward, if that has kernels of its own.
+   Other parts of an op carry its name: tt__rules_OP (src/ops/), TT__K(run_OP) (cpu), TT__RUN_BY(OP, ...)
+   (cuda), and the case in the generic tests. The comment of a row lists the operands and, after ->, the
+   results, in the order of their numbers. A name in [brackets] may be absent; - is a number that the op does
+   not use. The flags: */
 #define TT__NAMED_BY_ACT 0x1 /* errors and printed programs call the op by its activation                   */
 #define TT__INPLACE0 0x2     /* out[0] may take in[0]'s place if in[0] is dead after this instruction       */
 #define TT__INPLACE1 0x4     /* out[0] may take in[1]'s place if in[1] is dead after this instruction       */
@@ -2433,15 +2444,23 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* num
     X(LINEAR, "linear", 6, 2, TT__BY_ROW(1 | 8) | TT__PRODUCT | TT__ACTIVATES | TT__SAVES1 | TT__BEGINS | \
       TT__WEIGHT(1) | TT__RESIDUAL(3)) \
         /* x, w, [b], [residual], [1/scale of x], [1/scale of w] -> y, [pre-activation] */ \
+    X(LINEAR_DX, "linear_dx", 6, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
+        /* dy, w, [saved], -, [1/scale of dy], [1/scale of w] -> dx * act'(saved), [column sums of dx] */ \
+    X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy, x] -> dw, [db] */ \
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
+    X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
     X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
         /* x, w, [b] -> y, (mean, 1/std) */ \
+    X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 4, TT__INPLACE0 | TT__COLUMN_SUMS) \
+        /* dy, x, w, stats -> [dx], [dw], [db], [column sums of dx] */ \
     X(RMSNORM, "rmsnorm", 2, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
         /* x, w -> y, 1/rms */ \
     X(RMSNORM_BACKWARD, "rmsnorm_backward", 4, 3, TT__INPLACE0 | TT__COLUMN_SUMS) \
         /* dy, x, w, 1/rms -> [dx], [dw], [column sums of dx] */ \
     X(ACTIVATION, "activation", 1, 1, TT__NAMED_BY_ACT | TT__INPLACE0 | TT__BY_ROW(1) | TT__AGAIN) \
         /* x -> act(x) */ \
+    X(ACTIVATION_BACKWARD, "activation_backward", 2, 2, TT__INPLACE0 | TT__INPLACE1 | TT__COLUMN_SUMS) \
+        /* dy, saved -> dx, [column sums of dx] */ \
     X(ADD, "add", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__SUMS | TT__MOVES | \
       TT__RESIDUAL(1)) /* a, b -> a + b */ \
     X(ADD_ROW, "add_row", 2, 1, TT__INPLACE0 | TT__BY_ROW(1)) /* a, row -> a + row, in every row */ \
@@ -2458,41 +2477,33 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* num
         /* x, [residual], [row numbers] -> y, [column sums] */ \
     X(ATTENTION, "attention", 5, 2, TT__RANDOM | TT__WITH_RUN | TT__BY_ROW(1) | TT__NUMBERS(4) | \
       TT__AGAIN_ATTENTION) /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
+    X(ATTENTION_BACKWARD, "attention_backward", 8, 6, TT__WITH_RUN | TT__COLUMN_SUMS) \
+        /* dout, q, k, v, seq_start, out, lse, [row numbers] -> dq, dk, dv, [column sums of each] */ \
     X(GATHER_ROWS, "gather_rows", 2, 1, TT__GATHERS | TT__MOVES) /* x, index -> y */ \
+    X(GATHER_ROWS_BACKWARD, "gather_rows_backward", 2, 1, 0) /* dy, index -> dx */ \
     X(MEAN_POOL, "mean_pool", 2, 1, TT__BEGINS) /* x, seq_start -> y */ \
+    X(MEAN_POOL_BACKWARD, "mean_pool_backward", 2, 1, 0) /* dy, seq_start -> dx */ \
     X(SET_ROWS, "set_rows", 3, 1, TT__INPLACE0) /* x, index, row -> y */ \
+    X(SET_ROWS_BACKWARD, "set_rows_backward", 2, 2, TT__INPLACE0) /* dy, index -> [dx], [drow] */ \
     X(STORE_ROWS, "store_rows", 2, 1, TT__RMW) /* x, index -> cache */ \
     X(PATCHES, "patches", 3, 1, TT__AGAIN_KEPT) /* pixels, positions, seq_start -> y */ \
     X(CROSS_ENTROPY, "cross_entropy", 3, 3, TT__LOSS) /* logits, targets, [weights] -> loss, lse, counts */ \
-    X(SOFT_CROSS_ENTROPY, "soft_cross_entropy", 3, 3, TT__LOSS) \
-        /* logits, targets, [weights] -> loss, (lse, sum of targets), counts */ \
-    X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, TT__LOSS) \
-        /* x, target, [weights] -> loss, -, counts */ \
-    X(CAST, "cast", 1, 1, TT__CASTS | TT__AGAIN_KEPT) /* x -> x in another dtype */ \
-    X(FILL, "fill", 1, 1, 0) /* [loss scale] -> constant */ \
-    X(LINEAR_DX, "linear_dx", 6, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
-        /* dy, w, [saved], -, [1/scale of dy], [1/scale of w] -> dx * act'(saved), [column sums of dx] */ \
-    X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy, x] -> dw, [db] */ \
-    X(QUANTIZE, "quantize", 2, 4, 0) \
-        /* x, [history of x] -> [fp8 of x], [fp8 of x^T], 1/scale, [largest |x|] */ \
-    X(FP8_HISTORY, "fp8_history", 1, 2, TT__RMW) /* magnitudes of a step -> history, magnitudes set to 0 */ \
-    X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
-    X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 4, TT__INPLACE0 | TT__COLUMN_SUMS) \
-        /* dy, x, w, stats -> [dx], [dw], [db], [column sums of dx] */ \
-    X(ACTIVATION_BACKWARD, "activation_backward", 2, 2, TT__INPLACE0 | TT__INPLACE1 | TT__COLUMN_SUMS) \
-        /* dy, saved -> dx, [column sums of dx] */ \
-    X(ATTENTION_BACKWARD, "attention_backward", 8, 6, TT__WITH_RUN | TT__COLUMN_SUMS) \
-        /* dout, q, k, v, seq_start, out, lse, [row numbers] -> dq, dk, dv, [column sums of each] */ \
-    X(GATHER_ROWS_BACKWARD, "gather_rows_backward", 2, 1, 0) /* dy, index -> dx */ \
-    X(MEAN_POOL_BACKWARD, "mean_pool_backward", 2, 1, 0) /* dy, seq_start -> dx */ \
-    X(SET_ROWS_BACKWARD, "set_rows_backward", 2, 2, TT__INPLACE0) /* dy, index -> [dx], [drow] */ \
     X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
+    X(SOFT_CROSS_ENTROPY, "soft_cross_entropy", 3, 3, TT__LOSS) \
+        /* logits, targets, [weights] -> loss, (lse, sum of targets), counts */ \
     X(SOFT_CROSS_ENTROPY_BACKWARD, "soft_cross_entropy_backward", 6, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], (lse, sum of targets), counts -> dlogits */ \
+    X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, TT__LOSS) \
+        /* x, target, [weights] -> loss, -, counts */ \
     X(MEAN_SQUARED_ERROR_BACKWARD, "mean_squared_error_backward", 5, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) /* dloss, x, target, [weights], counts -> dx */ \
+    X(CAST, "cast", 1, 1, TT__CASTS | TT__AGAIN_KEPT) /* x -> x in another dtype */ \
+    X(FILL, "fill", 1, 1, 0) /* [loss scale] -> constant */ \
+    X(QUANTIZE, "quantize", 2, 4, 0) \
+        /* x, [history of x] -> [fp8 of x], [fp8 of x^T], 1/scale, [largest |x|] */ \
+    X(FP8_HISTORY, "fp8_history", 1, 2, TT__RMW) /* magnitudes of a step -> history, magnitudes set to 0 */ \
     X(LINEAR_CROSS_ENTROPY, "linear_cross_entropy", 6, 5, \
       TT__LOSS | TT__WITH_RUN | TT__MEAN | TT__WEIGHT(3)) \
         /* x, targets, [weights], w, [b], [dloss] -> loss, [dx], counts, [dw], [db] */ \
@@ -2524,6 +2535,15 @@ enum {
 #undef TT__ENUM
     TT__OP_COUNT
 };
+
+/* Table of the ops that compute each element of out[0] from the same elements a and b of two operands:
+   X(OP, kind, formula). The kernels of the CPU and of CUDA are made of the formula. ACT(SILU)(a) is an
+   activation of TT__ACTS. kind: RARE or, if training spends much time in the op, HOT (see
+   src/cuda/groups.cuh). */
+#define TT__PAIRS(X, ACT) \
+    X(ADD, HOT, a + b) \
+    X(MUL, HOT, a * b) \
+    X(SWIGLU, HOT, ACT(SILU)(a) * b)
 
 /* Purposes of random numbers. The purpose is a part of the key of a stream (tt__stream_key). */
 enum {
@@ -4310,7 +4330,9 @@ static int tt__numbers(const tt__instr *i) { return (int)(tt__ops[i->op].flags >
 
 static const char *tt__act_name(int act)
 {
-    static const char *const names[] = {"none", "gelu", "gelu_tanh", "relu", "tanh", "silu"};
+#define TT__NAME(ACT, function, by_result) &#function[3], /* without "tt_" */
+    static const char *const names[] = {"none", TT__ACTS(TT__NAME)};
+#undef TT__NAME
     return names[act];
 }
 
@@ -5700,7 +5722,14 @@ tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b)
     return tt__record(t, tt__new_instr(TT__OP_LINEAR), "vpP", x, w, b);
 }
 
-static bool tt__act_from_output(int act) { return act == TT__ACT_RELU || act == TT__ACT_TANH; }
+/* Returns whether the backward computes the slope of an activation from the result. */
+static bool tt__act_by_result(int act)
+{
+#define TT__BY_RESULT(ACT, function, by_result) by_result,
+    static const bool all[] = {false, TT__ACTS(TT__BY_RESULT)};
+#undef TT__BY_RESULT
+    return all[act];
+}
 
 static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
 {
@@ -5710,7 +5739,7 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
     tt__instr product = *f;
     memset(&product.attr, 0, sizeof product.attr);
     if (f->attr.act && (weights || x)) { /* first the backward of the activation */
-        const char *reads = tt__act_from_output(f->attr.act) ? "gA" : "gB";
+        const char *reads = tt__act_by_result(f->attr.act) ? "gA" : "gB";
         tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "");
         const tt__tape_value *y = &t->values[f->out[0]];
         dy = b->ok ? tt__new_value(t, &y->shape, TT__TRANSIENT, "d(%.56s.pre)", y->name) : 0;
@@ -6179,15 +6208,14 @@ static tt_value tt__activation(tt_tape *t, tt_value x, int act)
     return tt__record(t, i, "v", x);
 }
 
-tt_value tt_gelu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_GELU); }
-tt_value tt_gelu_tanh(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_GELU_TANH); }
-tt_value tt_relu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_RELU); }
-tt_value tt_tanh(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_TANH); }
-tt_value tt_silu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_SILU); }
+#define TT__RECORDER(ACT, function, by_result) \
+    tt_value function(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_##ACT); }
+TT__ACTS(TT__RECORDER)
+#undef TT__RECORDER
 
 static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    const char *reads = tt__act_from_output(f->attr.act) ? "gA" : "g0";
+    const char *reads = tt__act_by_result(f->attr.act) ? "gA" : "g0";
     tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "0");
 }
 
@@ -13054,67 +13082,68 @@ TT__INLINE tt__vf TT__K(tanh)(tt__vf x)
                     | ((((tt__vi)x & sign) | one) & far & ~nan));
 }
 
-TT__INLINE tt__vf TT__K(act)(const int kind, tt__vf x) /* kind: tt__act */
+/* The value and the slope of each activation of TT__ACTS. A slope gets the saved value s: the result of the
+   activation if the table says by_result, else the operand. */
+TT__INLINE tt__vf TT__K(act_GELU)(tt__vf x)
 {
-    switch (kind) {
-    case TT__ACT_GELU: return x * 0.5f * (1.0f + TT__K(erf)(x * 0.70710678118654752f));
-    case TT__ACT_GELU_TANH: {
-        tt__vf t = TT__K(tanh)(0.7978845608028654f * x * (1.0f + 0.044715f * x * x));
-        return x * 0.5f * (1.0f + t);
-    }
-    case TT__ACT_RELU: { tt__vi keep = ~(x < 0.0f); return (tt__vf)((tt__vi)x & keep); } /* NaN stays NaN */
-    case TT__ACT_TANH: return TT__K(tanh)(x);
-    case TT__ACT_SILU: return x / (1.0f + TT__K(exp)(-x));
-    default: return x;
-    }
+    return x * 0.5f * (1.0f + TT__K(erf)(x * 0.70710678118654752f));
+}
+TT__INLINE tt__vf TT__K(slope_GELU)(tt__vf s)
+{
+    tt__vf cdf = 0.5f * (1.0f + TT__K(erf)(s * 0.70710678118654752f));
+    return cdf + s * 0.3989422804014327f * TT__K(exp)(s * s * -0.5f);
 }
 
-/* Returns the derivative of act at x from the saved value s: the output act(x) for RELU and TANH, else x. */
-TT__INLINE tt__vf TT__K(act_derivative)(const int kind, tt__vf s)
+TT__INLINE tt__vf TT__K(act_GELU_TANH)(tt__vf x)
 {
-    switch (kind) {
-    case TT__ACT_GELU: {
-        tt__vf cdf = 0.5f * (1.0f + TT__K(erf)(s * 0.70710678118654752f));
-        return cdf + s * 0.3989422804014327f * TT__K(exp)(s * s * -0.5f);
-    }
-    case TT__ACT_GELU_TANH: {
-        /* The limits avoid infinity times 0; NaN stays NaN. */
-        s = TT__K(max)(TT__K(splat)(-100.0f), TT__K(min)(TT__K(splat)(100.0f), s));
-        tt__vf t = TT__K(tanh)(0.7978845608028654f * s * (1.0f + 0.044715f * s * s));
-        return 0.5f * (1.0f + t) + 0.5f * s * (1.0f - t * t) * 0.7978845608028654f
-               * (1.0f + 0.134145f * s * s);
-    }
-    case TT__ACT_RELU: { tt__vi positive = s > 0.0f; return (tt__vf)(positive & (tt__vi)TT__K(splat)(1.0f)); }
-    case TT__ACT_TANH: return 1.0f - s * s;
-    case TT__ACT_SILU: {
-        tt__vf sig = 1.0f / (1.0f + TT__K(exp)(-s));
-        return sig * (1.0f + s * (1.0f - sig));
-    }
-    default: return TT__K(splat)(1.0f);
-    }
+    tt__vf t = TT__K(tanh)(0.7978845608028654f * x * (1.0f + 0.044715f * x * x));
+    return x * 0.5f * (1.0f + t);
+}
+TT__INLINE tt__vf TT__K(slope_GELU_TANH)(tt__vf s)
+{
+    /* The limits avoid infinity times 0; NaN stays NaN. */
+    s = TT__K(max)(TT__K(splat)(-100.0f), TT__K(min)(TT__K(splat)(100.0f), s));
+    tt__vf t = TT__K(tanh)(0.7978845608028654f * s * (1.0f + 0.044715f * s * s));
+    return 0.5f * (1.0f + t) + 0.5f * s * (1.0f - t * t) * 0.7978845608028654f
+           * (1.0f + 0.134145f * s * s);
 }
 
-TT__INLINE void TT__K(act_each)(const int kind, float *y, const float *x, const float *saved, int64_t n)
+TT__INLINE tt__vf TT__K(act_RELU)(tt__vf x)
 {
-    for (int64_t c = 0; c < n; c += TT__LANES) {
-        tt__vf v = TT__K(load_n)(x + c, n - c);
-        if (saved) v *= TT__K(act_derivative)(kind, TT__K(load_n)(saved + c, n - c));
-        else v = TT__K(act)(kind, v);
-        TT__K(store_n)(y + c, v, n - c);
-    }
+    tt__vi keep = ~(x < 0.0f); /* NaN stays NaN */
+    return (tt__vf)((tt__vi)x & keep);
+}
+TT__INLINE tt__vf TT__K(slope_RELU)(tt__vf s)
+{
+    tt__vi positive = s > 0.0f;
+    return (tt__vf)(positive & (tt__vi)TT__K(splat)(1.0f));
 }
 
-/* Computes y = act(x) if `saved` is NULL, else y = x * act'(saved), over a row of n floats. y may be x. */
+TT__INLINE tt__vf TT__K(act_TANH)(tt__vf x) { return TT__K(tanh)(x); }
+TT__INLINE tt__vf TT__K(slope_TANH)(tt__vf s) { return 1.0f - s * s; }
+
+TT__INLINE tt__vf TT__K(act_SILU)(tt__vf x) { return x / (1.0f + TT__K(exp)(-x)); }
+TT__INLINE tt__vf TT__K(slope_SILU)(tt__vf s)
+{
+    tt__vf sig = 1.0f / (1.0f + TT__K(exp)(-s));
+    return sig * (1.0f + s * (1.0f - sig));
+}
+
+/* Computes y = act(x) if `saved` is NULL, else y = x * act'(saved), over a row of n floats. y may be x. kind:
+   an activation of TT__ACTS. */
 TT__OUTLINE void TT__K(act_row)(int kind, float *y, const float *x, const float *saved, int64_t n)
 {
-    switch (kind) {
-    case TT__ACT_GELU: TT__K(act_each)(TT__ACT_GELU, y, x, saved, n); break;
-    case TT__ACT_GELU_TANH: TT__K(act_each)(TT__ACT_GELU_TANH, y, x, saved, n); break;
-    case TT__ACT_RELU: TT__K(act_each)(TT__ACT_RELU, y, x, saved, n); break;
-    case TT__ACT_TANH: TT__K(act_each)(TT__ACT_TANH, y, x, saved, n); break;
-    case TT__ACT_SILU: TT__K(act_each)(TT__ACT_SILU, y, x, saved, n); break;
-    default: TT__K(act_each)(TT__ACT_NONE, y, x, saved, n); break;
-    }
+#define TT__ACT_LOOP(ACT, function, by_result) \
+    case TT__ACT_##ACT: \
+        for (int64_t c = 0; c < n; c += TT__LANES) { \
+            tt__vf v = TT__K(load_n)(x + c, n - c); \
+            if (saved) v *= TT__K(slope_##ACT)(TT__K(load_n)(saved + c, n - c)); \
+            else v = TT__K(act_##ACT)(v); \
+            TT__K(store_n)(y + c, v, n - c); \
+        } \
+        break;
+    switch (kind) { TT__ACTS(TT__ACT_LOOP) }
+#undef TT__ACT_LOOP
 }
 
 /* ==== src/cpu/halves.h */
@@ -15604,18 +15633,22 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
 /* ---------------------------------------------------------------------------------------- element by element
    Kernels that compute each row, or each element, only from the same row of their operands. */
 
+#define TT__ACT_OF(ACT) TT__K(act_##ACT)
+#define TT__PAIR(OP, kind, formula) \
+    TT__RUN_MAP_OF(OP, 0, 2, for (int64_t c = 0; c < n; c += TT__LANES) { \
+        const tt__vf a = TT__K(load_n)(x[0] + c, n - c); \
+        const tt__vf b = TT__K(load_n)(x[1] + c, n - c); \
+        TT__K(store_n)(y + c, formula, n - c); \
+    })
+TT__PAIRS(TT__PAIR, TT__ACT_OF)
+#undef TT__PAIR
+#undef TT__ACT_OF
+
 TT__RUN_MAP_OF(SCALE, 0, 1, TT__K(axpby)(y, l->instr->attr.scale, x[0], 0, NULL, n))
 TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
-TT__RUN_MAP_OF(ADD, 0, 2, TT__K(axpby)(y, 1, x[0], 1, x[1], n))
 TT__ROW_FN(row_ADD_ROW) { TT__K(axpby)(y, 1, x[0], 1, (const float *)more, n); }
 TT__RUN_ROWS(ADD_ROW, const float *row = TT__K(row_in)(&l->in[1], 0, scratch, 3);
     TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(row_ADD_ROW), row))
-TT__RUN_MAP_OF(MUL, 0, 2, for (int64_t c = 0; c < n; c += TT__LANES)
-    TT__K(store_n)(y + c, TT__K(load_n)(x[0] + c, n - c) * TT__K(load_n)(x[1] + c, n - c), n - c))
-TT__RUN_MAP_OF(SWIGLU, 0, 2, for (int64_t c = 0; c < n; c += TT__LANES) {
-    const tt__vf gate = TT__K(load_n)(x[0] + c, n - c);
-    TT__K(store_n)(y + c, TT__K(act)(TT__ACT_SILU, gate) * TT__K(load_n)(x[1] + c, n - c), n - c);
-})
 TT__RUN_MAP_OF(ACTIVATION, 0, 1, TT__K(act_row)(l->instr->attr.act, y, x[0], NULL, n))
 TT__RUN_MAP_OF(ACTIVATION_BACKWARD, 0, 2, TT__K(act_row)(l->instr->attr.act, y, x[0], x[1], n))
 
@@ -15633,8 +15666,8 @@ TT__ROWS_FN(swiglu_backward_rows)
         for (int64_t c = 0; c < n; c += TT__LANES) {
             const tt__vf dy = TT__K(load_n)(x[0] + c, n - c), gate = TT__K(load_n)(x[1] + c, n - c);
             const tt__vf up = TT__K(load_n)(x[2] + c, n - c);
-            TT__K(store_n)(y[0] + c, dy * up * TT__K(act_derivative)(TT__ACT_SILU, gate), n - c);
-            TT__K(store_n)(y[1] + c, dy * TT__K(act)(TT__ACT_SILU, gate), n - c);
+            TT__K(store_n)(y[0] + c, dy * up * TT__K(slope_SILU)(gate), n - c);
+            TT__K(store_n)(y[1] + c, dy * TT__K(act_SILU)(gate), n - c);
         }
         for (int k = 0; k < 2; k++)
             if (l->out[k].data) TT__K(row_end)(&l->out[k], l->add[k], r, y[k], scratch, 2);

@@ -1095,44 +1095,57 @@ __device__ __forceinline__ float share_by_tanh(float x, float square)
     return tt__reciprocal(1 + tt__exp2(x * fmaf(-0.102943240f, square, -2.30220820f)));
 }
 
-// Returns an activation of x. activation_slope returns the derivative from the value that was saved: the
-// result for ReLU and tanh, the operand for the others. Where exp or tanh is rounded to 0 or 1, its slope is
-// 0, and the product of that slope and a large x is left out.
+// The value and the slope of each activation of TT__ACTS. A slope gets the value that was saved: the result
+// of the activation if the table says by_result, else the operand. Where exp or tanh is rounded to 0 or 1,
+// its slope is 0, and the product of that slope and a large x is left out.
+__device__ __forceinline__ float act_GELU(float x)
+{
+    const normal_tail n = tail_of(x);
+    return fmaxf(x, 0.0f) - n.reach * (n.f * n.e); // f is NaN where x is NaN
+}
+__device__ __forceinline__ float slope_GELU(float x)
+{
+    const normal_tail n = tail_of(x);
+    const float below = (n.f - n.reach) * n.e; // the derivative at -|x|
+    return x < 0 ? below : 1 - below;
+}
+
+__device__ __forceinline__ float act_GELU_TANH(float x) { return x * share_by_tanh(x, x * x); }
+__device__ __forceinline__ float slope_GELU_TANH(float x)
+{
+    const float square = x * x, s = share_by_tanh(x, square), ds = fmaf(-s, s, s);
+    const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times d(2u)/dx
+    return ds > 0 ? fmaf(ds, du, s) : s;
+}
+
+__device__ __forceinline__ float act_RELU(float x) { return x < 0 ? 0.0f : x; } // NaN stays NaN
+__device__ __forceinline__ float slope_RELU(float y) { return y > 0 ? 1.0f : 0.0f; }
+
+__device__ __forceinline__ float act_TANH(float x) { return tanhf(x); }
+__device__ __forceinline__ float slope_TANH(float y) { return 1 - y * y; }
+
+__device__ __forceinline__ float act_SILU(float x) { return x * sigmoid(x); }
+__device__ __forceinline__ float slope_SILU(float x)
+{
+    float s = sigmoid(x), ds = s * (1 - s);
+    return ds > 0 ? s + x * ds : s;
+}
+
+// Returns activation `act` of x. activation_slope returns the slope from the saved value. Without an
+// activation the value is x and the slope is 1.
 __device__ __forceinline__ float activate(int act, float x)
 {
-    switch (act) {
-    case TT__ACT_GELU: {
-        const normal_tail n = tail_of(x);
-        return fmaxf(x, 0.0f) - n.reach * (n.f * n.e); // f is NaN where x is NaN
-    }
-    case TT__ACT_GELU_TANH: return x * share_by_tanh(x, x * x);
-    case TT__ACT_RELU: return x < 0 ? 0.0f : x; // NaN stays NaN
-    case TT__ACT_TANH: return tanhf(x);
-    case TT__ACT_SILU: return x * sigmoid(x);
-    default: return x;
-    }
+#define TT__ACTIVATE(ACT, function, by_result) case TT__ACT_##ACT: return act_##ACT(x);
+    switch (act) { TT__ACTS(TT__ACTIVATE) }
+#undef TT__ACTIVATE
+    return x;
 }
-__device__ __forceinline__ float activation_slope(int act, float x)
+__device__ __forceinline__ float activation_slope(int act, float saved)
 {
-    switch (act) {
-    case TT__ACT_GELU: {
-        const normal_tail n = tail_of(x);
-        const float below = (n.f - n.reach) * n.e; // the derivative at -|x|
-        return x < 0 ? below : 1 - below;
-    }
-    case TT__ACT_GELU_TANH: {
-        const float square = x * x, s = share_by_tanh(x, square), ds = fmaf(-s, s, s);
-        const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times d(2u)/dx
-        return ds > 0 ? fmaf(ds, du, s) : s;
-    }
-    case TT__ACT_RELU: return x > 0 ? 1.0f : 0.0f;
-    case TT__ACT_TANH: return 1 - x * x;
-    case TT__ACT_SILU: {
-        float s = sigmoid(x), ds = s * (1 - s);
-        return ds > 0 ? s + x * ds : s;
-    }
-    default: return 1;
-    }
+#define TT__SLOPE(ACT, function, by_result) case TT__ACT_##ACT: return slope_##ACT(saved);
+    switch (act) { TT__ACTS(TT__SLOPE) }
+#undef TT__SLOPE
+    return 1;
 }
 
 // Computes one round of Philox4x32 on the counter c, with the round's key.
@@ -1721,6 +1734,44 @@ cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y
 
 } // namespace
 
+/* ==== src/cuda/kernels.cuh */
+namespace {
+
+// ============================================================================================ kernels of ops
+
+typedef cudaError_t (*run_fn)(const tt__launch *l);
+typedef cudaError_t (*run_together_fn)(const tt__launch *l, int n); // runs n launches with few kernels
+
+// The function that runs an op, `run` or `together` (if both are NULL, CUDA has no kernel for the op), and
+// the max numbers of rows and columns of the op's operands (0: any number).
+struct op_kernels {
+    run_fn run;
+    run_together_fn together;
+    int64_t max_rows, max_cols;
+    op_kernels() : run(NULL), together(NULL), max_rows(0), max_cols(0) {}
+    op_kernels(run_fn f, int64_t rows = 0, int64_t cols = 0) : op_kernels()
+    {
+        run = f;
+        max_rows = rows;
+        max_cols = cols;
+    }
+    op_kernels(run_together_fn f) : op_kernels() { together = f; }
+};
+enum {
+    MOST_SET_ROWS = 1 << 27,   // the resident workspace has a bit for each row
+    MOST_SUM_COLUMNS = 1 << 20 // the resident workspace has partial sums of all columns
+};
+
+// Returns the kernels of op number OP. Without a TT__RUN_BY(OP, ...) CUDA has no kernel for the op.
+template <int OP> op_kernels kernels_of() { return {}; }
+
+// Says by which function an op runs, and optionally the max numbers of rows and columns. The line stands
+// below that function.
+#define TT__RUN_BY(OP, ...) \
+    template <> op_kernels kernels_of<TT__OP_##OP>() { return {__VA_ARGS__}; }
+
+} // namespace
+
 /* ==== src/ops/elementwise/cuda.cuh */
 namespace {
 
@@ -1744,30 +1795,39 @@ cudaError_t run_scale(const tt__launch *l)
     const op_scale op = {l->instr->op == TT__OP_SCALE ? l->instr->attr.scale : 1.0f}; // a CAST scales by 1
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], false, op);
 }
+TT__RUN_BY(SCALE, run_scale)
+TT__RUN_BY(CAST, run_scale)
 
-// Computes y = a + b or, if TIMES, y = a * b. b is a matrix or, if ROW, a single row. Reads a and b and
-// writes y once.
-template <bool TIMES, bool ROW> struct op_two {
-    static constexpr int KIND = HOT;
-    static constexpr bool BY_ROW = ROW;
+// Computes y from a and b by PAIR::of. b is a matrix or, if ROW, a single row. Moves a, b and y once.
+template <class PAIR, bool ROW> struct op_pair {
+    static constexpr int KIND = PAIR::KIND;
     __device__ void begin() {}
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
         float b[8];
         load_group(v, g.a, r, c, n, g.vector);
         load_group(b, g.b, ROW ? 0 : r, c, n, g.vector);
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = TIMES ? v[j] * b[j] : v[j] + b[j];
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = PAIR::of(v[j], b[j]);
         return true;
     }
 };
-struct op_add : op_two<false, false> {};
-struct op_add_row : op_two<false, true> {};
-struct op_mul : op_two<true, false> {};
 
-template <class OP> cudaError_t run_two(const tt__launch *l)
+template <class PAIR, bool ROW> cudaError_t run_pair(const tt__launch *l)
 {
-    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], OP::BY_ROW, OP());
+    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], ROW, op_pair<PAIR, ROW>());
 }
+
+#define TT__ACT_OF(ACT) act_##ACT
+#define TT__PAIR(OP, kind, formula)                                              \
+    struct pair_##OP {                                                           \
+        static constexpr int KIND = kind;                                        \
+        static __device__ float of(float a, float b) { return formula; }         \
+    };                                                                           \
+    TT__RUN_BY(OP, run_pair<pair_##OP, false>)
+TT__PAIRS(TT__PAIR, TT__ACT_OF)
+#undef TT__PAIR
+#undef TT__ACT_OF
+TT__RUN_BY(ADD_ROW, run_pair<pair_ADD, true>)
 
 // Arguments of rotary positions. A thread rotates up to 8 pairs of columns of a head, and the same pairs of
 // TURN_HEADS heads. Reads x and writes y once.
@@ -1872,6 +1932,7 @@ cudaError_t run_rotary(const tt__launch *l)
                                   blocks_for(a.all, TT__ROW_THREADS), &grid);
     return e != cudaSuccess ? e : TT__LAUNCH(rotary_kernel, grid, TT__ROW_THREADS, 0, l->device->stream, a);
 }
+TT__RUN_BY(ROTARY, run_rotary)
 
 // Sets y to a constant, multiplied by the loss scale if `scale` is not NULL. Writes y once.
 struct op_fill {
@@ -1892,6 +1953,7 @@ cudaError_t run_fill(const tt__launch *l)
     const op_fill op = {l->instr->attr.scale, (const tt__scale_state *)l->in[0].data};
     return l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, l->out[0], false, false, op);
 }
+TT__RUN_BY(FILL, run_fill)
 
 // Computes y = act(x); op_act_backward computes dx = dy * act'(saved). Both read and write matrices once.
 template <int ACT> struct op_act {
@@ -1925,13 +1987,10 @@ template <int ACT> struct op_act_backward {
 // Calls run(op), where op is OP<act> for the activation `act`.
 template <template <int> class OP, class RUN> cudaError_t with_act(int act, RUN run)
 {
-    switch (act) {
-    case TT__ACT_GELU: return run(OP<TT__ACT_GELU>());
-    case TT__ACT_GELU_TANH: return run(OP<TT__ACT_GELU_TANH>());
-    case TT__ACT_RELU: return run(OP<TT__ACT_RELU>());
-    case TT__ACT_TANH: return run(OP<TT__ACT_TANH>());
-    default: return run(OP<TT__ACT_SILU>());
-    }
+#define TT__RUN_ACT(ACT, function, by_result) case TT__ACT_##ACT: return run(OP<TT__ACT_##ACT>());
+    switch (act) { TT__ACTS(TT__RUN_ACT) }
+#undef TT__RUN_ACT
+    return cudaErrorInvalidValue; // there is no such activation
 }
 
 cudaError_t run_act(tt__device *d, int act, const tt__mat &x, const tt__mat &y, bool add)
@@ -1951,30 +2010,13 @@ cudaError_t run_activation(const tt__launch *l)
 {
     return run_act(l->device, l->instr->attr.act, l->in[0], l->out[0], l->add[0]);
 }
+TT__RUN_BY(ACTIVATION, run_activation)
 
 cudaError_t run_activation_backward(const tt__launch *l)
 {
     return run_slope(l, l->instr->attr.act, l->in[0], l->in[1], l->out[0], l->add[0], l->out[1], l->add[1]);
 }
-
-// Computes y = silu(gate) * up. Reads gate and up and writes y once.
-struct op_swiglu {
-    static constexpr int KIND = HOT;
-    __device__ void begin() {}
-    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
-    {
-        float up[8];
-        load_group(v, g.a, r, c, n, g.vector);
-        load_group(up, g.b, r, c, n, g.vector);
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = activate(TT__ACT_SILU, v[j]) * up[j];
-        return true;
-    }
-};
-
-cudaError_t run_swiglu(const tt__launch *l)
-{
-    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], false, op_swiglu());
-}
+TT__RUN_BY(ACTIVATION_BACKWARD, run_activation_backward)
 
 // Arguments of the backward of swiglu, which works on groups of 8 columns, as each_group does. dgate or dup
 // may be absent, or have the memory of an operand. Reads operands and writes results once.
@@ -2007,8 +2049,8 @@ template <int X> __global__ void __launch_bounds__(TT__ROW_THREADS, 2) swiglu_ba
             load_group(gate, g.gate, r, c, n, g.vector);
             load_group(up, g.up, r, c, n, g.vector);
             TT__UNROLL for (int j = 0; j < 8; j++) {
-                up[j] *= dy[j] * activation_slope(TT__ACT_SILU, gate[j]);
-                dy[j] *= activate(TT__ACT_SILU, gate[j]);
+                up[j] *= dy[j] * slope_SILU(gate[j]);
+                dy[j] *= act_SILU(gate[j]);
             }
             write(g.dgate, g.add_dgate, r, c, n, up);
             write(g.dup, g.add_dup, r, c, n, dy);
@@ -2037,6 +2079,7 @@ cudaError_t run_swiglu_backward(const tt__launch *l)
     const dim3 grid(across, min((blocks + across - 1) / across, 65535u));
     return TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
 }
+TT__RUN_BY(SWIGLU_BACKWARD, run_swiglu_backward)
 
 // Computes y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual if it is present.
 // A group of 8 columns gets its 16-bit random numbers from Philox counter {r, c / 8, 0, 0}, where r and c
@@ -2099,6 +2142,7 @@ cudaError_t run_dropout(const tt__launch *l)
     return run_groups_sums(l, l->in[0], l->in[1], l->out[0], l->add[0], true, dropout_of(l), l->out[1],
                            l->add[1]);
 }
+TT__RUN_BY(DROPOUT, run_dropout)
 
 } // namespace
 
@@ -2129,6 +2173,8 @@ cudaError_t run_gather(const tt__launch *l)
                           embedding ? l->first_row - l->instr->attr.offset : 0};
     return run_groups(l->device, l->in[embedding ? 1 : 0], no_operand, l->out[0], l->add[0], true, op);
 }
+TT__RUN_BY(EMBEDDING, run_gather)
+TT__RUN_BY(GATHER_ROWS, run_gather)
 
 // Returns the sequence s that contains row r: start[s] <= r < start[s + 1].
 __device__ __forceinline__ int64_t sequence_of(const int32_t *start, int64_t seqs, int64_t r)
@@ -2163,6 +2209,7 @@ cudaError_t run_mean_pool_backward(const tt__launch *l)
     const op_mean_pool_backward op = {(const int32_t *)l->in[1].data, l->in[0].rows};
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], true, op);
 }
+TT__RUN_BY(MEAN_POOL_BACKWARD, run_mean_pool_backward)
 
 // Arguments of patches, which sets y[r] to patch number position[r] - 1 of the image of row r, one channel
 // after another, or to zeros if position[r] is 0. A thread works on up to 8 pixels of a line of a patch, with
@@ -2240,6 +2287,7 @@ cudaError_t run_patches(const tt__launch *l)
                                   &grid);
     return e != cudaSuccess ? e : TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
 }
+TT__RUN_BY(PATCHES, run_patches)
 
 // ---- sums over rows
 
@@ -2301,6 +2349,7 @@ cudaError_t run_mean_pool(const tt__launch *l)
     return TT__LAUNCH(mean_pool, dim3((unsigned)y->rows, blocks_for(y->cols, 256)), TT__ROW_THREADS, 0,
                       d->stream, l->in[0], (const int32_t *)l->in[1].data, *y, l->add[0], is_wide(&l->in[0]));
 }
+TT__RUN_BY(MEAN_POOL, run_mean_pool)
 
 // ---- set_rows: a bit marks each row that the index lists, because the index may list a row twice
 
@@ -2357,6 +2406,7 @@ cudaError_t run_set_rows(const tt__launch *l)
     cudaError_t e = run_mark_rows(l, l->out[0].rows);
     return e == cudaSuccess ? run_groups(l->device, l->in[0], l->in[2], l->out[0], false, true, op) : e;
 }
+TT__RUN_BY(SET_ROWS, run_set_rows, MOST_SET_ROWS)
 
 // Copies row r of x to row index[r] of y. Reads x and writes the rows of y once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) store_rows(tt__mat x, const int32_t *index, tt__mat y,
@@ -2382,6 +2432,7 @@ cudaError_t run_store_rows(const tt__launch *l)
     return TT__LAUNCH(store_rows, (unsigned)blocks, TT__ROW_THREADS, 0, l->device->stream, x,
                       (const int32_t *)l->in[1].data, y, groups, is_wide(&x) && is_wide(&y));
 }
+TT__RUN_BY(STORE_ROWS, run_store_rows)
 
 // Sums the rows of dy whose bits are set, and writes the sum of column c to partial[blockIdx.x][c]. A block
 // sums 256 columns of the rows of `words` words of bits, 32 rows a word; each warp takes every eighth word.
@@ -2423,6 +2474,7 @@ cudaError_t run_set_rows_backward(const tt__launch *l)
     const op_set_rows op = {bits, dy->data == l->out[0].data && !l->add[0], l->add[0]};
     return run_groups(d, *dy, no_operand, l->out[0], false, true, op);
 }
+TT__RUN_BY(SET_ROWS_BACKWARD, run_set_rows_backward, MOST_SET_ROWS, MOST_SUM_COLUMNS)
 
 } // namespace
 
@@ -2735,6 +2787,8 @@ cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 }
 
 cudaError_t run_layernorm(const tt__launch *l) { return run_layernorm_with(l, NULL); }
+TT__RUN_BY(LAYERNORM, run_layernorm)
+TT__RUN_BY(RMSNORM, run_layernorm)
 
 // Stores a block's sums over its rows: dw and db to `to` (2, cols) or, if `sums`, dw, db and ds to `to`
 // (3, cols). memory: shared memory (TEAMS, 4, threads of a row), if the block has several teams.
@@ -3002,6 +3056,8 @@ cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *d
 }
 
 cudaError_t run_layernorm_backward(const tt__launch *l) { return run_layernorm_backward_with(l, NULL); }
+TT__RUN_BY(LAYERNORM_BACKWARD, run_layernorm_backward, 0, MOST_SUM_COLUMNS)
+TT__RUN_BY(RMSNORM_BACKWARD, run_layernorm_backward, 0, MOST_SUM_COLUMNS)
 
 // ---- dropout and a norm in one kernel, if the second of two launches reads the result of the first
 
@@ -3380,6 +3436,8 @@ cudaError_t run_table_backward(const tt__launch *l)
                        resident_of(l)->sums);
     return e;
 }
+TT__RUN_BY(EMBEDDING_BACKWARD, run_table_backward, 0, MOST_SUM_COLUMNS)
+TT__RUN_BY(GATHER_ROWS_BACKWARD, run_table_backward, 0, MOST_SUM_COLUMNS)
 
 } // namespace
 
@@ -3594,6 +3652,7 @@ cudaError_t run_cross_entropy(const tt__launch *l)
     return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
                       (float *)l->out[0].data);
 }
+TT__RUN_BY(CROSS_ENTROPY, run_cross_entropy)
 
 // Turns N logits, beginning with column c, into their gradients: (softmax - t) * w, where t is smoothing / n
 // for all classes, plus 1 - smoothing for class `target`.
@@ -3673,6 +3732,7 @@ cudaError_t run_cross_entropy_backward(const tt__launch *l)
                       (const float *)l->in[5].data, *dx, l->add[0], a->ignore_index, a->smoothing,
                       is_wide(x) && is_wide(dx), TT__RUN_OF(l));
 }
+TT__RUN_BY(CROSS_ENTROPY_BACKWARD, run_cross_entropy_backward)
 
 // Computes the statistics (lse, sum of p) of each row and the partial counts, for logits x and probabilities
 // p of all classes. GROUP threads work on a row, as in cross_entropy. Reads the logits twice and p once.
@@ -3720,6 +3780,7 @@ cudaError_t run_soft_cross_entropy(const tt__launch *l)
     return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
                       (float *)l->out[0].data);
 }
+TT__RUN_BY(SOFT_CROSS_ENTROPY, run_soft_cross_entropy)
 
 // Writes w * (softmax(x) * (sum of p) - p) to dx or (add) adds it. Reads x and p and writes dx once.
 __global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
@@ -3751,6 +3812,7 @@ cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
                       *x, *p, l->in[3], l->in[4], (const float *)l->in[5].data, *dx, l->add[0],
                       is_wide(x) && is_wide(p) && is_wide(dx), TT__RUN_OF(l));
 }
+TT__RUN_BY(SOFT_CROSS_ENTROPY_BACKWARD, run_soft_cross_entropy_backward)
 
 // Computes the partial counts of the squared error of x and y (rows, n); the loss of a row with weight w is w
 // * the sum of (x - y)^2 / n. Reads x and y once.
@@ -3786,6 +3848,7 @@ cudaError_t run_mean_squared_error(const tt__launch *l)
     return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
                       (float *)l->out[0].data);
 }
+TT__RUN_BY(MEAN_SQUARED_ERROR, run_mean_squared_error)
 
 // Computes 2 * w * (x - y) / n, and writes it to dx or (add) adds it. Reads x and y and writes dx once.
 __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
@@ -3817,6 +3880,7 @@ cudaError_t run_mean_squared_error_backward(const tt__launch *l)
                       l->in[3], (const float *)l->in[4].data, *dx, l->add[0], is_wide(x) && is_wide(y) &&
                       is_wide(dx), TT__RUN_OF(l));
 }
+TT__RUN_BY(MEAN_SQUARED_ERROR_BACKWARD, run_mean_squared_error_backward)
 
 // Computes the counts of a loss from row_loss, each row's loss and hit (1: the prediction is right). If
 // row_loss is NULL, sums only the weights. Reads up to 16 bytes a row.
@@ -4160,6 +4224,7 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
                        a->ignore_index, counts, loss);
     return e;
 }
+TT__RUN_BY(LINEAR_CROSS_ENTROPY, run_linear_cross_entropy)
 
 } // namespace
 
@@ -4272,6 +4337,7 @@ cudaError_t run_mean_loss(const tt__launch *l)
     return TT__LAUNCH(mean_loss, 1, 32, 0, l->device->stream, (const float *)l->in[0].data,
                       (float *)l->out[0].data);
 }
+TT__RUN_BY(MEAN_LOSS, run_mean_loss)
 
 // Writes the counts of a loss to totals, a tt__totals, or (add) adds them.
 __global__ void add_counts(const float *counts, double *totals, bool add)
@@ -4286,6 +4352,7 @@ cudaError_t run_add_counts(const tt__launch *l)
     return TT__LAUNCH(add_counts, 1, 32, 0, d->stream, (const float *)l->in[0].data, (double *)l->out[0].data,
                       l->add[0]);
 }
+TT__RUN_BY(ADD_COUNTS, run_add_counts)
 
 // Computes, from the sums of squares of n gradients, the global norm and the factor by which all gradients
 // are multiplied, as in torch.nn.utils.clip_grad_norm_.
@@ -4312,6 +4379,7 @@ cudaError_t run_clip(const tt__launch *l)
                       l->instr->attr.clip_norm, (const tt__totals *)l->in[1].data,
                       (const tt__scale_state *)l->in[2].data, TT__RUN_OF(l), (tt__clipped *)l->out[0].data);
 }
+TT__RUN_BY(CLIP, run_clip)
 
 // Computes the next loss scale, as the CPU's run_LOSS_SCALE does.
 __global__ void next_loss_scale(const tt__clipped *clipped, const tt__totals *totals, tt__scale_state *s,
@@ -4337,6 +4405,7 @@ cudaError_t run_loss_scale(const tt__launch *l)
                       (const tt__totals *)l->in[1].data, (tt__scale_state *)l->out[0].data, a->growth,
                       a->backoff, a->interval);
 }
+TT__RUN_BY(LOSS_SCALE, run_loss_scale)
 
 // Returns the stream of a launch. Only copies and collectives are on a stream other than the compute stream.
 cudaStream_t stream_of(const tt__launch *l) { return stream_of(l->device, l->instr->stream); }
@@ -4353,8 +4422,11 @@ cudaError_t run_copy(const tt__launch *l)
     return cudaMemcpy2DAsync(y->data, (size_t)y->ld * size, x->data, (size_t)x->ld * size,
                              (size_t)x->cols * size, (size_t)x->rows, cudaMemcpyDefault, stream_of(l));
 }
+TT__RUN_BY(COPY, run_copy)
 
 cudaError_t run_nothing(const tt__launch *) { return cudaSuccess; }
+TT__RUN_BY(WAIT, run_nothing)
+TT__RUN_BY(SEND, run_nothing) // the RECV after a SEND fetches SEND's operand
 
 // Rounds x to 16 bits stochastically, as the CPU's round_16 does: rounds up with a probability equal to the
 // dropped fraction, by 16 random bits. Rounds numbers that are not finite and, in f16, numbers from 65504 on
@@ -4524,6 +4596,9 @@ cudaError_t run_squares(const tt__launch *l, int count)
     }
     return cudaSuccess;
 }
+TT__RUN_BY(SUM_SQUARES, run_squares)
+TT__RUN_BY(CHUNK_SQUARES, run_squares)
+TT__RUN_BY(FOLD_SQUARES, run_squares)
 
 enum { TT__UPDATE_CHUNK = 4 * 2048 }; // number of elements that a block updates
 
@@ -4651,6 +4726,8 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
     }
     return cudaSuccess;
 }
+TT__RUN_BY(SGD, run_update<false>)
+TT__RUN_BY(ADAM, run_update<true>)
 
 } // namespace
 
@@ -4946,6 +5023,12 @@ cudaError_t run_move(const tt__launch *l, int count)
     if (e == cudaSuccess) e = launch_sums(&b);
     return e == cudaSuccess ? launch_copies(&b) : e;
 }
+TT__RUN_BY(ALL_REDUCE, run_move)
+TT__RUN_BY(REDUCE_SCATTER, run_move)
+TT__RUN_BY(ALL_GATHER, run_move)
+TT__RUN_BY(BROADCAST, run_move)
+TT__RUN_BY(RECV, run_move)
+TT__RUN_BY(SUM_SLOTS, run_move)
 
 tt_status cuda_stage(const tt__launch *l, bool *more)
 {
@@ -8115,6 +8198,7 @@ cudaError_t run_attention(const tt__launch *l)
     const auto kernel = near ? attention_forward_any<true> : attention_forward_any<false>;
     return attention_launch(d, kernel, &p, p.q.rows, 64, p.heads, (p.head_size + 63) / 64, 256, 0);
 }
+TT__RUN_BY(ATTENTION, run_attention)
 
 template <class T, int PARTS> cudaError_t attention_deltas_by(tt__device *d, const attention_args *p)
 {
@@ -8205,6 +8289,7 @@ cudaError_t run_attention_backward(const tt__launch *l)
             e = run_column_sums(l, &l->out[k], &l->out[3 + k], l->add[3 + k]);
     return e;
 }
+TT__RUN_BY(ATTENTION_BACKWARD, run_attention_backward)
 
 } // namespace
 
@@ -9382,6 +9467,7 @@ cudaError_t run_sum_rows(const tt__launch *l)
 {
     return run_column_sums(l, &l->in[0], &l->out[0], l->add[0]);
 }
+TT__RUN_BY(SUM_ROWS, run_sum_rows)
 
 cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
                       const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b)
@@ -9412,6 +9498,7 @@ cudaError_t run_linear(const tt__launch *l)
     g.accumulate = l->add[0];
     return matmul(l, &g);
 }
+TT__RUN_BY(LINEAR, run_linear)
 
 cudaError_t run_linear_dx(const tt__launch *l)
 {
@@ -9424,11 +9511,13 @@ cudaError_t run_linear_dx(const tt__launch *l)
     g.add_sums = l->add[1];
     return matmul(l, &g);
 }
+TT__RUN_BY(LINEAR_DX, run_linear_dx)
 
 cudaError_t run_linear_dw(const tt__launch *l)
 {
     return linear_dw(l, &l->in[0], &l->in[1], &l->out[0], &l->out[1], l->add[0], l->add[1]);
 }
+TT__RUN_BY(LINEAR_DW, run_linear_dw)
 
 } // namespace
 
@@ -9641,6 +9730,7 @@ cudaError_t run_quantize(const tt__launch *l)
         : f16s ? fp8_quantize<TT_F16, false> : fp8_quantize<ANY, false>;
     return TT__LAUNCH(quantize, grid_for(tiles, 1, 528), 256, 0, d->stream, t);
 }
+TT__RUN_BY(QUANTIZE, run_quantize)
 
 // Moves the largest magnitudes of the step into the history, as the CPU does. A thread works on one tensor.
 __global__ void __launch_bounds__(256) fp8_history(float *history, int64_t ld, float *largest, int64_t n)
@@ -9667,6 +9757,7 @@ cudaError_t run_fp8_history(const tt__launch *l)
     return TT__LAUNCH(fp8_history, blocks_for(history->rows, 256), 256, 0, l->device->stream,
                       (float *)history->data, history->ld, (float *)l->out[1].data, history->rows);
 }
+TT__RUN_BY(FP8_HISTORY, run_fp8_history)
 
 } // namespace
 
@@ -9675,83 +9766,12 @@ namespace {
 
 // ======================================================================================= table of kernels
 
-typedef cudaError_t (*run_fn)(const tt__launch *l);
-typedef cudaError_t (*run_together_fn)(const tt__launch *l, int n); // runs n launches with few kernels
-
-// The function that runs an op, `run` or `together` (if both are NULL, CUDA has no kernel for the op), and
-// the max numbers of rows and columns of the op's operands (0: any number).
-struct op_kernels {
-    run_fn run;
-    run_together_fn together;
-    int64_t max_rows, max_cols;
-    op_kernels() : run(NULL), together(NULL), max_rows(0), max_cols(0) {}
-    op_kernels(run_fn f, int64_t rows = 0, int64_t cols = 0) : op_kernels()
-    {
-        run = f;
-        max_rows = rows;
-        max_cols = cols;
-    }
-    op_kernels(run_together_fn f) : op_kernels() { together = f; }
-};
-enum {
-    MOST_SET_ROWS = 1 << 27,   // the resident workspace has a bit for each row
-    MOST_SUM_COLUMNS = 1 << 20 // the resident workspace has partial sums of all columns
-};
-
 op_kernels kernels_of(int op)
 {
-    switch (op) {
-    case TT__OP_SCALE: case TT__OP_CAST: return run_scale;
-    case TT__OP_ADD: return run_two<op_add>;
-    case TT__OP_ADD_ROW: return run_two<op_add_row>;
-    case TT__OP_SUM_ROWS: return run_sum_rows;
-    case TT__OP_MUL: return run_two<op_mul>;
-    case TT__OP_SWIGLU: return run_swiglu;
-    case TT__OP_SWIGLU_BACKWARD: return run_swiglu_backward;
-    case TT__OP_ROTARY: return run_rotary;
-    case TT__OP_FILL: return run_fill;
-    case TT__OP_ACTIVATION: return run_activation;
-    case TT__OP_ACTIVATION_BACKWARD: return run_activation_backward;
-    case TT__OP_DROPOUT: return run_dropout;
-    case TT__OP_LAYERNORM: case TT__OP_RMSNORM: return run_layernorm;
-    case TT__OP_LAYERNORM_BACKWARD: case TT__OP_RMSNORM_BACKWARD:
-        return {run_layernorm_backward, 0, MOST_SUM_COLUMNS};
-    case TT__OP_EMBEDDING: case TT__OP_GATHER_ROWS: return run_gather;
-    case TT__OP_EMBEDDING_BACKWARD: case TT__OP_GATHER_ROWS_BACKWARD:
-        return {run_table_backward, 0, MOST_SUM_COLUMNS};
-    case TT__OP_MEAN_POOL: return run_mean_pool;
-    case TT__OP_MEAN_POOL_BACKWARD: return run_mean_pool_backward;
-    case TT__OP_SET_ROWS: return {run_set_rows, MOST_SET_ROWS};
-    case TT__OP_STORE_ROWS: return run_store_rows;
-    case TT__OP_SET_ROWS_BACKWARD: return {run_set_rows_backward, MOST_SET_ROWS, MOST_SUM_COLUMNS};
-    case TT__OP_PATCHES: return run_patches;
-    case TT__OP_CROSS_ENTROPY: return run_cross_entropy;
-    case TT__OP_SOFT_CROSS_ENTROPY: return run_soft_cross_entropy;
-    case TT__OP_SOFT_CROSS_ENTROPY_BACKWARD: return run_soft_cross_entropy_backward;
-    case TT__OP_MEAN_SQUARED_ERROR: return run_mean_squared_error;
-    case TT__OP_CROSS_ENTROPY_BACKWARD: return run_cross_entropy_backward;
-    case TT__OP_MEAN_SQUARED_ERROR_BACKWARD: return run_mean_squared_error_backward;
-    case TT__OP_LINEAR_CROSS_ENTROPY: return run_linear_cross_entropy;
-    case TT__OP_SUM_SQUARES: case TT__OP_CHUNK_SQUARES: case TT__OP_FOLD_SQUARES: return run_squares;
-    case TT__OP_ADD_COUNTS: return run_add_counts;
-    case TT__OP_MEAN_LOSS: return run_mean_loss;
-    case TT__OP_CLIP: return run_clip;
-    case TT__OP_LOSS_SCALE: return run_loss_scale;
-    case TT__OP_SGD: return run_update<false>;
-    case TT__OP_ADAM: return run_update<true>;
-    case TT__OP_COPY: return run_copy;
-    case TT__OP_WAIT: case TT__OP_SEND: return run_nothing; // the RECV after a SEND fetches SEND's operand
-    case TT__OP_ALL_REDUCE: case TT__OP_REDUCE_SCATTER: case TT__OP_ALL_GATHER: case TT__OP_BROADCAST:
-    case TT__OP_RECV: case TT__OP_SUM_SLOTS: return run_move;
-    case TT__OP_LINEAR: return run_linear;
-    case TT__OP_LINEAR_DX: return run_linear_dx;
-    case TT__OP_LINEAR_DW: return run_linear_dw;
-    case TT__OP_QUANTIZE: return run_quantize;
-    case TT__OP_FP8_HISTORY: return run_fp8_history;
-    case TT__OP_ATTENTION: return run_attention;
-    case TT__OP_ATTENTION_BACKWARD: return run_attention_backward;
-    default: return {};
-    }
+#define TT__KERNELS(OP, name, inputs, outputs, flags) kernels_of<TT__OP_##OP>(),
+    static const op_kernels table[] = {TT__OPS(TT__KERNELS)};
+#undef TT__KERNELS
+    return table[op];
 }
 
 const char *name_of(int op)

@@ -28,7 +28,9 @@ TARGETS = {
     "layernorm_backward<1024, bf16, f32>": ("registers", 128),
     "layernorm_backward<1024, f32, f32>": ("registers", 128),
 }
-ACTIVATIONS = ["none", "GELU", "GELU_TANH", "ReLU", "tanh", "SiLU"]
+# The activations of the table TT__ACTS, in the order of their numbers.
+ACTIVATIONS = ["none"] + re.findall(r"^    X\((\w+), tt_\w+, (?:true|false)\)", open(os.path.join(
+    os.path.dirname(os.path.abspath(__file__)), "../src/api/tape.h"), encoding="utf-8").read(), re.M)
 DTYPES = {"-1": "any", "0": "f32", "1": "bf16", "2": "f16"}
 COLUMNS = ["registers", "spills", "shared", "instructions", "loop", "warps"]
 

@@ -29,6 +29,7 @@
 #include "cuda/device.cuh"
 #include "cuda/numbers.cuh"
 #include "cuda/groups.cuh"
+#include "cuda/kernels.cuh"
 #include "ops/elementwise/cuda.cuh"
 #include "ops/rows/cuda.cuh"
 #include "ops/norm/cuda.cuh"

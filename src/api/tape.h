@@ -61,11 +61,19 @@ tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float ep
 /* Records x / sqrt(mean(x^2) + eps) * w, with the mean over a row (Zhang, Sennrich 2019). x (rows, D), w (D),
    eps >= 0 */
 tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps);
-tt_value tt_gelu(tt_tape *t, tt_value x);      /* x/2 (1 + erf(x / sqrt 2)) (Hendrycks, Gimpel 2016) */
-tt_value tt_gelu_tanh(tt_tape *t, tt_value x); /* tanh approximation of GELU, "gelu_new" */
-tt_value tt_relu(tt_tape *t, tt_value x);
-tt_value tt_tanh(tt_tape *t, tt_value x);
-tt_value tt_silu(tt_tape *t, tt_value x);      /* x / (1 + exp(-x)) */
+/* Table of the activations: X(ACT, function, by_result). `function` records the activation of x (rows, D),
+   element by element. by_result: the backward computes the slope from the result, otherwise from x. The
+   values and slopes are functions act_ACT and slope_ACT of the CPU's and of CUDA's kernels. */
+#define TT__ACTS(X) \
+    X(GELU, tt_gelu, false)           /* x/2 (1 + erf(x / sqrt 2)) (Hendrycks, Gimpel 2016) */ \
+    X(GELU_TANH, tt_gelu_tanh, false) /* tanh approximation of GELU, "gelu_new" */ \
+    X(RELU, tt_relu, true)            /* max(x, 0) */ \
+    X(TANH, tt_tanh, true) \
+    X(SILU, tt_silu, false)           /* x / (1 + exp(-x)) */
+#define TT__DECLARE(ACT, function, by_result) tt_value function(tt_tape *t, tt_value x);
+TT__ACTS(TT__DECLARE)
+#undef TT__DECLARE
+
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b); /* b has a's shape, or is (1, D) and is added to every
                                                         row of a */
 tt_value tt_mul(tt_tape *t, tt_value a, tt_value b); /* a * b element by element; a and b have the same

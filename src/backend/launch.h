@@ -37,7 +37,9 @@ enum { TT__FLOATS = 0 TT__DTYPES(TT__IS_FLOAT) };
 typedef struct tt__mat { void *data; tt_dtype dtype; int64_t rows, cols, ld; } tt__mat;
 
 typedef enum tt__act {
-    TT__ACT_NONE, TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RELU, TT__ACT_TANH, TT__ACT_SILU
+#define TT__ENUM(ACT, function, by_result) TT__ACT_##ACT,
+    TT__ACT_NONE, TT__ACTS(TT__ENUM) TT__ACT_COUNT
+#undef TT__ENUM
 } tt__act;
 
 #define TT__MAX_IN 9

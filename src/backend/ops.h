@@ -6,10 +6,11 @@
 
 /* ---------------------------------------------------------------------------------------------- the op table
    Table of the ops: X(OP, name, inputs, outputs, flags); inputs and outputs are the largest numbers of
-   operands and results. Other parts of an op carry its name: tt__rules_OP (src/ops/), TT__K(run_OP) (cpu),
-   and the case in the generic tests. The comment of a row lists the operands and, after ->, the results, in
-   the order of their numbers. A name in [brackets] may be absent; - is a number that the op does not use. The
-   flags: */
+   operands and results. Below the row of an op is the row of its backward, if that has kernels of its own.
+   Other parts of an op carry its name: tt__rules_OP (src/ops/), TT__K(run_OP) (cpu), TT__RUN_BY(OP, ...)
+   (cuda), and the case in the generic tests. The comment of a row lists the operands and, after ->, the
+   results, in the order of their numbers. A name in [brackets] may be absent; - is a number that the op does
+   not use. The flags: */
 #define TT__NAMED_BY_ACT 0x1 /* errors and printed programs call the op by its activation                   */
 #define TT__INPLACE0 0x2     /* out[0] may take in[0]'s place if in[0] is dead after this instruction       */
 #define TT__INPLACE1 0x4     /* out[0] may take in[1]'s place if in[1] is dead after this instruction       */
@@ -56,15 +57,23 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* num
     X(LINEAR, "linear", 6, 2, TT__BY_ROW(1 | 8) | TT__PRODUCT | TT__ACTIVATES | TT__SAVES1 | TT__BEGINS | \
       TT__WEIGHT(1) | TT__RESIDUAL(3)) \
         /* x, w, [b], [residual], [1/scale of x], [1/scale of w] -> y, [pre-activation] */ \
+    X(LINEAR_DX, "linear_dx", 6, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
+        /* dy, w, [saved], -, [1/scale of dy], [1/scale of w] -> dx * act'(saved), [column sums of dx] */ \
+    X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy, x] -> dw, [db] */ \
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
+    X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
     X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
         /* x, w, [b] -> y, (mean, 1/std) */ \
+    X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 4, TT__INPLACE0 | TT__COLUMN_SUMS) \
+        /* dy, x, w, stats -> [dx], [dw], [db], [column sums of dx] */ \
     X(RMSNORM, "rmsnorm", 2, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
         /* x, w -> y, 1/rms */ \
     X(RMSNORM_BACKWARD, "rmsnorm_backward", 4, 3, TT__INPLACE0 | TT__COLUMN_SUMS) \
         /* dy, x, w, 1/rms -> [dx], [dw], [column sums of dx] */ \
     X(ACTIVATION, "activation", 1, 1, TT__NAMED_BY_ACT | TT__INPLACE0 | TT__BY_ROW(1) | TT__AGAIN) \
         /* x -> act(x) */ \
+    X(ACTIVATION_BACKWARD, "activation_backward", 2, 2, TT__INPLACE0 | TT__INPLACE1 | TT__COLUMN_SUMS) \
+        /* dy, saved -> dx, [column sums of dx] */ \
     X(ADD, "add", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__SUMS | TT__MOVES | \
       TT__RESIDUAL(1)) /* a, b -> a + b */ \
     X(ADD_ROW, "add_row", 2, 1, TT__INPLACE0 | TT__BY_ROW(1)) /* a, row -> a + row, in every row */ \
@@ -81,41 +90,33 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* num
         /* x, [residual], [row numbers] -> y, [column sums] */ \
     X(ATTENTION, "attention", 5, 2, TT__RANDOM | TT__WITH_RUN | TT__BY_ROW(1) | TT__NUMBERS(4) | \
       TT__AGAIN_ATTENTION) /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
+    X(ATTENTION_BACKWARD, "attention_backward", 8, 6, TT__WITH_RUN | TT__COLUMN_SUMS) \
+        /* dout, q, k, v, seq_start, out, lse, [row numbers] -> dq, dk, dv, [column sums of each] */ \
     X(GATHER_ROWS, "gather_rows", 2, 1, TT__GATHERS | TT__MOVES) /* x, index -> y */ \
+    X(GATHER_ROWS_BACKWARD, "gather_rows_backward", 2, 1, 0) /* dy, index -> dx */ \
     X(MEAN_POOL, "mean_pool", 2, 1, TT__BEGINS) /* x, seq_start -> y */ \
+    X(MEAN_POOL_BACKWARD, "mean_pool_backward", 2, 1, 0) /* dy, seq_start -> dx */ \
     X(SET_ROWS, "set_rows", 3, 1, TT__INPLACE0) /* x, index, row -> y */ \
+    X(SET_ROWS_BACKWARD, "set_rows_backward", 2, 2, TT__INPLACE0) /* dy, index -> [dx], [drow] */ \
     X(STORE_ROWS, "store_rows", 2, 1, TT__RMW) /* x, index -> cache */ \
     X(PATCHES, "patches", 3, 1, TT__AGAIN_KEPT) /* pixels, positions, seq_start -> y */ \
     X(CROSS_ENTROPY, "cross_entropy", 3, 3, TT__LOSS) /* logits, targets, [weights] -> loss, lse, counts */ \
-    X(SOFT_CROSS_ENTROPY, "soft_cross_entropy", 3, 3, TT__LOSS) \
-        /* logits, targets, [weights] -> loss, (lse, sum of targets), counts */ \
-    X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, TT__LOSS) \
-        /* x, target, [weights] -> loss, -, counts */ \
-    X(CAST, "cast", 1, 1, TT__CASTS | TT__AGAIN_KEPT) /* x -> x in another dtype */ \
-    X(FILL, "fill", 1, 1, 0) /* [loss scale] -> constant */ \
-    X(LINEAR_DX, "linear_dx", 6, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
-        /* dy, w, [saved], -, [1/scale of dy], [1/scale of w] -> dx * act'(saved), [column sums of dx] */ \
-    X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy, x] -> dw, [db] */ \
-    X(QUANTIZE, "quantize", 2, 4, 0) \
-        /* x, [history of x] -> [fp8 of x], [fp8 of x^T], 1/scale, [largest |x|] */ \
-    X(FP8_HISTORY, "fp8_history", 1, 2, TT__RMW) /* magnitudes of a step -> history, magnitudes set to 0 */ \
-    X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
-    X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 4, TT__INPLACE0 | TT__COLUMN_SUMS) \
-        /* dy, x, w, stats -> [dx], [dw], [db], [column sums of dx] */ \
-    X(ACTIVATION_BACKWARD, "activation_backward", 2, 2, TT__INPLACE0 | TT__INPLACE1 | TT__COLUMN_SUMS) \
-        /* dy, saved -> dx, [column sums of dx] */ \
-    X(ATTENTION_BACKWARD, "attention_backward", 8, 6, TT__WITH_RUN | TT__COLUMN_SUMS) \
-        /* dout, q, k, v, seq_start, out, lse, [row numbers] -> dq, dk, dv, [column sums of each] */ \
-    X(GATHER_ROWS_BACKWARD, "gather_rows_backward", 2, 1, 0) /* dy, index -> dx */ \
-    X(MEAN_POOL_BACKWARD, "mean_pool_backward", 2, 1, 0) /* dy, seq_start -> dx */ \
-    X(SET_ROWS_BACKWARD, "set_rows_backward", 2, 2, TT__INPLACE0) /* dy, index -> [dx], [drow] */ \
     X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
+    X(SOFT_CROSS_ENTROPY, "soft_cross_entropy", 3, 3, TT__LOSS) \
+        /* logits, targets, [weights] -> loss, (lse, sum of targets), counts */ \
     X(SOFT_CROSS_ENTROPY_BACKWARD, "soft_cross_entropy_backward", 6, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], (lse, sum of targets), counts -> dlogits */ \
+    X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, TT__LOSS) \
+        /* x, target, [weights] -> loss, -, counts */ \
     X(MEAN_SQUARED_ERROR_BACKWARD, "mean_squared_error_backward", 5, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) /* dloss, x, target, [weights], counts -> dx */ \
+    X(CAST, "cast", 1, 1, TT__CASTS | TT__AGAIN_KEPT) /* x -> x in another dtype */ \
+    X(FILL, "fill", 1, 1, 0) /* [loss scale] -> constant */ \
+    X(QUANTIZE, "quantize", 2, 4, 0) \
+        /* x, [history of x] -> [fp8 of x], [fp8 of x^T], 1/scale, [largest |x|] */ \
+    X(FP8_HISTORY, "fp8_history", 1, 2, TT__RMW) /* magnitudes of a step -> history, magnitudes set to 0 */ \
     X(LINEAR_CROSS_ENTROPY, "linear_cross_entropy", 6, 5, \
       TT__LOSS | TT__WITH_RUN | TT__MEAN | TT__WEIGHT(3)) \
         /* x, targets, [weights], w, [b], [dloss] -> loss, [dx], counts, [dw], [db] */ \
@@ -147,6 +148,15 @@ enum {
 #undef TT__ENUM
     TT__OP_COUNT
 };
+
+/* Table of the ops that compute each element of out[0] from the same elements a and b of two operands:
+   X(OP, kind, formula). The kernels of the CPU and of CUDA are made of the formula. ACT(SILU)(a) is an
+   activation of TT__ACTS. kind: RARE or, if training spends much time in the op, HOT (see
+   src/cuda/groups.cuh). */
+#define TT__PAIRS(X, ACT) \
+    X(ADD, HOT, a + b) \
+    X(MUL, HOT, a * b) \
+    X(SWIGLU, HOT, ACT(SILU)(a) * b)
 
 /* Purposes of random numbers. The purpose is a part of the key of a stream (tt__stream_key). */
 enum {

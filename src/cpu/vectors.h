@@ -192,65 +192,66 @@ TT__INLINE tt__vf TT__K(tanh)(tt__vf x)
                     | ((((tt__vi)x & sign) | one) & far & ~nan));
 }
 
-TT__INLINE tt__vf TT__K(act)(const int kind, tt__vf x) /* kind: tt__act */
+/* The value and the slope of each activation of TT__ACTS. A slope gets the saved value s: the result of the
+   activation if the table says by_result, else the operand. */
+TT__INLINE tt__vf TT__K(act_GELU)(tt__vf x)
 {
-    switch (kind) {
-    case TT__ACT_GELU: return x * 0.5f * (1.0f + TT__K(erf)(x * 0.70710678118654752f));
-    case TT__ACT_GELU_TANH: {
-        tt__vf t = TT__K(tanh)(0.7978845608028654f * x * (1.0f + 0.044715f * x * x));
-        return x * 0.5f * (1.0f + t);
-    }
-    case TT__ACT_RELU: { tt__vi keep = ~(x < 0.0f); return (tt__vf)((tt__vi)x & keep); } /* NaN stays NaN */
-    case TT__ACT_TANH: return TT__K(tanh)(x);
-    case TT__ACT_SILU: return x / (1.0f + TT__K(exp)(-x));
-    default: return x;
-    }
+    return x * 0.5f * (1.0f + TT__K(erf)(x * 0.70710678118654752f));
+}
+TT__INLINE tt__vf TT__K(slope_GELU)(tt__vf s)
+{
+    tt__vf cdf = 0.5f * (1.0f + TT__K(erf)(s * 0.70710678118654752f));
+    return cdf + s * 0.3989422804014327f * TT__K(exp)(s * s * -0.5f);
 }
 
-/* Returns the derivative of act at x from the saved value s: the output act(x) for RELU and TANH, else x. */
-TT__INLINE tt__vf TT__K(act_derivative)(const int kind, tt__vf s)
+TT__INLINE tt__vf TT__K(act_GELU_TANH)(tt__vf x)
 {
-    switch (kind) {
-    case TT__ACT_GELU: {
-        tt__vf cdf = 0.5f * (1.0f + TT__K(erf)(s * 0.70710678118654752f));
-        return cdf + s * 0.3989422804014327f * TT__K(exp)(s * s * -0.5f);
-    }
-    case TT__ACT_GELU_TANH: {
-        /* The limits avoid infinity times 0; NaN stays NaN. */
-        s = TT__K(max)(TT__K(splat)(-100.0f), TT__K(min)(TT__K(splat)(100.0f), s));
-        tt__vf t = TT__K(tanh)(0.7978845608028654f * s * (1.0f + 0.044715f * s * s));
-        return 0.5f * (1.0f + t) + 0.5f * s * (1.0f - t * t) * 0.7978845608028654f
-               * (1.0f + 0.134145f * s * s);
-    }
-    case TT__ACT_RELU: { tt__vi positive = s > 0.0f; return (tt__vf)(positive & (tt__vi)TT__K(splat)(1.0f)); }
-    case TT__ACT_TANH: return 1.0f - s * s;
-    case TT__ACT_SILU: {
-        tt__vf sig = 1.0f / (1.0f + TT__K(exp)(-s));
-        return sig * (1.0f + s * (1.0f - sig));
-    }
-    default: return TT__K(splat)(1.0f);
-    }
+    tt__vf t = TT__K(tanh)(0.7978845608028654f * x * (1.0f + 0.044715f * x * x));
+    return x * 0.5f * (1.0f + t);
+}
+TT__INLINE tt__vf TT__K(slope_GELU_TANH)(tt__vf s)
+{
+    /* The limits avoid infinity times 0; NaN stays NaN. */
+    s = TT__K(max)(TT__K(splat)(-100.0f), TT__K(min)(TT__K(splat)(100.0f), s));
+    tt__vf t = TT__K(tanh)(0.7978845608028654f * s * (1.0f + 0.044715f * s * s));
+    return 0.5f * (1.0f + t) + 0.5f * s * (1.0f - t * t) * 0.7978845608028654f
+           * (1.0f + 0.134145f * s * s);
 }
 
-TT__INLINE void TT__K(act_each)(const int kind, float *y, const float *x, const float *saved, int64_t n)
+TT__INLINE tt__vf TT__K(act_RELU)(tt__vf x)
 {
-    for (int64_t c = 0; c < n; c += TT__LANES) {
-        tt__vf v = TT__K(load_n)(x + c, n - c);
-        if (saved) v *= TT__K(act_derivative)(kind, TT__K(load_n)(saved + c, n - c));
-        else v = TT__K(act)(kind, v);
-        TT__K(store_n)(y + c, v, n - c);
-    }
+    tt__vi keep = ~(x < 0.0f); /* NaN stays NaN */
+    return (tt__vf)((tt__vi)x & keep);
+}
+TT__INLINE tt__vf TT__K(slope_RELU)(tt__vf s)
+{
+    tt__vi positive = s > 0.0f;
+    return (tt__vf)(positive & (tt__vi)TT__K(splat)(1.0f));
 }
 
-/* Computes y = act(x) if `saved` is NULL, else y = x * act'(saved), over a row of n floats. y may be x. */
+TT__INLINE tt__vf TT__K(act_TANH)(tt__vf x) { return TT__K(tanh)(x); }
+TT__INLINE tt__vf TT__K(slope_TANH)(tt__vf s) { return 1.0f - s * s; }
+
+TT__INLINE tt__vf TT__K(act_SILU)(tt__vf x) { return x / (1.0f + TT__K(exp)(-x)); }
+TT__INLINE tt__vf TT__K(slope_SILU)(tt__vf s)
+{
+    tt__vf sig = 1.0f / (1.0f + TT__K(exp)(-s));
+    return sig * (1.0f + s * (1.0f - sig));
+}
+
+/* Computes y = act(x) if `saved` is NULL, else y = x * act'(saved), over a row of n floats. y may be x. kind:
+   an activation of TT__ACTS. */
 TT__OUTLINE void TT__K(act_row)(int kind, float *y, const float *x, const float *saved, int64_t n)
 {
-    switch (kind) {
-    case TT__ACT_GELU: TT__K(act_each)(TT__ACT_GELU, y, x, saved, n); break;
-    case TT__ACT_GELU_TANH: TT__K(act_each)(TT__ACT_GELU_TANH, y, x, saved, n); break;
-    case TT__ACT_RELU: TT__K(act_each)(TT__ACT_RELU, y, x, saved, n); break;
-    case TT__ACT_TANH: TT__K(act_each)(TT__ACT_TANH, y, x, saved, n); break;
-    case TT__ACT_SILU: TT__K(act_each)(TT__ACT_SILU, y, x, saved, n); break;
-    default: TT__K(act_each)(TT__ACT_NONE, y, x, saved, n); break;
-    }
+#define TT__ACT_LOOP(ACT, function, by_result) \
+    case TT__ACT_##ACT: \
+        for (int64_t c = 0; c < n; c += TT__LANES) { \
+            tt__vf v = TT__K(load_n)(x + c, n - c); \
+            if (saved) v *= TT__K(slope_##ACT)(TT__K(load_n)(saved + c, n - c)); \
+            else v = TT__K(act_##ACT)(v); \
+            TT__K(store_n)(y + c, v, n - c); \
+        } \
+        break;
+    switch (kind) { TT__ACTS(TT__ACT_LOOP) }
+#undef TT__ACT_LOOP
 }

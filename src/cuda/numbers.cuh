@@ -178,44 +178,57 @@ __device__ __forceinline__ float share_by_tanh(float x, float square)
     return tt__reciprocal(1 + tt__exp2(x * fmaf(-0.102943240f, square, -2.30220820f)));
 }
 
-// Returns an activation of x. activation_slope returns the derivative from the value that was saved: the
-// result for ReLU and tanh, the operand for the others. Where exp or tanh is rounded to 0 or 1, its slope is
-// 0, and the product of that slope and a large x is left out.
+// The value and the slope of each activation of TT__ACTS. A slope gets the value that was saved: the result
+// of the activation if the table says by_result, else the operand. Where exp or tanh is rounded to 0 or 1,
+// its slope is 0, and the product of that slope and a large x is left out.
+__device__ __forceinline__ float act_GELU(float x)
+{
+    const normal_tail n = tail_of(x);
+    return fmaxf(x, 0.0f) - n.reach * (n.f * n.e); // f is NaN where x is NaN
+}
+__device__ __forceinline__ float slope_GELU(float x)
+{
+    const normal_tail n = tail_of(x);
+    const float below = (n.f - n.reach) * n.e; // the derivative at -|x|
+    return x < 0 ? below : 1 - below;
+}
+
+__device__ __forceinline__ float act_GELU_TANH(float x) { return x * share_by_tanh(x, x * x); }
+__device__ __forceinline__ float slope_GELU_TANH(float x)
+{
+    const float square = x * x, s = share_by_tanh(x, square), ds = fmaf(-s, s, s);
+    const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times d(2u)/dx
+    return ds > 0 ? fmaf(ds, du, s) : s;
+}
+
+__device__ __forceinline__ float act_RELU(float x) { return x < 0 ? 0.0f : x; } // NaN stays NaN
+__device__ __forceinline__ float slope_RELU(float y) { return y > 0 ? 1.0f : 0.0f; }
+
+__device__ __forceinline__ float act_TANH(float x) { return tanhf(x); }
+__device__ __forceinline__ float slope_TANH(float y) { return 1 - y * y; }
+
+__device__ __forceinline__ float act_SILU(float x) { return x * sigmoid(x); }
+__device__ __forceinline__ float slope_SILU(float x)
+{
+    float s = sigmoid(x), ds = s * (1 - s);
+    return ds > 0 ? s + x * ds : s;
+}
+
+// Returns activation `act` of x. activation_slope returns the slope from the saved value. Without an
+// activation the value is x and the slope is 1.
 __device__ __forceinline__ float activate(int act, float x)
 {
-    switch (act) {
-    case TT__ACT_GELU: {
-        const normal_tail n = tail_of(x);
-        return fmaxf(x, 0.0f) - n.reach * (n.f * n.e); // f is NaN where x is NaN
-    }
-    case TT__ACT_GELU_TANH: return x * share_by_tanh(x, x * x);
-    case TT__ACT_RELU: return x < 0 ? 0.0f : x; // NaN stays NaN
-    case TT__ACT_TANH: return tanhf(x);
-    case TT__ACT_SILU: return x * sigmoid(x);
-    default: return x;
-    }
+#define TT__ACTIVATE(ACT, function, by_result) case TT__ACT_##ACT: return act_##ACT(x);
+    switch (act) { TT__ACTS(TT__ACTIVATE) }
+#undef TT__ACTIVATE
+    return x;
 }
-__device__ __forceinline__ float activation_slope(int act, float x)
+__device__ __forceinline__ float activation_slope(int act, float saved)
 {
-    switch (act) {
-    case TT__ACT_GELU: {
-        const normal_tail n = tail_of(x);
-        const float below = (n.f - n.reach) * n.e; // the derivative at -|x|
-        return x < 0 ? below : 1 - below;
-    }
-    case TT__ACT_GELU_TANH: {
-        const float square = x * x, s = share_by_tanh(x, square), ds = fmaf(-s, s, s);
-        const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times d(2u)/dx
-        return ds > 0 ? fmaf(ds, du, s) : s;
-    }
-    case TT__ACT_RELU: return x > 0 ? 1.0f : 0.0f;
-    case TT__ACT_TANH: return 1 - x * x;
-    case TT__ACT_SILU: {
-        float s = sigmoid(x), ds = s * (1 - s);
-        return ds > 0 ? s + x * ds : s;
-    }
-    default: return 1;
-    }
+#define TT__SLOPE(ACT, function, by_result) case TT__ACT_##ACT: return slope_##ACT(saved);
+    switch (act) { TT__ACTS(TT__SLOPE) }
+#undef TT__SLOPE
+    return 1;
 }
 
 // Computes one round of Philox4x32 on the counter c, with the round's key.

@@ -2,6 +2,7 @@
 #include "../backend/backend.h"
 #include "../cuda/system.cuh"
 #include "../cuda/device.cuh"
+#include "../cuda/kernels.cuh"
 #include "elementwise/cuda.cuh"
 #include "rows/cuda.cuh"
 #include "norm/cuda.cuh"
@@ -19,83 +20,12 @@ namespace {
 
 // ======================================================================================= table of kernels
 
-typedef cudaError_t (*run_fn)(const tt__launch *l);
-typedef cudaError_t (*run_together_fn)(const tt__launch *l, int n); // runs n launches with few kernels
-
-// The function that runs an op, `run` or `together` (if both are NULL, CUDA has no kernel for the op), and
-// the max numbers of rows and columns of the op's operands (0: any number).
-struct op_kernels {
-    run_fn run;
-    run_together_fn together;
-    int64_t max_rows, max_cols;
-    op_kernels() : run(NULL), together(NULL), max_rows(0), max_cols(0) {}
-    op_kernels(run_fn f, int64_t rows = 0, int64_t cols = 0) : op_kernels()
-    {
-        run = f;
-        max_rows = rows;
-        max_cols = cols;
-    }
-    op_kernels(run_together_fn f) : op_kernels() { together = f; }
-};
-enum {
-    MOST_SET_ROWS = 1 << 27,   // the resident workspace has a bit for each row
-    MOST_SUM_COLUMNS = 1 << 20 // the resident workspace has partial sums of all columns
-};
-
 op_kernels kernels_of(int op)
 {
-    switch (op) {
-    case TT__OP_SCALE: case TT__OP_CAST: return run_scale;
-    case TT__OP_ADD: return run_two<op_add>;
-    case TT__OP_ADD_ROW: return run_two<op_add_row>;
-    case TT__OP_SUM_ROWS: return run_sum_rows;
-    case TT__OP_MUL: return run_two<op_mul>;
-    case TT__OP_SWIGLU: return run_swiglu;
-    case TT__OP_SWIGLU_BACKWARD: return run_swiglu_backward;
-    case TT__OP_ROTARY: return run_rotary;
-    case TT__OP_FILL: return run_fill;
-    case TT__OP_ACTIVATION: return run_activation;
-    case TT__OP_ACTIVATION_BACKWARD: return run_activation_backward;
-    case TT__OP_DROPOUT: return run_dropout;
-    case TT__OP_LAYERNORM: case TT__OP_RMSNORM: return run_layernorm;
-    case TT__OP_LAYERNORM_BACKWARD: case TT__OP_RMSNORM_BACKWARD:
-        return {run_layernorm_backward, 0, MOST_SUM_COLUMNS};
-    case TT__OP_EMBEDDING: case TT__OP_GATHER_ROWS: return run_gather;
-    case TT__OP_EMBEDDING_BACKWARD: case TT__OP_GATHER_ROWS_BACKWARD:
-        return {run_table_backward, 0, MOST_SUM_COLUMNS};
-    case TT__OP_MEAN_POOL: return run_mean_pool;
-    case TT__OP_MEAN_POOL_BACKWARD: return run_mean_pool_backward;
-    case TT__OP_SET_ROWS: return {run_set_rows, MOST_SET_ROWS};
-    case TT__OP_STORE_ROWS: return run_store_rows;
-    case TT__OP_SET_ROWS_BACKWARD: return {run_set_rows_backward, MOST_SET_ROWS, MOST_SUM_COLUMNS};
-    case TT__OP_PATCHES: return run_patches;
-    case TT__OP_CROSS_ENTROPY: return run_cross_entropy;
-    case TT__OP_SOFT_CROSS_ENTROPY: return run_soft_cross_entropy;
-    case TT__OP_SOFT_CROSS_ENTROPY_BACKWARD: return run_soft_cross_entropy_backward;
-    case TT__OP_MEAN_SQUARED_ERROR: return run_mean_squared_error;
-    case TT__OP_CROSS_ENTROPY_BACKWARD: return run_cross_entropy_backward;
-    case TT__OP_MEAN_SQUARED_ERROR_BACKWARD: return run_mean_squared_error_backward;
-    case TT__OP_LINEAR_CROSS_ENTROPY: return run_linear_cross_entropy;
-    case TT__OP_SUM_SQUARES: case TT__OP_CHUNK_SQUARES: case TT__OP_FOLD_SQUARES: return run_squares;
-    case TT__OP_ADD_COUNTS: return run_add_counts;
-    case TT__OP_MEAN_LOSS: return run_mean_loss;
-    case TT__OP_CLIP: return run_clip;
-    case TT__OP_LOSS_SCALE: return run_loss_scale;
-    case TT__OP_SGD: return run_update<false>;
-    case TT__OP_ADAM: return run_update<true>;
-    case TT__OP_COPY: return run_copy;
-    case TT__OP_WAIT: case TT__OP_SEND: return run_nothing; // the RECV after a SEND fetches SEND's operand
-    case TT__OP_ALL_REDUCE: case TT__OP_REDUCE_SCATTER: case TT__OP_ALL_GATHER: case TT__OP_BROADCAST:
-    case TT__OP_RECV: case TT__OP_SUM_SLOTS: return run_move;
-    case TT__OP_LINEAR: return run_linear;
-    case TT__OP_LINEAR_DX: return run_linear_dx;
-    case TT__OP_LINEAR_DW: return run_linear_dw;
-    case TT__OP_QUANTIZE: return run_quantize;
-    case TT__OP_FP8_HISTORY: return run_fp8_history;
-    case TT__OP_ATTENTION: return run_attention;
-    case TT__OP_ATTENTION_BACKWARD: return run_attention_backward;
-    default: return {};
-    }
+#define TT__KERNELS(OP, name, inputs, outputs, flags) kernels_of<TT__OP_##OP>(),
+    static const op_kernels table[] = {TT__OPS(TT__KERNELS)};
+#undef TT__KERNELS
+    return table[op];
 }
 
 const char *name_of(int op)

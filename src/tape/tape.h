@@ -195,7 +195,9 @@ static int tt__numbers(const tt__instr *i) { return (int)(tt__ops[i->op].flags >
 
 static const char *tt__act_name(int act)
 {
-    static const char *const names[] = {"none", "gelu", "gelu_tanh", "relu", "tanh", "silu"};
+#define TT__NAME(ACT, function, by_result) &#function[3], /* without "tt_" */
+    static const char *const names[] = {"none", TT__ACTS(TT__NAME)};
+#undef TT__NAME
     return names[act];
 }
 

@@ -30,7 +30,7 @@ TEST(activations_far_from_zero)
     static const char *const isa[] = {"portable", "avx2", "avx512", "neon"};
     static float x[8] = {-1e4f, 1e4f, -200, 200, -90, 90, -1e10f, 1e10f};
     for (int k = 0; k < 4; k++)
-        for (int act = TT__ACT_GELU; act <= TT__ACT_SILU && has_isa(isa[k]); act++) {
+        for (int act = TT__ACT_NONE + 1; act < TT__ACT_COUNT && has_isa(isa[k]); act++) {
             test_allocator a;
             tt_context_options co = test_options(&a);
             tt_context *ctx = open_isa(co, isa[k]);

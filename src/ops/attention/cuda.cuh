@@ -4,6 +4,7 @@
 #include "../../cuda/portability.cuh"
 #include "../../cuda/numbers.cuh"
 #include "../../cuda/groups.cuh"
+#include "../../cuda/kernels.cuh"
 #include "cuda_shared.cuh"
 #include "cuda_f32.cuh"
 #include "cuda_cores.cuh"
@@ -326,6 +327,7 @@ cudaError_t run_attention(const tt__launch *l)
     const auto kernel = near ? attention_forward_any<true> : attention_forward_any<false>;
     return attention_launch(d, kernel, &p, p.q.rows, 64, p.heads, (p.head_size + 63) / 64, 256, 0);
 }
+TT__RUN_BY(ATTENTION, run_attention)
 
 template <class T, int PARTS> cudaError_t attention_deltas_by(tt__device *d, const attention_args *p)
 {
@@ -416,5 +418,6 @@ cudaError_t run_attention_backward(const tt__launch *l)
             e = run_column_sums(l, &l->out[k], &l->out[3 + k], l->add[3 + k]);
     return e;
 }
+TT__RUN_BY(ATTENTION_BACKWARD, run_attention_backward)
 
 } // namespace

@@ -4,6 +4,7 @@
 #include "../../cuda/portability.cuh"
 #include "../../cuda/device.cuh"
 #include "../../cuda/numbers.cuh"
+#include "../../cuda/kernels.cuh"
 #include "../optimizers/cuda.cuh"
 
 namespace {
@@ -297,6 +298,12 @@ cudaError_t run_move(const tt__launch *l, int count)
     if (e == cudaSuccess) e = launch_sums(&b);
     return e == cudaSuccess ? launch_copies(&b) : e;
 }
+TT__RUN_BY(ALL_REDUCE, run_move)
+TT__RUN_BY(REDUCE_SCATTER, run_move)
+TT__RUN_BY(ALL_GATHER, run_move)
+TT__RUN_BY(BROADCAST, run_move)
+TT__RUN_BY(RECV, run_move)
+TT__RUN_BY(SUM_SLOTS, run_move)
 
 tt_status cuda_stage(const tt__launch *l, bool *more)
 {

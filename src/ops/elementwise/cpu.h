@@ -14,18 +14,22 @@
 /* ---------------------------------------------------------------------------------------- element by element
    Kernels that compute each row, or each element, only from the same row of their operands. */
 
+#define TT__ACT_OF(ACT) TT__K(act_##ACT)
+#define TT__PAIR(OP, kind, formula) \
+    TT__RUN_MAP_OF(OP, 0, 2, for (int64_t c = 0; c < n; c += TT__LANES) { \
+        const tt__vf a = TT__K(load_n)(x[0] + c, n - c); \
+        const tt__vf b = TT__K(load_n)(x[1] + c, n - c); \
+        TT__K(store_n)(y + c, formula, n - c); \
+    })
+TT__PAIRS(TT__PAIR, TT__ACT_OF)
+#undef TT__PAIR
+#undef TT__ACT_OF
+
 TT__RUN_MAP_OF(SCALE, 0, 1, TT__K(axpby)(y, l->instr->attr.scale, x[0], 0, NULL, n))
 TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
-TT__RUN_MAP_OF(ADD, 0, 2, TT__K(axpby)(y, 1, x[0], 1, x[1], n))
 TT__ROW_FN(row_ADD_ROW) { TT__K(axpby)(y, 1, x[0], 1, (const float *)more, n); }
 TT__RUN_ROWS(ADD_ROW, const float *row = TT__K(row_in)(&l->in[1], 0, scratch, 3);
     TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(row_ADD_ROW), row))
-TT__RUN_MAP_OF(MUL, 0, 2, for (int64_t c = 0; c < n; c += TT__LANES)
-    TT__K(store_n)(y + c, TT__K(load_n)(x[0] + c, n - c) * TT__K(load_n)(x[1] + c, n - c), n - c))
-TT__RUN_MAP_OF(SWIGLU, 0, 2, for (int64_t c = 0; c < n; c += TT__LANES) {
-    const tt__vf gate = TT__K(load_n)(x[0] + c, n - c);
-    TT__K(store_n)(y + c, TT__K(act)(TT__ACT_SILU, gate) * TT__K(load_n)(x[1] + c, n - c), n - c);
-})
 TT__RUN_MAP_OF(ACTIVATION, 0, 1, TT__K(act_row)(l->instr->attr.act, y, x[0], NULL, n))
 TT__RUN_MAP_OF(ACTIVATION_BACKWARD, 0, 2, TT__K(act_row)(l->instr->attr.act, y, x[0], x[1], n))
 
@@ -43,8 +47,8 @@ TT__ROWS_FN(swiglu_backward_rows)
         for (int64_t c = 0; c < n; c += TT__LANES) {
             const tt__vf dy = TT__K(load_n)(x[0] + c, n - c), gate = TT__K(load_n)(x[1] + c, n - c);
             const tt__vf up = TT__K(load_n)(x[2] + c, n - c);
-            TT__K(store_n)(y[0] + c, dy * up * TT__K(act_derivative)(TT__ACT_SILU, gate), n - c);
-            TT__K(store_n)(y[1] + c, dy * TT__K(act)(TT__ACT_SILU, gate), n - c);
+            TT__K(store_n)(y[0] + c, dy * up * TT__K(slope_SILU)(gate), n - c);
+            TT__K(store_n)(y[1] + c, dy * TT__K(act_SILU)(gate), n - c);
         }
         for (int k = 0; k < 2; k++)
             if (l->out[k].data) TT__K(row_end)(&l->out[k], l->add[k], r, y[k], scratch, 2);

@@ -4,6 +4,7 @@
 #include "../../cuda/portability.cuh"
 #include "../../cuda/numbers.cuh"
 #include "../../cuda/groups.cuh"
+#include "../../cuda/kernels.cuh"
 
 namespace {
 
@@ -27,30 +28,39 @@ cudaError_t run_scale(const tt__launch *l)
     const op_scale op = {l->instr->op == TT__OP_SCALE ? l->instr->attr.scale : 1.0f}; // a CAST scales by 1
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], false, op);
 }
+TT__RUN_BY(SCALE, run_scale)
+TT__RUN_BY(CAST, run_scale)
 
-// Computes y = a + b or, if TIMES, y = a * b. b is a matrix or, if ROW, a single row. Reads a and b and
-// writes y once.
-template <bool TIMES, bool ROW> struct op_two {
-    static constexpr int KIND = HOT;
-    static constexpr bool BY_ROW = ROW;
+// Computes y from a and b by PAIR::of. b is a matrix or, if ROW, a single row. Moves a, b and y once.
+template <class PAIR, bool ROW> struct op_pair {
+    static constexpr int KIND = PAIR::KIND;
     __device__ void begin() {}
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
         float b[8];
         load_group(v, g.a, r, c, n, g.vector);
         load_group(b, g.b, ROW ? 0 : r, c, n, g.vector);
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = TIMES ? v[j] * b[j] : v[j] + b[j];
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = PAIR::of(v[j], b[j]);
         return true;
     }
 };
-struct op_add : op_two<false, false> {};
-struct op_add_row : op_two<false, true> {};
-struct op_mul : op_two<true, false> {};
 
-template <class OP> cudaError_t run_two(const tt__launch *l)
+template <class PAIR, bool ROW> cudaError_t run_pair(const tt__launch *l)
 {
-    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], OP::BY_ROW, OP());
+    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], ROW, op_pair<PAIR, ROW>());
 }
+
+#define TT__ACT_OF(ACT) act_##ACT
+#define TT__PAIR(OP, kind, formula)                                              \
+    struct pair_##OP {                                                           \
+        static constexpr int KIND = kind;                                        \
+        static __device__ float of(float a, float b) { return formula; }         \
+    };                                                                           \
+    TT__RUN_BY(OP, run_pair<pair_##OP, false>)
+TT__PAIRS(TT__PAIR, TT__ACT_OF)
+#undef TT__PAIR
+#undef TT__ACT_OF
+TT__RUN_BY(ADD_ROW, run_pair<pair_ADD, true>)
 
 // Arguments of rotary positions. A thread rotates up to 8 pairs of columns of a head, and the same pairs of
 // TURN_HEADS heads. Reads x and writes y once.
@@ -155,6 +165,7 @@ cudaError_t run_rotary(const tt__launch *l)
                                   blocks_for(a.all, TT__ROW_THREADS), &grid);
     return e != cudaSuccess ? e : TT__LAUNCH(rotary_kernel, grid, TT__ROW_THREADS, 0, l->device->stream, a);
 }
+TT__RUN_BY(ROTARY, run_rotary)
 
 // Sets y to a constant, multiplied by the loss scale if `scale` is not NULL. Writes y once.
 struct op_fill {
@@ -175,6 +186,7 @@ cudaError_t run_fill(const tt__launch *l)
     const op_fill op = {l->instr->attr.scale, (const tt__scale_state *)l->in[0].data};
     return l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, l->out[0], false, false, op);
 }
+TT__RUN_BY(FILL, run_fill)
 
 // Computes y = act(x); op_act_backward computes dx = dy * act'(saved). Both read and write matrices once.
 template <int ACT> struct op_act {
@@ -208,13 +220,10 @@ template <int ACT> struct op_act_backward {
 // Calls run(op), where op is OP<act> for the activation `act`.
 template <template <int> class OP, class RUN> cudaError_t with_act(int act, RUN run)
 {
-    switch (act) {
-    case TT__ACT_GELU: return run(OP<TT__ACT_GELU>());
-    case TT__ACT_GELU_TANH: return run(OP<TT__ACT_GELU_TANH>());
-    case TT__ACT_RELU: return run(OP<TT__ACT_RELU>());
-    case TT__ACT_TANH: return run(OP<TT__ACT_TANH>());
-    default: return run(OP<TT__ACT_SILU>());
-    }
+#define TT__RUN_ACT(ACT, function, by_result) case TT__ACT_##ACT: return run(OP<TT__ACT_##ACT>());
+    switch (act) { TT__ACTS(TT__RUN_ACT) }
+#undef TT__RUN_ACT
+    return cudaErrorInvalidValue; // there is no such activation
 }
 
 cudaError_t run_act(tt__device *d, int act, const tt__mat &x, const tt__mat &y, bool add)
@@ -234,30 +243,13 @@ cudaError_t run_activation(const tt__launch *l)
 {
     return run_act(l->device, l->instr->attr.act, l->in[0], l->out[0], l->add[0]);
 }
+TT__RUN_BY(ACTIVATION, run_activation)
 
 cudaError_t run_activation_backward(const tt__launch *l)
 {
     return run_slope(l, l->instr->attr.act, l->in[0], l->in[1], l->out[0], l->add[0], l->out[1], l->add[1]);
 }
-
-// Computes y = silu(gate) * up. Reads gate and up and writes y once.
-struct op_swiglu {
-    static constexpr int KIND = HOT;
-    __device__ void begin() {}
-    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
-    {
-        float up[8];
-        load_group(v, g.a, r, c, n, g.vector);
-        load_group(up, g.b, r, c, n, g.vector);
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = activate(TT__ACT_SILU, v[j]) * up[j];
-        return true;
-    }
-};
-
-cudaError_t run_swiglu(const tt__launch *l)
-{
-    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], false, op_swiglu());
-}
+TT__RUN_BY(ACTIVATION_BACKWARD, run_activation_backward)
 
 // Arguments of the backward of swiglu, which works on groups of 8 columns, as each_group does. dgate or dup
 // may be absent, or have the memory of an operand. Reads operands and writes results once.
@@ -290,8 +282,8 @@ template <int X> __global__ void __launch_bounds__(TT__ROW_THREADS, 2) swiglu_ba
             load_group(gate, g.gate, r, c, n, g.vector);
             load_group(up, g.up, r, c, n, g.vector);
             TT__UNROLL for (int j = 0; j < 8; j++) {
-                up[j] *= dy[j] * activation_slope(TT__ACT_SILU, gate[j]);
-                dy[j] *= activate(TT__ACT_SILU, gate[j]);
+                up[j] *= dy[j] * slope_SILU(gate[j]);
+                dy[j] *= act_SILU(gate[j]);
             }
             write(g.dgate, g.add_dgate, r, c, n, up);
             write(g.dup, g.add_dup, r, c, n, dy);
@@ -320,6 +312,7 @@ cudaError_t run_swiglu_backward(const tt__launch *l)
     const dim3 grid(across, min((blocks + across - 1) / across, 65535u));
     return TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
 }
+TT__RUN_BY(SWIGLU_BACKWARD, run_swiglu_backward)
 
 // Computes y = x / (1 - p) for elements that dropout keeps, 0 for others, plus the residual if it is present.
 // A group of 8 columns gets its 16-bit random numbers from Philox counter {r, c / 8, 0, 0}, where r and c
@@ -382,5 +375,6 @@ cudaError_t run_dropout(const tt__launch *l)
     return run_groups_sums(l, l->in[0], l->in[1], l->out[0], l->add[0], true, dropout_of(l), l->out[1],
                            l->add[1]);
 }
+TT__RUN_BY(DROPOUT, run_dropout)
 
 } // namespace

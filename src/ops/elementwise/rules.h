@@ -19,15 +19,14 @@ static tt_value tt__activation(tt_tape *t, tt_value x, int act)
     return tt__record(t, i, "v", x);
 }
 
-tt_value tt_gelu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_GELU); }
-tt_value tt_gelu_tanh(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_GELU_TANH); }
-tt_value tt_relu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_RELU); }
-tt_value tt_tanh(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_TANH); }
-tt_value tt_silu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_SILU); }
+#define TT__RECORDER(ACT, function, by_result) \
+    tt_value function(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_##ACT); }
+TT__ACTS(TT__RECORDER)
+#undef TT__RECORDER
 
 static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    const char *reads = tt__act_from_output(f->attr.act) ? "gA" : "g0";
+    const char *reads = tt__act_by_result(f->attr.act) ? "gA" : "g0";
     tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "0");
 }
 

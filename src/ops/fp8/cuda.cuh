@@ -4,6 +4,7 @@
 #include "../../cuda/portability.cuh"
 #include "../../cuda/numbers.cuh"
 #include "../../cuda/groups.cuh"
+#include "../../cuda/kernels.cuh"
 
 namespace {
 
@@ -213,6 +214,7 @@ cudaError_t run_quantize(const tt__launch *l)
         : f16s ? fp8_quantize<TT_F16, false> : fp8_quantize<ANY, false>;
     return TT__LAUNCH(quantize, grid_for(tiles, 1, 528), 256, 0, d->stream, t);
 }
+TT__RUN_BY(QUANTIZE, run_quantize)
 
 // Moves the largest magnitudes of the step into the history, as the CPU does. A thread works on one tensor.
 __global__ void __launch_bounds__(256) fp8_history(float *history, int64_t ld, float *largest, int64_t n)
@@ -239,5 +241,6 @@ cudaError_t run_fp8_history(const tt__launch *l)
     return TT__LAUNCH(fp8_history, blocks_for(history->rows, 256), 256, 0, l->device->stream,
                       (float *)history->data, history->ld, (float *)l->out[1].data, history->rows);
 }
+TT__RUN_BY(FP8_HISTORY, run_fp8_history)
 
 } // namespace

@@ -3,6 +3,7 @@
 #include "../../cuda/system.cuh"
 #include "../../cuda/portability.cuh"
 #include "../../cuda/groups.cuh"
+#include "../../cuda/kernels.cuh"
 #include "../losses/cuda.cuh"
 #include "cuda_products.cuh"
 
@@ -63,6 +64,7 @@ cudaError_t run_sum_rows(const tt__launch *l)
 {
     return run_column_sums(l, &l->in[0], &l->out[0], l->add[0]);
 }
+TT__RUN_BY(SUM_ROWS, run_sum_rows)
 
 cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
                       const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b)
@@ -93,6 +95,7 @@ cudaError_t run_linear(const tt__launch *l)
     g.accumulate = l->add[0];
     return matmul(l, &g);
 }
+TT__RUN_BY(LINEAR, run_linear)
 
 cudaError_t run_linear_dx(const tt__launch *l)
 {
@@ -105,10 +108,12 @@ cudaError_t run_linear_dx(const tt__launch *l)
     g.add_sums = l->add[1];
     return matmul(l, &g);
 }
+TT__RUN_BY(LINEAR_DX, run_linear_dx)
 
 cudaError_t run_linear_dw(const tt__launch *l)
 {
     return linear_dw(l, &l->in[0], &l->in[1], &l->out[0], &l->out[1], l->add[0], l->add[1]);
 }
+TT__RUN_BY(LINEAR_DW, run_linear_dw)
 
 } // namespace

@@ -71,7 +71,14 @@ tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b)
     return tt__record(t, tt__new_instr(TT__OP_LINEAR), "vpP", x, w, b);
 }
 
-static bool tt__act_from_output(int act) { return act == TT__ACT_RELU || act == TT__ACT_TANH; }
+/* Returns whether the backward computes the slope of an activation from the result. */
+static bool tt__act_by_result(int act)
+{
+#define TT__BY_RESULT(ACT, function, by_result) by_result,
+    static const bool all[] = {false, TT__ACTS(TT__BY_RESULT)};
+#undef TT__BY_RESULT
+    return all[act];
+}
 
 static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
 {
@@ -81,7 +88,7 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
     tt__instr product = *f;
     memset(&product.attr, 0, sizeof product.attr);
     if (f->attr.act && (weights || x)) { /* first the backward of the activation */
-        const char *reads = tt__act_from_output(f->attr.act) ? "gA" : "gB";
+        const char *reads = tt__act_by_result(f->attr.act) ? "gA" : "gB";
         tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "");
         const tt__tape_value *y = &t->values[f->out[0]];
         dy = b->ok ? tt__new_value(t, &y->shape, TT__TRANSIENT, "d(%.56s.pre)", y->name) : 0;

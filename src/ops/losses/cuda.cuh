@@ -4,6 +4,7 @@
 #include "../../cuda/portability.cuh"
 #include "../../cuda/numbers.cuh"
 #include "../../cuda/groups.cuh"
+#include "../../cuda/kernels.cuh"
 #include "../elementwise/cuda.cuh"
 
 namespace {
@@ -216,6 +217,7 @@ cudaError_t run_cross_entropy(const tt__launch *l)
     return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
                       (float *)l->out[0].data);
 }
+TT__RUN_BY(CROSS_ENTROPY, run_cross_entropy)
 
 // Turns N logits, beginning with column c, into their gradients: (softmax - t) * w, where t is smoothing / n
 // for all classes, plus 1 - smoothing for class `target`.
@@ -295,6 +297,7 @@ cudaError_t run_cross_entropy_backward(const tt__launch *l)
                       (const float *)l->in[5].data, *dx, l->add[0], a->ignore_index, a->smoothing,
                       is_wide(x) && is_wide(dx), TT__RUN_OF(l));
 }
+TT__RUN_BY(CROSS_ENTROPY_BACKWARD, run_cross_entropy_backward)
 
 // Computes the statistics (lse, sum of p) of each row and the partial counts, for logits x and probabilities
 // p of all classes. GROUP threads work on a row, as in cross_entropy. Reads the logits twice and p once.
@@ -342,6 +345,7 @@ cudaError_t run_soft_cross_entropy(const tt__launch *l)
     return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
                       (float *)l->out[0].data);
 }
+TT__RUN_BY(SOFT_CROSS_ENTROPY, run_soft_cross_entropy)
 
 // Writes w * (softmax(x) * (sum of p) - p) to dx or (add) adds it. Reads x and p and writes dx once.
 __global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
@@ -373,6 +377,7 @@ cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
                       *x, *p, l->in[3], l->in[4], (const float *)l->in[5].data, *dx, l->add[0],
                       is_wide(x) && is_wide(p) && is_wide(dx), TT__RUN_OF(l));
 }
+TT__RUN_BY(SOFT_CROSS_ENTROPY_BACKWARD, run_soft_cross_entropy_backward)
 
 // Computes the partial counts of the squared error of x and y (rows, n); the loss of a row with weight w is w
 // * the sum of (x - y)^2 / n. Reads x and y once.
@@ -408,6 +413,7 @@ cudaError_t run_mean_squared_error(const tt__launch *l)
     return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
                       (float *)l->out[0].data);
 }
+TT__RUN_BY(MEAN_SQUARED_ERROR, run_mean_squared_error)
 
 // Computes 2 * w * (x - y) / n, and writes it to dx or (add) adds it. Reads x and y and writes dx once.
 __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
@@ -439,6 +445,7 @@ cudaError_t run_mean_squared_error_backward(const tt__launch *l)
                       l->in[3], (const float *)l->in[4].data, *dx, l->add[0], is_wide(x) && is_wide(y) &&
                       is_wide(dx), TT__RUN_OF(l));
 }
+TT__RUN_BY(MEAN_SQUARED_ERROR_BACKWARD, run_mean_squared_error_backward)
 
 // Computes the counts of a loss from row_loss, each row's loss and hit (1: the prediction is right). If
 // row_loss is NULL, sums only the weights. Reads up to 16 bytes a row.
@@ -782,5 +789,6 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
                        a->ignore_index, counts, loss);
     return e;
 }
+TT__RUN_BY(LINEAR_CROSS_ENTROPY, run_linear_cross_entropy)
 
 } // namespace

@@ -4,6 +4,7 @@
 #include "../../cuda/portability.cuh"
 #include "../../cuda/numbers.cuh"
 #include "../../cuda/groups.cuh"
+#include "../../cuda/kernels.cuh"
 #include "../elementwise/cuda.cuh"
 
 namespace {
@@ -314,6 +315,8 @@ cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 }
 
 cudaError_t run_layernorm(const tt__launch *l) { return run_layernorm_with(l, NULL); }
+TT__RUN_BY(LAYERNORM, run_layernorm)
+TT__RUN_BY(RMSNORM, run_layernorm)
 
 // Stores a block's sums over its rows: dw and db to `to` (2, cols) or, if `sums`, dw, db and ds to `to`
 // (3, cols). memory: shared memory (TEAMS, 4, threads of a row), if the block has several teams.
@@ -581,6 +584,8 @@ cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *d
 }
 
 cudaError_t run_layernorm_backward(const tt__launch *l) { return run_layernorm_backward_with(l, NULL); }
+TT__RUN_BY(LAYERNORM_BACKWARD, run_layernorm_backward, 0, MOST_SUM_COLUMNS)
+TT__RUN_BY(RMSNORM_BACKWARD, run_layernorm_backward, 0, MOST_SUM_COLUMNS)
 
 // ---- dropout and a norm in one kernel, if the second of two launches reads the result of the first
 

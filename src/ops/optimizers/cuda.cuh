@@ -5,6 +5,7 @@
 #include "../../cuda/device.cuh"
 #include "../../cuda/numbers.cuh"
 #include "../../cuda/groups.cuh"
+#include "../../cuda/kernels.cuh"
 
 namespace {
 
@@ -114,6 +115,7 @@ cudaError_t run_mean_loss(const tt__launch *l)
     return TT__LAUNCH(mean_loss, 1, 32, 0, l->device->stream, (const float *)l->in[0].data,
                       (float *)l->out[0].data);
 }
+TT__RUN_BY(MEAN_LOSS, run_mean_loss)
 
 // Writes the counts of a loss to totals, a tt__totals, or (add) adds them.
 __global__ void add_counts(const float *counts, double *totals, bool add)
@@ -128,6 +130,7 @@ cudaError_t run_add_counts(const tt__launch *l)
     return TT__LAUNCH(add_counts, 1, 32, 0, d->stream, (const float *)l->in[0].data, (double *)l->out[0].data,
                       l->add[0]);
 }
+TT__RUN_BY(ADD_COUNTS, run_add_counts)
 
 // Computes, from the sums of squares of n gradients, the global norm and the factor by which all gradients
 // are multiplied, as in torch.nn.utils.clip_grad_norm_.
@@ -154,6 +157,7 @@ cudaError_t run_clip(const tt__launch *l)
                       l->instr->attr.clip_norm, (const tt__totals *)l->in[1].data,
                       (const tt__scale_state *)l->in[2].data, TT__RUN_OF(l), (tt__clipped *)l->out[0].data);
 }
+TT__RUN_BY(CLIP, run_clip)
 
 // Computes the next loss scale, as the CPU's run_LOSS_SCALE does.
 __global__ void next_loss_scale(const tt__clipped *clipped, const tt__totals *totals, tt__scale_state *s,
@@ -179,6 +183,7 @@ cudaError_t run_loss_scale(const tt__launch *l)
                       (const tt__totals *)l->in[1].data, (tt__scale_state *)l->out[0].data, a->growth,
                       a->backoff, a->interval);
 }
+TT__RUN_BY(LOSS_SCALE, run_loss_scale)
 
 // Returns the stream of a launch. Only copies and collectives are on a stream other than the compute stream.
 cudaStream_t stream_of(const tt__launch *l) { return stream_of(l->device, l->instr->stream); }
@@ -195,8 +200,11 @@ cudaError_t run_copy(const tt__launch *l)
     return cudaMemcpy2DAsync(y->data, (size_t)y->ld * size, x->data, (size_t)x->ld * size,
                              (size_t)x->cols * size, (size_t)x->rows, cudaMemcpyDefault, stream_of(l));
 }
+TT__RUN_BY(COPY, run_copy)
 
 cudaError_t run_nothing(const tt__launch *) { return cudaSuccess; }
+TT__RUN_BY(WAIT, run_nothing)
+TT__RUN_BY(SEND, run_nothing) // the RECV after a SEND fetches SEND's operand
 
 // Rounds x to 16 bits stochastically, as the CPU's round_16 does: rounds up with a probability equal to the
 // dropped fraction, by 16 random bits. Rounds numbers that are not finite and, in f16, numbers from 65504 on
@@ -366,6 +374,9 @@ cudaError_t run_squares(const tt__launch *l, int count)
     }
     return cudaSuccess;
 }
+TT__RUN_BY(SUM_SQUARES, run_squares)
+TT__RUN_BY(CHUNK_SQUARES, run_squares)
+TT__RUN_BY(FOLD_SQUARES, run_squares)
 
 enum { TT__UPDATE_CHUNK = 4 * 2048 }; // number of elements that a block updates
 
@@ -493,5 +504,7 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
     }
     return cudaSuccess;
 }
+TT__RUN_BY(SGD, run_update<false>)
+TT__RUN_BY(ADAM, run_update<true>)
 
 } // namespace

@@ -4,6 +4,7 @@
 #include "../../cuda/portability.cuh"
 #include "../../cuda/numbers.cuh"
 #include "../../cuda/groups.cuh"
+#include "../../cuda/kernels.cuh"
 
 namespace {
 
@@ -31,6 +32,8 @@ cudaError_t run_gather(const tt__launch *l)
                           embedding ? l->first_row - l->instr->attr.offset : 0};
     return run_groups(l->device, l->in[embedding ? 1 : 0], no_operand, l->out[0], l->add[0], true, op);
 }
+TT__RUN_BY(EMBEDDING, run_gather)
+TT__RUN_BY(GATHER_ROWS, run_gather)
 
 // Returns the sequence s that contains row r: start[s] <= r < start[s + 1].
 __device__ __forceinline__ int64_t sequence_of(const int32_t *start, int64_t seqs, int64_t r)
@@ -65,6 +68,7 @@ cudaError_t run_mean_pool_backward(const tt__launch *l)
     const op_mean_pool_backward op = {(const int32_t *)l->in[1].data, l->in[0].rows};
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], true, op);
 }
+TT__RUN_BY(MEAN_POOL_BACKWARD, run_mean_pool_backward)
 
 // Arguments of patches, which sets y[r] to patch number position[r] - 1 of the image of row r, one channel
 // after another, or to zeros if position[r] is 0. A thread works on up to 8 pixels of a line of a patch, with
@@ -142,6 +146,7 @@ cudaError_t run_patches(const tt__launch *l)
                                   &grid);
     return e != cudaSuccess ? e : TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
 }
+TT__RUN_BY(PATCHES, run_patches)
 
 // ---- sums over rows
 
@@ -203,6 +208,7 @@ cudaError_t run_mean_pool(const tt__launch *l)
     return TT__LAUNCH(mean_pool, dim3((unsigned)y->rows, blocks_for(y->cols, 256)), TT__ROW_THREADS, 0,
                       d->stream, l->in[0], (const int32_t *)l->in[1].data, *y, l->add[0], is_wide(&l->in[0]));
 }
+TT__RUN_BY(MEAN_POOL, run_mean_pool)
 
 // ---- set_rows: a bit marks each row that the index lists, because the index may list a row twice
 
@@ -259,6 +265,7 @@ cudaError_t run_set_rows(const tt__launch *l)
     cudaError_t e = run_mark_rows(l, l->out[0].rows);
     return e == cudaSuccess ? run_groups(l->device, l->in[0], l->in[2], l->out[0], false, true, op) : e;
 }
+TT__RUN_BY(SET_ROWS, run_set_rows, MOST_SET_ROWS)
 
 // Copies row r of x to row index[r] of y. Reads x and writes the rows of y once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) store_rows(tt__mat x, const int32_t *index, tt__mat y,
@@ -284,6 +291,7 @@ cudaError_t run_store_rows(const tt__launch *l)
     return TT__LAUNCH(store_rows, (unsigned)blocks, TT__ROW_THREADS, 0, l->device->stream, x,
                       (const int32_t *)l->in[1].data, y, groups, is_wide(&x) && is_wide(&y));
 }
+TT__RUN_BY(STORE_ROWS, run_store_rows)
 
 // Sums the rows of dy whose bits are set, and writes the sum of column c to partial[blockIdx.x][c]. A block
 // sums 256 columns of the rows of `words` words of bits, 32 rows a word; each warp takes every eighth word.
@@ -325,5 +333,6 @@ cudaError_t run_set_rows_backward(const tt__launch *l)
     const op_set_rows op = {bits, dy->data == l->out[0].data && !l->add[0], l->add[0]};
     return run_groups(d, *dy, no_operand, l->out[0], false, true, op);
 }
+TT__RUN_BY(SET_ROWS_BACKWARD, run_set_rows_backward, MOST_SET_ROWS, MOST_SUM_COLUMNS)
 
 } // namespace
