@@ -94,9 +94,9 @@ typedef struct tt__attr {
 typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 12 * sizeof(float) ? 1 : -1];
 typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(float) ? 1 : -1];
 
-/* Segments: contiguous ranges of a tape's instructions, in the order in which they run: per micro-batch, per
-   round (LAP) and per step. In a pipeline's stages the backwards of micro-batches are a separate segment. A
-   round has as many micro-batches as the tree of sums has leaves (see src/ranks/threads.h). */
+/* Segments: contiguous ranges of a tape's instructions, in the order in which they run: the instructions of
+   each micro-batch, of the backward of each micro-batch in a pipeline's stage, of each lap, and of each step.
+   A lap has as many micro-batches as the tree of sums has leaves (see src/ranks/threads.h). */
 typedef enum tt__segment {
     TT__EACH_MICRO, TT__EACH_BACKWARD, TT__EACH_LAP, TT__EACH_STEP, TT__SEGMENTS
 } tt__segment;
