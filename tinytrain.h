@@ -3022,13 +3022,6 @@ struct tt_context {
     bool profiles;         /* tt_measure_costs runs: each launch has one instruction and is timed by itself */
     double *profile;       /* seconds of each instruction in its fastest run so far; the index is the
                               instruction's number */
-    bool searches;         /* a search for the largest size that fits is running: errors give no advice */
-    bool unbudgeted;       /* the caller of the search has no budget and will compile without one */
-    size_t needs;          /* bytes of the smallest program that the given options allow */
-    size_t advised;        /* bytes of the smallest program that an error's advice leads to; 0: the advice
-                              fits the budget */
-    bool no_arrivals;      /* plans reserve no memory for the inputs of the next run, as under a tight
-                              budget */
     tt__cpu cpu;           /* device "cpu", set up by the options */
     struct tt__device_group *device_groups; /* list of the device groups that have programs */
     struct tt__net *net;   /* the other processes; NULL: there are none */
@@ -4279,6 +4272,8 @@ struct tt_tape {
     int data, slots;                                /* number of data ranks; number of leaves of the tree of
                                                        sums (src/ranks/threads.h) on each data rank */
     int zero;                                       /* tt_parallel.zero */
+    bool unverified;                                /* the verifier skips this tape, which only serves an
+                                                       estimate */
     bool early;                                     /* the backward updates parameters */
     bool on_host;                                   /* large parameters are updated in the host's memory */
     bool server, sums_micros;                       /* server: tt_parallel.server; sums_micros: gradients are
@@ -7956,7 +7951,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
 {
     tt_status status = TT_OK;
     int group = 1, in_flight = 0;
-    if (!t->ctx->options.verify) return TT_OK;
+    if (!t->ctx->options.verify || t->unverified) return TT_OK;
     tt__known *known = (tt__known *)tt__calloc(t->ctx, sizeof *known * (size_t)t->n_values);
     tt__split *layout = t->tensor > 1 ? tt__first_layouts(t) : NULL;
     if (!known || (!layout && t->tensor > 1)) status = TT_ERR_MEMORY;
@@ -20062,6 +20057,16 @@ typedef struct tt__choice {
     int halved;             /* how many times TT__OFFLOAD_TOGETHER is halved, at most TT__ONE_BY_ONE */
 } tt__choice;
 
+/* Arguments and results of a call of tt__compile beside tt_compile_options. */
+typedef struct tt__attempt {
+    bool quiet;             /* a trial of a search for the largest size: no warnings, errors without advice */
+    bool unbudgeted;        /* the caller of that search has no budget and will compile without one */
+    bool no_arrivals;       /* reserve no memory for the inputs of the next run, as under a tight budget */
+    size_t needs;           /* bytes of the smallest possible program with the options as they are */
+    size_t advised;         /* bytes of the smallest program that an error's advice leads to; 0: the advice
+                               fits the budget */
+} tt__attempt;
+
 /* A tape after all passes, with its plan. Persistent storages have no place yet: their place depends on the
    arena. */
 typedef struct tt__built {
@@ -21063,12 +21068,13 @@ typedef struct tt__shortage {
 } tt__shortage;
 
 /* One task of the choice: the tape to compile into program `p`, the arena that `p` joins (NULL: a new one),
-   and where to note the smallest program that was built (NULL: nowhere). */
+   the attempt that `p` belongs to, and where to note the smallest program that was built (NULL: nowhere). */
 typedef struct tt__job {
     tt_program *p;
     const tt_tape *t;
     int32_t root;
     tt__arena *shared;
+    tt__attempt *attempt;
     tt__shortage *min;
 } tt__job;
 
@@ -21293,11 +21299,9 @@ static tt_status tt__estimate(tt__chooser *c, const tt__choice *how, const bool 
     b = *front;
     b.t = c->scratch;
     if (!tt__copy_into(b.t, front->t)) return TT_ERR_MEMORY;
-    const bool verify = c->ctx->options.verify; /* builds are verified, estimates are not */
+    b.t->unverified = true;
     const tt__choice choice = tt__with_set(c, *how, set);
-    c->ctx->options.verify = false;
     status = tt__end_build(&b, &c->job.p->settings, &choice);
-    c->ctx->options.verify = verify;
     if (status == TT_OK) status = tt__weigh(c, &b, x);
     c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* copies have all stages */
     if (status != TT_OK) x->failed = true, x->bytes = SIZE_MAX;
@@ -21881,7 +21885,7 @@ static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt
     tt_program *p = j->p;
     tt__choice now = *choice;
     tt_status status = tt__try_build(j, &now, e);
-    if (status == TT_OK && !tt__fits(e) && now.arrivals && !p->ctx->unbudgeted) {
+    if (status == TT_OK && !tt__fits(e) && now.arrivals && !j->attempt->unbudgeted) {
         now.arrivals = false;
         status = tt__try_build(j, &now, e);
     }
@@ -22419,7 +22423,7 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         const int step = k % TT__STEPS;
         const bool advice = k >= TT__STEPS;
         tt__choice next = now;
-        if (advice && p->ctx->searches) break;
+        if (advice && j->attempt->quiet) break;
         if (advice && chooses && s->min < bytes) bytes = s->min; /* the message names it first */
         if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name)) continue;
         c->job.min = advice ? &min : s;
@@ -22451,7 +22455,7 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
     }
     c->job.min = &min;
     if (status == TT_OK && !fits) status = tt__note_min(p->ctx, &s->how, s->min, &min);
-    if (status == TT_OK && !fits && !p->ctx->searches) status = tt__advise(c, &now, e);
+    if (status == TT_OK && !fits && !j->attempt->quiet) status = tt__advise(c, &now, e);
     if (status == TT_OK && !fits && chooses && tt__is_free(c, &min.how)) {
         status = tt__note_min(p->ctx, &min.how, min.min, s);
         if (status == TT_OK && tt__fits(e) && tt__is_free(c, &p->chosen)) {
@@ -22467,8 +22471,8 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         if (min.min <= e->budget) tt__print(&text, "%s", which_fits);
     }
     tt__free(p->ctx, (void *)(uintptr_t)min.how.drop);
-    p->ctx->needs = s->min;
-    p->ctx->advised = fits ? 0 : min.min;
+    j->attempt->needs = s->min;
+    j->attempt->advised = fits ? 0 : min.min;
     if (status != TT_OK) return status;
     char of_stage[32] = "";
     if (staged) snprintf(of_stage, sizeof of_stage, " of stage %d", p->settings.stage);
@@ -22537,7 +22541,7 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     /* A program that does not train has its results read at once: no earlier run is in flight whose time
        could hide the copies of inputs. */
     c.base.arrivals = s->options.train && !s->kind->host && s->memory == TT__OWN_MEMORY &&
-                      ranks->pipeline <= 1 && !c.ctx->profiles && !c.ctx->no_arrivals;
+                      ranks->pipeline <= 1 && !c.ctx->profiles && !j->attempt->no_arrivals;
     if (s->recompute == TT__RECOMPUTE_BUDGET) c.base.recompute = TT__RECOMPUTE_NONE;
     if (s->zero_fits) c.base.zero = 1;
     c.recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;
@@ -22634,12 +22638,12 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
         if (small) status = tt__try_all(c);
         if (status == TT_OK) status = tt__try_min(c, may);
         if (status == TT_OK) status = tt__build_min(c, max, e);
-        const bool descends = !c->ctx->searches || tt__front(c)->t->n_code < TT__LARGE;
+        const bool descends = !c->job.attempt->quiet || tt__front(c)->t->n_code < TT__LARGE;
         if (status == TT_OK && s->min > c->budget && descends) status = tt__descend(c, small, s, e);
         if (status == TT_OK && s->min > c->budget) return tt__refuse(c, s, e);
         if (!small && !c->n_kept) tt__set_aside(c);
     }
-    if (status == TT_OK && c->ctx->searches) return tt__fits(e) ? status : tt__build_again(c, s, e);
+    if (status == TT_OK && c->job.attempt->quiet) return tt__fits(e) ? status : tt__build_again(c, s, e);
     if (status == TT_OK && !(tight && small)) status = tt__list_candidates(c);
     if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - (tight ? 4 : TT__LEAST_BUILDS), e);
     if (status == TT_OK && !tt__fits(e)) { /* retries with c->kept or a larger budget */
@@ -22679,7 +22683,7 @@ static tt_status tt__build_chosen(const tt__job *to)
         if (c.recompute || c.by_seconds) {
             status = tt__choose(&c, &s, &e);
         } else {
-            if (!p->ctx->searches) status = tt__chooser_open(&c);
+            if (!job.attempt->quiet) status = tt__chooser_open(&c);
             if (status == TT_OK) status = tt__refuse(&c, &s, &e);
         }
     }
@@ -22835,9 +22839,9 @@ static tt_status tt__keep_tune(tt_program *p, const char *tune)
 }
 
 static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root, const tt_compile_options *o,
-                                  int stage)
+                                  int stage, tt__attempt *attempt)
 {
-    const tt__job job = {p, t, root, o->share ? o->share->arena : NULL, NULL};
+    const tt__job job = {p, t, root, o->share ? o->share->arena : NULL, attempt, NULL};
     tt_status status = tt__parse_settings(p->ctx, o, &p->settings);
     if (status == TT_OK) tt__set_stage(&p->settings, stage);
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
@@ -22897,18 +22901,18 @@ static bool tt__reads_input(const tt_program *p, int32_t v)
 
 /* Errors of the stages of a pipeline that exceed the budget. */
 typedef struct tt__short_stages {
-    size_t needs, advised;  /* tt_context.needs and .advised of the stage that needs the most bytes */
-    size_t max;            /* largest tt_context.advised of all stages */
+    size_t needs, advised;  /* tt__attempt.needs and .advised of the stage that needs the most bytes */
+    size_t max;             /* largest tt__attempt.advised of all stages */
     int at;                 /* number of that stage */
     char error[TT__ERROR];  /* error of the stage that needs the most bytes; "": all stages fit */
 } tt__short_stages;
 
-static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r)
+static void tt__note_stage(const tt_context *ctx, const tt__attempt *a, int stage, tt__short_stages *r)
 {
-    if (ctx->advised > r->max) r->max = ctx->advised, r->at = stage;
-    if (r->error[0] && ctx->needs <= r->needs) return;
-    r->needs = ctx->needs;
-    r->advised = ctx->advised;
+    if (a->advised > r->max) r->max = a->advised, r->at = stage;
+    if (r->error[0] && a->needs <= r->needs) return;
+    r->needs = a->needs;
+    r->advised = a->advised;
     memcpy(r->error, ctx->error, sizeof r->error);
 }
 
@@ -22917,7 +22921,6 @@ static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r
    message also names that program's bytes. */
 static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 {
-    ctx->needs = r->needs;
     if (r->max <= r->advised) return tt__fail(ctx, TT_ERR_BUDGET, "%s", r->error);
     char said[32];
     return tt__fail(ctx, TT_ERR_BUDGET, "%.*s. Of stage %d the smallest possible is %s",
@@ -22926,11 +22929,11 @@ static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 
 /* Compiles the other stages of a pipeline. p: the first stage, whose compilation returned `status`. */
 static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t root,
-                                    const tt_compile_options *o, tt_status status)
+                                    const tt_compile_options *o, tt__attempt *attempt, tt_status status)
 {
     const int stages = p->settings.options.parallel.pipeline;
     const size_t values = (size_t)t->n_values;
-    const bool all = !p->ctx->searches; /* compile the remaining stages even after one exceeds the budget */
+    const bool all = !attempt->quiet; /* compile the remaining stages even after one exceeds the budget */
     tt__short_stages refused;
     if (stages == 1) return status;
     memset(&refused, 0, sizeof refused);
@@ -22939,7 +22942,7 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     if (!p->queued_at) return TT_ERR_MEMORY;
     for (int s = 0;;) {
         if (status != TT_OK && (status != TT_ERR_BUDGET || !all)) return status;
-        if (status != TT_OK) tt__note_stage(p->ctx, s, &refused);
+        if (status != TT_OK) tt__note_stage(p->ctx, attempt, s, &refused);
         if (++s == stages) break;
         tt_compile_options of_stage = *o;
         tt_program *q = p->stage[s] = (tt_program *)tt__calloc(p->ctx, sizeof *q);
@@ -22948,9 +22951,12 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
         q->head = p;
         q->rank = p->rank;
         if (o->share) of_stage.share = o->share->stage[s];
-        status = tt__compile_into(q, t, root, &of_stage, s);
+        status = tt__compile_into(q, t, root, &of_stage, s, attempt);
     }
-    if (refused.error[0]) return tt__refuse_stages(p->ctx, &refused);
+    if (refused.error[0]) {
+        attempt->needs = refused.needs;
+        return tt__refuse_stages(p->ctx, &refused);
+    }
     for (size_t v = 1; v <= values; v++) {
         const tt__tape_value *x = &p->built.t->values[v - 1];
         const bool is_input = x->storage == TT__INPUT && x->base == (int32_t)v - 1;
@@ -23030,7 +23036,8 @@ static tt_status tt__agree_program(tt_context *ctx, const tt_program *p, tt_stat
 }
 
 /* Compiles a program with all its stages. Sets *status, and returns NULL only when out of memory. */
-static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_options *o, tt_status *status)
+static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_options *o,
+                                   tt__attempt *attempt, tt_status *status)
 {
     tt_program *p = (tt_program *)tt__calloc(t->ctx, sizeof *p);
     *status = TT_ERR_MEMORY;
@@ -23044,8 +23051,9 @@ static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_o
     if (t->status != TT_OK) tt__fail(t->ctx, t->status, "%s", t->error);
     else if (!tt__has_value(t, root))
         *status = tt__fail(t->ctx, TT_ERR_ARGUMENT, "tt_compile: the root %s", tt__why_no_value(t, root));
-    else *status = tt__compile_into(p, t, root.id, o, 0);
-    if (*status == TT_OK || *status == TT_ERR_BUDGET) *status = tt__compile_stages(p, t, root.id, o, *status);
+    else *status = tt__compile_into(p, t, root.id, o, 0, attempt);
+    if (*status == TT_OK || *status == TT_ERR_BUDGET)
+        *status = tt__compile_stages(p, t, root.id, o, attempt, *status);
     return p;
 }
 
@@ -23066,23 +23074,25 @@ static size_t tt__bytes_of_largest_stage(tt_program *p)
    precision "bf16-true" or, if these exceed the budget, too, in "bf16-true" with recompute "budget". Adds
    nothing if the error already names fewer bytes, or with option `share`, because programs that share an
    arena have one precision. */
-static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_options *o)
+static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_options *o,
+                                 const tt__attempt *attempt)
 {
     tt_context *ctx = t->ctx;
     tt_compile_options other = *o;
     char error[TT__ERROR], precision[96], with[96], said[32];
-    const size_t needed = ctx->needs, advised = ctx->advised;
+    const size_t advised = attempt->advised;
+    tt__attempt trial = *attempt;
     const bool budget = o->recompute && strcmp(o->recompute, "budget") == 0;
     const bool half = o->precision && strcmp(o->precision, "bf16-true") == 0;
-    if (ctx->searches || !o->train || o->share || half) return;
+    if (attempt->quiet || !o->train || o->share || half) return;
     memcpy(error, ctx->error, sizeof error);
-    ctx->searches = true;
+    trial.quiet = true;
     other.precision = "bf16-true";
     for (int k = 0; k < 2; k++) {
         tt_status status;
         if (k) other.recompute = "budget";
-        tt_program *p = tt__compile_all(t, root, &other, &status);
-        const size_t bytes = status == TT_OK ? tt__bytes_of_largest_stage(p) : ctx->needs;
+        tt_program *p = tt__compile_all(t, root, &other, &trial, &status);
+        const size_t bytes = status == TT_OK ? tt__bytes_of_largest_stage(p) : trial.needs;
         if (p) tt_program_free(p);
         if (status != TT_OK && status != TT_ERR_BUDGET) break;
         const bool fits = status == TT_OK, last = fits || budget || k;
@@ -23095,29 +23105,33 @@ static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_opt
                  tt__say_bytes(ctx, bytes, said), fits ? ", which fits" : "");
         break;
     }
-    ctx->searches = false;
-    ctx->needs = needed;
     tt__fail(ctx, TT_ERR_BUDGET, "%s", error);
 }
 
-tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
+static tt_program *tt__compile(tt_tape *t, tt_value root, const tt_compile_options *o, tt__attempt *attempt)
 {
     const tt_compile_options defaults = tt_compile_options_default();
     tt_status status;
     if (!o) o = &defaults;
-    tt_program *p = tt__compile_all(t, root, o, &status);
+    tt_program *p = tt__compile_all(t, root, o, attempt, &status);
     if (!p) return NULL;
     if (status == TT_ERR_BUDGET) {
         tt_program_free(p); /* a stage that fits must not keep its parameters in the old precision */
         p = NULL;
-        tt__advise_precision(t, root, o);
+        tt__advise_precision(t, root, o, attempt);
     }
     if (tt__agree_program(t->ctx, p, status) != TT_OK) {
         tt_program_free(p);
         return NULL;
     }
-    tt__tell_unsplit(p);
+    if (!attempt->quiet) tt__tell_unsplit(p);
     return p;
+}
+
+tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
+{
+    tt__attempt attempt = {false, false, false, 0, 0};
+    return tt__compile(t, root, o, &attempt);
 }
 
 /* ==== src/compile/batch.h */
@@ -23152,7 +23166,7 @@ static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budg
 
 /* Plans a program for batch size n. Returns TT_OK and sets *bytes to the bytes of the plan, or returns an
    error: TT_ERR_BUDGET if the plan exceeds the budget. */
-typedef tt_status (*tt__try_size)(void *arg, int64_t n, size_t *bytes);
+typedef tt_status (*tt__try_size)(void *arg, int64_t n, tt__attempt *attempt, size_t *bytes);
 
 /* Estimates the batch size whose plan needs `budget` bytes, by the line through the plans for batch sizes
    `from` and `to`. Rounds down; returns 0 if the line does not rise. */
@@ -23162,40 +23176,41 @@ static double tt__line_meets(double from, double from_bytes, double to, double t
     return rise > 0 ? floor(to + (budget - to_bytes) / rise) : 0;
 }
 
-/* Returns the largest batch size n, at most `max`, whose plan fits the budget; 0 after an error or if none
-   fits. The bytes of a plan grow almost linearly with n, and the error about a plan that does not fit names
-   its bytes, too. So the next n to try is where the line through the two nearest plans reaches the budget. If
-   the line does not rise (a larger n may need fewer bytes), the search assumes bytes proportional to n. */
-static int64_t tt__largest_size(tt_context *ctx, int64_t max, size_t budget, tt__try_size try_size,
+/* Returns the largest batch size n, at most `max`, whose plan with options *o fits the budget; 0 after an
+   error or if none fits. Sets o->memory_budget, if it is 0, to the bytes that the device has. The bytes of a
+   plan grow almost linearly with n, and the error about a plan that does not fit names its bytes, too. So the
+   next n to try is where the line through the two nearest plans reaches the budget. If the line does not rise
+   (a larger n may need fewer bytes), the search assumes bytes proportional to n. */
+static int64_t tt__largest_size(tt_context *ctx, tt_compile_options *o, int64_t max, tt__try_size try_size,
                                 void *arg)
 {
+    tt__attempt attempt = {true, !o->memory_budget, false, 0, 0};
+    tt_status status = tt__budget_on(ctx, o->device, &o->memory_budget);
+    const double budget = (double)o->memory_budget;
     int64_t fits = 0, fails = max + 1, next = 1;
     double bytes = 0, needs = 0; /* bytes of the plans for sizes `fits` and `fails`; 0: unknown */
     int slow = 0; /* number of trials in a row that did not halve the gap between `fits` and `fails` */
     int64_t up = 1; /* next step up from `fits` if there is no estimate */
+    if (status != TT_OK) return 0;
     if (max < 1)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: most %lld is less than 1", (long long)max),
                0;
-    void (*const log)(void *, tt_log_level, const char *, const char *) = ctx->options.logger.log;
-    ctx->options.logger.log = NULL; /* trial programs are not logged */
-    ctx->searches = true;
-    tt_status status = TT_OK;
     while (fails - fits > 1) {
         const int64_t gap = fails - fits;
         size_t now = 0;
         double guess = 0;
-        ctx->needs = 0;
-        status = try_size(arg, next, &now);
+        attempt.needs = 0;
+        status = try_size(arg, next, &attempt, &now);
         if (status != TT_OK && (status != TT_ERR_BUDGET || next == 1)) break;
         if (status == TT_OK) {
-            if (fits) guess = tt__line_meets((double)fits, bytes, (double)next, (double)now, (double)budget);
-            if (guess <= (double)next) guess = floor((double)next * ((double)budget / (double)now));
+            if (fits) guess = tt__line_meets((double)fits, bytes, (double)next, (double)now, budget);
+            if (guess <= (double)next) guess = floor((double)next * (budget / (double)now));
             fits = next, bytes = (double)now;
         } else {
-            fails = next, needs = (double)ctx->needs;
+            fails = next, needs = (double)attempt.needs;
         }
         if (needs > bytes && fits)
-            guess = tt__line_meets((double)fits, bytes, (double)fails, needs, (double)budget);
+            guess = tt__line_meets((double)fits, bytes, (double)fails, needs, budget);
         slow = 2 * (fails - fits) > gap ? slow + 1 : 0;
         guess = fmin(guess, 16.0 * (double)fits); /* bounded, because most bytes do not depend on n if n is
                                                      small */
@@ -23205,8 +23220,6 @@ static int64_t tt__largest_size(tt_context *ctx, int64_t max, size_t budget, tt_
         up = !halve && next == fits + up ? 2 * up : 1;
         if (next >= fails) next = fails - 1;
     }
-    ctx->options.logger.log = log;
-    ctx->searches = false;
     return status == TT_OK || status == TT_ERR_BUDGET ? fits : 0;
 }
 
@@ -23217,13 +23230,13 @@ typedef struct tt__batch_of {
     tt_compile_options options;
 } tt__batch_of;
 
-static tt_status tt__try_batch(void *arg, int64_t n, size_t *bytes)
+static tt_status tt__try_batch(void *arg, int64_t n, tt__attempt *attempt, size_t *bytes)
 {
     const tt__batch_of *b = (const tt__batch_of *)arg;
     tt_tape *t = tt_tape_new(b->ctx);
     if (!t) return TT_ERR_MEMORY;
     const tt_value root = b->record(b->user, t, n);
-    tt_program *p = tt_compile(t, root, &b->options);
+    tt_program *p = tt__compile(t, root, &b->options, attempt);
     tt_tape_free(t);
     if (!p) return b->ctx->status;
     *bytes = tt__arena_size(p->arena, 0);
@@ -23238,12 +23251,7 @@ int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape
     if (b.options.share)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: `share` names a program, whose arena would "
                         "grow with all that is tried: leave it out"), 0;
-    ctx->unbudgeted = !b.options.memory_budget;
-    tt_status status = tt__budget_on(ctx, b.options.device, &b.options.memory_budget);
-    const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, max, b.options.memory_budget,
-                                                             tt__try_batch, &b);
-    ctx->unbudgeted = false;
-    return n;
+    return tt__largest_size(ctx, &b.options, max, tt__try_batch, &b);
 }
 
 /* ==== src/run/ranks.h */
@@ -39011,17 +39019,17 @@ static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
     return r->zeros ? TT_OK : TT_ERR_MEMORY;
 }
 
-static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
+static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *attempt)
 {
     tt_compile_options o = r->options.compile;
     tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
     r->output_width = tt_value_width(t, r->output);
-    if (o.train && !(r->train = tt_compile(t, loss, &o))) return r->ctx->status;
+    if (o.train && !(r->train = tt__compile(t, loss, &o, attempt))) return r->ctx->status;
     if (r->output.id) tt_output(t, r->output); /* only for `eval`: training does not need the output */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
-    if (!(r->eval = tt_compile(t, loss, &o))) return r->ctx->status;
+    if (!(r->eval = tt__compile(t, loss, &o, attempt))) return r->ctx->status;
     r->data = r->eval->arena->data;
     if (r->model.classes && r->output_width != r->model.classes)
         return tt__fail(r->ctx, TT_ERR_SHAPE, "the model has %d classes, and its output a width of %lld",
@@ -39160,7 +39168,8 @@ static tt_status tt__keep_class_weights(tt_trainer *r)
                     "input of that name");
 }
 
-tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
+static tt_trainer *tt__trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options,
+                                   tt__attempt *attempt)
 {
     tt_train_options o = options ? *options : tt_train_options_default();
     if (!o.compile.precision) o.compile.precision = "32-true";
@@ -39172,7 +39181,7 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     r->options = o;
     r->saved_steps = -1;
     tt_tape *t = tt_tape_new(ctx);
-    tt_status status = t ? tt__trainer_compile(r, t) : TT_ERR_MEMORY;
+    tt_status status = t ? tt__trainer_compile(r, t, attempt) : TT_ERR_MEMORY;
     tt_tape_free(t);
     int count = 0, frozen;
     tt__kept *kept = status == TT_OK && r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
@@ -39198,6 +39207,12 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     if (status == TT_OK) return r;
     tt_trainer_free(r);
     return NULL;
+}
+
+tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
+{
+    tt__attempt attempt = {false, false, false, 0, 0};
+    return tt__trainer_new(ctx, model, options, &attempt);
 }
 
 void tt_trainer_free(tt_trainer *r)
@@ -39231,7 +39246,7 @@ static int64_t tt__tokens_of(const tt_train_options *o, int64_t n)
     return o->max_seqs > 0 ? (n * o->max_tokens + o->max_seqs - 1) / o->max_seqs : o->max_tokens;
 }
 
-static tt_status tt__try_micro_batch(void *arg, int64_t n, size_t *bytes)
+static tt_status tt__try_micro_batch(void *arg, int64_t n, tt__attempt *attempt, size_t *bytes)
 {
     const tt__micro_batch_of *b = (const tt__micro_batch_of *)arg;
     tt_train_options o = b->options;
@@ -39240,7 +39255,7 @@ static tt_status tt__try_micro_batch(void *arg, int64_t n, size_t *bytes)
                         (long long)n, o.max_tokens, o.max_seqs);
     o.max_tokens = (int)tt__tokens_of(&o, n);
     o.max_seqs = (int)n;
-    tt_trainer *t = tt_trainer_new(b->ctx, b->model, &o);
+    tt_trainer *t = tt__trainer_new(b->ctx, b->model, &o, attempt);
     if (!t) return b->ctx->status;
     *bytes = tt__arena_size(tt_trainer_program(t)->arena, 0);
     tt_trainer_free(t);
@@ -39251,12 +39266,7 @@ int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_trai
 {
     tt__micro_batch_of b = {ctx, model, o ? *o : tt_train_options_default()};
     if (b.options.max_seqs < 1) b.options.max_seqs = 1;
-    ctx->unbudgeted = !b.options.compile.memory_budget;
-    tt_status status = tt__budget_on(ctx, b.options.compile.device, &b.options.compile.memory_budget);
-    const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, max, b.options.compile.memory_budget,
-                                                             tt__try_micro_batch, &b);
-    ctx->unbudgeted = false;
-    return (int)n;
+    return (int)tt__largest_size(ctx, &b.options.compile, max, tt__try_micro_batch, &b);
 }
 
 float tt_trainer_lr(const tt_trainer *r) { return tt_schedule_lr(&r->options.schedule, tt_trainer_steps(r)); }

@@ -188,13 +188,14 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
     free(pixels);
 }
 
-/* Opens a new context whose plans are the least that the options need: without memory for the inputs of the
-   next run, which tight budgets give up first. */
-static tt_context *reopen(void)
+/* Plans are the least that the options need: without memory for the inputs of the next run, which tight budgets
+   give up first. */
+static const tt__attempt least_needed = {false, false, true, 0, 0};
+
+static tt_trainer *least_trainer(tt_context *ctx, const tt_model *m, const tt_train_options *o)
 {
-    tt_context *ctx = bench_reopen();
-    ctx->no_arrivals = true;
-    return ctx;
+    tt__attempt attempt = least_needed;
+    return tt__trainer_new(ctx, m, o, &attempt);
 }
 
 static tt_train_options options_of(const rung *g, char device[64])
@@ -237,7 +238,7 @@ static result climb(const rung *g, bool run)
     tt_vit vit;
     tt_bert bert;
     char device[64];
-    tt_context *ctx = reopen();
+    tt_context *ctx = bench_reopen();
     tt_vit_config v = tt_vit_config_default(opt.size);
     const tt_bert_config b = tt_bert_config_default(g->tokens > 512 ? TT_BIG_BIRD : TT_DISTILBERT);
     const tt_train_options o = options_of(g, device);
@@ -248,7 +249,7 @@ static result climb(const rung *g, bool run)
     if (status != TT_OK) bench_die("%s", tt_error(ctx));
     tt_model model = g->tokens ? tt_bert_classifier(&bert) : tt_vit_classifier(&vit);
     const double begin = tt__seconds();
-    tt_trainer *t = tt_trainer_new(ctx, &model, &o);
+    tt_trainer *t = least_trainer(ctx, &model, &o);
     r.planning = tt__seconds() - begin;
     r.ok = !t && g->budget_gb > 0; /* a model other than ViT-L/16 may not fit */
     if (!t && !r.ok) bench_die("%s: %s", g->name, tt_error(ctx));
@@ -330,7 +331,7 @@ static tt_train_options subject_options(const subject *s, const char *precision,
 
 static tt_plan plan_of(const tt_model *m, const tt_train_options *o)
 {
-    tt_trainer *t = tt_trainer_new(bench.ctx, m, o);
+    tt_trainer *t = least_trainer(bench.ctx, m, o);
     if (!t) bench_die("%s", tt_error(bench.ctx));
     tt_plan plan = tt_program_plan(tt_trainer_program(t));
     tt_trainer_free(t);
@@ -359,7 +360,7 @@ static void fit_cards(const subject *s)
 {
     static const char *const precisions[] = {"bf16-mixed", "bf16-true"};
     static const int cards[] = {8, 12, 24, 80};
-    tt_context *ctx = reopen();
+    tt_context *ctx = bench_reopen();
     tt_vit vit;
     tt_bert bert;
     const tt_vit_config v = tt_vit_config_default("L/16");
@@ -428,7 +429,7 @@ static void print_rank(const char *model, const char *what, const struct strateg
 
 static void share_vit(const struct strategy *s, const char *device, tt_parallel how)
 {
-    tt_context *ctx = reopen();
+    tt_context *ctx = bench_reopen();
     tt_vit m;
     tt_vit_config c = tt_vit_config_default("L/16");
     tt_train_options o = tt_train_options_default();
@@ -441,7 +442,7 @@ static void share_vit(const struct strategy *s, const char *device, tt_parallel 
     o.max_seqs = 64;
     if (tt_vit_new(ctx, &m, &c) != TT_OK) bench_die("%s", tt_error(ctx));
     tt_model model = tt_vit_classifier(&m);
-    tt_trainer *t = tt_trainer_new(ctx, &model, &o);
+    tt_trainer *t = least_trainer(ctx, &model, &o);
     if (!t) bench_die("%s", tt_error(ctx));
     print_rank("ViT-L/16", "fp32, 64 images a data rank", s, tt_trainer_program(t));
     tt_trainer_free(t);
@@ -450,7 +451,7 @@ static void share_vit(const struct strategy *s, const char *device, tt_parallel 
 
 static void share_decoder(const struct strategy *s, const char *device, tt_parallel how)
 {
-    tt_context *ctx = reopen();
+    tt_context *ctx = bench_reopen();
     tt_value loss;
     tt_tape *t = bench_decoder(ctx, 4, 2048, &loss);
     tt_compile_options o = tt_compile_options_default();
@@ -459,7 +460,8 @@ static void share_decoder(const struct strategy *s, const char *device, tt_paral
     o.recompute = "blocks";
     o.device = device;
     o.parallel = how;
-    tt_program *p = tt_compile(t, loss, &o);
+    tt__attempt attempt = least_needed;
+    tt_program *p = tt__compile(t, loss, &o, &attempt);
     if (!p) bench_die("%s", tt_error(ctx));
     print_rank("6B language model", "bf16-mixed, 4 x 2048 tokens a data rank", s, p);
     tt_program_free(p);

@@ -37,13 +37,6 @@ struct tt_context {
     bool profiles;         /* tt_measure_costs runs: each launch has one instruction and is timed by itself */
     double *profile;       /* seconds of each instruction in its fastest run so far; the index is the
                               instruction's number */
-    bool searches;         /* a search for the largest size that fits is running: errors give no advice */
-    bool unbudgeted;       /* the caller of the search has no budget and will compile without one */
-    size_t needs;          /* bytes of the smallest program that the given options allow */
-    size_t advised;        /* bytes of the smallest program that an error's advice leads to; 0: the advice
-                              fits the budget */
-    bool no_arrivals;      /* plans reserve no memory for the inputs of the next run, as under a tight
-                              budget */
     tt__cpu cpu;           /* device "cpu", set up by the options */
     struct tt__device_group *device_groups; /* list of the device groups that have programs */
     struct tt__net *net;   /* the other processes; NULL: there are none */

@@ -5,6 +5,7 @@
 #include "../context/memory.h"
 #include "../context/devices.h"
 #include "program.h"
+#include "compile.h"
 
 /* -------------------------------------------------------------------------------------- the largest batch */
 
@@ -37,7 +38,7 @@ static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budg
 
 /* Plans a program for batch size n. Returns TT_OK and sets *bytes to the bytes of the plan, or returns an
    error: TT_ERR_BUDGET if the plan exceeds the budget. */
-typedef tt_status (*tt__try_size)(void *arg, int64_t n, size_t *bytes);
+typedef tt_status (*tt__try_size)(void *arg, int64_t n, tt__attempt *attempt, size_t *bytes);
 
 /* Estimates the batch size whose plan needs `budget` bytes, by the line through the plans for batch sizes
    `from` and `to`. Rounds down; returns 0 if the line does not rise. */
@@ -47,40 +48,41 @@ static double tt__line_meets(double from, double from_bytes, double to, double t
     return rise > 0 ? floor(to + (budget - to_bytes) / rise) : 0;
 }
 
-/* Returns the largest batch size n, at most `max`, whose plan fits the budget; 0 after an error or if none
-   fits. The bytes of a plan grow almost linearly with n, and the error about a plan that does not fit names
-   its bytes, too. So the next n to try is where the line through the two nearest plans reaches the budget. If
-   the line does not rise (a larger n may need fewer bytes), the search assumes bytes proportional to n. */
-static int64_t tt__largest_size(tt_context *ctx, int64_t max, size_t budget, tt__try_size try_size,
+/* Returns the largest batch size n, at most `max`, whose plan with options *o fits the budget; 0 after an
+   error or if none fits. Sets o->memory_budget, if it is 0, to the bytes that the device has. The bytes of a
+   plan grow almost linearly with n, and the error about a plan that does not fit names its bytes, too. So the
+   next n to try is where the line through the two nearest plans reaches the budget. If the line does not rise
+   (a larger n may need fewer bytes), the search assumes bytes proportional to n. */
+static int64_t tt__largest_size(tt_context *ctx, tt_compile_options *o, int64_t max, tt__try_size try_size,
                                 void *arg)
 {
+    tt__attempt attempt = {true, !o->memory_budget, false, 0, 0};
+    tt_status status = tt__budget_on(ctx, o->device, &o->memory_budget);
+    const double budget = (double)o->memory_budget;
     int64_t fits = 0, fails = max + 1, next = 1;
     double bytes = 0, needs = 0; /* bytes of the plans for sizes `fits` and `fails`; 0: unknown */
     int slow = 0; /* number of trials in a row that did not halve the gap between `fits` and `fails` */
     int64_t up = 1; /* next step up from `fits` if there is no estimate */
+    if (status != TT_OK) return 0;
     if (max < 1)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: most %lld is less than 1", (long long)max),
                0;
-    void (*const log)(void *, tt_log_level, const char *, const char *) = ctx->options.logger.log;
-    ctx->options.logger.log = NULL; /* trial programs are not logged */
-    ctx->searches = true;
-    tt_status status = TT_OK;
     while (fails - fits > 1) {
         const int64_t gap = fails - fits;
         size_t now = 0;
         double guess = 0;
-        ctx->needs = 0;
-        status = try_size(arg, next, &now);
+        attempt.needs = 0;
+        status = try_size(arg, next, &attempt, &now);
         if (status != TT_OK && (status != TT_ERR_BUDGET || next == 1)) break;
         if (status == TT_OK) {
-            if (fits) guess = tt__line_meets((double)fits, bytes, (double)next, (double)now, (double)budget);
-            if (guess <= (double)next) guess = floor((double)next * ((double)budget / (double)now));
+            if (fits) guess = tt__line_meets((double)fits, bytes, (double)next, (double)now, budget);
+            if (guess <= (double)next) guess = floor((double)next * (budget / (double)now));
             fits = next, bytes = (double)now;
         } else {
-            fails = next, needs = (double)ctx->needs;
+            fails = next, needs = (double)attempt.needs;
         }
         if (needs > bytes && fits)
-            guess = tt__line_meets((double)fits, bytes, (double)fails, needs, (double)budget);
+            guess = tt__line_meets((double)fits, bytes, (double)fails, needs, budget);
         slow = 2 * (fails - fits) > gap ? slow + 1 : 0;
         guess = fmin(guess, 16.0 * (double)fits); /* bounded, because most bytes do not depend on n if n is
                                                      small */
@@ -90,8 +92,6 @@ static int64_t tt__largest_size(tt_context *ctx, int64_t max, size_t budget, tt_
         up = !halve && next == fits + up ? 2 * up : 1;
         if (next >= fails) next = fails - 1;
     }
-    ctx->options.logger.log = log;
-    ctx->searches = false;
     return status == TT_OK || status == TT_ERR_BUDGET ? fits : 0;
 }
 
@@ -102,13 +102,13 @@ typedef struct tt__batch_of {
     tt_compile_options options;
 } tt__batch_of;
 
-static tt_status tt__try_batch(void *arg, int64_t n, size_t *bytes)
+static tt_status tt__try_batch(void *arg, int64_t n, tt__attempt *attempt, size_t *bytes)
 {
     const tt__batch_of *b = (const tt__batch_of *)arg;
     tt_tape *t = tt_tape_new(b->ctx);
     if (!t) return TT_ERR_MEMORY;
     const tt_value root = b->record(b->user, t, n);
-    tt_program *p = tt_compile(t, root, &b->options);
+    tt_program *p = tt__compile(t, root, &b->options, attempt);
     tt_tape_free(t);
     if (!p) return b->ctx->status;
     *bytes = tt__arena_size(p->arena, 0);
@@ -123,10 +123,5 @@ int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape
     if (b.options.share)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: `share` names a program, whose arena would "
                         "grow with all that is tried: leave it out"), 0;
-    ctx->unbudgeted = !b.options.memory_budget;
-    tt_status status = tt__budget_on(ctx, b.options.device, &b.options.memory_budget);
-    const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, max, b.options.memory_budget,
-                                                             tt__try_batch, &b);
-    ctx->unbudgeted = false;
-    return n;
+    return tt__largest_size(ctx, &b.options, max, tt__try_batch, &b);
 }

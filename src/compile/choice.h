@@ -47,12 +47,13 @@ typedef struct tt__shortage {
 } tt__shortage;
 
 /* One task of the choice: the tape to compile into program `p`, the arena that `p` joins (NULL: a new one),
-   and where to note the smallest program that was built (NULL: nowhere). */
+   the attempt that `p` belongs to, and where to note the smallest program that was built (NULL: nowhere). */
 typedef struct tt__job {
     tt_program *p;
     const tt_tape *t;
     int32_t root;
     tt__arena *shared;
+    tt__attempt *attempt;
     tt__shortage *min;
 } tt__job;
 
@@ -277,11 +278,9 @@ static tt_status tt__estimate(tt__chooser *c, const tt__choice *how, const bool 
     b = *front;
     b.t = c->scratch;
     if (!tt__copy_into(b.t, front->t)) return TT_ERR_MEMORY;
-    const bool verify = c->ctx->options.verify; /* builds are verified, estimates are not */
+    b.t->unverified = true;
     const tt__choice choice = tt__with_set(c, *how, set);
-    c->ctx->options.verify = false;
     status = tt__end_build(&b, &c->job.p->settings, &choice);
-    c->ctx->options.verify = verify;
     if (status == TT_OK) status = tt__weigh(c, &b, x);
     c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* copies have all stages */
     if (status != TT_OK) x->failed = true, x->bytes = SIZE_MAX;

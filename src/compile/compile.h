@@ -160,9 +160,9 @@ static tt_status tt__keep_tune(tt_program *p, const char *tune)
 }
 
 static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root, const tt_compile_options *o,
-                                  int stage)
+                                  int stage, tt__attempt *attempt)
 {
-    const tt__job job = {p, t, root, o->share ? o->share->arena : NULL, NULL};
+    const tt__job job = {p, t, root, o->share ? o->share->arena : NULL, attempt, NULL};
     tt_status status = tt__parse_settings(p->ctx, o, &p->settings);
     if (status == TT_OK) tt__set_stage(&p->settings, stage);
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
@@ -222,18 +222,18 @@ static bool tt__reads_input(const tt_program *p, int32_t v)
 
 /* Errors of the stages of a pipeline that exceed the budget. */
 typedef struct tt__short_stages {
-    size_t needs, advised;  /* tt_context.needs and .advised of the stage that needs the most bytes */
-    size_t max;            /* largest tt_context.advised of all stages */
+    size_t needs, advised;  /* tt__attempt.needs and .advised of the stage that needs the most bytes */
+    size_t max;             /* largest tt__attempt.advised of all stages */
     int at;                 /* number of that stage */
     char error[TT__ERROR];  /* error of the stage that needs the most bytes; "": all stages fit */
 } tt__short_stages;
 
-static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r)
+static void tt__note_stage(const tt_context *ctx, const tt__attempt *a, int stage, tt__short_stages *r)
 {
-    if (ctx->advised > r->max) r->max = ctx->advised, r->at = stage;
-    if (r->error[0] && ctx->needs <= r->needs) return;
-    r->needs = ctx->needs;
-    r->advised = ctx->advised;
+    if (a->advised > r->max) r->max = a->advised, r->at = stage;
+    if (r->error[0] && a->needs <= r->needs) return;
+    r->needs = a->needs;
+    r->advised = a->advised;
     memcpy(r->error, ctx->error, sizeof r->error);
 }
 
@@ -242,7 +242,6 @@ static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r
    message also names that program's bytes. */
 static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 {
-    ctx->needs = r->needs;
     if (r->max <= r->advised) return tt__fail(ctx, TT_ERR_BUDGET, "%s", r->error);
     char said[32];
     return tt__fail(ctx, TT_ERR_BUDGET, "%.*s. Of stage %d the smallest possible is %s",
@@ -251,11 +250,11 @@ static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 
 /* Compiles the other stages of a pipeline. p: the first stage, whose compilation returned `status`. */
 static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t root,
-                                    const tt_compile_options *o, tt_status status)
+                                    const tt_compile_options *o, tt__attempt *attempt, tt_status status)
 {
     const int stages = p->settings.options.parallel.pipeline;
     const size_t values = (size_t)t->n_values;
-    const bool all = !p->ctx->searches; /* compile the remaining stages even after one exceeds the budget */
+    const bool all = !attempt->quiet; /* compile the remaining stages even after one exceeds the budget */
     tt__short_stages refused;
     if (stages == 1) return status;
     memset(&refused, 0, sizeof refused);
@@ -264,7 +263,7 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     if (!p->queued_at) return TT_ERR_MEMORY;
     for (int s = 0;;) {
         if (status != TT_OK && (status != TT_ERR_BUDGET || !all)) return status;
-        if (status != TT_OK) tt__note_stage(p->ctx, s, &refused);
+        if (status != TT_OK) tt__note_stage(p->ctx, attempt, s, &refused);
         if (++s == stages) break;
         tt_compile_options of_stage = *o;
         tt_program *q = p->stage[s] = (tt_program *)tt__calloc(p->ctx, sizeof *q);
@@ -273,9 +272,12 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
         q->head = p;
         q->rank = p->rank;
         if (o->share) of_stage.share = o->share->stage[s];
-        status = tt__compile_into(q, t, root, &of_stage, s);
+        status = tt__compile_into(q, t, root, &of_stage, s, attempt);
     }
-    if (refused.error[0]) return tt__refuse_stages(p->ctx, &refused);
+    if (refused.error[0]) {
+        attempt->needs = refused.needs;
+        return tt__refuse_stages(p->ctx, &refused);
+    }
     for (size_t v = 1; v <= values; v++) {
         const tt__tape_value *x = &p->built.t->values[v - 1];
         const bool is_input = x->storage == TT__INPUT && x->base == (int32_t)v - 1;
@@ -355,7 +357,8 @@ static tt_status tt__agree_program(tt_context *ctx, const tt_program *p, tt_stat
 }
 
 /* Compiles a program with all its stages. Sets *status, and returns NULL only when out of memory. */
-static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_options *o, tt_status *status)
+static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_options *o,
+                                   tt__attempt *attempt, tt_status *status)
 {
     tt_program *p = (tt_program *)tt__calloc(t->ctx, sizeof *p);
     *status = TT_ERR_MEMORY;
@@ -369,8 +372,9 @@ static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_o
     if (t->status != TT_OK) tt__fail(t->ctx, t->status, "%s", t->error);
     else if (!tt__has_value(t, root))
         *status = tt__fail(t->ctx, TT_ERR_ARGUMENT, "tt_compile: the root %s", tt__why_no_value(t, root));
-    else *status = tt__compile_into(p, t, root.id, o, 0);
-    if (*status == TT_OK || *status == TT_ERR_BUDGET) *status = tt__compile_stages(p, t, root.id, o, *status);
+    else *status = tt__compile_into(p, t, root.id, o, 0, attempt);
+    if (*status == TT_OK || *status == TT_ERR_BUDGET)
+        *status = tt__compile_stages(p, t, root.id, o, attempt, *status);
     return p;
 }
 
@@ -391,23 +395,25 @@ static size_t tt__bytes_of_largest_stage(tt_program *p)
    precision "bf16-true" or, if these exceed the budget, too, in "bf16-true" with recompute "budget". Adds
    nothing if the error already names fewer bytes, or with option `share`, because programs that share an
    arena have one precision. */
-static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_options *o)
+static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_options *o,
+                                 const tt__attempt *attempt)
 {
     tt_context *ctx = t->ctx;
     tt_compile_options other = *o;
     char error[TT__ERROR], precision[96], with[96], said[32];
-    const size_t needed = ctx->needs, advised = ctx->advised;
+    const size_t advised = attempt->advised;
+    tt__attempt trial = *attempt;
     const bool budget = o->recompute && strcmp(o->recompute, "budget") == 0;
     const bool half = o->precision && strcmp(o->precision, "bf16-true") == 0;
-    if (ctx->searches || !o->train || o->share || half) return;
+    if (attempt->quiet || !o->train || o->share || half) return;
     memcpy(error, ctx->error, sizeof error);
-    ctx->searches = true;
+    trial.quiet = true;
     other.precision = "bf16-true";
     for (int k = 0; k < 2; k++) {
         tt_status status;
         if (k) other.recompute = "budget";
-        tt_program *p = tt__compile_all(t, root, &other, &status);
-        const size_t bytes = status == TT_OK ? tt__bytes_of_largest_stage(p) : ctx->needs;
+        tt_program *p = tt__compile_all(t, root, &other, &trial, &status);
+        const size_t bytes = status == TT_OK ? tt__bytes_of_largest_stage(p) : trial.needs;
         if (p) tt_program_free(p);
         if (status != TT_OK && status != TT_ERR_BUDGET) break;
         const bool fits = status == TT_OK, last = fits || budget || k;
@@ -420,27 +426,31 @@ static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_opt
                  tt__say_bytes(ctx, bytes, said), fits ? ", which fits" : "");
         break;
     }
-    ctx->searches = false;
-    ctx->needs = needed;
     tt__fail(ctx, TT_ERR_BUDGET, "%s", error);
 }
 
-tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
+static tt_program *tt__compile(tt_tape *t, tt_value root, const tt_compile_options *o, tt__attempt *attempt)
 {
     const tt_compile_options defaults = tt_compile_options_default();
     tt_status status;
     if (!o) o = &defaults;
-    tt_program *p = tt__compile_all(t, root, o, &status);
+    tt_program *p = tt__compile_all(t, root, o, attempt, &status);
     if (!p) return NULL;
     if (status == TT_ERR_BUDGET) {
         tt_program_free(p); /* a stage that fits must not keep its parameters in the old precision */
         p = NULL;
-        tt__advise_precision(t, root, o);
+        tt__advise_precision(t, root, o, attempt);
     }
     if (tt__agree_program(t->ctx, p, status) != TT_OK) {
         tt_program_free(p);
         return NULL;
     }
-    tt__tell_unsplit(p);
+    if (!attempt->quiet) tt__tell_unsplit(p);
     return p;
+}
+
+tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
+{
+    tt__attempt attempt = {false, false, false, 0, 0};
+    return tt__compile(t, root, o, &attempt);
 }

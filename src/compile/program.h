@@ -76,6 +76,16 @@ typedef struct tt__choice {
     int halved;             /* how many times TT__OFFLOAD_TOGETHER is halved, at most TT__ONE_BY_ONE */
 } tt__choice;
 
+/* Arguments and results of a call of tt__compile beside tt_compile_options. */
+typedef struct tt__attempt {
+    bool quiet;             /* a trial of a search for the largest size: no warnings, errors without advice */
+    bool unbudgeted;        /* the caller of that search has no budget and will compile without one */
+    bool no_arrivals;       /* reserve no memory for the inputs of the next run, as under a tight budget */
+    size_t needs;           /* bytes of the smallest possible program with the options as they are */
+    size_t advised;         /* bytes of the smallest program that an error's advice leads to; 0: the advice
+                               fits the budget */
+} tt__attempt;
+
 /* A tape after all passes, with its plan. Persistent storages have no place yet: their place depends on the
    arena. */
 typedef struct tt__built {

@@ -63,7 +63,7 @@ static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt
     tt_program *p = j->p;
     tt__choice now = *choice;
     tt_status status = tt__try_build(j, &now, e);
-    if (status == TT_OK && !tt__fits(e) && now.arrivals && !p->ctx->unbudgeted) {
+    if (status == TT_OK && !tt__fits(e) && now.arrivals && !j->attempt->unbudgeted) {
         now.arrivals = false;
         status = tt__try_build(j, &now, e);
     }
@@ -601,7 +601,7 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         const int step = k % TT__STEPS;
         const bool advice = k >= TT__STEPS;
         tt__choice next = now;
-        if (advice && p->ctx->searches) break;
+        if (advice && j->attempt->quiet) break;
         if (advice && chooses && s->min < bytes) bytes = s->min; /* the message names it first */
         if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name)) continue;
         c->job.min = advice ? &min : s;
@@ -633,7 +633,7 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
     }
     c->job.min = &min;
     if (status == TT_OK && !fits) status = tt__note_min(p->ctx, &s->how, s->min, &min);
-    if (status == TT_OK && !fits && !p->ctx->searches) status = tt__advise(c, &now, e);
+    if (status == TT_OK && !fits && !j->attempt->quiet) status = tt__advise(c, &now, e);
     if (status == TT_OK && !fits && chooses && tt__is_free(c, &min.how)) {
         status = tt__note_min(p->ctx, &min.how, min.min, s);
         if (status == TT_OK && tt__fits(e) && tt__is_free(c, &p->chosen)) {
@@ -649,8 +649,8 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         if (min.min <= e->budget) tt__print(&text, "%s", which_fits);
     }
     tt__free(p->ctx, (void *)(uintptr_t)min.how.drop);
-    p->ctx->needs = s->min;
-    p->ctx->advised = fits ? 0 : min.min;
+    j->attempt->needs = s->min;
+    j->attempt->advised = fits ? 0 : min.min;
     if (status != TT_OK) return status;
     char of_stage[32] = "";
     if (staged) snprintf(of_stage, sizeof of_stage, " of stage %d", p->settings.stage);
@@ -719,7 +719,7 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     /* A program that does not train has its results read at once: no earlier run is in flight whose time
        could hide the copies of inputs. */
     c.base.arrivals = s->options.train && !s->kind->host && s->memory == TT__OWN_MEMORY &&
-                      ranks->pipeline <= 1 && !c.ctx->profiles && !c.ctx->no_arrivals;
+                      ranks->pipeline <= 1 && !c.ctx->profiles && !j->attempt->no_arrivals;
     if (s->recompute == TT__RECOMPUTE_BUDGET) c.base.recompute = TT__RECOMPUTE_NONE;
     if (s->zero_fits) c.base.zero = 1;
     c.recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;
@@ -816,12 +816,12 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
         if (small) status = tt__try_all(c);
         if (status == TT_OK) status = tt__try_min(c, may);
         if (status == TT_OK) status = tt__build_min(c, max, e);
-        const bool descends = !c->ctx->searches || tt__front(c)->t->n_code < TT__LARGE;
+        const bool descends = !c->job.attempt->quiet || tt__front(c)->t->n_code < TT__LARGE;
         if (status == TT_OK && s->min > c->budget && descends) status = tt__descend(c, small, s, e);
         if (status == TT_OK && s->min > c->budget) return tt__refuse(c, s, e);
         if (!small && !c->n_kept) tt__set_aside(c);
     }
-    if (status == TT_OK && c->ctx->searches) return tt__fits(e) ? status : tt__build_again(c, s, e);
+    if (status == TT_OK && c->job.attempt->quiet) return tt__fits(e) ? status : tt__build_again(c, s, e);
     if (status == TT_OK && !(tight && small)) status = tt__list_candidates(c);
     if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - (tight ? 4 : TT__LEAST_BUILDS), e);
     if (status == TT_OK && !tt__fits(e)) { /* retries with c->kept or a larger budget */
@@ -861,7 +861,7 @@ static tt_status tt__build_chosen(const tt__job *to)
         if (c.recompute || c.by_seconds) {
             status = tt__choose(&c, &s, &e);
         } else {
-            if (!p->ctx->searches) status = tt__chooser_open(&c);
+            if (!job.attempt->quiet) status = tt__chooser_open(&c);
             if (status == TT_OK) status = tt__refuse(&c, &s, &e);
         }
     }

@@ -184,7 +184,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
 {
     tt_status status = TT_OK;
     int group = 1, in_flight = 0;
-    if (!t->ctx->options.verify) return TT_OK;
+    if (!t->ctx->options.verify || t->unverified) return TT_OK;
     tt__known *known = (tt__known *)tt__calloc(t->ctx, sizeof *known * (size_t)t->n_values);
     tt__split *layout = t->tensor > 1 ? tt__first_layouts(t) : NULL;
     if (!known || (!layout && t->tensor > 1)) status = TT_ERR_MEMORY;

@@ -144,6 +144,8 @@ struct tt_tape {
     int data, slots;                                /* number of data ranks; number of leaves of the tree of
                                                        sums (src/ranks/threads.h) on each data rank */
     int zero;                                       /* tt_parallel.zero */
+    bool unverified;                                /* the verifier skips this tape, which only serves an
+                                                       estimate */
     bool early;                                     /* the backward updates parameters */
     bool on_host;                                   /* large parameters are updated in the host's memory */
     bool server, sums_micros;                       /* server: tt_parallel.server; sums_micros: gradients are

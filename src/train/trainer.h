@@ -143,17 +143,17 @@ static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
     return r->zeros ? TT_OK : TT_ERR_MEMORY;
 }
 
-static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
+static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t, tt__attempt *attempt)
 {
     tt_compile_options o = r->options.compile;
     tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
     r->output_width = tt_value_width(t, r->output);
-    if (o.train && !(r->train = tt_compile(t, loss, &o))) return r->ctx->status;
+    if (o.train && !(r->train = tt__compile(t, loss, &o, attempt))) return r->ctx->status;
     if (r->output.id) tt_output(t, r->output); /* only for `eval`: training does not need the output */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
-    if (!(r->eval = tt_compile(t, loss, &o))) return r->ctx->status;
+    if (!(r->eval = tt__compile(t, loss, &o, attempt))) return r->ctx->status;
     r->data = r->eval->arena->data;
     if (r->model.classes && r->output_width != r->model.classes)
         return tt__fail(r->ctx, TT_ERR_SHAPE, "the model has %d classes, and its output a width of %lld",
@@ -292,7 +292,8 @@ static tt_status tt__keep_class_weights(tt_trainer *r)
                     "input of that name");
 }
 
-tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
+static tt_trainer *tt__trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options,
+                                   tt__attempt *attempt)
 {
     tt_train_options o = options ? *options : tt_train_options_default();
     if (!o.compile.precision) o.compile.precision = "32-true";
@@ -304,7 +305,7 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     r->options = o;
     r->saved_steps = -1;
     tt_tape *t = tt_tape_new(ctx);
-    tt_status status = t ? tt__trainer_compile(r, t) : TT_ERR_MEMORY;
+    tt_status status = t ? tt__trainer_compile(r, t, attempt) : TT_ERR_MEMORY;
     tt_tape_free(t);
     int count = 0, frozen;
     tt__kept *kept = status == TT_OK && r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
@@ -330,6 +331,12 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     if (status == TT_OK) return r;
     tt_trainer_free(r);
     return NULL;
+}
+
+tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
+{
+    tt__attempt attempt = {false, false, false, 0, 0};
+    return tt__trainer_new(ctx, model, options, &attempt);
 }
 
 void tt_trainer_free(tt_trainer *r)
@@ -363,7 +370,7 @@ static int64_t tt__tokens_of(const tt_train_options *o, int64_t n)
     return o->max_seqs > 0 ? (n * o->max_tokens + o->max_seqs - 1) / o->max_seqs : o->max_tokens;
 }
 
-static tt_status tt__try_micro_batch(void *arg, int64_t n, size_t *bytes)
+static tt_status tt__try_micro_batch(void *arg, int64_t n, tt__attempt *attempt, size_t *bytes)
 {
     const tt__micro_batch_of *b = (const tt__micro_batch_of *)arg;
     tt_train_options o = b->options;
@@ -372,7 +379,7 @@ static tt_status tt__try_micro_batch(void *arg, int64_t n, size_t *bytes)
                         (long long)n, o.max_tokens, o.max_seqs);
     o.max_tokens = (int)tt__tokens_of(&o, n);
     o.max_seqs = (int)n;
-    tt_trainer *t = tt_trainer_new(b->ctx, b->model, &o);
+    tt_trainer *t = tt__trainer_new(b->ctx, b->model, &o, attempt);
     if (!t) return b->ctx->status;
     *bytes = tt__arena_size(tt_trainer_program(t)->arena, 0);
     tt_trainer_free(t);
@@ -383,12 +390,7 @@ int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_trai
 {
     tt__micro_batch_of b = {ctx, model, o ? *o : tt_train_options_default()};
     if (b.options.max_seqs < 1) b.options.max_seqs = 1;
-    ctx->unbudgeted = !b.options.compile.memory_budget;
-    tt_status status = tt__budget_on(ctx, b.options.compile.device, &b.options.compile.memory_budget);
-    const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, max, b.options.compile.memory_budget,
-                                                             tt__try_micro_batch, &b);
-    ctx->unbudgeted = false;
-    return (int)n;
+    return (int)tt__largest_size(ctx, &b.options.compile, max, tt__try_micro_batch, &b);
 }
 
 float tt_trainer_lr(const tt_trainer *r) { return tt_schedule_lr(&r->options.schedule, tt_trainer_steps(r)); }

@@ -14,7 +14,8 @@ static bool open_job(const net *n, const tt_compile_options *o, tt_program *p, t
 {
     memset(p, 0, sizeof *p);
     p->ctx = n->t->ctx;
-    const tt__job job = {p, n->t, n->loss.id, NULL, NULL};
+    static tt__attempt attempt;
+    const tt__job job = {p, n->t, n->loss.id, NULL, &attempt, NULL};
     if (tt__parse_settings(p->ctx, o, &p->settings) != TT_OK) return false;
     *c = tt__chooser_of(&job);
     c->budget = o->memory_budget;
@@ -335,11 +336,10 @@ static void take_options(const char *text, bool steps, char list[128], tt_compil
    together. */
 static size_t needs(const net *n, tt_compile_options c)
 {
+    tt__attempt attempt = {true, false, false, 0, 0}; /* quiet: without advice */
     size_t bytes = 0;
     c.memory_budget = 1;
-    n->t->ctx->searches = true; /* turns advice off */
-    tt_program *p = tt_compile(n->t, n->loss, &c);
-    n->t->ctx->searches = false;
+    tt_program *p = tt__compile(n->t, n->loss, &c, &attempt);
     CHECK(!p);
     if (tt_error_code(n->t->ctx) != TT_ERR_BUDGET) return 0; /* options that do not go together */
     CHECK(sscanf(tt_error(n->t->ctx), "the plan needs %zu", &bytes) == 1);
