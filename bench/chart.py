@@ -44,7 +44,7 @@ GPU_PICTURE = os.path.join(RESULTS, "gpu.svg")
 RANKS, RANKS_PICTURE = os.path.join(RESULTS, "ranks.json"), os.path.join(RESULTS, "ranks.svg")
 KEYS = ["task", "model", "shape", "precision", "cpu", "isa", "vs", "unit", "speed", "peer_speed",
         "speed_ratio", "mb", "peer_mb", "memory_ratio", "commit", "date", "command"]
-SAME = KEYS[:7]      # these tell one measurement from another
+SAME = KEYS[:7]      # the keys that tell one measurement from another
 TASKS = {"step": "training step", "imdb": "steps on IMDb", "epoch": "an epoch, from process start to end",
          "gemm": "matrix products", "gpt2": "training step", "lm": "training step", "generate": "generation"}
 PRECISIONS = {"32-true": "fp32", "bf16-mixed": "bf16-mixed", "bf16-true": "bf16-true"}
@@ -99,7 +99,8 @@ def what_of(name, command):
 
 
 def short(x):
-    """Rounds to three digits or to a whole number: a shared machine does not repeat more."""
+    """Rounds to three digits or to a whole number, because further digits change from run to run on a shared
+    machine."""
     return float(f"{x:.3g}") if x < 1000 else round(x)
 
 
@@ -153,7 +154,7 @@ def bar(x, y, width, fill):
 
 
 def framed(title, height, out):
-    """Returns an SVG of these elements."""
+    """Returns an SVG picture with the elements `out`."""
     font = "-apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
     head = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
             f'viewBox="0 0 {WIDTH} {height}" role="img" font-family="{font}">',
@@ -283,8 +284,8 @@ def gpu_picture(record):
     return framed(title, y + 2 + 16 * len(notes), out)
 
 
-# For the picture of ranks: categories of a plan in the colours of tt_plan_svg, and GB of the cards to compare
-# with.
+# The picture of ranks shows the categories PARTS of a plan, in the colours of tt_plan_svg, and the GB of
+# cards to compare with.
 PARTS = [("parameters", "#4e79a7"), ("optimizer", "#a0cbe8"), ("gradients", "#f28e2b"),
          ("activations", "#59a14f")]
 CARDS = (24, 80)
@@ -425,7 +426,8 @@ def gain(records):
 
 
 def summary(records):
-    """Returns README.md's lines below the picture: its rows, with torch.compile where that was measured."""
+    """Returns README.md's lines below the picture: the picture's rows, and the rows of torch.compile that
+    were measured."""
     lines = []
     for heading, rows in charted(records):
         drawn = {key(r)[:-1] for r in rows}

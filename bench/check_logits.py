@@ -44,7 +44,7 @@ TARGETS = {
 
 @contextlib.contextmanager
 def float64():
-    """Makes transformers' models compute in float64 what they compute in float32 whatever their dtype."""
+    """Makes transformers' models use float64 even where they always compute in float32."""
     kept = torch.float32
     torch.float = torch.float32 = torch.float64
     torch.set_default_dtype(torch.float64)
@@ -125,7 +125,7 @@ def compare(name, config, a, rng):
     config._attn_implementation = "eager" if config.model_type == "big_bird" else "sdpa"
     model = auto.from_config(config)
     (make_golden if auto is AutoModelForSequenceClassification else make_lm).initialise(model, rng)
-    if "wide" in name:  # so that the logits are about as large as those of tiny models
+    if "wide" in name:  # makes the logits about as large as those of tiny models
         for p in model.parameters():
             p.data *= 0.3 if p.dim() > 1 else 1
     ids = sequences(rng, config)

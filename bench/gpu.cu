@@ -1,6 +1,6 @@
 // gpu.cu - measures what a GPU can do, for the benchmarks: the sustained rate of products of large matrices
 // by cuBLASLt and of copies within its memory, on numbers that are not 0 (zeros are multiplied faster); and
-// how much of its memory is in use. The GPU is the one that tinytrain uses, the first. Functions that measure
+// how much of its memory is in use. The GPU is the first, which tinytrain uses too. Functions that measure
 // return a rate, or 0 and the reason in `error`.
 #include <cuda_runtime.h>
 #include <cublasLt.h>
@@ -29,7 +29,7 @@ static bool failed(cudaError_t e, const char *what, char *error)
 }
 
 // Returns the mean seconds of f(), which starts work on stream 0, over at least `seconds` after a warm-up of
-// a quarter of that; 0 if f() fails.
+// seconds / 4. Returns 0 if f() fails.
 template <class F> static double sustained(double seconds, F f)
 {
     long runs = 1;
@@ -41,7 +41,7 @@ template <class F> static double sustained(double seconds, F f)
         const double used = seconds_now() - begin;
         if (begin - began >= seconds / 4) { all += used; done += (double)runs; }
         if (done > 0 && all >= seconds) return all / done;
-        if (used < 0.05 * seconds) runs *= 2; // until starting and waiting do not count
+        if (used < 0.05 * seconds) runs *= 2; // until the time to start and wait is negligible
     }
 }
 
@@ -91,7 +91,7 @@ extern "C" double bench_gpu_between(void *from, void *to)
     return cudaEventElapsedTime(&ms, (cudaEvent_t)from, (cudaEvent_t)to) == cudaSuccess ? 1e-3 * ms : -1;
 }
 
-// Returns the bytes read and written a second.
+// Returns the bytes per second, counting each byte read and each byte written.
 extern "C" double bench_gpu_copy(size_t bytes, double seconds, char *error)
 {
     char *memory = NULL;

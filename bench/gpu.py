@@ -98,7 +98,7 @@ class Turn:
             callback.on_compile_end(lambda c: c.callback_trigger in triggers and self.compiled())
 
     def priority(self, nice):
-        with contextlib.suppress(OSError):      # only root may raise the priority again after lowering it
+        with contextlib.suppress(OSError):      # only root may raise the priority again
             if os.geteuid() == 0:
                 os.setpriority(os.PRIO_PROCESS, 0, nice)
 
@@ -148,7 +148,8 @@ def busy(record, steps):
     found = [(e.time_range.start, e.time_range.end, e.name) for e in record.events()
              if e.device_type.name == "CUDA"]
     total, end, by_name = 0.0, float("-inf"), {}
-    for begin, finish, name in sorted(found):      # microseconds; streams overlap
+    # times are in microseconds; kernels of several streams overlap
+    for begin, finish, name in sorted(found):
         total += max(0.0, finish - max(begin, end))
         end = max(end, finish)
         by_name.setdefault(name, []).append(finish - begin)
@@ -171,7 +172,7 @@ def run_torch(args):
         turn.take()
         if on_gpu:
             x = torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)
-            (x @ x).sum().item()      # so that CUDA's context and cuBLAS exist
+            (x @ x).sum().item()      # makes CUDA create its context, and cuBLAS its handle
             before[0] = in_use()
     faulthandler.register(signal.SIGUSR1)
     if args.cache and os.path.exists(args.cache):
@@ -375,8 +376,8 @@ def run_peers(args):
 
 # --------------------------------------------------------------------------------------------------- training
 def run_training(args):
-    """Runs examples/distilbert_imdb.c or bench/minilm_imdb.py, and reports how long the training took and how
-    good the model is."""
+    """Runs examples/distilbert_imdb.c or bench/minilm_imdb.py, and reports how long the training took and the
+    model's accuracy."""
     began = time.monotonic()
     out = subprocess.run(args.command, stdout=subprocess.PIPE, text=True)
     seconds = time.monotonic() - began
@@ -495,7 +496,7 @@ def make_report(args):
             planned = value(run, "planned memory")
             row(f"{label}, {who}: time of a step", millis, "ms")
             row(f"{label}, {who}: tokens a second", speed, "tokens/s")
-            if busy:      # of_peak: the share of the step's time
+            if busy:      # peak=millis: the row's of_peak is the share of the step's time
                 row(f"{label}, {who}: the GPU is busy", busy, "ms", peak=millis)
             if rate:
                 of = label if side == "tinytrain" else f"{label}, {who}"
@@ -504,7 +505,7 @@ def make_report(args):
                 row(f"{of}: memory measured beside the plan", memory, "MB", peer=planned)
                 of_peak = (f"{rate['value']:.4g} {rate['unit']}" +
                            (f", {100 * rate['of_peak']:.1f}%" if rate["of_peak"] else ""))
-            elif speeds[own]:      # the FLOPs of tinytrain's step in the peer's time
+            elif speeds[own]:      # own_rate / ratio: the FLOPs of tinytrain's step by the peer's time
                 ratio = speeds[own] / speed
                 own_rate = value(f"{what}.{precision}.{own}", "matmuls and attention, whole step, mean")
                 of_peak = f"{own_rate / ratio:.4g}" if own_rate else None

@@ -72,7 +72,7 @@ if [ -z "$parts" ]; then
     parts=' test measure train ops sanitize'
     [ -n "$prebuilt" ] || parts=" build$parts"
 fi
-# Only a build, for which no GPU is needed, may take its time.
+# A call that only builds needs no GPU, so it may take longer.
 [ -n "$limit" ] || case $parts in ' build') limit=3600 ;; *) limit=530 ;; esac
 for kind in $only; do
     case $kind in vit | fixed | imdb | gpt2) ;;
@@ -95,7 +95,7 @@ elif [ -z "$dry" ]; then
     cuda=$("$NVCC" --version 2> /dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')
     [ -n "$cuda" ] || [ -n "$prebuilt" ] || die "no CUDA compiler: $NVCC (CUDA_HOME or NVCC names another)"
 fi
-# Checks what would otherwise be found missing minutes later.
+# Reports missing files at once, which the build would report minutes later.
 if [ -z "$dry" ] && part build; then
     for file in include/cublasLt.h include/cuda_runtime.h lib64/libcublasLt.so; do
         [ -e "$CUDA_HOME/$file" ] || die "there is no $CUDA_HOME/$file: install cuBLAS of the CUDA toolkit"
@@ -106,11 +106,11 @@ elif [ -z "$dry" ]; then
 fi
 device=${dry:+cpu} device=${device:-cuda}
 export B CUDA_HOME TORCHINDUCTOR_CACHE_DIR='' TRITON_CACHE_DIR='' TORCHINDUCTOR_COMPILE_THREADS=3
-export TORCH_LOGS=perf_hints,recompiles,graph_breaks HF_HUB_OFFLINE=1 # says why a graph is not recorded
-# Not with --split-compile, with which arrays of 64 kernels, attention among them, are in local memory (CUDA
-# 13.0).
+export TORCH_LOGS=perf_hints,recompiles,graph_breaks HF_HUB_OFFLINE=1 # logs why a graph is not recorded
+# nvcc gets no --split-compile, which puts arrays of 64 kernels, attention among them, into local memory
+# (CUDA 13.0).
 export NVCC="$NVCC --threads 0"
-export CUDA_WERROR='' # another machine's compiler may warn of what ours does not
+export CUDA_WERROR='' # no -Werror: another machine's compiler may warn where ours does not
 export CUDA_CODE="-gencode arch=compute_${arch:-90},code=sm_${arch:-90}" # this GPU's code only
 name=gpu_$(echo "${gpu:-none}" | tr 'A-Z ' 'a-z_' | tr -cd 'a-z0-9_-')_$date
 state=$B/$name
@@ -143,7 +143,7 @@ stage() {
     said "$stage" "$result${last:+: $last}" $(($(date +%s) - begin)) "$*"
 }
 skip() { said "$1" "skipped: $2" 0 ''; }
-# A prefix for commands that measure: they need the GPU for themselves.
+# A prefix for commands that measure: a lock that gives a command the GPU alone.
 alone='' lock_tool=$(command -v flock)
 [ -z "$lock_tool" ] || [ -n "$dry" ] || alone="$lock_tool $GPU_LOCK"
 
@@ -171,8 +171,8 @@ else
     warm_gpt2=6 steps_gpt2=20 precisions_gpt2='bf16-true bf16-mixed'
     step=$B/cuda/step quick='--seconds 0.3' train_program=$B/cuda/distilbert_imdb
     precisions_vit=bf16-true precisions_fixed='bf16-true bf16-mixed' precisions_imdb=bf16-mixed
-    # The example holds out another tenth for validation: of 25,000 reviews, this is the max number to train
-    # on.
+    # 22,720 is the largest number of training reviews: the example holds out another tenth of the 25,000 for
+    # validation.
     train_options='--train 22720 --test 10000 --epochs 2 --batch 32 --lr 1e-4'
 fi
 of() { eval "echo \"\$$1_$2\""; }
@@ -229,7 +229,7 @@ elif part build; then
     test_list > "$B/cuda/tests"
 fi
 
-# Adds a peer of PyTorch's to the list: a line with its name and options. SIDE is its name in SIDES of gpu.py.
+# Adds a peer of PyTorch's to the list: a line with its name and options. SIDE is a name in SIDES of gpu.py.
 # peer SIDE KIND PRECISION MODE OPTION...
 peer() {
     side=$1 kind=$2 precision=$3 v=$(variant_of "$3" "$4")
@@ -360,7 +360,7 @@ elif part train; then
     rm -rf "$state/run" "$state/start"
 fi
 
-# Each op by itself, with attention by warpgroups (wgmma) and without.
+# Times each op by itself, with attention by warpgroups (wgmma) and without.
 if part ops; then
     for wgmma in 1 0; do for kind in $only; do for precision in $(of precisions "$kind"); do
         case $kind.${dry:-no}.$wgmma in

@@ -4,7 +4,7 @@
 
 #include "bench.h"
 
-/* Returns the same image each time at no cost, so that the loader's own work is all that takes time. */
+/* Returns the same image each time at no cost, so that only the loader's own work takes time. */
 static const char *give(void *user, int64_t index, tt_image *image)
 {
     (void)index;

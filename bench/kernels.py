@@ -44,14 +44,14 @@ def run(*command):
 
 
 def readable(symbols):
-    """Returns the names as in the source, without arguments and namespaces."""
+    """Returns the demangled names, without arguments and namespaces."""
     out = subprocess.run(["c++filt"], input="\n".join(symbols), check=True, capture_output=True, text=True)
     names = []
     for name in out.stdout.split("\n"):
         for text, short in (("(anonymous namespace)::", ""), ("void ", ""), ("__nv_bfloat16", "bf16")):
             name = name.replace(text, short)
         depth = 0
-        for k, c in enumerate(name):  # up to the arguments
+        for k, c in enumerate(name):  # cuts the name before its arguments
             depth += (c == "<") - (c == ">")
             if c == "(" and depth == 0:
                 name = name[:k]

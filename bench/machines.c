@@ -61,7 +61,8 @@ int main(int argc, char **argv)
     tt_batch b;
     bench_open(argc, argv, flags, TT__COUNT(flags));
     const tt_costs costs = measured_costs();
-    tt_context *ctx = tt_open(&bench.options); /* its kernels are not timed, as ranks run at the same time */
+    /* its kernels are not timed, because ranks run at the same time */
+    tt_context *ctx = tt_open(&bench.options);
     if (!ctx) bench_die("the context does not open");
     if (tt_process(ctx) && !freopen("/dev/null", "w", stdout)) bench_die("/dev/null: %s", strerror(errno));
     const int ranks = opt.ranks * tt_processes(ctx);

@@ -46,8 +46,8 @@ def call(*command):
 
 
 def open_link(k):
-    """Opens a tunnel in the namespace of machine k, from which the packets that the kernel there sends can be
-    read."""
+    """Opens a tunnel in the network namespace of machine k. The tunnel yields the packets that the
+    namespace's kernel sends."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open("/proc/self/ns/net") as home, open(f"/run/netns/{name(k)}") as there:
         if libc.setns(there.fileno(), 0) != 0:
@@ -64,7 +64,7 @@ def open_link(k):
 
 def carry(links, rate, delay):
     """Takes packets from each machine at `rate` bytes a second, and delivers them after `delay` seconds."""
-    free = [0.0] * len(links)           # when each machine's link has sent all its packets
+    free = [0.0] * len(links)           # the time at which each machine's link has sent all its packets
     waiting, number = [], 0             # (time of arrival, number, link, packet)
     while True:
         now = time.monotonic()

@@ -32,8 +32,8 @@ typedef struct rung {
     const char *name, *precision, *recompute;
     tt_optimizer_kind optimizer;
     int batch, accumulate;      /* images or texts of a micro-batch; micro-batches                          */
-    double article_gb;          /* 0: not in the article                                                    */
-    bool initialise;            /* only the parameters are initialised                                      */
+    double article_gb;          /* GB that the article reports; 0: the rung is not in the article */
+    bool initialise;            /* measures after the parameters are initialised, before a step */
     const char *offload;        /* NULL: nothing                                                            */
     int ranks;                  /* 2 or more: with ZeRO 3                                                   */
     double budget_gb;           /* 0: any                                                                   */
@@ -158,8 +158,8 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
     const int ranks = (int)tt__max(1, g->ranks), micros = g->accumulate * ranks;
     const tt_vit_config *c = m ? &m->config : NULL;
     size_t bytes = c ? (size_t)n * (size_t)(c->image_size * c->image_size * c->channels) : 1;
-    const bool open = tt__device_group_open(ctx, t->train->arena->group) == TT_OK; /* ranks' threads are in no
-                                                                                      plan */
+    /* starts the ranks' threads first, as no plan has their memory */
+    const bool open = tt__device_group_open(ctx, t->train->arena->group) == TT_OK;
     size_t held = tt_allocated_bytes(ctx);
     uint8_t *pixels = (uint8_t *)malloc(bytes);
     bench_batches texts;
@@ -250,7 +250,7 @@ static result climb(const rung *g, bool run)
     const double begin = tt__seconds();
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);
     r.planning = tt__seconds() - begin;
-    r.ok = !t && g->budget_gb > 0; /* a model other than ViT-L/16 may not fit */
+    r.ok = !t && g->budget_gb > 0; /* with a budget, a plan that does not fit is a result */
     if (!t && !r.ok) bench_die("%s: %s", g->name, tt_error(ctx));
     if (t) read_plan(g, tt_trainer_program(t), &r);
     if (t && run && g->initialise) measure_init(ctx, t, &r);
@@ -300,7 +300,7 @@ static const subject subjects[] = {
     {"7B language model, 2,048 tokens", 2048, {32, 4096, 11008, 32, 32000, true, false}},
 };
 
-/* In order of memory saved, the least first. */
+/* The policies in order of the memory that they save, the least first. */
 static const struct policy { const char *recompute, *offload; } policies[] = {
     {"cheap", "none"}, {"blocks", "none"}, {"blocks", ALL},
 };
@@ -348,8 +348,8 @@ static int largest(const subject *s, const tt_model *m, const char *precision, c
     if (!fits && tt_error_code(bench.ctx) != TT_ERR_BUDGET) bench_die("%s", tt_error(bench.ctx));
     o = subject_options(s, precision, policy, fits, room);
     if (fits) *at = plan_of(m, &o);
-    /* Both plans have a budget, here one that everything fits: with a budget, products of one x are not
-       joined. */
+    /* This plan needs a budget too, here one that everything fits: a budget keeps products of one x from
+       being joined. */
     o = subject_options(s, precision, policy, fits + 1, 1e15);
     *above = plan_of(m, &o);
     return fits;

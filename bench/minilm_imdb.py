@@ -176,7 +176,7 @@ def losses(args, tokenizer):
         tensors[f"batch{b}.labels"] = torch.tensor([label for _, label in batch], dtype=torch.int32)
     save_file(tensors, args.batches)
 
-    tensors = load_file(args.batches)      # train on the batches of the file
+    tensors = load_file(args.batches)
     trainer = Trainer(load_model(args, dropout=False).train(), args, args.total_steps or args.losses)
     out = {"losses": [], "grad_norms": [], "lrs": [], "seconds": []}
     for b in range(args.losses):
@@ -243,7 +243,7 @@ def train(args, tokenizer):
                 spent = time.perf_counter() - began
                 print(f"  epoch {epoch + 1} step {i + 1}/{per_epoch}: "
                       f"mean loss {total / (i + 1):.4f}, {spent:.0f} s", flush=True)
-        total = float(total)      # waits for the GPU
+        total = float(total)      # float() waits for the GPU
         spent = time.perf_counter() - began
         seconds += spent
         if args.test_once and epoch + 1 < args.epochs:

@@ -32,8 +32,8 @@ class Block(nn.Module):
 
 
 class NanoGPT(nn.Module):
-    """A GPT-2. vocabulary: 50,257, or 50,304, a width of the logits that suits tensor cores; no token uses
-    the rows beyond 50,257."""
+    """A GPT-2. vocabulary: 50,257, or 50,304, a multiple of 64 that suits tensor cores; no token uses the
+    rows beyond 50,257."""
 
     def __init__(self, vocabulary=50304, layers=12, width=768, heads=12, positions=1024, dropout=0.0):
         super().__init__()

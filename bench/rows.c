@@ -9,7 +9,7 @@ static tt_context *ctx;
 static tt_tape *t;
 static bench_inputs in;
 
-/* Begins a program of shape (rows, width). with_loss: the program ends with a loss of its own. */
+/* Begins a program of shape (rows, width). with_loss: the op to measure is itself a loss. */
 static tt_value begin(int64_t rows, int64_t width, bool with_loss)
 {
     ctx = bench_reopen();

@@ -73,7 +73,7 @@ static void add_images(bench_batches *all, int images, const uint8_t *pixels, in
     tt_batch *b = &all->batch[all->n++];
     memset(b, 0, sizeof *b);
     b->seqs = images;
-    b->rows = images * tokens; /* for the speeds */
+    b->rows = images * tokens; /* rows that speeds count */
     b->pixels = pixels;
     b->image_bytes = bytes;
     b->labels = labels;
@@ -213,7 +213,7 @@ static struct {
     bench_cost op[TT__OP_COUNT];
     int launches[TT__OP_COUNT];
     bool counts;
-    void **event; /* two events for each launch of a step, in their order; `of`: the op of each launch */
+    void **event; /* event: two events for each launch of a step, in order; `of`: the op of each launch */
     int *of, n, made;
 } timed;
 
@@ -279,7 +279,7 @@ static void time_ops(tt_context *ctx, tt_trainer *t, const tt_batch *b)
     timed.backend.launch = timed_launch;
     timed.kind.backend = &timed.backend;
     p->settings.kind = &timed.kind;
-    ctx->profiles = true; /* launches are not recorded in a graph */
+    ctx->profiles = true; /* keeps launches out of graphs */
     for (int step = 0; step <= TIMED_STEPS; step++) {
         timed.counts = step == 0;
         timed.n = 0;
@@ -404,12 +404,12 @@ int main(int argc, char **argv)
     for (int k = 0; k < launches; k++) fastest[k] = INFINITY;
     if (estimate && !gpu) ctx->profile = fastest;
     const tt_program *program = tt_trainer_program(t);
-    const bool waits = !gpu || turns; /* if not, a step begins while one is in flight, as in tt_fit */
+    const bool waits = !gpu || turns; /* if false, a step begins while one is in flight, as in tt_fit */
     double seconds = 0, tokens = 0, step_flops = 0, first = 0, part[PARTS] = {0}, *speeds = NULL;
     bench_cost by_op[TT__OP_COUNT];
     memset(by_op, 0, sizeof by_op);
     for (int step = 0; turns ? bench_turn() : step < warm + steps; step++) {
-        /* The warm-up steps take the batches before the first. */
+        /* The warm-up steps take the last batches, so that the measured steps begin with batch 0. */
         const tt_batch *b = &all.batch[(step + all.n * warm - warm) % all.n];
         bench_begin_run();
         if (!waits && step == warm && tt_trainer_wait(t, NULL) != TT_OK) bench_die("%s", tt_error(ctx));

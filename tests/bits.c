@@ -51,7 +51,7 @@ static void die(const char *format, ...)
 #define COMPILE(o) (o)
 #endif
 
-/* Saves the state of a trainer: parameters, optimizer state and more in one safetensors file. */
+/* Saves the state of a trainer, such as parameters and optimizer state, in one safetensors file. */
 static tt_status save_state(tt_trainer *t, const char *path)
 {
     tt_progress progress;
@@ -59,8 +59,8 @@ static tt_status save_state(tt_trainer *t, const char *path)
     return tt_trainer_save(t, path, &progress);
 }
 
-/* Returns whether a tensor of that file is a parameter or optimizer state, not one of the file's own
-   numbers. */
+/* Returns whether a tensor of a saved state is a parameter or optimizer state. The tensors tinytrain.*
+   describe the run. */
 static bool is_tensor_of_state(const tt_tensor_info *info)
 {
     return strncmp(info->name, "tinytrain.", 10) != 0;
@@ -90,7 +90,7 @@ typedef struct one_case {
     int micro;
     float dropout;
     int optimizer;
-    bool overflow; /* a loss scale so large that the first steps are skipped */
+    bool overflow; /* the loss scale is so large that the first steps are skipped */
     char name[128];
 } one_case;
 
@@ -222,7 +222,7 @@ static tt_context *open_context(void)
     o.threads = 2;
     o.seed = 42;
     o.logger.log = no_log;
-    o.files.sync = no_sync; /* saved states are read at once */
+    o.files.sync = no_sync; /* no sync to disk: the program reads saved states at once */
     return tt_open(&o);
 }
 
@@ -483,7 +483,7 @@ static void train_by_hand(tt_context *ctx, const one_case *c, const char *device
                 set(p, ctx, in.positions, n.positions, n.rows);
                 set(p, ctx, in.types, n.types, n.rows);
                 set(p, ctx, target, n.labels, n.seqs);
-                n.weights[0] = 1; /* at least one target counts */
+                n.weights[0] = 1; /* so at least one target counts */
                 set(p, ctx, weights, n.weights, n.seqs);
             } else {
                 set(p, ctx, x, n.features, n.rows);

@@ -242,7 +242,8 @@ def options_make_a_budget_fit(folder):
             expect(planned_mb <= whole - 0.2, whole, "MB and", planned_mb) # `beside` varies
     options += ["--device=cuda*2", "--vit=Ti/16", *by_hand]
     whole = planned(*options, program=IMAGES)[0]
-    less = [*options, f"--budget={whole - 3:.1f}MB", "--zero=budget"] # next inputs: 1.5 MB
+    # the inputs of the next step need 1.5 MB
+    less = [*options, f"--budget={whole - 3:.1f}MB", "--zero=budget"]
     refused(IMAGES, "--plan", *less, "--server", saying="parameter server")
     refused(IMAGES, "--plan", *less, "--pipeline=2", saying="and TT_ZERO_BUDGET: use zero 0 or 1 alone")
     planned_mb, said = planned(*less, program=IMAGES)
@@ -267,7 +268,7 @@ def the_largest_batch_of_a_budget(folder):
             few, many = (14, 18) if device == "cuda" else (40, 80)
             less = planned(*options, f"--batch={few}", program=program)[0]
             most, said = planned(*options, f"--batch={many}", "--budget=1TB", program=program)
-            beside = re.search(r"--budget also holds ([\d.]+) MB", said) # varies with time
+            beside = re.search(r"--budget also holds ([\d.]+) MB", said) # the figure varies with time
             more = float(beside[1]) if beside else 0
             options.append(f"--budget={(less + most) / 2 + more:.1f}MB")
             _, said = planned(*options, "--batch=max", program=program)
@@ -389,7 +390,8 @@ def a_model_keeps_the_numbers_of_its_classes(folder):
 
 @check
 def a_model_without_a_classifier_does_not_predict(folder):
-    """Checks that such a model refuses --predict, and that training it names the tensors that start anew."""
+    """Checks that a model without some tensors refuses --predict, and that training names the tensors that
+    start anew."""
     def lacks(*names):
         def change(tensors, config):
             for name in names:
@@ -500,7 +502,8 @@ def few_steps_get_more_epochs(folder):
 
 @check
 def from_scratch_in_any_folder(folder):
-    """Checks that a program finds the sample data in a folder above its own, and names the places if not."""
+    """Checks that a program finds the sample data in a folder above its own, and names the searched folders
+    if there is none."""
     programs, elsewhere = os.path.join(folder, "tree", "build", "all"), os.path.join(folder, "elsewhere")
     os.makedirs(programs)
     os.makedirs(elsewhere)
@@ -660,7 +663,7 @@ def the_log_of_a_killed_run_is_not_lost(folder):
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     while not os.path.exists(os.path.join(run, "metrics.csv")):
         expect(process.poll() is None, "has ended")
-    process.kill()                                  # before the first step ends
+    process.kill()                                  # kills the run before its first step ends
     said = process.communicate()[0]
     expect("texts to train on" in said and "memory plan" in said, repr(said))
 
@@ -768,7 +771,8 @@ def folders_with_and_without_a_run(folder):
     for program in TEXT, GPT:
         refused(program, "--data", table, "--out", run,
                 saying="holds an adapter, which transformers would add")
-    name = "n" * 300        # too long for a file name: neither exists nor is absent
+    # too long for a file name, so that the program cannot tell whether the folder exists
+    name = "n" * 300
     refused(TEXT, "--data", table, "--out", os.path.join(folder, name), saying="cannot tell whether '")
 
 
@@ -950,7 +954,8 @@ def answers(model, loads):
                name, repr(whole), repr(said("the ")))
     os.remove(os.path.join(model, "generation_config.json"))
     # Bytes that form no character are printed as U+FFFD, and the text before them is not repeated.
-    for prompt in "caf\u00e9", "\uff71", "x \uffe5":   # the last two begin like U+FFFD, which is printed
+    # the last two begin with bytes with which U+FFFD begins, too
+    for prompt in "caf\u00e9", "\uff71", "x \uffe5":
         for seed in range(4):
             out = said(prompt, "--temperature=9", f"--seed={seed}")
             expect(out.startswith(prompt) and len(out) > len(prompt) + 1, prompt, repr(out))
@@ -1023,7 +1028,8 @@ def folders_of_images(folder):
     expect(status == 0 and out.endswith(path + "\n"), out, err)
 
 
-# 2 x 3 blocks of one grey each, upright and rotated left
+# JPEG + UPRIGHT is a picture of 2 x 3 blocks, each of one grey. JPEG also begins the picture rotated to the
+# left.
 JPEG = ("/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABALDA4MChAODQ4SERATGCgaGBYWGDEjJR0oOjM9PDkzODdASFxOQERXRT"
         "c4UG1RV19iZ2hnPk1xeXBkeFxlZ2P/wAAL")
 UPRIGHT = ("CAAQABgBAREA/8QAFQABAQAAAAAAAAAAAAAAAAAABgf/xAAUEAEAAAAAAAAA"

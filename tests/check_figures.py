@@ -54,7 +54,7 @@ def record_wrong(r):
     if not re.fullmatch(r"[0-9a-f]{7}", r["commit"]) or not re.fullmatch(r"\d{4}-\d\d-\d\d", r["date"]):
         return f"commit or date: {r}"
     for mine, peer, ratio in (("speed", "peer_speed", "speed_ratio"), ("mb", "peer_mb", "memory_ratio")):
-        # All three numbers are rounded.
+        # All three numbers are rounded, so the quotient is not exact.
         if r[mine] and r[peer] and not abs(r[mine] / r[peer] - r[ratio]) <= 0.006 + 0.015 * r[ratio]:
             return f"{ratio} is not {mine} / {peer}: {r}"
     return None
@@ -105,7 +105,7 @@ def differences(shown, want):
 
 def fits_table(found):
     """Returns the rows of largest micro-batches of docs/memory-and-budgets.md: "default / blocks / blocks,
-    all offloaded" for each card, and the range of the host's memory that the last needs."""
+    all offloaded" for each card, and the range of the host's memory that the last policy needs."""
     rows, host = {}, {}
     for r in found:
         name = f"{r['model']}, {r['precision']}"
@@ -117,7 +117,7 @@ def fits_table(found):
 
 
 def check_fits():
-    """Checks that the page shows the largest micro-batches, and that each is the largest."""
+    """Checks that the page shows the largest micro-batches, and that no larger micro-batch fits."""
     found = planned("--fits")
     wrong = differences(rows_of(MEMORY, "| micro-batch"), fits_table(found))
     return wrong + [f"not the largest: {r}" for r in found
@@ -169,7 +169,8 @@ def stages_table(lines):
 
 
 def check_shown(path, rows):
-    """Checks that a file shows the rows of a table, except rows whose first cells occur nowhere in it."""
+    """Checks that a file shows the rows of a table. Rows whose first three cells the file does not have may
+    be missing."""
     lines = text_of(path).splitlines()
     begins = {tuple(line.split(" | ")[:3]) for line in lines}
     shown = [row for row in rows if tuple(row.split(" | ")[:3]) in begins]

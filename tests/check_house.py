@@ -119,7 +119,8 @@ def unincluded(tree):
             continue
         direct = includes(path, head)
         seen, folders = set(direct) | {path}, set().union(*(UMBRELLAS.get(d, ()) for d in direct))
-        used = set(NAME.findall(re.sub(r"\bstruct \w+ \*", "", body))) # pointers need no include
+        # a pointer to a struct needs no include
+        used = set(NAME.findall(re.sub(r"\bstruct \w+ \*", "", body)))
         for name in sorted(used & set(home)):
             if not any(there in seen or there.split("/")[0] in folders for there in home[name]):
                 found.append((path, 1, f"uses {name} and does not include {min(home[name])}"))

@@ -123,7 +123,8 @@ static void same_as_threads(setup s, const layout *how)
     free_outcome(&many);
 }
 
-/* Returns the number of leaves: one for each data rank, or with `more` two, if the tree of sums allows it. */
+/* Returns the number of leaves of the tree of sums: one for each data rank, or two with `more`, if the tree
+   allows that. */
 static int leaves(int data, bool more) { return data & (data - 1) || !more ? data : 2 * data; }
 
 TEST(processes_have_the_bits_of_one)
@@ -213,7 +214,7 @@ TEST(states_of_processes_resume_anywhere)
         const char *path = test_path(shared_folder, "resumed");
         memset(&o, 0, sizeof o);
         bool ok = train(&s, &whole);
-        for (int k = 0; k < STEPS; k++) { /* also after a failure: the others wait */
+        for (int k = 0; k < STEPS; k++) { /* goes on after a failure, because others wait */
             net n;
             s.net = k % 2 == 0;
             s.on.device = ranks_text(s.net ? local : k == 1 ? ranks : 1);
@@ -221,7 +222,7 @@ TEST(states_of_processes_resume_anywhere)
             ok = open_net(&n, &s, false);
             if (k) ok = ok && FINE(&n, tt_program_load(n.p, path));
             if (k) CHECK(n.log.warnings == 0);
-            MPI_Barrier(MPI_COMM_WORLD); /* all processes have loaded the file that process 0 replaces */
+            MPI_Barrier(MPI_COMM_WORLD); /* process 0 replaces a file that all have loaded */
             ok = ok && FINE(&n, run_step(&n, k, micros_of(&s, k)));
             o.stats[k] = n.stats;
             if (s.net || me == 0) ok = ok && FINE(&n, tt_program_save(n.p, path));
@@ -305,7 +306,7 @@ static tt_status run_whole_step(net *n, const setup *s, int step, bool bad)
     return status == TT_OK ? tt_update(n->p, 0.01f, &n->stats) : status;
 }
 
-/* Resumes FOLDER/state if it exists. Saves it after each step, and FOLDER/final at the end. */
+/* Resumes FOLDER/state if it exists. Saves the state after each step, and FOLDER/final at the end. */
 static int train_until(int steps, event e)
 {
     net n;
@@ -317,7 +318,7 @@ static int train_until(int steps, event e)
     snprintf(final, sizeof final, "%s/final", shared_folder);
     const bool resumes = stat(state, &there) == 0 || is_kind(&e, "missing");
     if (!open_net(&n, &s, false)) return 2;
-    MPI_Barrier(MPI_COMM_WORLD); /* before process 0 saves */
+    MPI_Barrier(MPI_COMM_WORLD); /* all resume before process 0 saves */
     make_faulty(&n);
     const bool signals = is_kind(&e, "kill") || is_kind(&e, "stop");
     if (signals && pthread_create(&thread, NULL, signal_later, &e) != 0) return 2;
@@ -393,21 +394,21 @@ int main(int argc, char **argv)
     if (argc < 3) return 2;
     shared_folder = argv[1];
     local = atoi(argv[2]);
-    if (argc > 5 && strcmp(argv[3], "open") == 0) { /* FOLDER LOCAL open TIMEOUT KIND */
+    if (argc > 5 && strcmp(argv[3], "open") == 0) { /* FOLDER LOCAL open TIMEOUT KIND: open_until */
         wait_seconds = atof(argv[4]);
         return open_until(argv[5]);
     }
     MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
     MPI_Comm_size(MPI_COMM_WORLD, &processes);
     MPI_Comm_rank(MPI_COMM_WORLD, &me);
-    /* FOLDER LOCAL train STEPS TIMEOUT KIND PROCESS AT; FOLDER LOCAL differ WHAT */
+    /* Arguments: FOLDER LOCAL train STEPS TIMEOUT KIND PROCESS AT, or FOLDER LOCAL differ WHAT. */
     const bool trains = argc > 8 && strcmp(argv[3], "train") == 0;
     const bool differs = argc > 4 && strcmp(argv[3], "differ") == 0;
     if (trains || differs) {
         event e = {trains ? argv[6] : "none", trains ? atoi(argv[7]) : 0, trains ? atoi(argv[8]) : 0};
         if (trains) wait_seconds = atof(argv[5]);
         status = trains ? train_until(atoi(argv[4]), e) : differ(argv[4]);
-        if (!status) MPI_Finalize(); /* after a failure others may be gone, and MPI would wait for them */
+        if (!status) MPI_Finalize(); /* after a failure MPI might wait for processes that are gone */
         return status;
     }
     char own[1100];

@@ -47,7 +47,7 @@ static inline bool test__error(tt_context *ctx, tt_status status, const char *pa
 /* Returns the stride of a sweep over few combinations: TEST_SWEEP, but at most `max`. */
 static inline int test_every(int max) { return TEST_SWEEP < max ? TEST_SWEEP : max; }
 
-#ifdef __has_feature /* clang asks by __has_feature, gcc defines macros */
+#ifdef __has_feature /* clang has __has_feature, gcc defines macros */
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
 #define TEST_SANITIZED true
 #endif
@@ -161,7 +161,7 @@ static inline void test__close(tt_context *ctx, test_allocator *a, const char *f
 
 /* -------------------------------------------------------------------------------------------------- files */
 
-static inline void test__remove(const char *path) /* a file, or a folder with its contents */
+static inline void test__remove(const char *path) /* removes a file, or a folder with its contents */
 {
     DIR *folder = opendir(path);
     char inner[1200];
@@ -217,7 +217,8 @@ static inline const char *test_write(const char *path, const void *bytes, size_t
     return path;
 }
 
-static inline char *test_read(const char *path, size_t *n) /* NULL after an error; the caller frees it */
+/* returns NULL after an error; the caller frees it */
+static inline char *test_read(const char *path, size_t *n)
 {
     FILE *f = fopen(path, "rb");
     char *bytes = NULL;
@@ -233,7 +234,7 @@ static inline char *test_read(const char *path, size_t *n) /* NULL after an erro
     return bytes;
 }
 
-/* The path of tests/golden/NAME, beside this file. */
+/* Returns the path of tests/golden/NAME, a file beside this header. */
 #define TEST_GOLDEN(name) test__golden(name)
 static inline char *test__golden(const char *name)
 {

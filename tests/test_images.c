@@ -1,4 +1,4 @@
-/* Images: resizing, CIFAR-10, images that the caller decodes, and their loader (src/data/). */
+/* Tests of src/data/: resizing, CIFAR-10, images that the caller decodes, and their loader. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -9,7 +9,7 @@
 
 /* ------------------------------------------------------------------------------------------------- resize */
 
-TEST(resize_golden) /* equal to Pillow's result, bit for bit */
+TEST(resize_golden) /* results equal Pillow's bit for bit */
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
@@ -44,7 +44,7 @@ TEST(resize_golden) /* equal to Pillow's result, bit for bit */
 
 static double triangle(double x) { return fabs(x) < 1 ? 1 - fabs(x) : 0; }
 
-/* Any sizes: equal to sums over the whole image in float64, within two roundings. */
+/* For all sizes a resized image equals sums over the whole image in float64, within two roundings. */
 TEST(resize_reference)
 {
     test_allocator a;
@@ -89,7 +89,7 @@ TEST(resize_limits)
     for (int level = 0; level < 256; level += 51) {
         memset(line, level, 65535);
         CHECK(tt_image_resize(ctx, &image, 1, 1, to) == TT_OK && to[0] <= level && level - to[0] <= 3);
-        image.width = 16380; /* with this many weights they cannot */
+        image.width = 16380; /* with this many weights rounding errors stay below 1 */
         CHECK(tt_image_resize(ctx, &image, 1, 2, to) == TT_OK && abs(to[0] - level) <= 1 && to[0] == to[1]);
         image.width = 65535;
     }
@@ -127,7 +127,7 @@ static uint8_t cifar_pixel(int file, int record, int c, int y, int x)
 }
 static int cifar_label(int file, int record) { return (file + record * 3) % 10; }
 
-/* Writes a file: 1..5 are data_batch_N.bin, 6 is test_batch.bin. */
+/* Writes file `file` of CIFAR-10: 1 to 5 are data_batch_N.bin, 6 is test_batch.bin. */
 static void cifar_write(const char *folder, int file, int records)
 {
     char name[32];
@@ -249,7 +249,7 @@ TEST(cifar_split) /* each class gets its share, chosen by the seed */
         int of_class[10] = {0}, changed = 0, place;
         REQUIRE(d);
         CHECK(tt_dataset_count(d) == 20 && tt_dataset_count(all) == 40);
-        tt_dataset_free(all); /* `images` keeps its own */
+        tt_dataset_free(all); /* `images` still has its pixels */
         for (int i = 0; i < 20; i++) {
             place = 0;
             while (place < 60 && !cifar_is(ctx, d, i, place < 40 ? 2 : 5, place < 40 ? place : place - 40))
@@ -548,7 +548,8 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
                 CHECK(log->micro_of[i] == micro);
                 in_step++;
             }
-            for (int at = 0; at < used && groups > 1; at += o.batch) { /* of similar sizes, none left out */
+            /* micro-batches of a step have similar sizes, and each group has equally many */
+            for (int at = 0; at < used && groups > 1; at += o.batch) {
                 const int n = used - at < o.batch ? used - at : o.batch, from = log->micro_of[at];
                 const int whole = groups * ((n + groups * max - 1) / (groups * max));
                 const int parts = log->micro_of[at + n - 1] - from + 1;
@@ -564,7 +565,8 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
             CHECK(memcmp(first, again, sizeof *again) == 0 &&
                   memcmp(first->pixels, second->pixels, sizeof second->pixels) != 0);
             CHECK((memcmp(first->index, second->index, sizeof second->index) != 0) == o.shuffle);
-            for (int step = steps; step >= 0; step -= 2) { /* a seek equals reading up to there */
+            /* a seek to a step equals reading up to the step */
+            for (int step = steps; step >= 0; step -= 2) {
                 int skip = step * o.batch < used ? step * o.batch : used;
                 read_epoch(l, d, 270, 1, step, rest);
                 CHECK(rest->seqs == used - skip && rest->steps == steps - step);
@@ -584,7 +586,7 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(image_loader_seeds) /* another seed: another order, other crops */
+TEST(image_loader_seeds) /* another seed gives another order and other crops */
 {
     test_allocator a;
     tt_context_options o = test_options(&a);
@@ -748,7 +750,7 @@ TEST(image_loader_option_errors)
         CHECK(!tt_image_loader_new(ctx, d, &o, NULL));
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, bad[i].error);
     }
-    /* resize_shortest and resample, which the table above does not set. */
+    /* Tests options that the table above does not set: resize_shortest and resample. */
     static const struct { int shortest, height, resample; const char *error; } other[] = {
         {-1, 0, 2, "resize_shortest = -1"}, {65536, 0, 2, "resize_shortest = 65536"},
         {9, 9, 2, "resize_shortest = 9 beside resize_height = 9"}, {0, 0, 4, "resample = 4"},
@@ -994,7 +996,7 @@ static bool use_everything(tt_context *ctx, const char *folder, drawing *s, cons
     return ok;
 }
 
-/* Each allocation fails once: an error says so, nothing leaks, nothing crashes. */
+/* Each allocation fails once: an error says so, and nothing leaks or crashes. */
 TEST(image_allocation_failures)
 {
     char folder[600];
@@ -1059,7 +1061,7 @@ TEST(cifar_faults)
 
 /* ------------------------------------------------------------------------------------------- image files */
 
-TEST(images_are_turned_upright) /* as Pillow's ImageOps.exif_transpose does */
+TEST(images_are_turned_upright) /* turns as Pillow's ImageOps.exif_transpose does */
 {
     static const char *const upright[9] = {"", "123456", "321654", "654321", "456123",
                                            "142536", "415263", "635241", "362514"};

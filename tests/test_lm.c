@@ -1,6 +1,6 @@
-/* Language models compared with transformers (tests/golden/lm): logits, loss, gradients, training,
-   generation; loading and saving their folders: tests of src/models/. TINYTRAIN_TEST_VERBOSE=1 prints the
-   measured differences. */
+/* Tests of src/models/: language models compared with transformers (tests/golden/lm) in logits, loss,
+   gradients, training and generation; loading and saving of their folders. TINYTRAIN_TEST_VERBOSE=1 prints
+   the measured differences. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -62,7 +62,8 @@ static void golden_close(golden *g)
     TEST_CLOSE(g->ctx, &g->a);
 }
 
-/* Returns n numbers of tensor `prefix` `name` in golden.safetensors. The caller frees them. */
+/* Returns n numbers of the tensor with the name `prefix` + `name` in golden.safetensors. The caller frees
+   them. */
 static float *reference(const golden *g, const char *prefix, const char *name, int64_t n)
 {
     char full[300];
@@ -113,7 +114,7 @@ static tt_batch golden_batch(const golden *g, int k, batch_data *d)
     return b;
 }
 
-/* Ranks that golden_options trains on; NULL and 0: one rank. */
+/* Ranks on which golden_options trains; NULL and 0: one rank. */
 static struct { const char *device; int tensor, pipeline, zero; } ranks;
 
 static tt_train_options golden_options(const char *precision)
@@ -165,8 +166,8 @@ static void forget_key_biases(const golden *g, const char *name, float *x, const
     }
 }
 
-/* Largest differences: logits; losses; norms, relative; each tensor's gradient, L2, relative; each parameter
-   after five steps, L2, relative to its change. */
+/* Largest differences. gradient: of a tensor, L2, relative. step5: of a parameter after five steps, L2,
+   relative to the parameter's change. norms: relative. */
 typedef struct differences { double logits, losses, norms, gradient, step5; } differences;
 
 static void compare_steps(golden *g, differences *d)
@@ -269,8 +270,8 @@ TEST(golden_lm_recomputed)
 }
 
 
-/* Heads and layers divided over two ranks, or layers over two stages; the code for ranks knows nothing of
-   these models. */
+/* Heads and layers divided over two ranks, or layers over two stages, give the golden results: no model has
+   its own code for ranks. */
 TEST(golden_lm_on_ranks)
 {
     for (int k = 0; k < 2 * TEST_COUNT(names); k++) {
@@ -363,7 +364,7 @@ static void refused(const char *folder, tt_status status, const char *part, cons
     TEST_CLOSE(ctx, &a);
 }
 
-/* Replaces the first `from` in the file. */
+/* Replaces the first `from` in the file by `to`. */
 static void replace(const char *path, const char *from, const char *to)
 {
     size_t n;
@@ -414,8 +415,8 @@ TEST(folders_go_round)
     }
 }
 
-/* The tokens that end an answer come from generation_config.json, or else from config.json. A save keeps the
-   former file unchanged. */
+/* The tokens that end an answer come from generation_config.json, or else from config.json. A save keeps
+   generation_config.json unchanged. */
 TEST(what_ends_an_answer)
 {
     char from[600], folder[600], again[600], config[700], generation[700];
@@ -653,7 +654,7 @@ TEST(broken_folders)
     refused(folder, TT_ERR_FORMAT, "tensor '", "");
     free(other);
     test_write(path, good, n);
-    load_and_save(folder, folder, 0); /* the original files are all right */
+    load_and_save(folder, folder, 0); /* the original files are valid */
     CHECK(same_tensors(from, folder) == 1);
     free(good);
 
@@ -719,7 +720,7 @@ TEST(configs)
         {"falcon_groups", "\"parallel_attn\": true", "\"parallel_attn\": false", TT_ERR_UNSUPPORTED,
          "parallel_attn is false; only true"},
     };
-    static const struct { const char *name, *from, *to; } older[] = { /* the same model in other words */
+    static const struct { const char *name, *from, *to; } older[] = { /* older configs of these models */
         {"neox", "\"rope_parameters\": {",
          "\"rotary_emb_base\": 10000, \"rotary_pct\": 0.25, \"unknown\": {"},
         {"mistral", "\"rope_parameters\": {", "\"rope_theta\": 10000.0, \"unknown\": {"},
@@ -794,8 +795,8 @@ static void copy_golden(const char *name, char folder[600], char config[700])
     free(text);
 }
 
-/* A saved config keeps its own words for windows and positions as long as the model keeps its values.
-   Otherwise the words change so that they load as the model's values. */
+/* A saved config keeps its members for windows and positions as long as the model keeps their values.
+   Otherwise the members change so that they load as the model's values. */
 TEST(shapes_are_kept)
 {
     static const char *const said[] = {
@@ -846,8 +847,9 @@ TEST(shapes_are_kept)
         }
 }
 
-/* A config.json is saved without original_max_position_embeddings if its rope_parameters have changed, as
-   transformers would prefer the former, and always without quantization_config: saved weights are plain. */
+/* A saved config.json lacks original_max_position_embeddings if rope_parameters have changed, because
+   transformers would prefer that member. It always lacks quantization_config, because saved weights are
+   plain. */
 TEST(members_that_are_not_saved_again)
 {
     for (int k = 0; k < 3; k++) {
@@ -878,7 +880,7 @@ TEST(members_that_are_not_saved_again)
     }
 }
 
-/* A kind in other sizes: heads that share keys, the width of the MLP, and the share of a head that
+/* Makes a kind in other sizes: heads that share keys, the width of the MLP, and the share of a head that
    rotates. */
 TEST(sized_models)
 {
@@ -908,7 +910,7 @@ TEST(new_models)
         c.hidden_size = 32;
         c.layers = 2;
         c.heads = 4;
-        if (strcmp(kinds[k], "mistral") == 0) c.key_heads = 2; /* otherwise one, or as many as heads */
+        if (strcmp(kinds[k], "mistral") == 0) c.key_heads = 2; /* other kinds have one, or as many as heads */
         c.intermediate_size = 40;
         c.max_positions = 16;
         c.rotary.size = 0;
@@ -1034,7 +1036,7 @@ static tt_generator *generator(golden *g, int max_seqs, int context, int max_tok
     return made;
 }
 
-/* The likeliest tokens equal those of transformers, whatever runs together. */
+/* The likeliest tokens equal those of transformers, whichever sequences run together. */
 TEST(greedy_tokens)
 {
     static const int sizes[][3] = {{1, 17, 16}, {1, 13, 1}, {3, 15, 3}, {2, 19, 4}};
@@ -1050,7 +1052,7 @@ TEST(greedy_tokens)
         tt_sampling s = tt_sampling_default();
         s.temperature = 0;
         s.max_new = 8;
-        for (int q = 0; q < 3; q++) { /* prompts of other lengths in between */
+        for (int q = 0; q < 3; q++) { /* with prompts of other lengths in between */
             const int length = q == 1 ? 3 : n;
             memcpy(ids + start[q], prompt, sizeof *ids * (size_t)length);
             start[q + 1] = start[q] + length;
@@ -1069,7 +1071,7 @@ TEST(greedy_tokens)
     }
 }
 
-/* More rows than bf16 can count exactly, in one sequence, and as tokens that come a few at a time. */
+/* Runs more rows than bf16 can count exactly, in one sequence, and a few tokens at a time. */
 TEST(alibi_of_a_long_sequence)
 {
     enum { LONG = 300, LAST = 8 };
@@ -1095,7 +1097,7 @@ TEST(alibi_of_a_long_sequence)
     float *x = reference(&g, "", "long.logits", LAST * vocab);
     for (int k = 0; k < LAST * vocab; k++) CHECK_NEAR(logits[(LONG - LAST) * vocab + k], x[k], 1e-5);
 
-    int best = 0; /* after all tokens but the last */
+    int best = 0; /* likeliest token after all tokens but the last */
     for (int v = 1; v < vocab; v++)
         if (x[(LAST - 2) * vocab + v] > x[(LAST - 2) * vocab + best]) best = v;
     tt_sampling s = tt_sampling_default();
@@ -1111,7 +1113,7 @@ TEST(alibi_of_a_long_sequence)
     golden_close(&g);
 }
 
-/* One more token after a prompt that runs in several parts has the scores of the whole sequence. */
+/* A token after a prompt that runs in several parts has the scores that it has in the whole sequence. */
 TEST(cached_scores)
 {
     for (int k = 0; k < 2 * TEST_COUNT(names); k++) {
@@ -1166,7 +1168,7 @@ TEST(cached_scores)
 
 enum { WORDS = 7, DRAWS = 20000 };
 
-/* Computes how often each of some words is drawn, as shares. */
+/* Computes the share with which each word is drawn. */
 static void shares_of(const float scores[WORDS], const tt_sampling *s, double share[WORDS])
 {
     float x[WORDS];
@@ -1272,13 +1274,14 @@ TEST(sampled_texts)
         for (int k = 0; k < n[q]; k++) CHECK(a[q][k] >= 0 && a[q][k] < 41);
     }
     s.token = NULL;
-    CHECK(tt_generate(alone, ids, start, 3, &s, b[0], m) == TT_OK); /* alone the tokens are equal */
+    /* alone each sequence gets equal tokens */
+    CHECK(tt_generate(alone, ids, start, 3, &s, b[0], m) == TT_OK);
     CHECK(memcmp(a, b, sizeof a) == 0);
     s.seed = 6;
     CHECK(tt_generate(made, ids, start, 3, &s, b[0], m) == TT_OK && memcmp(a, b, sizeof a) != 0);
     s.seed = 5;
 
-    h.max = 4; /* the callback ends each sequence after 4 */
+    h.max = 4; /* the callback ends each sequence after 4 tokens */
     memset(h.n, 0, sizeof h.n);
     s.token = hear;
     CHECK(tt_generate(made, ids, start, 3, &s, b[0], m) == TT_OK);
@@ -1566,9 +1569,9 @@ TEST(generation_errors)
     start[1] = start[2] = 19;
     CHECK(tt_generate(made, ids, start, 1, &s, out, n) == TT_ERR_ARGUMENT);
     CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "prompt 0 has 19 tokens; there must be one, and fewer than");
-    CHECK(tt_generate(made, ids, start, 0, &s, out, n) == TT_OK); /* nothing to do */
+    CHECK(tt_generate(made, ids, start, 0, &s, out, n) == TT_OK); /* 0 sequences: nothing to do */
 
-    /* An error names the parameter that is not finite, and the caches forget what came from it. */
+    /* An error names the parameter that is not finite, and the caches forget the rows that it made NaN. */
     start[1] = 4;
     start[2] = 6;
     const int64_t size = tt_param_size(g.m.layer[0].down_b);
@@ -1614,7 +1617,7 @@ static void lora_path(char path[700], const char *name, const char *file)
     snprintf(path, 700, "%s%s%s", folder, *file ? "/" : "", file);
 }
 
-/* Logits and gradients of peft's adapters. Frozen weights have no gradient and do not change. */
+/* Logits and gradients of adapters equal peft's. Frozen weights have no gradient and do not change. */
 TEST(golden_lora)
 {
     for (int k = 0; k < TEST_COUNT(adapted); k++) {
@@ -1756,7 +1759,7 @@ TEST(adapters_go_round)
             golden_close(&h);
         }
         CHECK(tt_lm_lora_merge(&g.m) == TT_OK && tt_forward(g.r, &b, y, TEST_COUNT(y)) == TT_OK);
-        double max = 0; /* a program compiled before the merge computes the same after it */
+        double max = 0; /* a program compiled before the merge still gives these logits */
         for (size_t i = 0; i < n; i++) max = worse(max, fabs(x[i] - y[i]));
         CHECK_NEAR(max, 0, 1e-5);
         golden_close(&g);

@@ -1,5 +1,5 @@
-/* Whole programs on CPU ranks: the bits of one rank with any layout; errors; faults in a rank; memory as
-   planned.
+/* Tests of whole programs on CPU ranks: the bits of one rank with any layout; errors; faults in a rank;
+   memory as planned.
 
    The training is a small transformer with a table that is embedding and head, a norm that two layers share,
    a frozen matrix, dropout, clipping and, in 16 bits, a loss scale that overflows at first. Its steps have
@@ -37,7 +37,7 @@ typedef struct setup {
     bool at_once;            /* a step is one round, by tt_step */
     bool unclipped;
     bool late;               /* copies and collectives complete as late as allowed ... */
-    bool prompt;             /* ... or as early */
+    bool prompt;             /* copies and collectives complete as early as possible */
     int tensor;              /* tensor ranks; 0: one */
     bool sequence;
     bool net;                /* runs on the ranks of all started processes, see mpi.c */
@@ -308,7 +308,7 @@ static bool same_blob(const blob *a, const blob *b)
     return a->bytes && a->n == b->n && memcmp(a->bytes, b->bytes, a->n) == 0;
 }
 
-/* Keeps the tensors of a state, except the one that describes its layout. */
+/* Keeps the tensors of a state, except the tensor that describes the state's layout. */
 static void keep_tensors(net *n, const char *path, outcome *o)
 {
     tt_safetensors *s = tt_safetensors_open(n->ctx, path);
@@ -357,7 +357,8 @@ static const char *layout_text(const setup *s, char text[256])
     return text;
 }
 
-/* Compares two outcomes. file: also FLOPs and the state's file, for sums of one family. */
+/* Compares two outcomes. file: also compares FLOPs and the state's file, if both runs sum per step or both
+   per micro-batch. */
 static bool same_outcome(const setup *s, const outcome *a, const outcome *b, bool file, int line)
 {
     char what[256], text[512];
@@ -398,7 +399,7 @@ static bool train(const setup *s, outcome *o)
 static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
 
 
-/* ones: one rank, which sums per step or per micro-batch. layouts: compared with these. */
+/* ones: one rank, which sums per step or per micro-batch. layouts: compared with `ones`. */
 static const layout ones[] = {{"cpu", 1, 0}, {"cpu", 0, MICROS}};
 static const layout layouts[] = {
     {"cpu", 0, 0},    {"cpu", 0, SERVER},   {"cpu*2", 0, 0},      {"cpu*4", 0, 0},
@@ -440,7 +441,7 @@ static void same_bits(setup s, const layout *on, int count)
 /* Tells whether TINYTRAIN_ALL_LAYOUTS in the environment asks for all layouts instead of some of each
    kind. */
 static bool everything(void) { return getenv("TINYTRAIN_ALL_LAYOUTS") != NULL; }
-/* The share of layouts and precisions that a sweep runs. It includes every kind of layout. */
+/* A sweep runs this share of layouts and precisions, with every kind of layout. */
 #if TEST_SWEEP > 10
 enum { SPARSE = 5, PRECISIONS = 1, EVERY = 1, TURNS = 1 };
 #elif TEST_SWEEP > 1
@@ -506,7 +507,7 @@ TEST(ranks_split_large_tensors_only)
     pieces_from = 1;
 }
 
-TEST(ranks_with_a_loss_in_chunks) /* the forward of such a loss makes a gradient */
+TEST(ranks_with_a_loss_in_chunks) /* the forward of the loss makes a gradient */
 {
     static char text[1 << 18];
     setup s = setup_of(some[0], "32-true", 4, 2);
@@ -799,7 +800,7 @@ TEST(ranks_evaluate)
 
 /* ---------------------------------------------------------------------------------- parameters and states */
 
-static float value_of(int param, int64_t element) /* exact in all dtypes */
+static float value_of(int param, int64_t element) /* returns numbers that are exact in all dtypes */
 {
     return (float)((element * 37 + param * 11) % 255 - 127) / 1024;
 }
@@ -844,7 +845,7 @@ TEST(parameters_of_ranks_are_set_and_read)
 {
     for (int k = 0; k < TEST_COUNT(layouts); k += 3) {
         setup s = setup_of(ones[sums_micros(layouts[k])], precisions[k % 5], 8, 1);
-        tt_stats reported[3]; /* one rank; ranks whose parameters are set before the allocation; after it */
+        tt_stats reported[3]; /* one rank; several ranks, set before the allocation; after the allocation */
         for (int way = 0; way < 3; way++) {
             net n;
             if (way == 1) s.on = layouts[k];
@@ -1013,7 +1014,8 @@ TEST(ranks_that_contradict_are_refused)
     close_net(&n);
 }
 
-/* Programs that do not fit the first one's arena or parameters are refused, and a refusal changes nothing. */
+/* Programs that do not fit the arena or the parameters of the first program are refused, and a refusal
+   changes nothing. */
 TEST(programs_of_other_layouts_are_refused)
 {
     setup s = setup_of((layout){"cpu*4", 3, 0}, "32-true", 4, 1);
@@ -1176,7 +1178,7 @@ static struct {
     const tt__device_group *group;
     int rank;          /* the faulty rank */
     int launches;      /* launches of that rank before the fault; -1: no fault */
-    bool late;         /* no failure: the rank begins a collective after another rank has stopped waiting */
+    bool late;         /* no failure: a collective begins after another rank has stopped waiting */
     int made;          /* launches of that rank so far */
     bool happened;
 } fault;
@@ -1185,7 +1187,7 @@ static tt_status faulty_launch(const tt__launch *l, int n)
 {
     const struct timespec nap = {0, 1000000};
     const bool counts = l->device == fault.group->device[fault.rank] &&
-                        (!fault.late || tt__is_collective(l->instr)); /* others wait for collectives */
+                        (!fault.late || tt__is_collective(l->instr)); /* other ranks wait for collectives */
     if (!counts || fault.made++ != fault.launches) return tt__cpu_backend.launch(l, n);
     fault.happened = true;
     if (!fault.late)
@@ -1236,7 +1238,7 @@ static bool steps_again(net *n, const setup *s, const char *state, outcome *o)
 static bool after_fault(net *n, const char *state, const char *path)
 {
     size_t x_bytes, y_bytes;
-    if (tt__within_step(n->p)) { /* failed in its second round */
+    if (tt__within_step(n->p)) { /* the step failed in its second round */
         CHECK(tt_update(n->p, 0.01f, NULL) == TT_ERR_NUMERIC);
         CHECK_ERROR(n->ctx, TT_ERR_NUMERIC, "a micro-batch failed; nothing was updated");
     }
@@ -1298,8 +1300,8 @@ TEST(each_launch_of_a_rank_fails)
     }
 }
 
-/* If a rank is late, the others stop waiting after the timeout and name it. The late rank stops when it
-   arrives. */
+/* If a rank is late, the other ranks stop waiting after the timeout and name the late rank, which stops when
+   it arrives. */
 TEST(a_rank_that_is_late_is_named)
 {
     static const layout on[] = {{"cpu*4", 1, 0}, {"cpu*4", 3, 0}};
@@ -1355,7 +1357,7 @@ static bool do_part(net *n, const setup *s, const char *state, int part)
 TEST(each_allocation_of_ranks_fails)
 {
     static const layout on[] = {{"cpu*4", 1, 0}, {"cpu*2", 3, 0}};
-    const int every = everything() ? 1 : 9 * (SPARSE / EVERY); /* the build with ASan has all of these */
+    const int every = everything() ? 1 : 9 * (SPARSE / EVERY);
     for (int k = 0; k < TEST_COUNT(on); k++) {
         setup s = setup_of(on[k], precisions[3 * k], 4, 1);
         s.offload = k ? offloads[TEST_COUNT(offloads) - 1] : NULL;
@@ -1365,7 +1367,7 @@ TEST(each_allocation_of_ranks_fails)
         int failures = 0;
         memset(&right, 0, sizeof right);
         snprintf(state, sizeof state, "%s", test_path(test_folder(), "state"));
-        for (long at = 0; fails && ok; at = at ? at + every : 1) { /* the first run has no failure */
+        for (long at = 0; fails && ok; at = at ? at + every : 1) { /* run 0 has no failure */
             net n;
             memset(&n, 0, sizeof n);
             tt_context_options co = test_options(&n.a);

@@ -1,7 +1,8 @@
-/* Devices that work together as the ranks of a program. Collectives give the CPU's bits, whether kernels load
-   from other devices or data goes through the host. Which devices reach each other; missing waits; calls of
-   CUDA that fail. Runs on a GPU (TINYTRAIN_CUDA=1 make test), which then acts as all devices, or on the
-   emulator, which most tests need. With TEST_SEEDS=24 in the environment, tests run in 24 orders. */
+/* Tests of devices that work together as the ranks of a program. Collectives give the CPU's bits, whether
+   kernels load from other devices or data goes through the host. Also tests which devices reach each other,
+   missing waits, and calls of CUDA that fail. Runs on a GPU (TINYTRAIN_CUDA=1 make test), which then acts as
+   all devices, or on the emulator, which most tests need. With TEST_SEEDS=24 in the environment, tests run in
+   24 orders. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -15,7 +16,7 @@ int main(void) /* does not include the header, whose code takes a minute to comp
 }
 
 #else
-#define TT__OFFLOAD_TOGETHER ((size_t)8000) /* so that copies overlap with updates */
+#define TT__OFFLOAD_TOGETHER ((size_t)8000) /* small, so that copies overlap with updates */
 #define TT__PIECES_FROM 64 /* small tensors are divided over ranks, and go through the host in parts */
 #define TT__UPDATE_FROM 64
 #define TT__STAGE 8192
@@ -44,7 +45,7 @@ enum {
     MOST = 8,            /* members */
     JOB = 80 << 10,      /* largest number of bytes of a collective's operands */
     MEMORY = 8 * JOB,    /* bytes of each member */
-    PINNED = 6 << 10,    /* host bytes of each for data that others need: few, so that there are parts */
+    PINNED = 6 << 10,    /* host bytes of a member's staged data: few, so that there are parts */
     MOST_JOBS = 7        /* more than the emulator's launches have room for */
 };
 
@@ -53,7 +54,7 @@ typedef struct group { /* devices that work together */
     tt_context *ctx;
     int members, index[MOST];
     tt__device *device[MOST];
-    char *memory[MOST];  /* of the devices */
+    char *memory[MOST];  /* memory of each device */
     char *cpu[MOST];     /* the results that the CPU computes */
     bool staged;         /* some device cannot reach another */
     double rate;         /* the lowest rate between two devices, bytes a second */
@@ -119,7 +120,7 @@ static void close_group(group *g)
     TEST_CLOSE(g->ctx, &g->a);
 }
 
-/* All members wait for the earlier work of all members. */
+/* Makes all members wait for the earlier work of all members. */
 static tt_status sync_members(group *g)
 {
     void **event = g->event[g->syncs++ % 2];
@@ -141,7 +142,7 @@ typedef struct job { /* a collective, equal on all members */
     tt_dtype dtype;
     tt__move move;
     bool add, in_place;
-    int64_t elements;       /* of the whole operand */
+    int64_t elements;       /* elements of the whole operand */
     int present, slots;
     size_t x, y;            /* offsets of a member's operand and result, unless in place */
     size_t end;
@@ -247,7 +248,7 @@ static tt_status stage_phase(group *g, const job *j, int phase)
     return status;
 }
 
-/* Runs n collectives of one op in the way of src/run/. */
+/* Runs n collectives of one op as src/run/ does. */
 static tt_status run_jobs(group *g, const job *j, int n)
 {
     tt_status status = TT_OK;
@@ -415,8 +416,8 @@ static void start(int devices, bool peers, uint64_t seed)
 #endif
 }
 
-/* Tells whether this build of the emulator has checks. It takes several times as long, so it skips some runs
-   that other builds test. */
+/* Tells whether this build of the emulator has checks. A build with checks takes several times as long, so it
+   skips some runs that other builds test. */
 static bool is_slow(void)
 {
 #ifdef TT_EMULATE
@@ -427,8 +428,8 @@ static bool is_slow(void)
 }
 
 #ifdef TT_EMULATE
-/* Tells whether runs with a missing wait are tried. In the plain build their results reveal it, in the trace
-   build the emulator does. AddressSanitizer cannot, and sees the runs with all waits. */
+/* Tells whether runs with a missing wait are tried. In the plain build their results reveal the missing wait,
+   in the trace build the emulator does. The build with AddressSanitizer only runs with all waits. */
 static bool leaves_waits_out(void) { return strcmp(emu_build(), "asan") != 0; }
 #endif
 
@@ -468,7 +469,8 @@ TEST(collectives_of_devices)
             compare_group(members[k / 2], members[k / 2], k % 2, (uint64_t)(seed * 10 + k));
 }
 
-/* Ranks that share a GPU have their own streams and share nothing else. Also tests them through the host. */
+/* Ranks that share a GPU have their own streams and share nothing else. Also tests ranks whose data goes
+   through the host. */
 TEST(ranks_on_one_device)
 {
     for (int seed = 0; seed < seeds(2); seed++) {
@@ -557,8 +559,8 @@ typedef struct net { /* results of a training */
     float w[NET_IN * NET_HIDDEN + NET_HIDDEN + NET_HIDDEN * NET_OUT];
 } net;
 
-/* left_out: the rank that skips its waits for other devices' events, counted by first waits. left_wait: the
-   number of the waits that one rank's updates in the host's memory skip. */
+/* left_out: the device that skips its waits for other devices' events, from 1 in the order of their first
+   waits; 0: none. left_wait: the choice of leave_waits_out. */
 static int left_out, left_wait = -1;
 static void **hosts_event;
 static tt__backend fewer_waits;
@@ -586,7 +588,7 @@ static void leave_out(tt_program *p)
 static char net_error[1024];
 /* Removes waits of updates in the host's memory: the waits for one group's copies to the host (one stream
    completes copies in order), or the last waits for copies back, or the host's own wait. Returns the number
-   of such choices. */
+   of choices. */
 static int leave_waits_out(tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -610,7 +612,7 @@ static int leave_waits_out(tt_program *p)
 
 static const char *offload, *update; /* options of the programs */
 static int net_waits; /* choices of leave_waits_out for the last program */
-static size_t net_copied_bytes; /* of the last program's plan */
+static size_t net_copied_bytes; /* bytes that the last program's plan copies */
 
 /* Returns the device names to use. On a GPU, ranks with a device each become ranks that share it. */
 static const char *ranks_here(const char *device)
@@ -641,7 +643,8 @@ static tt_status train_net(net *to, const char *device, int zero, bool server, c
     const int64_t rows = tt_axis(t, "rows", NET_ROWS);
     tt_value x = tt_input(t, "x", TT_F32, rows, NET_IN), y = tt_input(t, "y", TT_I32, rows, 1);
     tt_value h = tt_dropout(t, tt_gelu(t, tt_linear(t, x, w[0], w[1])), 0.1f);
-    if (offload && strcmp(offload, "activations") == 0) tt_offload(t, h); /* too few blocks to choose from */
+    /* the net has too few blocks to offload "activations" */
+    if (offload && strcmp(offload, "activations") == 0) tt_offload(t, h);
     tt_value loss = tt_cross_entropy(t, tt_linear(t, h, w[2], NULL), y, NULL);
     o.device = ranks_here(device);
     o.accumulate = !work->update;
@@ -693,7 +696,7 @@ TEST(ranks_of_one_device_train_alike)
     static const char *const devices[] = {"cuda:0,0", "cuda:0,0,0,0"};
     static net one, got;
     for (int k = 0; k < 2 * TEST_COUNT(precisions); k++) {
-        const int max = k % 2 ? 3 : 1; /* zero decides when sums are made */
+        const int max = k % 2 ? 3 : 1; /* max 3: sums per micro-batch */
         const char *precision = precisions[k / 2];
         if (is_slow() && k / 2 != 1) continue;
         start(1, true, (uint64_t)k);
@@ -851,10 +854,10 @@ TEST(pairs_of_devices_are_tried)
             CHECK(n ? why && strncmp(why, links[link].expected, n) == 0 && strstr(why, " GB/s)") : !why);
             CHECK(rate > 0);
             const bool all = links[link].peers && strcmp(links[link].peers, "0") == 0;
-            why = cuda->peer(d[0], d[other], &back); /* this direction works */
+            why = cuda->peer(d[0], d[other], &back); /* the direction other -> 0 works */
             CHECK(all ? why && strncmp(why, "device pair 1 -> 0 is not tried", 31) == 0 : !why);
             CHECK(back > 0);
-            why = cuda->peer(d[1], d[2], &same); /* two handles of one device work as well */
+            why = cuda->peer(d[1], d[2], &same); /* two handles of one device work */
             CHECK(all ? why && strncmp(why, "device pair 1 -> 1 is not tried", 31) == 0 : !why);
             CHECK(all ? same > 0 : same == 0);
             CHECK(!cuda->peer(d[1], d[1], &same) && same == 0);
@@ -888,8 +891,8 @@ TEST(a_pair_that_brings_wrong_bytes_is_avoided)
 
 /* -------------------------------------------------------------------------------------------------- waits */
 
-/* A small model of a program: sums, scattered sums and gathers of vectors that are written before and
-   overwritten after; two rounds without a wait of the host in between. */
+/* A small model of a program: two rounds of sums, scattered sums and gathers, without a wait of the host in
+   between. The vectors are written before and overwritten after each collective. */
 enum { WAIT_MEMBERS = 3, NUMBERS = 2160, ROUNDS = 2 };
 static const size_t at_x = 0, at_piece = NUMBERS * sizeof(float), at_log = 2 * NUMBERS * sizeof(float);
 
@@ -942,7 +945,7 @@ static tt_status run_rounds(group *g, int rounds, long *first_round)
             if (status == TT_OK) status = run_jobs(g, &j, 1);
             for (int r = 0; r < g->members && status == TT_OK; r++)
                 status = copy_on(g, r, to, in_place || gathers ? at_x : at_piece);
-            /* overwrites data that others have just read */
+            /* overwrites data that other members have just read */
             if (status == TT_OK) status = fill_all(g, gathers ? at_piece : at_x, 5 * round + 4);
         }
         if (round == 0) *first_round = g->waits;
@@ -975,7 +978,7 @@ static tt_status run_without(long wait, bool peers, uint64_t seed, long *waits, 
     return status;
 }
 
-/* Tells whether the run without a wait is noticed, by its result or, in the trace build, by the emulator.
+/* Tells whether a run without one wait is noticed, by its result or, in the trace build, by the emulator.
    Runs in a child process, as the emulator ends it. */
 static bool is_noticed(long wait, bool peers, uint64_t seed, const char *expected)
 {
@@ -1029,7 +1032,7 @@ static void sweep(bool peers, long count)
     enum { MEMBERS = 2 };
     static char expected[MEMBERS * LOGGED], got[MEMBERS * LOGGED];
     long waits, n = 0, failed = 0;
-    for (bool reached = true; reached; n++) { /* 0: none fails */
+    for (bool reached = true; reached; n++) { /* n = 0: no call fails */
         group g;
         char text[1400];
         start(MEMBERS, peers, (uint64_t)n);
@@ -1060,7 +1063,7 @@ TEST(any_call_may_fail)
 
 /* ------------------------------------------------------------------------------------------------ threads */
 
-typedef struct group { /* a thread for each member, as for ranks */
+typedef struct group { /* members with a thread each, like ranks */
     group *g;
     tt__rank_group *rank_group;
     job jobs[24];
@@ -1124,7 +1127,7 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
-/* Members on threads of their own wait for one another only to enqueue, and give equal bits. */
+/* Members that have a thread each wait for one another only to enqueue, and give equal bits. */
 TEST(a_thread_for_each_device)
 {
     for (int k = 0; k < 4 * seeds(1); k++) {
@@ -1171,7 +1174,7 @@ TEST(a_thread_for_each_device)
 }
 
 /* On 1, 2, 4 and 8 devices, with peers, without, and with a pair that copies wrong bytes, all orders give
-   equal bits, within rounding of the CPU's. */
+   equal bits, which equal the CPU's numbers up to rounding. */
 TEST(programs_train_alike_on_any_ranks)
 {
     static const char *const precisions[] = {"32-true", "bf16-true"};
@@ -1213,8 +1216,9 @@ TEST(programs_train_alike_on_any_ranks)
     }
 }
 
-/* A rank that had no micro-batch in a round of two steps has one in the third: a device replays only runs
-   with a micro-batch. If activations are offloaded, the rank without a micro-batch does not offload any. */
+/* A rank that had no micro-batch in a round of two steps has one in the third, because a device replays only
+   runs with a micro-batch. If activations are offloaded, the rank without a micro-batch does not offload any.
+   */
 TEST(a_rank_that_sat_out_comes_back)
 {
     static net one, got;
@@ -1263,8 +1267,8 @@ TEST(updates_in_the_backward)
     work = &usual;
 }
 
-/* Updates in the host's memory give equal bits on any ranks, in every order and with any offloaded tensors,
-   within rounding of the CPU's. */
+/* Updates in the host's memory give equal bits on any ranks, in every order and with any offloaded tensors.
+   The numbers equal the CPU's up to rounding. */
 TEST(updates_in_the_hosts_memory)
 {
     static net cpu, one, got;
@@ -1335,7 +1339,7 @@ TEST(each_wait_of_updates_in_the_hosts_memory_is_needed)
     update = NULL;
 }
 
-/* Tells whether a training is noticed in which a rank skips its waits for others. Runs in a child process, as
+/* Tells whether a training reveals that a rank skips its waits for other ranks. Runs in a child process, as
    the emulator may end it. */
 static bool is_missed(int rank, int zero, bool peers, uint64_t seed, const net *expected)
 {
@@ -1399,7 +1403,7 @@ static void sweep_program(int zero, bool peers, long count)
 TEST(any_call_of_a_program_may_fail)
 {
     const bool all = strcmp(emu_build(), "plain") == 0, trace = strcmp(emu_build(), "trace") == 0;
-    for (int k = 0; k < 4; k++) /* each of the slow builds runs half of them */
+    for (int k = 0; k < 4; k++) /* each slow build runs half of the sweeps */
         if (all || trace == (k == 0 || k == 3)) sweep_program(k == 0 ? 3 : k, k % 2, k / 2 ? 1L << 40 : 1);
 }
 

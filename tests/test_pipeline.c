@@ -1,5 +1,5 @@
-/* Pipelines on CPU ranks: the bits of one stage with any schedule; tied parameters; what stages store and
-   allocate; errors; faults in a stage.
+/* Tests of pipelines on CPU ranks: the bits of one stage with any schedule; tied parameters; what stages
+   store and allocate; errors; faults in a stage.
 
    The training is a small transformer with dropout, clipping and, in 16 bits, a loss scale that overflows at
    first. Its micro-batches have different sizes. */
@@ -299,7 +299,7 @@ static void keep_evaluation(net *n, outcome *o)
     run_round(n, n->eval, 99, 0, 1, &status);
     if (!FINE(n, status)) return;
     tt_stats s = n->stats;
-    s.step = 0; /* unknown to an evaluation */
+    s.step = 0; /* an evaluation has no step number */
     append(&o->eval, &s, sizeof s);
     const micro_batch m = batch_of(99, 0);
     FINE(n, tt_get_rank(n->eval, 0, n->out, pooled, TT__COUNT(pooled)));
@@ -621,7 +621,7 @@ TEST(stages_allocate_what_is_planned)
         CHECK(n.a.live_bytes == after); /* the first step allocated all buffers of inputs */
         close_net(&n);
     }
-    for (int k = 0; k < 3; k++) CHECK(bytes[0][k] == bytes[1][k]); /* bytes of one micro-batch */
+    for (int k = 0; k < 3; k++) CHECK(bytes[0][k] == bytes[1][k]); /* with either schedule */
 }
 
 /* No stage stores more micro-batches than planned, for any number of micro-batches in a step. */
@@ -647,7 +647,8 @@ TEST(schedules_of_stages)
                 }
 }
 
-/* ---------------------------------------------------------------------------------------- what is refused */
+/* ---------------------------------------------------------------------------------------- refused pipelines
+   */
 
 TEST(pipelines_that_contradict_are_refused)
 {
@@ -820,7 +821,7 @@ TEST(stages_that_do_not_fit_are_refused_together)
         memset(&n, 0, sizeof n);
         tt_context_options co = test_options(&a);
         n.ctx = tt_open(&co);
-        if (n.ctx) n.ctx->apart = true; /* offload can be advised */
+        if (n.ctx) n.ctx->apart = true; /* so that the error can advise offload */
         if (!n.ctx || !CHECK(record(&n, k / 6))) return;
         if (k % 2) tt_param_freeze(n.ctx, "table", true), tt_param_freeze(n.ctx, "layer.0.*", true);
         s.max = 4;
@@ -881,7 +882,7 @@ TEST(stages_on_cuda)
 #ifdef TINYTRAIN_CUDA
     static const char *const devices[][2] = {{"cuda:0,0", "cuda*2"}, {"cuda:0,0,0,0", "cuda*4"}};
     int several = 0, seeds = 1, skips = -1;
-#ifdef TT_EMULATE /* each slow build runs half of these; trace runs the one that offloads */
+#ifdef TT_EMULATE /* each slow build runs half of the cases; trace runs that with offload */
     several = 1;
     seeds = strcmp(emu_build(), "plain") == 0 ? 3 : 1;
     skips = strcmp(emu_build(), "plain") == 0 ? -1 : strcmp(emu_build(), "trace") == 0;
@@ -911,7 +912,7 @@ TEST(stages_on_cuda)
 #endif
 }
 
-/* Kernels copy from one stage to another, so devices that do not reach each other are refused. */
+/* Kernels copy from one stage to another, so stages on devices that do not reach each other are refused. */
 TEST(stages_that_are_apart_are_refused)
 {
 #ifdef TT_EMULATE

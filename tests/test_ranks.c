@@ -1,4 +1,4 @@
-/* Ranks: how they wait for one another, and collectives compared with plain loops.
+/* Tests of ranks: waits for one another, and collectives compared with plain loops.
 
    A collective is launched by one thread per member, in the order of a run: barrier, each member sums or
    fetches its shard, barrier, each copies the others' shards, barrier. The test then compares every byte of
@@ -46,15 +46,15 @@ static void on_ranks(int ranks, void (*run)(void *arg, int rank), void *arg)
 
 /* ------------------------------------------------------------------------------------------------ meeting */
 
-/* data * tensor ranks at barriers, like a program's. */
+/* Ranks, data * tensor of them, that pass barriers like the ranks of a program. */
 typedef struct barrier {
     tt__rank_group *rank_group;
     int data, tensor, rounds;
-    /* -1, or the rank that fails after at_round barriers; nap: it sleeps first, so that the others sleep by
-       then */
+    /* -1, or the rank that fails after at_round barriers; nap: that rank sleeps first, so that the other
+       ranks already sleep in a barrier */
     int at_fault, at_round;
     bool nap;
-    int round[TT__RANKS];   /* not atomic: a barrier makes a rank's writes visible to the others */
+    int round[TT__RANKS];   /* not atomic, because a barrier makes a rank's writes visible to the others */
     int wrong[TT__RANKS], met[TT__RANKS];
 } barrier;
 
@@ -175,7 +175,7 @@ TEST(a_rank_that_fails_ends_all_waits)
             on_ranks(sizes[s], meet_until_one_fails, &m);
             snprintf(text, sizeof text, "rank %d is at fault", m.at_fault);
             CHECK_ERROR(ctx, TT_ERR_NUMERIC, text);
-            for (int r = 0; r < sizes[s]; r++) /* or one less: it had yet to check */
+            for (int r = 0; r < sizes[s]; r++) /* or one less: a rank may still be leaving a barrier */
                 CHECK(m.met[r] == m.at_round || (m.met[r] == m.at_round - 1 && r != m.at_fault));
             tt__rank_group_reset(m.rank_group);
             m.at_fault = -1;
@@ -210,7 +210,7 @@ TEST(a_rank_that_does_not_come_is_named)
         snprintf(text, sizeof text, "has waited %g s for rank ", timeouts[s]);
         CHECK_ERROR(ctx, TT_ERR_DEVICE, text);
         snprintf(text, sizeof text, "for rank %d, which has not come", sizes[s] - 1);
-        if (timeouts[s] > 0) CHECK_ERROR(ctx, TT_ERR_DEVICE, text); /* otherwise any rank may be late */
+        if (timeouts[s] > 0) CHECK_ERROR(ctx, TT_ERR_DEVICE, text); /* with timeout 0 any rank may be late */
         tt__rank_group_free(m.rank_group);
     }
     TEST_CLOSE(ctx, &a);
@@ -253,14 +253,14 @@ static void wait_for_message(void *arg, int rank)
     w->status[rank] = tt__net_waited(w->net, "here", late, why);
 }
 
-/* Two ranks of a process each wait for a message while the other process ends. One rank receives that end,
-   and must not write data that the other is reading; ThreadSanitizer checks this. */
+/* Two ranks of a process each wait for a message while the other process ends. The rank that receives that
+   end must not write data that the other rank is reading, which ThreadSanitizer checks. */
 TEST(ranks_wait_for_a_process_that_ends)
 {
     static const tt__transport transport = {NULL, NULL, no_message, late_end, NULL};
     tt_context_options o = tt_context_options_default();
     o.threads = 1;
-    o.timeout = 60; /* an ended process is waited for at most 2 seconds */
+    o.timeout = 60; /* ranks wait at most 2 seconds for an ended process */
     tt_context *ctx = tt_open(&o);
     REQUIRE(ctx != NULL);
     tt__net *n = (tt__net *)calloc(1, sizeof *n);
@@ -292,7 +292,7 @@ TEST(ranks_wait_for_a_process_that_ends)
 }
 
 /* Messages may take as long as they need while some arrive: the other ranks wait for a rank that waits for
-   messages, and do not consider it late. */
+   messages, and do not call that rank late. */
 typedef struct patience { tt__rank_group *rank_group; bool waits, met; } patience;
 
 static void be_outside(void *arg, int rank)
@@ -360,8 +360,8 @@ typedef struct collective {
     tt__move move;
     bool add, in_place;
     int64_t elements, cols;     /* elements of the whole operand; columns of its rows                       */
-    int present, shift;         /* elements from an aligned place                                           */
-    uint64_t seed;              /* of the numbers                                                           */
+    int present, shift;         /* shift: elements by which operands are unaligned */
+    uint64_t seed;              /* seed of the numbers */
 } collective;
 
 /* State shared by the members of a test. Each member has memory for its x (or all slots of one) and its y. */
@@ -480,7 +480,8 @@ static int64_t piece(const collective *c, const collective_test *t, int member, 
                      t->members, first);
 }
 
-/* Returns the bytes of a member's memory: guards before, between and after its x (or all slots) and its y. */
+/* bytes_of returns the bytes of a member's memory: guards before, between and after x (or all slots) and y.
+   bytes_of_y returns those of y with room for a shift. */
 static size_t bytes_of_y(const collective *c) { return (size_t)(c->elements + 4) * tt_dtype_bytes(c->dtype); }
 static size_t bytes_of(const collective *c, const collective_test *t)
 {
@@ -509,7 +510,7 @@ static char *y_of(const collective *c, const collective_test *t, char *memory, i
     return memory + bytes_of(c, t) - GUARD - bytes_of_y(c) + size * (size_t)c->shift;
 }
 
-/* Returns a random number: of many sizes, some of which cancel, and a few not finite. */
+/* Returns a random number. Numbers have many sizes, some cancel, and a few are not finite. */
 static double drawn_number(const collective *c, uint64_t *s)
 {
     const uint32_t kind = pick(s, 64);
@@ -549,7 +550,8 @@ TEST_PLAIN static bool expect_member(const collective *c, const collective_test 
     const bool slots = c->op == TT__OP_SUM_SLOTS;
     const bool sums = slots || c->op == TT__OP_ALL_REDUCE || c->op == TT__OP_REDUCE_SCATTER;
     double x[MOST_MEMBERS], y;
-    const char *xs[MOST_MEMBERS], *ys[MOST_MEMBERS]; /* before the collective; slots are this member's */
+    /* operands before the collective; slots are those of `me` */
+    const char *xs[MOST_MEMBERS], *ys[MOST_MEMBERS];
     int64_t first = 0, n = c->elements, begin = 0, count;
     int owner = 0; /* the member whose shard [begin, begin + count) has element e */
     bool near = true;
@@ -600,7 +602,7 @@ static void check_collective(const collective *c, collective_test *t, int number
     }
 }
 
-/* Launches one phase of an instruction in the way of src/run/. */
+/* Launches one phase of an instruction as src/run/ does. */
 static bool launched(const collective *c, const collective_test *t, int op, int me, int phase)
 {
     tt__instr i = tt__new_instr(op);
@@ -897,7 +899,7 @@ TEST(operands_of_ranks)
     }
 }
 
-TEST(rows_over_tensor_ranks) /* some of the rows with all columns; no row is divided */
+TEST(rows_over_tensor_ranks) /* a rank has some of the rows, with all columns */
 {
     static const int ops[] = {TT__OP_REDUCE_SCATTER, TT__OP_ALL_GATHER};
     for (int k = 0; k < 8; k++) {
@@ -937,7 +939,7 @@ TEST(squares_of_ranks_have_their_shapes)
             i->out[0] = out[j];
             i->move.over = TT__OVER_DATA;
             i->move.unit = 1;
-            t->values[out[j]].persistent = false; /* first written here */
+            t->values[out[j]].persistent = false; /* the result is first written here */
             t->values[out[j]].storage = TT__TRANSIENT;
         }
         CHECK(tt__verify(t, "test") == TT_OK);
@@ -1273,7 +1275,8 @@ TEST(least_bytes_of_strategies)
     how.server = true;
     if (!open_counted(&c, "cuda*4", "32-true", how)) return;
     const double gradients = 2 * least_of_strategy(&c, &how, 4, false, false);
-    CHECK_NEAR(tt_program_plan(c.p).min_moved_bytes, gradients, 1); /* the server: 3 times all gradients */
+    /* the server loads all gradients of 3 ranks */
+    CHECK_NEAR(tt_program_plan(c.p).min_moved_bytes, gradients, 1);
     close_counted(&c);
 }
 

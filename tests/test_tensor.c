@@ -1,5 +1,5 @@
-/* Tensor parallelism: layouts, the pass that divides a tape over ranks, layouts that the verifier refuses,
-   and gradients of several ranks compared with those of one. */
+/* Tests of tensor parallelism: layouts, the pass that divides a tape over ranks, layouts that the verifier
+   refuses, and gradients of several ranks compared with those of one. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -46,7 +46,7 @@ static tt_param *vector(tt_context *ctx, const char *name, int64_t n, bool ones)
     return tt_param_new(ctx, name, 1, &n, init);
 }
 
-/* Records a net in which attention and a gated layer read one norm. Another gated layer follows, with dropout
+/* Records a net in which attention and a gated layer read one norm. Then follow a gated layer with dropout
    inside, and a layer that cannot be divided, because its hidden values are an output. */
 static tt_value record_gated(net *n)
 {
@@ -274,7 +274,7 @@ static tt_compile_options options_of(const char *device, int tensor, bool sequen
 enum { FLOATS = 60000 };
 typedef struct trained { float gradient[FLOATS], value[FLOATS]; double loss, norm; } trained;
 
-/* Every persistent storage that is replicated over tensor ranks has equal bits on each. */
+/* Checks that every persistent storage that is replicated over tensor ranks has equal bits on each rank. */
 static void check_replicas(const net *n)
 {
     static float a[FLOATS], b[FLOATS];
@@ -350,7 +350,7 @@ static void compare(net_kind kind, const float *a, const float *b, double tolera
         char text[256];
         for (int64_t e = 0; e < p->size; e++) max = fmax(max, fabs(b[at + e]));
         for (int64_t e = 0; e < p->size; e++)
-            if (!(fabs(a[at + e] - b[at + e]) <= error) && !isnan(error)) /* a NaN stays */
+            if (!(fabs(a[at + e] - b[at + e]) <= error) && !isnan(error)) /* keeps a NaN */
                 error = fabs(a[at + e] - b[at + e]);
         snprintf(text, sizeof text, "%s of %s, %s: %g of %g", p->name, net_names[kind], what, error, max);
         test__check(error <= tolerance * max, __FILE__, __LINE__, text);
@@ -361,7 +361,7 @@ static void compare(net_kind kind, const float *a, const float *b, double tolera
 
 static trained one, many;
 
-/* devices: names for one rank, two and four */
+/* devices: the device names for one rank, for two ranks and for four */
 static void gradients(const char *const devices[3])
 {
     for (int kind = 0; kind < NETS; kind++) {
@@ -387,7 +387,7 @@ TEST(gradients_of_ranks)
     gradients(devices);
 }
 
-TEST(gradients_of_ranks_cuda) /* on one device */
+TEST(gradients_of_ranks_cuda) /* all ranks are on one device */
 {
 #ifdef TINYTRAIN_CUDA
     static const char *const devices[] = {"cuda", "cuda:0,0", "cuda:0,0,0,0"};
@@ -397,7 +397,7 @@ TEST(gradients_of_ranks_cuda) /* on one device */
 #endif
 }
 
-TEST(tensor_ranks_offload) /* changes no bits */
+TEST(tensor_ranks_offload) /* offload changes no bits */
 {
     static const char *const policies[] = {"none", "cheap", "attention", "blocks"};
     for (int kind = 0; kind < NETS; kind++)
@@ -425,7 +425,7 @@ static int collectives(const tt_program *p, int op, bool backward)
     return n;
 }
 
-/* Returns how a parameter is divided. The last part of its name is enough. */
+/* Returns how a parameter is divided. `name` may be the last part of the parameter's name. */
 static tt__split split_of(const tt_program *p, const char *name)
 {
     const tt_tape *t = p->built.t;
@@ -584,7 +584,7 @@ TEST(gathered_again)
             n.p = tt_compile(n.t, n.loss, &o);
             REQUIRE(n.p != NULL);
             const int gathers = collectives(n.p, TT__OP_ALL_GATHER, true), ends = sequence ? 4 : 0;
-            CHECK(sequence && cheap ? gathers > ends : gathers == ends); /* one for each region's end */
+            CHECK(sequence && cheap ? gathers > ends : gathers == ends); /* one for the end of each region */
             bytes[sequence][cheap] = tt_program_plan(n.p).bytes;
             close_net(&n);
         }
@@ -751,7 +751,8 @@ TEST(data_and_tensor_ranks)
     for (int kind = 0; kind < NETS; kind++)
         for (int sequence = 0; sequence < 2; sequence++)
             for (int k = 0; k < 12; k++) {
-                const int zero = k % 6, micros = zero == 2 || zero == 3 || zero == 5; /* 4: a server */
+                /* zero 4 and 5: a server */
+                const int zero = k % 6, micros = zero == 2 || zero == 3 || zero == 5;
                 if (((kind + sequence) % 2 + 2 * ((kind / 2 + k / 6) % 2)) % test_every(4)) continue;
                 tt_compile_options o = options_of("cpu*4", 2, sequence);
                 o.optimizer.kind = TT_ADAM;
@@ -773,8 +774,8 @@ TEST(data_and_tensor_ranks)
             }
 }
 
-/* Updates in the backward change no bits, for shards over tensor ranks and for shards of these over data
-   ranks. */
+/* Updates in the backward change no bits, for shards over tensor ranks, also if data ranks divide the shards
+   again. */
 TEST(updates_in_the_backward)
 {
     static trained end;
@@ -797,7 +798,7 @@ TEST(updates_in_the_backward)
 
 /* ----------------------------------------------------------------------------------- programs that share */
 
-/* Returns the result of instruction `at` among those of an op. */
+/* Returns the result of the instruction that is number `at` among those of an op. */
 static tt_value result_of(const net *n, int op, int at)
 {
     const tt_tape *t = n->t;
@@ -807,8 +808,9 @@ static tt_value result_of(const net *n, int op, int at)
     return tt__handle(t, 0);
 }
 
-/* An evaluation that needs a layer whole is refused after a training that divides it, and makes a later
-   training keep it whole. An evaluation may end before the last layers. */
+/* An evaluation that needs a layer whole is refused after a training that divides the layer. If the
+   evaluation is compiled first, a later training keeps the layer whole. An evaluation may end before the last
+   layers. */
 TEST(programs_split_alike)
 {
     static const char *const sentence = "parameter 'up.0' is split over the tensor ranks by an earlier "
@@ -834,7 +836,7 @@ TEST(programs_split_alike)
         CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, causes[cause]);
         close_net(&n);
     }
-    for (int ranks = 1; ranks <= 2; ranks++) { /* output first: the training has that layer whole, too */
+    for (int ranks = 1; ranks <= 2; ranks++) { /* 2: the evaluation is first */
         net n;
         tt_stats s;
         REQUIRE(record(&n, SHARED));
@@ -960,7 +962,7 @@ TEST(rounding_of_parts)
     }
 }
 
-/* A plan tells how many parameters are divided. If none is, the logger gets a warning. */
+/* A plan tells how many parameters are divided. If none are, the logger gets a warning. */
 TEST(plans_say_what_is_split)
 {
     for (int split = 0; split < 2; split++) {

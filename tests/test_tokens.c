@@ -1,4 +1,4 @@
-/* Token streams and their windows: tests of src/data/. */
+/* Tests of src/data/: token streams and their windows. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -184,7 +184,7 @@ TEST(ordinary_tokens_as_ends)
     char folder[600], json[100];
     size_t n;
     snprintf(folder, sizeof folder, "%s", test_folder());
-    /* 0: the tokenizer has its own end; 1: it lacks one. */
+    /* kind 0: the tokenizer has an end token; 1: it lacks an end token. */
     for (int kind = 0; kind < 2; kind++) {
         const char *end = kind ? "</s>" : "<|endoftext|>";
         char *file = test_read(kind ? TEST_GOLDEN("bpe/llama2/tokenizer.json")
@@ -215,8 +215,8 @@ TEST(ordinary_tokens_as_ends)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Bytes are counted in the text. A text for a tokenizer must be UTF-8: it would count an invalid byte as
-   three. */
+/* Bytes are counted in the text. A text for a tokenizer must be UTF-8: the tokenizer would count an invalid
+   byte as three. */
 TEST(invalid_texts_of_a_tokenizer_are_refused)
 {
     test_allocator a;
@@ -270,14 +270,14 @@ TEST(files_and_folders)
     CHECK(tt_token_stream_read(ctx, test_path(folder, "none.txt"), NULL) == NULL);
     CHECK_ERROR(ctx, TT_ERR_FILE, "none.txt': No such file or directory");
 
-    s = tt_token_stream_open(ctx, path, 2, 257, 256); /* read from its file */
+    s = tt_token_stream_open(ctx, path, 2, 257, 256); /* this stream reads from its file */
     are_bytes(s, "a\n|a|bb|");
     CHECK(tt_token_stream_bytes(s) == 0);
     part = tt_token_stream_split(s, 2);
     are_bytes(s, "a\n|a|b");
     are_bytes(part, "b|");
     tt_token_stream_free(part);
-    CHECK(tt_token_stream_write(s, path) == TT_OK); /* the stream still reads from it */
+    CHECK(tt_token_stream_write(s, path) == TT_OK); /* although the stream still reads from this file */
     tt_token_stream_free(s);
     s = tt_token_stream_open(ctx, path, 2, 257, 256);
     are_bytes(s, "a\n|a|b");
@@ -313,12 +313,12 @@ TEST(files_and_folders)
         test_write(path, eights, sizeof eights);
         CHECK(tt_token_stream_open(ctx, path, 0, vocab, -1) == NULL);
         CHECK_ERROR(ctx, TT_ERR_FORMAT, "ids.bin': each second 4 bytes are 0, as of ids of 8 bytes (int64)");
-        s = tt_token_stream_open(ctx, path, 4, vocab, -1); /* allowed if the caller says so */
+        s = tt_token_stream_open(ctx, path, 4, vocab, -1); /* allowed if the caller gives the size */
         CHECK(s && tt_token_stream_count(s) == 64);
         tt_token_stream_free(s);
     }
 
-    /* Ids of 2 or 4 bytes; zeros tell which. */
+    /* Ids of 2 or 4 bytes; zeros tell the size. */
     static const uint16_t narrow[6] = {1, 2, 3, 0, 5, 6}, zeros[4] = {0, 0, 0, 0}, five[3] = {7, 0, 9};
     static const uint32_t wide[3] = {1, 0, 4};
     const struct { const void *data; size_t bytes; int vocab, count; } files[] = {
@@ -484,7 +484,7 @@ TEST(windows)
         CHECK(same == (!w->shuffle || windows == 1) || windows < 4);
         for (int i = 0; i < windows && !w->shuffle; i++) CHECK(order[0][i] == i * w->length);
 
-        /* A seek to any step gives what reading up to it gives. */
+        /* A seek to any step equals reading up to that step. */
         for (int64_t step = 0; step < source->steps; step += 1 + source->steps / 3) {
             tt_batch x, y;
             bool more = true;
@@ -538,7 +538,7 @@ TEST(windows_of_bad_options)
 
 /* ------------------------------------------------------------------------------------------------- faults */
 
-/* Reads, writes, opens and gives windows. Returns the status of the first failure. */
+/* Reads, writes and opens a stream, and takes windows. Returns the status of the first failure. */
 static tt_status all_of_it(tt_context *ctx, const char *folder)
 {
     char path[700];
@@ -571,7 +571,7 @@ TEST(faults)
     snprintf(folder, sizeof folder, "%s", test_folder());
     test_write(test_path(folder, "a.txt"), "some\n\ntext", 10);
     test_write(test_path(folder, "b.txt"), "more\n", 5);
-    for (long fail_at = 0, calls = 1; fail_at <= calls; fail_at++) { /* fails each allocation */
+    for (long fail_at = 0, calls = 1; fail_at <= calls; fail_at++) { /* each allocation fails once */
         test_allocator a;
         tt_context *ctx = test_open(&a);
         const long before = a.calls;
@@ -584,7 +584,7 @@ TEST(faults)
         TEST_CLOSE(ctx, &a);
     }
     static const char ops[] = "orzwscn";
-    for (const char *op = ops; *op; op++) { /* fails each access to a file */
+    for (const char *op = ops; *op; op++) { /* each access to a file fails once */
         int failed = 0;
         for (long at = 1;; at++) {
             test_allocator a;

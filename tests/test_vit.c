@@ -1,6 +1,6 @@
-/* Vision transformers: checkpoints in both namings, sizes found from shapes, interpolated positions, images
-   in the trainer, and the memory ladder that bench/memory_ladder prints. tests/test_models.c has the golden
-   runs of ViT. */
+/* Tests of vision transformers: checkpoints in both namings, sizes found from shapes, interpolated positions,
+   images in the trainer, and the memory ladder that bench/memory_ladder prints. tests/test_models.c has the
+   golden runs of ViT. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -106,7 +106,7 @@ TEST(save_and_reload_in_both_spellings)
     }
 }
 
-TEST(sizes_told_by_shapes) /* a file without config.json, in both namings */
+TEST(sizes_told_by_shapes) /* reads a file without config.json, in both namings */
 {
     for (int torchvision = 0; torchvision < 2; torchvision++) {
         test_allocator a, b;
@@ -323,7 +323,7 @@ static void refused(const char *path, int image_size, int classes, tt_status sta
     TEST_CLOSE(ctx, &a);
 }
 
-/* Names shared by two classes, and values that no config can hold. */
+/* Names that two classes share are saved; values that no config can hold are refused. */
 TEST(names_and_numbers_that_are_saved)
 {
     test_allocator a;
@@ -515,7 +515,7 @@ TEST(preprocessors_refused)
                 "preprocessor_config.json'");
 }
 
-TEST(preprocessor_of_another_image_size) /* an equal share of an image is cropped */
+TEST(preprocessor_of_another_image_size) /* the cropped share of an image stays equal */
 {
     static const char json[] = "{\"size\": 15, \"do_center_crop\": true, \"crop_size\": 12, \"resample\": 3}";
     test_allocator a;
@@ -579,7 +579,7 @@ TEST(configs)
 
 enum { SIDE = 12, IMAGES = 6, IMAGE = SIDE * SIDE * 3 };
 
-/* Draws images; those of class c have a bright channel c. */
+/* Draws images; images of class c have a bright channel c. */
 static void draw(uint8_t pixels[IMAGES * IMAGE], int32_t labels[IMAGES])
 {
     uint64_t random = 5;
@@ -653,7 +653,7 @@ TEST(unreadable_files_are_not_absent)
             if (status == TT_OK) tt_vit_free(&m);
             TEST_CLOSE(ctx, &a);
         }
-        /* config.json, preprocessor_config.json and, for 'o', the checkpoint. */
+        /* Opening config.json, preprocessor_config.json and, for 'o', the checkpoint fails. */
         CHECK(failures >= 2);
     }
 }
@@ -676,7 +676,7 @@ TEST(learns_and_predicts)
     for (int k = 0; k < IMAGES; k++)
         CHECK(p[3 * k + labels[k]] > 0.7f && p[3 * k] + p[3 * k + 1] + p[3 * k + 2] > 0.999f);
     float one[3];
-    for (int k = 0; k < IMAGES; k++) { /* alone as among others */
+    for (int k = 0; k < IMAGES; k++) { /* alone as before among others */
         b = batch_of(pixels, labels, k, 1, true);
         CHECK(tt_predict(r, &b, one) == TT_OK);
         for (int c = 0; c < 3; c++) CHECK_NEAR(one[c], p[3 * k + c], 1e-5);
@@ -777,7 +777,8 @@ TEST(misuse)
         ctx, TT_ERR_SHAPE,
         "the images of the batch have 3072 bytes (height * width * channels), those of the model 432");
     b.image_bytes = IMAGE;
-    CHECK(tt_train_batch(r, &b, &s, NULL) == TT_OK && s.targets == 3); /* nothing was lost */
+    /* the waiting micro-batches were not lost */
+    CHECK(tt_train_batch(r, &b, &s, NULL) == TT_OK && s.targets == 3);
     tt_trainer_free(r);
 
     tt_bert_config c = tt_bert_config_default(TT_DISTILBERT);

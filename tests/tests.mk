@@ -3,9 +3,9 @@
 TESTS    ?= $(wildcard tests/test_*.c)
 CHECKS   ?= $(wildcard tests/check_*.py)
 PROGRAMS := $(TESTS:tests/%.c=$(B)/%)
-# Unless the caller gives CFLAGS: without optimisation, code other than kernels compiles in half of the time
-# of -O1. Only the tests named here run so long that optimising them pays. WHOLE, which tests the kernels, is
-# built from one file, as users build their programs.
+# Programs are optimised as follows, unless the caller gives CFLAGS. Without optimisation, code other than
+# kernels compiles in half of the time of -O1. Only the tests named here run so long that optimising them
+# pays. WHOLE, which tests the kernels, is built from one file, as users build their programs.
 WHOLE        ?= test_ops
 OPTIMIZED_O2 := test_planner
 OPTIMIZED_O1 := test_lm test_parallel test_ranks test_tensor test_trainer

@@ -1,8 +1,8 @@
-/* Training in fp8. */
+/* Tests of training in fp8. */
 #pragma once
 
 #ifdef TT_EMULATE
-/* A program in fp8 is refused only if its own device is too old. An absent device is no reason: the program
+/* A program in fp8 is refused only if the device of the program is too old. For an absent device the program
    is planned. */
 TEST(fp8_asks_its_own_device)
 {
@@ -41,7 +41,7 @@ TEST(fp8_asks_its_own_device)
 }
 #endif
 
-/* ---- fp8: a net of two blocks, whose Q, K, V read the same, trained in steps of four micro-batches */
+/* ---- fp8: a net of two blocks, whose Q, K and V read one value, trained in steps of four micro-batches */
 
 enum { FP8_WIDTH = 32, FP8_HIDDEN = 64, FP8_ROWS = 40, FP8_STEPS = 6, FP8_MICROS = 4, FP8_SIZE = 2 * (4 *
        FP8_WIDTH * FP8_WIDTH + 2 * FP8_WIDTH * FP8_HIDDEN + FP8_HIDDEN + 2 * FP8_WIDTH) };
@@ -51,7 +51,7 @@ typedef struct fp8_run {
     /* Results */
     double loss[FP8_STEPS];
     float w[FP8_SIZE];
-    int quantized, fp8, plain; /* instructions of a micro-batch; its products in fp8; other products */
+    int quantized, fp8, plain; /* per micro-batch: instructions; products in fp8; other products */
     int64_t skipped;
 } fp8_run;
 
@@ -77,7 +77,7 @@ static const char *ranks_here(const char *device)
     return device;
 }
 
-/* Runs steps [from, to). from > 0: continues from the state file; to < FP8_STEPS: writes that file. */
+/* Runs steps [from, to). Loads the state file first if from > 0, and writes the file if to < FP8_STEPS. */
 static bool fp8_train(fp8_run *run, int from, int to)
 {
     static const char path[] = "fp8_state.safetensors";
@@ -89,7 +89,8 @@ static bool fp8_train(fp8_run *run, int from, int to)
     const int64_t rows = tt_axis(t, "rows", FP8_ROWS);
     const tt_value x = tt_input(t, "x", TT_F32, rows, D), target = tt_input(t, "target", TT_F32, rows, D);
     tt_value h = tt_linear(t, x, fp8_param(ctx, 0, "in", D, D, TT_INIT_NORMAL), NULL);
-    /* The gradient of h is read in fp8, then added to, and read again. */
+    /* The products' backward reads the gradient of h in fp8. Then tt_add adds to the gradient, which is read
+       again. */
     h = tt_add(t, tt_linear(t, h, fp8_param(ctx, 0, "mix", D, D, TT_INIT_NORMAL), NULL), h);
     for (int b = 0; b < 2; b++) {
         const tt_value n = tt_layernorm(t, h, fp8_param(ctx, b, "norm", 1, D, TT_INIT_ONES),
@@ -162,7 +163,7 @@ TEST(training_in_fp8_keeps_its_bits)
 {
     static fp8_run exact = {"cuda", "fp32", NULL, NULL, 0, 0, 0, {0}, {0}, 0, 0, 0, 0};
     static fp8_run first = {"cuda", NULL, NULL, NULL, 0, 0, 0, {0}, {0}, 0, 0, 0, 0};
-    /* A pipeline sums micro-batches in another order; the first of these runs has one stage. */
+    /* `staged` has one stage. It is the reference for pipelines, which sum micro-batches in another order. */
     static fp8_run staged = {"cuda", NULL, NULL, NULL, 0, 1, 0, {0}, {0}, 0, 0, 0, 0};
     static const fp8_run others[] = {
         {"cuda", NULL, "blocks", NULL, 0, 0, 0, {0}, {0}, 0, 0, 0, 0},
@@ -217,8 +218,8 @@ TEST(training_in_fp8_keeps_its_bits)
     }
 }
 
-/* A number that overflows f16 becomes NaN in fp8, so that loss scaling skips the step. The history leaves it
-   out, and later steps train. */
+/* A number that overflows f16 becomes NaN in fp8, so that loss scaling skips the step. The history leaves the
+   NaN out, and later steps train. */
 TEST(overflows_in_fp8_are_skipped)
 {
     static fp8_run run[2] = {{"cuda", NULL, "none", NULL, 0, 0, 0, {0}, {0}, 0, 0, 0, 0},

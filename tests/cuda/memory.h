@@ -1,4 +1,4 @@
-/* Host memory, memory of several devices, managed memory. */
+/* Tests of host memory, of memory of several devices, and of managed memory. */
 #pragma once
 
 /* -------------------------------------------------------------------------------------- the host's memory */
@@ -30,10 +30,11 @@ TEST(values_in_the_hosts_memory)
     o.train = false;
     tt_program *p = tt_compile(t, out, &o);
     REQUIRE(p != NULL);
-    /* The value's 640 bytes, rounded up to 256 bytes; x twice; the arena's buffer. */
+    /* Host bytes: the value's 640 bytes rounded up to a multiple of 256, two copies of x, and the arena's
+       buffer. */
     CHECK_NEAR((double)tt_program_plan(p).host_bytes, 768 + 2 * 640 + 65536, 0);
     CHECK(tt_program_plan(p).instructions == 6);
-    for (int run = 0; run < 4; run++) { /* from the second run on, a replay */
+    for (int run = 0; run < 4; run++) { /* from the second run on, a graph is replayed */
         for (int k = 0; k < 160; k++) x[k] = (float)k / 40 - 2 + (float)run;
         CHECK(tt_set(p, in, x, 40) == TT_OK && tt_run(p, NULL) == TT_OK && tt_get(p, out, y, 160) == TT_OK);
         for (int k = 0; k < 160; k++)
@@ -46,7 +47,7 @@ TEST(values_in_the_hosts_memory)
 
 #ifdef TT_EMULATE
 /* Plans count all pinned memory of programs: two copies of each input, values in the host's memory, and the
-   arena's parameters there and its buffer, which programs that share the arena share. */
+   arena's host parameters and buffer, which all programs of the arena share. */
 TEST(pinned_memory_is_what_was_planned)
 {
     for (int k = 0; k < 8; k++) {
@@ -140,14 +141,16 @@ TEST(programs_on_two_devices)
 typedef struct spy_device {
     tt__device_kind kind;
     const tt__arena *a;
-    bool kept[1024], there[1024]; /* of each block */
-    bool waits[1024];             /* arrived, and not used yet */
+    bool kept[1024], there[1024]; /* of each block: pinned to the device, present on the device */
+    bool waits[1024];             /* of each block: prefetched and not used yet */
     long used[1024], now;
     size_t kept_bytes, waiting;
     long launches, faults, brought, most_waiting;
-    bool prefetched;               /* since the end of the last batch */
-    long batch[1024], batches, arrived, turns; /* prefetches: a block's; all; those waited for; waits */
-    void *of_batch[TT__WINDOWS];               /* events of the last batches */
+    bool prefetched;               /* a block was prefetched since the last batch ended */
+    /* batch: number of a block's batch. batches, arrived: batches that began, that a launch waited for.
+       turns: waits */
+    long batch[1024], batches, arrived, turns;
+    void *of_batch[TT__WINDOWS];               /* events at which the last batches end */
 } spy_device;
 static spy_device spy;
 static tt__backend spied;
@@ -203,7 +206,8 @@ static tt_status spy_prefetch(tt__device *d, int stream, void *memory, size_t by
     return tt__cuda_backend.prefetch(d, stream, memory, bytes);
 }
 
-/* Copies between host and device may bring blocks themselves: their streams do not wait for prefetches. */
+/* Copies between host and device may bring blocks themselves, because their streams do not wait for
+   prefetches. */
 static void spy_load(const tt__mat *m, bool computes)
 {
     size_t end;
@@ -305,8 +309,9 @@ static void deep_run(const char *memory, size_t device, uint64_t seed, bool accu
 #endif
 }
 
-/* Managed memory gives the bits of the device's own memory, also with offload. If all fits, nothing is
-   prefetched and steps are graphs. If not, an instruction's blocks are prefetched before it. */
+/* Managed memory gives the bits of the device's own memory, also with offload. If everything fits, nothing is
+   prefetched and steps are graphs. Otherwise an instruction's blocks are prefetched before the instruction
+   runs. */
 TEST(managed_memory_gives_the_same_bits)
 {
     static const struct { const char *memory; size_t device; const char *offload; } runs[] = {

@@ -14,7 +14,7 @@
 #else
 #define OPAQUE __attribute__((noinline, noclone))
 #endif
-static volatile int zero; // unknown to the compiler
+static volatile int zero; // 0, which the compiler does not know
 
 static float *device_floats(size_t n, bool defined = true)
 {
@@ -30,7 +30,7 @@ static std::vector<float> host_floats(const float *p, size_t n)
     cudaMemcpy(h.data(), p, n * sizeof(float), cudaMemcpyDeviceToHost);
     return h;
 }
-template <class F> static int differs(const float *p, int n, F expected) // also waits for the device
+template <class F> static int differs(const float *p, int n, F expected) // waits for the device first
 {
     std::vector<float> h = host_floats(p, (size_t)n);
     for (int i = 0; i < n; i++) if (!(h[(size_t)i] == expected(i))) return 1;
@@ -93,7 +93,7 @@ __global__ void reused(float *out)
     s[t] = (float)t;
     __syncthreads();
     float v = s[63 - t];
-    s[t] = -1; // others may not have read s[t] yet
+    s[t] = -1; // other threads may not have read s[t] yet
     out[t] = v;
 }
 static int write_after_read()
@@ -107,7 +107,7 @@ __global__ void shuffled(float *out)
     TT__SHARED(float, s, [32]);
     int t = threadIdx.x;
     s[t] = (float)t;
-    float v = __shfl_xor_sync(~0u, 0.f, 1); // orders no memory
+    float v = __shfl_xor_sync(~0u, 0.f, 1); // a shuffle orders no memory
     out[t] = s[t ^ 1] + v;
 }
 static int missing_syncwarp()
@@ -210,7 +210,7 @@ __global__ void not_shared(float *out, const float *a)
     int t = threadIdx.x;
     tt__cp_async_16(&s[t * 4], a + t * 4);
     tt__cp_async_commit();
-    tt__cp_async_wait<0>(); // waits for the thread's own copies only
+    tt__cp_async_wait<0>(); // waits only for the thread's own copies
     out[t] = s[127 - t];
 }
 static int cp_async_without_barrier()
@@ -570,7 +570,7 @@ static int missing_join_in_graph()
     cudaStreamWaitEvent(t, fork, 0);
     TT__LAUNCH(fill, 2, 64, 0, t, b, n, 0, 0);
     cudaEventRecord(join, t);
-    TT__LAUNCH(add, 2, 64, 0, s, a, b, n); // before the join
+    TT__LAUNCH(add, 2, 64, 0, s, a, b, n); // the launch comes before the join
     cudaStreamWaitEvent(s, join, 0);
     cudaStreamEndCapture(s, &g);
     cudaGraphInstantiate(&x, g, 0);
@@ -609,7 +609,7 @@ static int managed_during_a_kernel()
     float *a;
     cudaMallocManaged(&a, n * sizeof(float));
     cudaStream_t s = new_stream();
-    a[0] = 1; // no operation is in flight
+    a[0] = 1; // allowed: no operation is in flight
     TT__LAUNCH(fill, 2, 64, 0, s, a, n, 0, 0);
     a[n - 1] = 1;
     cudaStreamSynchronize(s);
@@ -813,12 +813,12 @@ static std::string output_of(const death &d, uint64_t seed, int *status)
 
 static bool holds_one_of(std::string text, std::string parts)
 {
-    // The folder may or may not be part of a line.
+    // Takes the folder out of a message, because only some messages contain the folder.
     const std::string folder = std::string(__FILE__).substr(0, std::string(__FILE__).find_last_of('/') + 1);
     for (size_t at = folder.empty() ? std::string::npos : text.find(folder); at != std::string::npos;
          at = text.find(folder))
         text.erase(at, folder.size());
-#if defined(__aarch64__) // lines of accesses come from a tool that the host may lack
+#if defined(__aarch64__) // lines of accesses come from a tool that may be missing
     for (size_t at = parts.find(" at death.cu"); at != std::string::npos; at = parts.find(" at death.cu")) {
         parts.erase(at, parts.find_first_of(" |", at + 4) == std::string::npos
                             ? std::string::npos

@@ -43,7 +43,7 @@ LINKED = {
     ],
 }
 
-# The right sides of bounds: numbers of rows, columns, elements.
+# A pattern of the right sides of bounds: numbers of rows, columns, elements.
 EXTENT = (r"(?:(?:\w+\.)?(?:cols|rows|n|length|queries|count|head_size|end|to|all|parts|left|width|columns)"
           r"|g\.[mk])")
 TERM = r"(?:\(int\))?[\w.]+(?:\[\w+\])?"
@@ -202,7 +202,7 @@ def switched(text, found, name):
         first, last = found[k][3:5]
         choice = ""
         out.append(text[at:first])
-        while k < len(found) and found[k][3] < last: # several mutants of one place
+        while k < len(found) and found[k][3] < last: # one place may have several mutants
             assert found[k][3:5] == (first, last), found[k]
             choice += "emu_is(%d) ? %s : " % (k, found[k][5])
             k += 1
@@ -246,7 +246,7 @@ def build_programs(options, build, folder, name):
     paths, runtime = {}, [compiled(name), *runtime]
     for p in sorted({p for p, *_ in LINKED[name]}):
         target = os.path.join(folder, "%s%s.o" % (os.path.basename(p), ".asan" * bool(sanitize)))
-        if not os.path.exists(target): # the host's code is the same in the plain and the trace build
+        if not os.path.exists(target): # the plain and the trace build share the host's code
             subprocess.run([options.cc, "-std=c99", "-g", *(sanitize or ["-O2"]), "-DTINYTRAIN_CUDA",
                             "-DTT_EMULATE", "-DTINYTRAIN_NO_AVX2", *DEFINES, "-c",
                             os.path.join(ROOT, p), "-o", target], check=True)
@@ -325,7 +325,8 @@ def main():
         for b in builds:
             paths[b] = build_programs(options, b, folder, name)
 
-        def original_run(b, k): # seconds of run k of the original, and the mutants that it reaches
+        # returns the seconds of run k of the original, and the mutants that it reaches
+        def original_run(b, k):
             if (b, k) not in originals:
                 begin = time.time()
                 wrong = verdict(paths[b], runs[k], reached=reached)
@@ -336,8 +337,8 @@ def main():
                     originals[b, k] = time.time() - begin, set(map(int, f))
             return originals[b, k]
 
-        # Other builds may leave out other parts of a test, so their runs of the original are made when
-        # needed.
+        # Runs of the original in other builds are made when needed, because other builds may leave out other
+        # parts of a test.
         for k in range(len(runs)):
             original_run(builds[0], k)
         quickest = sorted(range(len(runs)), key=lambda k: original_run(builds[0], k)[0])
@@ -350,7 +351,7 @@ def main():
         for k in wanted:
             what, number, line = found[k][:3]
             seen, tried = {}, {}
-            # The first build made is the best at telling what is reached, the last one notices most.
+            # The first build tells best which mutants are reached, and the last build notices most.
             for b in reversed(builds):
                 seen[b], tried[b], spent = None, 0, 0
                 if options.first and any(seen.values()):

@@ -80,7 +80,8 @@ __global__ void add(float *a, const float *b, int n)
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) a[i] += b[i];
 }
 
-__global__ void fill(float *a, int n, int rank, int round) // integers, so that sums are exact in any order
+// writes integers, so that sums are exact in any order
+__global__ void fill(float *a, int n, int rank, int round)
 {
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
         a[i] = (float)((i * 7 + rank * 13 + round * 5) % 101);
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(128) gemm(float *c, const bf16 *a, const bf16 
     int t = threadIdx.x, lane = t & 31, warp = t >> 5, warp_m = warp >> 1, warp_n = warp & 1,
         m0 = blockIdx.y * 64, n0 = blockIdx.x * 64;
     float sum[2][4][4] = {};
-    auto load = [&](int stage, int k0) { // rows beyond the end are zero
+    auto load = [&](int stage, int k0) { // fills rows beyond the end with zeros
         bf16 *to_a = tiles + stage * 2 * 64 * GEMM_PITCH, *to_b = to_a + 64 * GEMM_PITCH;
         for (int i = t; i < 256; i += 128) {
             int r = i >> 2, k = (i & 3) * 8;
@@ -247,7 +248,8 @@ struct ring {
 
 inline void ring_free(ring *R)
 {
-    for (int r = 0; r < R->ranks; r++) { // before any memory is freed: a peer may still be writing to it
+    // waits before any memory is freed, because a peer may still write to it
+    for (int r = 0; r < R->ranks; r++) {
         cudaSetDevice(r);
         if (R->copy[r]) cudaStreamSynchronize(R->copy[r]);
         if (R->compute[r]) cudaStreamSynchronize(R->compute[r]);

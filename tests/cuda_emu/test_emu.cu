@@ -41,7 +41,7 @@ static uint64_t conversion_hash(int which)
         for (uint32_t i = 0; i < 256; i++)
             mix(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)i, which == 2 ? __NV_E4M3 : __NV_E5M2).x);
     } else {
-        for (uint64_t i = 0; i < (1ull << 32); i += 4093) { // a prime, so that low bits vary as well
+        for (uint64_t i = 0; i < (1ull << 32); i += 4093) { // 4093 is a prime, so that low bits vary as well
             for (uint32_t k = 0; k < 3; k++) {
                 // k > 0: a number near a tie.
                 uint32_t u = (uint32_t)i + (k == 0 ? 0
@@ -132,7 +132,7 @@ TEST(mma_fragments_lie_as_the_manual_says)
         randomise(b);
         for (size_t i = 0; i < 256; i++) ha.host[i] = __float2half_rn(random_number());
         for (size_t i = 0; i < 128; i++) hb.host[i] = __float2half_rn(random_number());
-        for (auto &v : fa.host) v = (float)(int)(random_number() * 500); // exact in TF32
+        for (auto &v : fa.host) v = (float)(int)(random_number() * 500); // integers, which are exact in TF32
         for (auto &v : fb.host) v = (float)(int)(random_number() * 500);
         ha.up();
         hb.up();
@@ -161,8 +161,8 @@ TEST(tf32_rounds_to_nearest_away_from_zero)
 #endif
 }
 
-// Products by the two warpgroups of a block: d (64, 64) = a b^T of a, b (64, 64); then d += a c of c (64,
-// 64), with the rows of a in registers; then d += a^T c, without a wait before the product is issued.
+// The two warpgroups of a block multiply matrices of (64, 64): d = a b^T; then d += a c, with the rows of a
+// in registers; then d += a^T c, without a wait before the product is issued.
 template <class T> __device__ void put_swizzled(T *tile, const T *from)
 {
     for (int i = threadIdx.x; i < 64 * 8; i += 256) {
@@ -349,7 +349,7 @@ TEST(ldmatrix_gives_each_lane_its_part)
     }
 }
 
-// cp.async of 4, 8 and 16 bytes, in three groups, with cut tails that become zero.
+// Copies by cp.async 4, 8 and 16 bytes, in three groups. Copies with fewer source bytes put zeros at the end.
 __global__ void cp_async_all(uint32_t *out, const uint32_t *in)
 {
     TT__SHARED(uint32_t, tile, [3][32][4]);
@@ -402,7 +402,7 @@ __global__ void warp_functions(int *out)
     o[7] = __reduce_min_sync(all, lane - 5);
     o[8] = (int)__reduce_max_sync(all, (unsigned)(lane - 5));
     o[9] = (int)__reduce_xor_sync(all, (unsigned)(lane * lane));
-    o[10] = __shfl_xor_sync(mine, t, 15); // each half of a warp by itself
+    o[10] = __shfl_xor_sync(mine, t, 15); // each half of a warp shuffles by itself
     if (lane < 16) o[11] = (int)__reduce_or_sync(mine, 1u << lane);
     else o[11] = (int)__reduce_and_sync(mine, ~(1u << lane));
     o[12] = __syncthreads_count(t % 5 == 0);
@@ -433,7 +433,8 @@ TEST(warp_functions_agree_with_loops)
     }
 }
 
-// In each turn all lanes read the number. After a __syncwarp one lane reads it again and writes it: no race.
+// In each turn all lanes read `count`. After a __syncwarp one lane reads `count` again and writes it: no
+// race.
 __global__ void warp_counter(int *out)
 {
     TT__SHARED(int, count, [2]);
@@ -671,8 +672,9 @@ TEST(legacy_stream_waits_for_blocking_streams)
         buffer<float> a(n);
         OK(cudaStreamCreate(&blocking));
         OK(TT__LAUNCH(fill, 2, 64, 0, blocking, a.device, n, 0, 0));
-        OK(TT__LAUNCH(multiply_by, 2, 64, 0, 0, a.device, n, 3.0f)); // the legacy stream waits ...
-        OK(TT__LAUNCH(add, 2, 64, 0, blocking, a.device, a.device, n)); // ... and the add for it
+        OK(TT__LAUNCH(multiply_by, 2, 64, 0, 0, a.device, n, 3.0f)); // waits for `blocking` ...
+        // ... and the add for the legacy stream
+        OK(TT__LAUNCH(add, 2, 64, 0, blocking, a.device, a.device, n));
         a.down();
         for (int i = 0; i < n; i++) CHECK(a.host[(size_t)i] == 6.0f * (float)(i * 7 % 101));
         OK(cudaStreamDestroy(blocking));
@@ -727,7 +729,7 @@ struct captured { cudaGraph_t graph = nullptr; cudaGraphExec_t exec = nullptr; }
 static cudaError_t capture_two_streams(captured *c, cudaStream_t s, cudaStream_t t, float *a, float *b, int n,
                                        int rank)
 {
-    event fork, join; // they may be destroyed when the capture has ended
+    event fork, join; // may be destroyed after the capture
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
     OK(cudaEventRecord(fork, s));
     OK(cudaStreamWaitEvent(t, fork, 0));
@@ -818,7 +820,8 @@ TEST(captures_refuse_what_cuda_refuses)
         CHECK_EQUAL(cudaStreamEndCapture(0, &g), cudaErrorIllegalState); // no stream is captured
         CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorIllegalState);
 
-        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // ends it on a forked stream
+        // ends the capture on a forked stream
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
         OK(cudaEventRecord(e, s));
         OK(cudaStreamWaitEvent(t, e, 0));
         OK(TT__LAUNCH(fill, 1, 64, 0, t, a.device, 64, 0, 0));
@@ -911,7 +914,8 @@ TEST(misuse_has_cudas_error_codes)
         // The stream belongs to another device.
         CHECK_EQUAL(TT__LAUNCH(fill, 1, 32, 0, s0, p, 1, 0, 0), cudaErrorInvalidResourceHandle);
         CHECK_EQUAL(cudaEventRecord(e1, s0), cudaErrorInvalidResourceHandle);
-        CHECK_EQUAL(cudaMemcpyPeerAsync(b, 0, p, 1, 256, s1), cudaErrorInvalidValue); // the devices swapped
+        // the devices are swapped
+        CHECK_EQUAL(cudaMemcpyPeerAsync(b, 0, p, 1, 256, s1), cudaErrorInvalidValue);
         CHECK_EQUAL(cudaMemcpyAsync(b, p, 257, cudaMemcpyDeviceToDevice, s1), cudaErrorInvalidValue);
         CHECK_EQUAL(cudaMemcpyAsync(b, p, 4, cudaMemcpyHostToDevice, s1), cudaErrorInvalidValue);
         CHECK_EQUAL(cudaMemcpyAsync(b, p, 4, (cudaMemcpyKind)9, s1), cudaErrorInvalidMemcpyDirection);
@@ -938,7 +942,7 @@ TEST(misuse_has_cudas_error_codes)
         OK(cudaDeviceCanAccessPeer(&can, 0, 1));
         CHECK(!can);
         CHECK_EQUAL(cudaDeviceEnablePeerAccess(1, 0), cudaErrorPeerAccessUnsupported);
-        OK(cudaStreamCreate(&s0.s)); // so that the destructors have something to destroy
+        OK(cudaStreamCreate(&s0.s)); // gives the destructors something to destroy
         OK(cudaMalloc(&a.device, 4));
     }
 }
@@ -961,8 +965,8 @@ TEST(kernels_reach_peers_once_enabled)
     }
 }
 
-// Copies and loads from another device bring wrong bytes, each only if it is told to. What comes in the other
-// direction or through the host is right.
+// Copies or loads from another device bring wrong bytes if emu_set_link says so. Bytes that come in the other
+// direction or through the host are right.
 TEST(links_that_bring_wrong_bytes)
 {
     enum { N = 3000 };
@@ -1047,7 +1051,7 @@ TEST(memory_has_a_limit_and_leaks_are_counted)
     CHECK(strncmp(what, "1 device allocations", 20) == 0);
     OK(cudaFree(p));
     CHECK_EQUAL(emu_live_objects(nullptr, 0), 0);
-    for (int i = 0; i < 50; i++) { // memory is returned
+    for (int i = 0; i < 50; i++) { // cudaFree returns the memory
         OK(cudaMalloc(&p, (size_t)1 << 16));
         OK(cudaFree(p));
     }
@@ -1139,7 +1143,7 @@ TEST(faults_are_injected_once_or_on_end)
     OK(cudaMalloc(&p, 64));
     CHECK_EQUAL(cudaMalloc(&q, 64), cudaErrorLaunchFailure);
     OK(cudaMalloc(&q, 64));
-    emu_inject_fault(1, cudaErrorLaunchFailure, 1000); // the device is lost; calls that release still do
+    emu_inject_fault(1, cudaErrorLaunchFailure, 1000); // all later calls fail; calls that release still do
     CHECK_EQUAL(cudaStreamCreate(&s), cudaErrorLaunchFailure);
     CHECK(cublasLtCreate(&lt) != CUBLAS_STATUS_SUCCESS);
     CHECK_EQUAL(cudaDeviceSynchronize(), cudaErrorLaunchFailure);
@@ -1384,7 +1388,7 @@ static void check_epilogue(cublasLtEpilogue_t epilogue, float beta_value, double
     const bool gelu = writes_aux || epilogue == CUBLASLT_EPILOGUE_GELU ||
                       epilogue == CUBLASLT_EPILOGUE_GELU_BIAS;
     const float alpha = 1.5f, beta = beta_value;
-    // The layouts that the sums of an operand need.
+    // The sums of an operand need these layouts.
     const bool ta = epilogue != CUBLASLT_EPILOGUE_BGRADA, tb = epilogue == CUBLASLT_EPILOGUE_BGRADB;
     const int lda = ta ? k : m, ldb = tb ? n : k;
     lt_call call(CUBLAS_COMPUTE_32F, data_type<T>::value, data_type<T>::value, data_type<D>::value,
@@ -1418,7 +1422,7 @@ static void check_epilogue(cublasLtEpilogue_t epilogue, float beta_value, double
     std::vector<D> aux_before = aux.host, bias_before = bias.host;
     aux.down();
     bias.down();
-    // For DGELU_BGRAD: sums of D as it is written, so the rounding of each number counts.
+    // DGELU_BGRAD sums D as written, so the rounding of each number counts.
     std::vector<double> bias_gradient((size_t)std::max(m, n)), rounding((size_t)std::max(m, n));
     for (int j = 0; j < n; j++) {
         for (int i = 0; i < m; i++) {
@@ -1664,7 +1668,7 @@ TEST(cublaslt_offers_and_refuses)
         CHECK_EQUAL(call.found, 4);
         CHECK(call.results[0].workspaceSize > call.results[1].workspaceSize &&
               call.results[1].workspaceSize > 0);
-        // The workspace is too small for this algorithm.
+        // The workspace is too small for the first algorithm.
         CHECK_EQUAL(run(x.device, &call.results[0].algo, 4096), CUBLAS_STATUS_INVALID_VALUE);
         OK(run(x.device, &call.results[0].algo, 1 << 20));
         OK(run(x.device, nullptr, 0));
@@ -1677,10 +1681,10 @@ TEST(cublaslt_offers_and_refuses)
         OK(call.query());
         CHECK_EQUAL(call.found, 1);
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_GELU_AUX);
-        CHECK_EQUAL(call.query(), CUBLAS_STATUS_NOT_SUPPORTED); // no auxiliary matrix
+        CHECK_EQUAL(call.query(), CUBLAS_STATUS_NOT_SUPPORTED); // the auxiliary matrix is missing
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, (void *)(x.device + 512));
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)20);
-        CHECK_EQUAL(call.query(), CUBLAS_STATUS_NOT_SUPPORTED); // its leading dimension is no multiple of 8
+        CHECK_EQUAL(call.query(), CUBLAS_STATUS_NOT_SUPPORTED); // 20 is no multiple of 8
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)16);
         OK(call.query());
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_BIAS);

@@ -1,4 +1,4 @@
-/* The loader: batches, micro-batches, groups, capacity. */
+/* Tests of the loader: batches, micro-batches, groups, capacity. */
 #pragma once
 
 /* ------------------------------------------------------------------------------------------------- loader */
@@ -41,7 +41,7 @@ static epoch_log read_epoch(tt_loader *l, const tt_dataset *d, const tt_tokenize
             size_t bytes;
             const char *text = tt_dataset_text(d, b.index[i], &bytes);
             int length = tt_tokenize(k, text, bytes, want, o->max_length), from = b.seq_start[i];
-            /* The text is complete, without padding. */
+            /* The batch holds the complete text, without padding. */
             CHECK(b.seq_start[i + 1] - from == length && memcmp(b.ids + from, want, (size_t)length * 4) == 0);
             for (int p = 0; p < length; p++) CHECK(b.positions[from + p] == p && b.types[from + p] == 0);
             CHECK(b.labels[i] == tt_dataset_label(d, b.index[i]));
@@ -118,7 +118,8 @@ TEST(loader_batches)
                 if (shuffle && o.batch < 100)
                     CHECK(memcmp(first.index, second.index, (size_t)first.seqs * sizeof *first.index) != 0);
                 log_free(&again);
-                for (int step = expected; step >= 0; step -= 2) { /* a seek equals reading up to there */
+                /* a seek to a step equals reading up to the step */
+                for (int step = expected; step >= 0; step -= 2) {
                     epoch_log rest = read_epoch(l, d, k, &o, 1, step);
                     int skip = step * o.batch < second.seqs ? step * o.batch : second.seqs;
                     CHECK(rest.seqs == second.seqs - skip && rest.steps == expected - step);

@@ -1,4 +1,4 @@
-/* Tokenizers and their files, compared with what transformers made of the same texts. */
+/* Tests of tokenizers and their files, compared with the results of transformers. */
 #pragma once
 
 /* ---------------------------------------------------------------------------------------------- tokenizer */
@@ -36,7 +36,7 @@ static void golden(const char *vocab, const char *cases, bool lowercase)
         size_t bytes = unescape(line, (size_t)(tab - line), text);
         for (char *p = tab; p < end; wanted++) want[wanted] = (int32_t)strtol(p, &p, 10);
         long calls = a.calls;
-        /* Tries every length that cuts the text. */
+        /* Tries every length that cuts the text, the longest first. */
         for (int max = 1000; max >= 2; max = max == 1000 ? wanted + 1 : max - 1) {
             int have = tt_tokenize(k, text, bytes, got, max), expected = max < wanted ? max : wanted;
             bool same = have == expected && got[have - 1] == want[wanted - 1] &&
@@ -66,8 +66,8 @@ static char *field(const char **at, const char *end, size_t *bytes)
     return text;
 }
 
-/* Checks that the texts of ids put `each` at a time add up to the text of all ids, and that the stream keeps
-   at most `max` ids for decoding again. */
+/* Puts the ids into a stream, `each` at a time. Checks that the stream's texts add up to the text of all ids,
+   and that the stream keeps at most `max` ids to decode again. */
 static bool stream_is_text(const tt_tokenizer *k, const int32_t *ids, int64_t n, int64_t each, bool skip,
                            int max)
 {
@@ -133,7 +133,7 @@ static void golden_bpe(const char *folder)
             free(to);
             free(back[skip]);
         }
-        const int cut = tt_tokenize(k, text, bytes, got, 5); /* may leave no room for special tokens */
+        const int cut = tt_tokenize(k, text, bytes, got, 5); /* 5 ids may not include special tokens */
         CHECK(cut >= 0 && cut <= 5 && (cut < 5 || wanted >= 5));
         free(text);
         free(list);
@@ -177,7 +177,7 @@ TEST(text_of_ids_that_come)
         REQUIRE(k != NULL);
         const int size = tt_tokenizer_size(k), e2 = tt_tokenizer_find(k, "\xc3\xa2"); /* token of byte E2 */
         const int space = kind % 3 ? 4 : 0;
-        for (int round = 0; round < 4; round++) { /* any ids; bytes; one byte that begins a character; few */
+        for (int round = 0; round < 4; round++) { /* random ids; small ids; one byte; five ids */
             for (int i = 0; i < N; i++) {
                 const int any = (int)(test_random(&random) % (uint64_t)(size + 2)) - 1;
                 ids[i] = round == 0 ? any : round == 1 ? any % 300 : round == 2 ? (e2 < 0 ? any : e2)
@@ -286,8 +286,8 @@ TEST(tokenizer_files_are_kept)
     TEST_CLOSE(ctx, &a);
 }
 
-/* tokenizer_config.json names a class that AutoTokenizer of transformers 5 builds anew: the ids are those of
-   that class (golden/compare_bpe.py). */
+/* tokenizer_config.json names a class that AutoTokenizer of transformers 5 builds anew: the ids equal that
+   class's (golden/compare_bpe.py). */
 TEST(tokenizer_classes_of_transformers)
 {
 #define LLAMA "\"tokenizer_class\":\"LlamaTokenizer\""
@@ -337,7 +337,8 @@ TEST(tokenizer_classes_of_transformers)
     }
 }
 
-/* Each normalizer reads the output of the normalizer before it, even if one between them changes nothing. */
+/* Each normalizer reads the output of the normalizer before it, even if a normalizer in between changes
+   nothing. */
 TEST(tokenizer_normalizers_in_turn)
 {
     static const char json[] =
@@ -369,7 +370,7 @@ TEST(tokenizer_normalizers_in_turn)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Unigram files that are refused, and folders without a tokenizer. */
+/* Wrong Unigram files are refused, and so are folders without a tokenizer. */
 TEST(tokenizer_unigram_refused)
 {
 #define MODEL(unk, vocab) "\"model\":{\"type\":\"Unigram\",\"unk_id\":" unk ",\"vocab\":[" vocab "]}}"
@@ -454,7 +455,7 @@ TEST(tokenizer_nasty_strings)
     golden(vocab, TEST_GOLDEN("points_cased.tsv"), false);
 }
 
-/* Writes a vocab.txt as the tokenizer.json that transformers 5 saves; older: that an older version saves,
+/* Writes a vocab.txt as the tokenizer.json that transformers 5 saves; older: as an older version saves it,
    with fewer keys. */
 static void write_as_json(const char *folder, const char *vocab, bool lowercase, bool older)
 {
@@ -490,7 +491,7 @@ static void write_as_json(const char *folder, const char *vocab, bool lowercase,
     free(json);
 }
 
-/* A tokenizer.json without vocab.txt gives the ids of that vocab.txt, has its special tokens, and is
+/* A tokenizer.json gives the ids and the special tokens of the vocab.txt from which it is made, and can be
    saved. */
 TEST(wordpiece_of_a_tokenizer_json)
 {
@@ -557,7 +558,8 @@ TEST(wordpiece_of_a_tokenizer_json)
     TEST_CLOSE(ctx, &a);
 }
 
-/* All 1,112,064 code points; golden/compare_tokens.py names those of a block that differ. */
+/* Checks the ids of all 1,112,064 code points, by blocks. golden/compare_tokens.py names code points that
+   differ. */
 TEST(tokenizer_code_points)
 {
     test_allocator a;
@@ -626,7 +628,7 @@ TEST(tokenizer_vocabulary_line_ends)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(tokenizer_special_tokens) /* special tokens of the vocabulary; missing ones are read as text */
+TEST(tokenizer_special_tokens) /* also if the vocabulary lacks some of them */
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
@@ -693,7 +695,7 @@ TEST(tokenizer_vocabulary)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Ids of more than 16 bits, also in the loader's cache; the slots of the hash table. */
+/* Checks ids of more than 16 bits, also in the loader's cache, and the slots of the hash table. */
 TEST(tokenizer_large_vocabulary)
 {
     test_allocator a;

@@ -16,8 +16,8 @@ static const char *in_folder(const char *folder, int file)
     return path;
 }
 
-/* Returns whether the text consists of whole characters: the first byte says how many bytes, and none is a
-   surrogate or above U+10FFFF. */
+/* Returns whether the text consists of whole characters: the first byte says how many bytes, and no character
+   is a surrogate or above U+10FFFF. */
 static bool is_utf8(const char *text, int64_t n)
 {
     for (int64_t at = 0, more; at < n; at += more + 1) {
@@ -115,7 +115,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
             FUZZ_CHECK((found >= 0 || nul) && found < size);
             FUZZ_CHECK(!token || found < 0 || strcmp(tt_tokenizer_token(k, found), token) == 0);
         }
-        char *exact = (char *)malloc(in.left ? in.left : 1); /* so that a read beyond it is noticed */
+        /* of the text's size, so that tools notice a read beyond it */
+        char *exact = (char *)malloc(in.left ? in.left : 1);
         FUZZ_CHECK(exact);
         if (in.left) memcpy(exact, in.at, in.left);
         const int64_t bare = encodes(k, exact, in.left, false, room, ids);

@@ -115,7 +115,7 @@ static void plan(tt_context *ctx, const any_model *m)
     tt_trainer_free(t);
 }
 
-/* Loads the model saved in folder "a", in a context of its own, since parameters belong to their context. */
+/* Loads the model saved in folder "a", in a new context, since parameters belong to their context. */
 static void check_saved(any_model *m)
 {
     tt_context *ctx = fuzz_open();

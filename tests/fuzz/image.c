@@ -1,6 +1,6 @@
 /* Fuzzes images: records of CIFAR-10, image files, resizing, and a loader's work on images of any size.
 
-   Input: a byte that chooses one of these; then the input of its function. */
+   Input: a byte that chooses one of four functions; then the function's input. */
 #include "fuzz.h"
 #include "examples/datasets.h"
 
@@ -74,8 +74,8 @@ static int slack(int from, int to)
     return (int)(2 * max); /* half a level or more rounds up */
 }
 
-/* Fuzzes resizing: no channel leaves the range that it had. Input: the image, and two numbers for the new
-   size. */
+/* Fuzzes resizing: no channel leaves its range of values. Input: the image, and two numbers for the new size.
+   */
 static void resize(fuzz_input *in)
 {
     tt_image image;

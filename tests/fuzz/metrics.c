@@ -48,7 +48,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
                    memcmp(svg->bytes + svg->n - 7, "</svg>\n", 7) == 0);
         FUZZ_CHECK(!memchr(svg->bytes, 0, svg->n));
         FUZZ_CHECK(csv && csv->n && memcmp(csv->bytes, "step,", 5) == 0 && csv->bytes[csv->n - 1] == '\n' &&
-                   lines_of(csv) >= 4); /* heading, two steps, validation */
+                   lines_of(csv) >= 4); /* the heading, two steps and a validation */
 
         /* A run that is stopped before its next step reads the file and writes it unchanged. */
         fuzz_write("before", csv->bytes, csv->n);

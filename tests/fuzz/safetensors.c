@@ -86,7 +86,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
     return 0;
 }
 
-/* Three times in four, makes the header's length fit again: up to the last brace before a NUL. */
+/* Mutates a file. In three of four cases makes the header's length fit again: the header then ends at the
+   last brace before a NUL. */
 size_t LLVMFuzzerCustomMutator(uint8_t *bytes, size_t n, size_t max, unsigned seed)
 {
     n = LLVMFuzzerMutate(bytes, n, max);

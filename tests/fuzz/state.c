@@ -18,7 +18,7 @@ static void edit(fuzz_file *f, fuzz_input *in)
         if (at + n > f->n) n = f->n - at;
         memcpy(f->bytes + at, in->at, n);
     } else if (what % 3 == 1) {    /* insert */
-        fuzz_append(f, in->at, n); /* to make room */
+        fuzz_append(f, in->at, n); /* makes room */
         memmove(f->bytes + at + n, f->bytes + at, f->n - n - at);
         memcpy(f->bytes + at, in->at, n);
         memcpy(&header, f->bytes, 8);
@@ -73,7 +73,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
         bool finished;
         tt_status status = fuzz_run_fit(r, 1, true, NULL, &finished);
         if (fuzz_ok(r->ctx, status == TT_OK)) {
-            bool was_over = progress.epoch == 1; /* then no file is written */
+            bool was_over = progress.epoch == 1; /* a run that is over writes no file */
             FUZZ_CHECK(finished && (was_over || (fuzz_find("run/metrics.csv") && fuzz_find("run/loss.svg"))));
         }
     } else {

@@ -119,7 +119,8 @@ def main():
             for m, options in enumerate(OPTIONS):
                 prefix = options.get("add_prefix_space", "none")
                 allowed = prefix is not None or name.startswith("Llama")
-                if prefix == "none" and name == "RobertaTokenizer":  # the file's is kept, as it always was
+                # RobertaTokenizer keeps the file's own prefix
+                if prefix == "none" and name == "RobertaTokenizer":
                     continue
                 if a.only in (None, kind) and allowed:
                     wrong += compare_class(ours, os.path.join(folder, f"{n}.{m}"), texts[::10], kind, name, model_type, options)

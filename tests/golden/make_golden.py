@@ -77,8 +77,8 @@ from transformers import (BertConfig, BigBirdConfig, BigBirdForSequenceClassific
                           RobertaForSequenceClassification, BertForSequenceClassification, BertModel,
                           DistilBertConfig, DistilBertForSequenceClassification, PreTrainedTokenizerFast, ViTConfig, ViTForImageClassification)
 
-# a text with a character of several bytes, one with spaces in a row, one of more tokens than positions, an
-# empty one
+# TEXTS: a text with a character of several bytes, a text with spaces in a row, a text of more tokens than
+# positions, and an empty text.
 TEXTS = ["Hello, world!", "d\u00e9j\u00e0  vu: \u4f60\u597d", "A text that has more tokens than the model has positions, and is cut.", ""]
 HERE = os.path.dirname(os.path.abspath(__file__))
 STEPS = 5
@@ -160,7 +160,7 @@ def make_batch(rng, config, random_types):
     n = int(rng.randint(4, 7))
     lengths = [1, longest] + [int(rng.randint(2, longest)) for _ in range(n - 2)]
     if config.model_type == "big_bird":
-        lengths[2] = longest - 11      # divided into blocks, the last of which is not whole
+        lengths[2] = longest - 11      # several blocks, the last of which is not whole
     lengths = [lengths[i] for i in rng.permutation(n)]
     tokens = sum(lengths)
     types = rng.randint(0, 2, tokens) if random_types else np.zeros(tokens)
@@ -207,7 +207,7 @@ def normalised(batch, model):
 
 
 def save_torchvision(model, batch, path):
-    """Saves the weights in torchvision's naming, as its own model with these weights saves them; the logits
+    """Saves the weights in torchvision's naming, by a model of torchvision with these weights, whose logits
     must be equal."""
     from torchvision.models.vision_transformer import VisionTransformer
     c, old = model.config, {spelled(n): x for n, x in model.state_dict().items()}
@@ -316,7 +316,7 @@ def verify(name, folder):
         logits = logits_of(model, batch)
     error = (logits - golden["logits"]).abs().max().item()
     assert error < 1e-5, (name, error)
-    # the stored gradient is the gradient of the stored loss
+    # checks that the stored gradient is the gradient of the stored loss
     model.train()
     loss = torch.nn.functional.cross_entropy(logits_of(model, batch), batch["labels"].long())
     loss.backward()

@@ -124,7 +124,7 @@ TEXTS = [
 ]
 
 
-# The code points below this are tokens of point_vocabulary(): c has the id 5 + 2 * c, and "##" with c the
+# The code points below POINTS are tokens of point_vocabulary(): c has the id 5 + 2 * c, and "##" with c the
 # next id, so that ids tell the characters of words. White space and surrogates cannot be tokens; their ids
 # are unused.
 POINTS = 0x20000
@@ -140,7 +140,8 @@ def bert_tokenizer(vocabulary, lowercase):
 
 
 def kinds_of_points():
-    """Returns {code point: kind} without letters, and {code point: fold} of the code points that are kept."""
+    """Returns {code point: kind} without letters, and {code point: fold} of the code points that cleaning and
+    accent stripping keep."""
     clean_up, strip, lower = (BertNormalizer(clean_text=i == 0, handle_chinese_chars=False, strip_accents=i >= 1,
                                              lowercase=i == 2) for i in range(3))
     kinds, folds = {}, {}
@@ -192,7 +193,7 @@ def nasty_strings(rng, count):
         text = [rng.choice(pools[rng.choice(some)]) for _ in range(rng.randrange(1, 24))]
         if rng.random() < 0.2:  # marks of many combining classes one after another
             text += [rng.choice(pools[rng.choice(marks)]) for _ in range(rng.randrange(2, 12))]
-        if rng.random() < 0.01:  # about as long as the longest word that is known
+        if rng.random() < 0.01:  # about 100 characters, the longest word that can be known
             text += rng.choice([*LETTERS, "\u00e9", *pools["mark"]]) * rng.randrange(90, 110)
             text += [rng.choice(pools[rng.choice(marks)])]
         out.append("".join(text))

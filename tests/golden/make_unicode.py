@@ -93,13 +93,14 @@ def mark_classes(marks):
 
 
 def is_chinese(c):
-    """Does what tt__is_cjk of the C code does."""
+    """Returns whether c is in a block of Chinese characters, like tt__is_cjk of the C code."""
     return (0x4E00 <= c <= 0x9FFF or 0x3400 <= c <= 0x4DBF or 0xF900 <= c <= 0xFAFF or 0x20000 <= c <= 0x2A6DF
             or 0x2A700 <= c <= 0x2B81F or 0x2B920 <= c <= 0x2CEAF or 0x2F800 <= c <= 0x2FA1F)
 
 
 def run_table(one):
-    """Returns [(first, last, stride, to, step)] of {code point: the code point that it becomes}."""
+    """Returns runs [(first, last, stride, to, step)] of a map {code point: the code point that it
+    becomes}."""
     # Greedy: from the smallest code point left, takes the longest run of any stride and step; other runs fill
     # its gaps.
     runs, left = [], dict(one)
@@ -189,8 +190,8 @@ def properties(rows, marks):
         return {ord(piece) for piece, _ in splitter.pre_tokenize_str(between) if len(piece) == 1} - {ord("a")}
 
     def added(before, **options):
-        """Returns (code point, the encoding of `before`, the code point and an added token) of each code
-        point."""
+        """Returns (code point, encoding) of each code point. The encoded text is `before`, the code point and
+        an added token."""
         one = Tokenizer(WordLevel({"x": 0, "[UNK]": 1}, unk_token="[UNK]"))
         one.add_tokens([AddedToken("@@", normalized=False, **options)])
         return zip(ALL, one.encode_batch([before + chr(c) + "@@" for c in ALL]))
@@ -266,7 +267,7 @@ def grapheme_classes():
         return len(counter.normalize_str(text))
 
     def joined(before, between, behind):
-        """Returns the code points that have no break between them and `behind`."""
+        """Returns the code points between which and `behind` there is no break."""
         apart = [n + one(behind) for n in counts(before + between[0], between[1])]
         return {c for c, n, m in zip(points, counts(before + between[0], between[1] + behind), apart) if n != m}
 

@@ -1,4 +1,4 @@
-/* The kernels of attention: windows and blocks and their FLOPs, bf16 dot products, tiles, warpgroups,
+/* Tests of attention's kernels: windows and blocks and their FLOPs, bf16 dot products, tiles, warpgroups,
    gradients of biases. */
 #pragma once
 
@@ -63,7 +63,8 @@ TEST(attention_window_flops)
                 rows[row] = row;
                 for (int key = starts[s]; key < starts[s + 1]; key++) {
                     const bool seen = !cut || abs(row - key) < window;
-                    if (causal && !cut && !listed) expected += 0.5; /* the usual count */
+                    /* without a window half of all pairs count */
+                    if (causal && !cut && !listed) expected += 0.5;
                     else expected += seen && (key <= row || !causal);
                 }
             }
@@ -90,7 +91,7 @@ TEST(attention_blocks_flops)
         o.dense = i.attr.dense = 20;
         o.listed = i.attr.listed = c / 2 ? 2 : 0;
         o.list_rows = i.attr.list_rows = 4;
-        o.lists = lists; /* block 0, which is a whole block */
+        o.lists = lists; /* names block 0, which is a whole block */
         i.attr.heads = i.attr.key_heads = 2;
         for (int k = 0; k < 5; k++) {
             const tt__mat m = {NULL, TT_F32, 100, 6, 6}, start = {starts, TT_I32, 4, 1, 1},
@@ -110,7 +111,7 @@ TEST(attention_blocks_flops)
     }
 }
 
-/* A plan's FLOPs and, by the costs, seconds of a step count a window's rows, for sequences of one length. */
+/* For sequences of one length, the FLOPs and the seconds of a plan count only the rows inside the window. */
 TEST(attention_window_plan)
 {
     const double length = 256, window = 32;
@@ -125,7 +126,7 @@ TEST(attention_window_plan)
         tt_compile_options c = tt_compile_options_default();
         o.causal = true;
         o.window = k ? 32 : 0;
-        costs.memory = 1e30; /* so that only work takes time */
+        costs.memory = 1e30; /* so that only FLOPs take time */
         c.costs = &costs;
         const tt_value x = tt_input(t, "x", TT_F32, 512, 16), y = tt_input(t, "y", TT_F32, 512, 16);
         const tt_value starts = tt_seq_start(t, "starts", 2);

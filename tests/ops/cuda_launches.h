@@ -1,4 +1,4 @@
-/* Single launches on CUDA, compared with the CPU's, for each dtype. */
+/* Tests that compare single launches on CUDA with the CPU's, for each dtype. */
 #pragma once
 
 #ifdef TINYTRAIN_CUDA

@@ -1,4 +1,4 @@
-/* Products on CUDA: epilogues, products of one operand, TF32; tensors that share launches. */
+/* Tests of products on CUDA: epilogues, products of one operand, TF32; tensors that share launches. */
 #pragma once
 
 #ifdef TINYTRAIN_CUDA
@@ -57,15 +57,16 @@ static int twice(int x) { return scale(x, 2); }
 
 /* The epilogues are used where they fit, and only there. GELU by tanh, not by erf, needs rows of a multiple
    of 8 elements. Where timing finds an epilogue fastest, as on the emulator, it also computes GELU's
-   derivative and the bias gradient, if that has the dtype of the result and no other kernel sums its dy. The
-   emulator counts all of these. The results with epilogues are right, also in micro-batches that add to
+   derivative and the bias gradient, if the bias has the dtype of the result and no other kernel sums dy. The
+   emulator counts the epilogues. The results with epilogues are right, also in micro-batches that add to
    gradients. */
 TEST(cuda_epilogues)
 {
     for (int k = 0; k < PRECISIONS; k++) {
         const precision_case *precision = &precisions[k];
 #ifdef TT_EMULATE
-        /* A bias gradient of another dtype has its own kernels, which may also compute GELU's derivative. */
+        /* A bias gradient whose dtype is not the result's has its own kernels, which may also compute GELU's
+           derivative. */
         const bool mixed = strstr(precision->name, "mixed") != NULL;
         check_products(true, gelu_tanh, 24, true, precision, 6, 1, mixed ? ANY_NUMBER : 1, !mixed);
         check_products(true, gelu_tanh, 24, false, precision, 6, 1, 1, 0);
@@ -159,7 +160,7 @@ enum { JOINED_D = 64, JOINED_ROWS = 11, JOINED_PARAMS = 8 };
 
 typedef struct joined_case {
     const char *precision, *update;
-    int key_heads;  /* of 4 heads */
+    int key_heads;  /* q has 4 heads */
     bool biases, accumulate;
     const char *recompute;
 } joined_case;

@@ -1,4 +1,4 @@
-/* fp8: quantizing, products, training. */
+/* Tests of fp8: quantizing, products, training. */
 #pragma once
 
 /* Rounds x to fp8 by the definition of fp8: 3 or 2 bits of mantissa, exponents from -6 or -14, E4M3 up to
@@ -82,7 +82,8 @@ TEST(quantize)
         const int *size = sizes[c % TT__COUNT(sizes)], how = c / TT__COUNT(sizes) % TT__COUNT(values);
         const float history = known[c / (TT__COUNT(sizes) * TT__COUNT(values)) % TT__COUNT(known)];
         const bool e5m2 = c >= TT__COUNT(sizes) * TT__COUNT(values) * TT__COUNT(known);
-        const int rows = size[0], cols = size[1], count = rows * cols, copies = c % 3; /* 0: q, across */
+        /* 0: both copies; 1: across alone; 2: q alone */
+        const int rows = size[0], cols = size[1], count = rows * cols, copies = c % 3;
         const tt_dtype dtype = c % 5 == 0 ? TT_F32 : c % 2 ? TT_BF16 : TT_F16;
         const float histories[FP8_TENSORS] = {1e9f, history, 1e-9f};
         const double max = e5m2 ? 57344 : 448;
@@ -275,7 +276,7 @@ TEST(matmul_in_fp8)
     for (int c = 0; c < 3 * 2 * 6; c++) { /* c: which product, dtype, values */
         /* values: 0 plain, 1 tiny gradients, 2 all of A zero, 3 one of A infinite; 4: plain, but without
            cuBLASLt, which refuses lines that do not begin at multiples of 16 bytes; 5: plain, with more than
-           128 rows: up to 128, each number of rows has its own algorithm */
+           128 rows, which share an algorithm with other numbers of rows */
         const int which = c % 3, values = c / 6 < 4 ? c / 6 : 0;
         const bool refused = c / 6 == 4;
         const int count = c / 6 == 5 ? MANY : FEW;
@@ -375,7 +376,7 @@ TEST(matmul_in_fp8)
 TEST(matmul_in_fp8) { SKIP("this build is without TINYTRAIN_CUDA"); }
 #endif
 
-/* A model whose products only partly have widths that fp8 supports trains as in bf16. If fp8 is unavailable,
+/* A model trains as in bf16 if fp8 supports the widths of only some products. If fp8 is unavailable,
    tt_compile says so. */
 TEST(training_in_fp8)
 {

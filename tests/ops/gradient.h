@@ -1,4 +1,4 @@
-/* Gradients of all cases, compared with finite differences of the plain loops. */
+/* Tests that compare the gradients of all cases with finite differences of the plain loops. */
 #pragma once
 
 /* --------------------------------------------------------------------------------------- test 2: gradient */
@@ -77,7 +77,7 @@ static void difference(expected *e, int loss)
 }
 
 /* Compares a parameter's gradient with the mean gradient of micro-batches 0..micros-1. The parameter's first
-   element is number `at` of the net's. */
+   element is element `at` of all parameters of the net. */
 TEST_PLAIN static void check_gradient(const expected *e, const node *n, int at, const float *got, int micros,
                            const precision_case *precision, const char *what)
 {
@@ -114,7 +114,7 @@ static void note_ops(const tt_program *p)
 }
 
 /* Runs `micros` micro-batches of the same inputs and checks the gradients of all trainable parameters after
-   each. */
+   each micro-batch. */
 static void check_accumulated(tt_program *p, const expected *e, int micros, const precision_case *precision,
                               const char *what)
 {
@@ -177,7 +177,7 @@ static void gradient_case(int c, int s, const char *isa, const precision_case *p
     bool wanted = fits(&cases[c], precision);
     compile_in(&o, isa, precision);
     o.loss_scale.init = 65536;
-    /* Leave room for the sums of the backward. */
+    /* A smaller scale leaves room for the sums of the backward. */
     while (o.loss_scale.init > 1 && o.loss_scale.init * g->upstream > 256) o.loss_scale.init /= 2;
     o.accumulate = true;
     tt_program *p = wanted ? tt_compile(g->tape, g->nodes[loss].t, &o) : NULL, *q = NULL;
@@ -231,7 +231,7 @@ static void gradient(const char *isa)
                     if (leaves_to_others(isa, c + s + k, 2)) continue;
                     if (sizes[s].only && k > 0 && !(sizes[s].half && p->mixed && !p->halved)) continue;
                     const bool both = k == 0 && TEST_SWEEP == 1 && !is_cuda(isa);
-                    const int turn = is_cuda(isa) ? c : c + s; /* builds take c + s + k, see left_out */
+                    const int turn = is_cuda(isa) ? c : c + s; /* left_out divides the builds by c + s + k */
                     bool wanted = sizes[s].only ? mode == AS_GATHERED : both || turn % 2 == mode - AS_PARAM;
                     if (p->halved) wanted = (c + s) % 4 == mode;
                     if (left_out(isa, &sizes[s], c + s + k)) wanted = false;
@@ -247,7 +247,7 @@ TEST(gradient_avx512_dot) { gradient("avx512_dot"); }
 TEST(gradient_avx512_tiles) { gradient("avx512_tiles"); }
 TEST(gradient_neon) { gradient("neon"); }
 TEST(gradient_neon_dot) { gradient("neon_dot"); }
-TEST(gradient_cuda) /* warpgroups: see attention_by_warpgroups */
+TEST(gradient_cuda) /* attention_by_warpgroups tests warpgroups */
 {
     setenv("TINYTRAIN_WGMMA", "0", 1);
     gradient("cuda");

@@ -1,4 +1,4 @@
-/* The material of a case: sizes, precisions, a net that is both recorded and computed by plain loops, its
+/* The base of all cases: sizes, precisions, a net that is both recorded and computed by plain loops, the net's
    inputs, and the random numbers of dropout. */
 #pragma once
 
@@ -33,8 +33,8 @@ typedef struct size_set {
     const char *name;
     int heads, head_size, out, vocab, picked;
     int length[8];          /* lengths of the sequences; their sum is the number of rows                    */
-    const char *only;       /* NULL, or the cases that this large size is for                               */
-    bool half;              /* only: also run gradients in mixed precisions                                 */
+    const char *only;       /* NULL, or a pattern of the cases that run this large size */
+    bool half;              /* if `only`: also runs gradients in mixed precisions */
 } size_set;
 
 static const size_set sizes[] = {
@@ -232,7 +232,7 @@ static int V(int kind, int cols)
     return at;
 }
 
-static int starts(void) /* input of the sequences' starts, one for the whole net */
+static int starts(void) /* returns the input of the sequences' starts, which a net has once */
 {
     int rows = g->count[SEQS] + 1;
     if (g->starts) return g->starts;

@@ -1,4 +1,4 @@
-/* Exact numbers, numbers far from zero, rounded numbers, and other tests of single ops. */
+/* Tests of single ops: exact numbers, numbers far from zero, rounded numbers, and others. */
 #pragma once
 
 /* Every op with a backward has a case, and the gradient tests have run every op. */
@@ -15,9 +15,9 @@ TEST(every_op_has_a_case)
     if (!ran[TT__OP_FILL] || getenv("TEST_PART")) return; /* not all gradient tests ran in this process */
     for (int op = 0; op < TT__OP_COUNT; op++) {
         snprintf(where, sizeof where, "op '%s'", tt__ops[op].name);
-        bool streams = tt__ops[op].flags & TT__ANY_SPACE; /* test_planner.c has programs with these */
-        bool of_ranks = op >= TT__OP_ALL_REDUCE;          /* test_ranks.c has these */
-        bool caches = op == TT__OP_STORE_ROWS;            /* has no backward; test_lm.c has it */
+        bool streams = tt__ops[op].flags & TT__ANY_SPACE; /* test_planner.c tests these ops */
+        bool of_ranks = op >= TT__OP_ALL_REDUCE;          /* test_ranks.c tests these ops */
+        bool caches = op == TT__OP_STORE_ROWS;            /* has no backward; test_lm.c tests it */
         bool fp8 = op == TT__OP_QUANTIZE || op == TT__OP_FP8_HISTORY; /* see training_in_fp8 */
         report(ran[op] || streams || of_ranks || caches || fp8, "was in no program of the gradient tests");
     }
@@ -184,9 +184,8 @@ TEST(dropout_masks)
         }
 }
 
-/* Checks products whose sums are exact in fp32 in any order, so that all bits are known. The shapes have
-   partial panels, tiles and blocks in each direction, and sums so long that a second and a third block
-   continue them. */
+/* Checks all bits of products whose sums are exact in fp32 in any order. The shapes have partial panels,
+   tiles and blocks in each direction, and sums so long that a second and a third block continue them. */
 TEST(products_exact)
 {
     enum { MOST = 1100 * 1100 };
@@ -289,7 +288,7 @@ TEST(swiglu_keeps_less)
 }
 
 /* Each instruction set widens and narrows every f16 number, and f32 numbers below, at and above the middle
-   between neighbours, as the scalar functions do. Those are checked against ldexp and
+   between neighbours, as the scalar functions do. The scalar functions are checked against ldexp and
    round-to-nearest-even. */
 TEST(f16_conversions)
 {
@@ -368,7 +367,7 @@ TEST(f16_conversions)
     free(got);
 }
 
-/* Inputs that the program does not need may be set. They must not disturb the inputs that it does need. */
+/* Inputs that the program does not need may be set. Unneeded inputs must not disturb the needed inputs. */
 TEST(unused_inputs)
 {
     test_allocator a;

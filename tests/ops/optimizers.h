@@ -1,4 +1,5 @@
-/* Updates of parameters: stochastic rounding, shards; weights that are narrowed while they are read. */
+/* Tests of updates of parameters (stochastic rounding, shards), and of weights that are narrowed while they
+   are read. */
 #pragma once
 
 /* Rounds up with a probability equal to the dropped fraction; r holds 16 random bits. */
@@ -114,10 +115,10 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
 }
 #endif
 
-/* Each instruction set rounds as the functions above do, with the documented random numbers: 16-bit halves of
-   the words of Philox counter {element / 8} under the key of step, tensor and instruction. From 0 with a rate
-   of 1, a step of SGD leaves the negative gradient: numbers of every size, near the limits of both dtypes,
-   infinities and NaN; the last chunk is no whole number of vectors. */
+/* Each instruction set rounds like bf16_stochastic and f16_stochastic, with the documented random numbers:
+   16-bit halves of the words of Philox counter {element / 8} under the key of step, tensor and instruction.
+   From 0 with a rate of 1, a step of SGD leaves the negative gradient: numbers of every size, near the limits
+   of both dtypes, infinities and NaN; the last chunk is no whole number of vectors. */
 TEST(stochastic_rounding_of_each_isa)
 {
     enum { N = 2 * TT__CHUNK + 1237 };
@@ -253,14 +254,14 @@ TEST(pieces_are_updated_as_the_whole)
     }
 }
 
-/* A weight that is rounded while it is read gives the bits of a rounded copy: products of few rows, products
-   of short sums, and packed products, with partial tiles. */
+/* A weight that is rounded while it is read gives the bits of a rounded copy, in products of few rows,
+   products of short sums, and packed products, with partial tiles. */
 TEST(weights_narrowed_while_read)
 {
     enum { MOST = 600 * 130 };
     static const char *const isa[] = {"portable",     "avx2", "avx512",  "avx512_dot",
                                       "avx512_tiles", "neon", "neon_dot"};
-    /* rows, out, width */
+    /* {rows, out, width} */
     static const int shape[][3] = {{1, 1, 1}, {3, 40, 130}, {20, 130, 70}, {31, 7, 600}, {100, 130, 33}};
     static float w[MOST], got[2][MOST];
     static uint16_t x[MOST], copy[MOST];

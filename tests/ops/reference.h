@@ -1,4 +1,4 @@
-/* Results of all cases, compared with the plain loops. */
+/* Tests that compare the results of all cases with the plain loops. */
 #pragma once
 
 /* ----------------------------------------------------------------------------------------- building a net */
@@ -91,13 +91,13 @@ TEST_PLAIN static void evaluate(void)
 }
 
 /* Makes the loss of a case: its result, or the squared error of its result, directly or through a linear
-   layer to one column. Targets are far from the results, so that their difference, a factor of all gradients,
-   has no rounding error of its own. */
+   layer to one column. Targets are far from the results, so that the difference of both, a factor of all
+   gradients, adds no rounding error. */
 static int loss_of(int result, bool projected)
 {
     node *n = &g->nodes[result];
     double max = 0;
-    /* A row's gradient is a difference of numbers up to 1 / rows, which may cancel completely. */
+    /* A row's gradient is a difference of two numbers up to 1 / rows, and may be 0. */
     if (n->loss) {
         g->upstream = g->gain / g->nodes[n->in[0]].rows;
         return result;
@@ -183,8 +183,7 @@ static void compile_in(tt_compile_options *o, const char *isa, const precision_c
     o->residual = precision->residual;
 }
 
-/* Tells whether f16, which holds at most 65504, can hold the case's numbers. Only one case may be left
-   out. */
+/* Tells whether f16, which holds at most 65504, can hold the case's numbers. Only one case may exceed f16. */
 static bool fits(const op_case *c, const precision_case *precision)
 {
     double max = 0;
@@ -238,8 +237,8 @@ static bool leaves_to_others(const char *isa, int combination, int times)
     return TEST_SWEEP > 1 && !is_cuda(isa) && (combination + (int)strlen(isa) / 2) % every != 0;
 }
 
-/* Tells whether a gradient case makes only one kind of run, in turn: so in the emulator's slow builds. The
-   fast build makes all. */
+/* Tells whether a gradient case makes only one kind of run, in turn, as in the emulator's slow builds. The
+   fast build makes all kinds. */
 static bool takes_turns(const char *isa)
 {
 #ifdef TT_EMULATE
@@ -336,7 +335,7 @@ TEST(reference_avx512_dot) { reference("avx512_dot"); }
 TEST(reference_avx512_tiles) { reference("avx512_tiles"); }
 TEST(reference_neon) { reference("neon"); }
 TEST(reference_neon_dot) { reference("neon_dot"); }
-TEST(reference_cuda) /* warpgroups: see attention_by_warpgroups */
+TEST(reference_cuda) /* attention_by_warpgroups tests warpgroups */
 {
     setenv("TINYTRAIN_WGMMA", "0", 1);
     reference("cuda");

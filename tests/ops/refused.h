@@ -1,4 +1,4 @@
-/* Errors: wrong operands, and batches with bad indices or with numbers that are not finite. */
+/* Tests of errors: wrong operands, and batches with bad indices or with numbers that are not finite. */
 #pragma once
 
 /* ---------------------------------------------------------------------------------------------- bad input */
@@ -214,7 +214,7 @@ TEST(bad_batches_change_nothing)
         {"last start", {"'seq_start' ends with", "rows"}, TT_ERR_ARGUMENT, spoil_last_start},
         {"all ignored", {"no target counts", "nothing was updated"}, TT_ERR_NUMERIC, spoil_all_ignored},
     };
-    float *good[2] = {NULL, NULL}; /* parameters after the two good steps alone */
+    float *good[2] = {NULL, NULL}; /* parameters after the two good steps */
     size_t n;
     for (int k = -1; k < (int)(sizeof bad / sizeof bad[0]); k++)
         for (int accumulate = 0; accumulate < 2; accumulate++) {
@@ -354,7 +354,7 @@ TEST(failed_micro_batch_ends_the_step)
     after = all_params(m.ctx, &n);
     tt_program_free(p);
     model_close(&m);
-    model_open(&m, 1, 0); /* the same single step in a new context */
+    model_open(&m, 1, 0); /* makes that step alone in a new context */
     p = tt_compile(m.t, m.loss, &o);
     CHECK(p && model_set(&m, p, &b) && tt_micro_step(p, NULL) == TT_OK && tt_update(p, 0.01f, NULL) == TT_OK);
     free(before);

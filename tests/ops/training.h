@@ -1,4 +1,4 @@
-/* Small models that train: threads, precisions, micro-batches, a residual stream. */
+/* Tests that train small models: threads, precisions, micro-batches, a residual stream. */
 #pragma once
 
 /* ------------------------------------------------------------------------------------------ a small model */
@@ -195,7 +195,7 @@ TEST(precisions_train_alike)
     CHECK(loss < 0.6 && skipped == 0);
     for (int k = 1; k < PRECISIONS; k++) {
         CHECK_NEAR(train_model(k, others, &skipped), loss, 0.05);
-        CHECK(skipped == 0); /* otherwise the steps do not correspond */
+        CHECK(skipped == 0); /* skipped steps would shift all later losses */
         for (int step = 0; step < 10; step++)
             CHECK_NEAR(others[step], first[step], 16 * precisions[k].rounding * 1.5);
     }
@@ -324,8 +324,8 @@ static batch part_of(const batch *b, int from, int n)
     return part;
 }
 
-/* Makes two steps over micro-batches of `parts` sequences (0 ends; 16 in all), or by tt_step (NULL). Returns
-   the parameters; *gradient: of the first step. */
+/* Makes two steps. Each has micro-batches of parts[0], parts[1] ... sequences (16 in all, then a 0), or is a
+   tt_step if `parts` is NULL. Returns the parameters; *gradient gets the gradient of the first step. */
 static float *accumulated(const int *parts, int ignored, tt_optimizer_kind kind, float **gradient,
                           size_t *size, tt_stats *stats)
 {
@@ -403,7 +403,7 @@ TEST(micro_batches_equal_a_batch)
                                  : ignored == 1 ? 12
                                  : ignored == 2 ? 10
                                  : 8));
-#ifndef TINYTRAIN_CBLAS /* two bits of a loss of 4 */
+#ifndef TINYTRAIN_CBLAS /* the tolerance is about two bits of a loss of 4 */
             CHECK_NEAR(s1.loss, s0.loss, 1e-6);
             CHECK_NEAR(s1.loss, s2.loss, 1e-6);
             CHECK_NEAR(s1.loss, s3.loss, 1e-6);

@@ -1,4 +1,4 @@
-/* Choices within a budget, compared with brute force, and budgets that are refused. */
+/* Tests of choices within a budget, compared with brute force, and of budgets that are refused. */
 #pragma once
 
 /* ------------------------------------------------------------------------------------------------- budget */
@@ -9,7 +9,7 @@ typedef struct menu { int items, n; size_t *bytes; double *extra, *seconds, flop
 
 static void free_menu(menu *m) { free(m->bytes), free(m->extra), free(m->seconds); }
 
-/* Prepares a program without building it, and the choices that it has. */
+/* Prepares a program and its choices, but does not build the program. */
 static bool open_job(const net *n, const tt_compile_options *o, tt_program *p, tt__chooser *c)
 {
     memset(p, 0, sizeof *p);
@@ -60,7 +60,8 @@ static void build_menu(const net *n, const tt_compile_options *o, int max, menu 
                 tt__choice choice = c.base;
                 choice.ahead = pace % (c.base.ahead + 1);
                 choice.halved = halvings[pace / (c.base.ahead + 1)];
-                choice.arrivals = false; /* the next run's inputs lose their room first, for no FLOPs */
+                /* giving up room for the next inputs comes first and costs no FLOPs */
+                choice.arrivals = false;
                 choice.activations = k % (blocks + 1);
                 choice.offload = (unsigned)(k / (blocks + 1) % outs) | (choice.activations ? 8u : 0);
                 if (c.zero) choice.zero = 1 + k / (blocks + 1) / outs;
@@ -83,8 +84,8 @@ static double optimum(const menu *m, const double *cost, size_t budget)
     return best;
 }
 
-/* Records up to `max` blocks of two linear layers, some with attention. With `per` 64 rows, activations take
-   most of the memory. */
+/* Records up to `max` blocks of two linear layers, some with attention, on 2 to 5 times `per` rows. With
+   `per` 64, activations take most of the memory. */
 static bool random_stack(tt_context *ctx, uint64_t seed, int max, int per, net *n)
 {
     uint64_t s = seed * 31 + 7;
@@ -308,8 +309,8 @@ TEST(budgets_near_the_smallest)
     CHECK(budgets > 10 * most_programs);
 }
 
-/* Sets the options that a message names, one after another. From the second value of `offload` on, steps are
-   added to *list. */
+/* Sets the options that a message names, one after another. If `steps`, each value of `offload` is added to
+   *list; otherwise the last value stays. */
 static void take_options(const char *text, bool steps, char list[128], tt_compile_options *o)
 {
     static const char *const policies[] = {"none", "cheap", "attention", "blocks", "budget"};
@@ -331,8 +332,8 @@ static void take_options(const char *text, bool steps, char list[128], tt_compil
     }
 }
 
-/* Returns the bytes that a program needs by the message that refuses it, or 0 for options that do not go
-   together. */
+/* Returns the bytes that a program needs from the message that refuses the program, or 0 if options
+   contradict each other. */
 static size_t needs(const net *n, tt_compile_options c)
 {
     size_t bytes = 0;
@@ -341,7 +342,7 @@ static size_t needs(const net *n, tt_compile_options c)
     tt_program *p = tt_compile(n->t, n->loss, &c);
     n->t->ctx->searches = false;
     CHECK(!p);
-    if (tt_error_code(n->t->ctx) != TT_ERR_BUDGET) return 0; /* options that do not go together */
+    if (tt_error_code(n->t->ctx) != TT_ERR_BUDGET) return 0; /* the options contradict each other */
     CHECK(sscanf(tt_error(n->t->ctx), "the plan needs %zu", &bytes) == 1);
     return bytes;
 }
@@ -377,7 +378,8 @@ TEST(the_smallest_possible_is_the_smallest)
             all.recompute = policies[k / zeros % 4];
             all.offload = tt__out_lists[k / zeros / 4 % 16];
             all.update = updates[k / zeros / 64];
-            if (strcmp(all.update, "host") == 0 && k / zeros / 4 % 2) continue; /* the host has the state */
+            /* the state is on the host already */
+            if (strcmp(all.update, "host") == 0 && k / zeros / 4 % 2) continue;
             const size_t bytes = needs(&n, all);
             if (bytes && bytes < min) min = bytes;
         }
@@ -426,9 +428,9 @@ static size_t named_least(const char *message)
     return bytes;
 }
 
-/* Only the smallest possible plan decides whether a budget is refused. Every refusal names its bytes: exactly
-   these bytes are enough, one byte less is refused, and no plan within a larger budget is smaller. Bytes that
-   are named with options that may not change are enough with these options, too. */
+/* Only the smallest possible plan decides whether a budget is refused. Every refusal names the bytes of that
+   plan. Exactly these bytes are enough, one byte less is refused, and no plan within a larger budget is
+   smaller. Bytes named for fixed options are enough with these options. */
 TEST(what_is_refused_names_what_fits)
 {
     static const shape deep = {"deep", 4, 32, 2, 96, 4, 30, 10, true};
@@ -687,9 +689,9 @@ TEST(no_fixed_options_beat_a_budget)
     test_allocator a;
     tt_context_options co = test_options(&a);
     co.verify = false;
-    test_estimates = 1200000; /* the library's own number */
+    test_estimates = 1200000; /* the library's default */
     for (int k = 0; k < 2 * TEST_COUNT(offloads); k++) {
-        if (TEST_SWEEP > 1 && k != 1) continue; /* this one takes a second there */
+        if (TEST_SWEEP > 1 && k != 1) continue; /* k 1 takes a second in a thinned sweep */
         tt_context *ctx = open_apart(&co);
         tt_vit m;
         tt_vit_config c = tt_vit_config_default("L/16");
@@ -738,7 +740,7 @@ TEST(what_a_large_model_reaches_is_named)
     test_allocator a;
     tt_context_options co = test_options(&a);
     co.verify = false;
-    test_estimates = 1200000; /* the library's own number */
+    test_estimates = 1200000; /* the library's default */
     tt_context *ctx = open_apart(&co);
     tt_vit m;
     tt_vit_config c = tt_vit_config_default("L/16");
@@ -782,7 +784,7 @@ TEST(choices_count_micro_batches)
     tt_context_options co = test_options(&a);
     co.verify = false;
     tt_context *ctx = open_apart(&co);
-    tt_plan plan[3]; /* of steps of one micro-batch; of many; with nothing offloaded or recomputed */
+    tt_plan plan[3]; /* plans: one micro-batch a step; many; nothing offloaded or recomputed */
     tt_vit m;
     tt_vit_config c = tt_vit_config_default("S/16");
     tt_train_options o = tt_train_options_default();
@@ -791,7 +793,7 @@ TEST(choices_count_micro_batches)
     o.compile.device = "cuda";
     o.max_seqs = 16;
     o.compile.accumulate = true;
-    test_estimates = 1200000; /* the library's own number */
+    test_estimates = 1200000; /* the library's default */
     REQUIRE(tt_vit_new(ctx, &m, &c) == TT_OK);
     const tt_model model = tt_vit_classifier(&m);
     for (int k = 2; k >= 0; k--) {

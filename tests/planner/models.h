@@ -1,4 +1,4 @@
-/* Plans of real architectures, and for another device. */
+/* Tests of plans of real architectures, and of plans for another device. */
 #pragma once
 
 /* ---------------------------------------------------------------------------- plans of real architectures */
@@ -154,7 +154,7 @@ TEST(plans_of_real_architectures)
         /* f16 needs as much as bf16 */
         CHECK(trained[6] == trained[1] && trained[4] == trained[2] && trained[5] == trained[3]);
         /* the norms keep the sums of two additions per layer, except in the last layer; gradients keep one or
-           two of them at a time */
+           two sums at a time */
         size_t sum = (size_t)shapes[m].seqs * (size_t)shapes[m].length * (size_t)shapes[m].width * 2;
         /* The smallest model's peak is in the update. */
         CHECK(m == 2 || trained[3] >= trained[1] + (size_t)(2 * shapes[m].layers - 2) * sum);
@@ -235,7 +235,7 @@ TEST(plans_for_another_device)
             attention += in->op == TT__OP_ATTENTION_BACKWARD && q == rows;
             embedding += in->op == TT__OP_EMBEDDING_BACKWARD;
         }
-        /* Only the first rows of the other attention's result are read. */
+        /* The attention of the last layer reads one query per sequence, so it does not count here. */
         CHECK(attention == 1 && embedding == (e->pre_norm ? 1 : 2));
         CHECK(kept == (size_t)(e == &bert && k % 3 != 0));
         for (int32_t v = 1; v < p->built.t->n_values; v++) {

@@ -1,4 +1,4 @@
-/* Networks of random ops, stacks of layers, and their options. */
+/* Networks for tests: random ops, stacks of layers, and options. */
 #pragma once
 
 typedef struct precision_case { const char *name, *residual; } precision_case;
@@ -55,13 +55,13 @@ enum { NET_ROWS = 24, NET_SEQS = 4, NET_VOCAB = 11, NET_CLASSES = 5, NET_VALUES 
 
 typedef struct net {
     tt_tape *t;
-    tt_value x, ids, index, starts, labels, target, weights; /* id 0: none */
+    tt_value x, ids, index, starts, labels, target, weights; /* a value with id 0 is absent */
     tt_value loss;
-    int width;          /* of x and target */
-    bool per_sequence;  /* one label per sequence */
+    int width;          /* columns of x and target */
+    bool per_sequence;  /* each sequence has one label */
 } net;
 
-/* kinks: ReLU, at whose kink finite differences are wrong */
+/* kinks: uses ReLU, at whose kink finite differences are wrong */
 typedef struct net_options { bool dropout, kinks; } net_options;
 
 static tt_param *random_matrix(tt_context *ctx, uint64_t *s, int64_t rows, int64_t cols)

@@ -1,4 +1,4 @@
-/* Updates in the backward and in the host's memory; values that are offloaded. */
+/* Tests of updates in the backward and in the host's memory, and of offloaded values. */
 #pragma once
 
 /* An update in the backward frees a gradient's memory. With a small batch, only some layers' gradients exist
@@ -41,8 +41,8 @@ TEST(gradients_updated_in_the_backward)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The backward of a * a, a = gelu(x W), reads a. If a is marked, it is in the host's memory between its two
-   uses, and is not recomputed. A value of another tape cannot be marked. */
+/* The backward of a * a, a = gelu(x W), reads a. If a is marked, a is in the host's memory between both uses,
+   and is not recomputed. A value of another tape cannot be marked. */
 TEST(marked_values_go_to_the_hosts_memory)
 {
     static char text[20000];
@@ -68,7 +68,7 @@ TEST(marked_values_go_to_the_hosts_memory)
         CHECK((plan.host_bytes > activation) == (marked == 1) || marked == 2);
         tt_program_text(p, text, sizeof text);
         CHECK((strstr(text, "copy") != NULL) == (marked > 0));
-        CHECK((strstr(text, " gelu  ") != NULL) == (marked != 1)); /* the forward's is part of the product */
+        CHECK((strstr(text, " gelu  ") != NULL) == (marked != 1)); /* the forward's GELU is in the product */
         CHECK(tt_set(p, in, x, 40) == TT_OK && tt_step(p, 0.1f, NULL) == TT_OK);
         tt_program_free(p);
         tt_offload(t, tt__handle(t, 99));
@@ -103,7 +103,7 @@ TEST(vit_l16_with_the_host)
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         o.compile.offload = rows[k].offload;
         o.max_seqs = rows[k].images;
-        o.compile.memory_budget = rows[k].max; /* without a budget more would be copied during computation */
+        o.compile.memory_budget = rows[k].max; /* without a budget, more would be copied during computation */
         tt_trainer *t = tt_trainer_new(ctx, &model, &o);
         if (CHECK(t != NULL)) CHECK(tt_program_plan(tt_trainer_program(t)).bytes <= rows[k].max);
         tt_trainer_free(t);
@@ -246,9 +246,9 @@ TEST(updates_in_the_hosts_memory)
     together = 4096;
 }
 
-/* Bytes that updates in the host's memory free on the device, copy, and need on the host: besides the group
-   of parameters and gradients that is updated, two groups that arrive, and parameters that go back. Only the
-   copies of the first group to the host and of the last group back are waited for. */
+/* Checks the bytes that updates in the host's memory free on the device, copy, and need on the host. Besides
+   the group of parameters and gradients that is updated, two groups that arrive, and parameters that go back.
+   Only the copies of the first group to the host and of the last group back are waited for. */
 TEST(plans_of_updates_in_the_hosts_memory)
 {
     static char text[40000];
@@ -258,7 +258,7 @@ TEST(plans_of_updates_in_the_hosts_memory)
         {"end", "optimizer", 4 * DEEP, 2, 2},
         {"host", NULL, 3 * DEEP, 2, 2},
         {"host", "gradients", 4 * DEEP, 2, 3}, /* gradients are fetched for their norm */
-        {"host", "parameters", 3 * DEEP - 1, 3, 3}}; /* parameters: fetched for the forward and backward */
+        {"host", "parameters", 3 * DEEP - 1, 3, 3}}; /* fetched for the forward and the backward */
     tt_costs slow = tt_costs_default();
     slow.update_host = 1e8;
     slow.launch = 0;
@@ -281,12 +281,12 @@ TEST(plans_of_updates_in_the_hosts_memory)
             for (int j = 0; j < p->built.t->n_code; j++) {
                 const tt__instr *i = &p->built.t->code[j];
                 on_host += i->on_host;
-                if (i->on_host) scratch = i->workspace; /* of each update */
+                if (i->on_host) scratch = i->workspace; /* each update has equal scratch */
                 norms += i->stream && i->in[0] == p->built.t->clipped;
             }
             CHECK(on_host == (strcmp(rows[k].update, "host") == 0 ? DEEP : 0));
             CHECK((norms > 0) == (on_host && !on_cpu));
-            if (k == 2 && !on_cpu) /* where copies overlap with computation */
+            if (k == 2 && !on_cpu) /* the case in which copies overlap with computation */
                 CHECK(plan[k].exposed_seconds < 6.5 * (double)each / slow.to_host);
             CHECK_NEAR((double)plan[k].transfer_bytes, (double)(rows[k].moved * each + norms * 8), 0);
             CHECK(plan[k].persistent_bytes + rows[k].taken * DEEP * each == plan[0].persistent_bytes);
@@ -302,8 +302,8 @@ TEST(plans_of_updates_in_the_hosts_memory)
     together = 4096;
 }
 
-/* No choice includes an update in the host's memory, but if nothing fits, the error tells how much it would
-   save: for one large offloaded matrix, the bytes of its state on the device during the update. */
+/* No choice includes an update in the host's memory, but if nothing fits, the error tells how much the update
+   would save: for one large offloaded matrix, the bytes of its state on the device during the update. */
 TEST(updates_in_the_hosts_memory_are_advised)
 {
     const int64_t dims[2] = {1024, 1024};

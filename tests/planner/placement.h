@@ -1,4 +1,4 @@
-/* Lifetimes and places of values. */
+/* Tests of lifetimes and places of values. */
 #pragma once
 
 /* Returns the box (place and first and last live instruction) of the value `name`, or NULL if it has no
@@ -66,15 +66,16 @@ TEST(values_in_the_hosts_memory)
     TEST_CLOSE(o.d.ctx, &o.d.a);
 }
 
-/* Copies complete when they start or, if the context says so, when they are waited for: the bits are equal.
-   In the latter mode each missing wait is noticed. */
+/* Copies complete when they start or, if ctx->late is set, at the instruction that waits for them: the bits
+   are equal. With ctx->late each missing wait is noticed. */
 TEST(work_of_other_streams_ends_at_its_wait)
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
     static float expected[STREAM_RUNS][STREAM_NUMBERS], got[STREAM_RUNS][STREAM_NUMBERS];
     ctx->options.verify = true;
-    for (int without = -2; without < 2 * STREAM_BLOCKS; without++) { /* a missing wait; -1: none; -2: early */
+    /* the missing wait; -1: none; -2: not late */
+    for (int without = -2; without < 2 * STREAM_BLOCKS; without++) {
         streams s;
         ctx->late = without > -2;
         REQUIRE(streams_compile(&s, ctx, "cpu"));
@@ -89,8 +90,8 @@ TEST(work_of_other_streams_ends_at_its_wait)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Sums of squares run together, and so do updates: the operands of the last and all results are alive from
-   the first to the last. An update without the step's settings is refused. */
+/* Sums of squares run together, and so do updates. The operands of the last instruction and all results are
+   alive from the first instruction to the last. An update without the step's settings is refused. */
 TEST(instructions_that_run_together)
 {
     test_allocator a;
@@ -134,8 +135,8 @@ TEST(instructions_that_run_together)
 
 /* ---------------------------------------------------------------------------------------------- placement */
 
-/* Returns the smallest height of any placement. Some order of lowest fits reaches it: take the storages of a
-   best placement in the order of their places, and each gets its place or a lower one. */
+/* Returns the smallest height of any placement. Some order of lowest fits reaches that height: take the
+   storages of a best placement in the order of their places, and each gets its place or a lower one. */
 static size_t best_height(tt__box *box, int *order, int n, int fixed, size_t best, tt__taken *taken)
 {
     if (fixed == n) {
@@ -237,7 +238,7 @@ TEST(placement_of_merged_and_empty)
     size_t height, bound;
     int at;
     CHECK(tt__place(ctx, box, 0, 0, TT__DEVICE, &height, &bound, &at) == TT_OK && height == 0 && bound == 0);
-    box[0] = box_of(0, 5, 128, 7); /* box 1 takes over its storage, and box 2 takes over box 1's */
+    box[0] = box_of(0, 5, 128, 7); /* box 1 takes over box 0's storage, and box 2 box 1's */
     box[1] = box_of(2, 4, 128, 7);
     box[2] = box_of(4, 5, 128, 7);
     box[3] = box_of(1, 3, 64, 7);
@@ -267,7 +268,7 @@ TEST(numbers_in_names)
     }
 }
 
-TEST(allocation_failures) /* of plans that share an arena, and of reports */
+TEST(allocation_failures) /* allocations of plans that share an arena, and of reports */
 {
     static const net_options with_all = {true, true};
     bool failed = true;

@@ -1,8 +1,8 @@
-/* The verifier finds damage of tapes and plans. */
+/* Tests that the verifier finds damage of tapes and plans. */
 #pragma once
 
 /* ------------------------------------------------------------------------------------------------- damage
-   A small program, built through the private API, with one thing broken at a time. */
+   Builds a small program through the private API, and breaks one thing at a time. */
 
 typedef struct damaged {
     tt_context *ctx;
@@ -11,7 +11,7 @@ typedef struct damaged {
     test_allocator a;
 } damaged;
 
-static bool intact(damaged *d) /* x -> linear -> gelu -> mean squared error */
+static bool intact(damaged *d) /* builds x -> linear -> gelu -> mean squared error */
 {
     d->ctx = test_open(&d->a);
     if (!d->ctx) return false;
@@ -87,7 +87,7 @@ TEST(verifier_finds_damage)
     d.t->code[1].out[0] = d.target.id;
     EXPECT_DAMAGE(&d, "instruction 1 (gelu): overwrites: 'target'");
 
-    REQUIRE(intact(&d)); /* a parameter with the result's shape */
+    REQUIRE(intact(&d)); /* the result y becomes a parameter */
     d.t->values[d.y.id].storage = TT__PARAMETER;
     d.t->values[d.y.id].param = 0;
     EXPECT_DAMAGE(&d, "instruction 1 (gelu): overwrites: 'gelu.1'");
@@ -159,7 +159,7 @@ TEST(verifier_finds_bad_places)
 }
 
 /* -------------------------------------------------------------------------------- streams, spaces and groups
-   Tapes that the test builds itself. */
+   The test builds the tapes itself. */
 
 /* h = gelu(x) is copied to the host's memory while u = gelu(x) is computed, and is copied back while u2 =
    gelu(u) is computed. */
@@ -241,7 +241,7 @@ TEST(verifier_finds_what_is_not_waited_for)
     by_hand(o.d.t, TT__OP_WAIT, 0, o.b, o.a, 0);
     EXPECT_DAMAGE(&o.d, "instruction 8 (wait): waits for nothing that is under way: 'b'");
 
-    REQUIRE(offloaded(&o)); /* a wait that does not keep an operand */
+    REQUIRE(offloaded(&o)); /* a wait that does not keep the copy's operand */
     o.d.t->code[WAIT_OUT].in[1] = 0;
     EXPECT_DAMAGE(&o.d, "instruction 3 (wait): does not keep all operands of what it waits for: 'a'");
 
@@ -249,7 +249,7 @@ TEST(verifier_finds_what_is_not_waited_for)
     o.d.t->code[WAIT_OUT].in[0] = o.h;
     EXPECT_DAMAGE(&o.d, "instruction 3 (wait): waits for nothing that is under way: 'h'");
 
-    REQUIRE(offloaded(&o)); /* micro-batches would start it many times, and updates wait for it once */
+    REQUIRE(offloaded(&o)); /* micro-batches would start the copy often, and updates wait once */
     for (int k = WAIT_IN; k <= SUM; k++) o.d.t->code[k].segment = TT__EACH_STEP;
     EXPECT_DAMAGE(&o.d, "instruction 6 (wait): waits in another segment or stream: 'b'");
 

@@ -1,4 +1,4 @@
-/* Compiling and running: pure builds, options and misuse, numbers that are not finite. */
+/* Tests of compiling and running: pure builds, options and misuse, numbers that are not finite. */
 #pragma once
 
 /* -------------------------------------------------------------------------------------------------- build */
@@ -343,7 +343,8 @@ TEST(first_reasons_are_kept)
     tt_param *b = tt_param_new(ctx, "layer.b", 1, one, ones);
     CHECK(tt_param_count(ctx) == 2 && tt_param_at(ctx, 0) == w && tt_param_at(ctx, 1) == b);
     CHECK(tt_param_at(ctx, 2) == NULL && tt_param_at(ctx, -1) == NULL);
-    /* 0: a parameter that an op needs; 1: an optional one, a linear layer's bias. */
+    /* The parameter that does not exist: an op's needed parameter, or an optional parameter (a linear layer's
+       bias). */
     for (int optional = 0; optional < 2; optional++) {
         tt_tape *t = tt_tape_new(ctx);
         const tt_value x = tt_input(t, "x", TT_F32, 5, 3);
@@ -437,7 +438,7 @@ TEST(misuse_of_compile)
         tt_tape_free(marked);
     }
 
-    model n; /* share and parameters across contexts */
+    model n; /* c.share and parameters of another context */
     REQUIRE(model_record(second, &n));
     tt_program *other = model_compile(&n, true, "32-true", false);
     c = tt_compile_options_default();

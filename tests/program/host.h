@@ -1,4 +1,4 @@
-/* The host: options of a context, costs, threads, float modes, available memory. */
+/* Tests of the host: options of a context, costs, threads, float modes, available memory. */
 #pragma once
 
 /* ------------------------------------------------------------------------------------------------ context */
@@ -145,7 +145,7 @@ TEST(pool_runs_each_task_once)
         tt_context *ctx = tt_open(&o);
         REQUIRE(ctx != NULL && tt_threads(ctx) == threads);
         for (int round = 0; round < 60; round++) {
-            int n = round % 3 == 0 ? round % 5 : round * 16; /* also fewer tasks than threads, and none */
+            int n = round % 3 == 0 ? round % 5 : round * 16; /* also no tasks, or fewer than threads */
             memset(hits, 0, sizeof hits);
             tt__run_tasks(ctx->cpu.pool, n, count_task, &c);
             for (int k = 0; k < 1000; k++) once &= hits[k] == (k < n);
@@ -158,7 +158,8 @@ TEST(pool_runs_each_task_once)
 static volatile sig_atomic_t handled;
 static void handle(int number) { (void)number; handled++; }
 
-/* [0]: this thread blocks signals of the process; [1]: it does not block those of its own instructions. */
+/* [0]: the thread blocks signals that the process gets; [1]: it does not block those of its own
+   instructions. */
 static void *masked(void *arg)
 {
     bool *is = (bool *)arg;
@@ -296,7 +297,7 @@ TEST(the_cpu_described)
     CHECK(tt_device_text(ctx, "cpu", small, sizeof small) == TT_OK && strlen(small) == sizeof small - 1 &&
           strncmp(small, text, sizeof small - 1) == 0);
     CHECK(tt_device_text(ctx, "cpu", NULL, 0) == TT_OK);
-    setenv("TINYTRAIN_DEVICE", "abacus", 1); /* the device that NULL then means */
+    setenv("TINYTRAIN_DEVICE", "abacus", 1); /* NULL then means this device */
     CHECK(tt_device_text(ctx, NULL, text, sizeof text) == TT_ERR_UNSUPPORTED && !*text);
     CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "device 'abacus' is unknown: use cpu or cuda");
     unsetenv("TINYTRAIN_DEVICE");
@@ -316,7 +317,8 @@ TEST(the_cpu_described)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Quotas of control groups, of both versions and of their mixture, as trees of files below a folder. */
+/* Reads quotas of control groups, of both versions and of their mixture, from trees of files below a
+   folder. */
 TEST(quotas_of_control_groups)
 {
     static const struct { const char *cgroup, *file[3], *content[3]; double quota; } cases[] = {
@@ -327,7 +329,7 @@ TEST(quotas_of_control_groups)
          "300000 100000\n"}, 2},
         {"0::/a/b\n", {"cpu.max", "a/cpu.max", "a/b/cpu.max"}, {"400000 100000\n", "max 100000\n",
          "30000 10000\n"}, 3},
-        /* Groups that are not on the path to the process's group. */
+        /* The files are not on the path to the process's group. */
         {"0::/a\n", {"a/b/cpu.max", "ab/cpu.max"}, {"100000 100000\n", "100000 100000\n"}, HUGE_VAL},
         {"0::/host/path\n", {"cpu.max"}, {"250000 100000"}, 2.5}, /* a container has only the top group */
         {"4:memory:/x\n3:cpu,cpuacct:/docker/1\n", {"cpu,cpuacct/docker/1/cpu.cfs_quota_us",
@@ -428,7 +430,7 @@ TEST(memory_of_control_groups)
 
 #if defined(__linux__)
 /* Compiles and allocates a program with a parameter of 256 MB, its gradient and its optimizer's state, in a
-   process whose limit is 100 MB more than it uses. Returns whether the plan is refused as it should be. */
+   process whose limit is 100 MB more than it uses. Returns whether the plan is refused. */
 static bool large_plan_is_refused(void)
 {
     tt_context_options o = tt_context_options_default();

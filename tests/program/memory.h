@@ -1,4 +1,5 @@
-/* Budgets, arenas that programs share, inputs and outputs that other programs overwrite. */
+/* Tests of budgets, of arenas that programs share, and of inputs and outputs that other programs
+   overwrite. */
 #pragma once
 
 /* ------------------------------------------------------------------------------------------------- budget */
@@ -188,8 +189,8 @@ TEST(inputs_overwritten_by_another_program)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Returns the loss of a second micro-batch whose inputs were set before the update, or after it; NAN if it
-   was refused. */
+/* Returns the loss of a second micro-batch whose inputs were set before or after the update; NAN if the
+   micro-batch was refused. */
 static double loss_after_update(bool before, int hidden, int rows)
 {
     test_allocator a;
@@ -220,8 +221,8 @@ static double loss_after_update(bool before, int hidden, int rows)
     return stats.loss;
 }
 
-/* An update may overwrite inputs that were set before it: a run then refuses them and never trains on
-   them. */
+/* An update may overwrite inputs that were set before the update. A run then refuses the inputs and never
+   trains on them. */
 TEST(inputs_overwritten_by_an_update)
 {
     int kept = 0, refused = 0;
@@ -274,10 +275,10 @@ TEST(outputs_overwritten_by_another_programs_update)
         tt_tape_free(u);
         TEST_CLOSE(ctx, &a);
     }
-    CHECK(refused > 0 && kept == 0); /* the check does not ask whether the update overwrote the output */
+    CHECK(refused > 0 && kept == 0); /* refused even where the update left the output intact */
 }
 
-/* After tt_compile has returned, nothing of the caller's options is read. */
+/* After tt_compile has returned, the library reads nothing of the caller's options. */
 TEST(options_are_the_callers_again)
 {
     test_allocator a;
@@ -301,7 +302,7 @@ TEST(options_are_the_callers_again)
     free(device);
     free(recompute);
     free(update);
-    tt_program_free(first); /* frees the parameter's memory, too, which was never allocated */
+    tt_program_free(first); /* frees the parameter's memory, which was never allocated */
     o = tt_compile_options_default();
     o.train = false;
     o.precision = "bf16-true";
@@ -392,7 +393,7 @@ TEST(budget_of_a_shared_arena)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Only the plan of the program whose arena holds the parameters counts them. */
+/* Parameters count only in the plan of the program whose arena holds them. */
 TEST(plans_count_what_their_arena_holds)
 {
     test_allocator a;

@@ -1,4 +1,4 @@
-/* Parameters: initial values, names, frozen ones. */
+/* Tests of parameters: initial values, names, frozen parameters. */
 #pragma once
 
 /* --------------------------------------------------------------------------------------------- parameters */
@@ -21,7 +21,8 @@ TEST(initial_values)
     enum { N = 100003 };
     float *first = (float *)malloc(N * sizeof(float)), *other = (float *)malloc(N * sizeof(float));
     double mean, deviation, max;
-    /* 0: before allocation; 1, 2: allocated, 1 and 3 threads; 3: bf16; 4: another seed; 5: name; 6: f16 */
+    /* runs: 0, before allocation; 1, 2, allocated, 1 and 3 threads; 3, bf16; 4, another seed; 5, another
+       name; 6, f16 */
     for (int run = 0; run < 7; run++) {
         test_allocator a;
         tt_context_options o = test_options(&a);
@@ -218,7 +219,7 @@ static int count_lines(const char *text, const char *op, const char *name)
 
 TEST(frozen_parameters_cost_nothing)
 {
-    /* The trained parameters: the head only; the last layers; all; the biases and the head's weight. */
+    /* The trained parameters are the head, the last layers, all, or the biases and the head's weight. */
     static const char *const lists[][4] = {
         {"head.*", NULL}, {"layer.1.*", "head.*", NULL}, {"*", NULL}, {"*.bias", "head.weigh?", NULL}};
     test_allocator a;

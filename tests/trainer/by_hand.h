@@ -1,4 +1,4 @@
-/* States of programs that the caller steps without a trainer. */
+/* Tests of states of programs that the caller steps without a trainer. */
 #pragma once
 
 /* --------------------------------------------------------------------------------------- programs by hand */
@@ -37,7 +37,8 @@ static void close_byhand(byhand *h)
     TEST_CLOSE(h->ctx, &h->a);
 }
 
-/* Runs steps number `from` to `to` - 1, skipped steps included, each on data that depends on its number. */
+/* Runs steps number `from` to `to` - 1, skipped steps included, each on data that depends on the step's
+   number. */
 static void byhand_steps(byhand *h, int from, int to, bool accumulate, tt_stats *s)
 {
     for (int step = from; step < to; step++)
@@ -150,7 +151,7 @@ TEST(states_that_a_program_refuses)
         other = o;
         if (k == 1) other.optimizer.kind = TT_SGD;
         if (k == 2) other.precision = "bf16-true";
-        if (k == 4) other.optimizer.beta1 = 0.5f; /* gives a warning only */
+        if (k == 4) other.optimizer.beta1 = 0.5f; /* only logs a warning */
         if (!open_byhand(&b, k == 0 ? 7 : 6, &other)) return;
         if (k == 3) { /* this program trains other parameters */
             tt_program_free(b.p);
@@ -178,7 +179,7 @@ TEST(states_that_a_program_refuses)
           tt_micro_step(a.p, NULL) == TT_OK);
     CHECK(tt_program_save(a.p, after) == TT_ERR_ARGUMENT);
     CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "between steps, not between the micro-batches");
-    CHECK(tt_program_load(a.p, path) == TT_OK); /* loading drops that micro-batch */
+    CHECK(tt_program_load(a.p, path) == TT_OK); /* drops that micro-batch */
     CHECK(tt_program_save(a.p, after) == TT_OK && same_files(path, after));
     close_byhand(&a);
     other = o;

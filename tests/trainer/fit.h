@@ -1,12 +1,12 @@
-/* tt_fit: a run in a folder, stopped, resumed, killed and refused. */
+/* Tests of tt_fit: a run in a folder, stopped, resumed, killed and refused. */
 #pragma once
 
 /* ---------------------------------------------------------------------------------------------------- fit */
 
 typedef struct fitting {
     rank_group *w;
-    /* Number of events so far; the step after which to stop, and the step after which to spoil a
-       parameter. */
+    /* Numbers of events so far; stop_at: the step after which to stop; poison_at: the step after which to
+       spoil a parameter. */
     int steps, validations, kept, stop_at, poison_at;
     bool stop_in_validation;
     volatile int stop;
@@ -16,7 +16,7 @@ typedef struct fitting {
     int keep_fails_at;           /* number of the call of keep that fails; 0: none */
     const char *folder, *copy;   /* keep's first call copies the run's files from `folder` to `copy` */
     test_files *files;           /* writing to these files fails once the run is stopped */
-    bool ranks;                  /* several ranks may be faster than the measured peak */
+    bool ranks;                  /* several ranks, which may be faster than the measured peak */
 } fitting;
 
 /* Copies a file from one folder to another if the file exists. */
@@ -129,8 +129,8 @@ static tt_status fit(rank_group *w, const char *folder, bool resume, fitting *f,
 
 #define METRICS "step,epoch,split,loss,accuracy,lr,grad_norm,loss_scale,skipped,bytes"
 
-/* Returns metrics.csv without its last columns: 2 are time and speed, 3 also the bytes of the arena. The
-   caller frees it. */
+/* Returns metrics.csv without its last columns: the last 2 are time and speed, the last 3 also the bytes of
+   the arena. The caller frees it. */
 static char *metrics_without(int columns_at_end, const char *folder, int *lines)
 {
     size_t n, kept = 0;
@@ -242,7 +242,7 @@ TEST(fit_refuses)
     CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(w.all), &o, &finished) == TT_ERR_ARGUMENT &&
           !finished);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is 0");
-    o.epochs = INT64_MAX; /* of seven steps each: the total overflows */
+    o.epochs = INT64_MAX; /* with seven steps each, the total overflows */
     CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(w.all), &o, &finished) == TT_ERR_ARGUMENT &&
           !finished);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is 9223372036854775807");
@@ -252,7 +252,7 @@ TEST(fit_refuses)
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "to resume, name the folder that holds the run");
     CHECK(fit(&w, folder, true, &f, &finished) == TT_ERR_FILE);
     CHECK_ERROR(w.ctx, TT_ERR_FILE, "cannot list the folder '");
-    CHECK(access(folder, F_OK) != 0); /* no folder was made for the run */
+    CHECK(access(folder, F_OK) != 0); /* the run made no folder */
     CHECK(fit(&w, test_folder(), true, &f, &finished) == TT_ERR_FILE);
     CHECK_ERROR(w.ctx, TT_ERR_FILE, "nothing to resume: '");
     CHECK(fit(&w, "/dev/null/run", false, &f, &finished) == TT_ERR_FILE);
@@ -271,8 +271,8 @@ TEST(fit_refuses)
     close_world(&v);
 }
 
-/* Classes of the training and the validation data in different orders: the validation dataset was split off
-   before the training dataset's classes were numbered like the model's. */
+/* The classes of the training and the validation data are in different orders: the validation dataset was
+   split off before the training dataset's classes were numbered like the model's. */
 TEST(fit_refuses_classes_of_another_order)
 {
     setup s = small();
@@ -293,7 +293,7 @@ TEST(fit_refuses_classes_of_another_order)
     close_world(&v);
 }
 
-TEST(fit_resumes_on_the_same_data) /* refuses other classes, warns of other labels or texts */
+TEST(fit_resumes_on_the_same_data) /* refuses other classes, warns of other labels and texts */
 {
     setup s = small();
     rank_group w, v;

@@ -1,4 +1,4 @@
-/* Metrics that tt_fit writes, and pictures of them. */
+/* Tests of the metrics that tt_fit writes, and of their pictures. */
 #pragma once
 
 /* Returns field `column` (from 0) of a line as text that is valid until the next call. */
@@ -124,7 +124,7 @@ static bool is_drawing(const char *svg)
     return depth == 0;
 }
 
-/* Draws f. The caller frees the picture. */
+/* Draws the run f. The caller frees the picture. */
 static char *drawn(const tt__fit_run *f)
 {
     tt__text_buffer text = {NULL, 0, 0};
@@ -163,7 +163,7 @@ TEST(pictures_of_a_training)
     f.metric = tt_accuracy();
     f.point = (tt__fit_point *)calloc(STEPS + 1000, sizeof *f.point);
 
-    free(drawn(&f)); /* no points at all */
+    free(drawn(&f)); /* a picture without points */
     for (int k = 1; k <= 4; k++) add_point(&f, k, 1, false, 1, 0.25, 0.01 * k);
     add_point(&f, 4, 1, true, 0.5, 0.75, 0);
     char *svg = drawn(&f);
@@ -183,8 +183,9 @@ TEST(pictures_of_a_training)
           strstr(svg, ">training, running mean</text>"));
     free(svg);
 
-    /* One step alone; losses that are constant, huge, tiny, 0, far apart, NaN, with a spike, negative, or
-       alternating between huge and its negative; steps near 2^63; steps in reverse order. */
+    /* Draws one step alone, and losses that are constant, huge, tiny, 0, far apart, NaN, with a spike,
+       negative, or alternating between huge and its negative; also steps near 2^63, and steps in reverse
+       order. */
     for (int k = 0; k < 12; k++) {
         static const double losses[12] = {0.7, 2.302585, 3e38, 1e-44, 0, 1e-9, NAN, 0.7, -1, 3e38, 1e5, 0.7};
         f.points = 0;

@@ -1,12 +1,13 @@
-/* tt_fit with the user's own models and sources. */
+/* Tests of tt_fit with the user's own models and sources. */
 #pragma once
 
 /* --------------------------------------------------------------------------- models and data of one's own */
 
 enum { OWN_STEPS = 5, OWN_MICRO = 2, OWN_ROWS = 6, OWN_WORDS = 7, OWN_TOKENS = 12, OWN_EPOCHS = 3 };
 
-/* A regression of a line through noise, with a weight for each example; or a language model of two sequences
-   that both count up. The data of a step depends on the numbers of the step and of its epoch. */
+/* A regression of a line through noise, with a weight for each example, or, with `language`, a language model
+   of two sequences that both count up. The data of a step depends on the numbers of the step and of its
+   epoch. */
 typedef struct own {
     test_allocator a;
     tt_context *ctx;
@@ -25,7 +26,7 @@ typedef struct own {
     int64_t gives;              /* number of steps of an epoch */
     int64_t fails_at;           /* step of epoch 1 whose second micro-batch, or a seek to it, fails; -1:
                                    none */
-    bool within_steps, nothing; /* last_of_step is never set; epoch 1 has no step */
+    bool within_steps, nothing; /* last_of_step is never set; epoch 1 has no steps */
     tt_status keeps;            /* result of own_keep */
     struct own *other;          /* after the first step this run tries to train in the same folder, and is
                                    refused */
@@ -33,7 +34,7 @@ typedef struct own {
     int aimless[2];             /* range of steps of epoch 1 that have no target that counts */
     bool unvalidated;           /* tt_fit gets no validation */
     int blow_at[2];             /* after the reported steps with these numbers (from 1), "w" is set */
-    float blow_to[2];           /* to these numbers */
+    float blow_to[2];           /* numbers to which "w" is set */
     double metrics[OWN_EPOCHS], losses[OWN_EPOCHS];
     bool best[OWN_EPOCHS];
 } own;
@@ -194,7 +195,7 @@ static tt_status own_fit(own *w, const char *folder, bool resume, const char *be
     return tt_fit(w->r, &w->source, w->unvalidated ? NULL : &w->validation, &o, finished);
 }
 
-/* A regression and a language model: tt_fit does everything for them that it does for classifiers. */
+/* A regression and a language model get all of tt_fit that classifiers get. */
 TEST(fit_of_models_of_ones_own)
 {
     for (int language = 0; language < 2; language++) {
@@ -421,7 +422,7 @@ TEST(fit_of_sources_that_break_their_promise)
     }
 }
 
-/* One step without a target is skipped. After a whole epoch without targets training stops; a resumed run
+/* One step without a target is skipped. Training stops after a whole epoch without targets, and a resumed run
    continues with the next epoch. */
 TEST(fit_goes_on_behind_steps_without_a_target)
 {
@@ -462,7 +463,7 @@ static bool in_folder(const char *folder, const char *name)
 TEST(fit_goes_on_behind_a_bad_last_step)
 {
     const tt_metric none = {NULL, NULL, false};
-    /* 0: with a validation; 1: without; 2: without, and the loss has diverged before. */
+    /* k 0: with a validation; 1: without; 2: without, and the loss has diverged before. */
     for (int k = 0; k < 3; k++) {
         own w;
         tt_stats stats;
@@ -530,8 +531,9 @@ TEST(fit_keeps_the_state_from_before_the_loss_diverged)
     }
 }
 
-/* state.diverged.safetensors can be older than state.safetensors: after a kill between writing the latter and
-   removing the former, or after a run of an older build. A resumed run continues from the newer file. */
+/* state.diverged.safetensors can be older than state.safetensors: after a kill between writing
+   state.safetensors and removing the other file, or after a run of an older build. A resumed run continues
+   from the newer file. */
 TEST(fit_goes_on_from_the_newer_of_two_states)
 {
     const tt_metric none = {NULL, NULL, false};

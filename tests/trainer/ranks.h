@@ -1,4 +1,4 @@
-/* Runs on several ranks. */
+/* Tests of runs on several ranks. */
 #pragma once
 
 /* -------------------------------------------------------------------------------------------------- ranks */
@@ -53,7 +53,7 @@ TEST(runs_on_any_number_of_ranks_are_the_same)
         int max = 0;
         while (1 << (max + 1) <= rank_rows[k].groups) max++;
         for (int n = 0; n <= max; n++) {
-            /* One number of ranks for each row, by turns. */
+            /* A thinned sweep takes one number of ranks for each row, in turn. */
             if (TEST_SWEEP > 1 && n && n != 1 + (k + 2) % max) continue;
             setup s = on_ranks(devices[n], 0);
             rank_group w;
@@ -112,7 +112,7 @@ TEST(resume_on_another_number_of_ranks)
     }
     CHECK(f.steps == 21 && f.validations == 3 && same_runs(whole, resumed));
     CHECK(warnings == 0); /* the user need not know of a new layout */
-    s.parallel.groups = 4; /* this changes bits */
+    s.parallel.groups = 4; /* another number of groups changes bits */
     s.device = "cpu*2";
     if (!open_world(&w, &s)) return;
     w.ctx->options.logger.log = count_warning;
@@ -272,7 +272,7 @@ TEST(evaluation_on_any_number_of_ranks_is_the_same)
         tt_loader *l = tt_loader_new(w.ctx, w.d, w.k, &lo);
         REQUIRE(l);
         CHECK(tt_evaluate(w.r, tt_loader_source(l), &stats[0]) == TT_OK && stats[0].targets == TEXTS);
-        memset(&stats[1], 0, sizeof stats[1]); /* one by one */
+        memset(&stats[1], 0, sizeof stats[1]); /* evaluates the batches one by one */
         for (tt_loader_seek(l, 0, 0); tt_loader_next(l, &b); more = true) {
             if (!more) CHECK(tt_predict(w.r, &b, p[n > 0]) == TT_OK);
             CHECK(tt_evaluate_batch(w.r, &b, &stats[1]) == TT_OK);
@@ -285,7 +285,7 @@ TEST(evaluation_on_any_number_of_ranks_is_the_same)
     }
 }
 
-/* A source that is not divided for the ranks leaves some ranks without work: tt_fit warns of it, once. */
+/* A source that is not divided for the ranks leaves some ranks without work, and tt_fit logs one warning. */
 TEST(fit_tells_of_ranks_without_work)
 {
     for (int k = 0; k < 2; k++) {

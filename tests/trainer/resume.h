@@ -1,4 +1,5 @@
-/* States: runs that resume as if without a stop, states of other runs, damaged states, steps with NaN. */
+/* Tests of states: runs that resume as if without a stop, states of other runs, damaged states, steps with
+   NaN. */
 #pragma once
 
 /* ---------------------------------------------------------------------------------------- save and resume */
@@ -111,7 +112,7 @@ TEST(resume_with_micro_batches_and_other_threads)
     }
 }
 
-TEST(resume_without_new_context) /* loading while the run is further on */
+TEST(resume_without_new_context) /* loads a state while the run is further on */
 {
     setup s = small();
     rank_group a;
@@ -154,7 +155,8 @@ TEST(resume_with_frozen_parameters)
     CHECK(tt_trainer_load(w[2].r, path, &p) == TT_ERR_STATE); /* w[2] trains other parameters */
     CHECK_ERROR(w[2].ctx, TT_ERR_STATE, "has no tensor 'distilbert.embeddings.");
 
-    tt_safetensors *file = tt_safetensors_open(w[1].ctx, path); /* it has a hash of each frozen parameter */
+    /* the state has a hash of each frozen parameter */
+    tt_safetensors *file = tt_safetensors_open(w[1].ctx, path);
     const int hashes = file ? tt_safetensors_find(file, "tinytrain.frozen") : -1;
     tt_param *frozen = tt_param_find(w[1].ctx, "distilbert.embeddings.LayerNorm.bias");
     if (CHECK(hashes >= 0 && frozen)) {
@@ -329,7 +331,7 @@ static void keep_warning(void *user, tt_log_level level, const char *id, const c
     if (level == TT_LOG_WARNING) snprintf(warned, sizeof warned, "%s: %s", id, message);
 }
 
-/* Options with which a run can resume, but not bit for bit. */
+/* With some other options a run resumes with a warning, but not bit for bit. */
 TEST(resume_warns_of_other_options)
 {
     for (int k = 0; k < 9; k++) {
@@ -445,7 +447,8 @@ TEST(damaged_states)
         copy_state(path, bad, "tinytrain.run", NULL, NULL, -1, 0);
         refuse(&w, bad, TT_ERR_STATE,
                "has no tensor 'tinytrain.run': it is no state of this model and optimizer");
-        copy_state(path, bad, "tinytrain.run", "tinytrain.run", NULL, -1, 0); /* with one element */
+        /* tinytrain.run has one element */
+        copy_state(path, bad, "tinytrain.run", "tinytrain.run", NULL, -1, 0);
         refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 0, this build reads 5");
         copy_state(path, bad, NULL, NULL, "exp_avg.classifier.weight", -1, 0);
         refuse(&w, bad, TT_ERR_STATE, "tensor 'exp_avg.classifier.weight' is F32 of");
@@ -455,7 +458,7 @@ TEST(damaged_states)
         refuse(&w, bad, TT_ERR_FORMAT, "says that -5 steps were done");
         copy_state(path, bad, NULL, NULL, NULL, 2, INT64_MAX);
         refuse(&w, bad, TT_ERR_FORMAT, "says that 9223372036854775807 steps were done");
-        for (int k = 0; k < 8; k++) { /* loss scale, good steps, skipped steps: elements 5, 3 and 4 */
+        for (int k = 0; k < 8; k++) { /* elements 5, 3 and 4: loss scale, good steps, skipped steps */
             const double scales[] = {3, 0.5, NAN, 0x1p41};
             int64_t values[] = {0, 0, 0, 0, -1, INT64_MAX, -2, INT64_MAX};
             memcpy(values, scales, sizeof scales);

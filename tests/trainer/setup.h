@@ -1,4 +1,4 @@
-/* A small model of texts, its trainer, and the comparisons of two runs. */
+/* A small model of texts for tests, its trainer, and comparisons of two runs. */
 #pragma once
 
 /* -------------------------------------------------------------------------------------------- a small run */
@@ -43,7 +43,7 @@ typedef struct setup {
     tt_optimizer_options optimizer;
     tt_schedule schedule;
     int batch, accumulate, max_tokens;
-    bool accumulating;          /* the trainer's option                                                     */
+    bool accumulating;          /* o.compile.accumulate, also with one micro-batch */
     bool train;
     size_t memory_budget;
     const char *device;

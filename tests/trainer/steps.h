@@ -1,4 +1,4 @@
-/* Steps: schedules, micro-batches, max_tokens, refused options, batches that do not fit. */
+/* Tests of steps: schedules, micro-batches, max_tokens, refused options, batches that do not fit. */
 #pragma once
 
 /* ----------------------------------------------------------------------------------------------- training */
@@ -265,7 +265,7 @@ TEST(steps_of_several_micro_batches_need_accumulate)
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
                 "last_of_step is not set in the batch: a step of several micro-batches needs a trainer made "
                 "with accumulate = true");
-    /* These steps have another size. Nothing is left of the refused batch. */
+    /* Steps of another size still run: nothing is left of the refused batch. */
     CHECK(train(&w, 2, NULL) == TT_OK);
     close_world(&w);
 }
