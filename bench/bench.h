@@ -454,8 +454,7 @@ static inline void bench_cost_row(const char *name, bench_cost c)
     else bench_flops_row(name, c.flops / c.seconds);
 }
 
-/* Prints the bytes per second of a cost beside those of `stream`. If the op ran in place, the stream is the
-   in-place form of `stream`. */
+/* Prints the bytes per second of a cost beside those of `stream`, in its in-place form if the op was. */
 static inline void bench_bytes_row(const char *name, bench_cost c, int stream)
 {
     if ((stream == BENCH_COPY || stream == BENCH_TRIAD) && c.in_place) stream++;

@@ -22,8 +22,7 @@ $(B)/gpt2_step.o: bench/peers/gpt2_step.c tinytrain.h $(B)/flags
 $(BENCHES) $(B)/gpt2_step: $(B)/%: $(B)/%.o $(KERNELS)
 	$(link)
 
-# The programs of PEER_PROGRAMS need no library but tinytrain. gemm_openblas and gemm_onednn each need
-# another.
+# Programs that need no library but tinytrain. gemm_openblas and gemm_onednn each need one more.
 PEER_PROGRAMS ?= $(BENCHES) $(B)/gpt2_step $(B)/distilbert_imdb
 bench-programs: $(PEER_PROGRAMS) $(B)/gemm_openblas $(B)/gemm_onednn
 

@@ -99,8 +99,7 @@ def what_of(name, command):
 
 
 def short(x):
-    """Rounds to three digits or to a whole number, because further digits change from run to run on a shared
-    machine."""
+    """Rounds to three digits or to a whole number: further digits are noise on a shared machine."""
     return float(f"{x:.3g}") if x < 1000 else round(x)
 
 
@@ -426,8 +425,7 @@ def gain(records):
 
 
 def summary(records):
-    """Returns README.md's lines below the picture: the picture's rows, and the rows of torch.compile that
-    were measured."""
+    """Returns README.md's lines below the picture: its rows, and measured rows of torch.compile."""
     lines = []
     for heading, rows in charted(records):
         drawn = {key(r)[:-1] for r in rows}

@@ -109,8 +109,7 @@ static void count_attention(const tt_tape *t, const tt__instr *i, cost *costs, d
     add(costs, kind, 1, bytes, 4 * pairs * (double)q->cols * (backward ? 2.5 : 1));
     costs[kind].seconds += draws * (backward ? draws_backward : draws_forward) * 1e-12;
     if (!backward) return;
-    /* Two more launches: one for the sums of dout * out of each row and head, one for the sum of the parts of
-       dq. */
+    /* Two more launches: the sums of dout * out of each row and head, and the sum of the parts of dq. */
     add(costs, kind, 1, bytes_of(t, i->in[0]) + bytes_of(t, i->in[5]), 0);
     if (parts > 0) add(costs, kind, 1, parts + bytes_of(t, i->out[0]), 0);
 }
@@ -126,8 +125,7 @@ static void count(const tt_program *p, cost costs[KINDS], double length)
     }
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
-        /* If one kernel does this instruction and the one before, it need not read the result of the one
-           before. */
+        /* If one kernel does two instructions, the second does not read the result of the first. */
         const bool second = k > 0 && tt__leads_to_next(p, k - 1);
         double bytes = second ? -bytes_of(t, i->in[0]) : 0;
         count_sums(t, i, costs);

@@ -390,8 +390,7 @@ def a_model_keeps_the_numbers_of_its_classes(folder):
 
 @check
 def a_model_without_a_classifier_does_not_predict(folder):
-    """Checks that a model without some tensors refuses --predict, and that training names the tensors that
-    start anew."""
+    """Checks that a model without some tensors refuses --predict, and that training names the new tensors."""
     def lacks(*names):
         def change(tensors, config):
             for name in names:
@@ -502,8 +501,7 @@ def few_steps_get_more_epochs(folder):
 
 @check
 def from_scratch_in_any_folder(folder):
-    """Checks that a program finds the sample data in a folder above its own, and names the searched folders
-    if there is none."""
+    """Checks that a program finds the sample data in a folder above its own, or names the places."""
     programs, elsewhere = os.path.join(folder, "tree", "build", "all"), os.path.join(folder, "elsewhere")
     os.makedirs(programs)
     os.makedirs(elsewhere)
@@ -953,8 +951,8 @@ def answers(model, loads):
         expect(said("the ") == whole[:whole.index(chr(ends[name != "config.json"]), 4) + 1] + "\n",
                name, repr(whole), repr(said("the ")))
     os.remove(os.path.join(model, "generation_config.json"))
-    # Bytes that form no character are printed as U+FFFD, and the text before them is not repeated.
-    # the last two begin with bytes with which U+FFFD begins, too
+    # Bytes that form no character are printed as U+FFFD, and the text before them is not repeated. the last
+    # two begin like U+FFFD, which is printed
     for prompt in "caf\u00e9", "\uff71", "x \uffe5":
         for seed in range(4):
             out = said(prompt, "--temperature=9", f"--seed={seed}")
@@ -1028,8 +1026,7 @@ def folders_of_images(folder):
     expect(status == 0 and out.endswith(path + "\n"), out, err)
 
 
-# JPEG + UPRIGHT is a picture of 2 x 3 blocks, each of one grey. JPEG also begins the picture rotated to the
-# left.
+# JPEG + UPRIGHT is a picture of 2 x 3 blocks, each of one grey. A second picture is rotated to the left.
 JPEG = ("/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABALDA4MChAODQ4SERATGCgaGBYWGDEjJR0oOjM9PDkzODdASFxOQERXRT"
         "c4UG1RV19iZ2hnPk1xeXBkeFxlZ2P/wAAL")
 UPRIGHT = ("CAAQABgBAREA/8QAFQABAQAAAAAAAAAAAAAAAAAABgf/xAAUEAEAAAAAAAAA"

@@ -169,8 +169,7 @@ def stages_table(lines):
 
 
 def check_shown(path, rows):
-    """Checks that a file shows the rows of a table. Rows whose first three cells the file does not have may
-    be missing."""
+    """Checks that a file shows the rows of a table, except rows whose first three cells the file lacks."""
     lines = text_of(path).splitlines()
     begins = {tuple(line.split(" | ")[:3]) for line in lines}
     shown = [row for row in rows if tuple(row.split(" | ")[:3]) in begins]

@@ -160,8 +160,7 @@ def faults(folder):
 
 
 def openings(folder):
-    """Checks that the other processes wait no longer than the timeout for a process missing in tt_open or
-    tt_close."""
+    """Checks that processes wait no longer than the timeout for a process missing in tt_open or tt_close."""
     late = r"process [12] \(.*\) has waited 2 s in tt_open for another process, which has not come there"
     for kind, sentence in (("none", None), ("own_none", None), ("stop_before", late),
                            ("own_stop_before", late),

@@ -90,8 +90,7 @@ def check_snippets(text, name, folder):
             f.write(body)
         run = {"run", "resume", "tune"} & set(info)
         ran |= run
-        # Compiles only portable kernels, without optimisation and its warning, because compiling takes longer
-        # than running.
+        # Compiles only portable kernels and does not optimise, because compiling takes longer than running.
         status, said = call(*CC, "-O0", "-DTT__OPTIMIZED=true", "-DTINYTRAIN_NO_AVX2", "-std=c99", "-Wall",
                             "-Wextra", "-Wpedantic", "-Werror", "-I.", source, "-o",
                             *([program, "-lm", "-lpthread"] if run else [program + ".o", "-c"]))

@@ -51,8 +51,7 @@ HASH = re.compile(r'"""(.*?)"""|((?:(?<=\n)[ \t]*)?(?<![\\$&{\'"#\w])#(?!!)[^\n]
 
 
 def comments(path):
-    """Yields (line number, text) of each comment of a file. In Markdown, each paragraph, list item and row of
-    a table counts as a comment."""
+    """Yields (line, text) of each comment of a file; of Markdown, of each paragraph, list item and row."""
     with open(path, encoding="utf-8") as f:
         text = f.read()
     if path.endswith(".md"):

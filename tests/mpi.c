@@ -123,8 +123,7 @@ static void same_as_threads(setup s, const layout *how)
     free_outcome(&many);
 }
 
-/* Returns the number of leaves of the tree of sums: one for each data rank, or two with `more`, if the tree
-   allows that. */
+/* Returns the number of leaves: one for each data rank, or with `more` two if the tree allows it. */
 static int leaves(int data, bool more) { return data & (data - 1) || !more ? data : 2 * data; }
 
 TEST(processes_have_the_bits_of_one)

@@ -1,6 +1,5 @@
-/* Tests of the CUDA backend as a whole: training compared with the CPU's, waits of the host, and calls of
-   CUDA that fail. Runs on a GPU (TINYTRAIN_CUDA=1 make test) or on the emulator; some tests need the
-   emulator. */
+/* Tests of the CUDA backend as a whole: training like the CPU's, waits of the host, calls of CUDA that fail.
+   Runs on a GPU (TINYTRAIN_CUDA=1 make test) or on the emulator; some tests need the emulator. */
 #ifndef TINYTRAIN_CUDA
 #include <stdio.h>
 

@@ -62,8 +62,7 @@ static void golden_close(golden *g)
     TEST_CLOSE(g->ctx, &g->a);
 }
 
-/* Returns n numbers of the tensor with the name `prefix` + `name` in golden.safetensors. The caller frees
-   them. */
+/* Returns n numbers of the tensor prefix + name in golden.safetensors. The caller frees them. */
 static float *reference(const golden *g, const char *prefix, const char *name, int64_t n)
 {
     char full[300];
@@ -847,9 +846,8 @@ TEST(shapes_are_kept)
         }
 }
 
-/* A saved config.json lacks original_max_position_embeddings if rope_parameters have changed, because
-   transformers would prefer that member. It always lacks quantization_config, because saved weights are
-   plain. */
+/* A saved config.json lacks original_max_position_embeddings, which transformers would prefer, if its
+   rope_parameters have changed. It always lacks quantization_config, as saved weights are plain. */
 TEST(members_that_are_not_saved_again)
 {
     for (int k = 0; k < 3; k++) {

@@ -28,8 +28,7 @@ typedef struct batch_data {
     uint8_t pixels[8 * 12 * 12 * 3];
 } batch_data;
 
-/* Returns the tensor with the name `prefix` + `name` of the golden file, with *n elements. The caller frees
-   it. */
+/* Returns the tensor prefix + name of the golden file, with *n elements. The caller frees the tensor. */
 static float *golden_tensor(const golden *g, const char *prefix, const char *name, int64_t *n)
 {
     char full[256];
@@ -409,8 +408,7 @@ TEST(golden_bf16_mixed)
     for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], "portable", "bf16-mixed", &max);
 }
 
-/* Near 1 a parameter is a multiple of 1/128, so five steps of 1/1000 are less than their stochastic
-   rounding. */
+/* Near 1 a parameter is a multiple of 1/128: stochastic rounding exceeds five steps of 1/1000. */
 TEST(golden_bf16_true)
 {
     static const differences max = {0.06, 0.05, 0.1, 0.2, 0.004, 4, 0.02};
@@ -522,8 +520,7 @@ static tt_plan train_on_first_rows(bool all, const char *precision, const char *
     return plan;
 }
 
-/* Rows that only an output of all hidden states needs are computed only for that output, with equal dropout
-   masks. */
+/* Rows that only an output of all hidden states needs are computed only for it; dropout masks are equal. */
 TEST(rows_after_the_last_attention)
 {
     float some[4], all[4];
@@ -535,8 +532,7 @@ TEST(rows_after_the_last_attention)
     CHECK(all[0] != all[1] && all[3] > 0);
 }
 
-/* The last ops gather rows from every layer. A value that is moved for these ops lives no longer than without
-   the move. */
+/* The last ops gather rows from every layer. Moving a value for them does not make it live longer. */
 TEST(rows_of_every_layer)
 {
     size_t bytes[2];

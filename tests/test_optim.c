@@ -355,8 +355,8 @@ TEST(contradictory_options_are_refused_together)
     TEST_CLOSE(ctx, &a);
 }
 
-/* ------------------------------------------------------------------------------------------ loss scaling y =
-   x W1 W2 with two rows; all x are 1/2, both weights the identity, the error is (y - target)^2. If the target
+/* ------------------------------------------------------------------------------------------ loss scaling
+   y = x W1 W2 with two rows; all x are 1/2, both weights the identity, the error is (y - target)^2. If target
    is y - 4 g, the gradients of y, of x W1 (which is f16) and of both weights are g. The max of f16 is 65504:
    g = 40 overflows with a scale of 2048, but not with 1024. */
 

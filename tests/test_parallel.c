@@ -357,8 +357,7 @@ static const char *layout_text(const setup *s, char text[256])
     return text;
 }
 
-/* Compares two outcomes. file: also compares FLOPs and the state's file, if both runs sum per step or both
-   per micro-batch. */
+/* Compares two outcomes. file: also FLOPs and the state's file, for runs that sum in equal order. */
 static bool same_outcome(const setup *s, const outcome *a, const outcome *b, bool file, int line)
 {
     char what[256], text[512];
@@ -1014,8 +1013,7 @@ TEST(ranks_that_contradict_are_refused)
     close_net(&n);
 }
 
-/* Programs that do not fit the arena or the parameters of the first program are refused, and a refusal
-   changes nothing. */
+/* Programs that do not fit the first program's arena or parameters are refused without any change. */
 TEST(programs_of_other_layouts_are_refused)
 {
     setup s = setup_of((layout){"cpu*4", 3, 0}, "32-true", 4, 1);

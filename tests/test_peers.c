@@ -1,8 +1,8 @@
 /* Tests of devices that work together as the ranks of a program. Collectives give the CPU's bits, whether
-   kernels load from other devices or data goes through the host. Also tests which devices reach each other,
-   missing waits, and calls of CUDA that fail. Runs on a GPU (TINYTRAIN_CUDA=1 make test), which then acts as
-   all devices, or on the emulator, which most tests need. With TEST_SEEDS=24 in the environment, tests run in
-   24 orders. */
+   kernels load from other devices or data goes through the host. Other tests: which devices reach each other;
+   missing waits; failing calls of CUDA. Runs on a GPU (TINYTRAIN_CUDA=1 make test), which then acts as all
+   devices, or on the emulator, which most tests need. With TEST_SEEDS=24 in the environment, tests run in 24
+   orders. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -469,8 +469,7 @@ TEST(collectives_of_devices)
             compare_group(members[k / 2], members[k / 2], k % 2, (uint64_t)(seed * 10 + k));
 }
 
-/* Ranks that share a GPU have their own streams and share nothing else. Also tests ranks whose data goes
-   through the host. */
+/* Ranks that share a GPU share no stream. A second run sends their data through the host. */
 TEST(ranks_on_one_device)
 {
     for (int seed = 0; seed < seeds(2); seed++) {
@@ -1216,9 +1215,8 @@ TEST(programs_train_alike_on_any_ranks)
     }
 }
 
-/* A rank that had no micro-batch in a round of two steps has one in the third, because a device replays only
-   runs with a micro-batch. If activations are offloaded, the rank without a micro-batch does not offload any.
-   */
+/* A rank without a micro-batch in a round of two steps has one in the third: a device replays only runs with
+   a micro-batch. If activations are offloaded, the rank without a micro-batch does not offload any. */
 TEST(a_rank_that_sat_out_comes_back)
 {
     static net one, got;

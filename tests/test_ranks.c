@@ -480,8 +480,7 @@ static int64_t piece(const collective *c, const collective_test *t, int member, 
                      t->members, first);
 }
 
-/* bytes_of returns the bytes of a member's memory: guards before, between and after x (or all slots) and y.
-   bytes_of_y returns those of y with room for a shift. */
+/* bytes_of returns the bytes of a member's memory: x (or all slots) and y, with guards around both. */
 static size_t bytes_of_y(const collective *c) { return (size_t)(c->elements + 4) * tt_dtype_bytes(c->dtype); }
 static size_t bytes_of(const collective *c, const collective_test *t)
 {

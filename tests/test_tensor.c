@@ -808,9 +808,8 @@ static tt_value result_of(const net *n, int op, int at)
     return tt__handle(t, 0);
 }
 
-/* An evaluation that needs a layer whole is refused after a training that divides the layer. If the
-   evaluation is compiled first, a later training keeps the layer whole. An evaluation may end before the last
-   layers. */
+/* An evaluation that needs a layer whole is refused after a training that divides the layer. A training after
+   such an evaluation keeps the layer whole. An evaluation may end before the last layers. */
 TEST(programs_split_alike)
 {
     static const char *const sentence = "parameter 'up.0' is split over the tensor ranks by an earlier "

@@ -89,8 +89,7 @@ static bool fp8_train(fp8_run *run, int from, int to)
     const int64_t rows = tt_axis(t, "rows", FP8_ROWS);
     const tt_value x = tt_input(t, "x", TT_F32, rows, D), target = tt_input(t, "target", TT_F32, rows, D);
     tt_value h = tt_linear(t, x, fp8_param(ctx, 0, "in", D, D, TT_INIT_NORMAL), NULL);
-    /* The products' backward reads the gradient of h in fp8. Then tt_add adds to the gradient, which is read
-       again. */
+    /* The backward reads the gradient of h in fp8, then adds to it, and reads it again. */
     h = tt_add(t, tt_linear(t, h, fp8_param(ctx, 0, "mix", D, D, TT_INIT_NORMAL), NULL), h);
     for (int b = 0; b < 2; b++) {
         const tt_value n = tt_layernorm(t, h, fp8_param(ctx, b, "norm", 1, D, TT_INIT_ONES),

@@ -30,8 +30,7 @@ TEST(values_in_the_hosts_memory)
     o.train = false;
     tt_program *p = tt_compile(t, out, &o);
     REQUIRE(p != NULL);
-    /* Host bytes: the value's 640 bytes rounded up to a multiple of 256, two copies of x, and the arena's
-       buffer. */
+    /* Host bytes: the value's 640 rounded up to 256 n, two copies of x, and the arena's buffer. */
     CHECK_NEAR((double)tt_program_plan(p).host_bytes, 768 + 2 * 640 + 65536, 0);
     CHECK(tt_program_plan(p).instructions == 6);
     for (int run = 0; run < 4; run++) { /* from the second run on, a graph is replayed */
@@ -147,8 +146,7 @@ typedef struct spy_device {
     size_t kept_bytes, waiting;
     long launches, faults, brought, most_waiting;
     bool prefetched;               /* a block was prefetched since the last batch ended */
-    /* batch: number of a block's batch. batches, arrived: batches that began, that a launch waited for.
-       turns: waits */
+    /* number of a block's batch; of batches; of batches waited for; of waits */
     long batch[1024], batches, arrived, turns;
     void *of_batch[TT__WINDOWS];               /* events at which the last batches end */
 } spy_device;
@@ -206,8 +204,7 @@ static tt_status spy_prefetch(tt__device *d, int stream, void *memory, size_t by
     return tt__cuda_backend.prefetch(d, stream, memory, bytes);
 }
 
-/* Copies between host and device may bring blocks themselves, because their streams do not wait for
-   prefetches. */
+/* Copies between host and device may bring blocks themselves, as their streams await no prefetches. */
 static void spy_load(const tt__mat *m, bool computes)
 {
     size_t end;
@@ -310,8 +307,7 @@ static void deep_run(const char *memory, size_t device, uint64_t seed, bool accu
 }
 
 /* Managed memory gives the bits of the device's own memory, also with offload. If everything fits, nothing is
-   prefetched and steps are graphs. Otherwise an instruction's blocks are prefetched before the instruction
-   runs. */
+   prefetched and steps are graphs. Otherwise blocks are prefetched before each instruction. */
 TEST(managed_memory_gives_the_same_bits)
 {
     static const struct { const char *memory; size_t device; const char *offload; } runs[] = {

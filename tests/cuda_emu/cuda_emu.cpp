@@ -90,8 +90,8 @@ cudaError_t emu_error(cudaError_t e)
     return e;
 }
 
-// ============================================================================== fibers The code switches
-// stacks by hand in 20 ns; swapcontext makes two system calls and takes 300 ns.
+// ============================================================================== fibers
+// Switching stacks by hand takes 20 ns; swapcontext makes two system calls and takes 300 ns.
 extern "C" void emu_switch(void **save, void *to);
 #if defined(__APPLE__)
 #define EMU_SWITCH "_emu_switch"
@@ -172,8 +172,7 @@ static emu_fiber *new_fiber()
     mprotect(m, page, PROT_NONE); // a guard page: stacks grow down to it
     f->stack = m + page;
     f->size = size;
-    // Stacks begin at different offsets within the page: 1024 stacks at equal offsets would share a few sets
-    // of the L1 cache.
+    // Stacks begin at different offsets in a page: 1024 equal offsets would share a few sets of the L1 cache.
     uintptr_t top = ((uintptr_t)(f->stack + size) - 64 - (uintptr_t)(serial++ % 32) * 192) & ~(uintptr_t)63;
 #if defined(__x86_64__)
     // After `ret` the stack pointer is 8 above a multiple of 16, as after a call.
@@ -1510,8 +1509,7 @@ extern "C" void emu_configure(int devices, size_t bytes, int peers, uint64_t see
         emu_trace_device_gone(d);
         d = emu_device();
     }
-    // The address space has room for many rounds of allocating and freeing, because each address is used
-    // once.
+    // There is room for many rounds of allocating and freeing, because each address is used once.
     emu_address_space = (bytes * 4 + ((size_t)16 << 20) + huge_page - 1) / huge_page * huge_page;
     emu_device_count = devices;
     peers_allowed = peers != 0;
@@ -1777,8 +1775,8 @@ cudaError_t emu_occupancy(int *blocks, const void *kernel, int threads, size_t s
     return cudaSuccess;
 }
 
-// ============================================================================== runtime API: devices Every
-// call takes the lock and may be made to fail. A call that releases something does its work even if it fails.
+// ============================================================================== runtime API: devices
+// Every call takes the lock and may be made to fail. A call that releases does its work even if it fails.
 #define EMU_API(name) \
     std::lock_guard<std::recursive_mutex> lock(emu_lock); \
     if (cudaError_t e_ = emu_enter(name)) return e_

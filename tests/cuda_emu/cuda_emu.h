@@ -73,8 +73,7 @@
 
 #define TT__UNROLL
 #define TT__ROLLED
-// Declares a shared array, as TT__SHARED(float, tile, [32][33]), or a shared scalar, as TT__SHARED(int,
-// count, ).
+// Declares a shared array, TT__SHARED(float, tile, [32][33]), or scalar, TT__SHARED(int, count, ).
 #define TT__SHARED(T, name, dims) \
     static char name##_key; \
     using name##_type = T dims; \
@@ -387,8 +386,7 @@ int emu_block_vote(int predicate, int how, const char *file, int line); // how: 
 void emu_shuffle(unsigned mask, const void *in, void *out, size_t n, int from, const char *file, int line);
 unsigned emu_ballot(unsigned mask, int predicate, const char *file, int line);
 unsigned emu_match(unsigned mask, unsigned v, const char *file, int line);
-// how: '+', '&', '^' or '|'; '<' or '>' for the smaller or larger signed number; '(' or ')' for unsigned
-// numbers
+// how: '+', '&', '|' or '^'; for the min or max of signed numbers '<' or '>', of unsigned '(' or ')'
 unsigned emu_reduce(unsigned mask, unsigned v, int how, const char *file, int line);
 void emu_warp_barrier(unsigned mask, const char *file, int line);
 void emu_mma_16816(float *d, const uint32_t *a, const uint32_t *b, bool half, const char *file, int line);

@@ -621,8 +621,7 @@ static cublasStatus_t supported(const emu_lt_matmul &d, const emu_lt_layout &a, 
     cudaDataType bias_type = bias_type_of(d, a.type, out.type);
     bool aux = g.writes_aux() || g.reads_aux();
     bool bias = has_bias(d.epilogue);
-    // The rows of the summed operand must run across the sum: an H200 with cuBLASLt 13.1 refuses other
-    // products.
+    // The rows of the summed operand must run across the sum: an H200 with cuBLASLt 13.1 refuses others.
     if ((d.epilogue == CUBLASLT_EPILOGUE_BGRADA && d.transpose_a) ||
         (d.epilogue == CUBLASLT_EPILOGUE_BGRADB && !d.transpose_b))
         return CUBLAS_STATUS_NOT_SUPPORTED;

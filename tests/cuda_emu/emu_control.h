@@ -53,15 +53,13 @@ void emu_inject_fault(long nth, int cuda_error, long count);
 /* Makes calls of the function `call` alone fail, until the next emu_inject_fault or emu_configure: calls
    number `nth` ... nth + count - 1 of that function from now. */
 void emu_inject_fault_into(const char *call, long nth, int error, long count);
-/* Makes cublasLtMatmul refuse the algorithms of `bits` (bit k for algorithm k) with the status
-   `cublas_status`, although its heuristic offers them, until the next emu_configure. The emulator's
-   algorithms are 1 to 4. */
+/* Makes cublasLtMatmul refuse the algorithms of `bits` (bit k for algorithm k) with `cublas_status`, although
+   its heuristic offers them, until the next emu_configure. The emulator's algorithms are 1 to 4. */
 void emu_refuse_algorithms(unsigned bits, int cublas_status);
 /* Sets how many more microseconds of virtual time products take with each of the algorithms 1 to 4, and with
    an epilogue that does more than add a bias. The next emu_configure sets all to 0. */
 void emu_set_product_times(const double us[4], double epilogue_us);
-/* Counts launches of the kernel of this name in emu_counts.watched. NULL counts no launches, as after
-   emu_configure. */
+/* Counts launches of this kernel in emu_counts.watched. NULL counts none, as after emu_configure. */
 void emu_watch(const char *kernel);
 long emu_api_calls(void); /* calls since emu_configure */
 

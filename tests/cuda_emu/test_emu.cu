@@ -433,8 +433,7 @@ TEST(warp_functions_agree_with_loops)
     }
 }
 
-// In each turn all lanes read `count`. After a __syncwarp one lane reads `count` again and writes it: no
-// race.
+// In each turn all lanes read `count`. After a __syncwarp one lane reads and writes `count`: no race.
 __global__ void warp_counter(int *out)
 {
     TT__SHARED(int, count, [2]);

@@ -135,8 +135,7 @@ TEST(texts_of_other_encodings_are_refused)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Tables with lines that end in CR, with columns with another separator, or with quotes as ordinary
-   characters can be read. */
+/* Lines may end with CR, columns may have another separator, and quotes may be ordinary characters. */
 TEST(tables_of_other_programs)
 {
     test_allocator a;

@@ -337,8 +337,7 @@ TEST(tokenizer_classes_of_transformers)
     }
 }
 
-/* Each normalizer reads the output of the normalizer before it, even if a normalizer in between changes
-   nothing. */
+/* Each normalizer reads the output of the one before it, even if some normalizer changes nothing. */
 TEST(tokenizer_normalizers_in_turn)
 {
     static const char json[] =
@@ -558,8 +557,7 @@ TEST(wordpiece_of_a_tokenizer_json)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Checks the ids of all 1,112,064 code points, by blocks. golden/compare_tokens.py names code points that
-   differ. */
+/* Checks the ids of all 1,112,064 code points by blocks. golden/compare_tokens.py names the wrong ones. */
 TEST(tokenizer_code_points)
 {
     test_allocator a;

@@ -86,8 +86,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
     return 0;
 }
 
-/* Mutates a file. In three of four cases makes the header's length fit again: the header then ends at the
-   last brace before a NUL. */
+/* Mutates a file. In three of four cases the header's length then fits the last brace before a NUL. */
 size_t LLVMFuzzerCustomMutator(uint8_t *bytes, size_t n, size_t max, unsigned seed)
 {
     n = LLVMFuzzerMutate(bytes, n, max);

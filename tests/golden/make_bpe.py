@@ -99,8 +99,7 @@ def with_start(t, token):
 
 
 def llama3():
-    """Returns a tokenizer like Llama 3's, with ignore_merges. Some merges are removed, so that ignore_merges
-    matters."""
+    """Returns a tokenizer like Llama 3's, whose ignore_merges matters because some merges are removed."""
     specials = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]
     t = byte_level(520, specials, pre=split_and_bytes(LLAMA3), post=lambda t: with_start(t, "<|begin_of_text|>"))
     j = json.loads(t.to_str())
@@ -168,8 +167,7 @@ def llama2(split=None, scheme="first"):
 
 
 def mistral():
-    """Returns a tokenizer like Mistral's: a Metaspace that doesn't split, and added tokens that strip spaces
-    or are single words."""
+    """Returns a tokenizer like Mistral's: a Metaspace that doesn't split, added tokens with their options."""
     t = llama2(split=False)
     t.add_special_tokens([AddedToken("[INST]", normalized=False), AddedToken("[/INST]", rstrip=True, normalized=False)])
     t.add_tokens([AddedToken("quick", single_word=True, normalized=False), AddedToken("<tool>", normalized=True),
@@ -182,8 +180,7 @@ def metaspace():
 
 
 def unknown():
-    """Returns a tokenizer without byte fallback: a run of characters without a token is one <unk>, and merges
-    cross spaces."""
+    """Returns a BPE without byte fallback: unknown characters in a row are one <unk>, merges cross spaces."""
     t = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     t.normalizer = normalizers.Replace(" ", "\u2581")
     train(t, BpeTrainer(vocab_size=300, show_progress=False, special_tokens=["<unk>", "<s>", "</s>"],
@@ -255,8 +252,8 @@ def albert(size=600, rules=None, texts=None):
 
 
 def t5(size=500, rules=None, texts=None):
-    """Returns a tokenizer like T5's: words between white space. Unknown characters become bytes, unlike in
-    T5's own file."""
+    """Returns a tokenizer like T5's: words between white space. Unknown characters become bytes, as not in
+    T5."""
     mark = "\u2581"
     t = unigram(size, ["<pad>", "</s>", "<unk>"] + [f"<0x{b:02X}>" for b in range(256)],
                 normalizers.Sequence([normalizers.Strip(left=True, right=True), normalizers.Precompiled(rules or charsmap()),
@@ -275,8 +272,7 @@ def t5(size=500, rules=None, texts=None):
 
 
 def wordpiece(size=500, prefix="##", most=100, post="template", **options):
-    """Returns a tokenizer like BERT's. The added token Quick-Tool is normalized text, which is lower-cased
-    too."""
+    """Returns a tokenizer like BERT's. The added token Quick-Tool is lower-cased with the text around it."""
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     t = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     t.normalizer, t.pre_tokenizer = normalizers.BertNormalizer(**options), pre_tokenizers.BertPreTokenizer()
@@ -388,8 +384,7 @@ MORE = [
 ]
 
 
-# Texts for tokenizers with a Precompiled normalizer: graphemes, characters of its rules, unknown characters
-# beside a written <unk>.
+# Texts for tokenizers with a Precompiled: graphemes, characters of its rules, unknown ones beside <unk>.
 PRECOMPILED = [
     "e\u0301 n\u0303 qu QU \u1100\u1161 A\u030a\u0301x \u0915\u093cx", "a\u200b\u0301 \u00a9\u200d\u2764\u0301 \u0915\u094d\u0915\u0301",
     "\uff28\uff45 \u2460 \ufb01x \ufdfa", "\r\n\r\r\n", "  a", "<unk>\u4e00<unk>", "<extra_id_0> x<extra_id_2>",

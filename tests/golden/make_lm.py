@@ -235,8 +235,7 @@ MODELS = {
         rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5),
         **NO_DROPOUT,
     ),
-    # two different numbers of positions of the pretraining: transformers reads that beside rope_parameters
-    # (see contradict)
+    # two numbers of positions of the pretraining: that beside rope_parameters counts (see contradict)
     "llama_original": dict(
         model_type="llama",
         vocab_size=31,

@@ -140,8 +140,7 @@ def bert_tokenizer(vocabulary, lowercase):
 
 
 def kinds_of_points():
-    """Returns {code point: kind} without letters, and {code point: fold} of the code points that cleaning and
-    accent stripping keep."""
+    """Returns {code point: kind} without letters, and {code point: fold} of code points that remain."""
     clean_up, strip, lower = (BertNormalizer(clean_text=i == 0, handle_chinese_chars=False, strip_accents=i >= 1,
                                              lowercase=i == 2) for i in range(3))
     kinds, folds = {}, {}

@@ -99,8 +99,7 @@ def is_chinese(c):
 
 
 def run_table(one):
-    """Returns runs [(first, last, stride, to, step)] of a map {code point: the code point that it
-    becomes}."""
+    """Returns [(first, last, stride, to, step)], the runs of a map {code point: resulting code point}."""
     # Greedy: from the smallest code point left, takes the longest run of any stride and step; other runs fill
     # its gaps.
     runs, left = [], dict(one)

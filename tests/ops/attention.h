@@ -44,8 +44,7 @@ static double alibi_slope(int head, int heads)
 
 static double in_bf16(double x) { return tt__from_bf16(tt__to_bf16((float)x)); }
 
-/* Returns how often row i of a sequence sees row j under block-sparse attention: more than once if lists
-   overlap. */
+/* Returns how often row i of a sequence sees row j under block-sparse attention, whose lists may overlap. */
 TEST_PLAIN static int times_seen(const tt_attention_options *o, int head, int i, int j, int length)
 {
     if (o->block == 0 || length <= o->dense) return 1;

@@ -65,8 +65,7 @@ TEST(cuda_epilogues)
     for (int k = 0; k < PRECISIONS; k++) {
         const precision_case *precision = &precisions[k];
 #ifdef TT_EMULATE
-        /* A bias gradient whose dtype is not the result's has its own kernels, which may also compute GELU's
-           derivative. */
+        /* A bias gradient of another dtype has its own kernels, which may also compute GELU's derivative. */
         const bool mixed = strstr(precision->name, "mixed") != NULL;
         check_products(true, gelu_tanh, 24, true, precision, 6, 1, mixed ? ANY_NUMBER : 1, !mixed);
         check_products(true, gelu_tanh, 24, false, precision, 6, 1, 1, 0);

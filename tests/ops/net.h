@@ -1,4 +1,4 @@
-/* The base of all cases: sizes, precisions, a net that is both recorded and computed by plain loops, the net's
+/* The base of all cases: sizes, precisions, a net that is both recorded and computed by plain loops, its
    inputs, and the random numbers of dropout. */
 #pragma once
 

@@ -1,5 +1,4 @@
-/* Tests of updates of parameters (stochastic rounding, shards), and of weights that are narrowed while they
-   are read. */
+/* Tests of updates (stochastic rounding, shards), and of weights that are narrowed while they are read. */
 #pragma once
 
 /* Rounds up with a probability equal to the dropped fraction; r holds 16 random bits. */

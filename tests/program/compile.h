@@ -343,8 +343,7 @@ TEST(first_reasons_are_kept)
     tt_param *b = tt_param_new(ctx, "layer.b", 1, one, ones);
     CHECK(tt_param_count(ctx) == 2 && tt_param_at(ctx, 0) == w && tt_param_at(ctx, 1) == b);
     CHECK(tt_param_at(ctx, 2) == NULL && tt_param_at(ctx, -1) == NULL);
-    /* The parameter that does not exist: an op's needed parameter, or an optional parameter (a linear layer's
-       bias). */
+    /* With `optional` 0 an op needs the parameter; with 1 it is a linear layer's bias, which may be NULL. */
     for (int optional = 0; optional < 2; optional++) {
         tt_tape *t = tt_tape_new(ctx);
         const tt_value x = tt_input(t, "x", TT_F32, 5, 3);

@@ -158,8 +158,7 @@ TEST(pool_runs_each_task_once)
 static volatile sig_atomic_t handled;
 static void handle(int number) { (void)number; handled++; }
 
-/* [0]: the thread blocks signals that the process gets; [1]: it does not block those of its own
-   instructions. */
+/* [0]: the thread blocks signals of the process; [1]: it does not block signals of its own instructions. */
 static void *masked(void *arg)
 {
     bool *is = (bool *)arg;
@@ -317,8 +316,7 @@ TEST(the_cpu_described)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Reads quotas of control groups, of both versions and of their mixture, from trees of files below a
-   folder. */
+/* Reads quotas of control groups, of both versions and of a mixture, from files below a folder. */
 TEST(quotas_of_control_groups)
 {
     static const struct { const char *cgroup, *file[3], *content[3]; double quota; } cases[] = {

@@ -1,5 +1,4 @@
-/* Tests of budgets, of arenas that programs share, and of inputs and outputs that other programs
-   overwrite. */
+/* Tests of budgets, of shared arenas, and of inputs and outputs that other programs overwrite. */
 #pragma once
 
 /* ------------------------------------------------------------------------------------------------- budget */

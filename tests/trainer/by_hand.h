@@ -37,8 +37,7 @@ static void close_byhand(byhand *h)
     TEST_CLOSE(h->ctx, &h->a);
 }
 
-/* Runs steps number `from` to `to` - 1, skipped steps included, each on data that depends on the step's
-   number. */
+/* Runs steps `from` to `to` - 1, skipped steps included. A step's data depends on its number. */
 static void byhand_steps(byhand *h, int from, int to, bool accumulate, tt_stats *s)
 {
     for (int step = from; step < to; step++)

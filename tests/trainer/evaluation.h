@@ -1,5 +1,4 @@
-/* Tests of evaluation, weights of classes and smoothing, probabilities, planned memory and the largest
-   micro-batch. */
+/* Tests of evaluation, class weights, smoothing, probabilities, planned memory, largest micro-batch. */
 #pragma once
 
 TEST(same_bits_for_any_number_of_threads)

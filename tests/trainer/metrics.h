@@ -184,8 +184,7 @@ TEST(pictures_of_a_training)
     free(svg);
 
     /* Draws one step alone, and losses that are constant, huge, tiny, 0, far apart, NaN, with a spike,
-       negative, or alternating between huge and its negative; also steps near 2^63, and steps in reverse
-       order. */
+       negative, or alternating between huge and its negative; steps near 2^63 or in reverse order. */
     for (int k = 0; k < 12; k++) {
         static const double losses[12] = {0.7, 2.302585, 3e38, 1e-44, 0, 1e-9, NAN, 0.7, -1, 3e38, 1e5, 0.7};
         f.points = 0;

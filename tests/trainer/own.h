@@ -6,8 +6,7 @@
 enum { OWN_STEPS = 5, OWN_MICRO = 2, OWN_ROWS = 6, OWN_WORDS = 7, OWN_TOKENS = 12, OWN_EPOCHS = 3 };
 
 /* A regression of a line through noise, with a weight for each example, or, with `language`, a language model
-   of two sequences that both count up. The data of a step depends on the numbers of the step and of its
-   epoch. */
+   of two sequences that both count up. The numbers of the step and its epoch give the data. */
 typedef struct own {
     test_allocator a;
     tt_context *ctx;
@@ -531,9 +530,8 @@ TEST(fit_keeps_the_state_from_before_the_loss_diverged)
     }
 }
 
-/* state.diverged.safetensors can be older than state.safetensors: after a kill between writing
-   state.safetensors and removing the other file, or after a run of an older build. A resumed run continues
-   from the newer file. */
+/* state.diverged.safetensors can be older than state.safetensors: after a kill between writing one and
+   removing the other, or after a run of an older build. A resumed run takes the newer file. */
 TEST(fit_goes_on_from_the_newer_of_two_states)
 {
     const tt_metric none = {NULL, NULL, false};

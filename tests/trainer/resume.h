@@ -1,5 +1,4 @@
-/* Tests of states: runs that resume as if without a stop, states of other runs, damaged states, steps with
-   NaN. */
+/* Tests of states: runs that resume as without a stop, states of other runs, damaged states, NaN. */
 #pragma once
 
 /* ---------------------------------------------------------------------------------------- save and resume */
