@@ -48,11 +48,13 @@ static struct {
     double min; /* minimum seconds for which a kernel is measured */
     tt__isa_table timed;
     const tt__isa_table *real;
-    double peak[BENCH_PEAKS], stream[BENCH_STREAMS]; /* FLOP/s and bytes/s, best so far */
+    /* best FLOP/s of multiply-adds and bytes/s of streams so far */
+    double peak[BENCH_PEAKS], stream[BENCH_STREAMS];
     /* best FLOP/s of multiply-adds beside the current kernel */
     double beside;
     float *array[4];                                 /* arrays that the streams read and write */
-    bench_cost run[TT__OP_COUNT], best[TT__OP_COUNT]; /* by op: the current run, the fastest run */
+    /* cost of each op in the current run, and in its fastest run */
+    bench_cost run[TT__OP_COUNT], best[TT__OP_COUNT];
 } bench;
 
 #if defined(__GNUC__)
@@ -524,8 +526,8 @@ static inline bench_inputs bench_inputs_new(tt_tape *t, int64_t rows, int64_t wi
     return in;
 }
 
-/* Returns whether the multiply-adds beside the kernels were slower than they can be: slower than this process
-   has seen before, or slower than a kernel. */
+/* Returns whether the multiply-adds beside the kernels were too slow: below 0.85 of the best rate of this
+   process, or below the rate of a kernel. */
 static inline bool bench__busy(void)
 {
     if (bench.beside <= 0) return false; /* no kernel has FLOPs */
@@ -717,7 +719,7 @@ static inline tt_value bench_record_decoder(tt_context *ctx, tt_tape *t, const b
 }
 
 /* Records a language model of 6.05 billion parameters for `seqs` sequences on a new tape. Widths, layers and
-   vocabulary are those of GPT-J (Wang, Komatsuzaki, 2021). */
+   vocabulary equal those of GPT-J (Wang, Komatsuzaki, 2021). */
 static inline tt_tape *bench_decoder(tt_context *ctx, int seqs, int length, tt_value *loss)
 {
     const bench_decoder_shape shape = {28, 4096, 16384, 32, 50400, false, false};

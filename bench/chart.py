@@ -186,8 +186,8 @@ def picture(records):
 
 
 def read_gpu():
-    """Returns the newest record that bench/gpu.sh wrote. If it lacks some of PyTorch's rows, they come from
-    older records of the same GPU. Each row gets the date of its record."""
+    """Returns the newest record that bench/gpu.sh wrote. Rows of PyTorch's that it lacks come from older
+    records of the same GPU. Each row gets the date of its record."""
     records = sorted((json.loads(open(path, encoding="utf-8").read()) for path in
                       glob.glob(os.path.join(RESULTS, "gpu_*.json"))), key=lambda record: record["date"])
     newest, rows = records[-1], {}
@@ -199,9 +199,9 @@ def read_gpu():
     return {**newest, "rows": list(rows.values())}
 
 
-# For the picture of a GPU: sides of gpu.SIDES that do the same work, with dropout and without. Each line
-# holds an ending of the heading, tinytrain's sides and PyTorch's compiled sides. The fastest compiled side is
-# drawn, and for the work with dropout also eager PyTorch.
+# The picture of a GPU compares sides of gpu.SIDES that do equal work, with dropout and without. Each line
+# here has an ending of the heading, tinytrain's sides and PyTorch's compiled sides. The fastest compiled side
+# is drawn, and for the work with dropout also eager PyTorch.
 GPU_WORK = [("", ("tinytrain", "tuned"),
              ("compile", "reduce", "nano_dropout", "nano_dropout_reduce", "nano_padded_dropout")),
             (", without dropout", ("nodrop", "nodrop_tuned"), ("nano", "nano_padded", "nano_padded_reduce"))]
@@ -288,7 +288,7 @@ def gpu_picture(record):
 PARTS = [("parameters", "#4e79a7"), ("optimizer", "#a0cbe8"), ("gradients", "#f28e2b"),
          ("activations", "#59a14f")]
 CARDS = (24, 80)
-PANEL, LABELS, LENGTH = 346, 112, 164     # pixels: width of a panel, of its labels, of its longest bar
+PANEL, LABELS, LENGTH = 346, 112, 164     # pixels: widths of a panel, of its labels and of its longest bar
 
 
 def ranks_panel(x, rows):

@@ -1,8 +1,8 @@
-/* Seconds from a model to a program that can run: creating the parameters of a BERT of many small layers,
-   recording the BERT, and tt_compile (differentiation, passes, lifetimes, placement): forward only, for
-   training, and for training with the verifier after each pass. Nothing is allocated, and nothing runs. Each
-   figure is the best of --rounds. With --shapes: how the time of tt_compile and tt_plan_text grows with
-   programs of other shapes, each recorded with n, 2 n and 4 n repetitions. */
+/* Measures the seconds from a model to a program that can run: creating the parameters of a BERT of many
+   small layers, recording the BERT, and tt_compile (differentiation, passes, lifetimes, placement): forward
+   only, for training, and for training with the verifier after each pass. Nothing is allocated, and nothing
+   runs. Each figure is the best of --rounds. With --shapes it shows how the time of tt_compile and
+   tt_plan_text grows with programs of other shapes, each recorded with n, 2 n and 4 n repetitions. */
 
 #include "bench.h"
 

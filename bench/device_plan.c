@@ -50,9 +50,9 @@ static void add(cost *costs, int kind, double launches, double bytes, double flo
     to->seconds += fmax(by_bytes, by_flops) + launches * r->launch * 1e-6;
 }
 
-/* Counts column sums: the kernel that writes a gradient writes a partial sum of its columns for each group of
-   rows, and one more launch adds the partial sums up. For a norm, the launch that adds up its weight
-   gradients also does this. */
+/* Counts column sums. The kernel that writes a gradient also writes partial sums of columns, one for each
+   group of rows. One more launch adds the partial sums up; for a norm, the launch that adds up weight
+   gradients does so. */
 static void count_sums(const tt_tape *t, const tt__instr *i, cost *costs)
 {
     const bool norm = i->op == TT__OP_LAYERNORM_BACKWARD || i->op == TT__OP_RMSNORM_BACKWARD;
@@ -64,8 +64,8 @@ static void count_sums(const tt_tape *t, const tt__instr *i, cost *costs)
     }
 }
 
-/* Counts a matrix product. joined: the product shares a launch with the product before it, so x is not read a
-   second time. */
+/* Counts a matrix product. joined: the product shares a launch with the product before it, which has already
+   read x. */
 static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, double bytes, bool joined)
 {
     const bool sums = i->op == TT__OP_LINEAR_DW; /* dw (out, in) = dy^T x, a sum over rows */
@@ -84,8 +84,8 @@ static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, dou
     add(costs, ACTIVATIONS, !epilogue, (slope ? 3 : 2) * bytes_of(t, to), 0);
 }
 
-/* Counts the fused loss, computed in chunks of rows: logits in f32, their loss and gradient, dx, and dw, to
-   which each chunk adds in f32. */
+/* Counts the fused loss. Each chunk of rows has its logits in f32, their loss and gradient, and dx, and adds
+   to dw in f32. */
 static void count_head(const tt_tape *t, const tt__instr *i, cost *costs)
 {
     const tt__shape *x = &t->values[i->in[0]].shape, *w = &t->values[i->in[3]].shape;

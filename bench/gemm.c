@@ -4,7 +4,7 @@
 
 #include "bench.h"
 
-/* Measures and prints the three products of a layer. Returns their sum. */
+/* Measures and prints the three products of a layer. Returns the sum of their costs. */
 static bench_cost layer(const char *name, int64_t rows, int64_t in, int64_t out)
 {
     tt_context *ctx = bench_reopen();

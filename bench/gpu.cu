@@ -49,8 +49,8 @@ template <class F> static double sustained(double seconds, F f)
 // of mantissa.
 static cudaError_t fill(void *memory, size_t bytes, int element, int mantissa)
 {
-    std::vector<uint32_t> pattern(((size_t)1 << 18) + 1); // of odd length, so that rows of a matrix differ
-    // `one` is the exponent field of the number 1.
+    std::vector<uint32_t> pattern(((size_t)1 << 18) + 1); // an odd length, so that rows of a matrix differ
+                                                          // `one` is the exponent field of the number 1.
     const uint32_t half = element == 2 ? 0xffff : 0xffffffffu, one = mantissa == 10 ? 15 : 127;
     uint64_t random = 1;
     for (uint32_t &word : pattern) {
@@ -127,7 +127,7 @@ extern "C" double bench_gpu_product(const char *type, int n, double seconds, cha
     cublasLtMatrixLayout_t layout = NULL;
     cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
-    char *memory = NULL; // a, b, their product, workspace
+    char *memory = NULL; // holds a, b, their product and the workspace
     int count = 0;
     double best = 0;
 

@@ -78,11 +78,11 @@ def tokens_of(inputs, args):
 
 
 class Turn:
-    """The GPU under a lock. This process holds the lock whenever it uses the GPU, which is always except
-    while torch.compile compiles: several processes compile at once. With --turn PREFIX the process writes
-    PREFIX.ready after the first compilation, or before the first use of the GPU if it compiles nothing, and
-    then waits for PREFIX.go; it writes PREFIX.timed when it no longer needs the GPU. Compilation runs at nice
-    19, so that measurements come first."""
+    """A lock on the GPU. The process holds the lock except while torch.compile compiles, because several
+    processes compile at once. With --turn PREFIX the process writes PREFIX.ready after the first compilation,
+    or before the first use of the GPU if it compiles nothing, and then waits for PREFIX.go; it writes
+    PREFIX.timed when it no longer needs the GPU. Compilation runs at nice 19, so that measurements come
+    first."""
 
     def __init__(self, args, wait):
         self.prefix, self.wait, self.used, self.taken = args.turn, wait, 0, False
@@ -90,8 +90,8 @@ class Turn:
         if "compiled" in args.variant and (self.prefix or self.lock):
             import torch._functorch.config
             from torch._dynamo import callback
-            # Compiles the backward together with the forward. Compiled later, its activations would take GPU
-            # memory until the compilation ends.
+            # Compiles the backward together with the forward. A later compilation of the backward would keep
+            # activations in GPU memory until it ends.
             torch._functorch.config.force_non_lazy_backward_lowering = True
             triggers = (callback.CallbackTrigger.DYNAMO, callback.CallbackTrigger.LAZY_BACKWARD)
             callback.on_compile_start(lambda c: c.callback_trigger in triggers and self.leave())
@@ -143,7 +143,7 @@ def profiled(torch, step, steps):
 
 
 def busy(record, steps):
-    """Returns the milliseconds a step in which the GPU computes or copies; if they are far below the wall
+    """Returns the milliseconds a step in which the GPU computes or copies. If these are far below the wall
     time, the GPU waits for its host. Prints the kernels that take longest to the log."""
     found = [(e.time_range.start, e.time_range.end, e.name) for e in record.events()
              if e.device_type.name == "CUDA"]
@@ -221,8 +221,8 @@ def run_torch(args):
     if args.count:
         report.row("FLOPs of a step, mean", flops / 1e12, "TFLOP")
     if on_gpu:
-        # While this process waits for its turn, others start and end. Then the growth is the memory that this
-        # process's allocator took from the device, which leaves out some 100 MB of kernels.
+        # While this process waits for its turn, other processes start and end. Then the growth is the memory
+        # that this process's allocator took from the device, which leaves out some 100 MB of kernels.
         grown = torch.cuda.max_memory_reserved() if args.turn else in_use() - before[0]
         report.row("device memory grew by", grown / 1e6, "MB")
         report.row("memory of tensors at most", torch.cuda.max_memory_allocated() / 1e6, "MB")
@@ -278,7 +278,7 @@ class Peer:
         return self.process.poll() is None
 
     def end(self, result=None):
-        """Reports how the process went, and ends the process if it still runs."""
+        """Reports the result of the process, and ends the process if it still runs."""
         if self.process and self.running():
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGUSR1)      # writes the current stack to the log
@@ -310,9 +310,9 @@ def in_short(prefix):
 
 def run_peers(args):
     """Starts `gpu.py torch` for the lines of a list, of which --at-once compile side by side, and lets the
-    processes measure one after another, in the order of the list. Measuring begins when all have compiled, or
-    --compile seconds after the start with those that have. Writes the file of each stage when the stage
-    ends."""
+    processes measure one after another, in the order of the list. Measuring begins when all processes have
+    compiled, or --compile seconds after the start with those that have compiled. Writes the file of each
+    stage when the stage ends."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("gpu.py: ended"))
     parent = os.getppid()
     began = time.monotonic()
@@ -415,7 +415,7 @@ NO_DROPOUT = ("nano", "nano_padded", "nano_padded_reduce")
 # The figures of a training that `gpu.py training` reports.
 TRAINED = [("from its start to its end", "s"), ("training steps", "s"), ("accuracy on test reviews", "%"),
            ("memory", "MB")]
-# If the GPU is busy for less than this share of a step's time, the GPU waits for its host.
+# If the GPU is busy for less than the share BUSY of a step's time, the GPU waits for its host.
 BUSY = 0.85
 
 
@@ -438,7 +438,7 @@ def pairs(texts):
 
 
 def table_of_ops(measured):
-    """Returns a table of a run of step --ops: the time of each op by itself, beside the time that its bytes
+    """Returns a table of a run of step --ops: the time of each op alone, beside the time that the op's bytes
     and FLOPs should take at 85% of the rate of copies and 60% of the rate of matrix products of the same
     GPU."""
     ops, lines = {}, []

@@ -114,7 +114,7 @@ export CUDA_WERROR='' # no -Werror: another machine's compiler may warn where ou
 export CUDA_CODE="-gencode arch=compute_${arch:-90},code=sm_${arch:-90}" # this GPU's code only
 name=gpu_$(echo "${gpu:-none}" | tr 'A-Z ' 'a-z_' | tr -cd 'a-z0-9_-')_$date
 state=$B/$name
-[ -z "$all" ] || rm -rf "$state" # otherwise several calls share a report
+[ -z "$all" ] || rm -rf "$state" # without this, several calls share a report
 mkdir -p "$state" "$out" ${cache:+"$cache"} || die "cannot write to $state and $out"
 TORCHINDUCTOR_CACHE_DIR=$(cd "$state" && pwd)/torch TRITON_CACHE_DIR=$TORCHINDUCTOR_CACHE_DIR/triton
 
@@ -188,7 +188,7 @@ torch=''
 [ -z "$peers" ] || torch=$("$PYTHON" -c 'import torch, transformers, safetensors
 print("PyTorch", torch.__version__, "transformers", transformers.__version__)' 2> /dev/null)
 [ -z "$imdb" ] || [ -n "$torch" ] || die '--imdb needs PyTorch with transformers'
-# Prints the test programs, each with those of its tests that run on a GPU.
+# Prints the test programs, each with its tests that run on a GPU.
 test_list() {
     for program in test_ops test_models test_lm test_cuda test_peers test_tensor test_pipeline; do
         printf '%s ' $program
@@ -240,10 +240,10 @@ peer() {
         "--warm $(of warm "$kind") --steps $(of steps "$kind")" \
         "${cache:+--cache $cache/$kind.$precision.$side}" "$*" >> "$state/peers"
 }
-# The most important peers come first, as time may run out. With DistilBERT PyTorch waits for its host, so
-# recorded launches (reduce-overhead) are the fair peer there; they need the same shape in each step. The
-# plain GPT-2 (bench/nano_gpt.py) with a padded vocabulary and without dropout is the fastest; the one with
-# 50,257 tokens and dropout does tinytrain's work.
+# The most important peers come first, as time may run out. With DistilBERT PyTorch waits for its host, so the
+# fair peer records its launches (reduce-overhead), which needs the same shape in each step. The plain GPT-2
+# (bench/nano_gpt.py) with a padded vocabulary and without dropout is the fastest; the GPT-2 with 50,257
+# tokens and dropout does tinytrain's work.
 list_peers() {
     peer reduce vit bf16-true reduce --whole "$model_vit"
     for precision in bf16-mixed bf16-true; do
@@ -295,7 +295,7 @@ if part test && [ -n "$dry" ]; then
     skip tests 'no GPU'
 elif part test; then
     stage doctor 60 "$B/cuda/tt_doctor" --device cuda
-    # Tests run side by side; those of ops run in as many processes as there are processors.
+    # Tests run side by side. As many processes as there are processors share the tests of ops.
     [ -e "$B/cuda/tests" ] || test_list > "$B/cuda/tests"
     most=$((limit / 4)) # seconds for all tests
     export TEST_PROGRESS="$state/progress" TEST_SECONDS=$((most - 2))
@@ -343,8 +343,7 @@ if part measure; then
     [ -z "$coordinator" ] || wait $coordinator
 fi
 
-# A training from start to end: DistilBERT, from the same random weights on both sides, on the reviews of
-# IMDb.
+# Trains DistilBERT on the reviews of IMDb from start to end. Both sides have the same random weights.
 if part train && [ -z "$imdb" ]; then
     skip train 'no --imdb and --vocab'
 elif part train; then

@@ -19,7 +19,7 @@ import re
 import subprocess
 import sys
 
-# The targets: for each kernel, named as it is printed, a column of the table and its largest allowed value.
+# The targets: for each kernel, by its printed name, a column of the table and its largest allowed value.
 TARGETS = {
     "each_group<op_act<GELU>, bf16, bf16>": ("loop", 250),
     "each_group<op_act_backward<GELU>, bf16, bf16>": ("loop", 250),
@@ -76,8 +76,7 @@ def readable(symbols):
 
 
 def instructions(sass):
-    """Returns for each function the number of its instructions and the number of those in its longest
-    loop."""
+    """Returns for each function the number of its instructions, and the number in its longest loop."""
     counts, found, name = {}, {}, None
     for line in sass.split("\n"):
         m = re.search(r"Function : (\S+)", line)

@@ -145,7 +145,7 @@ class Trainer:
                                else 1.0)
 
     def step(self, rows):
-        """Does one update on a batch, for which the host does not wait. Returns (loss, gradient norm before
+        """Does one update on a batch, without waiting for the GPU. Returns (loss, gradient norm before
         clipping, learning rate), the first two as tensors."""
         lr = self.lr()
         for group in self.optimizer.param_groups:

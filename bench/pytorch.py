@@ -44,8 +44,8 @@ import sys
 import tempfile
 import time
 
-# torch and transformers are imported where they are used. So this process stays small: a child's ru_maxrss
-# starts from that of the process that started it, even after an exec.
+# torch and transformers are imported where they are used. So this process stays small, because a child's
+# ru_maxrss starts from its parent's, even after an exec.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 PAIRS = {"32-true": "fp32", "bf16-mixed": "bf16 autocast", "bf16-true": "bf16 weights"}
 GEMMS = [(rows, n, m) for rows, d, ff in ((512, 768, 3072), (1536, 768, 3072), (6144, 768, 3072),
@@ -167,8 +167,8 @@ VITS = {"Ti": (192, 12, 3), "S": (384, 12, 6), "B": (768, 12, 12), "L": (1024, 2
 def attention_of(args):
     """Returns the name under which a model of transformers finds scaled_dot_product_attention. Under
     torch.compile transformers makes a mask for "sdpa" even if no sequence is padded, and with that mask
-    PyTorch multiplies in fp32. --whole registers the same function under a name for which transformers makes
-    no mask."""
+    PyTorch multiplies in fp32. --whole registers the function under another name, for which transformers
+    makes no mask."""
     if not getattr(args, "whole", False):
         return "sdpa"
     from transformers import AttentionInterface
@@ -463,8 +463,8 @@ def step(args, report):
 # ------------------------------------------------------------------------------------------------------- imdb
 def imdb_batches(args, shuffled, grouped):
     """Writes two files, each with --batches of the 50 batches of 16 reviews: one in random order, and one
-    sorted by length (as transformers' group_by_length does), with batches evenly spaced over the sorted
-    ones."""
+    whose batches are evenly spaced over the reviews sorted by length (as transformers' group_by_length
+    sorts)."""
     import minilm_imdb
     from transformers import BertTokenizer
     rows = minilm_imdb.encode(BertTokenizer.from_pretrained(args.vocab),

@@ -66,7 +66,7 @@ typedef struct strategy {
     bool sequence;
 } strategy;
 
-/* A strategy with one stage and one micro-batch. */
+/* A strategy with one stage and one micro-batch a step. */
 #define STRATEGY(name, zero, tensor, server, offload) \
     {name, zero, tensor, server, offload, false, 1, NULL, 0, false}
 
@@ -161,7 +161,7 @@ static void moved(void)
     static const char *const precisions[] = {"32-true", "bf16-mixed"};
     char device[32], name[128];
     snprintf(device, sizeof device, "cuda*%d", opt.ranks);
-    for (int k = 0; k < 2 * DECODER; k++) /* both models in both precisions */
+    for (int k = 0; k < 2 * DECODER; k++) /* k: both models, each in both precisions */
         for (int s = 0; s < TT__COUNT(strategies); s++) {
             planned x;
             if (opt.ranks % strategies[s].tensor) continue;
@@ -403,8 +403,8 @@ static machine machine_of(int k)
     return m;
 }
 
-/* Returns the seconds by which the links to the host are busy longer than the computation that could run at
-   the same time. */
+/* Returns the seconds by which the links to the host are busy longer than the computation that can overlap
+   with the copies. */
 static double least_exposed(const tt_program *p, const tt_costs *c, const tt__replay *r)
 {
     const tt_tape *t = p->built.t;
@@ -595,7 +595,7 @@ static void stages(void)
             }
 }
 
-/* Returns the largest number of bytes that any rank loads from others in a step of `micros` micro-batches. */
+/* Returns the largest number of bytes that a rank loads from others in a step of `micros` micro-batches. */
 static double moved_in_step(const tt_program *p, int micros)
 {
     double max = 0, min;

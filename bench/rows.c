@@ -1,4 +1,4 @@
-/* GB/s of the ops that are limited by memory, timed inside a training step, beside the rate of a stream of
+/* Measures GB/s of the ops that are limited by memory inside a training step, beside the rate of a stream of
    the same kind over arrays that no cache can hold. Bytes are those that the program sees, operands read and
    results written: Adam with clipping reads a gradient twice. */
 

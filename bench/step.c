@@ -1,11 +1,11 @@
-/* Whole training steps of DistilBERT-base (66 million parameters, random weights, AdamW, decay 0.01, clipping
-   1, dropout as in its config), with --vit of a vision transformer, or with --gpt2 of GPT-2 with 124 million
-   parameters: tokens/s, GFLOP/s beside the peak, how the time of a step divides, and the plan's bytes beside
-   the growth of the process.
+/* Measures whole training steps of DistilBERT-base (66 million parameters, random weights, AdamW, decay 0.01,
+   clipping 1, dropout as in its config), with --vit of a vision transformer, or with --gpt2 of GPT-2 with 124
+   million parameters: tokens/s, GFLOP/s beside the peak, how the time of a step divides, and the plan's bytes
+   beside the growth of the process.
 
    Tokens are random, or come from --batches: a safetensors file of int32 tensors batchB.input_ids (all
    sequences one after another), batchB.seq_start (sequences + 1) and batchB.labels for B = 0, 1, ..., as
-   bench/pytorch.py and bench/minilm_imdb.py write them. Images likewise are random or come from uint8 tensors
+   bench/pytorch.py and bench/minilm_imdb.py write them. Images are random, too, or come from uint8 tensors
    batchB.pixels (images, height, width, 3). With --turns each step waits for a line on standard input and
    reports itself, so that two programs can take turns.
 
@@ -135,8 +135,8 @@ static int part_of(int op)
     }
 }
 
-/* Returns the TFLOP/s of cuBLASLt's products in the type that a precision multiplies in, or 0 if they cannot
-   be measured (after the steps, memory may be short). */
+/* Returns the TFLOP/s of cuBLASLt's products in the multiplication type of a precision. Returns 0 if the
+   products cannot be measured: after the steps, memory may be short. */
 static double gpu_peak(const char *precision, int n)
 {
     char error[256];
@@ -167,7 +167,7 @@ static void peaks(bool gpu, int n)
     bench_row("copies of memory, bytes read and written", bytes / 1e9, "GB/s", 0);
 }
 
-/* --estimate: returns the seconds of a step by its plan, with costs that are measured now. */
+/* --estimate: returns the seconds of a step that its plan forecasts with newly measured costs. */
 static double seconds_by_plan(tt_context *ctx, const tt_model *model, tt_train_options o)
 {
     tt_costs costs;
@@ -203,8 +203,8 @@ static tt_array *next_tokens(bench_batches *all)
     return targets;
 }
 
-/* --ops: a backend that replaces the program's own and notes the time before and after each launch. In a
-   first step it counts launches, bytes and FLOPs instead. */
+/* --ops: a backend that replaces the program's own and notes the time before and after each launch. In the
+   first step the backend counts launches, bytes and FLOPs instead. */
 enum { TIMED_STEPS = 5 };
 static struct {
     const tt__backend *real;
@@ -217,7 +217,7 @@ static struct {
     int *of, n, made;
 } timed;
 
-/* Adds the FLOPs of a launch. Those of attention depend on where sequences start, which is read from the
+/* Adds the FLOPs of a launch. FLOPs of attention depend on the starts of sequences, which are read from the
    device. */
 static tt_status add_flops(const tt__launch *l, bench_cost *to)
 {

@@ -1,6 +1,7 @@
 /* Trains tiny models and prints a line for each case: hashes of losses, norms, parameters and optimizer state
-   after some steps, and the bytes of the plan. tests/bits.sh compiles it against two versions of tinytrain.h
-   and compares the lines, so it uses only functions that the public API of both versions has.
+   after some steps, and the bytes of the plan. tests/bits.sh compiles this file with two versions of
+   tinytrain.h and compares the lines, so this file uses only functions that the public API of both versions
+   has.
    
        bits [--kind cpu|cuda] [--every N] [--steps N] [--list] [--tensors] [PATTERN...]
    
@@ -43,8 +44,8 @@ static void die(const char *format, ...)
 
 /* ----------------------------------------------------------------------------------------------- versions */
 
-/* The tt_compile_options in tt_train_options. Older versions have their fields in tt_train_options itself;
-   tests/bits.sh knows which of the two a version has. */
+/* The tt_compile_options in tt_train_options. Older versions have the fields in tt_train_options itself;
+   tests/bits.sh defines HAS_COMPILE for newer versions. */
 #ifdef HAS_COMPILE
 #define COMPILE(o) (o).compile
 #else
@@ -396,7 +397,7 @@ static void own_params(tt_context *ctx, tt_param *p[OWN_PARAMS])
     }
 }
 
-/* Records causal attention with its own scale and shared q and k, views, and a weighted squared error. Shape
+/* Records causal attention with a scale and one value for q and k, views, and a weighted squared error. Shape
    of x: (rows, 24). */
 static tt_value own_loss(tt_tape *t, tt_param *const p[OWN_PARAMS], tt_value x, tt_value target,
                          tt_value starts, tt_value weights, float dropout, tt_value *out)
@@ -424,7 +425,8 @@ static void set(tt_program *p, tt_context *ctx, tt_value v, const void *data, in
     if (tt_set(p, v, data, rows) != TT_OK) die("%s", tt_error(ctx));
 }
 
-/* Trains by hand. POOLED: MiniLM's encoder, the mean of each sequence, a weighted loss. OWN: own_loss. */
+/* Trains without a trainer. POOLED: MiniLM's encoder, the mean of each sequence, weighted loss. OWN:
+   own_loss. */
 static void train_by_hand(tt_context *ctx, const one_case *c, const char *device, int steps, results *r)
 {
     const bool pooled = c->model == POOLED;

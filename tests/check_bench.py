@@ -165,7 +165,7 @@ def check_gpu_peers():
 
 
 # Stand-ins for `make bench-peers`: a compiler that does not find OpenBLAS and oneDNN, and a python3 whose
-# venv has a pip without the packages in MISSING. Their folder also has a cblas.h that is not OpenBLAS's.
+# venv has a pip without the packages in MISSING. Their folder also has a cblas.h of another library.
 STAND_INS = {
     "cc": """case "$*" in *" -E "*) ;; *-lopenblas* | *-ldnnl*) echo "cannot find it" >&2; exit 1; esac\n"""
           """exec $REAL_CC "$@"\n""",

@@ -219,8 +219,8 @@ def update_in_the_backward_saves_memory(folder):
 
 @check
 def options_make_a_budget_fit(folder):
-    """Checks that "budget" options make plans fit: the small ViT in 0.5 MB less than without, and ViT-Ti/16
-    on two ranks in 3 MB less than with zero 1."""
+    """Checks that "budget" options make plans fit: the small ViT in 0.5 MB less than without the option, and
+    ViT-Ti/16 on two ranks in 3 MB less than with zero 1."""
     options = ["--out=" + os.path.join(folder, "plan")]
     for option in "--recompute=budget", "--offload=budget", "--zero=budget":
         refused(IMAGES, "--plan", *options, option,
@@ -324,7 +324,7 @@ def validation_rows_are_the_validation_set(folder):
 
 
 def changed_model(source, target, change):
-    """Copies a model folder, and lets `change` edit its tensors (name: (description, bytes)) and config.
+    """Copies a model folder. change(tensors, config) edits the copy; tensors: {name: (description, bytes)}.
     Returns the copy's path."""
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("state.*", "metrics.csv"))
     path = os.path.join(target, "model.safetensors")
@@ -516,7 +516,7 @@ def from_scratch_in_any_folder(folder):
 
 def stopped(program, options, *signals):
     """Sends signals to a program in the middle of training. Returns its exit status, its output, and the
-    number of signals sent while it still ran."""
+    number of signals sent while the program still ran."""
     process = subprocess.Popen([program, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True)
     said, sent = "", 0
@@ -557,8 +557,8 @@ def contents(*path):
 
 @check
 def any_number_of_ranks_trains_the_same(folder):
-    """Compares the result of one rank with those of two ranks that shard and offload in several ways, and of
-    a run that stops on four ranks and resumes on two with updates on the host."""
+    """Compares the result of one rank with the results of two ranks that shard and offload in several ways,
+    and of a run that stops on four ranks and resumes on two with updates on the host."""
     few = {TEXT: ["--train=400", "--epochs=2"], IMAGES: ["--train=80", "--test=20", "--epochs=1"]}
     for program, more in few.items():
         def run(name, *options, then=None):
@@ -584,8 +584,8 @@ def any_number_of_ranks_trains_the_same(folder):
 
 @check
 def any_number_of_stages_trains_the_same(folder):
-    """Compares the result of one rank with those of two stages: schedule 1f1b with one data rank, and gpipe
-    with two data ranks."""
+    """Compares the result of one rank with the results of two stages: schedule 1f1b with one data rank, and
+    gpipe with two data ranks."""
     for program, more in {TEXT: ["--train=200", "--epochs=1"], IMAGES: ["--train=80", "--test=20"]}.items():
         def run(name, *options):
             out = os.path.join(folder, os.path.basename(program) + "_" + name)
@@ -611,7 +611,7 @@ def a_second_signal_ends_at_once(folder):
 
 
 def begun(*options, stderr=subprocess.STDOUT, before=None):
-    """Starts a run. Returns its process in the middle of training."""
+    """Starts a run. Returns the process of the run once it trains."""
     process = subprocess.Popen([TEXT, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=stderr, text=True, preexec_fn=before)
     while "epoch " not in (line := process.stdout.readline()):
@@ -684,7 +684,7 @@ def a_run_that_blows_up_says_what_helps(folder):
 def no_promise_to_resume_what_was_not_saved(folder):
     run = os.path.join(folder, "run")
     os.mkdir(run)
-    os.mkdir(os.path.join(run, "loss.svg"))        # so that loss.svg cannot be written
+    os.mkdir(os.path.join(run, "loss.svg"))        # keeps loss.svg from being written
     got, said, _ = stopped(TEXT, ["--out", run, "--epochs=100"], signal.SIGINT)
     expect(got != 0 and "loss.svg" in said, got, said)
     saved = os.path.exists(os.path.join(run, "state.safetensors"))
@@ -694,7 +694,7 @@ def no_promise_to_resume_what_was_not_saved(folder):
 @check
 def killed_runs_go_on_bit_for_bit(folder):
     """Kills runs that save ten times a second at random moments, KILLS times (10), and resumes them until
-    they end. Checks that none hangs, and that their files equal those of a run that was not killed. Also
+    they end. Checks that no run hangs, and that the files equal those of a run that was not killed. Also
     checks runs whose loss diverges, which have two states for some time."""
     most, seed = int(os.environ.get("KILLS", "10")), random.randrange(1 << 30)
     moments, resumed, two_states = random.Random(seed), 0, 0
@@ -812,7 +812,7 @@ def progress_fits_the_terminal(folder):
 
 @check
 def hello_goes_on_bit_for_bit(folder):
-    """Checks that hello learns, that a resumed run has the same bits, and that it refuses the state of
+    """Checks that hello learns, that a resumed run has the same bits, and that hello refuses the state of
     another model."""
     whole, parts = (os.path.join(folder, name) for name in ("whole", "parts"))
     os.mkdir(whole)
@@ -1008,7 +1008,7 @@ def folders_of_images(folder):
     status, out, err = call(*plan, "--skip-unreadable")
     expect(status == 0 and f"note: left out: '{bad}' cannot be read (" in out, out, err)
     expect(out.endswith(clean), out)
-    with open(os.path.join(photos, "dog", "14x.ppm"), "wb") as f:  # the header is valid, the rest is missing
+    with open(os.path.join(photos, "dog", "14x.ppm"), "wb") as f:  # a valid header without pixels
         if "without stb_image.h" in " ".join(call(IMAGES, "--help")[1].split()):
             f.write(b"P6 4 4 255\ncut off")
         else:

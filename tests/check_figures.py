@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that the figures shown are the committed or planned ones: bench/chart.py draws the pictures in
+"""Checks that shown figures equal the committed or planned figures: bench/chart.py draws the pictures in
 bench/results from the records beside them, README.md, docs/ and bench/README.md show its tables, the records
 are consistent, and bench/chart.py accepts the lines of bench/pytorch.py. If memory_ladder is built, checks
 that it prints the tables of planned memory and ranks.json. Standard library only; run from the repository's
@@ -133,7 +133,7 @@ def ladder_table(found):
 
 
 def check_ladder():
-    """Checks the rungs in bench/README.md, and the sentences of docs/memory-and-budgets.md on them."""
+    """Checks the rungs in bench/README.md, and the sentences about rungs in docs/memory-and-budgets.md."""
     found = planned()
     wrong = differences(rows_of("bench/README.md", "| rung"), ladder_table(found))
     rung = {r["rung"]: (f"{r['planned_bytes'] / 1e9:.2f} GB", f"{(r['copied_bytes'] or 0) / 1e9:.1f} GB")

@@ -3,8 +3,8 @@
 
 products_are_joined: tinytrain.h and tinytrain_cuda.cu are what tools/join.py makes of src/.
 
-join_tells_mistakes: tools/join.py refuses mistakes, such as a file that no product has or a head of which it
-would lose a part, and keeps a product that was edited by hand.
+join_tells_mistakes: tools/join.py refuses mistakes, such as a file that no product has or a head that would
+lose a part, and keeps a product that was edited by hand.
 
 make_joins: make joins edits of src/, and reports an edited product or that it cannot join.
 
@@ -136,7 +136,7 @@ def long(tree):
         lines = body.split("\n")
         if len(lines) + at > MAX_FILE:
             found.append((path, 1, f"has {len(lines) + at} lines"))
-        starts = {} # for each indentation: line of the last brace, alone or after a parenthesis
+        starts = {} # by indentation: line of the last brace, alone or after a parenthesis
         for n, line in enumerate(lines):
             if opens := OPENS.match(line):
                 starts[opens[1]] = n

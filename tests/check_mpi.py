@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains in several processes, started by mpirun. Checks that results have the bits of one process, that
-differences between processes are refused, and that after a fault of one process all end with one sentence and
-training resumes from the last state.
+differences between processes are refused, and that after a fault of one process all processes end with one
+sentence and training resumes from the last state.
 
 Standard library only; run from the repository's root, with B (build) in the environment. `make` puts there
 B/mpi_ranks (tests/mpi.c), B/mpi_vit_l16 and B/mpi_gpt, and optionally B/cuda_emu/mpi_ranks for emulated GPUs.
@@ -36,7 +36,7 @@ def check(name, wrong):
 
 
 def mpirun(processes, *command, env=None, limit=120):
-    """Runs mpirun. Returns its status (None: timeout), output and seconds."""
+    """Runs mpirun. Returns (status, output, seconds) of mpirun; status None: timeout."""
     flags = ["--oversubscribe"] if OPEN_MPI else []
     own = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", **(env or {}))
     begin = time.monotonic()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks an example's --plan: it trains nothing, and the picture is XML that shows the facts of the text.
-Standard library only; run from the repository's root.
+"""Checks --plan of an example: --plan trains nothing, and the picture is XML that shows the facts of the
+text. Standard library only; run from the repository's root.
 
     python3 tests/check_plan.py              B: folder of the built examples (build), from the environment
 """

@@ -50,7 +50,7 @@ def call(*command, seconds=300, folder=None):
 
 
 def check(name, wrong):
-    """Reports a check. wrong: the sentences of its errors."""
+    """Reports the result of a check. wrong: a sentence for each error."""
     report("FAILED", name, "; ".join(wrong)) if wrong else report("ok", name)
 
 
@@ -108,8 +108,8 @@ def check_snippets(text, name, folder):
 
 
 def check_resume(program, name, folder, line):
-    """Checks that a program prints the same and leaves the same files without a stop, and when it is killed
-    after a step and started again."""
+    """Checks that a program prints the same text and leaves the same files without a stop as after a kill and
+    a restart."""
     wrong, left = [], []
     for kill in ([], ["115"]):
         place = os.path.join(folder, f"resume_{line}_{len(kill)}")
@@ -136,8 +136,8 @@ def check_resume(program, name, folder, line):
 
 
 def check_tune(program, name, folder, line):
-    """Checks that a program makes a complete model folder, from which it can train again, even if the model's
-    classes have other numbers than the table gives them."""
+    """Checks that a program makes a complete model folder, from which it can train again, even if the table
+    numbers the classes in another order."""
     table, out, again = (os.path.join(folder, f"tune_{line}{end}") for end in (".csv", "", "_again"))
     with open(table, "w") as f:
         f.write("text,label\n" + "a good film,pos\na bad film,neg\n" * 20)
@@ -250,7 +250,7 @@ def check_flags(text, name):
 
 def check_help(program):
     """Checks that a program's parser accepts each flag of its --help, with a value if the help shows one, as
-    `--flag value` and as `--flag=value`, also before a last --help; and that -h equals --help."""
+    `--flag value` and as `--flag=value`, also before a last --help. Checks that -h equals --help."""
     name = os.path.basename(program)
     status, said = call(program, "--help")
     wrong = [] if status == 0 else [f"--help ends with {status}"]

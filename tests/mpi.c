@@ -1,5 +1,5 @@
-/* Ranks of several processes, which tests/check_mpi.py starts with mpirun. Their trainings equal trainings
-   with the same ranks in one process bit for bit; each process runs both.
+/* Ranks of several processes, which tests/check_mpi.py starts with mpirun. Each process also trains on as
+   many ranks of its own: both trainings give the same bits.
 
        mpirun -n 2 mpi FOLDER LOCAL [TEST...]     LOCAL: ranks of a process; FOLDER: shared, for files */
 #ifndef _GNU_SOURCE
@@ -33,7 +33,7 @@ static const char *ranks_text(int ranks)
     return to;
 }
 
-/* Emulated GPUs are slow: they run some cases of each test. */
+/* Returns false for emulated GPUs, which run only some cases of each test because they are slow. */
 static bool on_cpu(void) { return strncmp(ranks_text(1), "cpu", 3) == 0; }
 
 /* A CUDA-aware MPI for emulated GPUs: messages use buffers of the emulation. A send copies the GPU's memory
@@ -159,7 +159,7 @@ TEST(tensor_ranks_of_processes)
 }
 
 /* Stages of a pipeline in several processes, with data ranks; two processes have the table and a norm. The
-   bits equal those of the same stages in one process, which equal those of one stage (test_pipeline.c). */
+   bits equal the bits of these stages in one process, which equal the bits of one stage (test_pipeline.c). */
 TEST(stages_of_processes)
 {
     static const layout on = {NULL, 1, 0};
@@ -225,7 +225,7 @@ TEST(states_of_processes_resume_anywhere)
             ok = ok && FINE(&n, run_step(&n, k, micros_of(&s, k)));
             o.stats[k] = n.stats;
             if (s.net || me == 0) ok = ok && FINE(&n, tt_program_save(n.p, path));
-            MPI_Barrier(MPI_COMM_WORLD); /* only process 0 saves for ranks of one process */
+            MPI_Barrier(MPI_COMM_WORLD); /* ranks of one process save in process 0 only */
             if (ok && k == STEPS - 1) {
                 keep_end(&n, &o);
                 same_outcome(&s, &whole, &o, true, __LINE__);
@@ -238,7 +238,7 @@ TEST(states_of_processes_resume_anywhere)
 }
 
 /* In collectives, processes together send at most 3% more than they must. Without ZeRO that holds for each
-   process; with ZeRO, shards of whole chunks are uneven, as these tensors are small. */
+   process. With ZeRO, shards of whole chunks are uneven, because the tensors are small. */
 TEST(bytes_of_processes)
 {
     for (int zero = 0; zero < 3; zero++) {
@@ -346,7 +346,7 @@ static int train_until(int steps, event e)
     return status == TT_OK ? 0 : 3;
 }
 
-/* Tries options or programs that differ between processes. Returns 3 if they are refused. */
+/* Tries options or programs that differ between processes. Returns 3 if the library refuses them. */
 static int differ(const char *what)
 {
     net n;
@@ -364,8 +364,8 @@ static int differ(const char *what)
     return 3;
 }
 
-/* Opens a context and closes it. Process 0 is stopped or ends before opening or before closing. "own...": the
-   program starts MPI, not the context. */
+/* Opens a context and closes it. Process 0 is stopped or ends before opening or before closing. Kinds
+   "own...": the program starts MPI before the context. */
 static int open_until(const char *kind)
 {
     const char *rank = getenv("OMPI_COMM_WORLD_RANK");
@@ -378,7 +378,7 @@ static int open_until(const char *kind)
     if (!me && strstr(kind, "stop_before")) raise(SIGSTOP);
     if (!me && strstr(kind, "kill_before")) raise(SIGKILL);
     if (!me && strstr(kind, "exit_before")) return 0;
-    tt_context *ctx = tt_open(&o); /* the default logger tells a failure's reason */
+    tt_context *ctx = tt_open(&o); /* the default logger prints the reason of a failure */
     if (!ctx) return 3;
     if (!me && strstr(kind, "stop_between")) raise(SIGSTOP);
     tt_close(ctx);

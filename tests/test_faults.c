@@ -25,7 +25,7 @@ typedef struct training {
     char best[1024]; /* folder of the kept model */
 } training;
 
-/* A child's report: number of file operations, the last operation, how often it kept a model, its error. */
+/* A child's report: number of file operations, number of kept models, last operation, error. */
 typedef struct report {
     volatile long calls;
     volatile int kept;
@@ -265,7 +265,7 @@ static bool open_kind(training *r, int kind, char whole[1024])
     o.files.remove = kill_remove;
     o.files.make_folder = kill_make_folder;
     o.files.list = kill_list;
-    shared = NULL; /* only children count operations */
+    shared = NULL; /* the parent counts no operations */
     if (!open_training(r, &o)) return false;
     shared = (report *)mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (!CHECK(shared != MAP_FAILED)) return false;
@@ -314,7 +314,7 @@ TEST(killed_at_each_file_operation)
     }
 }
 
-/* Each run is killed once to three times, and then runs to its end. */
+/* Each run is killed one to three times, and then runs to its end. */
 TEST(killed_at_random_moments)
 {
     uint64_t seed = (uint64_t)time(NULL) * 2654435761u + (uint64_t)getpid(), random = seed;
@@ -362,10 +362,10 @@ typedef struct sweep {
     test_allocator a;
     test_files f;
     tt_context *ctx;
-    training r;              /* a training in ctx; used by rows that train */
+    training r;              /* a training in ctx, for rows that train */
     char in[1024], out[1024]; /* folders: `in` holds the input, made once; `out` takes the output, empty each
                                  time */
-    int steps;               /* number of steps of tt_fit so far */
+    int steps;               /* number of steps that tt_fit has done */
     volatile int stop;       /* tells tt_fit to stop */
     int stop_at;             /* the step after which tt_fit stops; 0: none */
 } sweep;
@@ -518,7 +518,7 @@ static bool sweep_inputs(sweep *s)
     vc.image_size = 6;
     vc.patch_size = 2;
     vc.classes = 3;
-    for (int k = 0; k < 2; k++) { /* one context each, as some parameters have equal names */
+    for (int k = 0; k < 2; k++) { /* one context each, because parameters have equal names */
         if (!sweep_open(s, false)) return false;
         if (k == 0) CHECK(tt_bert_new(s->ctx, &bert, &bc) == TT_OK);
         else CHECK(tt_vit_new(s->ctx, &vit, &vc) == TT_OK);

@@ -85,7 +85,7 @@ TEST(resize_limits)
     tt_context *ctx = test_open(&a);
     uint8_t *line = (uint8_t *)malloc(65535), to[4] = {9, 9, 9, 9};
     tt_image image = {line, 1, 65535, 1};
-    /* With this many weights their rounding errors could add up to more than 255. */
+    /* With this many weights, rounding errors could add up to more than 255. */
     for (int level = 0; level < 256; level += 51) {
         memset(line, level, 65535);
         CHECK(tt_image_resize(ctx, &image, 1, 1, to) == TT_OK && to[0] <= level && level - to[0] <= 3);
@@ -143,7 +143,7 @@ static void cifar_write(const char *folder, int file, int records)
     free(bytes);
 }
 
-/* Reads image i of the dataset through a loader. Returns whether it is record `record` of `file`. */
+/* Reads image i of the dataset through a loader. Returns whether the image is record `record` of `file`. */
 static bool cifar_is(tt_context *ctx, const tt_dataset *d, int64_t i, int file, int record)
 {
     tt_image_options o = tt_image_options_default(32, 32);
@@ -230,7 +230,7 @@ TEST(cifar_files)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(cifar_split) /* each class gets its share, chosen by the seed */
+TEST(cifar_split) /* the split takes an equal share of each class, by the seed */
 {
     char folder[600];
     int different = 0, previous[20];
@@ -265,7 +265,7 @@ TEST(cifar_split) /* each class gets its share, chosen by the seed */
 
         int first[20], seen[60] = {0};
         memcpy(first, previous, sizeof first);
-        tt_dataset *part = tt_dataset_split(d, 5); /* the part has its own images */
+        tt_dataset *part = tt_dataset_split(d, 5); /* the part keeps its images */
         REQUIRE(part);
         CHECK(tt_dataset_count(part) == 5 && tt_dataset_count(d) == 15 && tt_dataset_classes(part) == 10 &&
               strcmp(tt_dataset_class_name(part, 3), "cat") == 0);
@@ -298,7 +298,7 @@ typedef struct drawing {
     int channels;          /* number of channels; 0: 1, 3, 4, 1, ... */
     int fail_at;           /* number of the image that fails, together with the next; -1: none */
     const tt_image *instead; /* returned in place of a failing image, if not NULL */
-    bool meet;             /* a read waits until another read is in flight */
+    bool meet;             /* a read waits until a second read is in flight */
     int slow;              /* min microseconds of a read; the max is seven times as long */
     long reads, released, inside, most_inside;
     int labels[512];
@@ -326,7 +326,7 @@ static const char *drawing_read(void *user, int64_t i, tt_image *image)
         pthread_mutex_lock(&s->mutex);
     } while (alone);
     s->inside--;
-    if (fails && !s->instead) s->released++; /* a failed read has nothing to release */
+    if (fails && !s->instead) s->released++; /* a failed read has no image to release */
     pthread_mutex_unlock(&s->mutex);
     if (s->slow) usleep((useconds_t)(s->slow * (1 + i % 7)));
     if (fails && !s->instead) return "not a picture";
@@ -402,7 +402,7 @@ TEST(image_dataset)
     tt_image_source source = drawing_source(&s, 30), bad;
     tt_dataset *d = tt_dataset_images(ctx, &source);
     REQUIRE(d);
-    for (int i = 0; i < 30; i++) s.labels[i] = -5; /* the dataset has copied the labels */
+    for (int i = 0; i < 30; i++) s.labels[i] = -5; /* the dataset has its own copy of the labels */
     CHECK(tt_dataset_count(d) == 30 && tt_dataset_classes(d) == 3 &&
           strcmp(tt_dataset_class_name(d, 2), "blue") == 0 && !tt_dataset_class_name(d, 3));
     CHECK(tt_dataset_label(d, 4) == 1 && tt_dataset_label(d, 29) == 2 && tt_dataset_label(d, 30) == -1 &&
@@ -539,7 +539,7 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
                   tt_loader_max_tokens(l) == 0);
             read_epoch(l, d, 270, 0, 0, log);
             CHECK(log->steps == steps && log->seqs == used);
-            for (int i = 0; i < used; i++) { /* every image once; micro-batches are full or end their step */
+            for (int i = 0; i < used; i++) { /* each image comes once; micro-batches are full or last */
                 CHECK(!seen[log->index[i]]++);
                 if (!o.shuffle) CHECK(log->index[i] == i);
                 if (groups > 1) continue;
@@ -632,7 +632,7 @@ static bool is_crop(const uint8_t *resized, int H, int W, const tt_image_options
     return true;
 }
 
-/* Every result is exactly one crop of the image. All crops occur, mirrored and not. */
+/* Every result is exactly one crop of the image. All crops occur, both mirrored and not mirrored. */
 TEST(image_loader_transforms)
 {
     test_allocator a;
@@ -701,7 +701,7 @@ TEST(image_loader_transforms)
         }
         for (int place = 0; place < 2 * tops * lefts; place++) places += came[place];
         CHECK(places == (o.random_crop ? tops * lefts : 1) * (o.flip ? 2 : 1));
-        if (o.pad < o.height) { /* otherwise a result may be all padding */
+        if (o.pad < o.height) { /* with more padding a result may be all padding */
             CHECK(ambiguous == 0);
             CHECK(o.flip ? mirrored > images * 2 / 5 && mirrored < images * 3 / 5 : mirrored == 0);
         }
@@ -804,8 +804,8 @@ TEST(image_loader_option_errors)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The loader gives the micro-batches before the failing image, and then an error that names it. A seek past
-   the image succeeds. */
+/* The loader gives the micro-batches before the failing image, and then an error that names the image. A seek
+   past the image succeeds. */
 TEST(image_loader_failing_source)
 {
     test_allocator a;
@@ -842,7 +842,8 @@ TEST(image_loader_failing_source)
             while (tt_loader_next(l, &b)) seqs += b.seqs;
             CHECK(seqs == 20);
             CHECK_ERROR(ctx, cases[n].status, cases[n].error);
-            CHECK(tt_loader_status(l) == cases[n].status && !tt_loader_next(l, &b)); /* the error repeats */
+            /* a further call gives the error again */
+            CHECK(tt_loader_status(l) == cases[n].status && !tt_loader_next(l, &b));
             CHECK_ERROR(ctx, cases[n].status, cases[n].error);
             CHECK(tt_loader_seek(l, 0, 3) == TT_OK);
             while (tt_loader_next(l, &b)) seqs += b.seqs;
@@ -850,7 +851,7 @@ TEST(image_loader_failing_source)
             CHECK(tt_loader_seek(l, 0, 2) == TT_OK && !tt_loader_next(l, &b));
             CHECK_ERROR(ctx, cases[n].status, cases[n].error);
             pthread_mutex_lock(&s.mutex);
-            s.fail_at = -1; /* the failed image is read once more */
+            s.fail_at = -1; /* reads the failed image again */
             pthread_mutex_unlock(&s.mutex);
             CHECK(tt_loader_seek(l, 0, 2) == TT_OK);
             for (seqs = 20; tt_loader_next(l, &b);) seqs += b.seqs;
@@ -871,14 +872,14 @@ TEST(image_loader_works_ahead_on_several_threads)
     tt_image_options image = tt_image_options_default(8, 8);
     tt_loader_options o = tt_loader_options_default();
     tt_batch b;
-    s.meet = true; /* the first read returns when another has begun */
+    s.meet = true; /* the first read returns after another has begun */
     o.batch = 8;
     o.threads = 4;
     tt_dataset *d = tt_dataset_images(ctx, &source);
     tt_loader *l = d ? tt_image_loader_new(ctx, d, &image, &o) : NULL;
     REQUIRE(l);
     double until = tt__seconds() + 20;
-    /* The loader prepares three micro-batches before anyone asks for one. */
+    /* The loader prepares three micro-batches before the first call. */
     while (drawing_counter(&s, &s.released) < 24 && tt__seconds() < until) usleep(100);
     CHECK(drawing_counter(&s, &s.released) == 24 && s.most_inside >= 2);
     CHECK(tt_loader_seek(l, 0, 0) == TT_OK); /* no image is read a second time */
@@ -1065,7 +1066,7 @@ TEST(images_are_turned_upright) /* turns as Pillow's ImageOps.exif_transpose doe
 {
     static const char *const upright[9] = {"", "123456", "321654", "654321", "456123",
                                            "142536", "415263", "635241", "362514"};
-    /* A comment, fill bytes, then EXIF in either byte order; the orientation is its second tag. */
+    /* A JPEG with a comment, fill bytes, and EXIF in either byte order, whose second tag is orientation. */
     static const uint8_t head[] = {0xFF, 0xD8, 0xFF, 0xFE, 0, 4, 'h', 'i', 0xFF};
     static const uint8_t exif[2][48] = {
         {0xFF, 0xE1, 0, 46, 'E', 'x', 'i', 'f', 0, 0, 'M', 'M', 0, 42, 0, 0, 0, 8, 0, 2, 1, 0, 0, 3, 0, 0, 0,

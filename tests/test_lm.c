@@ -149,9 +149,8 @@ static double distance(const float *a, const float *b, int64_t n)
 
 static double worse(double a, double b) { return b <= a || a != a ? a : b; } /* NaN is the worst */
 
-/* Ignores the biases of keys that no rotary position turns: they do not change a softmax, so their
-   gradient is only rounding, from which Adam makes steps of up to lr. These biases are the second third of
-   a tensor. */
+/* Ignores the biases of keys without rotary positions. They do not change a softmax, so their gradient is
+   only rounding, from which Adam makes steps of up to lr. They are the second third of a tensor. */
 static void forget_key_biases(const golden *g, const char *name, float *x, const float *as, double max)
 {
     const tt_lm_config *c = &g->m.config;
@@ -380,8 +379,8 @@ static void replace(const char *path, const char *from, const char *to)
     free(text);
 }
 
-/* Saves a model in one file, in many, in one again, and into its own folder: tensors keep their bytes, no old
-   file remains that would be read instead of the new ones, and config.json keeps all its members. */
+/* Saves a model in one file, in many files, in one file again, and into its own folder. Tensors keep their
+   bytes, config.json keeps its members, and no old file remains that would be read instead of a new file. */
 TEST(folders_go_round)
 {
     for (int k = 0; k < TEST_COUNT(names); k++) {
@@ -460,7 +459,7 @@ TEST(what_ends_an_answer)
     refused(folder, TT_ERR_FORMAT, "\"eos_token_id\" is neither an id nor a list of ids", "config.json'");
 }
 
-/* A trained model that is saved in its dtype and then loaded has equal logits, bit for bit. */
+/* A trained model that is saved in its dtype and loaded again has the same logits, bit for bit. */
 TEST(trained_models_are_saved)
 {
     static const char *const precisions[] = {"32-true", "bf16-true"};
@@ -479,7 +478,7 @@ TEST(trained_models_are_saved)
         CHECK(tt_lm_save(&g.m, folder) == TT_OK);
         if (!golden_open(&h, names[k / 2], 2)) return;
         tt_lm_free(&h.m);
-        CHECK(tt_lm_load(h.ctx, &h.m, folder) == TT_ERR_ARGUMENT); /* its names exist already */
+        CHECK(tt_lm_load(h.ctx, &h.m, folder) == TT_ERR_ARGUMENT); /* parameters of these names exist */
         golden_close(&h);
         memset(&h, 0, sizeof h);
         h.ctx = test_open(&h.a);
@@ -501,7 +500,7 @@ static int files_like(const char *folder, const char *pattern)
 }
 
 /* A save with fewer files removes the files of an older save. If a save with equally many files was cut off,
-   so that some are of the older model, loading fails. */
+   so that files of the older model remain, loading fails. */
 TEST(saves_over_older_ones)
 {
     char from[600], folder[600], other[600], name[64];
@@ -633,7 +632,7 @@ TEST(broken_folders)
     }
     test_write(index, good, n);
 
-    /* One of the files is truncated, or is another model's. */
+    /* One file is truncated, or belongs to another model. */
     const char *name = strstr(good, "model-00002-of-");
     if (!CHECK(name != NULL)) return;
     snprintf(path, sizeof path, "%s/%.*s", folder, (int)(strchr(name, '"') - name), name);
@@ -662,7 +661,7 @@ TEST(broken_folders)
     refused(folder, TT_ERR_FILE, "cannot open '", "model.safetensors");
 }
 
-/* A value of a config that is not supported is refused by name; configs of older versions are understood. */
+/* A value of a config that is not supported is refused by name. Configs of older versions can be read. */
 TEST(configs)
 {
     static const struct { const char *name, *from, *to; tt_status status; const char *error; } rows[] = {
@@ -771,7 +770,7 @@ TEST(configs)
         CHECK(tt_lm_load(one, &x, from) == TT_OK);
         if (tt_lm_load(two, &y, folder) != TT_OK) CHECK_ERROR(two, TT_OK, older[o].to);
         tt_lm_config p = x.config, q = y.config;
-        p.activation = q.activation = NULL; /* they point into x and y */
+        p.activation = q.activation = NULL; /* the pointers differ: they point into x and y */
         CHECK(memcmp(&p, &q, sizeof p) == 0);
         tt_lm_free(&x);
         tt_lm_free(&y);
@@ -809,7 +808,7 @@ TEST(shapes_are_kept)
     replace(config, "\"max_window_layers\": 1", "\"max_window_layers\": 28");
     replace(config, "\"use_sliding_window\": true", "\"use_sliding_window\": false");
     replace(config, "\"rope_theta\": 100.0", "\"rope_theta\": 1000000.0");
-    for (int k = 0; k < 3; k++) { /* unchanged; with a window; without one */
+    for (int k = 0; k < 3; k++) { /* window unchanged; set; removed */
         test_allocator a;
         tt_lm m, again;
         tt_context *ctx = test_open(&a), *other;
@@ -835,7 +834,7 @@ TEST(shapes_are_kept)
         tt_lm_free(&m);
         TEST_CLOSE(ctx, &a);
     }
-    /* The share of columns, as text, gives the same number of columns when read as a double. */
+    /* The share of columns in the saved text gives the original number of columns. */
     for (int head = 2; head <= 300; head++)
         for (int size = 1; size <= head; size++) {
             tt_lm_config c = tt_lm_config_default("gpt_neox");
@@ -895,7 +894,7 @@ TEST(sized_models)
     CHECK(tt_lm_config_sized("bloom", 2, 64, 4).vocab_size == 0);
 }
 
-/* New models of every kind equal those of transformers; impossible sizes are refused. */
+/* New models of every kind equal the models of transformers. Impossible sizes are refused. */
 TEST(new_models)
 {
     static const char *const kinds[] = {"gpt2", "llama", "mistral", "qwen2", "gpt_neox", "falcon"};
@@ -1134,7 +1133,7 @@ TEST(cached_scores)
             go.max_tokens = pieces == 1 ? n : pieces;
             go.compile.share = tt_trainer_program(g.r);
             tt_generator *made = tt_generator_new(&g.m, &go);
-            CHECK(made == NULL); /* the arena is allocated */
+            CHECK(made == NULL); /* too late: the arena is allocated */
             CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "allocated");
             tt_generator_free(made);
         }
@@ -1215,7 +1214,7 @@ TEST(sampled_shares)
     }
 }
 
-/* Many equal scores: each filter keeps the first ones, and exactly as many as it should. */
+/* Among many equal scores, each filter keeps the first scores, and exactly the right number. */
 TEST(sampled_from_equals)
 {
     enum { MANY = 1000 };
@@ -1286,7 +1285,7 @@ TEST(sampled_texts)
     for (int q = 0; q < 3; q++) CHECK(m[q] == 4 && memcmp(a[q], b[q], 4 * sizeof **a) == 0);
     s.token = NULL;
 
-    int32_t stop[2] = {-1, a[1][6]}; /* a token of sequence 1 ends it at its first place */
+    int32_t stop[2] = {-1, a[1][6]}; /* this token ends sequence 1 where it first occurs */
     s.stop = stop;
     s.n_stop = 2;
     CHECK(tt_generate(made, ids, start, 3, &s, b[0], m) == TT_OK);
@@ -1326,7 +1325,7 @@ static bool tell(void *user, const char *text, size_t bytes)
     return x->bytes < x->max;
 }
 
-/* A text's continuation equals that of its bytes. tests/check_examples.py checks texts of a tokenizer. */
+/* The continuation of a text equals that of the text's bytes. tests/check_examples.py checks tokenizers. */
 TEST(continued_texts)
 {
     test_allocator a;
@@ -1410,9 +1409,9 @@ TEST(samples_while_training)
     golden_close(&g);
 }
 
-/* A trainer of several ranks samples the tokens that a trainer of one rank samples. The model's largest
-   layer is its last, of which a generator computes few rows: alone, a generator would be divided into
-   other stages. */
+/* A trainer of several ranks samples the tokens that a trainer of one rank samples. The last layer is the
+   largest, but a generator computes few of its rows: alone, a generator would be divided into other stages.
+   */
 static bool sample_while_training(int32_t out[2][2][6], const tt_lm_config *c, const char *device,
                                   const tt_parallel *parallel, const char *offload)
 {
@@ -1681,7 +1680,7 @@ TEST(golden_lora)
     }
 }
 
-/* Loads and saves a folder of peft: every tensor keeps its bytes. Merging keeps the scores. */
+/* Loads and saves a folder of peft, and every tensor keeps its bytes. Merging keeps the logits. */
 TEST(adapters_go_round)
 {
     for (int k = 0; k < TEST_COUNT(adapted); k++) {
@@ -1699,7 +1698,8 @@ TEST(adapters_go_round)
         CHECK(tt_lm_lora_save(&g.m, folder) == TT_OK);
         char base[600], said[700];
         size_t length;
-        golden_path(base, adapted[k], ""); /* peft's file has no name, so it is the loaded folder */
+        /* peft's file names no base model: the loaded folder is the name */
+        golden_path(base, adapted[k], "");
         snprintf(said, sizeof said, "\"base_model_name_or_path\": \"%s\",", base);
         char *saved = test_read(test_path(folder, "adapter_config.json"), &length);
         CHECK(saved && strstr(saved, said) != NULL);

@@ -45,7 +45,7 @@ static inline bool test__near(double a, double b, double tolerance, const char *
 #define CHECK(cond) test__check((cond), __FILE__, __LINE__, #cond)
 #define CHECK_NEAR(a, b, tolerance) \
     test__near((double)(a), (double)(b), (double)(tolerance), __FILE__, __LINE__, #a " ~ " #b)
-/* Returns from the test (a void function) if the check fails: for conditions that the rest of the test
+/* Returns from the test (a void function) if the check fails. Checks conditions that the rest of the test
    needs. */
 #define REQUIRE(cond) do { if (!CHECK(cond)) return; } while (0)
 #define SKIP(why) \

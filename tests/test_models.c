@@ -19,7 +19,7 @@ typedef struct golden {
     tt_safetensors *file;
     tt_bert m;
     tt_vit v;
-    bool vit;               /* the model is v                                                               */
+    bool vit;               /* v is the model */
     tt_trainer *r;
 } golden;
 
@@ -400,8 +400,8 @@ TEST(golden_avx2)
 
 TEST(golden_bf16_mixed)
 /* A unit of DistilBERT's ReLU whose input is near zero may flip, which changes a norm by some percent. The
-   gradients of ViT's key biases, which are only rounding, are 0.0020 here and with PyTorch's autocast, and
-   0.0021 where sums are rounded to odd (BFMMLA). */
+   gradients of ViT's key biases, which are only rounding, are 0.0020 with most kernels and with PyTorch's
+   autocast, and 0.0021 with BFMMLA, which rounds sums to odd. */
 {
     static const differences max = {0.04, 0.03, 0.1, 0.1, 0.0025, 0.3, 5.1 * GOLDEN_LR};
     for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], NULL, "bf16-mixed", &max);
@@ -461,8 +461,8 @@ TEST(same_bits_for_any_number_of_threads)
         }
 }
 
-/* Computes the losses of four steps of a small DistilBERT with dropout; returns its plan. all: all last
-   hidden rows are outputs, otherwise only [CLS] is used. */
+/* Computes the losses of four steps of a small DistilBERT with dropout, and returns its plan. all: all hidden
+   rows of the last layer are outputs; otherwise only [CLS] is used. */
 static tt_plan train_on_first_rows(bool all, const char *precision, const char *recompute, float loss[4])
 {
     enum { SEQS = 3, LENGTH = 7, TOKENS = SEQS * LENGTH };
@@ -618,7 +618,7 @@ static tt_plan plan_of_base(const char *precision, const char *recompute)
     return plan;
 }
 
-/* A recomputed value takes no memory between its uses, and has equal bits. */
+/* A recomputed value takes no memory between its uses, and its bits do not change. */
 TEST(recompute_policies)
 {
     static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"},
@@ -665,8 +665,8 @@ TEST(name_patterns)
             printf("%s: %s\n", all[k].pattern, all[k].name);
 }
 
-/* Freezes parameters, trains three steps, and compares: frozen parameters keep their bits, the others change,
-   and their first gradients and the norm equal the reference's. A pattern that begins with '!' unfreezes. */
+/* Freezes parameters, trains three steps, and compares: frozen parameters keep their bits; others change, and
+   their first gradients and the norm equal the reference's. A pattern that begins with '!' unfreezes. */
 static void freeze(const char *name, const char *const *patterns, int trainable)
 {
     golden g;
@@ -778,7 +778,7 @@ TEST(freeze_nothing_and_all)
     }
 }
 
-/* Frozen parameters have no gradient and no optimizer state, and the backward needs fewer saved values. */
+/* Frozen parameters have no gradient and no optimizer state, and need fewer saved values. */
 TEST(frozen_parameters_take_no_memory)
 {
     golden g;
@@ -857,7 +857,7 @@ TEST(save_and_reload)
         test_log log;
         tt_context *ctx = test_open_logged(&a, &log);
         CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_OK);
-        CHECK(log.infos + log.warnings == 0); /* no tensor starts anew, none is left out */
+        CHECK(log.infos + log.warnings == 0); /* no log: each tensor is found and used */
         CHECK(same_config(&g.m, &m));
         CHECK(ctx->n_params == g.ctx->n_params);
         tt_train_options o = golden_options(precisions[k / TEST_COUNT(all)], false);
@@ -949,7 +949,7 @@ TEST(save_fails_and_the_old_files_stay)
               tt_bert_save(&m, folder) == TT_OK);
         for (int i = 0; i < 2; i++)
             bytes[i] = test_read(test_path(folder, i ? "config.json" : "model.safetensors"), &n[i]);
-        m.config.dropout = 0.5f; /* so that both files would change */
+        m.config.dropout = 0.5f; /* would change both files */
         float *zeros = (float *)calloc((size_t)tt_param_size(m.word), sizeof(float));
         CHECK(tt_param_set(m.word, zeros) == TT_OK);
         free(zeros);
@@ -989,7 +989,7 @@ typedef struct edit {
     const char *drop;          /* pattern of tensors that are left out                                      */
     const char *longer;        /* tensor that gets one more row, of zeros                                   */
     const char *flat;          /* tensor that gets a single dimension                                       */
-    const char *retype, *dtype;/* pattern, and its tensors' new dtype (integers: zeros)                     */
+    const char *retype, *dtype;/* names (a pattern); the new dtype of their tensors (integers: zeros) */
     const char *extra;         /* an additional tensor, I64 (1, 3)                                          */
 } edit;
 
@@ -1196,7 +1196,7 @@ TEST(another_number_of_classes)
                                        "'classifier.bias' start anew"
                                      : "is of 3 classes, and 5 are asked for: 'classifier.weight', "
                                        "'classifier.bias' start anew"));
-        } else { /* the file has no classifier */
+        } else { /* the file contains no classifier */
             CHECK(log.warnings == 1 && log.infos == 0 && m.new_head);
             CHECK(strstr(log.text, "has no 'classifier.weight', 'classifier.bias': what it lacks starts "
                                    "anew"));
@@ -1227,8 +1227,8 @@ TEST(another_number_of_classes)
     }
 }
 
-/* If any tensor between the hidden states and the logits is missing, one warning names it. Without BigBird's
-   pooler, which no logits depend on, the head still counts as trained. */
+/* If any tensor between the hidden states and the logits is missing, one warning names it. BigBird's pooler
+   may be missing, because no logits depend on the pooler. */
 TEST(heads_that_lack_a_tensor)
 {
     static const struct { const char *model, *lacks; bool used; } rows[] = {
@@ -1273,7 +1273,7 @@ TEST(models_keep_the_numbers_of_their_classes)
     CHECK(tt_bert_load(ctx, &m, edited("distilbert", &unchanged, old, now), 3) == TT_OK && !m.new_head);
     tt_dataset *d = of_three(ctx, data), *held = tt_dataset_split(d, 1);
     CHECK(tt_bert_name_classes(&m, d) == TT_OK && tt_bert_name_classes(&m, held) == TT_OK);
-    CHECK(tt_bert_name_classes(&m, d) == TT_OK); /* a second call changes nothing */
+    CHECK(tt_bert_name_classes(&m, d) == TT_OK); /* a repeated call changes nothing */
     for (int k = 0; k < 4; k++) {
         const tt_dataset *of = k < 3 ? d : held;
         const int label = tt_dataset_label(of, k % 3);
@@ -1287,7 +1287,7 @@ TEST(models_keep_the_numbers_of_their_classes)
     tt_dataset_free(held);
     tt_dataset_free(d);
 
-    /* The model takes other names, and its classifier keeps its weights. */
+    /* The model takes the data's names, and the classifier keeps its weights. */
     d = of_three(ctx, other);
     CHECK(tt_bert_name_classes(&m, d) == TT_OK && strcmp(m.class_names[2], "good") == 0);
     CHECK(tt_dataset_label(d, 0) == 0 && log.warnings == 1 &&
@@ -1322,7 +1322,7 @@ TEST(class_names_of_a_config)
           strcmp(m.class_names[2], "\xC3\xA9") == 0);
     tt_bert_free(&m);
     TEST_CLOSE(ctx, &a);
-    ctx = test_open(&a); /* a name that is too long is cut between characters */
+    ctx = test_open(&a); /* a too long name is cut between characters */
     char text[400] = "\"0\": \"ab", *folder = test_folder();
     for (int k = 0; k < 40; k++) strcat(text, "\xC3\xA9");
     strcat(text, "\", \"1\": \"b\", \"2\": \"c\"");
@@ -1347,7 +1347,7 @@ TEST(class_names_of_a_config)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Two classes have one name: all names are kept, and label2id has each name once, with its last class. */
+/* If two classes have one name, all names are kept, and label2id has each name once, with its last class. */
 TEST(classes_of_one_name)
 {
     test_allocator a;

@@ -7,7 +7,7 @@
 #include "tinytrain.h"
 #include "test.h"
 
-/* Two parameters, each pulled to a target by its own mean squared error: the gradient of element i is 2 (p_i
+/* Two parameters, each pulled to a target by a mean squared error: the gradient of element i is 2 (p_i
    - target_i) / n. */
 enum { N_BIAS = 37, ROWS = 13, COLS = 331, N_WEIGHT = ROWS * COLS, STEPS = 20 };
 
@@ -255,8 +255,8 @@ TEST(stochastic_rounding_moves_bf16_weights)
     CHECK(memcmp(values[0], values[1], sizeof values[0]) == 0);
 }
 
-/* Four micro-batches and an update equal one step on all rows, for any weights, also with tt_step in a
-   program that accumulates. */
+/* Four micro-batches and an update equal one step on all rows, for any weights. So does tt_step in a program
+   that accumulates. */
 TEST(micro_batches_equal_one_batch)
 {
     enum { BATCH = 16, IN = 7, OUT = 3 };
@@ -504,7 +504,7 @@ TEST(loss_scale_grows_where_nothing_overflows)
     }
 }
 
-/* Dividing by a power of two loses nothing: all scales without overflow and underflow train to equal bits.
+/* All scales without overflow and underflow train to equal bits, because dividing by a power of two is exact.
    The gradient of tt_get_gradient and the norm equal those of 32-true up to f16's rounding. */
 TEST(loss_scale_leaves_true_gradients)
 {
@@ -654,7 +654,7 @@ TEST(precision_options)
         c.loss_scale = bad[k];
         CHECK(!tt_compile(x.t, x.loss, &c) && tt_error_code(ctx) == TT_ERR_ARGUMENT);
     }
-    c.precision = "bf16-mixed"; /* does not scale losses, nor does an evaluation */
+    c.precision = "bf16-mixed"; /* neither bf16 nor an evaluation scales losses */
     tt_program *program = tt_compile(x.t, x.loss, &c);
     CHECK(program != NULL);
     tt_program_free(program);

@@ -19,7 +19,7 @@ static long pieces_from = 1, update_from = 1, loss_whole = 16L << 20, together =
 #include "test.h"
 
 enum {
-    WIDTH = 64, HIDDEN = 150, VOCAB = 410, LAYERS = 2, /* matrices of 1 to 7 chunks, some of them partial */
+    WIDTH = 64, HIDDEN = 150, VOCAB = 410, LAYERS = 2, /* matrices of 1 to 7 chunks, whole and partial */
     ROWS = 24, SEQS = 4, STEPS = 4, PARAMS = 32
 };
 
@@ -33,12 +33,12 @@ typedef struct setup {
     int threads;
     int64_t capacity, vocab; /* largest number of rows of a micro-batch; rows of the table */
     bool sgd;
-    bool poison;             /* storage is overwritten once it is dead */
-    bool at_once;            /* a step is one round, by tt_step */
+    bool poison;             /* dead storage is overwritten */
+    bool at_once;            /* a step is one round of micro-batches, by tt_step */
     bool unclipped;
     bool late;               /* copies and collectives complete as late as allowed ... */
     bool prompt;             /* copies and collectives complete as early as possible */
-    int tensor;              /* tensor ranks; 0: one */
+    int tensor;              /* number of tensor ranks; 0: one */
     bool sequence;
     bool net;                /* runs on the ranks of all started processes, see mpi.c */
     int pipeline, max;      /* tt_parallel's pipeline, schedule, micros */
@@ -47,7 +47,7 @@ typedef struct setup {
 } setup;
 
 static const char *shared_folder; /* folder of all processes, for states */
-static double wait_seconds = 3000; /* if a rank waits for ever, the test program's time limit ends it */
+static double wait_seconds = 3000; /* seconds; the program's time limit ends a rank that waits for ever */
 
 static setup setup_of(layout on, const char *precision, int groups, int per_leaf)
 {
@@ -124,7 +124,7 @@ static bool record(net *n, int64_t capacity, int64_t vocab)
     n->starts = tt_seq_start(t, "starts", seqs);
     n->targets = tt_input(t, "targets", TT_I32, rows, 1);
     n->weights = tt_input(t, "weights", TT_F32, rows, 1);
-    n->columns = tt_slice(t, tt_param_value(t, table), 3, 5); /* only tt_get reads it */
+    n->columns = tt_slice(t, tt_param_value(t, table), 3, 5); /* only tt_get reads the slice */
     tt_value x = tt_embedding(t, n->ids, table);
     x = tt_add(t, x, tt_linear(t, x, mix, NULL));
     for (int k = 0; k < LAYERS; k++) x = record_layer(n, k, x, norm, norm_b);
@@ -177,7 +177,7 @@ static bool fine(net *n, tt_status status, const char *what, int line)
 
 static void (*context_opened)(tt_context *ctx); /* NULL, or a function of tests/mpi.c */
 
-/* Opens a context with the net and its program. evaluates: also a program that shares the arena. */
+/* Opens a context with the net and its program; with `evaluates` also a program that shares the arena. */
 static bool open_net(net *n, const setup *s, bool evaluates)
 {
     memset(n, 0, sizeof *n);
@@ -338,7 +338,7 @@ static void keep_end(net *n, outcome *o)
     if (!net) remove(path); /* another process may still read the file */
 }
 
-/* Compares statistics without FLOPs: some runs recompute more than others. */
+/* Compares statistics without FLOPs, because some runs recompute more. */
 static bool same_stats(const tt_stats *a, const tt_stats *b)
 {
     tt_stats x = *a, y = *b;
@@ -414,7 +414,7 @@ static const char *const offloads[] = {"optimizer", "gradients", "parameters", "
 static int sums_micros(layout l) { return l.zero > 1 || l.how & MICROS; }
 
 /* Trains on every `every`th layout, beginning with number `from`, and compares each with one rank that sums
-   alike. one: the outcomes of one rank, which the caller frees. */
+   in the same order. one: the outcomes of one rank, which the caller frees. */
 static void same_as_one(setup s, const layout *on, int count, int from, int every, outcome one[2])
 {
     for (int k = 0; k < 2; k++) {
@@ -594,7 +594,7 @@ TEST(ranks_overlap)
     }
 }
 
-/* Checks that offload changes no bits, neither of the training nor of the state. */
+/* Checks that offload changes no bits of the training and of the state. */
 static void offloads_with(const layout *on, int count, const char *precision, int groups, int per_leaf,
                           bool at_once)
 {
@@ -638,7 +638,7 @@ TEST(ranks_offload)
                                 {"cpu*2", 2, 0},  {"cpu*4", 3, 0},      {"cpu*4", 0, SERVER},
                                 {"cpu*2", 3, 0},  {"cpu*2", 0, MICROS}, {"cpu*2", 1, SERVER | MICROS}};
     for (int p = 0; p < PRECISIONS; p++) {
-        if (EVERY > 1) { /* each layout in one precision */
+        if (EVERY > 1) { /* runs each layout in one precision */
             offloads_with(on + 2 * p, p < 4 ? 2 : 1, precisions[p], 4, 2, false);
             offloads_with(on + 2 * p, p < 4 ? 2 : 1, precisions[p], 4, 1, true);
             continue;
@@ -665,7 +665,7 @@ TEST(ranks_of_any_number_of_threads)
     free_outcome(&one);
 }
 
-/* --------------------------------------------------------------------------------------- between the runs */
+/* ---------------------------------------------------------------- gradients and evaluations between runs */
 
 /* Returns a copy of all current gradients, which the caller frees. */
 static float *gradients_of(net *n, size_t *count)
@@ -681,7 +681,7 @@ static float *gradients_of(net *n, size_t *count)
 }
 
 /* After each round, ranks have the gradients of one rank after the same number of micro-batches, and
-   micro-steps return the same statistics. */
+   micro-steps return the statistics of one rank. */
 static void same_gradients(const setup *one, const setup *many)
 {
     char text[512], what[256];
@@ -865,7 +865,7 @@ TEST(parameters_of_ranks_are_set_and_read)
     }
 }
 
-/* Runs steps [from, to) of a net, then saves its state. */
+/* Runs steps [from, to) of a net, then saves the state. */
 static bool go_on(net *n, const setup *s, int from, int to, outcome *o, const char *path)
 {
     bool ok = true;
@@ -903,7 +903,7 @@ static void resumes(setup s, const layout *of, int count, const outcome *whole, 
 }
 
 /* Updates in the backward give the bits of updates at the end, on any ranks, also if some ranks have no
-   micro-batch. The state's file is also equal, and either kind of update can resume from it. */
+   micro-batch. The state's file is equal, too, and both kinds of update can resume from the file. */
 TEST(updates_in_the_backward)
 {
     static const layout on[] = {{"cpu*4", 0, EARLY}, {"cpu*4", 1, EARLY}, {"cpu*4", 1, EARLY},
@@ -1049,7 +1049,7 @@ TEST(programs_of_other_layouts_are_refused)
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "parameter 'table' lives on device 'cpu*4'");
     o.device = "cpu*4";
     o.parallel.zero = 3;
-    n.eval = tt_compile(n.t, n.loss, &o); /* has its own arena, with the first program's parameters */
+    n.eval = tt_compile(n.t, n.loss, &o); /* has a separate arena, with the first program's parameters */
     CHECK(n.eval != NULL && tt_set_rank(n.eval, 0, n.ids, &(int32_t){0}, 1) == TT_ERR_ARGUMENT);
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "lives in a program that is not allocated");
     FINE(&n, run_step(&n, 0, 4));
@@ -1091,7 +1091,7 @@ TEST(misuse_of_ranks)
     FINE(&n, set_batch(&n, n.p, 2, &m));
     CHECK(tt_micro_step(n.p, NULL) == TT_ERR_ARGUMENT);
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "input 'ids' of data rank 1 was not set before this run");
-    CHECK(tt_micro_step(n.p, NULL) == TT_ERR_ARGUMENT); /* the other ranks' inputs are invalid, too */
+    CHECK(tt_micro_step(n.p, NULL) == TT_ERR_ARGUMENT); /* inputs of the other ranks are invalid now, too */
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "input 'ids' of data rank 0 was not set before this run");
     FINE(&n, set_batch(&n, n.p, 0, &m));
     FINE(&n, tt_set_rank(n.p, 1, n.ids, m.ids, m.rows)); /* rank 1 gets only some inputs */
@@ -1122,8 +1122,8 @@ TEST(misuse_of_ranks)
     close_net(&n);
 }
 
-/* A micro-batch fails on rank 3, in a step's first or second round: nothing is updated, and the next step
-   equals that of a net without the failed step. */
+/* A micro-batch fails on rank 3, in a step's first or second round. Nothing is updated, and the next step
+   equals the next step of a net without the failed step. */
 static void bad_batch(const setup *s, int bad, bool nan, const char *say)
 {
     net a, b;
@@ -1170,14 +1170,14 @@ TEST(bad_inputs_of_a_rank_are_named)
 }
 
 /* ---------------------------------------------------------------------------------------------------- faults
-   A kind of device that is the CPU, except that one launch of one rank fails or is late. */
+   The kind of device is the CPU, except that one launch of one rank fails or is late. */
 
 static struct {
     const tt__device_group *group;
     int rank;          /* the faulty rank */
     int launches;      /* launches of that rank before the fault; -1: no fault */
     bool late;         /* no failure: a collective begins after another rank has stopped waiting */
-    int made;          /* launches of that rank so far */
+    int made;          /* launches of the faulty rank so far */
     bool happened;
 } fault;
 
@@ -1232,7 +1232,7 @@ static bool steps_again(net *n, const setup *s, const char *state, outcome *o)
     return ok;
 }
 
-/* Checks a failed step: it updated nothing, or it updated some ranks and then refuses to save a state. */
+/* Checks that a failed step updated nothing, or updated some ranks and then refuses to save a state. */
 static bool after_fault(net *n, const char *state, const char *path)
 {
     size_t x_bytes, y_bytes;
@@ -1249,9 +1249,9 @@ static bool after_fault(net *n, const char *state, const char *path)
     return CHECK(same);
 }
 
-/* In turn, each launch of step 1 fails, on one rank or another. All ranks end with one error (a rank that
-   kept waiting would exceed the test's time limit). The last state loads, and from then on the bits equal
-   those of a run without a fault. */
+/* Each launch of step 1 fails once, on some rank. All ranks end with one error (a rank that kept waiting
+   would exceed the test's time limit). The last state loads, and from then on the bits equal those of a run
+   without a fault. */
 static void each_launch_fails(const setup *s, int every)
 {
     net n;

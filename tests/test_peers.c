@@ -58,13 +58,13 @@ typedef struct group { /* devices that work together */
     char *cpu[MOST];     /* the results that the CPU computes */
     bool staged;         /* some device cannot reach another */
     double rate;         /* the lowest rate between two devices, bytes a second */
-    void *pinned[2][MOST], *event[2][MOST]; /* used in turn */
+    void *pinned[2][MOST], *event[2][MOST]; /* two of each, used alternately */
     long syncs, parts, waits, left_out;     /* left_out: number of the missing wait, from 1 */
-    char pair[1024];     /* why a device of the first pair cannot reach the other */
+    char pair[1024];     /* reason of the first pair of devices without peer access */
     char why[1024];      /* error of the first function of a device that failed */
 } group;
 
-/* Stores the error of a failed function of member r, if it is the first. */
+/* Stores the error of a failed function of member r, unless an earlier error is stored. */
 static tt_status said(group *g, int r, tt_status status)
 {
     if (status != TT_OK && !*g->why) snprintf(g->why, sizeof g->why, "%s", cuda->error(g->device[r]));
@@ -106,7 +106,7 @@ static tt_status open_group(group *g, const int *index, int members, size_t memo
 
 static void close_group(group *g)
 {
-    for (int r = 0; r < g->members; r++) /* memory is released only when no other member can still read it */
+    for (int r = 0; r < g->members; r++) /* memory is released after all members stop reading */
         if (g->device[r]) (void)cuda->wait(g->device[r]);
     for (int r = 0; r < g->members; r++) {
         for (int k = 0; k < 2; k++) {
@@ -202,7 +202,7 @@ static bool sends(const job *j, int member)
     return j->op == TT__OP_RECV && member == j->move.from && j->move.from != j->move.to;
 }
 
-/* Launches one phase of n collectives on all members. */
+/* Launches one phase of n collectives on each member. */
 static tt_status launch_phase(group *g, const job *j, int n, int phase)
 {
     tt__launch l[MOST_JOBS];
@@ -220,9 +220,9 @@ static tt_status launch_phase(group *g, const job *j, int n, int phase)
     return status;
 }
 
-/* Runs one phase of a collective through the host, part by part: all members copy the data that others need,
-   wait for one another, and load it. A buffer is reused after the wait of the next part, when all have loaded
-   from it. */
+/* Runs one phase of a collective through the host, part by part: each member copies the data that others
+   need, waits for all, and loads. A buffer is free again after the wait of the next part, when all members
+   have loaded. */
 static tt_status stage_phase(group *g, const job *j, int phase)
 {
     tt_status status = TT_OK;
@@ -284,7 +284,7 @@ static void put(void *memory, tt_dtype dtype, int64_t k, float x)
     else tt__convert((char *)memory + (size_t)k * tt_dtype_bytes(dtype), dtype, &x, TT_F32, 1);
 }
 
-/* Replaces each NaN, whose bits differ between the CPU and a GPU, by one pattern. */
+/* Replaces each NaN by one pattern, because bits of NaNs differ between the CPU and a GPU. */
 static void one_nan(char *memory, tt_dtype dtype, int64_t n)
 {
     for (int64_t k = 0; k < n; k++) {
@@ -317,20 +317,20 @@ static job draw_job(const group *g, int op, int number, size_t at)
     j.add = j.move.reduce == TT__SUM && pick(&s, 2);
     j.in_place = pick(&s, 2);
     j.present = pick(&s, 3) ? g->members : (int)pick(&s, (uint32_t)g->members + 1);
-    if (op == TT__OP_BROADCAST) j.move.root = false; /* divided into shards, although it has a root */
+    if (op == TT__OP_BROADCAST) j.move.root = false; /* a broadcast has a root, but divided shards */
     if (op == TT__OP_SUM_SLOTS) {
         j.slots = slots[pick(&s, TEST_COUNT(slots))];
         j.present = pick(&s, 3) ? j.slots : (int)pick(&s, (uint32_t)j.slots + 1);
         j.elements = tt__min(j.elements, (int64_t)(JOB / 2 / item(&j)) / j.slots);
     }
     const size_t bytes = (size_t)j.elements * item(&j);
-    j.x = at + pick(&s, 4) * item(&j); /* not always aligned for vectors */
+    j.x = at + pick(&s, 4) * item(&j); /* not always aligned to a vector */
     j.y = tt__align_to(j.x + bytes * (size_t)(j.slots ? j.slots : 1) + 32, 16) + pick(&s, 4) * item(&j);
     j.end = tt__align_to(j.y + bytes + 32, 16);
     return j;
 }
 
-/* Fills the operands with numbers of many sizes, some of which cancel, and some of which are not finite. */
+/* Fills the operands with numbers of many sizes. Some numbers cancel, and some are not finite. */
 static void fill_job(const group *g, const job *j, uint64_t *s)
 {
     for (int r = 0; r < g->members; r++)
@@ -393,7 +393,7 @@ static tt_status compare_op(group *g, int op, int jobs, uint64_t seed)
 static const int ops[] = {TT__OP_ALL_REDUCE, TT__OP_REDUCE_SCATTER, TT__OP_ALL_GATHER, TT__OP_BROADCAST,
                           TT__OP_RECV, TT__OP_SUM_SLOTS};
 
-/* Chooses the devices: all that exist, or the first one for every member. */
+/* Chooses the devices: all existing devices, or the first device for every member. */
 static void choose(int index[MOST], int devices)
 {
 #ifndef TT_EMULATE
@@ -402,8 +402,8 @@ static void choose(int index[MOST], int devices)
     for (int r = 0; r < MOST; r++) index[r] = r % devices;
 }
 
-/* Starts the emulator with `devices` devices; a GPU stays as it is. Without `peers`, the environment says
-   that devices do not reach each other. */
+/* Starts the emulator with `devices` devices; a GPU does not change. Without `peers`, an environment variable
+   says that devices do not reach each other. */
 static void start(int devices, bool peers, uint64_t seed)
 {
 #ifdef TT_EMULATE
@@ -549,7 +549,7 @@ TEST(squares_of_pieces)
 enum { NET_IN = 70, NET_HIDDEN = 130, NET_OUT = 5, NET_ROWS = 6, NET_STEPS = 3 };
 
 /* Micro-batches of each step, the number of leaves of the sum, and rows per micro-batch (0: different
-   numbers). update: NULL, or a step is one round with this update, and gradients are not clipped. */
+   numbers). update: NULL, or the update of steps of one round without clipping. */
 typedef struct net_work { int micros[NET_STEPS], groups, rows; const char *update; } net_work;
 static const net_work usual = {{11, 11, 0}, 8, 0, NULL}, *work = &usual;
 
@@ -613,7 +613,7 @@ static const char *offload, *update; /* options of the programs */
 static int net_waits; /* choices of leave_waits_out for the last program */
 static size_t net_copied_bytes; /* bytes that the last program's plan copies */
 
-/* Returns the device names to use. On a GPU, ranks with a device each become ranks that share it. */
+/* Returns the device names to use. On a GPU, ranks with separate devices become ranks that share the GPU. */
 static const char *ranks_here(const char *device)
 {
 #ifndef TT_EMULATE
@@ -687,7 +687,7 @@ static tt_status train_net(net *to, const char *device, int zero, bool server, c
     return status;
 }
 
-/* Ranks that share a device train with the bits of one rank alone, whether kernels load from each other's
+/* Ranks that share a device train with the bits of one rank, whether kernels load from the other rank's
    memory or data goes through the host. */
 TEST(ranks_of_one_device_train_alike)
 {
@@ -717,8 +717,8 @@ TEST(ranks_of_one_device_train_alike)
 
 /* ------------------------------------------------------------------------------------------------ streams */
 
-/* A program whose copies overlap with its computation, as launches or as recordings. without: a missing wait;
-   -1: none. The caller calls close_beside even if this fails. */
+/* A program whose copies overlap with its computation, as launches or as recordings. without: number of a
+   missing wait; -1: none is missing. The caller calls close_beside even if this fails. */
 typedef struct beside { test_allocator a; tt_context *ctx; streams s; } beside;
 
 static tt_status run_beside(beside *b, bool records, int without, float to[STREAM_RUNS][STREAM_NUMBERS])
@@ -755,8 +755,8 @@ TEST(copies_beside_computation)
 
 #ifdef TT_EMULATE
 
-/* Tells whether a missing wait between streams is noticed. Runs in a child process, as the emulator may end
-   it. */
+/* Tells whether a missing wait between streams is noticed. Runs in a child process, which the emulator may
+   end. */
 static bool is_noticed_beside(int wait, uint64_t seed, float expected[STREAM_RUNS][STREAM_NUMBERS])
 {
     static float got[STREAM_RUNS][STREAM_NUMBERS];
@@ -842,7 +842,7 @@ TEST(pairs_of_devices_are_tried)
         tt_context *ctx = test_open(&a);
         if (links[link].peers) setenv("TINYTRAIN_PEERS", links[link].peers, 1);
         emu_set_link(0, 1, links[link].wrong);
-        for (int r = 0; r < 3; r++) { /* the third opens the second device again */
+        for (int r = 0; r < 3; r++) { /* d[2] opens the second device again */
             d[r] = cuda->open(ctx, r ? 1 : 0, 3, error, sizeof error);
             REQUIRE(d[r]);
         }
@@ -1001,7 +1001,7 @@ static void each_wait(bool peers)
     enum { SEEDS = 100 };
     long waits = 0, tried = 0;
     CHECK(run_without(0, peers, EMU_EAGER, &waits, expected) == TT_OK && waits > 30);
-    for (int seed = 0; seed < seeds(10); seed++) /* with all waits, equal bits in every order */
+    for (int seed = 0; seed < seeds(10); seed++) /* with all waits, every order gives equal bits */
         CHECK(run_without(0, peers, (uint64_t)seed, &waits, got) == TT_OK &&
               memcmp(got, expected, sizeof got) == 0);
     for (long wait = 1; wait <= waits && leaves_waits_out(); wait++) {
@@ -1023,9 +1023,9 @@ TEST(each_wait_is_needed_through_the_host) { each_wait(false); }
 
 enum { FAULT = 999 /* cudaErrorUnknown */, LOST = 719 /* cudaErrorLaunchFailure: all later calls fail */ };
 
-/* For each n, call n of CUDA fails, alone or with all later calls: opening devices, testing their links,
-   collectives, closing. A run that fails says why; a run that succeeds, through the host if necessary, has
-   the right numbers. */
+/* For each n, call n of CUDA fails, alone or with all later calls, while devices are opened, tested, used and
+   closed. A run that fails says why; a run that succeeds, through the host if necessary, has the right
+   numbers. */
 static void sweep(bool peers, long count)
 {
     enum { MEMBERS = 2 };
@@ -1070,7 +1070,7 @@ typedef struct group { /* members with a thread each, like ranks */
     tt_status status[MOST];
 } group;
 
-/* Waits as sync_members does, for one member. */
+/* Does for one member what sync_members does for all. */
 static tt_status sync_member(group *c, int me, long *syncs)
 {
     group *g = c->g;
@@ -1235,8 +1235,9 @@ TEST(a_rank_that_sat_out_comes_back)
     work = &usual;
 }
 
-/* Updates in the backward give the bits of updates at the end, in every order: on one device, which replays
-   micro-batches with their updates, and on four devices, one of which has no micro-batch in one step. */
+/* Updates in the backward give the bits of updates at the end, in every order. Runs on one device, which
+   replays micro-batches with their updates, and on four devices, one of which has no micro-batch in one step.
+   */
 TEST(updates_in_the_backward)
 {
     static net end, got;
@@ -1302,8 +1303,8 @@ TEST(updates_in_the_hosts_memory)
 }
 
 #ifdef TT_EMULATE
-/* Tells whether a missing wait of an update in the host's memory is noticed. Runs in a child process, as the
-   emulator may end it. */
+/* Tells whether a missing wait of an update in the host's memory is noticed. Runs in a child process, which
+   the emulator may end. */
 static bool update_is_noticed(int wait, uint64_t seed, const net *expected)
 {
     static net got;

@@ -162,7 +162,7 @@ static bool open_context(net *n, const setup *s)
     co.logger.log = test__keep_log;
     co.logger.user = &n->log;
     co.threads = s->threads;
-    co.timeout = 3000; /* if a rank waits for ever, the test program's time limit ends it */
+    co.timeout = 3000; /* the test program's time limit ends a rank that waits for ever */
     co.verify = true;
     n->ctx = tt_open(&co);
     if (!n->ctx || !CHECK(record(n, s->tied))) return false;
@@ -171,7 +171,7 @@ static bool open_context(net *n, const setup *s)
     return true;
 }
 
-/* Opens a context with the net and its program. evaluates: also a program that shares the arena. */
+/* Opens a context with the net and its program; with `evaluates` also a program that shares the arena. */
 static bool open_net(net *n, const setup *s, bool evaluates)
 {
     if (!open_context(n, s)) return false;
@@ -326,7 +326,7 @@ static outcome train(const setup *s)
     return o;
 }
 
-/* Compares statistics without FLOPs: some runs recompute more than others. */
+/* Compares statistics without FLOPs, because some runs recompute more. */
 static bool same_stats(const tt_stats *a, const tt_stats *b)
 {
     tt_stats x = *a, y = *b;
@@ -351,7 +351,7 @@ static void check_same(const outcome *a, const outcome *b, const char *what, int
     test__check(!wrong, __FILE__, line, message);
 }
 
-/* Returns the setup of the same training on one rank. */
+/* Returns the setup of this training on one rank. */
 static setup on_one(const setup *s)
 {
     setup one = *s;
@@ -418,7 +418,8 @@ TEST(stages_in_each_precision)
 TEST(stages_with_data_ranks)
 {
     for (int zero = 0; zero < 2; zero++)
-        for (int micros = 1; micros <= 7; micros += 3) { /* the last round has one micro-batch, or all */
+        /* the last round of a step has one micro-batch, or all */
+        for (int micros = 1; micros <= 7; micros += 3) {
             setup s = setup_of("cpu*4", 2, micros == 4 ? "gpipe" : "1f1b", micros);
             s.max = 4;
             s.zero = zero;
@@ -476,7 +477,7 @@ static double difference(const outcome *a, const outcome *b)
     return max / scale;
 }
 
-/* The first and the last stage both have the tied table, with a gradient and a state each. */
+/* The first and the last stage both have the tied table, each with a gradient and a state. */
 TEST(a_table_of_two_stages)
 {
     for (int k = 0; k < 4; k++) {
@@ -498,7 +499,7 @@ TEST(a_table_of_two_stages)
     }
 }
 
-/* Both copies of a tied table keep equal numbers, also from a state. */
+/* Both copies of a tied table keep equal numbers, even after a state is loaded. */
 TEST(the_copies_of_a_tied_table_stay_alike)
 {
     setup s = setup_of("cpu*2", 2, "1f1b", 3);
@@ -680,7 +681,7 @@ TEST(pipelines_that_contradict_are_refused)
     }
 }
 
-/* A stage stores parameters in its own memory, so another program must leave each parameter on its stage. */
+/* Each stage has its parameters in its memory, so another program must leave them on their stages. */
 TEST(programs_that_share_are_cut_alike)
 {
     setup s = setup_of("cpu*2", 2, NULL, 1);
@@ -750,7 +751,7 @@ TEST(misuse_of_pipelines)
     close_net(&n);
 }
 
-/* Each allocation of a training fails in turn: the error is returned, nothing leaks, and no rank waits for
+/* Each allocation of a training fails in turn. The error is returned, nothing leaks, and no rank waits for
    ever. */
 TEST(each_allocation_of_a_pipeline_fails)
 {
@@ -849,7 +850,7 @@ TEST(stages_that_do_not_fit_are_refused_together)
     CHECK(later > 0);
 }
 
-/* A stage that fits, and has set its parameters' dtype, does not hide the bytes that "bf16-true" needs. */
+/* A stage that fits and has set its parameters' dtype does not hide how many bytes "bf16-true" needs. */
 TEST(stages_are_advised_of_precision)
 {
     setup s = setup_of("cpu*2", 2, "1f1b", 4);
@@ -864,7 +865,7 @@ TEST(stages_are_advised_of_precision)
     CHECK(!tt_compile(n.t, n.loss, &o));
     int stage = -1;
     CHECK(sscanf(tt_error(n.ctx), "the plan of stage %d needs %zu", &stage, &o.memory_budget) == 2);
-    o.memory_budget--; /* only this stage does not fit */
+    o.memory_budget--; /* one byte less: only that stage does not fit */
     CHECK(!tt_compile(n.t, n.loss, &o));
     CHECK_ERROR(n.ctx, TT_ERR_BUDGET, "; precision \"bf16-true\" makes it ");
     o.precision = "bf16-true";

@@ -73,7 +73,8 @@ static void meet_and_look(barrier *m, int rank, tt__over over, int round)
     m->wrong[rank] += !tt__barrier(m->rank_group, rank, members);
     for (int k = 0; k < members.count; k++)
         m->wrong[rank] += m->round[members.first + k * members.stride] != round;
-    m->wrong[rank] += !tt__barrier(m->rank_group, rank, members); /* before the next round is written */
+    /* all have read before the next round is written */
+    m->wrong[rank] += !tt__barrier(m->rank_group, rank, members);
 }
 
 static void meet_often(void *arg, int rank)
@@ -82,7 +83,7 @@ static void meet_often(void *arg, int rank)
     for (int k = 0; k < m->rounds; k++) meet_and_look(m, rank, TT__ALONE, k);
 }
 
-/* The tensor ranks of each data rank pass more barriers than those of the data rank before it. */
+/* The tensor ranks of each data rank pass more barriers than those of the previous data rank. */
 static void meet_along_axes(void *arg, int rank)
 {
     barrier *m = (barrier *)arg;
@@ -125,7 +126,7 @@ static bool all_met(const barrier *m)
     return wrong == 0;
 }
 
-TEST(ranks_meet) /* also more ranks than the machine has processors */
+TEST(ranks_meet) /* runs more ranks than the machine has processors, too */
 {
     static const int ranks[] = {1, 2, 3, 8, 64}, rounds[] = {100, 2000, 1000, 300, 30};
     test_allocator a;
@@ -157,8 +158,8 @@ TEST(ranks_meet_along_each_axis)
     TEST_CLOSE(ctx, &a);
 }
 
-/* No rank waits for a rank that fails, whether the others are still running or asleep; after a reset all
-   ranks pass barriers again. */
+/* No rank waits for a rank that fails, whether the other ranks run or sleep. After a reset all ranks pass
+   barriers again. */
 TEST(a_rank_that_fails_ends_all_waits)
 {
     static const int sizes[] = {2, 3, 8, 64};
@@ -359,12 +360,12 @@ typedef struct collective {
     tt_dtype dtype;
     tt__move move;
     bool add, in_place;
-    int64_t elements, cols;     /* elements of the whole operand; columns of its rows                       */
+    int64_t elements, cols;     /* elements of the whole operand; columns in a row */
     int present, shift;         /* shift: elements by which operands are unaligned */
     uint64_t seed;              /* seed of the numbers */
 } collective;
 
-/* State shared by the members of a test. Each member has memory for its x (or all slots of one) and its y. */
+/* State shared by the members of a test. Each member has memory for its x (or all slots) and its y. */
 typedef struct collective_test {
     tt_context *ctx;
     tt__rank_group *rank_group;
@@ -397,7 +398,7 @@ static void put(void *memory, tt_dtype dtype, int64_t k, double x)
     }
 }
 
-/* Returns the sum (or maximum, or minimum) of two numbers as the dtype rounds it. */
+/* Returns the sum, maximum or minimum of two numbers, rounded to the dtype. */
 static double two(const collective *c, double a, double b)
 {
     const bool wide = c->dtype == TT__F64;
@@ -542,7 +543,7 @@ TEST_PLAIN static void fill_member(const collective *c, collective_test *t, int 
     t->out[me].data = y;
 }
 
-/* Writes the expected memory of member `me` to t->expected. Returns whether its sums are near those of
+/* Writes the expected memory of member `me` to t->expected. Returns whether the sums are near sums in
    float64. */
 TEST_PLAIN static bool expect_member(const collective *c, const collective_test *t, int me)
 {
@@ -571,7 +572,8 @@ TEST_PLAIN static bool expect_member(const collective *c, const collective_test 
             const int from = c->op == TT__OP_BROADCAST ? 0 : c->op == TT__OP_RECV ? c->move.from : owner;
             y = get(xs[from], c->dtype, c->op == TT__OP_ALL_GATHER ? e - begin : e);
         } else {
-            const int adds = c->op == TT__OP_ALL_REDUCE ? owner : me; /* the member whose y is added to */
+            /* the member to whose y the sum is added */
+            const int adds = c->op == TT__OP_ALL_REDUCE ? owner : me;
             const double was = get(ys[adds], c->dtype, k);
             for (int m = 0; m < c->present; m++) x[m] = get(xs[m], c->dtype, e);
             y = reduced(c, x, c->add ? &was : NULL);
@@ -655,7 +657,7 @@ static void run_collectives(void *arg, int me)
     }
 }
 
-/* Opens a context with an instruction set, or returns NULL if the machine does not have it. */
+/* Opens a context with an instruction set, or returns NULL if the machine lacks the instruction set. */
 static tt_context *open_isa(test_allocator *a, const char *isa)
 {
     tt_context_options o = test_options(a);
@@ -692,7 +694,7 @@ static void collectives(const char *isa)
         }
         on_ranks(t.members, run_collectives, &t);
         for (int op = TT__OP_ALL_REDUCE; op <= TT__OP_SUM_SLOTS; op++)
-            CHECK(t.ran[op] >= 8 || op == TT__OP_SEND); /* RECV runs SEND as well */
+            CHECK(t.ran[op] >= 8 || op == TT__OP_SEND); /* RECV runs SEND, too */
         for (int m = 0; m < t.members; m++) {
             tt__pool_free(ctx, t.cpu[m].pool);
             free(t.memory[m]);
@@ -779,7 +781,7 @@ TEST(squares_of_pieces_of_ranks)
 }
 
 /* --------------------------------------------------------------------------------------------- rules, passes
-   A tape with one collective from `in` to `out`; each test makes one thing wrong. */
+   A tape has one collective from `in` to `out`. Each test makes one mistake. */
 
 typedef struct one_collective {
     tt_context *ctx;
@@ -952,7 +954,7 @@ TEST(squares_of_ranks_have_their_shapes)
     }
 }
 
-/* Collectives are not pruned, because another rank may read a result that this rank does not read. */
+/* Collectives are never pruned, because another rank may read the result. */
 TEST(collectives_of_ranks_are_not_pruned)
 {
     for (int op = TT__OP_ALL_REDUCE; op < TT__OP_COUNT; op++) {
@@ -968,7 +970,7 @@ TEST(collectives_of_ranks_are_not_pruned)
         c.i->out[0] = tt__ops[op].outputs ? z : 0;
         CHECK(tt__pass_prune(t, 0, true) == TT_OK);
         const bool stays = tt__rules_of(&like)->phases != 0;
-        const int last = 2 + tt__ops[op].outputs; /* after BROADCAST, y and, if the op may add to it, z */
+        const int last = 2 + tt__ops[op].outputs; /* after BROADCAST: y and, if the op may add to y, z */
         CHECK(t->n_code == (stays ? last + 1 : 1));
         if (stays) CHECK(t->code[last].op == op && t->code[1].out[0] == y.id);
         close_one(&c);
@@ -976,7 +978,7 @@ TEST(collectives_of_ranks_are_not_pruned)
 }
 
 /* -------------------------------------------------------------------------------------------------- plans
-   A program whose backend counts the bytes that ranks load from other ranks. */
+   The backend of a program counts the bytes that ranks load from other ranks. */
 
 enum { VOCAB = 500, HIDDEN = 150, WIDE = 520, CLASSES = 141, ROWS = 6 };
 
@@ -1004,7 +1006,7 @@ static int rank_of(const tt__device *d)
     return r;
 }
 
-/* Makes memory for a member that is filled with `byte`, with the operands' distance from one another. */
+/* Makes memory for a member, filled with `byte`. The operands lie as far apart as in real memory. */
 static char *stand_in(tt__mat *x, tt__mat *y, int byte)
 {
     const size_t item = tt_dtype_bytes(x->dtype), n = (size_t)(x->rows * x->cols) * item;
@@ -1020,8 +1022,8 @@ static char *stand_in(tt__mat *x, tt__mat *y, int byte)
     return memory;
 }
 
-/* Returns the bytes that a launch loads of member k's memory. The others' memory is 0 and k's is NaN, so that
-   each element that becomes NaN has loaded one of k's. */
+/* Returns the bytes that a launch loads of member k's memory. Member k's memory is NaN and other memory is 0,
+   so an element becomes NaN if it loads an element of k. */
 static double loaded_from(const tt__launch *l, int k)
 {
     tt__mat in[TT__RANKS], out[TT__RANKS];
@@ -1092,8 +1094,7 @@ static double loaded_by(tt_context *ctx, const tt__instr *i, int64_t elements, i
     return bytes;
 }
 
-/* Members load what the rules say, and the least that a collective must load is at most what its members do
-   load. */
+/* Members load the bytes that the rules say, which are at least the minimum of the collective. */
 TEST(loads_of_each_collective)
 {
     static const int64_t elements[] = {1, 40, 4097, 12300}, units[] = {16, 4096};
@@ -1163,7 +1164,7 @@ static void close_counted(counted_program *c)
     TEST_CLOSE(c->ctx, &c->a);
 }
 
-/* Runs a step of one full micro-batch on each data rank, with the backend that counts. */
+/* Runs a step of one full micro-batch on each data rank, with the counting backend. */
 static void step_counted(counted_program *c)
 {
     int32_t ids[ROWS], y[ROWS];
@@ -1245,7 +1246,7 @@ static double least_of_strategy(const counted_program *c, const tt_parallel *how
     for (int k = 0; k < TT__COUNT(params); k++) {
         const double n = (double)tt_param_size(params[k]), item = half ? 2 : 4;
         const bool whole = how->zero == 0 || n < TT__PIECES_FROM;
-        /* Mixed precision reads 16-bit copies of matrices, but an embedding table's rows as they are. */
+        /* Mixed precision reads 16-bit copies of matrices, but f32 rows of an embedding table. */
         const double read = half_weights && params[k] != c->table ? 2 : item;
         bytes += n * (whole ? 2 * item : how->zero < 3 ? item + item : item + reads[k] * read);
     }

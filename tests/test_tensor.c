@@ -87,8 +87,8 @@ static tt_value record_gated(net *n)
     return tt_mean_squared_error(t, x, n->target, tt__handle(t, 0));
 }
 
-/* Records four layers. The first norm is applied to whole values and to values that ranks may hold by rows;
-   the second norm to two values that ranks may hold by rows. */
+/* Records four layers. The first norm is applied to whole values and to values that ranks may hold by rows.
+   The second norm is applied to two values that ranks may hold by rows. */
 static tt_value record_shared(net *n)
 {
     tt_context *ctx = n->ctx;
@@ -115,8 +115,8 @@ static tt_value record_shared(net *n)
     return tt_mean_squared_error(t, x, n->target, tt__handle(t, 0));
 }
 
-/* Records a language model. Its head shares the table of words, whose gradient sums both uses, or has a table
-   of its own, whose rows 4 does not divide. */
+/* Records a language model. Its head shares the table of words, whose gradient sums both uses, or has another
+   table, whose number of rows 4 does not divide. */
 static tt_value record_words(net *n)
 {
     tt_context *ctx = n->ctx;
@@ -207,8 +207,8 @@ static void close_net(net *n)
     TEST_CLOSE(n->ctx, &n->a);
 }
 
-/* Sets a micro-batch of `seqs` sequences for a data rank. short_one: each has one token, so that some tensor
-   ranks have no rows. */
+/* Sets a micro-batch of `seqs` sequences for a data rank. short_one: each sequence has one token, so that
+   some tensor ranks have no rows. */
 static void set_inputs(net *n, int rank, int batch, int seqs, bool short_one)
 {
     static float x[(TOKENS + 1) * WIDTH];
@@ -336,7 +336,7 @@ static bool train(net_kind kind, const tt_compile_options *o, trained *to, bool 
 }
 
 /* Checks that a and b differ by at most `tolerance` times the largest number of each parameter, or a
-   hundredth of the largest of all. `what` names the case. */
+   hundredth of the largest number of all parameters. `what` names the case. */
 static void compare(net_kind kind, const float *a, const float *b, double tolerance, const char *what)
 {
     net n;
@@ -460,8 +460,8 @@ TEST(regions_of_a_network)
     }
 }
 
-/* If a norm is applied to values divided by rows and to whole values, all its values are whole, so that its
-   gradient has one layout. */
+/* If a norm is applied to values divided by rows and to whole values, all these values are whole, so that the
+   norm's gradient has one layout. */
 TEST(regions_that_share_parameters)
 {
     for (int frozen = 0; frozen < 2; frozen++) {
@@ -515,7 +515,7 @@ TEST(tables_and_heads)
         }
 }
 
-/* Returns the number of a model's regions. *millions: millions of its parameters that are divided. */
+/* Returns the number of a model's regions. *millions: number of divided parameters, in millions. */
 static int regions(bool vit, const char *size, int ranks, double *millions)
 {
     net n;
@@ -556,13 +556,13 @@ TEST(regions_of_real_architectures)
     double millions;
     tensor_least = 1000000;
     loss_whole = (int64_t)16 << 20;
-    CHECK(regions(false, NULL, 2, &millions) == 12 + 1); /* and one for the table of words */
+    CHECK(regions(false, NULL, 2, &millions) == 12 + 1); /* one more for the table of words */
     CHECK_NEAR(millions, 42.5 + 23.44, 0.05);
-    CHECK(regions(false, NULL, 4, &millions) == 12); /* the table has 4 n + 2 rows */
+    CHECK(regions(false, NULL, 4, &millions) == 12); /* 4 does not divide the rows of the table */
     CHECK(regions(true, "L/16", 2, &millions) == 48);
     CHECK_NEAR(millions, 302.16, 0.01); /* of 303.3 */
     CHECK(regions(true, "L/16", 4, &millions) == 48);
-    CHECK(regions(true, "S/16", 4, &millions) == 12); /* 4 ranks cannot divide its 6 heads */
+    CHECK(regions(true, "S/16", 4, &millions) == 12); /* 4 ranks cannot divide the 6 heads of S/16 */
     CHECK(regions(true, "Ti/16", 2, &millions) == 0); /* too small to be divided */
     tensor_least = 1;
     CHECK(regions(true, "S/16", 4, &millions) == 12);
@@ -571,7 +571,7 @@ TEST(regions_of_real_architectures)
 }
 
 /* Rows that are gathered for the forward are gathered a second time for the backward, unless recompute is
-   "none". This needs less memory than whole rows on each rank. */
+   "none". A second gather needs less memory than whole rows on each rank. */
 TEST(gathered_again)
 {
     size_t bytes[2][2] = {{0}};
@@ -600,7 +600,7 @@ static void refused(const net *n, const char *text, int line)
 }
 #define REFUSED(n, text) refused(n, text, __LINE__)
 
-/* Damages each collective, each bias and each divided parameter of a program, one at a time. */
+/* Damages the collectives, biases and divided parameters of a program, one at a time. */
 TEST(verifier_finds_wrong_layouts)
 {
     static const char *const unsummed = "reads what is yet to be summed over ranks";
@@ -638,7 +638,7 @@ TEST(verifier_finds_wrong_layouts)
             if (i->once) {
                 i->once = 0;
                 REFUSED(&n, misfit);
-                if (biases == 0) { /* the pass that sums gradients refuses it with verify off, too */
+                if (biases == 0) { /* even with verify off, a pass refuses the bias */
                     n.ctx->options.verify = false;
                     CHECK(tt__pass_tensor_gradients(t) == TT_ERR_INTERNAL);
                     CHECK_ERROR(n.ctx, TT_ERR_INTERNAL, misfit);
@@ -869,7 +869,7 @@ TEST(programs_split_alike)
 }
 
 /* Three programs share a table that ranks hold by rows: the loss of the tape, the logits, and a training
-   whose loss is not the root, so that it needs whole logits. */
+   whose loss is not the root, so that the training needs whole logits. */
 TEST(programs_share_tables)
 {
     static float logits[2][LONG * 52], value[2][FLOATS];
@@ -919,8 +919,8 @@ TEST(programs_share_tables)
 }
 
 /* Without gradients only weight decay moves parameters. Whole parameters and parameters divided by rows are
-   rounded with the random numbers of one rank; parameters divided by columns with other numbers. A state of
-   one rank resumes on two. */
+   rounded with the random numbers of one rank; parameters divided by columns are rounded with other numbers.
+   A state of one rank resumes on two. */
 TEST(rounding_of_parts)
 {
     static float value[2][FLOATS], ones[64 * WIDTH];

@@ -133,7 +133,7 @@ TEST(texts_with_a_tokenizer)
     }
 }
 
-/* A document that spells out its begin or end token, such as <s> of LLaMA 2, gets that token once. */
+/* A document that spells out its begin or end token, such as <s> of LLaMA 2, gets the token once. */
 TEST(spelled_out_ends)
 {
     static const struct { const char *kind, *text; int64_t begun, ended; const char *plain; } rows[] = {
@@ -157,7 +157,7 @@ TEST(spelled_out_ends)
         o.separator = "---";
         const char *text = rows[k].plain ? rows[k].plain : rows[k].text;
         int64_t n = tt_tokenizer_encode(t, text, strlen(text), true, expected, 100);
-        /* Spelled-out tokens are parsed in place: "ab" after a <s> may have other ids. */
+        /* A tokenizer parses spelled-out tokens: "ab" after a <s> may have other ids. */
         if (rows[k].begun) {
             const size_t bytes = (size_t)(strstr(rows[k].text, "ab") + 2 - rows[k].text);
             n = tt_tokenizer_encode(t, rows[k].text, bytes, false, expected, 100);
@@ -261,7 +261,7 @@ TEST(files_and_folders)
     CHECK(tt_token_stream_bytes(part) == 2 && tt_token_stream_bytes(s) == 3);
     CHECK(tt_token_stream_split(s, 4) == NULL);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "4 of 5 tokens; two at least must go, and stay");
-    tt_token_stream_free(s); /* the other stream still has its ids */
+    tt_token_stream_free(s); /* the remaining stream keeps its ids */
     are_bytes(part, "bb|");
     tt_token_stream_free(part);
     s = tt_token_stream_read(ctx, test_path(folder, "b.txt"), NULL);
@@ -302,7 +302,7 @@ TEST(files_and_folders)
     CHECK(tt_token_stream_open(ctx, path, 2, 9, -1) == NULL);
     CHECK_ERROR(ctx, TT_ERR_FORMAT, "no tokens to train on");
 
-    test_write(path, "\xEF\xBB\xBFx\xC3\xA9", 6); /* a byte order mark is no text */
+    test_write(path, "\xEF\xBB\xBFx\xC3\xA9", 6); /* a byte order mark is not part of the text */
     s = tt_token_stream_read(ctx, path, NULL);
     are_bytes(s, "x\xC3\xA9|");
     tt_token_stream_free(s);
@@ -384,7 +384,7 @@ static tt_token_stream *numbers(tt_context *ctx, const char *folder, int n)
 
 typedef struct layout { int count, batch, accumulate, length, groups; bool across, shuffle; } layout;
 
-/* Compares an epoch with the stream. order: the beginnings of its windows. Returns the number of
+/* Compares an epoch with the stream. order: the beginnings of the epoch's windows. Returns the number of
    micro-batches. */
 static int epoch_of(const tt_source *source, const layout *w, const int32_t *ids, int64_t epoch,
                     int32_t *order)
@@ -408,9 +408,9 @@ static int epoch_of(const tt_source *source, const layout *w, const int32_t *ids
         for (int r = 0, at = 0; r < b.rows; r++, at++, in_window++) {
             if (r == b.seq_start[s + 1]) s++;
             const bool begins = r == b.seq_start[s];
-            /* A window begins where the window before it ends. */
+            /* A window begins at the end of the previous window. */
             if (in_window == of_window) {
-                /* Finds the window among those that are left by its ids, which are unique except 0. */
+                /* Finds the window by its ids, which are unique except 0, among windows not yet seen. */
                 int first = -1;
                 for (int k = 0; k < w->count - 1 && first < 0; k += w->length) {
                     bool same = !targeted[k + 1];
@@ -436,7 +436,7 @@ static int epoch_of(const tt_source *source, const layout *w, const int32_t *ids
         micros++;
         if (!b.last_of_step) continue;
         CHECK(in_step % w->groups == 0 || steps + 1 == source->steps);
-        /* The micro-batches of a step differ by at most one window. */
+        /* Sizes of the micro-batches of a step differ by at most one window. */
         for (int k = 0; k < in_step && steps + 1 < source->steps; k++)
             CHECK(abs(rows_of_step[k] - rows_of_step[0]) <= w->length);
         in_step = 0;
@@ -595,7 +595,7 @@ TEST(faults)
             f.calls = 0;
             const tt_status status = all_of_it(ctx, folder);
             const bool reached = f.calls >= at;
-            if (reached && *op != 'c') { /* a file that was read may fail to close */
+            if (reached && *op != 'c') { /* closing a file after a read may fail */
                 CHECK(status == TT_ERR_FILE);
                 CHECK_ERROR(ctx, TT_ERR_FILE, "injected");
                 failed++;

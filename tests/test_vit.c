@@ -77,7 +77,7 @@ TEST(save_and_reload_in_both_spellings)
         CHECK(strcmp(again.class_names[1], "a \"cat\"") == 0 && strcmp(again.class_names[2], "LABEL_2") == 0);
         same_parameters(ctx, other);
 
-        /* Each tensor equals the one that transformers, or torchvision, saved. */
+        /* Each tensor equals that of the file of transformers or of torchvision. */
         tt_safetensors *saved = tt_safetensors_open(ctx, path),
                        *reference = tt_safetensors_open(ctx, TEST_GOLDEN(torchvision
                                                                              ? "vit/torchvision.safetensors"
@@ -177,7 +177,7 @@ static void write_shard(const tt_safetensors *s, int first, const char *path)
     CHECK(tt_safetensors_end(w) == TT_OK);
 }
 
-TEST(checkpoint_in_shards) /* also with interpolated positions, and without config.json */
+TEST(checkpoint_in_shards) /* includes interpolated positions, and no config.json */
 {
     for (int torchvision = 0; torchvision < 2; torchvision++) {
         test_allocator a, b;
@@ -546,7 +546,7 @@ TEST(configs)
         for (int p = 0; p < ctx->n_params; p++) n += tt_param_size(ctx->params[p]);
         CHECK(n == rows[k].parameters);
         tt_vit_free(&m);
-        CHECK(tt_vit_new(ctx, &m, &c) == TT_ERR_ARGUMENT); /* the parameters exist already */
+        CHECK(tt_vit_new(ctx, &m, &c) == TT_ERR_ARGUMENT); /* parameters of these names exist */
         TEST_CLOSE(ctx, &a);
     }
     test_allocator a;
@@ -622,8 +622,8 @@ static tt_trainer *trainer_of(tt_context *ctx, tt_vit *m, const char *recompute,
     return r;
 }
 
-/* A file that cannot be opened, or a folder that cannot be listed, is an error: defaults in place of a
-   config.json would be another model. */
+/* A file that cannot be opened, or a folder that cannot be listed, is an error: the default config would give
+   another model. */
 TEST(unreadable_files_are_not_absent)
 {
     static const char kinds[] = {'o', 'l'};

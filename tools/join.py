@@ -56,7 +56,8 @@ def split(path):
 
 
 def check_heads(path, head, joined):
-    """Fails unless the files that a head includes are joined, or have no body and include joined files."""
+    """Fails unless the files that a head includes are joined. A file without a body need only include joined
+    files."""
     for used in includes(head, path):
         if used in joined or used in ROOTS:
             continue

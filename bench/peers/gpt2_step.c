@@ -1,6 +1,6 @@
-/* Training steps of a transformer of GPT-2's shape (124 million parameters: 12 layers, width 768, vocabulary
-   50304, the head tied to the token embedding), built from ops, on random tokens with AdamW. If --peer names
-   build/llmc (peers/llmc.c), the steps run in turn with llm.c's.
+/* Times training steps of a transformer of GPT-2's shape (124 million parameters: 12 layers, width 768,
+   vocabulary 50304, the head tied to the token embedding), built from ops, on random tokens with AdamW. If
+   --peer names build/llmc (peers/llmc.c), the steps run in turn with llm.c's.
 
    Milliseconds are medians. FLOPs are those of matmuls and attention. The ratio is llm.c's median time over
    ours. */

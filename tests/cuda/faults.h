@@ -111,8 +111,8 @@ TEST(any_call_may_fail_for_ever)
     update = NULL;
 }
 
-/* Any call may fail while products are timed: the step fails with a message or has the right results, the
-   next step succeeds, and nothing is leaked. */
+/* Any call may fail while products are timed. The step then fails with a message or has the right results.
+   The next step succeeds, and nothing is leaked. */
 TEST(any_call_may_fail_while_tuning)
 {
     for (int endless = 0; endless < 2; endless++) {
@@ -131,7 +131,7 @@ TEST(any_call_may_fail_while_tuning)
 }
 
 /* Any call may fail while a trainer's state and its model are saved and loaded: the call fails with a
-   message. A state that could not be written does not exist. */
+   message. A failed save leaves no state file. */
 TEST(any_call_may_fail_while_saving)
 {
     char state[1100], folder[1100];

@@ -67,7 +67,7 @@ static tt_param *fp8_param(tt_context *ctx, int block, const char *name, int row
     return tt_param_new(ctx, full, rows > 1 ? 2 : 1, rows > 1 ? dims : dims + 1, init);
 }
 
-/* Returns the device names to use. On a GPU, ranks with a device each become ranks that share it. */
+/* Returns the device names to use. On a GPU, ranks with separate devices become ranks that share the GPU. */
 static const char *ranks_here(const char *device)
 {
 #ifndef TT_EMULATE
@@ -156,8 +156,8 @@ static bool fp8_train(fp8_run *run, int from, int to)
     return ok;
 }
 
-/* An operand is rounded once for all products that read it, including the backward's. Training converges as
-   in bf16. Recompute, offload, several ranks and a restart keep all bits, because they keep the scales. */
+/* An operand is rounded once for all products that read it, also in the backward. Training converges as in
+   bf16. Recompute, offload, several ranks and a restart keep all bits, because they keep the scales. */
 TEST(training_in_fp8_keeps_its_bits)
 {
     static fp8_run exact = {"cuda", "fp32", NULL, NULL, 0, 0, 0, {0}, {0}, 0, 0, 0, 0};
@@ -182,15 +182,15 @@ TEST(training_in_fp8_keeps_its_bits)
         REQUIRE(fp8_train(k == 0 ? &exact : k == 1 ? &first : &staged, 0, FP8_STEPS));
     }
     CHECK(exact.quantized == 0 && exact.fp8 == 0);
-    /* A block has 15 products. Forward they read 5 weights and 3 other operands (Q, K and V share one).
-       Backward they read these operands again, one of which is still kept in fp8, and 5 gradients, each
-       rounded once for two products. The two layers before have 7 more, because the gradient that both read
-       changes in between. */
+    /* Each of two blocks has 15 products. In the forward they read 5 weights and 3 other operands (Q, K and V
+       share one operand). In the backward they read 7 operands again (one is still kept in fp8), and 5
+       gradients, each rounded once for two products. The two layers before add 7, because the gradient that
+       both read changes in between. */
     CHECK(first.plain == 0 && first.fp8 == exact.plain && first.quantized == 2 * 20 + 7);
     /* A number of E4M3 has a relative error of up to 2^-4, a product of two up to 13%. A loss, computed from
-       a sum of many products, is nearer, and the mean over the steps is within 2^-4: with 12 seeds on the
-       emulator, where small changes of a start lead to other roundings, the worst step was 10.7% off and the
-       worst mean 4.6%. */
+       a sum of many products, has a smaller error, and the mean over the steps is within 2^-4. With 12 seeds
+       on the emulator, where small changes of a start lead to other roundings, the worst step was 10.7% off
+       and the worst mean 4.6%. */
     double mean = 0;
     for (int k = 0; k < FP8_STEPS; k++) {
         const double ratio = first.loss[k] / exact.loss[k];

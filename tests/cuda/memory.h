@@ -72,8 +72,8 @@ TEST(pinned_memory_is_what_was_planned)
 
 /* ---------------------------------------------------------------------------------------- several devices */
 
-/* Programs on two devices of a context give the results that each gives on the first device alone, in
-   whatever order their steps alternate. */
+/* Programs on two devices of a context give the results of each program alone on the first device, whichever
+   way their steps alternate. */
 TEST(programs_on_two_devices)
 {
     enum { RUNS = 4, ROWS = 8, WIDTH = 16 };
@@ -113,7 +113,7 @@ TEST(programs_on_two_devices)
         }
         for (int k = 0; k < 2; k++)
             CHECK(tt_param_get(tt_param_find(ctx, k ? "second" : "first"), w[both][k]) == TT_OK);
-        /* A parameter is stored on one device; a device may be absent. */
+        /* A parameter is stored on one device. A device of the options may be absent. */
         tt_compile_options o = tt_compile_options_default();
         if (both) {
             o.device = "cuda:0";
@@ -160,7 +160,7 @@ static size_t spy_blocks(const void *memory, size_t bytes, size_t *end)
     return first / TT__BLOCK;
 }
 
-/* Uses a block: brings it if it is absent, and makes it the one used last. */
+/* Uses a block: loads an absent block, and makes the block the most recently used. */
 static void spy_use(size_t b)
 {
     size_t bytes = 0, oldest = 0;
@@ -351,7 +351,7 @@ TEST(managed_memory_that_does_not_fit_is_refused)
     }
 }
 
-/* Devices and programs that do not support managed memory refuse it with a message. */
+/* Devices and programs that do not support managed memory refuse the option with a message. */
 TEST(managed_memory_that_is_not_there)
 {
     static const struct { const char *memory, *device, *error; } cases[] = {

@@ -1,4 +1,4 @@
-/* The nets that these tests train, on the device and on the CPU; checks after a call of CUDA that fails. */
+/* The nets that tests of CUDA train, on the device and on the CPU; checks after a failed call of CUDA. */
 #pragma once
 
 /* Starts the emulator with `devices` devices of `memory` bytes each; a GPU stays as it is. */
@@ -14,8 +14,8 @@ static void start(int devices, size_t memory, uint64_t seed)
 }
 
 #ifdef TT_EMULATE
-/* Selects the order, by number, in which the emulator runs work that CUDA leaves unordered. A GPU has its own
-   order. */
+/* Selects the order, by number, in which the emulator runs work that CUDA leaves unordered. On a GPU the
+   number has no effect. */
 enum { SCHEDULERS = EMU_SCHEDULERS };
 static void schedule(int number) { emu_set_scheduler((emu_scheduler)number); }
 #else
@@ -75,7 +75,7 @@ static void make_batch(made_batch *m, int number, bool images, bool last)
 
 typedef struct outcome { /* results of a training run */
     double loss[STEPS], norm[STEPS];
-    float *parameters; /* one after another; to be freed */
+    float *parameters; /* all parameters, one after another; the caller frees them */
     size_t n;
 } outcome;
 
@@ -182,8 +182,8 @@ static bool train_on(outcome *to, const char *device, bool images, float dropout
     return ok;
 }
 
-/* Compares twenty steps on the CPU and on CUDA: losses to a relative 1e-5, parameters to 2e-5, a fiftieth of
-   the largest change of one step. */
+/* Compares twenty steps on the CPU and on CUDA: losses within a relative 1e-5, parameters within 2e-5 (a
+   fiftieth of the largest change of one step). */
 static void compare_with_cpu(bool images, float dropout, bool accumulate)
 {
     outcome cpu = {{0}, {0}, NULL, 0}, cuda = cpu;
@@ -225,7 +225,7 @@ typedef struct small_net {
     tt_param *w, *table;
 } small_net;
 
-/* Results of a run of a small program: losses of its steps, its output and a parameter. */
+/* Results of a run of a small program: losses of the steps, the last output, and a parameter. */
 typedef struct small_result { double loss[4]; float out[6 * 5], w[5 * 4]; } small_result;
 
 enum { SMALL_ROWS = 200, USUAL_ROWS = 6 };

@@ -55,7 +55,7 @@ TEST(micro_steps_that_do_not_wait_keep_their_inputs)
             schedule(scheduler);
             tt_context *ctx = test_open(&a);
             bool ok = CHECK(small_open(ctx, &net, true) == TT_OK);
-            /* Five micro-batches a step; each sets its inputs twice. */
+            /* Each step has five micro-batches, whose inputs are set twice. */
             for (int k = 0; k < 3 * 5 && ok; k++) {
                 ok = CHECK(small_set(&net, 5, k + 7) == TT_OK && small_set(&net, USUAL_ROWS, k) == TT_OK);
                 ok = ok && CHECK(tt_micro_step(net.p, asked ? &stats : NULL) == TT_OK);
@@ -235,8 +235,8 @@ static long graphs_of_lengths(int lengths, int rounds)
     return since(before).graph_launches;
 }
 
-/* The norm and the update have one graph each for all lengths. The rest of a step has a graph for each length
-   that occurs again; with more lengths than graphs, some lengths keep their graphs. */
+/* The norm and the update have one graph each for all lengths. Forward and backward have a graph for each
+   length that occurs again. If there are more lengths than graphs, some lengths keep their graphs. */
 TEST(lengths_that_are_met_again_are_replayed)
 {
     CHECK_NEAR((double)graphs_of_lengths(9, 3), 2 * (3 * 9 - 1) + 2 * 9, 0);
@@ -270,7 +270,7 @@ static void count_log(void *user, tt_log_level level, const char *id, const char
                       (strstr(message, "cudaError") || strstr(message, "TINYTRAIN_CUDA_SYNC"));
 }
 
-/* A device that cannot make graphs runs the instructions one by one, and logs this once. */
+/* A device that cannot make graphs runs the instructions one by one, and logs one message. */
 TEST(steps_go_on_without_graphs)
 {
     static const char *const calls[] = {"cudaStreamBeginCapture", "cudaStreamEndCapture",

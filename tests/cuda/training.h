@@ -30,7 +30,7 @@ TEST(indices_behind_a_view_are_checked)
     TEST_CLOSE(ctx, &a);
 }
 
-/* On the emulator this bias has too many outputs for their partial sums to fit. The weight is frozen, so that
+/* On the emulator the bias has too many outputs for its partial sums to fit. The weight is frozen, so that
    no product computes the bias's gradient. */
 TEST(bias_of_very_many_columns)
 {

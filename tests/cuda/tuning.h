@@ -42,8 +42,8 @@ TEST(products_that_cublaslt_refuses)
     }
 }
 
-/* In a training step of each model in each precision, no product needs the fallback kernel, by cuBLASLt's
-   rules as the emulator has them. Language models compute their loss in chunks. */
+/* In a training step of each model in each precision, no product needs the fallback kernel, by the emulator's
+   copy of cuBLASLt's rules. Language models compute their loss in chunks. */
 TEST(no_product_of_a_model_needs_that_kernel)
 {
     static const struct { const char *name, *residual; } precisions[] = {
@@ -86,7 +86,7 @@ TEST(no_product_of_a_model_needs_that_kernel)
             o.compile.precision = precision;
             o.compile.residual = residual;
             o.compile.loss_scale.init = 16;
-            o.compile.tune = "on"; /* also times the loss's products */
+            o.compile.tune = "on"; /* also times the products of the loss */
             o.max_seqs = MOST_SEQS;
             o.max_tokens = MOST_ROWS;
             t.trainer = tt_trainer_new(t.ctx, &model, &o);
@@ -285,8 +285,8 @@ static bool same_bits(const tuned_run *a, const tuned_run *b)
     return memcmp(a->w, b->w, sizeof a->w) == 0 && memcmp(a->loss, b->loss, sizeof a->loss) == 0;
 }
 
-/* The fastest algorithm makes all products of up to the largest number of rows, also if it sums in another
-   order than the first. Among equally fast algorithms the first offered is used. */
+/* The fastest algorithm makes all products of up to the largest number of rows, even an algorithm that sums
+   in another order than the first. Among equally fast algorithms the first offered is used. */
 TEST(the_fastest_algorithm_is_taken)
 {
     static tuned_run off, run[5];
@@ -314,8 +314,8 @@ TEST(the_fastest_algorithm_is_taken)
     CHECK(off.loss[5] < 0.9 * off.loss[0]);
 }
 
-/* GELU, its slope and the sums for a bias are part of a product only where this is faster than a separate
-   kernel after it. Without timing only GELU is part of a product. */
+/* GELU, its slope and the sums for a bias are part of a product only where that is faster than a separate
+   kernel. Without timing only GELU is part of a product. */
 TEST(epilogues_are_taken_where_they_pay)
 {
     static tuned_run run[2], off;
@@ -358,11 +358,11 @@ TEST(resumed_runs_keep_their_algorithms)
     CHECK(same_bits(&whole, &rest));
     CHECK(rest.first.by_algorithm[3] == rest.first.gemms && rest.first.gelus == 0);
     const long resumed = rest.first.gemms;
-    /* The resumed run's state has the algorithms as well. */
+    /* The state of the resumed run has the algorithms, too. */
     rest.from = 5;
     run_tuned(&rest);
     CHECK(rest.first.by_algorithm[3] == rest.first.gemms);
-    /* A run without `tune` resumes with other algorithms, and logs this. */
+    /* A run without `tune` resumes with other algorithms, and logs a message. */
     without.from = 2;
     without.to = 3;
     without.state = path;
@@ -371,13 +371,13 @@ TEST(resumed_runs_keep_their_algorithms)
     CHECK(strstr(without.log, "is of a run with tune, and this one is without it"));
     rest.from = 2;
     rest.to = 3;
-    run_tuned(&rest); /* from the state of the run without `tune` */
+    run_tuned(&rest); /* resumes from the state of the run without `tune` */
     CHECK(strstr(rest.log, "timed")); /* the run has timed, because the state has no algorithms */
     remove(path);
 }
 
-/* The file that `tune` names stores the chosen algorithms. A later program does not time these products
-   again, and adds its other products. */
+/* The file that `tune` names stores the chosen algorithms. A later program does not time stored products
+   again, and adds new products to the file. */
 TEST(a_file_keeps_what_was_timed)
 {
     static tuned_run first, second, more, again;

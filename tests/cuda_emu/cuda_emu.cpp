@@ -27,7 +27,7 @@ static void unpoison(const void *, size_t) {}
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
-std::recursive_mutex emu_lock; // held in every API call, and so in every kernel
+std::recursive_mutex emu_lock; // a lock that every API call, and so every kernel, holds
 emu_device emu_devices[EMU_MOST_DEVICES];
 int emu_device_count;
 size_t emu_address_space;
@@ -186,7 +186,7 @@ static emu_fiber *new_fiber()
     return f;
 }
 
-// ============================================================================== the block: who runs next
+// the scheduler of a block
 struct warp_meeting { // a meeting of the lanes of a mask; at most four at once in a warp
     enum { FREE, GATHERING, LEAVING } phase = FREE;
     int left = 0, line = 0;
@@ -708,8 +708,8 @@ void emu_ldmatrix(uint32_t *r, int matrices, bool transposed, const void *row, c
     leave(m);
 }
 
-// Starts a copy. The destination is undefined until the wait, so it is first filled with garbage, and copied
-// as late as is legal.
+// Starts a copy. The destination is undefined until the wait: it is filled with garbage now, and gets the
+// data as late as legal.
 void emu_cp_async(void *to, const void *from, int n, int bytes, const char *file, int line)
 {
     if (bytes < 0 || bytes > n) emu_fatal("cp.async at %s:%d: %d of %d bytes", file, line, bytes, n);
@@ -767,7 +767,7 @@ static phases *phases_of(uint64_t *barrier, const char *file, int line)
 }
 
 // Counts an arrival. Accesses after the end of a phase see the accesses before its arrivals. The trace build
-// treats the end as a barrier of all threads, so it misses some races and reports no false one.
+// treats the end as a barrier of all threads, so the trace build misses some races but reports no false race.
 static void arrive(phases *b, const char *file, int line)
 {
     if (b->pending == 0) emu_fatal("the barrier at %s:%d: more arrivals than its count", file, line);
@@ -779,8 +779,8 @@ static void arrive(phases *b, const char *file, int line)
     b->waiting.clear();
 }
 
-// Makes the copies of a thread up to those with which it arrives at `barrier`, or all copies if `barrier` is
-// NULL.
+// Makes the copies of a thread up to the copies with which the thread arrives at `barrier`, or all copies if
+// `barrier` is NULL.
 static void make_late_copies(int thread, uint64_t *barrier, const char *file, int line)
 {
     std::vector<late_copies> &late = block.late[thread];
@@ -856,8 +856,8 @@ void emu_phases_wait(uint64_t *barrier, int parity, const char *file, int line)
 uint32_t emu_shared_address(const void *p) { return (uint32_t)((const char *)p - emu_shared_arena); }
 
 // Returns the address of 16 bytes, number `i`, of the matrix of a descriptor. The matrix has 64 rows of 16
-// columns (2 times 16 bytes each), or 16 rows of 64 (8 times 16 bytes each). It is swizzled over 128 bytes by
-// address, and its groups of 8 rows follow one another.
+// columns (2 times 16 bytes each), or 16 rows of 64 (8 times 16 bytes each). Its addresses are swizzled over
+// 128 bytes, and groups of 8 rows follow one another.
 static const char *wide_part(uint32_t matrix, bool transposed, int i, const char *file, int line)
 {
     const uint32_t start = (matrix & 0x3fff) << 4;
@@ -1045,7 +1045,7 @@ static void drop_pinned(const emu_pinned &m)
     if (!gone.registered) free(gone.p);
 }
 
-static const size_t FAR_REGION = (size_t)1 << 30; // never accessible: indices far off end here
+static const size_t FAR_REGION = (size_t)1 << 30; // memory that is never accessible, for indices far off
 
 int emu_device_of(const void *p)
 {
@@ -1120,7 +1120,7 @@ static void set_access(unsigned mask)
     }
 }
 
-static void check_canaries() // called after every operation; the asan build has its own check
+static void check_canaries() // checks redzones after every operation; not in the asan build
 {
 #ifndef EMU_ASAN
     const uint64_t canary = 0xfdfdfdfdfdfdfdfdull;
@@ -1195,7 +1195,7 @@ struct emu_graph {
 };
 struct emu_graph_exec { std::vector<emu_node> nodes; std::vector<emu_stream *> lanes; emu_op_ptr last; };
 
-static std::vector<emu_stream *> streams; // including the legacy streams and those of graphs
+static std::vector<emu_stream *> streams; // all streams, with the legacy streams and the streams of graphs
 static std::set<emu_event *> events;
 static std::set<emu_graph *> graphs, captures;
 static std::set<emu_graph_exec *> execs;
@@ -1954,7 +1954,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *smallest, int *greatest)
 
 // ============================================================================== runtime API: memory
 // Allocates at an address that is a multiple of 256 and of no larger power of two, as CUDA promises no more;
-// managed memory has pages of its own. Allocations are placed from the end of the device's memory downwards:
+// managed memory has separate pages. Allocations are placed from the end of the device's memory downwards:
 // rights are set for whole huge pages, but an access beyond the end of memory still faults at once.
 static void *allocate(size_t n, size_t charged, bool managed)
 {
@@ -2029,7 +2029,7 @@ cudaError_t cudaMemAdvise(const void *p, size_t n, cudaMemoryAdvise advice, cuda
     if (stays && advice == cudaMemAdviseSetPreferredLocation) emu_stats.advised += (long)n;
     return cudaSuccess;
 }
-// Enqueues an operation that does nothing, since moving managed memory does not change its contents.
+// Enqueues an operation that does nothing, because a prefetch does not change the contents of managed memory.
 cudaError_t cudaMemPrefetchAsync(const void *p, size_t n, cudaMemLocation location, unsigned flags,
                                  cudaStream_t handle)
 {
@@ -2577,7 +2577,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t handle)
     if (s->capture) { s->capture->invalid = true; return emu_error(cudaErrorNotSupported); }
     emu_stats.graph_launches++;
     std::vector<emu_op_ptr> before, ops;
-    if (x->last) before.push_back(x->last); // launches of one graph run one after another
+    if (x->last) before.push_back(x->last); // launches of a graph run one after another
     emu_op_ptr start = add_op(s, mark("graph start"), before);
     for (auto &n : x->nodes) {
         std::vector<emu_op_ptr> after{start};

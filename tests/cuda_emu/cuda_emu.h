@@ -68,7 +68,7 @@
 
 // Default arguments: the file and line of the caller. So calls need no macro.
 #define EMU_HERE const char *emu_file = __builtin_FILE(), int emu_line = __builtin_LINE()
-// Hides a function from the trace build. noinline, as inlined code is instrumented with its caller.
+// Hides a function from the trace build. noinline, because inlined code is instrumented with the caller.
 #define EMU_UNTRACED __attribute__((no_sanitize("thread"), noinline))
 
 #define TT__UNROLL
@@ -82,8 +82,8 @@
 #define TT__DYN_SHARED(T, name) T *name = (T *)emu_dynamic_shared()
 // TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...) launches a kernel and returns a
 // cudaError_t. A template goes in parentheses: (kernel<64, 2>). The stream may be a tt__stream. If the
-// tt__stream chains, a thread that ends without tt__begin_kernel is an error; so is, in the trace build, any
-// access to memory before tt__begin_kernel.
+// tt__stream chains, a thread that ends without tt__begin_kernel is an error. In the trace build, any access
+// to memory before tt__begin_kernel is an error, too.
 #define TT__LAUNCH(kernel, grid, block, shared, ...) \
     emu_launch_kernel(#kernel, kernel, grid, block, shared, __VA_ARGS__)
 
@@ -396,9 +396,9 @@ void emu_cp_async(void *to, const void *from, int n, int bytes, const char *file
 void emu_cp_async_commit();
 void emu_cp_async_wait(int groups_left, const char *file, int line);
 uint32_t emu_shared_address(const void *p);
-// Products of a warpgroup. REGISTERS: a is in registers. ROWS: a is in shared memory at `rows`, and the rows
-// of a and b run along the summed dimension. ACROSS: the rows of both run across the summed dimension. tiles:
-// number of tiles of 8 columns of d, 8 or 16.
+// How a warpgroup's product reads its operands. REGISTERS: a is in registers. ROWS: a is in shared memory at
+// `rows`, and the rows of a and b run along the summed dimension. ACROSS: the rows of a and b run across the
+// summed dimension. tiles: number of tiles of 8 columns of d, 8 or 16.
 enum emu_wide { EMU_WIDE_REGISTERS, EMU_WIDE_ROWS, EMU_WIDE_ACROSS };
 void emu_wgmma(emu_wide how, float *d, int tiles, const uint32_t *a, uint32_t rows, uint32_t b, bool add,
                bool half,
@@ -550,7 +550,7 @@ inline unsigned __reduce_xor_sync(unsigned mask, unsigned v, EMU_HERE)
 }
 
 // ========================================================================= device code: atomics
-// One thread runs at a time, so plain code is atomic. The trace build checks these functions as atomic
+// One thread runs at a time, so plain code is atomic. The trace build treats EMU_ATOMIC functions as atomic
 // accesses.
 #define EMU_ATOMIC(name, T, result) \
     EMU_UNTRACED inline T name(T *p, T v, EMU_HERE) \
@@ -651,7 +651,7 @@ inline float min(float a, float b) { return fminf(a, b); }
 inline float max(float a, float b) { return fmaxf(a, b); }
 
 // ========================================================================= 16-bit floats
-// Our own types, so that no toolkit is needed, and without arithmetic: accidental bf16 arithmetic does not
+// These types need no CUDA toolkit. They have no arithmetic, so that accidental bf16 arithmetic does not
 // compile. The conversions give the same bits as NVIDIA's (test_emu.cu).
 struct __nv_bfloat16 { uint16_t emu_bits; };
 struct alignas(4) __nv_bfloat162 { __nv_bfloat16 x, y; };

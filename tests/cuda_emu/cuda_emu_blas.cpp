@@ -118,7 +118,7 @@ struct product { // D (m, n) = epilogue(alpha op(A) op(B) + beta C)
     bool reads_aux() const { return has(CUBLASLT_EPILOGUE_DGELU) || has(CUBLASLT_EPILOGUE_DGELU_BGRAD); }
     bool applies_gelu() const
     { return has(CUBLASLT_EPILOGUE_GELU) || has(CUBLASLT_EPILOGUE_GELU_BIAS) || writes_aux(); }
-    int64_t bias_gradient() const // returns the length of the bias gradient; 0: there is no bias gradient
+    int64_t bias_gradient() const // returns the length of the bias gradient; 0: it is absent
     {
         return has(CUBLASLT_EPILOGUE_DGELU_BGRAD) || has(CUBLASLT_EPILOGUE_BGRADA) ? m
                : has(CUBLASLT_EPILOGUE_BGRADB) ? n
@@ -137,7 +137,7 @@ static bool leaves_allocation(const matrix &x, int64_t rows, int64_t cols)
     return emu_device_of(x.p) < 0 || emu_bad_range(x.p, (size_t)((cols - 1) * x.ld + rows) * size_of(x.type));
 }
 
-static void check_ranges(const product &g) // the library cannot check sizes; the caller must
+static void check_ranges(const product &g) // cuBLAS cannot check sizes, so the caller must be right
 {
     const char *wrong = nullptr;
     if (leaves_allocation(g.a, g.transpose_a ? g.k : g.m, g.transpose_a ? g.m : g.k)) wrong = "A";
@@ -158,10 +158,10 @@ static void check_ranges(const product &g) // the library cannot check sizes; th
 static int exponent_from(double x, int smallest) { return x == 0 ? smallest : std::max(ilogb(x), smallest); }
 static int least_exponent(cudaDataType t) { return t == CUDA_R_8F_E5M2 ? -14 : -6; }
 
-// Does one instruction of Hopper's tensor cores: the sum of n products of fp8, at most 32, and of `sum`. The
+// Does one instruction of Hopper's tensor cores, which adds n products of fp8 (at most 32) to `sum`. The
 // exponent of a product is the sum of its factors' exponents. All terms are shifted to the largest exponent
-// and cut 13 bits after the point; so is the new sum (DeepSeek-V3, arXiv 2412.19437, section 3.3.2; MMA-Sim,
-// arXiv 2511.10909).
+// and cut 13 bits after the point, and the new sum is cut there, too (DeepSeek-V3, arXiv 2412.19437, section
+// 3.3.2; MMA-Sim, arXiv 2511.10909).
 static float add_fp8_products(const float *a, const float *b, int64_t n, float sum, const product &g)
 {
     const int bits = 13;
@@ -201,8 +201,8 @@ static float scale_at(const float *p)
     return *p;
 }
 
-// Returns the sum of k products in the order of an algorithm: 1, from the first; 2, from the last; 3, two
-// halves; 4, as 1.
+// Returns the sum of k products in the order of an algorithm: 1 and 4, from the first product; 2, from the
+// last; 3, in two halves.
 static float sum_of(const float *a, const float *b, int64_t k, uint64_t algorithm)
 {
     float s = 0, second = 0;
@@ -415,7 +415,7 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t ta
     EMU_BLAS("cublasGemmStridedBatchedEx", CUBLAS_STATUS_EXECUTION_FAILED);
     if (dead(h)) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (batch < 0 || !alpha || !beta || emu_stream_device(h->stream) < 0) return CUBLAS_STATUS_INVALID_VALUE;
-    // A handle is bound to its device.
+    // A handle works only on its device.
     if (emu_current_device() != h->device || emu_stream_device(h->stream) != h->device)
         return CUBLAS_STATUS_EXECUTION_FAILED;
     if (a_type != b_type || is_fp8(a_type) || is_fp8(c_type) || !known(a_type) || !known(c_type))
@@ -733,7 +733,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
     const emu_lt_layout *layouts[4] = {a_layout, b_layout, c_layout, out_layout};
     const void *pointers[4] = {a, b, c, out};
     algorithm chosen = {0, 0, 0};
-    for (auto &x : algorithms) { // the algorithm that was asked for, or the first that fits
+    for (auto &x : algorithms) { // the requested algorithm, or the first that fits
         bool fits = x.workspace <= workspace_bytes && (uintptr_t)workspace % 16 == 0 &&
                     !(is_fp8(a_layout->type) && !x.alignment);
         for (int i = 0; i < 4; i++) {

@@ -354,7 +354,7 @@ static inline void hook(const void *address, size_t n, bool write, void *pc)
     }
 }
 
-// =================================================================================== what the compiler calls
+// ======================================================================== functions that the compiler calls
 #define CALLER __builtin_return_address(0)
 #define EMU_TSAN_ACCESS(n) \
     void __tsan_read##n(void *p) { hook(p, n, false, CALLER); } \

@@ -1,7 +1,7 @@
 // death.cu - wrong programs, and the report that each must cause in each build. A child process runs each
 // program for some seeds. The emulator ends the process with status 86 and a message, the sanitizers with
-// their own. "wrong result" is no report, but the result that a test sees, thanks to poison and adversarial
-// orders.
+// other messages. "wrong result" means that no tool reports, but poison and adversarial orders make a test
+// see a wrong result.
 #define SAMPLE_WITHOUT_TESTS
 #include "sample.cu"
 #include <sys/wait.h>
@@ -125,7 +125,7 @@ static int exit_before_barrier()
 __global__ void two_barriers()
 {
     if (threadIdx.x < 32) __syncthreads();
-    else __syncthreads(); // a second barrier, on a line of its own
+    else __syncthreads(); // a second barrier, on another line
 }
 static int barrier_in_branches()
 {
@@ -400,7 +400,7 @@ static int read_out_of_bounds()
     TT__LAUNCH(copy_some, 1, 64, 0, 0, out, a, 50);
     return differs(out, 64, [](int) { return 0.f; });
 }
-static int page_out_of_bounds() // an access beyond what has been allocated, but within the device's huge page
+static int page_out_of_bounds() // accesses unallocated memory within the device's huge page
 {
     float *out = device_floats(64);
     TT__LAUNCH(add, 1, 1, 0, 0, out + (1 << 12), out, 1);
@@ -602,7 +602,7 @@ static int pinned_result_read_early()
     cudaStreamSynchronize(s);
     return bad;
 }
-// The host uses managed memory while a kernel may use it.
+// The host uses managed memory that a running kernel may use.
 static int managed_during_a_kernel()
 {
     const int n = 64;
@@ -641,7 +641,7 @@ static int product_out_of_bounds()
                  &nothing, c, CUDA_R_32F, 16, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
     return done();
 }
-// cudaFree waits for its own device, but not for another device that writes there
+// cudaFree waits for its own device, but not for a peer that writes to the freed memory
 static int freed_under_a_peers_copy()
 {
     float *a = device_floats(4096);
@@ -654,8 +654,8 @@ static int freed_under_a_peers_copy()
     cudaSetDevice(1);
     return cudaStreamSynchronize(s) != cudaSuccess;
 }
-// A kernel loads from pinned memory to which another device copies, before the kernel or, with `late`, after
-// it. Nothing orders the two.
+// A kernel loads from pinned memory to which another device copies, before the kernel or, if `late`, after
+// the kernel. Nothing orders the copy and the kernel.
 static int pinned_between_devices(bool late)
 {
     enum { N = 64 };
@@ -687,8 +687,8 @@ static int cuda_call_in_host_function()
 }
 
 // ===================================================================================== the table
-// The expected message in each build: a part of it, or of several after |. With ~ in front, only some seeds
-// must produce it; otherwise all. nullptr: nothing is promised.
+// The expected message in each build: a part of its text, or several parts with | between them. After a ~
+// only some seeds must produce the message; otherwise all seeds must. nullptr: nothing is promised.
 struct death { const char *name; int (*run)(); const char *plain, *asan, *trace; };
 #define DEATH(name, plain, asan, trace) {#name, name, plain, asan, trace}
 static const death deaths[] = {
@@ -832,7 +832,7 @@ static bool holds_one_of(std::string text, std::string parts)
     return false;
 }
 
-static const death *running; // the test to run, as the tests of test.h have no argument
+static const death *running; // the test to run: tests of test.h have no argument
 static bool show; // print the messages
 TEST(dies)
 {

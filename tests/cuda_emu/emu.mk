@@ -9,7 +9,7 @@ endif
 EMU       := $(B)/cuda_emu
 EMU_TESTS ?= $(wildcard tests/cuda_emu/*.cu)
 # The programs tests/NAME.c that run with TINYTRAIN_DEVICE=cuda on the emulator and on a GPU, and the tests
-# that they run there.
+# that each program runs there.
 CUDA_TESTS         ?= test_ops test_models test_lm test_cuda test_peers test_tensor test_pipeline
 CUDA_T_test_ops    := reference_cuda gradient_cuda attention_by_warpgroups stochastic_rounding_of_each_isa \
                       pieces_are_updated_as_the_whole cuda_epilogues cuda_tensors_share_launches \
@@ -42,9 +42,9 @@ else ifneq ($(EMU_BUILDS),)
 EMU_LOGS := $(EMU).log
 endif
 
-# ---- compilers' options. The runtime is never compiled with -fsanitize=thread: in the trace build it
-# contains the functions that this option calls. g++ needs -Wno-subobject-linkage: by #line, it takes a header
-# for the main file, whose structs may have members of unnamed namespaces.
+# ---- compilers' options. The runtime is never compiled with -fsanitize=thread: in the trace build the
+# runtime defines the functions that instrumented code calls. g++ needs -Wno-subobject-linkage: by #line, it
+# takes a header for the main file, whose structs may have members of unnamed namespaces.
 EMU_STRICT        := -std=c++17 -g1 -Wall -Wextra -Wpedantic -Werror \
                      $(if $(findstring clang,$(CXX)),,-Wno-subobject-linkage)
 # Leaves out checks that take most of the compiler's time; AddressSanitizer finds the same mistakes when
@@ -53,8 +53,8 @@ EMU_SANITIZE      := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -f
                      -fno-sanitize=null,object-size,pointer-overflow,vptr
 EMU_PATTERN        = $(shell $(CXX) -ftrivial-auto-var-init=pattern -E -x c++ /dev/null > /dev/null 2>&1 && \
                        echo -ftrivial-auto-var-init=pattern)
-# Makes fmaf an instruction if this CPU has one. Its bits are those of the library's function, whose calls
-# take a third of the kernels' time.
+# Makes fmaf an instruction if this CPU has one. The instruction gives the bits of the library's function,
+# whose calls take a third of the kernels' time.
 EMU_FMA            = $(shell grep -qsw fma /proc/cpuinfo && \
                        $(CXX) -mfma -E -x c++ /dev/null > /dev/null 2>&1 && echo -mfma -ffp-contract=off)
 EMU_FLAGS_plain    = -O2 $(EMU_PATTERN) $(EMU_FMA)
@@ -93,7 +93,7 @@ $(EMU)/%.c.o: $$(name).c tinytrain.h $(B)/flags
 $(EMU)/kernels.o: tinytrain.h $(B)/flags
 	$(call compile,$(EMU_C) -O1 -g1 -DTT__LOSS_CHUNK=5 -DTINYTRAIN_IMPLEMENTATION -DTT__KERNELS_ONLY -x c)
 
-# Programs of .cu files, C programs with tinytrain_cuda.cu, and the objects from which these are linked.
+# Programs of .cu files, C programs with tinytrain_cuda.cu, and the objects from which both are linked.
 emu_of     = $(foreach b,plain asan trace,$(patsubst %,$(EMU)/%.$b,$(1)))
 emu_parts  = cuda_emu cuda_emu_blas $(patsubst %,cuda_emu_%,$(filter trace,$(1)))
 emu_with   = $(patsubst %,$(EMU)/%.$(2).o,$(1) $(call emu_parts,$(2)))

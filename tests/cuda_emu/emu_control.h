@@ -25,19 +25,19 @@ typedef enum emu_scheduler {
    (0). */
 void emu_configure(int devices, size_t bytes_per_device, int peers, uint64_t seed);
 
-/* Sets the compute capability of a device, until the next emu_configure sets it to 9.0. */
+/* Sets the compute capability of a device, until the next emu_configure, which sets 9.0. */
 void emu_set_capability(int device, int major, int minor);
 
 /* Copies between any memories as a CUDA-aware MPI does: at once, without waiting for other streams. */
 void emu_library_copy(void *to, const void *from, size_t n);
 
-/* Sets whether kernels of a device and the host may use managed memory at the same time; 1 after
-   emu_configure. */
+/* Sets whether kernels of a device and the host may use managed memory at the same time. emu_configure sets
+   1. */
 void emu_set_managed(int device, int concurrent);
 
-/* Faults of the link from the memory of device `from` to device `to`, until the next emu_configure: no peer
-   access; or a wrong byte in each KiB that arrives by copies (if one of the devices has access to the other)
-   or by kernels' loads. */
+/* Sets faults of the link from the memory of device `from` to device `to`, until the next emu_configure.
+   NO_ACCESS: no peer access. WRONG_COPIES, WRONG_LOADS: a wrong byte in each KiB that arrives by copies (if
+   one of the devices has access to the other) or by kernels' loads. */
 enum { EMU_NO_ACCESS = 1, EMU_WRONG_COPIES = 2, EMU_WRONG_LOADS = 4 };
 void emu_set_link(int from, int to, unsigned wrong);
 
@@ -81,7 +81,7 @@ typedef struct emu_counts {
     long watched;                                        /* launches of emu_watch's kernel */
     long pageable_async; /* cudaMemcpyAsync from or to memory that is not pinned */
     long host_syncs;     /* waits of the host: synchronise calls and blocking copies */
-    long event_syncs;    /* waits for an event, also for one that has happened */
+    long event_syncs;    /* waits for an event, even for an event that has happened */
     long allocations;                                    /* calls that allocate or free memory */
     long advised, prefetched; /* bytes of managed memory advised to stay on a device; bytes prefetched */
     long prefetches;

@@ -55,7 +55,7 @@ struct emu_op {
     bool done = false;
     double finished_us = 0; // virtual time
     uint32_t number = 0;    // number among all operations, from 1
-    uint32_t ticket = 0;    // number among its stream's operations: the component of `clock`
+    uint32_t ticket = 0;    // number among the operations of its stream: the component of `clock`
     emu_clock clock;        // the operation's end and everything that happens before
 };
 typedef std::shared_ptr<emu_op> emu_op_ptr;
@@ -92,8 +92,8 @@ struct emu_device {
     int major = 9, minor = 0;                // compute capability
     bool concurrent = true;                  // cudaDevAttrConcurrentManagedAccess
     std::vector<emu_allocation> allocations; // by address, the highest first
-    unsigned peers = 0;                      // mask of the devices whose memory it may reach
-    unsigned wrong[EMU_MOST_DEVICES] = {};   // by sender: faults of its link (EMU_NO_ACCESS ...)
+    unsigned peers = 0;                      // mask of the devices whose memory the device may reach
+    unsigned wrong[EMU_MOST_DEVICES] = {};   // faults of the links from each device (EMU_NO_ACCESS ...)
     bool readable = false;                   // whether [bottom, end) is accessible now
     emu_stream *legacy = nullptr;
 };
@@ -104,10 +104,11 @@ struct emu_thread {
     emu_fiber *fiber;
     const char *what, *file;
     int line;
-    bool done, began; // began: it has called tt__begin_kernel
+    bool done, began; // began: the thread has called tt__begin_kernel
     uint16_t warp_epoch;
 };
-struct emu_slot { void *key; char *p; size_t n; const char *name; }; // a TT__SHARED array of this block
+// a TT__SHARED array of the running block
+struct emu_slot { void *key; char *p; size_t n; const char *name; };
 struct emu_running_block {
     int current = -1;         // thread, or -1: no kernel runs
     bool in_kernel = false;   // the kernel's own code runs, not the emulator's
@@ -127,7 +128,7 @@ extern size_t emu_address_space; // bytes of addresses of one device
 extern emu_running_block emu_block;
 extern emu_fiber *emu_current_fiber;
 extern emu_op *emu_current_op;
-extern emu_clock emu_host_clock; // one clock for all host threads: each knows what any of them has waited for
+extern emu_clock emu_host_clock; // one clock of all host threads, which know each other's waits
 extern char *emu_shared_arena;
 extern emu_counts emu_stats;
 extern unsigned emu_refused; // algorithms that cuBLASLt refuses, a bit each
@@ -140,7 +141,8 @@ int emu_device_of(const void *p); // -1: host memory
 emu_pinned *emu_find_pinned(const void *p); // the pinned memory that holds p, or nullptr
 emu_allocation *emu_find_allocation(int device, const void *p);
 void emu_describe(const void *p, char *text, size_t size);
-cudaError_t emu_enter(const char *call); // begins every API call, under the lock: counts it, injects faults
+// begins every API call, under the lock: counts calls, injects faults
+cudaError_t emu_enter(const char *call);
 cudaError_t emu_error(cudaError_t e);    // stores e for cudaGetLastError
 cudaError_t emu_enqueue(cudaStream_t s, emu_work work);
 int emu_stream_device(cudaStream_t s); // -1: no such stream

@@ -31,8 +31,8 @@ with open(os.path.join(HERE, "emu.mk")) as makefile:
     DEFINES = re.search(r"^EMU_DEFINES\s*:= ((?:.*\\\n)*.*)", makefile.read(), re.M).group(1)
 DEFINES = re.findall(r"-D\S+", DEFINES) + ["-I" + HERE, "-I" + ROOT]
 
-# Programs that are linked with a .cu: a program, arguments of all its runs, and how its tests are divided
-# into runs: (pattern, environment variable or, if None, argument).
+# Programs that are linked with a .cu: (program, arguments of all runs, pattern of the parts of the tests,
+# environment variable that names a part; None: an argument names it). Each part is a run.
 LINKED = {
     "tinytrain_cuda.cu": [
         ("tests/test_ops.c", ["reference_cuda", "gradient_cuda"], r"^    X\((\w+), [A-Z]", "TT_TEST_CASE"),
@@ -75,7 +75,7 @@ MUTATIONS = [
     ("no bound", r"if \(%s < %s && (?P<at>\w+ < \w+)\)" % (SUM, TERM), "true"),
 ]
 
-# (file, mutation, the line or a part of it): why the mutant is as correct as the original
+# (file, mutation, the line or a part of the line): why the mutant is as correct as the original
 EQUIVALENT = {
     ("sample.cu", "no zero fill", "tt__cp_async_16(to_"):
         "rows past the end then hold row 0, which is as good: the sums that they enter are not stored",
@@ -172,7 +172,7 @@ def code_regions(text):
 
 
 def on_device(text, at):
-    """Returns whether a place is in a function of the device, or in a struct with one."""
+    """Returns whether a place is in a device function, or in a struct that has a device function."""
     header = max(m.start()
                  for m in re.finditer(r"^(?:template|static|struct|extern|inline|__)", text[:at], re.M))
     return bool(re.search(r"__global__|__device__", text[header:at]))
@@ -226,7 +226,7 @@ def build_runtime(cxx, build, folder):
 
 
 def build_programs(options, build, folder, name):
-    """Builds the programs of a build. Returns their paths."""
+    """Compiles and links the programs of a build. Returns the paths of the programs."""
     def compiled(p):
         target = os.path.join(folder, "%s.%s.o" % (p, build))
         subprocess.run([options.cxx, "-std=c++17", "-g", "-w", *FLAGS[build].split(), *DEFINES, "-x", "c++",

@@ -303,8 +303,8 @@ TEST(phases_end_with_the_last_arrival)
     }
 }
 
-// Tests each load of 8 x 8 matrices: out[matrix][lane] = the thread's two numbers. in (32, 8): four matrices
-// one below the other.
+// Tests each load of 8 x 8 matrices: out[matrix][lane] gets the lane's two numbers. in (32, 8) holds four
+// matrices, one below another.
 __global__ void ldmatrix_all(uint32_t *out, const uint16_t *in)
 {
     TT__SHARED(uint16_t, tile, [32][8]);
@@ -586,7 +586,7 @@ TEST(copies_in_one_and_two_dimensions)
 }
 
 // ============================================================================= order of operations
-// Runs a producer on one stream and a consumer on another. `wait`: the consumer waits for the producer's
+// Runs a producer on one stream and a consumer on another. If `wait`, the consumer waits for the producer's
 // event.
 static bool consumer_sees_producer(bool wait)
 {
@@ -754,16 +754,17 @@ TEST(graphs_are_captured_replayed_and_updated)
         OK(cudaGraphInstantiate(&first.exec, first.graph, 0));
         OK(cudaGraphGetNodes(first.graph, nullptr, &nodes));
         CHECK(nodes >= 2);
-        // Launches of one graph run one after another.
+        // Launches of a graph run one after another.
         for (int i = 0; i < 3; i++) OK(cudaGraphLaunch(first.exec, i % 2 ? s.s : t.s));
-        OK(cudaGraphExecUpdate(first.exec, second.graph, &info)); // launches in flight keep their arguments
+        // launches in flight keep their old arguments
+        OK(cudaGraphExecUpdate(first.exec, second.graph, &info));
         CHECK_EQUAL(info.result, cudaGraphExecUpdateSuccess);
         OK(cudaGraphLaunch(first.exec, s));
         OK(cudaStreamSynchronize(s));
         a.down();
         for (int i = 0; i < n; i++)
             CHECK(a.host[(size_t)i] == 3.0f * (float)((i * 7 + 13) % 101) + (float)((i * 7 + 26) % 101));
-        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // a graph of another shape
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // captures a graph of another shape
         OK(TT__LAUNCH(add, 4, 64, 0, s, a.device, b.device, n));
         OK(cudaStreamEndCapture(s, &other.graph));
         CHECK_EQUAL(cudaGraphExecUpdate(first.exec, other.graph, &info), cudaErrorGraphExecUpdateFailure);
@@ -869,7 +870,7 @@ TEST(captures_refuse_what_cuda_refuses)
         OK(cudaStreamEndCapture(s, &g));
         OK(cudaGraphDestroy(g));
 
-        OK(cudaEventRecord(outside, t)); // a dependency that the graph cannot hold
+        OK(cudaEventRecord(outside, t)); // records a dependency that no graph can hold
         OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
         CHECK_EQUAL(cudaStreamWaitEvent(s, outside, 0), cudaErrorStreamCaptureIsolation);
         CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
@@ -937,7 +938,7 @@ TEST(misuse_has_cudas_error_codes)
         OK(cudaSetDevice(0));
         emu_configure(0, 0, 0, 0);
         CHECK_EQUAL(cudaGetDeviceCount(&value), cudaErrorNoDevice);
-        emu_configure(2, (size_t)1 << 20, 0, 0); // without peer access
+        emu_configure(2, (size_t)1 << 20, 0, 0); // devices have no peer access
         OK(cudaDeviceCanAccessPeer(&can, 0, 1));
         CHECK(!can);
         CHECK_EQUAL(cudaDeviceEnablePeerAccess(1, 0), cudaErrorPeerAccessUnsupported);
@@ -992,7 +993,7 @@ TEST(links_that_bring_wrong_bytes)
             CHECK(bad[2][0] == 0 && bad[2][1] == 0);
             CHECK_EQUAL(bad[1][0] > 0, (wrong & (EMU_NO_ACCESS | EMU_WRONG_COPIES)) == EMU_WRONG_COPIES);
             CHECK_EQUAL(bad[1][1] > 0, wrong != 0 && wrong != EMU_WRONG_COPIES);
-            // One wrong byte in 256 numbers.
+            // At most one byte is wrong in 256 numbers.
             CHECK(bad[1][0] <= N / 256 + 1 && (wrong & EMU_NO_ACCESS || bad[1][1] <= N / 256 + 1));
             for (int d = 1; d < 3; d++) OK(cudaFree(b[d]));
             OK(cudaSetDevice(0));
@@ -1004,7 +1005,7 @@ TEST(links_that_bring_wrong_bytes)
     OK(cudaDeviceEnablePeerAccess(1, 0));
 }
 
-// Kernels load from pinned memory, whichever device allocated or wrote it, if an event orders the accesses.
+// If an event orders the accesses, kernels load from pinned memory of any device.
 TEST(kernels_load_from_pinned_memory)
 {
     FOR_SEEDS(10, 2, 0) {
@@ -1056,7 +1057,7 @@ TEST(memory_has_a_limit_and_leaks_are_counted)
     }
 }
 
-// Managed memory takes none of the device's memory. Host and device use it in turn, at the same address.
+// Managed memory takes none of the device's memory. Host and device alternate in using it, at one address.
 TEST(managed_memory_is_the_hosts_and_the_devices)
 {
     enum { N = 5000 };
@@ -1470,7 +1471,7 @@ TEST(cublaslt_epilogues)
             check_epilogue<float, float>(e, 0.5f, 1e-5);
         }
         check_epilogue<bf16, float>(CUBLASLT_EPILOGUE_DEFAULT, 1, 1e-5);
-        for (int b_wants = 0; b_wants < 2; b_wants++) { // a layout other than the one that the sums need
+        for (int b_wants = 0; b_wants < 2; b_wants++) { // a layout that does not suit the sums
             lt_call other(CUBLAS_COMPUTE_32F, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, 64, 64, 64,
                           true, false);
             buffer<bf16> bias(64);
@@ -1480,7 +1481,7 @@ TEST(cublaslt_epilogues)
             other.workspace(1 << 20);
             CHECK_EQUAL(other.query(), CUBLAS_STATUS_NOT_SUPPORTED);
         }
-        // cublasLtMatmul refuses a bias that no epilogue uses, but the heuristic does not.
+        // cublasLtMatmul refuses a bias without an epilogue for it; the heuristic accepts it.
         const float one = 1, zero = 0;
         buffer<bf16> x(1024);
         lt_call call(CUBLAS_COMPUTE_32F, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, 16, 8, 24, true,
@@ -1568,9 +1569,9 @@ TEST(cublaslt_fp8_with_scales)
 // Returns the exponent of x, but at least `smallest`: the exponent of subnormal numbers.
 static int exponent_from(double x, int smallest) { return x == 0 ? smallest : std::max(ilogb(x), smallest); }
 static double cut(double x, int last) { return ldexp(trunc(ldexp(x, -last)), last); }
-// Returns a sum of products as Hopper's tensor cores compute it, 32 products at a time. The products and the
-// sum so far are cut 13 bits after the point at the largest exponent, and so is their sum (MMA-Sim, arXiv
-// 2511.10909, FP8 of WGMMA).
+// Returns a sum of products as Hopper's tensor cores compute it, 32 products at a time. At the largest
+// exponent, the products and the sum so far are cut 13 bits after the point, and the new sum is cut there,
+// too (MMA-Sim, arXiv 2511.10909, FP8 of WGMMA).
 static float hopper_sum(const std::vector<double> &a, const std::vector<double> &b, int least_a, int least_b)
 {
     double sum = 0;
@@ -1674,7 +1675,7 @@ TEST(cublaslt_offers_and_refuses)
         // A is not aligned to 16 bytes.
         CHECK_EQUAL(run(x.device + 1, &call.results[0].algo, 1 << 20), CUBLAS_STATUS_NOT_SUPPORTED);
         OK(run(x.device + 1, &call.results[3].algo, 0));
-        uint32_t alignment = 2; // the alignment of A, stated beforehand
+        uint32_t alignment = 2; // the alignment of A, as the caller promises it
         OK(cublasLtMatmulPreferenceSetAttribute(call.p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
                                                 &alignment, sizeof alignment));
         OK(call.query());
@@ -1693,7 +1694,7 @@ TEST(cublaslt_offers_and_refuses)
                     CUBLAS_STATUS_INVALID_VALUE);
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_DEFAULT);
         OK(cudaSetDevice(1));
-        CHECK(run(x.device, nullptr, 0) != CUBLAS_STATUS_SUCCESS); // a handle belongs to its device
+        CHECK(run(x.device, nullptr, 0) != CUBLAS_STATUS_SUCCESS); // a handle works only on its device
         OK(cudaSetDevice(0));
         lt_call mixed(CUBLAS_COMPUTE_32F, CUDA_R_16BF, CUDA_R_16F, CUDA_R_16BF, CUDA_R_16BF, 16, 8, 24, false,
                       false);

@@ -56,7 +56,7 @@ TEST(allocation_failures)
         tt_context *ctx = tt_open(&o);
         REQUIRE(ctx);
         a.fail_at = a.calls + n;
-        size_t before = tt_allocated_bytes(ctx); /* the context's own bytes */
+        size_t before = tt_allocated_bytes(ctx); /* bytes of the context alone */
         bool ok = use_everything(ctx, folder, csv, safetensors);
         CHECK(ok == !a.failed);
         if (!ok) CHECK_ERROR(ctx, TT_ERR_MEMORY, "memory");

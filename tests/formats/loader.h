@@ -139,8 +139,8 @@ TEST(loader_batches)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A table lists one class after the other, with texts cut to equal lengths. Steps with one class only are as
-   rare as by chance, which gives 2^-15 a step for two equal classes and 16 texts a step. */
+/* A table lists class after class, with texts cut to equal lengths. A step has one class no more often than
+   by chance: 2^-15 for two classes of equal size and 16 texts a step. */
 TEST(loader_mixes_texts_of_the_same_length)
 {
     test_allocator a;
@@ -173,8 +173,8 @@ TEST(loader_mixes_texts_of_the_same_length)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Micro-batches are greedy: each is full, in sequences or in tokens, or ends its step. Also checks length
-   buckets and seeds. */
+/* Each micro-batch is full, in sequences or in tokens, or ends its step. Also checks length buckets and
+   seeds. */
 TEST(loader_micro_batches)
 {
     test_allocator a, b;
@@ -244,7 +244,7 @@ TEST(loader_micro_batches)
           tt_loader_seek(l, 0, -1) == TT_ERR_ARGUMENT && tt_loader_seek(l, 0, 13) == TT_OK);
     CHECK(!tt_loader_next(l, &x) && tt_loader_status(l) == TT_OK);
     tt_loader_free(l);
-    for (int i = 0; i < 30; i++) { /* freed while its threads work */
+    for (int i = 0; i < 30; i++) { /* frees loaders while their threads work */
         o = tt_loader_options_default();
         o.threads = 1 + i % 4;
         l = tt_loader_new(ctx, d, k, &o);
@@ -287,7 +287,7 @@ TEST(loader_deals_out_to_groups)
         tt_loader_free(l);
         const int groups = o.parallel.groups = c[i].groups;
         const int seqs = (o.batch + o.accumulate * groups - 1) / (o.accumulate * groups);
-        for (int data = 0; data <= groups; data++) { /* 0: on one rank */
+        for (int data = 0; data <= groups; data++) { /* data 0: one rank */
             if (data && groups % data) continue;
             o.parallel.data = data;
             l = tt_loader_new(ctx, d, k, &o);
@@ -315,7 +315,7 @@ TEST(loader_deals_out_to_groups)
                     size_t bytes;
                     int32_t ids[30];
                     const char *text = tt_dataset_text(d, e.index[q], &bytes);
-                    /* The step holds the same texts without groups. */
+                    /* The step has equal texts with and without groups. */
                     CHECK(in[plain.index[q]] && plain.step_of[q] == e.step_of[q]);
                     tokens[m] += tt_tokenize(k, text, bytes, ids, 30);
                     peak = tokens[m] > peak ? tokens[m] : peak;
@@ -355,7 +355,7 @@ TEST(loader_deals_out_to_groups)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A trainer needs room for what the texts need, not for what max_length would allow. */
+/* A trainer needs room for the actual texts, not for texts of max_length. */
 TEST(loader_capacity_is_that_of_the_texts)
 {
     test_allocator a;

@@ -119,7 +119,7 @@ TEST(safetensors_numbers)
         memcpy(data.bytes + n, v_, sizeof v_); \
         n += sizeof v_; \
     } while (0)
-    PUT(uint8_t, 0, 255, 3); /* an odd size, so that the later tensors are unaligned */
+    PUT(uint8_t, 0, 255, 3); /* an odd size, so that later tensors are unaligned */
     PUT(double, 1.5, -2.25, 1e300, HUGE_VAL);
     PUT(float, 1.25f, -0.0f);
     PUT(uint16_t, 0x3F80, 0xFF80);
@@ -346,10 +346,10 @@ TEST(safetensors_cut_off_while_read)
         snprintf(said, sizeof said, "cut', byte %lld: the file was cut off while it was read",
                  (long long)cuts[k]);
         CHECK_ERROR(ctx, TT_ERR_FILE, said);
-        if (left >= 100000) /* the bytes that are left can be read */
+        if (left >= 100000) /* the remaining bytes can be read */
             CHECK(tt_safetensors_read_f32(s, 0, 24990, 10, to) == TT_OK && to[9] == 24999);
     }
-    write_header(path, header, data, 400000, -1); /* the whole file again */
+    write_header(path, header, data, 400000, -1); /* writes the whole file again */
     CHECK(tt_safetensors_read_f32(s, 0, 0, N, to) == TT_OK && to[N - 1] == N - 1);
     tt_safetensors_close(s);
     free(integers);

@@ -205,7 +205,7 @@ TEST(labels_that_are_numbers)
         for (int c = 0; c < classes; c++) sorted[c] = tt_dataset_class_name(d, classes - 1 - c);
         tt_sort_class_names(sorted, classes);
         for (int c = 0; c < classes; c++) CHECK(sorted[c] == tt_dataset_class_name(d, c));
-        for (int i = 0; i < tt_dataset_count(d); i++) { /* each text still has its label */
+        for (int i = 0; i < tt_dataset_count(d); i++) { /* each text keeps its label */
             const char letter[] = {'\n', *tt_dataset_text(d, i, NULL), '\t', 0};
             const char *row = strstr(text, letter) + 3;
             const char *name = tt_dataset_class_name(d, tt_dataset_label(d, i));
@@ -219,8 +219,7 @@ TEST(labels_that_are_numbers)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The rows of a table for validation are those whose split has any of four names. A row with an unknown split
-   is an error, never skipped in silence. */
+/* Rows of a table are for validation if their split has one of four names. An unknown split is an error. */
 TEST(table_with_validation_rows)
 {
     test_allocator a;
@@ -457,7 +456,7 @@ TEST(imdb_faults)
         }
         CHECK(done);
     }
-    for (long n = 1, done = 0; !done; n++) { /* the library's own allocations */
+    for (long n = 1, done = 0; !done; n++) { /* now allocations of the library fail */
         a.failed = false;
         a.fail_at = a.calls + n;
         tt_dataset *d = imdb_open(ctx, folder, "test", 8, why);
@@ -507,7 +506,7 @@ TEST(dataset_texts)
     CHECK(strcmp(tt_dataset_text(d, 1, &bytes), "") == 0 && bytes == 0);
     CHECK(row_is(d, 2, "long", 1) && row_is(d, 3, "d", 0));
     CHECK(strcmp(tt_dataset_class_name(d, 1), "yes") == 0);
-    tt_dataset *part = tt_dataset_split(d, 2); /* one text of each class */
+    tt_dataset *part = tt_dataset_split(d, 2); /* the split takes one text of each class */
     REQUIRE(part);
     CHECK(tt_dataset_label(part, 0) != tt_dataset_label(part, 1) && tt_dataset_count(d) == 2);
     tt_dataset_free(part);

@@ -93,8 +93,8 @@ static bool stream_is_text(const tt_tokenizer *k, const int32_t *ids, int64_t n,
     return same;
 }
 
-/* Checks the cases of golden/make_bpe.py: for each text the ids, with special tokens around them, and the
-   texts of these ids with and without special tokens. */
+/* Checks the cases of golden/make_bpe.py: for each text its ids with special tokens, and the decoded texts
+   with and without special tokens. */
 static void golden_bpe(const char *folder)
 {
     test_allocator a;
@@ -158,8 +158,8 @@ TEST(tokenizer_golden_bpe)
     }
 }
 
-/* Decodes random ids, as untrained models give them, with split characters and invalid bytes. The texts of
-   ids that come one at a time add up to the text of all ids, and the number of ids decoded again for each
+/* Decodes random ids, as untrained models give them, with split characters and invalid bytes. If ids come one
+   at a time, their texts add up to the text of all ids, and the number of ids that each call decodes again
    does not grow. */
 TEST(text_of_ids_that_come)
 {
@@ -204,8 +204,8 @@ TEST(text_of_ids_that_come)
     }
 }
 
-/* A tokenizer.json that is cut off or has changed bytes: it loads, and then takes any text, or the error says
-   why not. A failed allocation is reported as well. */
+/* A tokenizer.json that is cut off or has changed bytes either loads and takes any text, or the error says
+   why not. A failed allocation is reported. */
 TEST(tokenizer_bpe_damaged)
 {
     static const char *const kinds[] = {"gpt2", "llama2", "mistral", "llama3", "big_bird", "t5", "albert",
@@ -260,7 +260,7 @@ TEST(tokenizer_bpe_damaged)
     CHECK(loaded > 0 && refused > 0);
 }
 
-/* The files that a tokenizer was loaded from are saved unchanged, and nothing else of its folder. */
+/* A save writes the files of the tokenizer unchanged, and no other file of the loaded folder. */
 TEST(tokenizer_files_are_kept)
 {
     static const struct { const char *name, *text; } files[] = {
@@ -299,7 +299,7 @@ TEST(tokenizer_classes_of_transformers)
         {"llama2", LLAMA ",\"legacy\":null,\"add_prefix_space\":null", "llama", " a", 2, {1, 335}},
         {"llama2", LLAMA ",\"add_prefix_space\":false", "llama", "a  b", 4, {1, 289, 316, 350}},
         {"llama2", "\"tokenizer_class\":\"LlamaTokenizerFast\"", "llama", " a", 2, {1, 335}},
-        {"llama2", LLAMA, "mistral", " a", 3, {1, 316, 335}}, /* the file's own ids */
+        {"llama2", LLAMA, "mistral", " a", 3, {1, 316, 335}}, /* the ids of the file itself */
         {"llama2", "\"legacy\":false", "llama", " a", 3, {1, 316, 335}},
         {"llama2", "\"tokenizer_class\":\"PreTrainedTokenizerFast\"", "llama", " a", 3, {1, 316, 335}},
         {"gpt2", "\"add_prefix_space\":true", "gpt2", "</s>cd", 6, {424, 15, 83, 30, 67, 68}},

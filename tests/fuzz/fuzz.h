@@ -3,8 +3,8 @@
 
    A target is one file in this folder with LLVMFuzzerTestOneInput (https://llvm.org/docs/LibFuzzer.html). It
    uses the public API only and is linked with fuzz.c, one build of the implementation that all targets share:
-   `make fuzz`. A target must not crash, and it checks what must hold: what loads can be saved and loads again
-   unchanged, and an error has a text. */
+   `make fuzz`. A target must not crash. It checks that files that load can be saved and load again unchanged,
+   and that an error has a text. */
 #ifndef TINYTRAIN_FUZZ_H
 #define TINYTRAIN_FUZZ_H
 
@@ -88,7 +88,7 @@ static inline void fuzz_append(fuzz_file *f, const void *bytes, size_t n)
     f->n += n;
 }
 
-/* Creates a file, or empties an existing one. */
+/* Creates or empties a file. */
 static inline fuzz_file *fuzz_create(const char *path)
 {
     fuzz_file *f = fuzz_find(path);

@@ -66,8 +66,8 @@ static void fill_image(const fuzz_input *in, const tt_image *image, uint8_t *pix
     for (size_t k = 0; k < n; k++) pixels[k] = in->left ? in->at[k % in->left] : (uint8_t)(k * 37);
 }
 
-/* Returns by how many grey levels a result may leave the range of its pixels when a row of `from` pixels
-   becomes `to`: each weight of a sum is rounded to 22 bits, as in Pillow. */
+/* Returns by how many grey levels a result may leave the range of its pixels, because each weight of a sum is
+   rounded to 22 bits, as in Pillow. A row of `from` pixels becomes a row of `to`. */
 static int slack(int from, int to)
 {
     double weights = 2.0 * (from > to ? from / to + 1 : 1) + 1, max = 255 * weights / (1 << 23);
@@ -98,7 +98,8 @@ static void resize(fuzz_input *in)
         int more = slack(image.height, height) + slack(image.width, width);
         for (size_t k = 0; k < n; k++) {
             size_t c = k % (size_t)image.channels;
-            bool rounds = alpha && c + 1 < (size_t)image.channels; /* a colour that is divided by its alpha */
+            /* a colour divided by its alpha is rounded */
+            bool rounds = alpha && c + 1 < (size_t)image.channels;
             FUZZ_CHECK(rounds || (to[k] + more >= low[c] && to[k] - more <= high[c]));
         }
         if (height == image.height && width == image.width && !alpha) FUZZ_CHECK(memcmp(to, pixels, n) == 0);

@@ -2,7 +2,7 @@
 tests/fuzz/make_corpus.py`.
 
 The head of each target describes its input. Inputs named good_* must be accepted whole, which `make fuzz`
-checks, so that a change of a format that makes them useless is noticed."""
+checks, so that a new format that makes inputs useless is noticed."""
 
 import base64
 import json

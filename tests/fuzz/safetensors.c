@@ -1,8 +1,8 @@
-/* Fuzzes a safetensors file. A file that opens is sound, can be read whole, and is unchanged when it is
+/* Fuzzes a safetensors file. A file that opens is sound, can be read whole, and does not change if it is
    written and read again. */
 #include "fuzz.h"
 
-static char *bytes_of(const tt_safetensors *s, int k) /* the caller frees the bytes */
+static char *bytes_of(const tt_safetensors *s, int k) /* returns the bytes, which the caller frees */
 {
     size_t n = tt_safetensors_info(s, k)->bytes;
     char *bytes = (char *)malloc(n ? n : 1);

@@ -1,5 +1,5 @@
-/* Fuzzes a table of texts and labels. Texts and labels are in range, they are unchanged when written with
-   quotes and read again, and a loader gives each text once.
+/* Fuzzes a table of texts and labels. Texts and labels are in range, they do not change if they are written
+   with quotes and read again, and a loader gives each text once.
 
    Input: a byte of flags; a byte for the size of batches; the file. */
 #include "fuzz.h"

@@ -102,7 +102,7 @@ def random_bytes(rng):
 
 
 def compare_files(tinytrain, folder):
-    """Compares the tokens of vocab.txt files with those that `tokenizers` and transformers read."""
+    """Compares the tokens of vocab.txt files with the tokens that `tokenizers` and transformers read."""
     path = os.path.join(folder, "vocab.txt")
     differ = files = 0
     spaces = ["", "\r", "\r\r", "\r\r\r\r", " ", "\t\r", "\v\f", "\x1c", "\u0085\u2028", "\u00a0", "\u3000\r"]

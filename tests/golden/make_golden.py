@@ -118,7 +118,7 @@ def shapes():
 
 
 def spelled(name):
-    """Returns the name of a parameter in checkpoints. transformers 5 uses other names inside its ViT."""
+    """Returns the name that a parameter has in checkpoints. transformers 5 has other names in its ViT."""
     for old, new in (("vit.layers.", "vit.encoder.layer."), ("attention.q_proj", "attention.attention.query"), ("attention.k_proj", "attention.attention.key"),
                      ("attention.v_proj", "attention.attention.value"), ("attention.o_proj", "attention.output.dense"), ("mlp.fc1", "intermediate.dense"), ("mlp.fc2", "output.dense")):
         name = name.replace(old, new) if name.startswith("vit.") else name
@@ -149,8 +149,7 @@ def make_images(rng, config):
 
 
 def make_batch(rng, config, random_types):
-    """Returns ragged sequences: one of length 1, one of the max length, the others of any length in
-    between."""
+    """Returns ragged sequences: one of length 1, one of the max length, and some of random lengths."""
     if config.model_type == "vit":
         return make_images(rng, config)
     longest = config.max_position_embeddings
@@ -232,7 +231,7 @@ def save_torchvision(model, batch, path):
 
 
 def add_texts(model, folder, golden):
-    """Adds texts and their logits, computed as a user of the folder computes them."""
+    """Adds texts and their logits, computed like those of a user of the folder."""
     shutil.copy(os.path.join(HERE, "bpe", "roberta", "tokenizer.json"), folder)
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=os.path.join(folder, "tokenizer.json"), model_max_length=19)
     model.eval()
@@ -250,7 +249,7 @@ def stored(x):
 def run(name, folder):
     cls, config, seed, random_types = shapes()[name]
     os.makedirs(folder, exist_ok=True)
-    rng = np.random.RandomState(seed)      # legacy generator: numpy has frozen its stream
+    rng = np.random.RandomState(seed)      # numpy has frozen the stream of this legacy generator
     config._attn_implementation = "sdpa" if name == "vit" else "eager"
     model = cls(config)
     initialise(model, rng)
@@ -305,7 +304,7 @@ def run(name, folder):
 
 
 def verify(name, folder):
-    """Reloads the folder as a user would, in float32, and compares logits and loss with the stored ones."""
+    """Loads the folder in float32, like a user, and compares logits and loss with the stored numbers."""
     cls = shapes()[name][0]
     golden = load_file(os.path.join(folder, "golden.safetensors"))
     model = cls.from_pretrained(folder, attn_implementation="eager").eval()

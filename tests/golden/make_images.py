@@ -86,7 +86,7 @@ def make_processed(rng):
 
 def main():
     assert tuple(map(int, pillow.split(".")[:2])) <= (12, 1), f"pillow {pillow} goes another way"
-    rng = np.random.RandomState(5)  # legacy generator: numpy has frozen its stream
+    rng = np.random.RandomState(5)  # numpy has frozen the stream of this legacy generator
     golden = {}
     for n, (channels, size, to) in enumerate(CASES):
         pixels = image(rng, channels, *size)

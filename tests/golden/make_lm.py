@@ -263,8 +263,7 @@ def initialise(model, rng):
 
 
 def make_batch(rng, vocab, longest):
-    """Returns ragged sequences: one of length 1, one of the max length, the others of any length in
-    between."""
+    """Returns ragged sequences: one of length 1, one of the max length, and some of random lengths."""
     n = int(rng.randint(4, 6))
     lengths = [1, longest] + [int(rng.randint(2, longest)) for _ in range(n - 2)]
     lengths = [lengths[i] for i in rng.permutation(n)]

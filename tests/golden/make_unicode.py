@@ -100,7 +100,7 @@ def is_chinese(c):
 
 def run_table(one):
     """Returns [(first, last, stride, to, step)], the runs of a map {code point: resulting code point}."""
-    # Greedy: from the smallest code point left, takes the longest run of any stride and step; other runs fill
+    # Greedy: from the smallest code point left, takes the longest run of any stride and step; later runs fill
     # its gaps.
     runs, left = [], dict(one)
     for c in sorted(one):
@@ -128,8 +128,8 @@ def look_back(runs):
 
 
 def digits(n):
-    """Returns a number in characters from # to ~, except ? and \\: the first 60 of these end a number, the
-    other 30 do not."""
+    """Returns a number in characters from # to ~, except ? and \\. The first 60 of the 90 characters end a
+    number; the last 30 continue a number."""
     alphabet = [chr(c) for c in range(35, 127) if chr(c) not in "?\\"]
     text, n = alphabet[n % 60], n // 60
     while n:
@@ -143,8 +143,8 @@ def signed(x):
 
 
 def emit(name, numbers, width=110):
-    """Prints an array of strings, as a C99 compiler need not accept a string of 4096 characters. A number is
-    never divided."""
+    """Prints an array of strings, because a C99 compiler may refuse a string of 4096 characters. Each number
+    is in one string."""
     texts = [""]
     for number in map(digits, numbers):
         if len(texts[-1]) + len(number) >= 4096:
@@ -209,7 +209,7 @@ def properties(rows, marks):
 
 
 def combining_marks():
-    """Returns {mark: its rank} of the marks that NFD leaves unchanged and sorts."""
+    """Returns {mark: rank} of the marks that NFD leaves unchanged and sorts."""
     marks = [c for c in ALL if c not in HANGUL and nfd(c) == chr(c) and is_reordered(c)]
     return {c: rank + 1 for c, rank in mark_classes(marks).items()}
 
@@ -241,7 +241,7 @@ GRAPHEMES = ["control", "extend", "extend between no consonants", "linker", "joi
 
 def each_byte():
     """Returns a Precompiled that makes an X of each grapheme of less than 6 bytes, and of each character of a
-    longer one; it leaves line ends unchanged."""
+    longer grapheme, and leaves line ends unchanged."""
     units = [256 << 10] + [0] * 767
     for byte in range(1, 256):
         if byte != 10:
@@ -323,7 +323,7 @@ def lower_runs():
 
 
 def compat_rows():
-    """Returns {code point: the code points of its compatibility decomposition}."""
+    """Returns {code point: code points of the compatibility decomposition}."""
     whole = {c: NFKD().normalize_str(chr(c)) for c in ALL}
     assert all(len(to) <= 18 for to in whole.values())
     return {c: tuple(map(ord, to)) for c, to in whole.items() if to != nfd(c)}

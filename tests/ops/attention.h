@@ -1,9 +1,9 @@
-/* Attention and rotary embeddings: each op as plain loops in double precision (eval_*) and a function that
-   records it. */
+/* Attention and rotary embeddings: a plain loop in double precision for each op (eval_*), and a function that
+   records the op. */
 #pragma once
 
-/* Rotates pairs of columns as complex numbers. n->k: columns that rotate (one more if odd); n->a: 1 for
-   neighbours. */
+/* Rotates pairs of columns as complex numbers. n->k: number of rotated columns, rounded up to even; n->a: 1
+   for pairs of neighbours. */
 TEST_PLAIN static void eval_rotary(node *n)
 {
     const int size = n->cols / g->size->heads, pairs = (n->k + 1) / 2;
@@ -101,8 +101,8 @@ TEST_PLAIN static void eval_attention(node *n)
     note(n, IN(2)->magnitude);
 }
 
-/* Records attention. q has a head for each `head_size` columns; k and v may have fewer. `with` holds all
-   other options. */
+/* Records attention. q has a head for each `head_size` columns; k and v may have fewer heads. `with` holds
+   all other options. */
 static int attention_of(int q, int k, int v, float scaling, float p, const tt_attention_options *with)
 {
     int from = starts(), heads = g->nodes[q].cols / g->size->head_size;
@@ -133,8 +133,8 @@ static int attention_with(int q, int k, int v, bool causal, float scaling, float
     return attention_of(q, k, v, scaling, p, &o);
 }
 
-/* Records block-sparse attention. The lists of a sequence's first blocks overlap with blocks that are seen
-   anyway, name a block twice, or name one that most sequences do not have. */
+/* Records block-sparse attention. The lists of a sequence's first blocks overlap with blocks that are always
+   seen, name a block twice, or name a block beyond most sequences. */
 static int attention_by_blocks(int q, int k, int v, float scaling, float p, int block, int dense, int listed)
 {
     enum { LIST_ROWS = 40, LISTS = 9 * LIST_ROWS * 4 };

@@ -2,8 +2,8 @@
    gradients of biases. */
 #pragma once
 
-/* Runs head sizes of 33 to 64, for whole sequences and listed queries, with the two dtypes in turn, and head
-   sizes of 97 to 128 with both dtypes. */
+/* Runs head sizes of 33 to 64 for whole sequences and listed queries, alternately with both dtypes, and head
+   sizes of 97 to 128 with each dtype. */
 TEST(attention_by_warpgroups)
 {
     char why[200];
@@ -75,7 +75,7 @@ TEST(attention_window_flops)
     }
 }
 
-/* The FLOPs of block-sparse attention are those of the blocks that are seen; listed blocks count as whole. */
+/* The FLOPs of block-sparse attention count the blocks that are seen; listed blocks count as whole. */
 TEST(attention_blocks_flops)
 {
     static int32_t starts[] = {0, 30, 37, 100}, lists[2 * 9 * 2];
@@ -149,8 +149,8 @@ TEST(attention_window_plan)
     }
 }
 
-/* Compares attention by dot products or tiles with attention in fp32 of the same bf16 numbers: several blocks
-   of keys and queries, head sizes that fill no tile. */
+/* Compares attention by dot products or tiles with attention in fp32 on the same bf16 numbers. Covers several
+   blocks of keys and queries, and head sizes that fill no tile. */
 static void attention_of_bf16(const char *by)
 {
     enum { ROWS = 434, WIDTH = 160, MOST = ROWS * WIDTH, LISTED = 40 };
@@ -239,7 +239,7 @@ static void attention_of_bf16(const char *by)
             snprintf(where, sizeof where, "%s, %d heads of %d%s%s%s%s, %s: off by %g of %g", by, heads, d,
                      causal ? ", causal" : "", drop ? ", dropout" : "", listed ? ", listed" : "",
                      windowed ? ", window and alibi" : "", names[k], off, max);
-            /* The backward rounds weights and their gradients to bf16. */
+            /* The backward rounds attention weights and their gradients to bf16. */
             report(off <= (k ? 0.02 : 2e-5) * max && max > 0.01, "bf16 and fp32 differ");
         }
     }
@@ -342,8 +342,8 @@ TEST(biases_of_attention_cuda)
                  packed ? ", packed" : "", listed ? ", listed queries" : "");
         biases_of_attention("portable", precision[c % 4], packed, key_heads, listed, got[0]);
         const int found = biases_of_attention("cuda", precision[c % 4], packed, key_heads, listed, got[1]);
-        /* When queries are listed and the gradient is packed, rows of q's gradient get other
-           contributions. */
+        /* If queries are listed and the gradient is packed, other gradients are added to rows of q's
+           gradient. */
         const int expected = c % 4 == 0 || (listed && packed) ? 0 : 3;
         report(found == expected, "attention's backward has %d sums of columns, not %d", found, expected);
         for (int k = 0, from = 0; k < 3; from += k++ ? keys : width) {

@@ -97,9 +97,9 @@ static void attention_sums_on_cuda(tt__launch *l, const attention_sums_case *c, 
     free(starts);
 }
 
-/* Each kernel of attention's backward leaves the sums of columns of each gradient: for queries or keys that
-   fill no tile, empty sequences, few queries, heads that share keys, more partial sums than there is room
-   for, and gradients that are added to. */
+/* Each kernel of attention's backward leaves the sums of columns of each gradient. Covers queries or keys
+   that fill no tile, empty sequences, few queries, heads that share keys, more partial sums than there is
+   room for, and gradients that are added to. */
 TEST(cuda_column_sums_of_attention)
 {
     static const attention_sums_case cases_of[] = {
@@ -151,8 +151,8 @@ typedef struct wide_case {
     bool causal, drops;
 } wide_case;
 
-/* Compares the backward on CUDA with the CPU's. On CUDA the second sequence is NaN in each operand, and the
-   other sequences must not see it. */
+/* Compares the backward on CUDA with the CPU's. On CUDA the second sequence is NaN in each operand; the other
+   sequences must not become NaN. */
 static void wide_backward_on_cuda(tt__launch *l, const wide_case *c, tt_dtype dtype, uint64_t *s)
 {
     enum { OUTS = 3, SEQS = 4 };

@@ -10,7 +10,7 @@ typedef struct kept_case {
     bool causal, wgmma, listed; /* listed: every second row is a query */
 } kept_case;
 
-/* Returns how many bits in the workspace (they follow the sums of dout * out) differ from Philox's. */
+/* Returns how many bits in the workspace, after the sums of dout * out, differ from Philox's. */
 static int wrong_bits(const kept_case *c, const tt__instr *i, const tt__step_settings *run,
                       const unsigned char *bits)
 {
@@ -98,7 +98,7 @@ static void dropout_kept_on_cuda(tt__launch *l, const kept_case *c, tt_dtype dty
     i.attr.dropout = 0; /* with a rate of 0 no kernel leaves bits */
     report(tt__cuda_attention_bits(&i.attr, &l->in[1], 5) == 0, "bits of a rate that drops none");
     i.attr.dropout = 0.3f;
-    i.workspace = room - 1; /* one byte too few, so the bits' part of the workspace is not used */
+    i.workspace = room - 1; /* one byte too few: the workspace is used without bits */
     report(run_on_cuda(l, deltas), "fails without room");
     i.workspace = room;
     for (int k = 0; k < OUTS; k++) without[k] = l->out[k].data;
@@ -174,7 +174,7 @@ TEST(cuda_dropout_kept_for_keys)
 typedef struct norm_places {
     const char *what;
     int from, residual, h, y; /* forward: operands and result of dropout, result of the norm */
-    int dy, dx, masked;       /* backward; h is an operand here as well */
+    int dy, dx, masked;       /* backward; h is its operand, too */
     int shift;
 } norm_places;
 
@@ -302,8 +302,7 @@ TEST(cuda_dropout_with_norms)
 
 /* Trains three blocks with dropout for two steps. Norms follow the dropout's sum (as in BERT) or precede the
    layer whose result is dropped (as in GPT-2). Writes the parameters and returns the number of launches of
-   both dropout and a norm. apart: every instruction has its own launch, and storage is overwritten once it is
-   dead. */
+   both dropout and a norm. apart: every instruction has its own launch, and dead storage is overwritten. */
 enum { NORMED_D = 24, NORMED_BLOCKS = 3, NORMED_PARAMS = 4 * NORMED_BLOCKS };
 static int blocks_with_dropout(const char *precision, bool behind, bool apart, float *to)
 {

@@ -67,13 +67,13 @@ static bool quantize_on(bool cuda, const tt__mat *x, bool e5m2, bool plain, bool
 }
 
 /* On the CPU, QUANTIZE follows the definition of fp8, and CUDA gives the same bits. Covers odd sizes, one
-   row, one column, both copies or one; scales from the tensor itself or from a history that is too large or
-   too small; all zeros; infinity and NaN. */
+   row, one column, one or both copies, scales from the tensor or from a history that is too large or too
+   small, zeros, infinity and NaN. */
 TEST(quantize)
 {
     static const int sizes[][2] = {{1, 1}, {1, 70}, {70, 1}, {16, 16}, {33, 80}, {129, 65}, {5, 144}};
     static const char *const values[] = {"numbers", "zeros", "an infinity", "NaN", "tiny numbers"};
-    /* Largest number that the history knows: none, 0, one below and one above the tensor's largest. */
+    /* Largest number in the history: none, 0, below and above the tensor's largest. */
     static const float known[] = {-1, 0, 0.5f, 300};
     static fp8_result got[2];
     static float wide[FP8_ROWS * FP8_COLS];
@@ -155,8 +155,8 @@ TEST(quantize)
     }
 }
 
-/* A spike enters the scale one step later and leaves it after TT__FP8_STEPS steps. Infinity and NaN are left
-   out. Each tensor has its own history. */
+/* A spike enters the scale one step later and leaves it after TT__FP8_STEPS steps. The history leaves out
+   infinity and NaN. Each tensor has a separate history. */
 TEST(history_of_fp8_scales)
 {
     enum { TENSORS = 300, STEPS = 40, COLS = 1 + TT__FP8_STEPS };
@@ -223,17 +223,18 @@ static int exponent_from(double x, int min)
 }
 
 /* Returns a bound of the error of a sum of products a[i] b[i] of fp8 numbers on a tensor core of Hopper. An
-   instruction adds 32 products and the sum so far. It aligns them to the largest of their exponents (a
-   product's exponent is the sum of its factors'), cuts the bits beyond 13 after the binary point, and cuts
-   the new sum to 13 bits after the point as well (DeepSeek-V3, arXiv 2412.19437, section 3.3.2; Xie et al.,
-   MMA-Sim, arXiv 2511.10909: FP8 of Hopper's WGMMA). So each number that is not a multiple of the last bit
-   loses less than that bit. cuBLASLt may move the sum to an f32 register after any instruction and restart at
-   0 (CUBLASLT_MATMUL_DESC_FAST_ACCUM): the sum so far is then the sum of any run of instructions that ends
+   instruction adds 32 products and the sum so far. The instruction aligns all to the largest exponent (a
+   product's exponent is the sum of its factors' exponents), cuts bits beyond 13 after the binary point, and
+   cuts the new sum there, too (DeepSeek-V3, arXiv 2412.19437, section 3.3.2; Xie et al., MMA-Sim, arXiv
+   2511.10909: FP8 of Hopper's WGMMA). So each number that is not a multiple of the last bit loses less than
+   that bit. cuBLASLt may move the sum to an f32 register after any instruction and restart at 0
+   (CUBLASLT_MATMUL_DESC_FAST_ACCUM): the sum so far is then the sum of any run of instructions that ends
    there. */
 static double fp8_sum_error(const double *a, const double *b, int n, bool a_e5m2)
 {
     enum { AT_ONCE = 32, BITS = 13, MOST_RUNS = 8 };
-    double runs[MOST_RUNS] = {0}, reach = 0, error = 0; /* exact sums of runs by their beginning */
+    /* exact sums of the runs, each with another beginning */
+    double runs[MOST_RUNS] = {0}, reach = 0, error = 0;
     for (int from = 0; from < n; from += AT_ONCE) {
         const int end = from + AT_ONCE < n ? from + AT_ONCE : n;
         int exponent = reach > 0 ? exponent_from(reach, -126) : -126, lose = reach > 0;
@@ -263,8 +264,8 @@ static bool is_hopper(tt_context *ctx)
            strstr(text, ", compute capability 9.0, ");
 }
 
-/* Forward, gradient of x and gradient of w of a linear layer (rows, IN) -> (rows, OUT): all three are
-   products (m, n) of (m, k) and (n, k). */
+/* Tests the forward, the gradient of x and the gradient of w of a linear layer (rows, IN) -> (rows, OUT). All
+   three are products (m, n) of (m, k) and (n, k). */
 TEST(matmul_in_fp8)
 {
     enum { FEW = 33, MANY = 141, WIDE = 80, ANY = 70, MOST = MANY * WIDE };
@@ -416,8 +417,8 @@ TEST(training_in_fp8)
         tt_program_free(p);
         model_close(&m);
 #ifdef TT_EMULATE
-        /* Each of two layers has one fp8 product forward ("up") and two backward ("down": x and w); they run
-           in one step and are captured in another. */
+        /* Each of two layers has one fp8 product in the forward ("up") and two in the backward ("down": x and
+           w). One step runs the products, and one captures them. */
         CHECK(emu_get_counts().fp8 == (fp8 ? 12 : 0));
 #endif
     }

@@ -8,7 +8,7 @@ typedef struct expected { /* gradients of a net's parameters, one after another,
     int size;
 } expected;
 
-/* Expected gradients, computed once: all instruction sets and 16-bit precisions share them. */
+/* Expected gradients, which are computed once for all instruction sets and 16-bit precisions. */
 static expected known[CASE_COUNT][SIZES][MODES][2];
 static bool ran[TT__OP_COUNT];
 
@@ -24,8 +24,8 @@ TEST_PLAIN static double loss_at(int loss, int k)
     return g->nodes[loss].v[0];
 }
 
-/* Tells whether only the derivative along one random direction is compared: with many elements this takes two
-   evaluations instead of thousands. */
+/* Tells whether only the derivative along one random direction is compared, which takes two evaluations
+   instead of thousands. */
 static bool by_direction(const node *n) { return g->size->only || n->rows * n->cols > 400; }
 
 static void difference(expected *e, int loss)
@@ -138,7 +138,7 @@ static void check_accumulated(tt_program *p, const expected *e, int micros, cons
     }
 }
 
-/* Checks the gradients that plain SGD reveals in one tt_step with a large learning rate. */
+/* Checks the gradients that plain SGD with a large learning rate reveals in one tt_step. */
 static void check_stepped(tt_program *p, const expected *e, const precision_case *precision)
 {
     const float lr = 1024;

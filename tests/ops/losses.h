@@ -1,4 +1,4 @@
-/* Losses: each op as plain loops in double precision (eval_*) and a function that records it. */
+/* Losses: a plain loop in double precision for each op (eval_*), and a function that records the op. */
 #pragma once
 
 TEST_PLAIN static void eval_cross_entropy(node *n)

@@ -5,7 +5,7 @@
 #define FORWARD_F32 2e-6
 #define GRADIENT_F32 2e-5
 
-/* The last two rows differ from earlier ones only in the residual stream; half of the cases run them
+/* The last two rows differ from earlier ones only in the residual stream; half of the cases run these rows
    (halved). */
 typedef struct precision_case {
     const char *name, *residual;
@@ -32,7 +32,7 @@ enum { FIXED, ROWS, SEQS, PICKED, KINDS };
 typedef struct size_set {
     const char *name;
     int heads, head_size, out, vocab, picked;
-    int length[8];          /* lengths of the sequences; their sum is the number of rows                    */
+    int length[8];          /* lengths of the sequences, which sum to the number of rows */
     const char *only;       /* NULL, or a pattern of the cases that run this large size */
     bool half;              /* if `only`: also runs gradients in mixed precisions */
 } size_set;
@@ -112,7 +112,7 @@ typedef struct net {
     bool axes, train, round, has_random, differencing;
     int64_t axis[KINDS];
     uint64_t random, seed, step, micro;
-    double upstream, gain; /* largest gradient that enters the case (0: unknown); product of its scales */
+    double upstream, gain; /* largest gradient that enters the case (0: unknown); product of all its scales */
     node nodes[128];
 } net;
 
@@ -185,7 +185,7 @@ static int new_param(int ndim, int rows, int cols, double scale)
     return at;
 }
 
-/* Returns a weight whose random values keep the variance of their operand. */
+/* Returns a weight matrix whose random values keep the variance of an operand. */
 static int W(int rows, int cols) { return new_param(2, rows, cols, cols > 3 ? sqrt(3.0 / cols) : 1); }
 static int B(int n) { return new_param(1, 1, n, 1); }
 
@@ -293,8 +293,8 @@ TEST_PLAIN static double kept(uint64_t key, uint32_t i, uint32_t j, double p)
 }
 
 /* Returns the factor of the attention weight of query i for key j of head h. p is rounded to steps of 1/256,
-   at least one. Block {i, j / 16, h, 0} has a number of 8 bits for each of 16 keys: its bits 0 to 3 are bit j
-   % 16 of the four words, its bits 4 to 7 are their bit 16 + j % 16. */
+   at least one. Block {i, j / 16, h, 0} has an 8-bit number for each of 16 keys. Bits 0 to 3 of the number
+   are bit j % 16 of the four words; bits 4 to 7 are bit 16 + j % 16 of the words. */
 TEST_PLAIN static double kept_weight(uint64_t key, uint32_t i, uint32_t j, uint32_t h, double p)
 {
     const double threshold = fmax(1, floor(256 * p + 0.5));

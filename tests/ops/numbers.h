@@ -67,7 +67,7 @@ TEST(activations_far_from_zero)
 /* ------------------------------------------------------------------------------------------------- rotary */
 
 /* Each scaling has the frequencies and magnitudes of ROPE_INIT_FUNCTIONS of transformers 5.23. Rows (1, 0)
-   are rotated by position 1, and by a position so far that the angle needs care in floats. */
+   are rotated by position 1, and by so large a position that the angle needs care in floats. */
 TEST(rotary_scaling)
 {
     static const struct {
@@ -132,8 +132,8 @@ TEST(rotary_scaling)
 
 /* ------------------------------------------------------------------------------------------------ dropout */
 
-/* Masks follow the documented generator in every step and micro-batch: equal in a second run, different in
-   other steps and micro-batches. */
+/* Masks follow the documented generator in every step and micro-batch. They are equal in a second run, and
+   differ between steps and micro-batches. */
 TEST(dropout_masks)
 {
     static const size_set size = {"masks", 3, 37, 1, 1, 1, {150, 50}, NULL, false};
@@ -251,7 +251,7 @@ TEST(products_exact)
     }
 }
 
-/* tt_swiglu needs at least one value of (rows, hidden) less than the separate ops: silu(gate) or its
+/* tt_swiglu saves at least one value of (rows, hidden) that the separate ops need: silu(gate) or its
    gradient. */
 TEST(swiglu_keeps_less)
 {
@@ -325,7 +325,7 @@ TEST(f16_conversions)
         int wrong = 0;
         tt_value h = tt_input(t, "half", TT_F16, ROWS, COLS), w = tt_input(t, "wide", TT_F32, ROWS, COLS),
                  z = tt_input(t, "zero", TT_F32, ROWS, COLS);
-        /* tt_add's result has the dtype of its first operand. */
+        /* The result of tt_add has the dtype of the first operand. */
         tt_value zh = tt_input(t, "zero half", TT_F16, ROWS, COLS), widened = tt_add(t, z, h),
                  narrowed = tt_add(t, zh, w);
         tt_output(t, narrowed);
@@ -398,7 +398,7 @@ TEST(unused_inputs)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Checks what tt_device_text says about GPUs, and on the emulator also why none is usable. */
+/* Checks tt_device_text about GPUs, and on the emulator also the reasons why no GPU is usable. */
 TEST(device_described_cuda)
 {
 #ifdef TINYTRAIN_CUDA

@@ -15,14 +15,14 @@ static uint16_t f16_stochastic(float x, uint32_t r)
     uint32_t u = tt__bits(x), sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffffu;
     if (magnitude >= 0x477fe000u) return tt__to_f16(x); /* 65504 and more */
     if (magnitude >= 0x38800000u) return (uint16_t)(sign | ((magnitude - 0x38000000u + (r & 0x1fff)) >> 13));
-    float units = tt__float(magnitude) * 0x1p24f; /* in units of the subnormals; exact */
+    float units = tt__float(magnitude) * 0x1p24f; /* exact, in units of the subnormals */
     return (uint16_t)(sign | ((uint32_t)units +
                               ((units - (float)(uint32_t)units) * 65536 + (float)(r & 0xffff) >= 65536)));
 }
 
-/* Every step moves 16-bit parameters of 1.5 by 1/64 of their unit in the last place, u = 2^-7 or 2^-10.
-   Rounding to nearest would leave them unchanged. Stochastic rounding moves their mean as exact arithmetic
-   does, up to 5 standard deviations of u / sqrt(4096). */
+/* Every step moves 16-bit parameters of 1.5 by 1/64 of the unit in the last place, u = 2^-7 or 2^-10.
+   Rounding to nearest would keep the parameters unchanged. Stochastic rounding moves the mean like exact
+   arithmetic, up to 5 standard deviations of u / sqrt(4096). */
 TEST(stochastic_rounding_is_unbiased)
 {
     enum { N = 4096 };
@@ -193,7 +193,7 @@ TEST(stochastic_rounding_of_each_isa)
     }
 }
 
-/* Three ranks each update a shard of a parameter with stochastic rounding: the bits equal those of an update
+/* Three ranks each update a shard of a parameter with stochastic rounding. The bits equal those of an update
    of the whole parameter. */
 TEST(pieces_are_updated_as_the_whole)
 {

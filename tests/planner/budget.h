@@ -3,8 +3,8 @@
 
 /* ------------------------------------------------------------------------------------------------- budget */
 
-/* Bytes, FLOPs of recomputation and seconds of all n choices of a small network: each configuration, with
-   each set of items to recompute and with none. */
+/* Bytes, FLOPs of recomputation and seconds of all n choices of a small network. A choice is a configuration
+   and a set of items to recompute, which may be empty. */
 typedef struct menu { int items, n; size_t *bytes; double *extra, *seconds, flops; } menu;
 
 static void free_menu(menu *m) { free(m->bytes), free(m->extra), free(m->seconds); }
@@ -23,7 +23,7 @@ static bool open_job(const net *n, const tt_compile_options *o, tt_program *p, t
     return false;
 }
 
-/* Builds the program of a choice and adds its bytes and costs to m. */
+/* Builds the program of a choice and adds the program's bytes and costs to m. */
 static void add_to_menu(tt__chooser *c, const tt__choice *choice, menu *m)
 {
     tt__extent e;
@@ -112,8 +112,7 @@ static bool random_stack(tt_context *ctx, uint64_t seed, int max, int per, net *
     return tt_tape_status(t) == TT_OK;
 }
 
-/* Returns costs with slow arithmetic and little bandwidth, so that neither launches nor computation
-   dominates. */
+/* Returns costs with slow arithmetic and little bandwidth, so that launches do not dominate. */
 static tt_costs slow_costs(void)
 {
     tt_costs c = tt_costs_default();
@@ -347,8 +346,8 @@ static size_t needs(const net *n, tt_compile_options c)
     return bytes;
 }
 
-/* The smallest possible plan that a message names is no larger than any combination of the options that it
-   names, and a program with exactly these bytes and options compiles. */
+/* No combination of the options that a message names gives a plan smaller than the smallest possible plan
+   that the message names. A program with exactly these bytes and options compiles. */
 TEST(the_smallest_possible_is_the_smallest)
 {
     static const char *const policies[] = {"none", "cheap", "attention", "blocks"};
@@ -438,7 +437,7 @@ TEST(what_is_refused_names_what_fits)
         "budget", NULL, "optimizer,gradients,parameters,activations"};
     const int most_programs = 6 / test_every(3);
     int refused = 0, advised = 0, sets = 0;
-    test_estimates = 60000; /* some networks try all candidates, others search */
+    test_estimates = 60000; /* some networks try all candidate sets, others search */
     for (int seed = 0; seed < most_programs; seed++) {
         test_allocator a;
         net n;
@@ -520,7 +519,7 @@ TEST(groups_that_fit_a_budget)
         perceptron n;
         tt_compile_options o = tt_compile_options_default();
         size_t bytes[2];
-        together = 0; /* one parameter at a time */
+        together = 0; /* groups of one parameter at a time */
         for (int large = 0; large < 2; large++) {
             REQUIRE(perceptron_new(&n));
             o.device = k ? "cpu" : "cuda";
@@ -561,7 +560,7 @@ TEST(candidates_against_all_sets)
         test_allocator a;
         net n;
         tt_program p[2];
-        tt__chooser c[2]; /* with all sets; with some */
+        tt__chooser c[2]; /* one with all sets, one with some */
         tt_context_options co = test_options(&a);
         co.verify = false;
         tt_context *ctx = open_apart(&co);
@@ -583,7 +582,8 @@ TEST(candidates_against_all_sets)
         size_t min = SIZE_MAX;
         for (int k = 0; k < c[0].n_list; k++)
             if (c[0].list[k].bytes < min) min = c[0].list[k].bytes;
-        for (int k = 0; k < c[0].n_list; k++) { /* a budget for which set k is best; not the tightest */
+        /* a budget for which set k is best; the tightest is skipped */
+        for (int k = 0; k < c[0].n_list; k++) {
             const tt__candidate *x = &c[0].list[k];
             double best = INFINITY;
             if (tt__is_dominated(&c[0], x) || x->bytes < min + min / 16) continue;
@@ -644,7 +644,7 @@ TEST(budgets_of_a_deep_network)
     }
     c.recompute = "budget";
     double before = 0;
-    for (int q = 0; q <= 6; q++) { /* from all bytes to the bytes that whole blocks leave */
+    for (int q = 0; q <= 6; q++) { /* budgets from all bytes down to the bytes of "blocks" */
         c.memory_budget = plan[0].bytes - (plan[0].bytes - plan[3].bytes) / 6 * (size_t)q;
         tt_program *p = tt_compile(t, loss, &c);
         REQUIRE(p != NULL);
@@ -679,8 +679,8 @@ TEST(budgets_of_a_deep_network)
     TEST_CLOSE(ctx, &a);
 }
 
-/* For ViT-L/16, within the bytes of fixed options, "budget" chooses a plan that takes no longer than the
-   fixed one. */
+/* For ViT-L/16, within the bytes of fixed options, "budget" chooses a plan that takes no longer than the plan
+   of the fixed options. */
 TEST(no_fixed_options_beat_a_budget)
 {
     static const char *const offloads[] = {"none", "optimizer", "optimizer,parameters",
@@ -756,7 +756,7 @@ TEST(what_a_large_model_reaches_is_named)
     const tt_model model = tt_vit_classifier(&m);
     REQUIRE(!tt_trainer_new(ctx, &model, &o) && tt_error_code(ctx) == TT_ERR_BUDGET);
     const size_t min = named_least(tt_error(ctx));
-    for (int k = 0; k < 4; k++) { /* one byte less, exactly the bytes named, some more */
+    for (int k = 0; k < 4; k++) { /* one byte less than the named bytes, exactly these, more */
         o.compile.memory_budget = k < 2 ? min - 1 + (size_t)k : min + min / 2000 * (size_t)(k - 1);
         tt_trainer *t = tt_trainer_new(ctx, &model, &o);
         const size_t bytes = t ? tt_program_plan(tt_trainer_program(t)).bytes : 0;
@@ -816,7 +816,7 @@ TEST(choices_count_micro_batches)
     test_estimates = 400000;
 }
 
-/* Estimates share the lists of block-sparse attention with the tape that they estimate. */
+/* Estimates share the lists of block-sparse attention with the estimated tape. */
 TEST(budgets_of_block_sparse_attention)
 {
     test_allocator a;

@@ -120,7 +120,7 @@ TEST(seconds_of_a_plan_by_costs)
         for (int bad = 0; bad < 4; bad++) {
             const double wrong[] = {-1, (double)NAN, (double)INFINITY, 0};
             char text[64];
-            if (k >= RATES && bad == 3) continue; /* a fixed time may be 0 */
+            if (k >= RATES && bad == 3) continue; /* a fixed time may be 0, but a rate may not */
             memcpy(rates, &costs[0], sizeof rates);
             rates[k] = wrong[bad];
             memcpy(&costs[2], rates, sizeof rates);

@@ -12,7 +12,7 @@ static tt_compile_options options_of(const precision_case *precision)
     tt_compile_options c = tt_compile_options_default();
     c.precision = precision->name;
     c.residual = precision->residual;
-    c.loss_scale.init = 256; /* otherwise steps of small networks would be skipped */
+    c.loss_scale.init = 256; /* a larger scale would skip steps of small networks */
     return c;
 }
 
@@ -39,8 +39,8 @@ static tt_param *vector(tt_context *ctx, const char *name, int64_t n, tt_init_ki
     return p ? p : tt_param_new(ctx, name, 1, &n, init);
 }
 
-/* Opens a context that treats device "cpu" as having its own memory, so that plans for it offload as plans
-   for GPUs do. */
+/* Opens a context that treats device "cpu" as a device with separate memory, so that plans for "cpu" offload
+   like plans for GPUs. */
 static tt_context *open_apart(const tt_context_options *o)
 {
     tt_context *ctx = tt_open(o);

@@ -85,7 +85,7 @@ typedef enum variant {
 static const char *const offloads[] = {"optimizer", "gradients", "parameters", "optimizer,gradients",
                                        "activations", "activations,gradients,parameters,optimizer"};
 
-/* Tells whether a network may be updated in the backward. Each optimizer gets some of these networks. */
+/* Tells whether a network may be updated in the backward. Each optimizer updates some of the networks so. */
 static bool may_be_early(uint64_t seed, const precision_case *precision, bool accumulate)
 {
     return seed % 2 && !accumulate && strncmp(precision->name, "16-", 3) != 0;
@@ -156,7 +156,7 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
         if (marked % 3 == 0) tt_recompute(n.t, tt__handle(n.t, v));
         else if (marked % 3 == 1) tt_keep(n.t, tt__handle(n.t, v));
     }
-    tt_program *planned[2] = {NULL, NULL}; /* for another kind of device, before and after the steps */
+    tt_program *planned[2] = {NULL, NULL}; /* programs for another device, planned before and after */
     c.device = "cuda";
     if (built && how == PLANNED) planned[0] = tt_compile(n.t, n.loss, &c);
     c.device = "cpu";

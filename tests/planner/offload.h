@@ -6,8 +6,8 @@
    step. */
 TEST(gradients_updated_in_the_backward)
 {
-    /* Bounds in GB for a ViT-L/16 in bf16 with 16 images, Adam and SGD: at least with updates at the end, at
-       most with updates in the backward. */
+    /* Bounds in GB for a ViT-L/16 in bf16 with 16 images: the min with updates at the end, the max with
+       updates in the backward. */
     static const struct { tt_optimizer_kind kind; double min, max; } expected[] = {
         {TT_ADAM, 2.45, 2.13}, {TT_SGD, 1.25, 0.92}};
     test_allocator a;
@@ -114,8 +114,7 @@ TEST(vit_l16_with_the_host)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Copies out of a stream are waited for in their order: a wait also waits for all earlier copies of the
-   stream. */
+/* Copies out of a stream complete in order: a wait also waits for all earlier copies of the stream. */
 TEST(copies_out_are_waited_for_in_their_order)
 {
     const int64_t dims[2] = {64, 64};
@@ -154,7 +153,7 @@ TEST(copies_out_are_waited_for_in_their_order)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A perceptron; updates at the end of a step run together for two of its parameters. */
+/* A perceptron. `together` lets updates at the end of a step run together for two parameters. */
 enum { DEEP = 6, WIDE = 32, FEW = 40 };
 typedef struct perceptron { test_allocator a; tt_context *ctx; tt_tape *t; tt_value x, loss; } perceptron;
 
@@ -225,7 +224,7 @@ TEST(updates_in_the_hosts_memory)
     static float expected[DEEP][WIDE * WIDE], got[DEEP][WIDE * WIDE];
     static const char *const lists[] = {NULL, "optimizer", "gradients", "optimizer,parameters",
                                         "gradients,parameters"};
-    together = 5 * WIDE * WIDE * 4; /* bytes of two parameters and their gradients */
+    together = 5 * WIDE * WIDE * 4; /* groups of two parameters and their gradients */
     for (int k = 0; k < 2 * TEST_COUNT(lists); k++) {
         tt_compile_options o = tt_compile_options_default();
         o.optimizer.kind = k % 4 < 2 ? TT_SGD : k % 4 == 2 ? TT_ADAM : TT_ADAMW;
@@ -257,7 +256,7 @@ TEST(plans_of_updates_in_the_hosts_memory)
         {"end", NULL, 0, 0, 0},
         {"end", "optimizer", 4 * DEEP, 2, 2},
         {"host", NULL, 3 * DEEP, 2, 2},
-        {"host", "gradients", 4 * DEEP, 2, 3}, /* gradients are fetched for their norm */
+        {"host", "gradients", 4 * DEEP, 2, 3}, /* their norm needs the gradients on the device */
         {"host", "parameters", 3 * DEEP - 1, 3, 3}}; /* fetched for the forward and the backward */
     tt_costs slow = tt_costs_default();
     slow.update_host = 1e8;
@@ -343,7 +342,7 @@ TEST(updates_in_the_hosts_memory_are_advised)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Returns the number of a program's instructions that recompute, all or of one op (op >= 0). */
+/* Returns the number of a program's instructions that recompute. op >= 0: only instructions of that op. */
 static int copies_of(tt_tape *t, tt_value loss, const char *recompute, int op)
 {
     tt_compile_options c = tt_compile_options_default();
@@ -373,14 +372,14 @@ TEST(marks_of_values) /* apply with any options */
     CHECK(copies_of(t, loss, "cheap", -1) == 0 && copies_of(t, loss, "blocks", -1) == 0);
     tt_recompute(t, g); /* the later mark counts */
     CHECK(copies_of(t, loss, "none", -1) == 1 && copies_of(t, loss, "none", TT__OP_ACTIVATION) == 1);
-    tt_recompute(t, h); /* both values recomputed */
+    tt_recompute(t, h); /* g and h are both recomputed */
     CHECK(copies_of(t, loss, "none", -1) == 1 && copies_of(t, loss, "cheap", TT__OP_LINEAR) == 1);
     tt_keep(t, h);
     tt_keep(t, g);
-    tt_recompute(t, z); /* operand of `down`; the backward does not read it */
+    tt_recompute(t, z); /* z is the operand of `down`, not read by the backward */
     CHECK(copies_of(t, loss, "cheap", TT__OP_LINEAR) == 1 && copies_of(t, loss, "cheap", -1) <= 2);
     tt_block_end(t, z); /* a mark on z now changes nothing */
-    tt_recompute(t, x); /* inputs are stored anyway */
+    tt_recompute(t, x); /* inputs are always stored */
     CHECK(copies_of(t, loss, "none", -1) == 0 && copies_of(t, loss, "blocks", -1) == 0);
     tt_tape_free(t);
     TEST_CLOSE(ctx, &a);

@@ -1,7 +1,7 @@
 /* Tests of lifetimes and places of values. */
 #pragma once
 
-/* Returns the box (place and first and last live instruction) of the value `name`, or NULL if it has no
+/* Returns the box of the value `name`: its place and its first and last instruction. Returns NULL without
    storage. */
 static const tt__box *box_named(const tt_tape *t, const tt__box *box, int n, const char *name)
 {
@@ -197,8 +197,7 @@ TEST(placement_against_brute_force)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Random storages at random places are refused exactly if two of them are alive at the same time and
-   overlap. */
+/* Random storages at random places are refused exactly if two storages overlap while both are alive. */
 TEST(verified_places_against_all_pairs)
 {
     test_allocator a;
@@ -302,7 +301,7 @@ TEST(elementwise_chains_work_in_place)
     tt_compile_options c = tt_compile_options_default();
     size_t buffer = 640 * 48 * 4, workspace = 0;
     c.train = false;
-    for (int kind = 0; kind < 3; kind++) { /* a chain; a chain whose input is an output; branches */
+    for (int kind = 0; kind < 3; kind++) { /* a chain, a chain from an output, branches */
         tt_tape *t = tt_tape_new(ctx);
         tt_value x = tt_input(t, "x", TT_F32, 640, 48), h = x;
         if (kind == 1) tt_output(t, x);
@@ -324,8 +323,8 @@ TEST(elementwise_chains_work_in_place)
     TEST_CLOSE(ctx, &a);
 }
 
-/* An op does not work in place on a value that is still needed: x + x, a value that a view or a later op
-   reads, an output. */
+/* An op does not work in place on a value that is still needed, as in x + x, or by a view, a later op or an
+   output. */
 TEST(in_place_spares_what_is_needed)
 {
     test_allocator a;

@@ -2,7 +2,7 @@
 #pragma once
 
 /* Counts the products whose dtypes cuBLASLt does not accept together: 16-bit operands must have one dtype,
-   and the result that dtype or f32 (documentation of cublasLtMatmul). *products: all products. */
+   and the result must have that dtype or f32 (documentation of cublasLtMatmul). *products: all products. */
 static int products_for_the_fallback(const tt_tape *t, int *products)
 {
     int found = 0;
@@ -87,7 +87,7 @@ TEST(products_of_models_suit_cublaslt)
     }
 }
 
-/* Tells whether the matrices of a role of products first..last are stored one after another. */
+/* Tells whether the matrices of one role in products first..last are stored one after another. */
 static bool parts_are_behind(const tt_program *p, int first, int last, int role)
 {
     const tt_tape *t = p->built.t;
@@ -130,8 +130,8 @@ static int joined_products(const tt_program *p, int op, int size)
     return groups;
 }
 
-/* Tells whether the persistent storages on the device do not overlap. alone: they must also fill the arena's
-   persistent bytes. */
+/* Tells whether the persistent storages on the device do not overlap. alone: the storages must also fill the
+   arena's persistent bytes. */
 static bool persistent_lie_apart(const tt_program *p, bool alone)
 {
     const tt_tape *t = p->built.t;
@@ -221,7 +221,7 @@ TEST(products_of_one_x)
     }
 }
 
-/* If an earlier program has already placed q, a later program does not join k and v with it. */
+/* If an earlier program has placed q, a later program does not join the products of q, k and v. */
 TEST(products_of_programs_that_share)
 {
     test_allocator a;
@@ -280,7 +280,7 @@ TEST(products_that_meet)
         if (between == 1) by_hand(t, TT__OP_MUL, 0, y1, source, apart);
         if (makes) by_hand(t, TT__OP_MUL, 0, between == 3 ? y1 : source, source, w2);
         by_hand(t, TT__OP_LINEAR, 0, x, w2, y2);
-        /* The last reader of both results cannot work in place, unless it is a sum. */
+        /* A last reader that is a sum can work in place; a product cannot. */
         if (between == 4) by_hand(t, TT__OP_ADD, 0, y1, y2, apart);
         const int32_t sum = tt__new_value(t, &square, TT__TRANSIENT, "sum");
         if (between != 4) by_hand(t, TT__OP_LINEAR, 0, y1, y2, sum);
@@ -329,7 +329,7 @@ static bool may_not_join(tt_context *ctx, int way, int *pairs)
         if (way == (k ? 5 : 34)) t->values[w[k]].persistent = true;
         by_hand(t, TT__OP_MUL, 0, other, other, w[k]);
     }
-    if (way == 6) { /* a weight that could be made in place of its operand */
+    if (way == 6) { /* the weight could be made in place of an operand */
         u = tt__new_value(t, &square, TT__TRANSIENT, "u");
         t->code[t->n_code - 1].out[0] = u;
         by_hand(t, TT__OP_ACTIVATION, 0, u, 0, w[1]);
@@ -355,7 +355,7 @@ static bool may_not_join(tt_context *ctx, int way, int *pairs)
     if (way == 22) b->later = true;
     if (way == 23) b->slot = 1;
     if (way == 24) b->once = 1;
-    for (int k = 0; way == 25 && k < 40; k++) /* one result lives long */
+    for (int k = 0; way == 25 && k < 40; k++) /* y1 lives long */
         by_hand(t, TT__OP_MUL, 0, other, other, tt__new_value(t, &square, TT__TRANSIENT, "meanwhile"));
     u = tt__new_value(t, &square, TT__TRANSIENT, "last");
     if (way == 26) by_hand(t, TT__OP_MUL, 0, other, y[1], u); /* u could be made in place of y1 */
@@ -371,7 +371,7 @@ static bool may_not_join(tt_context *ctx, int way, int *pairs)
     if (way == 33) t->values[y[1]].space = TT__HOST;
     if (way != 26 && way != 27) by_hand(t, TT__OP_LINEAR, 0, other, y[1], u);
     by_hand(t, TT__OP_MUL, 0, other, other, tt__new_value(t, &square, TT__TRANSIENT, "end"));
-    if (way == 25) { /* y0 is read right after both, y1 at the end */
+    if (way == 25) { /* y0 is read right after both products, y1 at the end */
         tt__instr reads = tt__new_instr(TT__OP_LINEAR);
         reads.in[0] = other;
         reads.in[1] = y[0];
@@ -458,7 +458,7 @@ TEST(products_among_others)
     }
 }
 
-/* Launches whose matrices are adjacent become one launch. The others remain, in their order. */
+/* Launches whose matrices are adjacent become one launch. Other launches remain, in their order. */
 TEST(launches_that_become_one)
 {
     enum { ROWS = 3, D = 4, N = 5 };

@@ -131,8 +131,8 @@ static void check_picture(const tt_program *p, const char *svg)
 
 typedef size_t (*report)(const tt_program *p, char *to, size_t capacity);
 
-/* Checks that a report of any capacity is the whole report's beginning, terminated, and that nothing is
-   written after it. Returns the whole report, which the caller frees. */
+/* Checks that a report of any capacity is the beginning of the whole report, ends with 0, and is not
+   exceeded. Returns the whole report, which the caller frees. */
 static char *check_report(const tt_program *p, report write, size_t every)
 {
     size_t length = write(p, NULL, 0);

@@ -40,11 +40,11 @@ TEST(verifier_finds_damage)
     damaged d;
     tt__instr swap;
 
-    REQUIRE(intact(&d)); /* gelu precedes its linear */
+    REQUIRE(intact(&d)); /* moves gelu before its linear */
     swap = d.t->code[0]; d.t->code[0] = d.t->code[1]; d.t->code[1] = swap;
     EXPECT_DAMAGE(&d, "reads a value that nothing has written: 'linear.0'");
 
-    REQUIRE(intact(&d)); /* the linear is missing */
+    REQUIRE(intact(&d)); /* removes the linear */
     tt__index(d.t);
     tt__drop(d.t, 0);
     CHECK(tt__settle(d.t, d.t->n_code) == TT_OK);
@@ -67,7 +67,7 @@ TEST(verifier_finds_damage)
     d.t->code[0].segment = TT__EACH_STEP;
     EXPECT_DAMAGE(&d, "instruction 1 (gelu): stands behind those of a later segment");
 
-    REQUIRE(intact(&d)); /* an operand of the wrong width: reported by the op's rule */
+    REQUIRE(intact(&d)); /* the target has the wrong width, which the op's rule reports */
     d.t->values[d.target.id].shape.cols = 3;
     EXPECT_DAMAGE(&d, "mean_squared_error: operand 1 is 'target' f32 (6, 3), expected (6, 4)");
 
@@ -151,7 +151,7 @@ TEST(verifier_finds_bad_places)
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_OK);
     box[2].first = 3;
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_ERR_INTERNAL);
-    box[2].merged = 0; /* box 2 takes over box 0's place, so it is not checked */
+    box[2].merged = 0; /* box 2 takes over box 0's place: no check */
     box[2].place = 0;
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_OK);
     tt_tape_free(d.t);
@@ -221,12 +221,12 @@ TEST(verifier_finds_what_is_not_waited_for)
     swap = code[WAIT_IN]; code[WAIT_IN] = code[SUM]; code[SUM] = swap;
     EXPECT_DAMAGE(&o.d, "instruction 6 (add): is not waited for before it is read: 'b'");
 
-    REQUIRE(offloaded(&o)); /* the operand of a copy changes during the copy */
+    REQUIRE(offloaded(&o)); /* changes the operand of a copy during the copy */
     o.d.t->code[MEANWHILE].out[0] = o.h;
     o.d.t->code[MEANWHILE].add = 1;
     EXPECT_DAMAGE(&o.d, "instruction 2 (gelu): is not waited for before it is written: 'h'");
 
-    REQUIRE(offloaded(&o)); /* the result of a copy is written during the copy */
+    REQUIRE(offloaded(&o)); /* writes the result of a copy during the copy */
     o.d.t->code[AFTER].out[0] = o.b;
     o.d.t->code[AFTER].add = 1;
     EXPECT_DAMAGE(&o.d, "instruction 5 (gelu): is not waited for before it is written: 'b'");

@@ -130,7 +130,7 @@ TEST(every_allocation_may_fail)
     CHECK(n > 60);
 }
 
-/* ---- things left behind, and silence ---- */
+/* ---- memory left after closing, and silence ---- */
 
 static void *left[4096];
 

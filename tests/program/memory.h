@@ -3,8 +3,8 @@
 
 /* ------------------------------------------------------------------------------------------------- budget */
 
-/* Logits of a large vocabulary are never stored whole, unless another instruction reads them. Results do not
-   change. */
+/* Logits of a large vocabulary are never stored whole, unless another instruction reads the logits. Results
+   do not change. */
 TEST(logits_of_a_large_vocabulary)
 {
     enum { MOST = 600, D = 8, V = 8192 };
@@ -114,7 +114,7 @@ TEST(memory_budget)
 
 /* --------------------------------------------------------------------------- programs that share an arena */
 
-/* Copies a program's inputs to `to`, one after another. Returns their number of bytes. */
+/* Copies a program's inputs to `to`, one after another. Returns the number of bytes. */
 static size_t input_bytes(const tt_program *p, unsigned char *to)
 {
     size_t n = 0;
@@ -129,8 +129,8 @@ static size_t input_bytes(const tt_program *p, unsigned char *to)
     return n;
 }
 
-/* The program never trains on inputs that another program of the arena has overwritten, and accepts all other
-   inputs. */
+/* The program refuses inputs that another program of the arena has overwritten, and accepts all other inputs.
+   */
 TEST(inputs_overwritten_by_another_program)
 {
     enum { MOST = 4096 };
@@ -150,7 +150,7 @@ TEST(inputs_overwritten_by_another_program)
     tt_program *eval = tt_compile(m.t, m.loss, &c), *tiny = tt_compile(m.t, small, &c);
     REQUIRE(eval && tiny && tt_allocate(eval) == TT_OK);
     float two[2] = {1, 2};
-    for (int k = 0; k < 8; k++) { /* events between setting the inputs and the run that needs them */
+    for (int k = 0; k < 8; k++) { /* events between setting inputs and the run */
         const bool other = k & 1, runs = k & 2, little = k & 4;
         REQUIRE(model_set(&m, train, 2 * k) == TT_OK);
         const size_t n = input_bytes(train, was);
@@ -315,8 +315,8 @@ TEST(options_are_the_callers_again)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A program that does not fit into an allocated arena is refused, whatever its budget; a program that fits
-   joins. */
+/* A program that does not fit into an allocated arena is refused with any budget. A program that fits joins
+   the arena. */
 TEST(sharing_an_allocated_arena)
 {
     test_allocator a;
@@ -418,7 +418,7 @@ TEST(plans_count_what_their_arena_holds)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Parameters move to an arena with another dtype while a program compiled for their old dtype waits to
+/* Parameters move to an arena with another dtype. A program that was compiled for their old dtype waits to
    run. */
 TEST(parameters_held_as_another_dtype)
 {

@@ -77,8 +77,8 @@ TEST(initial_values)
     free(other);
 }
 
-/* An initial value too large for f16 is refused, however many values come before it; a value just below the
-   limit is not. */
+/* An initial value too large for f16 is refused, however many values come before. A value just below the
+   limit is accepted. */
 TEST(initial_values_too_large_for_f16)
 {
     static const struct { tt_init_kind kind; float scale; bool fits; } cases[] = {
@@ -161,8 +161,7 @@ TEST(parameters_are_made_found_set_and_read)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A source that fails once leaves all parameters unchanged, also those that were filled before the
-   failure. */
+/* A source that fails once changes no parameter, not even a parameter that was filled before. */
 static bool source_fails;
 
 static tt_status failing_read(void *source, int64_t first, int64_t n, float *to)
@@ -242,7 +241,8 @@ TEST(frozen_parameters_cost_nothing)
         REQUIRE(p != NULL);
         tt_param_freeze(ctx, "*", k == 1); /* compiled programs do not change */
         tt_plan plan = tt_program_plan(p);
-        CHECK(plan.persistent_bytes == all + 3 * trained); /* AdamW's two states, one accumulated gradient */
+        /* AdamW's two averages, and one accumulated gradient */
+        CHECK(plan.persistent_bytes == all + 3 * trained);
         CHECK(plan.at_peak[TT_MEM_GRADIENTS] == trained && plan.at_peak[TT_MEM_OPTIMIZER] == 2 * trained &&
               plan.at_peak[TT_MEM_PARAMETERS] == all);
         CHECK(tt_program_text(p, text, sizeof text) < sizeof text);

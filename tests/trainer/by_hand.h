@@ -88,7 +88,7 @@ TEST(a_program_by_hand_is_saved_and_goes_on)
     }
 }
 
-/* Trains one parameter (the first, one in the middle or the last) or all parameters. */
+/* Programs train one parameter (first, middle or last) or all parameters. */
 TEST(states_of_programs_that_train_one_parameter)
 {
     char path[1024], again[1024];
@@ -189,8 +189,8 @@ TEST(states_that_a_program_refuses)
     close_byhand(&a);
 }
 
-/* A program of the same tape can load a trainer's state. A trainer refuses a program's state, which has no
-   progress. */
+/* A program of the same tape can load a trainer's state. A trainer refuses a program's state, because the
+   state has no progress. */
 TEST(a_trainers_state_in_a_program)
 {
     char path[1024], again[1024];

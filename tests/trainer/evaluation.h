@@ -64,7 +64,7 @@ TEST(evaluation_does_not_depend_on_the_batches)
           tt_evaluate(b.r, tt_loader_source(b.all), &y) == TT_OK);
     CHECK_NEAR(x.loss, y.loss, 1e-6);
     CHECK(x.correct == y.correct && x.targets == y.targets);
-    CHECK(tt_evaluate(a.r, tt_loader_source(a.l), &y) == TT_OK); /* a shuffled loader gives the same texts */
+    CHECK(tt_evaluate(a.r, tt_loader_source(a.l), &y) == TT_OK); /* a shuffled loader gives all texts, too */
     CHECK_NEAR(x.loss, y.loss, 1e-6);
     CHECK(x.correct == y.correct && x.targets == y.targets);
     close_world(&a);
@@ -149,7 +149,7 @@ TEST(weights_and_smoothing_as_pytorchs)
                 CHECK(tt_train_batch(r, &b, &s, &updated) == TT_OK && updated == b.last_of_step);
             }
             CHECK_NEAR(s.loss, of[c].loss[step], 2e-6);
-            /* Weights: five of 0.5, two of 1.5, one of 2.25. */
+            /* Weights of the targets: five of 0.5, two of 1.5, one of 2.25. */
             CHECK_NEAR(s.targets, of[c].weighted ? 7.75 : 8, 1e-6);
         }
         CHECK(tt_param_get(p, w) == TT_OK);

@@ -11,15 +11,15 @@ typedef struct fitting {
     bool stop_in_validation;
     volatile int stop;
     double best, best_loss;
-    int ties;                    /* validations that were best only by their loss */
+    int ties;                    /* validations that were best by the loss alone */
     int epochs;                  /* number of epochs; 0: three */
     int keep_fails_at;           /* number of the call of keep that fails; 0: none */
     const char *folder, *copy;   /* keep's first call copies the run's files from `folder` to `copy` */
-    test_files *files;           /* writing to these files fails once the run is stopped */
+    test_files *files;           /* files to which writing fails once the run is stopped */
     bool ranks;                  /* several ranks, which may be faster than the measured peak */
 } fitting;
 
-/* Copies a file from one folder to another if the file exists. */
+/* Copies the file `name` from one folder to another, if the file exists. */
 static void copy_file(const char *from, const char *to, const char *name)
 {
     char x[1200], y[1200];
@@ -151,7 +151,7 @@ static char *metrics_without(int columns_at_end, const char *folder, int *lines)
 
 static char *metrics_of(const char *folder, int *lines) { return metrics_without(2, folder, lines); }
 
-/* A run stopped after the 3rd, 7th or 10th step and resumed ends like a run without a stop, also when a step
+/* A run that stops after the 3rd, 7th or 10th step and resumes ends like a run without a stop, also if a step
    has several micro-batches. */
 TEST(fit_stopped_and_resumed)
 {
@@ -381,8 +381,8 @@ static bool fit_undisturbed(rank_group *w, const setup *s, const char *folder, f
            CHECK(fit(w, folder, false, f, &finished) == TT_OK && finished && f->kept >= 1);
 }
 
-/* Checks that both folders hold equal states and, except for times, equal metrics: one line for each of 21
-   steps and 3 validations. */
+/* Checks that both folders hold equal states and, except for times, equal metrics, with one line for each of
+   21 steps and 3 validations. */
 static void check_same_runs(const char *a, const char *b)
 {
     char x[1200], y[1200];
@@ -442,8 +442,8 @@ TEST(fit_keeps_again_where_keep_failed)
     close_world(&a);
 }
 
-/* A run killed while its first model is kept leaves a state; the resumed run ends like a run without a
-   stop. */
+/* A run killed while its first model is kept leaves a state. The resumed run ends like a run without a stop.
+   */
 TEST(fit_killed_in_its_first_keep_goes_on)
 {
     setup s = small();
@@ -466,8 +466,8 @@ TEST(fit_killed_in_its_first_keep_goes_on)
     close_world(&b);
 }
 
-/* A file that cannot be opened or listed does not count as absent: no new run overwrites an existing run, and
-   no metrics are lost. */
+/* A file that cannot be opened or listed does not count as absent, so that no new run overwrites an existing
+   run, and no metrics are lost. */
 TEST(fit_takes_no_unreadable_file_for_absent)
 {
     static const struct { char op; bool resume; tt_status status; const char *error; } faults[] = {
@@ -511,7 +511,7 @@ TEST(fit_takes_no_unreadable_file_for_absent)
 
 static bool close_below(void *arg, const char *name) { (void)name; close(*(int *)arg); return true; }
 
-TEST(a_folder_that_breaks_off_is_not_listed) /* the folder's file descriptor is closed while names are read */
+TEST(a_folder_that_breaks_off_is_not_listed) /* closes the folder's descriptor while names are read */
 {
     const tt_files files = tt_context_options_default().files;
     char *folder = test_folder();
@@ -571,7 +571,7 @@ TEST(fit_of_a_trainer_that_only_evaluates)
     close_world(&w);
 }
 
-/* A model with one linear layer over the first token's embedding; `self` is the name of the layer's bias. */
+/* A model with one linear layer over the first token's embedding; `self` names the layer's bias. */
 static tt_value record_named(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
 {
     static const tt_init zeros = {TT_INIT_ZEROS, 0};

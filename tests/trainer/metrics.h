@@ -29,8 +29,7 @@ TEST(fit_writes_metrics)
         CHECK(fit(&w, folder, false, &f, &finished) == TT_OK && !finished);
         char *text = test_read(path, &n);
         REQUIRE(text && strncmp(text, METRICS ",seconds,tokens_per_second\n", sizeof METRICS + 26) == 0);
-        /* Appends two steps that the state lacks, as a kill between the writes of the two files leaves
-           them. */
+        /* Appends two steps that the state lacks, as after a kill between the writes of state and metrics. */
         FILE *more = fopen(path, "a");
         CHECK(more && fputs(strchr(text, '\n') + 1, more) >= 0 && fclose(more) == 0);
         free(text);
@@ -138,7 +137,7 @@ static char *drawn(const tt__fit_run *f)
         if (*at == '<' || !strchr("-0123456789", at[1])) continue;
         char *next;
         long x = strtol(at + 1, &next, 10), y = *next == ' ' ? strtol(next, NULL, 10) : 0;
-        CHECK(x >= -2320 && x <= 6900 && y >= -2320 && y <= 2 * 2320); /* near its panel */
+        CHECK(x >= -2320 && x <= 6900 && y >= -2320 && y <= 2 * 2320); /* points are near their panel */
     }
     return text.to;
 }

@@ -5,8 +5,8 @@
 
 enum { TEXTS = 52, BATCH = 8 }; /* an epoch has seven steps, the last with four texts */
 
-/* Writes a table of texts from the words of tests/golden/vocab_uncased.txt, some of them used by one class
-   only. The returned path stays valid. */
+/* Writes a table of texts from the words of tests/golden/vocab_uncased.txt, some of which only one class
+   uses. The returned path stays valid. */
 static const char *texts(void)
 {
     static char path[1024];
@@ -48,7 +48,7 @@ typedef struct setup {
     size_t memory_budget;
     const char *device;
     tt_parallel parallel;
-    test_files *files;          /* hooks that fail; NULL: the default ones                                  */
+    test_files *files;          /* file hooks that fail; NULL: the default hooks */
 } setup;
 
 static setup small(void)
