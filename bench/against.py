@@ -60,7 +60,7 @@ def rows(program, *arguments):
 
 
 def plans(programs):
-    """Compares all figures of the memory ladder. Returns how many are larger."""
+    """Compares all figures of the memory ladder. Returns how many are larger in the new version."""
     settings = [["--device", device] for device in ("cuda", "cpu")]
     settings += [[*s, "--vit", "B/16", "--pixels", "160", "--batch", "7"] for s in settings]
     settings += [["--fits", "--device", "cuda"], ["--fits", "--device", "cpu"]]

@@ -9,7 +9,7 @@ MEASURED := $(addprefix $(B)/,gemm attention rows step ranks compile tokenize im
 # The requirement and options with which make bench-peers calls pip to install PyTorch. PyPI's torch for Linux
 # includes CUDA (5.6 GB); PyTorch's own index of CPU builds does not: TORCH='torch --index-url URL'.
 TORCH ?= torch
-# With LLMC, a checkout of github.com/karpathy/llm.c, make also builds its CPU program, with its flags.
+# With LLMC, a checkout of github.com/karpathy/llm.c, make also builds llm.c's CPU program.
 LLMC_FLAGS ?= -Ofast -march=native -fopenmp -DOMP
 
 bench: $(BENCHES)

@@ -70,7 +70,7 @@ static cudaError_t fill(void *memory, size_t bytes, int element, int mantissa)
     return e;
 }
 
-extern "C" size_t bench_gpu_used(void) // bytes in use by all processes
+extern "C" size_t bench_gpu_used(void) // returns the bytes in use by all processes
 {
     size_t available = 0, total = 0;
     if (cudaSetDevice(0) != cudaSuccess || cudaMemGetInfo(&available, &total) != cudaSuccess) return 0;

@@ -427,7 +427,7 @@ def table(header, lines):
 
 
 def write_whole(path, text):
-    """Writes the whole file or nothing, since a call may be ended from outside."""
+    """Writes the whole file or nothing, because the process may be killed."""
     with open(f"{path}.{os.getpid()}", "w") as f:
         f.write(text)
     os.replace(f.name, path)

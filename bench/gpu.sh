@@ -111,7 +111,7 @@ export TORCH_LOGS=perf_hints,recompiles,graph_breaks HF_HUB_OFFLINE=1 # logs why
 # (CUDA 13.0).
 export NVCC="$NVCC --threads 0"
 export CUDA_WERROR='' # no -Werror: another machine's compiler may warn where ours does not
-export CUDA_CODE="-gencode arch=compute_${arch:-90},code=sm_${arch:-90}" # this GPU's code only
+export CUDA_CODE="-gencode arch=compute_${arch:-90},code=sm_${arch:-90}" # code for this GPU only
 name=gpu_$(echo "${gpu:-none}" | tr 'A-Z ' 'a-z_' | tr -cd 'a-z0-9_-')_$date
 state=$B/$name
 [ -z "$all" ] || rm -rf "$state" # without this, several calls share a report
@@ -121,7 +121,7 @@ TORCHINDUCTOR_CACHE_DIR=$(cd "$state" && pwd)/torch TRITON_CACHE_DIR=$TORCHINDUC
 # stage NAME SECONDS COMMAND...: runs the command and reports the result. All output is in NAME.log, standard
 # output alone in NAME.out.
 left() { echo $((limit - $(date +%s) + began)); }
-said() { # NAME RESULT SECONDS COMMAND
+said() { # said NAME RESULT SECONDS COMMAND: writes and prints a result
     printf '%s\t%s\t%s\t%s\n' "$@" | tr '\n' ' ' > "$state/$1.stage"
     printf '%-36s %s, %s s\n' "$1" "$2" "$3"
 }

@@ -65,7 +65,7 @@ def open_link(k):
 def carry(links, rate, delay):
     """Takes packets from each machine at `rate` bytes a second, and delivers them after `delay` seconds."""
     free = [0.0] * len(links)           # the time at which each machine's link has sent all its packets
-    waiting, number = [], 0             # (time of arrival, number, link, packet)
+    waiting, number = [], 0             # entries of `waiting`: (time of arrival, number, link, packet)
     while True:
         now = time.monotonic()
         while waiting and waiting[0][0] <= now:

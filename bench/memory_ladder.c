@@ -22,8 +22,7 @@
    images and for a language model of 6.05 billion parameters (bench.h) in bf16-mixed on 4 sequences of 2048
    tokens, on each data rank; Adam, blocks recomputed. --json: an object a line with model, what (the model is
    trained on), ranks, strategy, planned_bytes, moved_bytes and least_bytes (tt_plan.min_moved_bytes) of a
-   step, and the bytes of each category at the peak; chart.py draws bench/results/ranks.svg from these lines.
-   */
+   step, and the bytes of each category at the peak; chart.py draws bench/results/ranks.svg from them. */
 
 #include "bench.h"
 
@@ -32,11 +31,11 @@
 typedef struct rung {
     const char *name, *precision, *recompute;
     tt_optimizer_kind optimizer;
-    int batch, accumulate;      /* images or texts of a micro-batch; micro-batches                          */
+    int batch, accumulate;      /* images or texts in a micro-batch; number of micro-batches */
     double article_gb;          /* GB that the article reports; 0: the rung is not in the article */
     bool initialise;            /* measures after the parameters are initialised, before a step */
     const char *offload;        /* NULL: nothing                                                            */
-    int ranks;                  /* 2 or more: with ZeRO 3                                                   */
+    int ranks;                  /* number of ranks; 2 or more: with ZeRO 3 */
     double budget_gb;           /* 0: any                                                                   */
     const char *update;         /* NULL: "end"                                                              */
     int tokens;                 /* tokens of a text. 512: DistilBERT-base, the article's other model; 4,096:
@@ -122,7 +121,7 @@ static const rung rungs[] = {
 
 typedef struct result {
     double planned, measured, resident, extra, seconds;
-    double host, host_measured, copied; /* 0: nothing is offloaded */
+    double host, host_measured, copied; /* bytes of offload; 0: nothing is offloaded */
     double planning;     /* seconds from a model to its plan */
     bool ok;
 } result;
@@ -290,7 +289,7 @@ static result climb_apart(const rung *g)
 typedef struct subject {
     const char *name;
     int tokens;                 /* tokens of a sequence; 0: images */
-    bench_decoder_shape decoder; /* layers 0: a ViT or DistilBERT                                           */
+    bench_decoder_shape decoder; /* the language model; layers 0: a ViT or DistilBERT */
 } subject;
 
 /* The sizes are those of GPT-2 XL (Radford et al., 2019) and LLaMA 7B (Touvron et al., 2023). */

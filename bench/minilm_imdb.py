@@ -257,7 +257,7 @@ def train(args, tokenizer):
               f"tested {time.perf_counter() - began:.1f} s", flush=True)
     if on_gpu:
         print(f"memory of tensors at most {torch.cuda.max_memory_allocated() / 1e6:.0f} MB")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024      # KiB on Linux
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024      # ru_maxrss is in KiB on Linux
     print(f"training took {seconds:.1f} s with {torch.get_num_threads()} threads on {args.device}; "
           f"peak resident memory {peak:.0f} MiB")
 

@@ -21,7 +21,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.drop = nn.Dropout(dropout)
 
-    def forward(self, x):                                   # (batch, tokens, width)
+    def forward(self, x):                                   # shape of x: (batch, tokens, width)
         batch, tokens, width = x.shape
         q, k, v = (part.view(batch, tokens, self.heads, -1).transpose(1, 2)
                    for part in self.qkv(self.norm1(x)).split(width, dim=2))

@@ -443,7 +443,7 @@ def step(args, report):
         p.speed = tokens / statistics.median(p.seconds)
         if label.startswith("tinytrain"):
             row = p.rows["matmuls and attention, whole step, mean"]
-            # GFLOP per token
+            # flops: GFLOP per token
             p.peak, flops[label] = row["peak"], row["value"] / p.rows["tokens a second, mean"]["value"]
     for label, p in results.items():
         report.say(f"  {label:<32} {1e3 * tokens / p.speed:8.0f} ms {p.speed:8.0f} "

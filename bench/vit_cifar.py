@@ -163,7 +163,7 @@ def train(args, pixels, labels):
               f"validation {score:.4f}; "
               f"{spent:.0f} s, {len(rest) / spent:.0f} images/s", flush=True)
     model.load_state_dict(kept)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024      # KiB on Linux
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024      # ru_maxrss is in KiB on Linux
     print(f"best epoch: accuracy {accuracy(model, *test):.4f} on {len(test[1])} test images; "
           f"trained for {seconds:.0f} s, peak resident memory {peak:.0f} MiB")
 

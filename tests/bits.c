@@ -589,7 +589,7 @@ int main(int argc, char **argv)
         c.overflow = PICK(2) != 0;
 #undef PICK
         bool scaled = strncmp(c.precision->precision, "16-", 3) == 0;
-        /* Without a loss scale nothing overflows. */
+        /* Without a loss scale there is no overflow to test. */
         if (c.overflow && (!scaled || c.optimizer != 3)) continue;
         if (c.precision->only_cuda && strcmp(kind, "cuda") != 0) continue;
         snprintf(c.name, sizeof c.name, "%s/%s/%s/%d/%s/%s%s", model_names[c.model],

@@ -21,7 +21,7 @@ case $CC in *clang*) CXX=${CXX:-clang++} ;; *) CXX=${CXX:-c++} ;; esac
 mkdir -p "$B/bits" && B=$(cd "$B/bits" && pwd) || exit 2
 strict="-std=c99 -Wall -Wextra -Wpedantic"
 
-newer() # OUTPUT SOURCE...: the output is newer than all sources
+newer() # newer OUTPUT SOURCE...: is the output newer than all sources?
 {
     out=$1; shift
     [ -f "$out" ] || return 1

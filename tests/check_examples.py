@@ -487,7 +487,7 @@ def losses_of_classifiers(folder):
 
 @check
 def few_steps_get_more_epochs(folder):
-    """Checks the default of about 200 steps in at most 20 epochs, and the note about fewer than 100."""
+    """Checks the default of about 200 steps in at most 20 epochs, and the note about fewer than 100 steps."""
     table = small_table(os.path.join(folder, "t.csv"), texts=160)
     options = ["--data", table, "--threads=1", "--out"]
     status, out, err = call(TEXT, *options, os.path.join(folder, "a"))

@@ -148,7 +148,7 @@ def check_ladder():
 
 
 def printed(part):
-    """Returns the lines that build/ranks prints for a part."""
+    """Returns the lines that build/ranks prints for one of its parts."""
     out = subprocess.run([os.path.join(B, "ranks"), "--only", part], stdout=subprocess.PIPE, text=True)
     return out.stdout.splitlines() if out.returncode == 0 else []
 

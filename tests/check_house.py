@@ -204,7 +204,7 @@ def mistakes():
         for edited in (joined + "int edit;\n", joined.replace("\n", "\r\n")):
             if not run_join(folder, {"tinytrain.h": edited}, "--check").returncode:
                 found.append(("", 0, "join.py --check passes a product that was edited"))
-        os.utime(product, (2**32, 2**32)) # newer than src/
+        os.utime(product, (2**32, 2**32)) # makes the product newer than src/
         run_join(folder, {})
         kept = os.path.join(folder, "build/tinytrain.h.replaced")
         if open(product, encoding="utf-8").read() != joined or not os.path.isfile(kept):
@@ -228,7 +228,7 @@ def make_joins():
         def make(edited, python=sys.executable):
             """Appends a comment to `edited` (None: no file) and runs make. Returns the product and stderr."""
             if edited:
-                time.sleep(0.05) # file times may be coarse
+                time.sleep(0.05) # waits, because file times may be coarse
                 with open(edited, "a", encoding="utf-8") as file:
                     file.write("/* edited */\n")
             run = subprocess.run(["make", "-j1", "B=b", f"PYTHON={python}", "tinytrain.h"], cwd=folder,

@@ -108,7 +108,7 @@ static void emulate_mpi(tt_context *ctx)
 static void emulate_mpi(tt_context *ctx) { (void)ctx; }
 #endif
 
-/* Trains on the ranks of all processes, and on as many ranks of this process, and compares. */
+/* Trains on the ranks of all processes, and on as many ranks of this process, and compares both. */
 static void same_as_threads(setup s, const layout *how)
 {
     outcome one, many;
@@ -221,11 +221,11 @@ TEST(states_of_processes_resume_anywhere)
             ok = open_net(&n, &s, false);
             if (k) ok = ok && FINE(&n, tt_program_load(n.p, path));
             if (k) CHECK(n.log.warnings == 0);
-            MPI_Barrier(MPI_COMM_WORLD); /* process 0 replaces a file that all have loaded */
+            MPI_Barrier(MPI_COMM_WORLD); /* all load the file before process 0 replaces it */
             ok = ok && FINE(&n, run_step(&n, k, micros_of(&s, k)));
             o.stats[k] = n.stats;
             if (s.net || me == 0) ok = ok && FINE(&n, tt_program_save(n.p, path));
-            MPI_Barrier(MPI_COMM_WORLD); /* ranks of one process save in process 0 only */
+            MPI_Barrier(MPI_COMM_WORLD); /* the state is saved, maybe by process 0 alone */
             if (ok && k == STEPS - 1) {
                 keep_end(&n, &o);
                 same_outcome(&s, &whole, &o, true, __LINE__);

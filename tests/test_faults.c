@@ -382,7 +382,8 @@ static bool sweep_bert(sweep *s)
 static bool sweep_vit(sweep *s)
 {
     tt_vit m;
-    bool ok = tt_vit_load(s->ctx, &m, test_path(s->in, "vit"), 4, 0) == TT_OK; /* another image size */
+    /* loads with another image size */
+    bool ok = tt_vit_load(s->ctx, &m, test_path(s->in, "vit"), 4, 0) == TT_OK;
     ok = ok && tt_vit_save(&m, s->out) == TT_OK;
     tt_vit_free(&m);
     return ok;

@@ -235,8 +235,8 @@ TEST(cifar_split) /* the split takes an equal share of each class, by the seed *
     char folder[600];
     int different = 0, previous[20];
     snprintf(folder, sizeof folder, "%s", test_folder());
-    cifar_write(folder, 2, 40); /* four of each class */
-    cifar_write(folder, 5, 20); /* two of each class */
+    cifar_write(folder, 2, 40); /* four records of each class */
+    cifar_write(folder, 5, 20); /* two records of each class */
     for (int run = 0; run < 4; run++) { /* seeds 1, 1, 2, 3 */
         test_allocator a;
         tt_context_options o = test_options(&a);
@@ -528,7 +528,7 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
         const int groups = o.parallel.groups = configurations[c][4];
         for (int threads = 0; threads < 5; threads++) {
             o.threads = threads;
-            o.parallel.data = threads % 2 ? groups : 0; /* equal for any number of ranks */
+            o.parallel.data = threads % 2 ? groups : 0; /* results are equal for any number of ranks */
             tt_loader *l = tt_image_loader_new(ctx, d, &image, &o);
             REQUIRE(l);
             int steps = o.drop_last ? 53 / o.batch : (53 + o.batch - 1) / o.batch,

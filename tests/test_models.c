@@ -790,7 +790,7 @@ TEST(frozen_parameters_take_no_memory)
     if (!golden_trainer(&g, "32-true", true)) return;
     head = tt_program_plan(tt_trainer_program(g.r));
     CHECK(head.at_peak[TT_MEM_PARAMETERS] == all.at_peak[TT_MEM_PARAMETERS]);
-    /* Shapes (2, 32) and (2), in lines of 64 bytes. */
+    /* Shapes (2, 32) and (2) of the head, in lines of 64 bytes. */
     CHECK(head.persistent_bytes - head.at_peak[TT_MEM_PARAMETERS] == 3 * (256 + 64));
     CHECK(head.bytes - head.persistent_bytes < all.bytes - all.persistent_bytes);
     golden_close(&g);

@@ -509,7 +509,8 @@ TEST(squares_of_pieces)
     CHECK(cuda->copy(d.device[0], TT__COMPUTE_STREAM, d.memory[0], g, sizeof g) == TT_OK &&
           cuda->wait(d.device[0]) == TT_OK &&
           cuda->fill(d.device[0], d.memory[0] + at_table, 0xff, sizeof table) == TT_OK);
-    for (int phase = 0; phase < MEMBERS + 1; phase++) { /* each member's shards, then the sums of all */
+    /* phases: each member's shards, then the sums of all */
+    for (int phase = 0; phase < MEMBERS + 1; phase++) {
         tt__instr i = tt__new_instr(phase < MEMBERS ? TT__OP_CHUNK_SQUARES : TT__OP_FOLD_SQUARES);
         tt__launch l[TENSORS];
         memset(l, 0, sizeof l);
@@ -1181,7 +1182,7 @@ TEST(programs_train_alike_on_any_ranks)
     static const char *const offloads[] = {NULL, "optimizer,gradients,parameters", "optimizer",
                                            "gradients,parameters"};
     static net cpu, one, got;
-    for (int k = 0; k < 4; k++) { /* precision; sums per step or per micro-batch */
+    for (int k = 0; k < 4; k++) { /* k: precision, and sums per step or per micro-batch */
         const bool micros = k % 2 == 1;
         REQUIRE(train_net(&cpu, "cpu", micros ? 2 : 1, false, precisions[k / 2]) == TT_OK);
         start(8, true, 0);
@@ -1236,8 +1237,7 @@ TEST(a_rank_that_sat_out_comes_back)
 }
 
 /* Updates in the backward give the bits of updates at the end, in every order. Runs on one device, which
-   replays micro-batches with their updates, and on four devices, one of which has no micro-batch in one step.
-   */
+   replays micro-batches with their updates, and on four devices. One of these has no micro-batch in a step. */
 TEST(updates_in_the_backward)
 {
     static net end, got;
@@ -1360,7 +1360,7 @@ static bool is_missed(int rank, int zero, bool peers, uint64_t seed, const net *
 TEST(waits_between_ranks_are_missed)
 {
     static net expected[2];
-    for (int k = 0; k < 8; k++) { /* rank; sums per step or per micro-batch; with or without peers */
+    for (int k = 0; k < 8; k++) { /* k: rank, sums per step or per micro-batch, and peers */
         const int rank = k % 2, zero = k / 2 % 2 ? 3 : 1;
         const bool peers = k < 4;
         int seed = 0;

@@ -917,7 +917,7 @@ TEST(rows_over_tensor_ranks) /* a rank has some of the rows, with all columns */
         if (k / 2 == 0) c.i->move.unit--;
         if (k / 2 == 1) some->shape.rows = WHOLE_ROWS + 1;
         if (k / 2 == 2) some->shape.cols = some->ld = WHOLE_COLS - 1;
-        if (k / 2 == 3) c.i->move.over = TT__OVER_DATA; /* no shard over data ranks */
+        if (k / 2 == 3) c.i->move.over = TT__OVER_DATA; /* the shard is not over data ranks */
         REFUSED(gathers ? "a piece of the result" : "a piece of the operand");
     }
 }

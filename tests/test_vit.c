@@ -8,7 +8,7 @@
 #include "tinytrain.h"
 #include "test.h"
 
-static tt_vit_config tiny(void) /* sizes of the golden model */
+static tt_vit_config tiny(void) /* returns the sizes of the golden model */
 {
     tt_vit_config c = tt_vit_config_default("Ti/16");
     c.image_size = 12;
@@ -161,7 +161,7 @@ TEST(positions_of_another_image_size)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Writes every third tensor of a file, from number `first` on, into a new file. */
+/* Writes every third tensor of a file, from tensor `first` on, into a new file. */
 static void write_shard(const tt_safetensors *s, int first, const char *path)
 {
     tt_tensor_info infos[64];
@@ -338,7 +338,7 @@ TEST(names_and_numbers_that_are_saved)
     m.config.std[1] = INFINITY;
     CHECK(tt_vit_save(&m, folder) == TT_ERR_ARGUMENT && access(folder, F_OK) != 0);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "std inf of channel 1");
-    m.config.std[1] = 1e-40f; /* no preprocessor_config.json may hold this */
+    m.config.std[1] = 1e-40f; /* no preprocessor_config.json may hold such a number */
     CHECK(tt_vit_save(&m, folder) == TT_ERR_ARGUMENT && access(folder, F_OK) != 0);
     m.config.std[1] = 0.5f;
     strcpy(m.class_names[2], "\xFF");

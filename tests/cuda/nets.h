@@ -215,7 +215,7 @@ static void compare_with_cpu(bool images, float dropout, bool accumulate)
 
 enum {
     FAULT = 999 /* cudaErrorUnknown */,
-    LOST = 719 /* cudaErrorLaunchFailure, after which nothing works */
+    LOST = 719 /* cudaErrorLaunchFailure, after which all calls fail */
 };
 
 typedef struct small_net {

@@ -470,7 +470,7 @@ TEST(a_file_that_is_damaged_is_refused)
     }
     /* The last product occurs twice. */
     char *end = strrchr(whole, '\n');
-    while (end > whole && end[-1] != '\n') end--; /* beginning of the last line */
+    while (end > whole && end[-1] != '\n') end--; /* moves to the beginning of the last line */
     char *line = end - 1;
     while (line > whole && line[-1] != '\n') line--;
     sprintf(text, "%.*s%.*s%s", (int)(end - whole), whole, (int)(end - line), line, end);

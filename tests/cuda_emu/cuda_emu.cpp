@@ -1754,7 +1754,7 @@ cudaError_t emu_function_get(cudaFuncAttributes *a, const void *kernel)
     std::lock_guard<std::recursive_mutex> lock(emu_lock);
     if (cudaError_t e = emu_enter("cudaFuncGetAttributes")) return e;
     *a = cudaFuncAttributes();
-    a->sharedSizeBytes = functions[kernel].static_bytes; // known after the first run
+    a->sharedSizeBytes = functions[kernel].static_bytes; // the size is known after the first run
     a->maxThreadsPerBlock = EMU_MOST_THREADS;
     a->ptxVersion = 90;
     a->numRegs = 64;

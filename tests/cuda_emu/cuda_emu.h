@@ -64,7 +64,7 @@
 #define __grid_constant__
 #define __shared__ static_assert(false, "shared memory is declared with TT__SHARED or TT__DYN_SHARED");
 #define __constant__ static_assert(false, "no __constant__ variables: virtual devices would share them");
-// Not defined: __noinline__, which libstdc++ spells __attribute__((__noinline__)).
+// __noinline__ is not defined, because libstdc++ spells __attribute__((__noinline__)).
 
 // Default arguments: the file and line of the caller. So calls need no macro.
 #define EMU_HERE const char *emu_file = __builtin_FILE(), int emu_line = __builtin_LINE()
@@ -382,7 +382,7 @@ void *emu_shared(void *key, size_t n, const char *name);
 void *emu_dynamic_shared();
 int emu_lane();
 void emu_block_barrier(const char *file, int line);
-int emu_block_vote(int predicate, int how, const char *file, int line); // how: 0 count, 1 and, 2 or
+int emu_block_vote(int predicate, int how, const char *file, int line); // how: 0, count; 1, and; 2, or
 void emu_shuffle(unsigned mask, const void *in, void *out, size_t n, int from, const char *file, int line);
 unsigned emu_ballot(unsigned mask, int predicate, const char *file, int line);
 unsigned emu_match(unsigned mask, unsigned v, const char *file, int line);

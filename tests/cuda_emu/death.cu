@@ -180,7 +180,7 @@ __global__ void large(float *out)
     d[threadIdx.x] = 1;
     out[threadIdx.x] = s[threadIdx.x] + d[threadIdx.x];
 }
-static int shared_sum_too_large() // 32 KiB static, 20 KiB dynamic
+static int shared_sum_too_large() // 32 KiB static and 20 KiB dynamic shared memory
 {
     float *out = device_floats(32);
     TT__LAUNCH(large, 1, 32, 20 * 1024, 0, out);
@@ -471,7 +471,7 @@ static int plain_and_atomic()
     TT__LAUNCH(reset_and_add, 1, 64, 0, 0, out);
     return differs(out, 1, [](int) { return 64.f; });
 }
-// Breaks rule 4: the last block to arrive does the reduction.
+// Breaks rule 4 of cuda_emu.h: the last block to arrive does the reduction.
 __global__ void last_block(float *out, float *part, unsigned *count)
 {
     if (threadIdx.x) return;
@@ -833,7 +833,7 @@ static bool holds_one_of(std::string text, std::string parts)
 }
 
 static const death *running; // the test to run: tests of test.h have no argument
-static bool show; // print the messages
+static bool show; // -v: print the messages
 TEST(dies)
 {
     const bool plain = strcmp(emu_build(), "plain") == 0, asan = strcmp(emu_build(), "asan") == 0;

@@ -61,12 +61,12 @@ void emu_refuse_algorithms(unsigned bits, int cublas_status);
 void emu_set_product_times(const double us[4], double epilogue_us);
 /* Counts launches of this kernel in emu_counts.watched. NULL counts none, as after emu_configure. */
 void emu_watch(const char *kernel);
-long emu_api_calls(void); /* calls since emu_configure */
+long emu_api_calls(void); /* returns the number of calls since emu_configure */
 
 /* Returns how many allocations, streams, events, graphs and handles are alive; `text` (may be NULL) gets the
    number of each kind. */
 int emu_live_objects(char *text, size_t size);
-size_t emu_pinned_bytes(void); /* bytes of the host's memory from cudaMallocHost that are not freed */
+size_t emu_pinned_bytes(void); /* returns the bytes of cudaMallocHost that are not freed */
 
 typedef struct emu_counts {
     long operations, kernels, blocks, threads, switches; /* executed */

@@ -110,7 +110,7 @@ struct emu_thread {
 // a TT__SHARED array of the running block
 struct emu_slot { void *key; char *p; size_t n; const char *name; };
 struct emu_running_block {
-    int current = -1;         // thread, or -1: no kernel runs
+    int current = -1;         // the running thread; -1: no kernel runs
     bool in_kernel = false;   // the kernel's own code runs, not the emulator's
     int threads = 0;
     uint32_t index = 0;       // number of the block in the grid
@@ -137,7 +137,7 @@ extern double emu_product_us[4], emu_epilogue_us; // see emu_set_product_times
 
 struct emu_pinned { char *p; size_t n; bool registered; char *shadow; }; // pinned memory of the host
 
-int emu_device_of(const void *p); // -1: host memory
+int emu_device_of(const void *p); // returns -1 for host memory
 emu_pinned *emu_find_pinned(const void *p); // the pinned memory that holds p, or nullptr
 emu_allocation *emu_find_allocation(int device, const void *p);
 void emu_describe(const void *p, char *text, size_t size);
@@ -145,7 +145,7 @@ void emu_describe(const void *p, char *text, size_t size);
 cudaError_t emu_enter(const char *call);
 cudaError_t emu_error(cudaError_t e);    // stores e for cudaGetLastError
 cudaError_t emu_enqueue(cudaStream_t s, emu_work work);
-int emu_stream_device(cudaStream_t s); // -1: no such stream
+int emu_stream_device(cudaStream_t s); // returns -1 if the stream does not exist
 int emu_current_device();
 void emu_count_object(int by); // counts handles of cuBLAS for emu_live_objects
 bool emu_bad_range(const void *p, size_t n); // the range begins in device memory and leaves a live allocation

@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(128)
                 tt__mma_16816<bf16>(s[2 * j + 1], fa, b1);
             }
         }
-        for (int h = 0; h < 2; h++) { // rows lane/4 and lane/4+8
+        for (int h = 0; h < 2; h++) { // h: rows lane/4 and lane/4+8
             int row = q0 + warp * 16 + (lane >> 2) + h * 8;
             float m = largest[h], z = 0;
             for (int j = 0; j < 8; j++) {

@@ -957,7 +957,7 @@ TEST(kernels_reach_peers_once_enabled)
         OK(cudaMalloc(&b, sizeof back));
         OK(cudaDeviceEnablePeerAccess(0, 0));
         OK(TT__LAUNCH(fill, 1, 64, 0, 0, b, 64, 0, 0));
-        OK(TT__LAUNCH(add, 1, 64, 0, 0, b, a.device, 64)); // reads device 0
+        OK(TT__LAUNCH(add, 1, 64, 0, 0, b, a.device, 64)); // reads memory of device 0
         OK(cudaMemcpy(back, b, sizeof back, cudaMemcpyDeviceToHost));
         for (int i = 0; i < 64; i++) CHECK(back[i] == (float)(i * 7 % 101));
         OK(cudaFree(b));
@@ -1071,7 +1071,7 @@ TEST(managed_memory_is_the_hosts_and_the_devices)
             stream s;
             buffer<float> ordinary(N);
             OK(cudaMemGetInfo(&before, &total));
-            OK(cudaMallocManaged(&large, (size_t)1 << 20)); // more than the device has
+            OK(cudaMallocManaged(&large, (size_t)1 << 20)); // more bytes than the device has
             OK(cudaMallocManaged(&p, N * sizeof *p));
             OK(cudaMemGetInfo(&available, &total));
             CHECK(available == before && total == (size_t)1 << 16);
@@ -1264,7 +1264,7 @@ template <class T> static void random_values(buffer<T> &b)
     for (auto &v : b.host) v = from_float<T>(random_number());
     b.up();
 }
-// element (row, column) of op(x), for a column-major x
+// Returns element (row, column) of op(x), for a column-major x.
 template <class T>
 static double at(const buffer<T> &x, bool transpose, int row, int column, int ld, int first = 0)
 {

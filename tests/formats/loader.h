@@ -106,7 +106,7 @@ TEST(loader_batches)
                     }
                 }
                 if (threads == 0) { first = e; }
-                else { /* equal for any number of threads */
+                else { /* results are equal for any number of threads */
                     CHECK(first.seqs == e.seqs && first.micro == e.micro &&
                           memcmp(first.index, e.index, (size_t)e.seqs * sizeof *e.index) == 0 &&
                           memcmp(first.micro_of, e.micro_of, (size_t)e.seqs * sizeof(int)) == 0);

@@ -177,7 +177,7 @@ TEST(text_of_ids_that_come)
         REQUIRE(k != NULL);
         const int size = tt_tokenizer_size(k), e2 = tt_tokenizer_find(k, "\xc3\xa2"); /* token of byte E2 */
         const int space = kind % 3 ? 4 : 0;
-        for (int round = 0; round < 4; round++) { /* random ids; small ids; one byte; five ids */
+        for (int round = 0; round < 4; round++) { /* ids: all; the first 300; one byte; five */
             for (int i = 0; i < N; i++) {
                 const int any = (int)(test_random(&random) % (uint64_t)(size + 2)) - 1;
                 ids[i] = round == 0 ? any : round == 1 ? any % 300 : round == 2 ? (e2 < 0 ? any : e2)
@@ -639,7 +639,8 @@ TEST(tokenizer_special_tokens) /* also if the vocabulary lacks some of them */
     REQUIRE(k);
     CHECK(tt_tokenize(k, text, sizeof text - 1, ids, 16) == TEST_COUNT(want));
     CHECK(memcmp(ids, want, sizeof want) == 0);
-    CHECK(tt_tokenize(k, "[SEP]", 4, ids, 16) == 4 && ids[1] == 6 && ids[2] == 0); /* cut before "]" */
+    /* the text is cut before "]" */
+    CHECK(tt_tokenize(k, "[SEP]", 4, ids, 16) == 4 && ids[1] == 6 && ids[2] == 0);
     tt_tokenizer_free(k);
     TEST_CLOSE(ctx, &a);
 }

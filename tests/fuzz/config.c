@@ -57,7 +57,7 @@ static void append_tensor(fuzz_file *f, const char *line, size_t n, size_t *data
 
 static void write_tensors(const char *path, fuzz_input lines)
 {
-    static uint8_t numbers[MOST_BYTES]; /* finite and not 0 in all dtypes of floats */
+    static uint8_t numbers[MOST_BYTES]; /* finite and not 0 in all float dtypes */
     fuzz_file *f = fuzz_create(path);
     uint64_t header = 0;
     size_t data = 0;

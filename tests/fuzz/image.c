@@ -14,7 +14,7 @@ static void cifar_of(fuzz_input *in)
     fuzz_input text = fuzz_part(in);
     char *copy = (char *)malloc(text.left + 1);
     size_t n = in->left, whole = (n + CIFAR_PIXELS) / (CIFAR_PIXELS + 1) * (CIFAR_PIXELS + 1);
-    size_t used = flags & 2 ? whole : n; /* 2: short inputs become whole records */
+    size_t used = flags & 2 ? whole : n; /* flags & 2: short inputs become whole records */
     uint8_t *bytes = (uint8_t *)malloc(used ? used : 1);
     FUZZ_CHECK(copy && bytes);
     memcpy(copy, text.at, text.left);
@@ -74,8 +74,7 @@ static int slack(int from, int to)
     return (int)(2 * max); /* half a level or more rounds up */
 }
 
-/* Fuzzes resizing: no channel leaves its range of values. Input: the image, and two numbers for the new size.
-   */
+/* Fuzzes resizing: no channel leaves its range of values. Input: the image, and two numbers: the new size. */
 static void resize(fuzz_input *in)
 {
     tt_image image;

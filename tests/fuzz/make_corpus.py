@@ -358,7 +358,7 @@ write("tokenizer", "good_long_word", bytes([2]) + vocab + words + PART + PART + 
 
 
 def reduced(name, text):
-    """Returns the JSON of a tokenizer of tests/golden/bpe with only the tokens that this text needs."""
+    """Returns the JSON of a tokenizer of tests/golden/bpe with only the tokens that `text` needs."""
     j = json.loads(read("bpe", name, "tokenizer.json"))
     model, added = j["model"], [t["content"] for t in j["added_tokens"][:6]]
     if model["type"] == "Unigram":

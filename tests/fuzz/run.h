@@ -65,8 +65,7 @@ static inline fuzz_run *fuzz_run_get(void)
     return &r;
 }
 
-/* Trains in folder "run" until `epochs` epochs are done in all; stops after the first step if *stop is not 0.
-   */
+/* Trains in folder "run" until `epochs` epochs are done; stops after the first step if *stop is not 0. */
 static inline tt_status fuzz_run_fit(fuzz_run *r, int64_t epochs, bool resume, const volatile int *stop,
                                      bool *finished)
 {

@@ -53,8 +53,8 @@ def nfd(*points):
 
 
 def is_reordered(c):
-    """Returns whether c is no starter: then U+0334, of the lowest class, moves over c to before U+0345, of
-    the highest."""
+    """Returns whether c is no starter: only then U+0334, of the lowest class, moves over c to before U+0345,
+    of the highest class."""
     order = nfd(0x345, c, 0x334)
     return order.index("\u0334") < order.index("\u0345")
 

@@ -102,7 +102,7 @@ static void dropout_kept_on_cuda(tt__launch *l, const kept_case *c, tt_dtype dty
     report(run_on_cuda(l, deltas), "fails without room");
     i.workspace = room;
     for (int k = 0; k < OUTS; k++) without[k] = l->out[k].data;
-    for (int wanted = 0; wanted < 3; wanted++) { /* dq, dk and dv; dq only; dk and dv only */
+    for (int wanted = 0; wanted < 3; wanted++) { /* wanted: dq, dk and dv; dq only; dk and dv only */
         for (int k = 0; k < OUTS; k++)
             l->out[k] = some(dtype, k ? rows : queries, k ? key_width : width, 0, 0, s);
         for (int k = 0; k < OUTS; k++) {

@@ -274,7 +274,7 @@ TEST(matmul_in_fp8)
     static uint16_t operand[2][MOST];
     static double exact[2][MOST], low[2][MOST];
     static float got[MOST], bias[WIDE];
-    for (int c = 0; c < 3 * 2 * 6; c++) { /* c: which product, dtype, values */
+    for (int c = 0; c < 3 * 2 * 6; c++) { /* c counts products, dtypes and values */
         /* values: 0 plain, 1 tiny gradients, 2 all of A zero, 3 one of A infinite; 4: plain, but without
            cuBLASLt, which refuses lines that do not begin at multiples of 16 bytes; 5: plain, with more than
            128 rows, which share an algorithm with other numbers of rows */

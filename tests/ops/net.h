@@ -92,9 +92,9 @@ enum { AS_INPUT, AS_PARAM, AS_GATHERED, MODES };
 typedef struct node {
     void (*eval)(struct node *n);
     int in[4], kind, rows, cols, depth;
-    double *v, magnitude;   /* (rows, cols); the largest sum of absolute terms                              */
-    int32_t *index;         /* (rows), of index inputs                                                      */
-    uint8_t *bytes;         /* (rows, cols), of u8 inputs                                                   */
+    double *v, magnitude;   /* v: (rows, cols); magnitude: largest sum of absolute terms */
+    int32_t *index;         /* indices of an index input; shape (rows) */
+    uint8_t *bytes;         /* numbers of a u8 input; shape (rows, cols) */
     double a, b, alibi;     /* attributes                                                                   */
     int k, window;
     tt_attention_options blocks; /* options of block-sparse attention                                       */

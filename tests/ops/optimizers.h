@@ -13,7 +13,7 @@ static uint16_t bf16_stochastic(float x, uint32_t r)
 static uint16_t f16_stochastic(float x, uint32_t r)
 {
     uint32_t u = tt__bits(x), sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffffu;
-    if (magnitude >= 0x477fe000u) return tt__to_f16(x); /* 65504 and more */
+    if (magnitude >= 0x477fe000u) return tt__to_f16(x); /* 65504 and larger numbers */
     if (magnitude >= 0x38800000u) return (uint16_t)(sign | ((magnitude - 0x38000000u + (r & 0x1fff)) >> 13));
     float units = tt__float(magnitude) * 0x1p24f; /* exact, in units of the subnormals */
     return (uint16_t)(sign | ((uint32_t)units +
@@ -237,7 +237,7 @@ TEST(pieces_are_updated_as_the_whole)
             }
         memcpy(made[1], made[0], sizeof made[0]);
         l.workspace = calloc(TT__ROW_BUFFERS, tt__row_bytes(TT__CHUNK));
-        for (int r = -1; r < RANKS && ok; r++) { /* -1: the whole parameter */
+        for (int r = -1; r < RANKS && ok; r++) { /* r -1: the whole parameter */
             const int64_t n = tt__shard(N, TT__CHUNK, false, r < 0 ? 0 : r, r < 0 ? 1 : RANKS, &l.first);
             for (int m = 0; m <= outputs; m++) {
                 const tt__mat of = {(char *)made[r >= 0][m] + (size_t)l.first * item, type, 1, n, n};

@@ -477,7 +477,7 @@ TEST(what_is_refused_names_what_fits)
         const size_t min = named_least(tt_error(ctx));
         tt_compile_options other = c;
         char *at = strstr(what, "the smallest possible is ");
-        for (int k = 0; k < 6; k++) { /* just too few, just enough, and more */
+        for (int k = 0; k < 6; k++) { /* bytes: one too few, just enough, and more */
             c.memory_budget = k < 3 ? min + (size_t)k - 1 : min + (whole - min) / 64 * (size_t)(k * k);
             p = tt_compile(n.t, n.loss, &c);
             const size_t bytes = p ? tt_program_plan(p).bytes : 0;
@@ -784,7 +784,7 @@ TEST(choices_count_micro_batches)
     tt_context_options co = test_options(&a);
     co.verify = false;
     tt_context *ctx = open_apart(&co);
-    tt_plan plan[3]; /* plans: one micro-batch a step; many; nothing offloaded or recomputed */
+    tt_plan plan[3]; /* with one micro-batch a step; with many; nothing moved or recomputed */
     tt_vit m;
     tt_vit_config c = tt_vit_config_default("S/16");
     tt_train_options o = tt_train_options_default();

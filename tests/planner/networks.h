@@ -162,7 +162,7 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
     c.device = "cpu";
     tt_program *p = built && how == BUDGETED ? compile_within(&n, seed, c) : NULL, *eval = NULL;
     if (built && how != BUDGETED) p = tt_compile(n.t, n.loss, &c);
-    if (p && how == EVALUATED) { /* shares the arena and runs between the steps */
+    if (p && how == EVALUATED) { /* the evaluation shares the arena and runs between steps */
         c.train = false;
         c.share = p;
         eval = tt_compile(n.t, n.loss, &c);

@@ -79,7 +79,7 @@ TEST(marked_values_go_to_the_hosts_memory)
     }
 }
 
-/* Plans of ViT-L/16 in bf16, Adam, on 64 images in micro-batches, with offload. */
+/* Plans a step of ViT-L/16 in bf16, Adam, on 64 images in micro-batches, with offload. */
 TEST(vit_l16_with_the_host)
 {
     static const struct { const char *offload; int images; size_t max; } rows[] = {
@@ -356,7 +356,7 @@ static int copies_of(tt_tape *t, tt_value loss, const char *recompute, int op)
     return n;
 }
 
-TEST(marks_of_values) /* apply with any options */
+TEST(marks_of_values) /* marks apply with any options */
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);

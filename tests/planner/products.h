@@ -158,8 +158,7 @@ static bool persistent_lie_apart(const tt_program *p, bool alone)
 /* On a GPU the products of q, k and v are one product, and so are the products of their weights' gradients,
    without more memory: the matrices are adjacent. In the last layer, with one query row per sequence, only k
    and v are joined. Recomputed blocks join products, too. No products are joined on a CPU, over ranks, with
-   `groups`, with a budget or offload, or with biases that do not fill whole 64 bytes, the unit of storages.
-   */
+   `groups`, with a budget or offload, or with biases that do not fill whole 64 bytes, the unit of storage. */
 TEST(products_of_one_x)
 {
     static const shape whole = {"BERT", 3, 192, 3, 256, 3, 50, 2, false},

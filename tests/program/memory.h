@@ -129,8 +129,7 @@ static size_t input_bytes(const tt_program *p, unsigned char *to)
     return n;
 }
 
-/* The program refuses inputs that another program of the arena has overwritten, and accepts all other inputs.
-   */
+/* A program refuses inputs that another program of the arena has overwritten, and accepts other inputs. */
 TEST(inputs_overwritten_by_another_program)
 {
     enum { MOST = 4096 };

@@ -442,8 +442,7 @@ TEST(fit_keeps_again_where_keep_failed)
     close_world(&a);
 }
 
-/* A run killed while its first model is kept leaves a state. The resumed run ends like a run without a stop.
-   */
+/* A run killed while its first model is kept leaves a state. The resumed run ends like a whole run. */
 TEST(fit_killed_in_its_first_keep_goes_on)
 {
     setup s = small();

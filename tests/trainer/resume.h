@@ -181,8 +181,7 @@ TEST(resume_with_frozen_parameters)
 
 /* ------------------------------------------------------------------------------------------------- faults */
 
-/* Tries to load `path` and checks that the load is refused and changes neither the trainer nor the progress.
-   */
+/* Tries to load `path` and checks that the load is refused and changes neither trainer nor progress. */
 static void refuse(rank_group *w, const char *path, tt_status status, const char *part)
 {
     size_t n, m;

@@ -81,7 +81,7 @@ typedef struct rank_group {
     tt_context *ctx;
     tt_tokenizer *k;
     tt_dataset *d;
-    tt_loader *l, *all; /* shuffled; in the order of the dataset */
+    tt_loader *l, *all; /* l: shuffled; all: in the order of the dataset */
     tt_bert m;
     tt_trainer *r;
     tt_progress progress;
