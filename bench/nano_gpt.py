@@ -32,7 +32,7 @@ class Block(nn.Module):
 
 
 class NanoGPT(nn.Module):
-    """A GPT-2. vocabulary: 50,257, or 50,304, a multiple of 64 that suits tensor cores; no token uses the
+    """A GPT-2. vocabulary is 50,257, or 50,304: a multiple of 64 suits tensor cores, and no token uses the
     rows beyond 50,257."""
 
     def __init__(self, vocabulary=50304, layers=12, width=768, heads=12, positions=1024, dropout=0.0):

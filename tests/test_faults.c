@@ -489,7 +489,7 @@ static bool sweep_open(sweep *s, bool trains)
     if (!trains) return CHECK((s->ctx = tt_open(&o)) != NULL);
     bool ok = open_training(&s->r, &o);
     s->ctx = s->r.ctx;
-    return ok && sweep_evaluation(s); /* its first run allocates host memory */
+    return ok && sweep_evaluation(s); /* the evaluation's first run allocates host memory */
 }
 
 static void sweep_close(sweep *s, bool trains)

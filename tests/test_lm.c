@@ -808,7 +808,7 @@ TEST(shapes_are_kept)
     replace(config, "\"max_window_layers\": 1", "\"max_window_layers\": 28");
     replace(config, "\"use_sliding_window\": true", "\"use_sliding_window\": false");
     replace(config, "\"rope_theta\": 100.0", "\"rope_theta\": 1000000.0");
-    for (int k = 0; k < 3; k++) { /* window unchanged; set; removed */
+    for (int k = 0; k < 3; k++) { /* k: the window stays, is set, is removed */
         test_allocator a;
         tt_lm m, again;
         tt_context *ctx = test_open(&a), *other;

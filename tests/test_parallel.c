@@ -36,7 +36,7 @@ typedef struct setup {
     bool poison;             /* dead storage is overwritten */
     bool at_once;            /* a step is one round of micro-batches, by tt_step */
     bool unclipped;
-    bool late;               /* copies and collectives complete as late as allowed ... */
+    bool late;               /* copies and collectives complete as late as allowed */
     bool prompt;             /* copies and collectives complete as early as possible */
     int tensor;              /* number of tensor ranks; 0: one */
     bool sequence;
@@ -844,7 +844,7 @@ TEST(parameters_of_ranks_are_set_and_read)
 {
     for (int k = 0; k < TEST_COUNT(layouts); k += 3) {
         setup s = setup_of(ones[sums_micros(layouts[k])], precisions[k % 5], 8, 1);
-        tt_stats reported[3]; /* one rank; several ranks, set before the allocation; after the allocation */
+        tt_stats reported[3]; /* ranks: one, several set before the allocation, several set after it */
         for (int way = 0; way < 3; way++) {
             net n;
             if (way == 1) s.on = layouts[k];

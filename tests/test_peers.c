@@ -60,7 +60,7 @@ typedef struct group { /* devices that work together */
     double rate;         /* the lowest rate between two devices, bytes a second */
     void *pinned[2][MOST], *event[2][MOST]; /* two of each, used alternately */
     long syncs, parts, waits, left_out;     /* left_out: number of the missing wait, from 1 */
-    char pair[1024];     /* reason of the first pair of devices without peer access */
+    char pair[1024];     /* why the first pair of devices has no peer access */
     char why[1024];      /* error of the first function of a device that failed */
 } group;
 
@@ -1237,7 +1237,7 @@ TEST(a_rank_that_sat_out_comes_back)
 }
 
 /* Updates in the backward give the bits of updates at the end, in every order. Runs on one device, which
-   replays micro-batches with their updates, and on four devices. One of these has no micro-batch in a step. */
+   replays micro-batches with their updates, and on four devices. One of the four has no micro-batch. */
 TEST(updates_in_the_backward)
 {
     static net end, got;

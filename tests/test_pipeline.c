@@ -622,7 +622,7 @@ TEST(stages_allocate_what_is_planned)
         CHECK(n.a.live_bytes == after); /* the first step allocated all buffers of inputs */
         close_net(&n);
     }
-    for (int k = 0; k < 3; k++) CHECK(bytes[0][k] == bytes[1][k]); /* with either schedule */
+    for (int k = 0; k < 3; k++) CHECK(bytes[0][k] == bytes[1][k]); /* equal bytes with both schedules */
 }
 
 /* No stage stores more micro-batches than planned, for any number of micro-batches in a step. */

@@ -176,7 +176,7 @@ TEST(a_rank_that_fails_ends_all_waits)
             on_ranks(sizes[s], meet_until_one_fails, &m);
             snprintf(text, sizeof text, "rank %d is at fault", m.at_fault);
             CHECK_ERROR(ctx, TT_ERR_NUMERIC, text);
-            for (int r = 0; r < sizes[s]; r++) /* or one less: a rank may still be leaving a barrier */
+            for (int r = 0; r < sizes[s]; r++) /* a round less where a rank may still be leaving a barrier */
                 CHECK(m.met[r] == m.at_round || (m.met[r] == m.at_round - 1 && r != m.at_fault));
             tt__rank_group_reset(m.rank_group);
             m.at_fault = -1;
@@ -887,7 +887,7 @@ TEST(operands_of_ranks)
         c.i->move.unit = 0;
         REFUSED("its pieces have no unit");
     }
-    for (int k = 0; k < 20; k++) { /* another shard than the instruction's, or another shape */
+    for (int k = 0; k < 20; k++) { /* the shard or the shape differs from the instruction's */
         const bool gathers = k % 2;
         REQUIRE(one(&c, gathers ? TT__OP_ALL_GATHER : TT__OP_REDUCE_SCATTER, k / 2 % 2));
         tt__tape_value *x = gathers ? c.in : c.out;

@@ -584,7 +584,8 @@ TEST(gathered_again)
             n.p = tt_compile(n.t, n.loss, &o);
             REQUIRE(n.p != NULL);
             const int gathers = collectives(n.p, TT__OP_ALL_GATHER, true), ends = sequence ? 4 : 0;
-            CHECK(sequence && cheap ? gathers > ends : gathers == ends); /* one for the end of each region */
+            /* one gather for the end of each region */
+            CHECK(sequence && cheap ? gathers > ends : gathers == ends);
             bytes[sequence][cheap] = tt_program_plan(n.p).bytes;
             close_net(&n);
         }
@@ -835,7 +836,7 @@ TEST(programs_split_alike)
         CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, causes[cause]);
         close_net(&n);
     }
-    for (int ranks = 1; ranks <= 2; ranks++) { /* 2: the evaluation is first */
+    for (int ranks = 1; ranks <= 2; ranks++) { /* ranks 2: the evaluation is compiled first */
         net n;
         tt_stats s;
         REQUIRE(record(&n, SHARED));

@@ -676,7 +676,7 @@ TEST(learns_and_predicts)
     for (int k = 0; k < IMAGES; k++)
         CHECK(p[3 * k + labels[k]] > 0.7f && p[3 * k] + p[3 * k + 1] + p[3 * k + 2] > 0.999f);
     float one[3];
-    for (int k = 0; k < IMAGES; k++) { /* alone as before among others */
+    for (int k = 0; k < IMAGES; k++) { /* an image alone gives what it gave among the others */
         b = batch_of(pixels, labels, k, 1, true);
         CHECK(tt_predict(r, &b, one) == TT_OK);
         for (int c = 0; c < 3; c++) CHECK_NEAR(one[c], p[3 * k + c], 1e-5);

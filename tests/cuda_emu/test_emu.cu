@@ -671,9 +671,8 @@ TEST(legacy_stream_waits_for_blocking_streams)
         buffer<float> a(n);
         OK(cudaStreamCreate(&blocking));
         OK(TT__LAUNCH(fill, 2, 64, 0, blocking, a.device, n, 0, 0));
-        OK(TT__LAUNCH(multiply_by, 2, 64, 0, 0, a.device, n, 3.0f)); // waits for `blocking` ...
-        // ... and the add for the legacy stream
-        OK(TT__LAUNCH(add, 2, 64, 0, blocking, a.device, a.device, n));
+        OK(TT__LAUNCH(multiply_by, 2, 64, 0, 0, a.device, n, 3.0f)); // waits for `blocking`
+        OK(TT__LAUNCH(add, 2, 64, 0, blocking, a.device, a.device, n)); // waits for the legacy stream
         a.down();
         for (int i = 0; i < n; i++) CHECK(a.host[(size_t)i] == 6.0f * (float)(i * 7 % 101));
         OK(cudaStreamDestroy(blocking));

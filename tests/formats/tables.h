@@ -183,7 +183,7 @@ TEST(labels_that_are_numbers)
     static const struct { const char *rows, *names; } of[] = {
         {"a\t10\nb\t-1\nc\t2\nd\t0\ne\t1\nf\t10\n", "-1 0 1 2 10 "},
         {"a\t1.5\nb\t-10\nc\t+2\nd\t1.25\ne\t10.\nf\t10.\n", "-10 1.25 1.5 +2 10. "},
-        {"a\t01\nb\t1\nc\t0\nd\t-0\n", "-0 0 01 1 "}, /* equal numbers: by bytes */
+        {"a\t01\nb\t1\nc\t0\nd\t-0\n", "-0 0 01 1 "}, /* equal numbers are sorted by bytes */
         {"a\t10\nb\t9\nc\tx\n", "10 9 x "},
         {"a\t10\nb\t9\nc\t9a\n", "10 9 9a "},
         {"a\t10\nb\t9\nc\t-\n", "- 10 9 "},
@@ -261,7 +261,7 @@ TEST(table_with_validation_rows)
         CHECK_ERROR(ctx, TT_ERR_FORMAT, "line 3: the split is 'unsupervised'; expected train, validation (or "
                     "valid, val, dev) or test");
     }
-    /* The table names the split otherwise. */
+    /* The table's split has another name. */
     tt_dataset *d = table(ctx, "o.csv", other, sizeof other - 1, "unsupervised", NULL, 0);
     REQUIRE(d);
     CHECK(tt_dataset_count(d) == 1 && row_is(d, 0, "b", 0));

@@ -133,7 +133,7 @@ static void golden_bpe(const char *folder)
             free(to);
             free(back[skip]);
         }
-        const int cut = tt_tokenize(k, text, bytes, got, 5); /* 5 ids may not include special tokens */
+        const int cut = tt_tokenize(k, text, bytes, got, 5); /* 5 ids may leave no room for special tokens */
         CHECK(cut >= 0 && cut <= 5 && (cut < 5 || wanted >= 5));
         free(text);
         free(list);
@@ -299,7 +299,7 @@ TEST(tokenizer_classes_of_transformers)
         {"llama2", LLAMA ",\"legacy\":null,\"add_prefix_space\":null", "llama", " a", 2, {1, 335}},
         {"llama2", LLAMA ",\"add_prefix_space\":false", "llama", "a  b", 4, {1, 289, 316, 350}},
         {"llama2", "\"tokenizer_class\":\"LlamaTokenizerFast\"", "llama", " a", 2, {1, 335}},
-        {"llama2", LLAMA, "mistral", " a", 3, {1, 316, 335}}, /* the ids of the file itself */
+        {"llama2", LLAMA, "mistral", " a", 3, {1, 316, 335}}, /* keeps the ids of tokenizer.json */
         {"llama2", "\"legacy\":false", "llama", " a", 3, {1, 316, 335}},
         {"llama2", "\"tokenizer_class\":\"PreTrainedTokenizerFast\"", "llama", " a", 3, {1, 316, 335}},
         {"gpt2", "\"add_prefix_space\":true", "gpt2", "</s>cd", 6, {424, 15, 83, 30, 67, 68}},
@@ -626,7 +626,7 @@ TEST(tokenizer_vocabulary_line_ends)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(tokenizer_special_tokens) /* also if the vocabulary lacks some of them */
+TEST(tokenizer_special_tokens) /* also if the vocabulary lacks some special tokens */
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);

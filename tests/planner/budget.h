@@ -560,7 +560,7 @@ TEST(candidates_against_all_sets)
         test_allocator a;
         net n;
         tt_program p[2];
-        tt__chooser c[2]; /* one with all sets, one with some */
+        tt__chooser c[2]; /* chooser 0 has all sets, chooser 1 some */
         tt_context_options co = test_options(&a);
         co.verify = false;
         tt_context *ctx = open_apart(&co);
@@ -784,7 +784,7 @@ TEST(choices_count_micro_batches)
     tt_context_options co = test_options(&a);
     co.verify = false;
     tt_context *ctx = open_apart(&co);
-    tt_plan plan[3]; /* with one micro-batch a step; with many; nothing moved or recomputed */
+    tt_plan plan[3]; /* one micro-batch a step; many; many with nothing moved or recomputed */
     tt_vit m;
     tt_vit_config c = tt_vit_config_default("S/16");
     tt_train_options o = tt_train_options_default();

@@ -48,7 +48,7 @@ TEST(marked_values_go_to_the_hosts_memory)
     static char text[20000];
     float x[40 * 4] = {1, -2, 3};
     const tt_value none = {0};
-    for (int marked = 0; marked < 3; marked++) { /* nothing marked; the activation; the parameter */
+    for (int marked = 0; marked < 3; marked++) { /* marked: nothing, the activation, the parameter */
         test_allocator a;
         const int64_t dims[2] = {4, 4};
         tt_context *ctx = test_open(&a);

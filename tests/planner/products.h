@@ -321,7 +321,7 @@ static bool may_not_join(tt_context *ctx, int way, int *pairs)
     const int32_t x = tt_input(t, "x", TT_F32, 16, 16).id, other = tt_input(t, "other", TT_F32, 16, 16).id;
     int32_t w[2], y[2], u;
     for (int k = 0; k < 2; k++) {
-        const bool thin = way == 1 + k; /* one of both weights is thin */
+        const bool thin = way == 1 + k; /* weight 0 or weight 1 is narrow */
         w[k] = tt__new_value(t, thin ? &of_narrow : &square, TT__TRANSIENT, "w%d", k);
         y[k] = tt__new_value(t, thin ? &narrow : k && way == 3 ? &half : &square, TT__TRANSIENT, "y%d", k);
         if (way == 4 && k) t->values[w[k]].storage = TT__GRADIENT;

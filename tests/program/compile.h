@@ -349,7 +349,7 @@ TEST(first_reasons_are_kept)
         tt_tape *t = tt_tape_new(ctx);
         const tt_value x = tt_input(t, "x", TT_F32, 5, 3);
         tt_param *again = tt_param_new(ctx, "layer.b", 1, one, ones);
-        tt_param_new(ctx, "empty", 1, none, ones); /* another, later failure */
+        tt_param_new(ctx, "empty", 1, none, ones); /* fails later for another reason */
         if (optional) tt_linear(t, x, w, again);
         else tt_layernorm(t, x, again, b, 1e-5f);
         CHECK(tt_tape_status(t) == TT_ERR_ARGUMENT);
@@ -525,7 +525,7 @@ TEST(odd_roots_and_unread_inputs)
     }
     tt_program_free(p);
     c.train = false;
-    p = tt_compile(t, in, &c); /* no instructions at all */
+    p = tt_compile(t, in, &c); /* the program has no instructions */
     if (CHECK(p != NULL)) {
         CHECK(tt_set(p, unread, big, 4096) == TT_OK && tt_set(p, in, x, 2) == TT_OK &&
               tt_set(p, target, big, 2) == TT_OK && tt_run(p, &stats) == TT_OK);
