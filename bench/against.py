@@ -1,13 +1,13 @@
-"""Compares this version with another commit's, running both in turn: speed of steps, matrix products and
-attention, time to compile programs and the header, and the plans of the memory ladder.
+"""Compares this version with that of another commit: speed of steps, matrix products and attention, time to
+compile programs and the header, and the plans of the memory ladder.
 
     python3 bench/against.py [BASE] [--rounds 5] [--only plans,step,gemm,attention,compile,header]
                              [--new FOLDER]
 
 BASE is a commit (703a5d8) or a folder with tinytrain.h and bench/. Every round runs both versions, in the
-opposite order of the round before. The medians of the rounds' ratios, new / old, are printed. For seconds a
-ratio above 1 means slower; for speeds, a ratio below 1. Exits with 1 if a plan is larger. Environment: B, the
-folder for built files (build); CC, CFLAGS (-O2)."""
+opposite order of the round before. The medians of the rounds' ratios, new / old, are printed. The new version
+is slower if a ratio of seconds is above 1, or a ratio of speeds below 1. Exits with 1 if a plan is larger.
+Environment: B, the folder for built files (build); CC, CFLAGS (-O2)."""
 
 import argparse
 import json
@@ -27,8 +27,7 @@ PRECISIONS = ["32-true", "bf16-mixed", "16-true"]
 
 
 def sources(version, name):
-    """Returns the folder of a version: the folder itself, or one with the files that git has of that
-    commit."""
+    """Returns the folder of a version. The files of a commit are written from git to a folder below B."""
     if os.path.isdir(version):
         return os.path.abspath(version)
     folder = os.path.join(B, "against", name)
@@ -42,7 +41,7 @@ def sources(version, name):
 
 def built(folder, name, program):
     """Builds a benchmark of a version and returns its path. A benchmark that the version lacks is copied from
-    here."""
+    this checkout."""
     source = os.path.join(folder, "bench", program + ".c")
     if not os.path.exists(source):
         shutil.copy(os.path.join(HERE, "bench", program + ".c"), source)
@@ -61,7 +60,7 @@ def rows(program, *arguments):
 
 
 def plans(programs):
-    """Compares all figures of the memory ladder. Returns how many are larger."""
+    """Compares all figures of the memory ladder. Returns how many are larger in the new version."""
     settings = [["--device", device] for device in ("cuda", "cpu")]
     settings += [[*s, "--vit", "B/16", "--pixels", "160", "--batch", "7"] for s in settings]
     settings += [["--fits", "--device", "cuda"], ["--fits", "--device", "cpu"]]
@@ -88,9 +87,9 @@ def plans(programs):
                 continue
             new = lines["new"][what]
             if None in (old["planned_bytes"], new["planned_bytes"]):
-                continue                            # a budget that is too small for this model
+                continue                            # the budget is too small for this model
             compared += 1
-            # With --fits, a smaller plan shows as more images on a card.
+            # With --fits a row has the largest micro-batch of a card: larger is better.
             if "batch" in old:
                 worse, better = new["batch"] < old["batch"], new["batch"] > old["batch"]
                 if new["batch"] == old["batch"]:

@@ -7,12 +7,12 @@
 
    A row has a name, a value, a unit and, where one exists, the machine's limit in that unit: the best that
    all threads of the context reach, with multiply-adds in registers or with a stream through memory
-   (bench_stream). Beside a single kernel, the multiply-adds run between the kernel's runs and for as long as
-   these take; elsewhere the limit is the best short burst so far (bench_peak). If the multiply-adds beside a
-   kernel were clearly slower than that, the kernel is measured again; if they stay slower, the row is marked
-   as measured on a busy machine. With --json each row is an object on a line of its own, with the keys name,
-   value, unit, peak, of_peak, peer, ratio (value / peer). A key is null where it does not apply; of_peak is
-   null on a busy machine. */
+   (bench_stream). Beside a single kernel, the multiply-adds run between the kernel's runs and take as long as
+   these runs; elsewhere the limit is the best short burst so far (bench_peak). If the multiply-adds beside a
+   kernel were clearly slower than the limit, the kernel is measured again; if they stay slower, the row is
+   marked as measured on a busy machine. With --json each row is an object on a line of its own, with the keys
+   name, value, unit, peak, of_peak, peer, ratio (value / peer). A key is null where it does not apply;
+   of_peak is null on a busy machine. */
 #ifndef TINYTRAIN_BENCH_H
 #define TINYTRAIN_BENCH_H
 
@@ -36,22 +36,25 @@ typedef struct bench_cost {
     double seconds, flops, bytes;
     double min; /* seconds that the FLOPs take at the peak measured between the runs; 0: not measured */
     bool in_place;
-    bool busy;    /* other work slowed the machine down while that peak was measured */
+    bool busy;    /* other work slowed the machine while `min` was measured */
 } bench_cost;
 
 static struct {
     tt_context *ctx;
     tt_context_options options;
     const char *program, *precision;
-    bool json, has[3];                 /* has: by tt__bf16, whether the CPU can */
+    bool json, has[3];                 /* has: by tt__bf16, whether the CPU has its instructions */
     tt__bf16 fastest;
     double min; /* minimum seconds for which a kernel is measured */
     tt__isa_table timed;
     const tt__isa_table *real;
-    double peak[BENCH_PEAKS], stream[BENCH_STREAMS]; /* FLOP/s and bytes/s, best so far */
-    double beside;                                   /* FLOP/s, best beside the current kernel */
-    float *array[4];                                 /* the arrays of the streams       */
-    bench_cost run[TT__OP_COUNT], best[TT__OP_COUNT]; /* by op: the current run, the fastest run */
+    /* best FLOP/s of multiply-adds and bytes/s of streams so far */
+    double peak[BENCH_PEAKS], stream[BENCH_STREAMS];
+    /* best FLOP/s of multiply-adds beside the current kernel */
+    double beside;
+    float *array[4];                                 /* arrays that the streams read and write */
+    /* cost of each op in the current run, and in its fastest run */
+    bench_cost run[TT__OP_COUNT], best[TT__OP_COUNT];
 } bench;
 
 #if defined(__GNUC__)
@@ -68,7 +71,8 @@ static inline void bench_die(const char *format, ...)
     exit(1);
 }
 
-static inline double bench_resident_peak(void) /* bytes; ru_maxrss is in KiB on Linux, in bytes on macOS */
+/* returns bytes: ru_maxrss is in KiB on Linux, in bytes on macOS */
+static inline double bench_resident_peak(void)
 {
     struct rusage u;
     getrusage(RUSAGE_SELF, &u);
@@ -113,7 +117,7 @@ static tt_status bench__run(const tt__launch *l)
 
 static inline void bench_begin_run(void) { memset(bench.run, 0, sizeof bench.run); }
 
-static inline double bench_longest(void) /* seconds of the run's longest op with FLOPs */
+static inline double bench_longest(void) /* returns the seconds of the run's longest op with FLOPs */
 {
     double longest = 0;
     for (int op = 0; op < TT__OP_COUNT; op++)
@@ -168,7 +172,8 @@ static double bench__measure(int peak)
     double best = 0;
     for (int how = 0; how < (peak == BENCH_BF16 ? 3 : 1); how++) {
         bench_burst b = {bench.real->peak[how], 200000, {0}};
-        for (int k = 0; k < 8 && bench.has[how]; k++) { /* the best: a busy neighbour can only slow it down */
+        /* keeps the best burst: other work only slows bursts */
+        for (int k = 0; k < 8 && bench.has[how]; k++) {
             double now = bench__burst(&b);
             if (now > best && peak == BENCH_BF16) bench.fastest = (tt__bf16)how;
             if (now > best) best = now;
@@ -183,7 +188,7 @@ static inline int bench__peak_of(const char *precision)
 }
 
 /* Returns the FLOP/s of the fastest multiply-adds that a precision may use. Measures at least once, and again
-   while the result is below `flops`, since that only says that the machine was busy. */
+   while the result is below `flops`, because a low result means that the machine was busy. */
 static inline double bench_peak(const char *precision, double flops)
 {
     int peak = bench__peak_of(precision);
@@ -196,8 +201,8 @@ static inline double bench_peak(const char *precision, double flops)
 
 #define BENCH_BURST 200e-6 /* seconds; in a shorter burst the start of the threads would count */
 
-/* Runs one burst of multiply-adds of about `seconds`, and raises bench.beside and bench.peak to its FLOP/s
-   where these are lower. */
+/* Runs one burst of multiply-adds of about `seconds`, and raises bench.beside and bench.peak to the burst's
+   FLOP/s if they are lower. */
 static inline void bench_run_beside(double seconds)
 {
     int peak = bench__peak_of(bench.precision);
@@ -210,8 +215,8 @@ static inline void bench_run_beside(double seconds)
     if (bench.beside > bench.peak[peak]) bench.peak[peak] = bench.beside;
 }
 
-/* Streams over arrays as large as the tensors of bench/rows.c, 50 MB. Bytes are those that the program sees:
-   a store to memory that was not read first costs a hidden read. */
+/* A stream runs over arrays of 50 MB, the size of the tensors of bench/rows.c. Its bytes leave out a hidden
+   read: that of memory which a store changes and the program did not read before. */
 enum { BENCH_ARRAY = 16384 * 768, BENCH_STREAM_TASK = 1 << 16 };
 typedef float bench_f32x8 __attribute__((vector_size(32)));
 typedef struct bench_stream_job {
@@ -242,7 +247,7 @@ static void bench__stream_task(void *arg, int64_t task, int thread)
     job->sums[task] = sum[0] + sum[1] + sum[2] + sum[3];
 }
 
-/* Returns the bytes a second of a stream of this kind on all threads, the best so far. */
+/* Returns the best bytes per second so far of a stream of `kind` on all threads. */
 static inline double bench_stream(int kind)
 {
     static const int passes[BENCH_STREAMS] = {1, 2, 2, 3, 3, 7};
@@ -306,7 +311,7 @@ static inline double bench_gpu_product(const char *type, int n, double seconds, 
 
 /* ------------------------------------------------------------------------------------------ options, rows */
 
-/* An option of a program: it takes a number above 0, or a text, or no value. */
+/* An option of a program. The option takes a number above 0, or a text, or no value. */
 typedef struct bench_flag {
     const char *name;
     int *number;
@@ -344,7 +349,7 @@ static inline tt_context *bench_reopen(void)
     return bench.ctx;
 }
 
-/* Reads the options and opens a context whose ops are timed. */
+/* Reads the options, and opens a context that times its ops. */
 static inline tt_context *bench_open(int argc, char **argv, const bench_flag *flags, int n)
 {
     const char *slash = strrchr(argv[0], '/');
@@ -428,7 +433,7 @@ static inline void bench__print_row(const char *name, double value, const char *
     fflush(stdout);
 }
 
-/* Prints a row. peak or peer 0: the row is printed without it. */
+/* Prints a row. A `peak` or `peer` of 0 is left out of the row. */
 static inline void bench_peer_row(const char *name, double value, const char *unit, double peak, double peer)
 {
     bench__print_row(name, value, unit, peak, peer, false);
@@ -451,7 +456,7 @@ static inline void bench_cost_row(const char *name, bench_cost c)
     else bench_flops_row(name, c.flops / c.seconds);
 }
 
-/* Prints the bytes a second of a cost beside those of a stream, or of its in-place form. */
+/* Prints the bytes per second of a cost beside those of `stream`, in its in-place form if the op was. */
 static inline void bench_bytes_row(const char *name, bench_cost c, int stream)
 {
     if ((stream == BENCH_COPY || stream == BENCH_TRIAD) && c.in_place) stream++;
@@ -464,7 +469,7 @@ static inline int bench_ascending(const void *a, const void *b) /* compares doub
     return (x > y) - (x < y);
 }
 
-/* For programs that take turns with others (--turns): waits for a line on standard input. Returns false at
+/* Waits for a line on standard input, for a program that takes turns with another (--turns). Returns false at
    the end of input. */
 static inline bool bench_turn(void)
 {
@@ -475,7 +480,7 @@ static inline bool bench_turn(void)
 
 /* ----------------------------------------------------------------------------------------------- programs */
 
-/* Returns the parameter of that name; creates it if it does not exist. rows 0: the parameter is 1-D. */
+/* Returns the parameter `name`, and creates it if it does not exist. With rows 0 the parameter is 1-D. */
 static inline tt_param *bench_param(tt_context *ctx, const char *name, int64_t rows, int64_t cols,
                                     float scale)
 {
@@ -502,7 +507,7 @@ typedef struct bench_inputs {
        none */
     tt_value ids, target, seq_start;
     int64_t rows, width, seqs;
-    const int32_t *starts;           /* shape (seqs + 1) */
+    const int32_t *starts;           /* first rows of the sequences; shape (seqs + 1) */
     int vocab;                       /* number of different ids; 0: BENCH_VOCAB */
     tt_optimizer_kind optimizer;
     float clip_norm;
@@ -521,8 +526,8 @@ static inline bench_inputs bench_inputs_new(tt_tape *t, int64_t rows, int64_t wi
     return in;
 }
 
-/* Returns whether the multiply-adds beside the kernels were slower than they can be: slower than this process
-   has seen before, or slower than a kernel. */
+/* Returns whether the multiply-adds beside the kernels were too slow: below 0.85 of the best rate of this
+   process, or below the rate of a kernel. */
 static inline bool bench__busy(void)
 {
     if (bench.beside <= 0) return false; /* no kernel has FLOPs */
@@ -597,7 +602,7 @@ static inline int32_t *bench_numbers(int64_t n)
     return x;
 }
 
-/* Adds a batch, which takes over ids, starts and labels; the other arrays of the batch are made here. */
+/* Adds a batch, which takes over ids, starts and labels; the function makes the other arrays. */
 static inline void bench_add_batch(bench_batches *all, int seqs, const int32_t *ids, const int32_t *starts,
                                    const int32_t *labels)
 {
@@ -714,7 +719,7 @@ static inline tt_value bench_record_decoder(tt_context *ctx, tt_tape *t, const b
 }
 
 /* Records a language model of 6.05 billion parameters for `seqs` sequences on a new tape. Widths, layers and
-   vocabulary are those of GPT-J (Wang, Komatsuzaki, 2021). */
+   vocabulary equal those of GPT-J (Wang, Komatsuzaki, 2021). */
 static inline tt_tape *bench_decoder(tt_context *ctx, int seqs, int length, tt_value *loss)
 {
     const bench_decoder_shape shape = {28, 4096, 16384, 32, 50400, false, false};

@@ -9,7 +9,7 @@ MEASURED := $(addprefix $(B)/,gemm attention rows step ranks compile tokenize im
 # The requirement and options with which make bench-peers calls pip to install PyTorch. PyPI's torch for Linux
 # includes CUDA (5.6 GB); PyTorch's own index of CPU builds does not: TORCH='torch --index-url URL'.
 TORCH ?= torch
-# With a checkout of github.com/karpathy/llm.c, its CPU program is built too, with the flags of its Makefile.
+# With LLMC, a checkout of github.com/karpathy/llm.c, make also builds llm.c's CPU program.
 LLMC_FLAGS ?= -Ofast -march=native -fopenmp -DOMP
 
 bench: $(BENCHES)
@@ -22,11 +22,11 @@ $(B)/gpt2_step.o: bench/peers/gpt2_step.c tinytrain.h $(B)/flags
 $(BENCHES) $(B)/gpt2_step: $(B)/%: $(B)/%.o $(KERNELS)
 	$(link)
 
-# The programs that need no library but this one, and the programs that need another.
+# Programs that need no library but tinytrain. gemm_openblas and gemm_onednn each need one more.
 PEER_PROGRAMS ?= $(BENCHES) $(B)/gpt2_step $(B)/distilbert_imdb
 bench-programs: $(PEER_PROGRAMS) $(B)/gemm_openblas $(B)/gemm_onednn
 
-# Continues if a peer cannot be installed, and lists at the end what was left out and why.
+# Continues if a peer cannot be installed, and lists at the end each peer that was left out, with the reason.
 bench-peers: bench-programs
 	@B='$(B)' VENV='$(VENV)' TORCH='$(TORCH)' sh bench/peers/install.sh
 	@$(MAKE) $(B)/gemm_onednn
@@ -39,15 +39,15 @@ endif
 	@if [ -s $(B)/left_out.txt ]; then echo 'left out:'; sed 's/^/  /' $(B)/left_out.txt; \
 	else echo 'nothing was left out'; fi
 
-# Matrix products of other libraries, if the library is installed: oneDNN below build/venv, or like OpenBLAS
-# where compilers look.
+# Flags of the programs that measure matrix products of other libraries. The compiler looks for oneDNN in
+# build/venv first, and then, as for OpenBLAS, in its usual folders.
 GEMM_openblas      := -DPEER_OPENBLAS -lopenblas
 GEMM_onednn        := -isystem $(VENV)/include -L$(VENV)/lib -Wl,-rpath,'$(abspath $(VENV))/lib' -ldnnl
 GEMM_NEED_openblas := OpenBLAS (Debian: libopenblas-dev)
 GEMM_NEED_onednn   := oneDNN 3 (PyPI: onednn-devel-cpu-gomp, which make bench-peers installs; \
                       Debian: libdnnl-dev, where it is 3)
-# The smallest program that compiles and links if the library is installed: its header alone, or another
-# library's, is not enough.
+# The smallest program that compiles and links only if the library is installed. The header alone is not
+# enough, and neither is a header or library of another kind.
 GEMM_TRY_openblas  := '\#include <cblas.h>' 'int main(void) { return !openblas_get_config(); }'
 GEMM_TRY_onednn    := '\#include <dnnl.h>' '\#if DNNL_VERSION_MAJOR < 3' '\#error it is older' '\#endif' \
                       'int main(void) { return !dnnl_version(); }'
@@ -70,7 +70,7 @@ $(B)/llmc: bench/peers/llmc.c $(or $(wildcard $(LLMC)/train_gpt2.c),FORCE) $(B)/
 	}
 	$(CC) $(STRICT) $(LLMC_FLAGS) -isystem '$(LLMC)' $< -o $@ $(LIBS)
 
-# For a GPU: the benchmark of whole steps, and for comparison the measurement of what the GPU can do.
+# For a GPU: the benchmark of whole steps, linked with gpu.cu, which measures the best rates of the GPU.
 cuda: $(B)/cuda/step
 $(B)/cuda/step: $(B)/cuda/gpu.o
 $(B)/cuda/gpu.o: bench/gpu.cu $(B)/flags

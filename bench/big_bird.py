@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Measures a training step of BigBird-base on this machine: block-sparse attention against full attention,
-and tinytrain against transformers, in turn.
+and tinytrain against transformers, one step each in turn.
 
     python bench/big_bird.py                        2 layers, 1 x 4096 tokens, fp32
     python bench/big_bird.py --precision bf16-true
 
 The C side is build/step --big-bird (bench/step.c; `make bench-programs`). On both sides: random weights and
-tokens, no dropout, mean cross-entropy of two classes, AdamW, no clipping in transformers. Four programs run
-one step each in turn, after one step that is not counted; each is a process of its own. Ratios are medians of
-the ratios within a turn, so that other load on the machine matters less.
+tokens, no dropout, mean cross-entropy of two classes, AdamW, no clipping in transformers. Each of the four
+programs is a process of its own, whose first step is not counted. Ratios are medians of the ratios within a
+turn, so that other load on the machine matters less.
 
 needs: torch, transformers."""
 import argparse

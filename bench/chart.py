@@ -44,7 +44,7 @@ GPU_PICTURE = os.path.join(RESULTS, "gpu.svg")
 RANKS, RANKS_PICTURE = os.path.join(RESULTS, "ranks.json"), os.path.join(RESULTS, "ranks.svg")
 KEYS = ["task", "model", "shape", "precision", "cpu", "isa", "vs", "unit", "speed", "peer_speed",
         "speed_ratio", "mb", "peer_mb", "memory_ratio", "commit", "date", "command"]
-SAME = KEYS[:7]      # these tell one measurement from another
+SAME = KEYS[:7]      # the keys that tell one measurement from another
 TASKS = {"step": "training step", "imdb": "steps on IMDb", "epoch": "an epoch, from process start to end",
          "gemm": "matrix products", "gpt2": "training step", "lm": "training step", "generate": "generation"}
 PRECISIONS = {"32-true": "fp32", "bf16-mixed": "bf16-mixed", "bf16-true": "bf16-true"}
@@ -76,8 +76,8 @@ def order(record):
 
 
 def what_of(name, command):
-    """Returns (task, model, shape, precision, vs) of a row of pytorch.py or lm.py; None: the row is not
-    kept."""
+    """Returns (task, model, shape, precision, vs) of a row of pytorch.py or lm.py; Returns None for a row
+    that is not kept."""
     m = re.fullmatch(r"(\d+ x \d+|\d+ images of \d+ x \d+), ([\w-]+), PyTorch [\w ]+?( compiled)?", name)
     if m:
         vit, vs = re.search(r"--vit (\S+)", command), "torch.compile" if m[3] else "PyTorch eager"
@@ -99,7 +99,7 @@ def what_of(name, command):
 
 
 def short(x):
-    """Rounds to three digits or to a whole number: a shared machine does not repeat more."""
+    """Rounds to three digits or to a whole number: further digits are noise on a shared machine."""
     return float(f"{x:.3g}") if x < 1000 else round(x)
 
 
@@ -153,7 +153,7 @@ def bar(x, y, width, fill):
 
 
 def framed(title, height, out):
-    """Returns an SVG of these elements."""
+    """Returns an SVG picture with the elements `out`."""
     font = "-apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
     head = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
             f'viewBox="0 0 {WIDTH} {height}" role="img" font-family="{font}">',
@@ -186,8 +186,8 @@ def picture(records):
 
 
 def read_gpu():
-    """Returns the newest record that bench/gpu.sh wrote. If it lacks some of PyTorch's rows, they come from
-    older records of the same GPU. Each row gets the date of its record."""
+    """Returns the newest record that bench/gpu.sh wrote. Rows of PyTorch's that it lacks come from older
+    records of the same GPU. Each row gets the date of its record."""
     records = sorted((json.loads(open(path, encoding="utf-8").read()) for path in
                       glob.glob(os.path.join(RESULTS, "gpu_*.json"))), key=lambda record: record["date"])
     newest, rows = records[-1], {}
@@ -199,9 +199,9 @@ def read_gpu():
     return {**newest, "rows": list(rows.values())}
 
 
-# For the picture of a GPU: sides of gpu.SIDES that do the same work, with dropout and without. Each line
-# holds an ending of the heading, tinytrain's sides and PyTorch's compiled sides. The fastest compiled side is
-# drawn, and for the work with dropout also eager PyTorch.
+# The picture of a GPU compares sides of gpu.SIDES that do equal work, with dropout and without. Each line
+# here has an ending of the heading, tinytrain's sides and PyTorch's compiled sides. The fastest compiled side
+# is drawn, and for the work with dropout also eager PyTorch.
 GPU_WORK = [("", ("tinytrain", "tuned"),
              ("compile", "reduce", "nano_dropout", "nano_dropout_reduce", "nano_padded_dropout")),
             (", without dropout", ("nodrop", "nodrop_tuned"), ("nano", "nano_padded", "nano_padded_reduce"))]
@@ -283,12 +283,12 @@ def gpu_picture(record):
     return framed(title, y + 2 + 16 * len(notes), out)
 
 
-# For the picture of ranks: categories of a plan in the colours of tt_plan_svg, and GB of the cards to compare
-# with.
+# The picture of ranks shows the categories PARTS of a plan, in the colours of tt_plan_svg, and the GB of
+# cards to compare with.
 PARTS = [("parameters", "#4e79a7"), ("optimizer", "#a0cbe8"), ("gradients", "#f28e2b"),
          ("activations", "#59a14f")]
 CARDS = (24, 80)
-PANEL, LABELS, LENGTH = 346, 112, 164     # pixels: width of a panel, of its labels, of its longest bar
+PANEL, LABELS, LENGTH = 346, 112, 164     # pixels: widths of a panel, of its labels and of its longest bar
 
 
 def ranks_panel(x, rows):
@@ -425,7 +425,7 @@ def gain(records):
 
 
 def summary(records):
-    """Returns README.md's lines below the picture: its rows, with torch.compile where that was measured."""
+    """Returns README.md's lines below the picture: its rows, and measured rows of torch.compile."""
     lines = []
     for heading, rows in charted(records):
         drawn = {key(r)[:-1] for r in rows}

@@ -31,7 +31,7 @@ def main():
         texts = [open(os.path.join(args.texts, n), encoding="utf-8").read() for n in names]
     else:
         texts = open(args.texts, encoding="utf-8").read().splitlines()[:args.count]
-    texts = [" ".join(t.split()) for t in texts]      # each text on one line
+    texts = [" ".join(t.split()) for t in texts]      # puts each text on one line
     tokenizer = AutoTokenizer.from_pretrained(args.folder)
     model = AutoModelForSequenceClassification.from_pretrained(args.folder, dtype=torch.float32).eval()
     out = subprocess.run([args.program, args.folder], input="\n".join(texts) + "\n", capture_output=True,

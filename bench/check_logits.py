@@ -4,10 +4,10 @@ run.
 
     python bench/check_logits.py [--lora] [--only NAME] [--program build/logits] [--tolerance 1e-5]
 
-Prints, as a table, the largest differences over all logits of some sequences: tinytrain's from transformers'
-in fp32, and both from those of the same model computed in float64 throughout. The models are the tiny ones of
-the golden tests; all of these a second time, 256 wide with 4 layers; and some tiny ones whose config asks for
-the rotation of half of each head's columns, which transformers does for GPT-NeoX alone. --lora: with a random
+Prints a table of the largest differences over all logits of some sequences: between tinytrain and
+transformers in fp32, and of both from the same model computed in float64. The models are the tiny ones of the
+golden tests; all of these a second time, 256 wide with 4 layers; and some tiny ones whose config asks for the
+rotation of half of each head's columns, which transformers does for GPT-NeoX alone. --lora: with a random
 adapter, which peft saves, tinytrain reads and writes again, and peft loads from tinytrain's copy. The status
 is 1 if one of tinytrain's differences exceeds the tolerance; the wide models do not count, as their sums
 round by more on either side.
@@ -44,7 +44,7 @@ TARGETS = {
 
 @contextlib.contextmanager
 def float64():
-    """Makes transformers' models compute in float64 what they compute in float32 whatever their dtype."""
+    """Makes transformers' models use float64 even where they always compute in float32."""
     kept = torch.float32
     torch.float = torch.float32 = torch.float64
     torch.set_default_dtype(torch.float64)
@@ -125,7 +125,7 @@ def compare(name, config, a, rng):
     config._attn_implementation = "eager" if config.model_type == "big_bird" else "sdpa"
     model = auto.from_config(config)
     (make_golden if auto is AutoModelForSequenceClassification else make_lm).initialise(model, rng)
-    if "wide" in name:  # so that the logits are about as large as those of tiny models
+    if "wide" in name:  # makes the logits about as large as those of tiny models
         for p in model.parameters():
             p.data *= 0.3 if p.dim() > 1 else 1
     ids = sequences(rng, config)

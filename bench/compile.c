@@ -1,8 +1,8 @@
-/* Seconds from a model to a program that can run: creating the parameters of a BERT of many small layers,
-   recording the BERT, and tt_compile (differentiation, passes, lifetimes, placement): forward only, for
-   training, and for training with the verifier after each pass. Nothing is allocated, and nothing runs. Each
-   figure is the best of --rounds. With --shapes: how the time of tt_compile and tt_plan_text grows with
-   programs of other shapes, each recorded with n, 2 n and 4 n repetitions. */
+/* Measures the seconds from a model to a program that can run: creating the parameters of a BERT of many
+   small layers, recording the BERT, and tt_compile (differentiation, passes, lifetimes, placement): forward
+   only, for training, and for training with the verifier after each pass. Nothing is allocated, and nothing
+   runs. Each figure is the best of --rounds. With --shapes it shows how the time of tt_compile and
+   tt_plan_text grows with programs of other shapes, each recorded with n, 2 n and 4 n repetitions. */
 
 #include "bench.h"
 
@@ -75,7 +75,7 @@ static void measure(int layers, bool verify, phases *best)
 
 /* ------------------------------------------------------------------------------------------------- shapes */
 
-/* Returns a new parameter of shape (rows, cols) with a name of its own. */
+/* Returns a new parameter of shape (rows, cols) with a unique name. */
 static tt_param *parameter(tt_tape *t, int64_t rows, int64_t cols)
 {
     char name[32];
@@ -87,14 +87,14 @@ static tt_param *parameter(tt_tape *t, int64_t rows, int64_t cols)
 
 static tt_value linear(tt_tape *t, tt_value x, tt_param *w) { return tt_linear(t, x, w, NULL); }
 
-/* A deep network in which each layer has its own parameter. */
+/* Records n layers, each with its own parameter. */
 static tt_value parameters(tt_tape *t, tt_value x, int n)
 {
     for (int k = 0; k < n; k++) x = linear(t, x, parameter(t, 4, 4));
     return x;
 }
 
-/* Layers; the output is only some rows of the last layer. */
+/* Records n layers, and returns only 8 rows of the last layer. */
 static tt_value gathered(tt_tape *t, tt_value x, int n)
 {
     tt_param *w = parameter(t, 4, 4);
@@ -102,7 +102,7 @@ static tt_value gathered(tt_tape *t, tt_value x, int n)
     return tt_gather_rows(t, x, tt_input(t, "rows", TT_I32, 8, 1));
 }
 
-/* n branches, recorded op by op. */
+/* Records n branches op by op, each op for all branches, and returns their sum. */
 static tt_value branches(tt_tape *t, tt_value x, int n)
 {
     tt_param *w = parameter(t, 4, 4);
@@ -116,7 +116,7 @@ static tt_value branches(tt_tape *t, tt_value x, int n)
     return x;
 }
 
-/* n layers, then n layers that each add the output of one of the first n, in reverse order. */
+/* Records n layers, then n layers that add the outputs of the first n, the last output first. */
 static tt_value skips(tt_tape *t, tt_value x, int n)
 {
     tt_param *w = parameter(t, 4, 4);
@@ -127,7 +127,7 @@ static tt_value skips(tt_tape *t, tt_value x, int n)
     return x;
 }
 
-/* Layers of many widths. */
+/* Records n layers of many widths. */
 static tt_value widths(tt_tape *t, tt_value x, int n)
 {
     for (int k = 0, width = 4, next; k < n; k++, width = next) {

@@ -1,5 +1,5 @@
-/* How long a training step should take on a GPU, by its plan: launches, bytes and FLOPs of each kind of work,
-   and the time that these take at measured rates. No GPU is needed: programs are compiled for "cuda" and
+/* Forecasts the time of a training step on a GPU from its plan: launches, bytes and FLOPs of each kind of
+   work, and the time that they take at measured rates. No GPU is needed: programs are compiled for "cuda" and
    never run. The models are ViT-L/16 on 64 images, DistilBERT-base on 12 x 512 tokens and GPT-2 of 124
    million parameters on 16 x 1,024 tokens, with AdamW and clipping. Options: --precision (bf16-true),
    --recompute (cheap), --matmul (fp32; fp8) and --no-dropout.
@@ -18,7 +18,7 @@ enum {
     NORMS, NORMS_BACKWARD, UPDATES, INPUTS, ROUNDING, OTHERS, KINDS
 };
 
-/* TB/s, TFLOP/s (0: FLOPs do not count), and microseconds per launch. */
+/* The rates of a kind of work: TB/s, TFLOP/s (0: FLOPs do not count), and microseconds per launch. */
 typedef struct rate { const char *name; double bytes, flops, launch; } rate;
 static const rate rates[KINDS] = {
     {"products", 4.2, 715, 5}, {"products of unlike dtypes", 4.2, 10, 5},
@@ -50,9 +50,9 @@ static void add(cost *costs, int kind, double launches, double bytes, double flo
     to->seconds += fmax(by_bytes, by_flops) + launches * r->launch * 1e-6;
 }
 
-/* Counts column sums: the kernel that writes a gradient writes a partial sum of its columns for each group of
-   rows, and one more launch adds the partial sums up. For a norm, the launch that adds up its weight
-   gradients also does this. */
+/* Counts column sums. The kernel that writes a gradient also writes partial sums of columns, one for each
+   group of rows. One more launch adds the partial sums up; for a norm, the launch that adds up weight
+   gradients does so. */
 static void count_sums(const tt_tape *t, const tt__instr *i, cost *costs)
 {
     const bool norm = i->op == TT__OP_LAYERNORM_BACKWARD || i->op == TT__OP_RMSNORM_BACKWARD;
@@ -64,8 +64,8 @@ static void count_sums(const tt_tape *t, const tt__instr *i, cost *costs)
     }
 }
 
-/* Counts a matrix product. joined: the product shares a launch with the product before it, so x is not read a
-   second time. */
+/* Counts a matrix product. joined: the product shares a launch with the product before it, which has already
+   read x. */
 static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, double bytes, bool joined)
 {
     const bool sums = i->op == TT__OP_LINEAR_DW; /* dw (out, in) = dy^T x, a sum over rows */
@@ -84,8 +84,8 @@ static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, dou
     add(costs, ACTIVATIONS, !epilogue, (slope ? 3 : 2) * bytes_of(t, to), 0);
 }
 
-/* Counts the fused loss, computed in chunks of rows: logits in f32, their loss and gradient, dx, and dw, to
-   which each chunk adds in f32. */
+/* Counts the fused loss. Each chunk of rows has its logits in f32, their loss and gradient, and dx, and adds
+   to dw in f32. */
 static void count_head(const tt_tape *t, const tt__instr *i, cost *costs)
 {
     const tt__shape *x = &t->values[i->in[0]].shape, *w = &t->values[i->in[3]].shape;
@@ -109,7 +109,7 @@ static void count_attention(const tt_tape *t, const tt__instr *i, cost *costs, d
     add(costs, kind, 1, bytes, 4 * pairs * (double)q->cols * (backward ? 2.5 : 1));
     costs[kind].seconds += draws * (backward ? draws_backward : draws_forward) * 1e-12;
     if (!backward) return;
-    /* Two more launches: sums of dout * out for each row and head, and the sum of the parts of dq. */
+    /* Two more launches: the sums of dout * out of each row and head, and the sum of the parts of dq. */
     add(costs, kind, 1, bytes_of(t, i->in[0]) + bytes_of(t, i->in[5]), 0);
     if (parts > 0) add(costs, kind, 1, parts + bytes_of(t, i->out[0]), 0);
 }
@@ -125,7 +125,7 @@ static void count(const tt_program *p, cost costs[KINDS], double length)
     }
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
-        /* A kernel that does this instruction and the one before does not read what the first one wrote. */
+        /* If one kernel does two instructions, the second does not read the result of the first. */
         const bool second = k > 0 && tt__leads_to_next(p, k - 1);
         double bytes = second ? -bytes_of(t, i->in[0]) : 0;
         count_sums(t, i, costs);
@@ -135,7 +135,7 @@ static void count(const tt_program *p, cost costs[KINDS], double length)
         case TT__OP_LINEAR: case TT__OP_LINEAR_DX: case TT__OP_LINEAR_DW:
             count_product(t, i, costs, bytes, k && i[-1].with_next);
             break;
-        case TT__OP_QUANTIZE: /* without a history the operand is read twice */
+        case TT__OP_QUANTIZE: /* without a history the kernels read the operand twice */
             add(costs, ROUNDING, i->in[1] ? 1 : 3, bytes_of(t, i->in[0]) * (i->in[1] ? 1 : 2) +
                 bytes_of(t, i->out[0]) + bytes_of(t, i->out[1]), 0);
             break;
@@ -148,7 +148,7 @@ static void count(const tt_program *p, cost costs[KINDS], double length)
         case TT__OP_LAYERNORM_BACKWARD: case TT__OP_RMSNORM_BACKWARD:
             add(costs, NORMS_BACKWARD, 2, bytes, 0);
             break;
-        case TT__OP_ADAM: /* p, m and v are read and written; tensors share a launch */
+        case TT__OP_ADAM: /* reads and writes p, m and v; several tensors share a launch */
             add(costs, UPDATES, !i->with_next, 2 * (bytes_of(t, i->out[0]) + bytes_of(t, i->out[1]) +
                 bytes_of(t, i->out[2])) + bytes_of(t, i->in[0]), 0);
             break;

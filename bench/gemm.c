@@ -1,10 +1,10 @@
-/* GFLOP/s of the matrix products of training, timed inside a training step: y = x W^T (forward), dx = dy W,
-   dW = dy^T x. The shapes are the layers of DistilBERT-base and ViT-L at several numbers of tokens, and some
-   small and odd shapes. */
+/* Measures the GFLOP/s of matrix products inside a training step: y = x W^T (forward), dx = dy W, dW = dy^T
+   x. The shapes are the layers of DistilBERT-base and ViT-L at several numbers of tokens, and some small and
+   odd shapes. */
 
 #include "bench.h"
 
-/* Measures and prints the three products of a layer. Returns their sum. */
+/* Measures and prints the three products of a layer. Returns the sum of their costs. */
 static bench_cost layer(const char *name, int64_t rows, int64_t in, int64_t out)
 {
     tt_context *ctx = bench_reopen();
@@ -13,7 +13,7 @@ static bench_cost layer(const char *name, int64_t rows, int64_t in, int64_t out)
     tt_value x = bench_source(ctx, t, "table", inputs.ids, in);
     char row[128];
     tt_value y = tt_linear(t, x, bench_param(ctx, "w", out, in, 0.02f), NULL);
-    /* Scaled, so that y and its gradient have the dtype that they have inside a model, not that of a loss. */
+    /* Because of tt_scale y is not the loss, so y and its gradient have the dtype of inner values. */
     bench_train(ctx, t, tt_scale(t, y, 0.5f), &inputs);
     snprintf(row, sizeof row, "%s forward", name);
     bench_cost_row(row, bench.best[TT__OP_LINEAR]);

@@ -1,6 +1,6 @@
 // gpu.cu - measures what a GPU can do, for the benchmarks: the sustained rate of products of large matrices
 // by cuBLASLt and of copies within its memory, on numbers that are not 0 (zeros are multiplied faster); and
-// how much of its memory is in use. The GPU is the one that tinytrain uses, the first. Functions that measure
+// how much of its memory is in use. The GPU is the first, which tinytrain uses too. Functions that measure
 // return a rate, or 0 and the reason in `error`.
 #include <cuda_runtime.h>
 #include <cublasLt.h>
@@ -29,7 +29,7 @@ static bool failed(cudaError_t e, const char *what, char *error)
 }
 
 // Returns the mean seconds of f(), which starts work on stream 0, over at least `seconds` after a warm-up of
-// a quarter of that; 0 if f() fails.
+// seconds / 4. Returns 0 if f() fails.
 template <class F> static double sustained(double seconds, F f)
 {
     long runs = 1;
@@ -41,7 +41,7 @@ template <class F> static double sustained(double seconds, F f)
         const double used = seconds_now() - begin;
         if (begin - began >= seconds / 4) { all += used; done += (double)runs; }
         if (done > 0 && all >= seconds) return all / done;
-        if (used < 0.05 * seconds) runs *= 2; // until starting and waiting do not count
+        if (used < 0.05 * seconds) runs *= 2; // until the time to start and wait is negligible
     }
 }
 
@@ -49,8 +49,8 @@ template <class F> static double sustained(double seconds, F f)
 // of mantissa.
 static cudaError_t fill(void *memory, size_t bytes, int element, int mantissa)
 {
-    std::vector<uint32_t> pattern(((size_t)1 << 18) + 1); // of odd length, so that rows of a matrix differ
-    // `one` is the exponent field of the number 1.
+    std::vector<uint32_t> pattern(((size_t)1 << 18) + 1); // an odd length, so that rows of a matrix differ
+                                                          // `one` is the exponent field of the number 1.
     const uint32_t half = element == 2 ? 0xffff : 0xffffffffu, one = mantissa == 10 ? 15 : 127;
     uint64_t random = 1;
     for (uint32_t &word : pattern) {
@@ -70,7 +70,7 @@ static cudaError_t fill(void *memory, size_t bytes, int element, int mantissa)
     return e;
 }
 
-extern "C" size_t bench_gpu_used(void) // bytes in use by all processes
+extern "C" size_t bench_gpu_used(void) // returns the bytes in use by all processes
 {
     size_t available = 0, total = 0;
     if (cudaSetDevice(0) != cudaSuccess || cudaMemGetInfo(&available, &total) != cudaSuccess) return 0;
@@ -91,7 +91,7 @@ extern "C" double bench_gpu_between(void *from, void *to)
     return cudaEventElapsedTime(&ms, (cudaEvent_t)from, (cudaEvent_t)to) == cudaSuccess ? 1e-3 * ms : -1;
 }
 
-// Returns the bytes read and written a second.
+// Returns the bytes per second, counting each byte read and each byte written.
 extern "C" double bench_gpu_copy(size_t bytes, double seconds, char *error)
 {
     char *memory = NULL;
@@ -127,7 +127,7 @@ extern "C" double bench_gpu_product(const char *type, int n, double seconds, cha
     cublasLtMatrixLayout_t layout = NULL;
     cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
-    char *memory = NULL; // a, b, their product, workspace
+    char *memory = NULL; // holds a, b, their product and the workspace
     int count = 0;
     double best = 0;
 

@@ -78,11 +78,11 @@ def tokens_of(inputs, args):
 
 
 class Turn:
-    """The GPU under a lock. This process holds the lock whenever it uses the GPU, which is always except
-    while torch.compile compiles: several processes compile at once. With --turn PREFIX the process writes
-    PREFIX.ready after the first compilation, or before the first use of the GPU if it compiles nothing, and
-    then waits for PREFIX.go; it writes PREFIX.timed when it no longer needs the GPU. Compilation runs at nice
-    19, so that measurements come first."""
+    """A lock on the GPU. The process holds the lock except while torch.compile compiles, because several
+    processes compile at once. With --turn PREFIX the process writes PREFIX.ready after the first compilation,
+    or before the first use of the GPU if it compiles nothing, and then waits for PREFIX.go; it writes
+    PREFIX.timed when it no longer needs the GPU. Compilation runs at nice 19, so that measurements come
+    first."""
 
     def __init__(self, args, wait):
         self.prefix, self.wait, self.used, self.taken = args.turn, wait, 0, False
@@ -90,15 +90,15 @@ class Turn:
         if "compiled" in args.variant and (self.prefix or self.lock):
             import torch._functorch.config
             from torch._dynamo import callback
-            # Compiles the backward together with the forward. Compiled later, its activations would take GPU
-            # memory until the compilation ends.
+            # Compiles the backward together with the forward. A later compilation of the backward would keep
+            # activations in GPU memory until it ends.
             torch._functorch.config.force_non_lazy_backward_lowering = True
             triggers = (callback.CallbackTrigger.DYNAMO, callback.CallbackTrigger.LAZY_BACKWARD)
             callback.on_compile_start(lambda c: c.callback_trigger in triggers and self.leave())
             callback.on_compile_end(lambda c: c.callback_trigger in triggers and self.compiled())
 
     def priority(self, nice):
-        with contextlib.suppress(OSError):      # only root may raise the priority again after lowering it
+        with contextlib.suppress(OSError):      # only root may raise the priority again
             if os.geteuid() == 0:
                 os.setpriority(os.PRIO_PROCESS, 0, nice)
 
@@ -143,12 +143,13 @@ def profiled(torch, step, steps):
 
 
 def busy(record, steps):
-    """Returns the milliseconds a step in which the GPU computes or copies; if they are far below the wall
+    """Returns the milliseconds a step in which the GPU computes or copies. If these are far below the wall
     time, the GPU waits for its host. Prints the kernels that take longest to the log."""
     found = [(e.time_range.start, e.time_range.end, e.name) for e in record.events()
              if e.device_type.name == "CUDA"]
     total, end, by_name = 0.0, float("-inf"), {}
-    for begin, finish, name in sorted(found):      # microseconds; streams overlap
+    # times are in microseconds; kernels of several streams overlap
+    for begin, finish, name in sorted(found):
         total += max(0.0, finish - max(begin, end))
         end = max(end, finish)
         by_name.setdefault(name, []).append(finish - begin)
@@ -171,7 +172,7 @@ def run_torch(args):
         turn.take()
         if on_gpu:
             x = torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)
-            (x @ x).sum().item()      # so that CUDA's context and cuBLAS exist
+            (x @ x).sum().item()      # makes CUDA create its context, and cuBLAS its handle
             before[0] = in_use()
     faulthandler.register(signal.SIGUSR1)
     if args.cache and os.path.exists(args.cache):
@@ -220,8 +221,8 @@ def run_torch(args):
     if args.count:
         report.row("FLOPs of a step, mean", flops / 1e12, "TFLOP")
     if on_gpu:
-        # While this process waits for its turn, others start and end. Then the growth is the memory that this
-        # process's allocator took from the device, which leaves out some 100 MB of kernels.
+        # While this process waits for its turn, other processes start and end. Then the growth is the memory
+        # that this process's allocator took from the device, which leaves out some 100 MB of kernels.
         grown = torch.cuda.max_memory_reserved() if args.turn else in_use() - before[0]
         report.row("device memory grew by", grown / 1e6, "MB")
         report.row("memory of tensors at most", torch.cuda.max_memory_allocated() / 1e6, "MB")
@@ -277,7 +278,7 @@ class Peer:
         return self.process.poll() is None
 
     def end(self, result=None):
-        """Reports how the process went, and ends the process if it still runs."""
+        """Reports the result of the process, and ends the process if it still runs."""
         if self.process and self.running():
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGUSR1)      # writes the current stack to the log
@@ -309,9 +310,9 @@ def in_short(prefix):
 
 def run_peers(args):
     """Starts `gpu.py torch` for the lines of a list, of which --at-once compile side by side, and lets the
-    processes measure one after another, in the order of the list. Measuring begins when all have compiled, or
-    --compile seconds after the start with those that have. Writes the file of each stage when the stage
-    ends."""
+    processes measure one after another, in the order of the list. Measuring begins when all processes have
+    compiled, or --compile seconds after the start with those that have compiled. Writes the file of each
+    stage when the stage ends."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("gpu.py: ended"))
     parent = os.getppid()
     began = time.monotonic()
@@ -375,8 +376,8 @@ def run_peers(args):
 
 # --------------------------------------------------------------------------------------------------- training
 def run_training(args):
-    """Runs examples/distilbert_imdb.c or bench/minilm_imdb.py, and reports how long the training took and how
-    good the model is."""
+    """Runs examples/distilbert_imdb.c or bench/minilm_imdb.py, and reports how long the training took and the
+    model's accuracy."""
     began = time.monotonic()
     out = subprocess.run(args.command, stdout=subprocess.PIPE, text=True)
     seconds = time.monotonic() - began
@@ -414,7 +415,7 @@ NO_DROPOUT = ("nano", "nano_padded", "nano_padded_reduce")
 # The figures of a training that `gpu.py training` reports.
 TRAINED = [("from its start to its end", "s"), ("training steps", "s"), ("accuracy on test reviews", "%"),
            ("memory", "MB")]
-# If the GPU is busy for less than this share of a step's time, the GPU waits for its host.
+# If the GPU is busy for less than the share BUSY of a step's time, the GPU waits for its host.
 BUSY = 0.85
 
 
@@ -426,7 +427,7 @@ def table(header, lines):
 
 
 def write_whole(path, text):
-    """Writes the whole file or nothing, since a call may be ended from outside."""
+    """Writes the whole file or nothing, because the process may be killed."""
     with open(f"{path}.{os.getpid()}", "w") as f:
         f.write(text)
     os.replace(f.name, path)
@@ -437,7 +438,7 @@ def pairs(texts):
 
 
 def table_of_ops(measured):
-    """Returns a table of a run of step --ops: the time of each op by itself, beside the time that its bytes
+    """Returns a table of a run of step --ops: the time of each op alone, beside the time that the op's bytes
     and FLOPs should take at 85% of the rate of copies and 60% of the rate of matrix products of the same
     GPU."""
     ops, lines = {}, []
@@ -495,7 +496,7 @@ def make_report(args):
             planned = value(run, "planned memory")
             row(f"{label}, {who}: time of a step", millis, "ms")
             row(f"{label}, {who}: tokens a second", speed, "tokens/s")
-            if busy:      # of_peak: the share of the step's time
+            if busy:      # peak=millis: the row's of_peak is the share of the step's time
                 row(f"{label}, {who}: the GPU is busy", busy, "ms", peak=millis)
             if rate:
                 of = label if side == "tinytrain" else f"{label}, {who}"
@@ -504,7 +505,7 @@ def make_report(args):
                 row(f"{of}: memory measured beside the plan", memory, "MB", peer=planned)
                 of_peak = (f"{rate['value']:.4g} {rate['unit']}" +
                            (f", {100 * rate['of_peak']:.1f}%" if rate["of_peak"] else ""))
-            elif speeds[own]:      # the FLOPs of tinytrain's step in the peer's time
+            elif speeds[own]:      # own_rate / ratio: the FLOPs of tinytrain's step by the peer's time
                 ratio = speeds[own] / speed
                 own_rate = value(f"{what}.{precision}.{own}", "matmuls and attention, whole step, mean")
                 of_peak = f"{own_rate / ratio:.4g}" if own_rate else None

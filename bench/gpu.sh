@@ -72,7 +72,7 @@ if [ -z "$parts" ]; then
     parts=' test measure train ops sanitize'
     [ -n "$prebuilt" ] || parts=" build$parts"
 fi
-# Only a build, for which no GPU is needed, may take its time.
+# A call that only builds needs no GPU, so it may take longer.
 [ -n "$limit" ] || case $parts in ' build') limit=3600 ;; *) limit=530 ;; esac
 for kind in $only; do
     case $kind in vit | fixed | imdb | gpt2) ;;
@@ -95,7 +95,7 @@ elif [ -z "$dry" ]; then
     cuda=$("$NVCC" --version 2> /dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')
     [ -n "$cuda" ] || [ -n "$prebuilt" ] || die "no CUDA compiler: $NVCC (CUDA_HOME or NVCC names another)"
 fi
-# Checks what would otherwise be found missing minutes later.
+# Reports missing files at once, which the build would report minutes later.
 if [ -z "$dry" ] && part build; then
     for file in include/cublasLt.h include/cuda_runtime.h lib64/libcublasLt.so; do
         [ -e "$CUDA_HOME/$file" ] || die "there is no $CUDA_HOME/$file: install cuBLAS of the CUDA toolkit"
@@ -106,22 +106,22 @@ elif [ -z "$dry" ]; then
 fi
 device=${dry:+cpu} device=${device:-cuda}
 export B CUDA_HOME TORCHINDUCTOR_CACHE_DIR='' TRITON_CACHE_DIR='' TORCHINDUCTOR_COMPILE_THREADS=3
-export TORCH_LOGS=perf_hints,recompiles,graph_breaks HF_HUB_OFFLINE=1 # says why a graph is not recorded
-# Not with --split-compile, with which arrays of 64 kernels, attention among them, are in local memory (CUDA
-# 13.0).
+export TORCH_LOGS=perf_hints,recompiles,graph_breaks HF_HUB_OFFLINE=1 # logs why a graph is not recorded
+# nvcc gets no --split-compile, which puts arrays of 64 kernels, attention among them, into local memory
+# (CUDA 13.0).
 export NVCC="$NVCC --threads 0"
-export CUDA_WERROR='' # another machine's compiler may warn of what ours does not
-export CUDA_CODE="-gencode arch=compute_${arch:-90},code=sm_${arch:-90}" # this GPU's code only
+export CUDA_WERROR='' # no -Werror: another machine's compiler may warn where ours does not
+export CUDA_CODE="-gencode arch=compute_${arch:-90},code=sm_${arch:-90}" # code for this GPU only
 name=gpu_$(echo "${gpu:-none}" | tr 'A-Z ' 'a-z_' | tr -cd 'a-z0-9_-')_$date
 state=$B/$name
-[ -z "$all" ] || rm -rf "$state" # otherwise several calls share a report
+[ -z "$all" ] || rm -rf "$state" # without this, several calls share a report
 mkdir -p "$state" "$out" ${cache:+"$cache"} || die "cannot write to $state and $out"
 TORCHINDUCTOR_CACHE_DIR=$(cd "$state" && pwd)/torch TRITON_CACHE_DIR=$TORCHINDUCTOR_CACHE_DIR/triton
 
 # stage NAME SECONDS COMMAND...: runs the command and reports the result. All output is in NAME.log, standard
 # output alone in NAME.out.
 left() { echo $((limit - $(date +%s) + began)); }
-said() { # NAME RESULT SECONDS COMMAND
+said() { # said NAME RESULT SECONDS COMMAND: writes and prints a result
     printf '%s\t%s\t%s\t%s\n' "$@" | tr '\n' ' ' > "$state/$1.stage"
     printf '%-36s %s, %s s\n' "$1" "$2" "$3"
 }
@@ -143,7 +143,7 @@ stage() {
     said "$stage" "$result${last:+: $last}" $(($(date +%s) - begin)) "$*"
 }
 skip() { said "$1" "skipped: $2" 0 ''; }
-# A prefix for commands that measure: they need the GPU for themselves.
+# A prefix for commands that measure: a lock that gives a command the GPU alone.
 alone='' lock_tool=$(command -v flock)
 [ -z "$lock_tool" ] || [ -n "$dry" ] || alone="$lock_tool $GPU_LOCK"
 
@@ -171,8 +171,8 @@ else
     warm_gpt2=6 steps_gpt2=20 precisions_gpt2='bf16-true bf16-mixed'
     step=$B/cuda/step quick='--seconds 0.3' train_program=$B/cuda/distilbert_imdb
     precisions_vit=bf16-true precisions_fixed='bf16-true bf16-mixed' precisions_imdb=bf16-mixed
-    # The example holds out another tenth for validation: of 25,000 reviews, this is the max number to train
-    # on.
+    # 22,720 is the largest number of training reviews: the example holds out another tenth of the 25,000 for
+    # validation.
     train_options='--train 22720 --test 10000 --epochs 2 --batch 32 --lr 1e-4'
 fi
 of() { eval "echo \"\$$1_$2\""; }
@@ -188,7 +188,7 @@ torch=''
 [ -z "$peers" ] || torch=$("$PYTHON" -c 'import torch, transformers, safetensors
 print("PyTorch", torch.__version__, "transformers", transformers.__version__)' 2> /dev/null)
 [ -z "$imdb" ] || [ -n "$torch" ] || die '--imdb needs PyTorch with transformers'
-# Prints the test programs, each with those of its tests that run on a GPU.
+# Prints the test programs, each with its tests that run on a GPU.
 test_list() {
     for program in test_ops test_models test_lm test_cuda test_peers test_tensor test_pipeline; do
         printf '%s ' $program
@@ -229,7 +229,7 @@ elif part build; then
     test_list > "$B/cuda/tests"
 fi
 
-# Adds a peer of PyTorch's to the list: a line with its name and options. SIDE is its name in SIDES of gpu.py.
+# Adds a peer of PyTorch's to the list: a line with its name and options. SIDE is a name in SIDES of gpu.py.
 # peer SIDE KIND PRECISION MODE OPTION...
 peer() {
     side=$1 kind=$2 precision=$3 v=$(variant_of "$3" "$4")
@@ -240,10 +240,10 @@ peer() {
         "--warm $(of warm "$kind") --steps $(of steps "$kind")" \
         "${cache:+--cache $cache/$kind.$precision.$side}" "$*" >> "$state/peers"
 }
-# The most important peers come first, as time may run out. With DistilBERT PyTorch waits for its host, so
-# recorded launches (reduce-overhead) are the fair peer there; they need the same shape in each step. The
-# plain GPT-2 (bench/nano_gpt.py) with a padded vocabulary and without dropout is the fastest; the one with
-# 50,257 tokens and dropout does tinytrain's work.
+# The most important peers come first, as time may run out. With DistilBERT PyTorch waits for its host, so the
+# fair peer records its launches (reduce-overhead), which needs the same shape in each step. The plain GPT-2
+# (bench/nano_gpt.py) with a padded vocabulary and without dropout is the fastest; the GPT-2 with 50,257
+# tokens and dropout does tinytrain's work.
 list_peers() {
     peer reduce vit bf16-true reduce --whole "$model_vit"
     for precision in bf16-mixed bf16-true; do
@@ -295,7 +295,7 @@ if part test && [ -n "$dry" ]; then
     skip tests 'no GPU'
 elif part test; then
     stage doctor 60 "$B/cuda/tt_doctor" --device cuda
-    # Tests run side by side; those of ops run in as many processes as there are processors.
+    # Tests run side by side. As many processes as there are processors share the tests of ops.
     [ -e "$B/cuda/tests" ] || test_list > "$B/cuda/tests"
     most=$((limit / 4)) # seconds for all tests
     export TEST_PROGRESS="$state/progress" TEST_SECONDS=$((most - 2))
@@ -343,8 +343,7 @@ if part measure; then
     [ -z "$coordinator" ] || wait $coordinator
 fi
 
-# A training from start to end: DistilBERT, from the same random weights on both sides, on the reviews of
-# IMDb.
+# Trains DistilBERT on the reviews of IMDb from start to end. Both sides have the same random weights.
 if part train && [ -z "$imdb" ]; then
     skip train 'no --imdb and --vocab'
 elif part train; then
@@ -360,7 +359,7 @@ elif part train; then
     rm -rf "$state/run" "$state/start"
 fi
 
-# Each op by itself, with attention by warpgroups (wgmma) and without.
+# Times each op by itself, with attention by warpgroups (wgmma) and without.
 if part ops; then
     for wgmma in 1 0; do for kind in $only; do for precision in $(of precisions "$kind"); do
         case $kind.${dry:-no}.$wgmma in

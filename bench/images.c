@@ -1,10 +1,10 @@
-/* Images a second that one loader thread prepares: resized, padded by an eighth, cropped at random and
-   flipped, as examples/vit_l16.c --augment does. Also the share of a vision transformer's training step that
-   is spent waiting for images, where the loader thread runs beside the threads of the step. */
+/* Measures the images a second that one loader thread prepares: resized, padded by an eighth, cropped at
+   random and flipped, as examples/vit_l16.c --augment does. Also measures the share of a vision transformer's
+   training step that is spent waiting for images, while the loader's thread runs beside the step's. */
 
 #include "bench.h"
 
-/* Returns the same image each time at no cost, so that the loader's own work is all that takes time. */
+/* Returns the same image each time at no cost, so that only the loader's own work takes time. */
 static const char *give(void *user, int64_t index, tt_image *image)
 {
     (void)index;
@@ -58,7 +58,7 @@ static void next(tt_context *ctx, tt_loader *l, tt_batch *b, int64_t *epoch)
 static void steps_of(tt_image *image, const char *size, int side, int batch, int steps, double delivered)
 {
     tt_context *ctx = bench_reopen();
-    /* one epoch: the steps, the steps that are not measured, and what the loader prepares ahead */
+    /* images of an epoch: the steps, the steps not measured, and what the loader prepares ahead */
     tt_dataset *d = dataset(ctx, image, batch * (steps + 4));
     tt_loader *l = loader(ctx, d, side, batch);
     tt_vit_config c = tt_vit_config_default(size);

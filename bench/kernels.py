@@ -19,7 +19,7 @@ import re
 import subprocess
 import sys
 
-# The targets: for each kernel, named as it is printed, a column of the table and its largest allowed value.
+# The targets: for each kernel, by its printed name, a column of the table and its largest allowed value.
 TARGETS = {
     "each_group<op_act<GELU>, bf16, bf16>": ("loop", 250),
     "each_group<op_act_backward<GELU>, bf16, bf16>": ("loop", 250),
@@ -46,14 +46,14 @@ def run(*command):
 
 
 def readable(symbols):
-    """Returns the names as in the source, without arguments and namespaces."""
+    """Returns the demangled names, without arguments and namespaces."""
     out = subprocess.run(["c++filt"], input="\n".join(symbols), check=True, capture_output=True, text=True)
     names = []
     for name in out.stdout.split("\n"):
         for text, short in (("(anonymous namespace)::", ""), ("void ", ""), ("__nv_bfloat16", "bf16")):
             name = name.replace(text, short)
         depth = 0
-        for k, c in enumerate(name):  # up to the arguments
+        for k, c in enumerate(name):  # cuts the name before its arguments
             depth += (c == "<") - (c == ">")
             if c == "(" and depth == 0:
                 name = name[:k]
@@ -78,8 +78,7 @@ def readable(symbols):
 
 
 def instructions(sass):
-    """Returns for each function the number of its instructions and the number of those in its longest
-    loop."""
+    """Returns for each function the number of its instructions, and the number in its longest loop."""
     counts, found, name = {}, {}, None
     for line in sass.split("\n"):
         m = re.search(r"Function : (\S+)", line)

@@ -1,8 +1,8 @@
-/* Training steps and generation of a language model: GPT-2 of 124 million parameters with random weights, or
-   the model of a Hugging Face folder (--model). A step takes --seqs windows of --length tokens, in the order
-   of a file of 2-byte ids (--data), or of random ids; AdamW 1e-4, decay 0.01 on matrices, no clipping, no
-   dropout. With --generate N the program instead generates N tokens after a prompt of --prompt tokens, for
-   one sequence. bench/lm.py compares this program with PyTorch and llama.cpp. */
+/* Measures training steps and generation of a language model: GPT-2 of 124 million parameters with random
+   weights, or the model of a Hugging Face folder (--model). A step takes --seqs windows of --length tokens,
+   in the order of a file of 2-byte ids (--data), or of random ids; AdamW 1e-4, decay 0.01 on matrices, no
+   clipping, no dropout. With --generate N the program instead generates N tokens after a prompt of --prompt
+   tokens, for one sequence. bench/lm.py compares this program with PyTorch and llama.cpp. */
 
 #include "bench.h"
 

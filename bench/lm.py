@@ -2,16 +2,16 @@
 """Compares tinytrain with PyTorch and llama.cpp on this machine: GPT-2 of 124 million parameters with the
 same random weights, the same tokens and the same number of threads, in turn.
 
-    python bench/lm.py train                    training steps on 4 x 256 tokens, losses and memory
-    python bench/lm.py losses                   the losses of 50 such steps, which other load cannot change
-    python bench/lm.py generate                 one sequence: tokens a second after a prompt
-    python bench/lm.py generate --llama f16     ... and llama.cpp with the same weights in f16 or f32
+    python bench/lm.py train                    training steps on 4 x 256 tokens, losses and memory python
+    bench/lm.py losses                   the losses of 50 steps, which other load cannot change python
+    bench/lm.py generate                 one sequence: tokens a second after a prompt python bench/lm.py
+    generate --llama f16     ... and llama.cpp with the same weights in f16 or f32
 
 The C side is build/lm (bench/lm.c; `make bench-programs`). Training on both sides: mean cross-entropy of the
 next token, AdamW (PyTorch: fused) 1e-4, decay 0.01 except on biases and norms, no clipping, no dropout;
 PyTorch attends by scaled_dot_product_attention. Programs run one step each in turn, after one step that is
-not counted; each is a process of its own. Precisions are paired as in pytorch.py. transformers generates with
-its cache, without sampling. llama.cpp is that of the package gpt4all.
+not counted; each program is its own process. Precisions are paired as in pytorch.py. transformers generates
+with its cache, without sampling. llama.cpp is that of the package gpt4all.
 
 needs: torch, transformers, numpy; for --llama gguf and gpt4all."""
 import argparse
@@ -73,7 +73,7 @@ def turns(args):
 
 
 class Steps(Turns):
-    """A Turns that also keeps the losses."""
+    """A Turns object that also keeps the losses."""
 
     def __init__(self, label, command):
         super().__init__(label, command)
@@ -196,7 +196,8 @@ def write_gguf(folder, path, dtype):
     w.add_file_type(gguf.LlamaFileType.MOSTLY_F16 if dtype == "f16" else gguf.LlamaFileType.ALL_F32)
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("gpt-2")
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}     # GPT-2's characters for bytes
+    # bytes that GPT-2 writes as the character with that code
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [b for b in range(256) if b not in printable]
     characters = [chr(b if b in printable else 256 + others.index(b)) for b in range(256)]
     w.add_token_list(characters + [f"w{k}" for k in range(256, c.vocab_size)])
@@ -255,7 +256,7 @@ def generate(args, report):
         path = os.path.join(folder, "model.gguf")
         if args.llama:
             write_gguf(folder, path, args.llama)
-        for _ in range(args.rounds):        # in turn; the best round of each
+        for _ in range(args.rounds):        # the programs run in turn, and each keeps its best round
             ours = max(ours, rows_of(output_of(command))["tokens a second, after the first"]["value"])
             theirs = max(theirs, theirs_generates(args, folder))
             llama = max(llama, llama_generates(args, path)) if args.llama else 0

@@ -1,10 +1,10 @@
-/* Training steps of a vision transformer on the ranks of several processes, beside the time that the plan
-   forecasts. bench/machines.py starts one process on each of several machines, which it makes itself, with a
-   network of --mbit and --delay. The costs of computation are measured here, on one rank; the costs of the
-   network come from the flags alone: a link of --mbit in each direction, and 2 * --delay for a barrier, at
-   which ranks ask and answer. Rows: seconds of a step, the median, beside the forecast; bytes that a process
-   sends, beside the least; and a hash of the bits of all parameters, which is the same for the same number of
-   ranks in one process. */
+/* Times training steps of a vision transformer on the ranks of several processes, beside the plan's forecast.
+   bench/machines.py starts one process on each of several machines, which it makes itself, with a network of
+   --mbit and --delay. The costs of computation are measured here, on one rank; the costs of the network come
+   from the flags alone: a link of --mbit in each direction, and 2 * --delay for a barrier, at which ranks ask
+   and answer. Rows: seconds of a step, the median, beside the forecast; bytes that a process sends, beside
+   the least; and a hash of the bits of all parameters, which is the same for the same number of ranks in one
+   process. */
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* setenv */
@@ -16,7 +16,7 @@ static struct {
     int ranks, batch, zero, steps, mbit, delay;
 } opt = {"S/16", 1, 16, 1, 3, 100, 1000};
 
-/* Measures the costs of computation of this process's machine, without the other processes. */
+/* Measures the costs of computation on this process's machine, apart from the other processes. */
 static tt_costs measured_costs(void)
 {
     tt_costs c = tt_costs_default();
@@ -61,7 +61,8 @@ int main(int argc, char **argv)
     tt_batch b;
     bench_open(argc, argv, flags, TT__COUNT(flags));
     const tt_costs costs = measured_costs();
-    tt_context *ctx = tt_open(&bench.options); /* its kernels are not timed, as ranks run at the same time */
+    /* its kernels are not timed, because ranks run at the same time */
+    tt_context *ctx = tt_open(&bench.options);
     if (!ctx) bench_die("the context does not open");
     if (tt_process(ctx) && !freopen("/dev/null", "w", stdout)) bench_die("/dev/null: %s", strerror(errno));
     const int ranks = opt.ranks * tt_processes(ctx);

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """Trains on machines of its own making: network namespaces of this machine, each with a link of --mbit
-million bits a second in each direction, and --delay microseconds from each to each. mpirun starts
-build/mpi/machines (bench/machines.c) in them, one process a machine, which prints the time of a step beside
-the forecast of its plan. The parameters must then be the same, to the bit, as those of the same number of
-ranks in one process.
+million bits a second in each direction, and --delay microseconds from each to each. mpirun starts one process
+of build/mpi/machines (bench/machines.c) on each machine, which prints the time of a step beside the forecast
+of its plan. The parameters must then be the same, to the bit, as those of the same number of ranks in one
+process.
 
     make MPI=1 B=build/mpi build/mpi/machines && python3 bench/machines.py
     python3 bench/machines.py --machines 4 -- --zero 3 --batch 8
 
 Options after -- go to build/mpi/machines; without them, some ways to share a step are tried. Needs Linux,
 root (for `ip netns` and /dev/net/tun) and Open MPI. `carry` does the work of Linux's netem, which some
-kernels lack: packets wait for the sender's link, take their time on it, and arrive after the delay. Standard
-library only.
+kernels lack: packets wait for the sender's link, take their time on the link, and arrive after the delay.
+Standard library only.
 """
 import argparse
 import ctypes
@@ -29,8 +29,8 @@ import tempfile
 import time
 
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454ca, 0x0001, 0x1000
-MTU = 9000      # of the links: jumbo frames, so that a busy CPU carries few packets
-# Bytes that wait for a link. The sender's kernel holds WAITING more packets and drops any others.
+MTU = 9000      # bytes of a packet: jumbo frames, so that a busy CPU carries few QUEUE: bytes that wait for a
+                # link. The sender's kernel holds WAITING more packets and drops further ones.
 QUEUE = 1 << 15
 WAITING = 16
 NETWORK = "10.77.0"
@@ -46,8 +46,8 @@ def call(*command):
 
 
 def open_link(k):
-    """Opens a tunnel in the namespace of machine k, from which the packets that the kernel there sends can be
-    read."""
+    """Opens a tunnel in the network namespace of machine k. The tunnel yields the packets that the
+    namespace's kernel sends."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open("/proc/self/ns/net") as home, open(f"/run/netns/{name(k)}") as there:
         if libc.setns(there.fileno(), 0) != 0:
@@ -64,8 +64,8 @@ def open_link(k):
 
 def carry(links, rate, delay):
     """Takes packets from each machine at `rate` bytes a second, and delivers them after `delay` seconds."""
-    free = [0.0] * len(links)           # when each machine's link has sent all its packets
-    waiting, number = [], 0             # (time of arrival, number, link, packet)
+    free = [0.0] * len(links)           # the time at which each machine's link has sent all its packets
+    waiting, number = [], 0             # entries of `waiting`: (time of arrival, number, link, packet)
     while True:
         now = time.monotonic()
         while waiting and waiting[0][0] <= now:
@@ -153,7 +153,8 @@ def main():
         sys.exit(f"--machines {args.machines}: 2 to 64")
     if args.mbit < 1 or args.delay < 1:
         sys.exit(f"--mbit {args.mbit} --delay {args.delay}: at least 1 of both")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` removes the network
+    # raises SystemExit, so that `finally` removes the network
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     env = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     print(f"{args.machines} machines, {args.mbit} Mbit/s, {args.delay} us from each to each")
     print(f"{'':40} {'step':>8} {'forecast':>8} {'ratio':>6} {'network':>8} {'sent / least':>12}  bits")
@@ -188,7 +189,7 @@ def main():
                 os.waitpid(carrier, 0)
             for k in range(args.machines):
                 pids = subprocess.run(["ip", "netns", "pids", name(k)], capture_output=True, text=True).stdout
-                for pid in map(int, pids.split()):  # processes that a stopped mpirun has left there
+                for pid in map(int, pids.split()):  # ends processes that a stopped mpirun has left there
                     os.kill(pid, signal.SIGKILL)
                 subprocess.run(["ip", "netns", "del", name(k)], stderr=subprocess.DEVNULL)
     sys.exit(wrong > 0)

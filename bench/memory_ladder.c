@@ -1,5 +1,5 @@
-/* Memory of fine-tuning a vision transformer, rung by rung: how much memory is still needed after each
-   technique, known before anything is allocated.
+/* Shows the memory of fine-tuning a vision transformer, rung by rung: how much is still needed after each
+   technique. Plans tell it before anything is allocated.
 
    The rungs are those of S. Raschka, "Optimizing memory usage for training LLMs and vision transformers in
    PyTorch" (2023), which takes ViT-L/16 on 224 x 224 pixels and ten classes from 26.84 to 2.02 GB, and
@@ -13,16 +13,16 @@
    host_measured_bytes, copied_bytes, article_gb; null where there is no value, and where a budget is too
    small.
 
-   --fits asks the other way round: the largest micro-batch whose plan, with AdamW, fits a GPU of 8, 12, 24 or
-   80 GB (tt_largest_micro_batch). 0.7 GB of that are left to CUDA's context and kernels, an assumption.
-   --json: an object a line with model, precision, recompute, offload, card_gb, batch (0: not even 1 fits),
-   planned_bytes, next_bytes (planned for one more, with a budget that everything fits), and host_bytes.
+   --fits shows the largest micro-batch whose plan, with AdamW, fits a GPU of 8, 12, 24 or 80 GB
+   (tt_largest_micro_batch). It assumes that CUDA's context and kernels take 0.7 GB of that. --json: an object
+   a line with model, precision, recompute, offload, card_gb, batch (0: not even 1 fits), planned_bytes,
+   next_bytes (planned for one more, with a budget that everything fits), and host_bytes.
 
-   --ranks N: what each of N ranks needs, by how the ranks share the work, for ViT-L/16 in fp32 on 64 images
-   and for a language model of 6.05 billion parameters (bench.h) in bf16-mixed on 4 sequences of 2048 tokens,
-   on each data rank; Adam, blocks recomputed. --json: an object a line with model, what (the model is trained
-   on), ranks, strategy, planned_bytes, moved_bytes and least_bytes (tt_plan.min_moved_bytes) of a step, and
-   the bytes of each category at the peak; chart.py draws bench/results/ranks.svg from these lines. */
+   --ranks N shows the memory of each of N ranks, by how the ranks share the work, for ViT-L/16 in fp32 on 64
+   images and for a language model of 6.05 billion parameters (bench.h) in bf16-mixed on 4 sequences of 2048
+   tokens, on each data rank; Adam, blocks recomputed. --json: an object a line with model, what (the model is
+   trained on), ranks, strategy, planned_bytes, moved_bytes and least_bytes (tt_plan.min_moved_bytes) of a
+   step, and the bytes of each category at the peak; chart.py draws bench/results/ranks.svg from them. */
 
 #include "bench.h"
 
@@ -31,15 +31,15 @@
 typedef struct rung {
     const char *name, *precision, *recompute;
     tt_optimizer_kind optimizer;
-    int batch, accumulate;      /* images or texts of a micro-batch; micro-batches                          */
-    double article_gb;          /* 0: not in the article                                                    */
-    bool initialise;            /* only the parameters are initialised                                      */
+    int batch, accumulate;      /* images or texts in a micro-batch; number of micro-batches */
+    double article_gb;          /* GB that the article reports; 0: the rung is not in the article */
+    bool initialise;            /* measures after the parameters are initialised, before a step */
     const char *offload;        /* NULL: nothing                                                            */
-    int ranks;                  /* 2 or more: with ZeRO 3                                                   */
+    int ranks;                  /* number of ranks; 2 or more: with ZeRO 3 */
     double budget_gb;           /* 0: any                                                                   */
     const char *update;         /* NULL: "end"                                                              */
-    int tokens;                 /* of a text. 512: DistilBERT-base, the article's other model; 4,096:
-                                   BigBird-base                                                             */
+    int tokens;                 /* tokens of a text. 512: DistilBERT-base, the article's other model; 4,096:
+                                   BigBird-base */
 } rung;
 
 #define ALL "optimizer,gradients,parameters,activations"
@@ -121,7 +121,7 @@ static const rung rungs[] = {
 
 typedef struct result {
     double planned, measured, resident, extra, seconds;
-    double host, host_measured, copied; /* 0: nothing is offloaded */
+    double host, host_measured, copied; /* bytes of offload; 0: nothing is offloaded */
     double planning;     /* seconds from a model to its plan */
     bool ok;
 } result;
@@ -130,8 +130,8 @@ static struct { const char *size, *device; int pixels, batch, ranks; } opt = {"L
 
 static int batch_of(const rung *g) { return (int)tt__max(1, (int64_t)g->batch * opt.batch / 64); }
 
-/* Measures the memory of the parameters before the first step. The arena is allocated in one piece, but only
-   the parameters are touched so far, so resident memory grows by their size. */
+/* Measures the memory of the parameters before the first step. The arena is allocated in one piece, but so
+   far only the parameters are touched: resident memory grows by their size. */
 static void measure_init(tt_context *ctx, tt_trainer *t, result *out)
 {
     double before = bench_resident_peak();
@@ -149,8 +149,8 @@ static double arena_bytes(const tt_program *p)
     return sum;
 }
 
-/* Runs a step of one rung, with the same number of micro-batches on each rank, on random images. m NULL: on
-   random texts. */
+/* Runs a step of one rung, with the same number of micro-batches on each rank, on random images, or on random
+   texts if m is NULL. */
 static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung *g, result *out)
 {
     const int n = batch_of(g);
@@ -158,8 +158,8 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
     const int ranks = (int)tt__max(1, g->ranks), micros = g->accumulate * ranks;
     const tt_vit_config *c = m ? &m->config : NULL;
     size_t bytes = c ? (size_t)n * (size_t)(c->image_size * c->image_size * c->channels) : 1;
-    const bool open = tt__device_group_open(ctx, t->train->arena->group) == TT_OK; /* ranks' threads are in no
-                                                                                      plan */
+    /* starts the ranks' threads first, as no plan has their memory */
+    const bool open = tt__device_group_open(ctx, t->train->arena->group) == TT_OK;
     size_t held = tt_allocated_bytes(ctx);
     uint8_t *pixels = (uint8_t *)malloc(bytes);
     bench_batches texts;
@@ -188,7 +188,7 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
     free(pixels);
 }
 
-/* Plans are the least that the options need: without memory for the inputs of the next run, which tight budgets
+/* Makes plans as small as the options allow: without room for the inputs of the next run, which tight budgets
    give up first. */
 static const tt__attempt least_needed = {false, false, true, 0, 0};
 
@@ -251,7 +251,7 @@ static result climb(const rung *g, bool run)
     const double begin = tt__seconds();
     tt_trainer *t = least_trainer(ctx, &model, &o);
     r.planning = tt__seconds() - begin;
-    r.ok = !t && g->budget_gb > 0; /* a model other than ViT-L/16 may not fit */
+    r.ok = !t && g->budget_gb > 0; /* with a budget, a plan that does not fit is a result */
     if (!t && !r.ok) bench_die("%s: %s", g->name, tt_error(ctx));
     if (t) read_plan(g, tt_trainer_program(t), &r);
     if (t && run && g->initialise) measure_init(ctx, t, &r);
@@ -262,7 +262,7 @@ static result climb(const rung *g, bool run)
     return r;
 }
 
-/* Does what climb does in a child process, so that the resident memory is that of this rung alone. */
+/* Runs climb in a child process, so that the resident memory is that of one rung alone. */
 static result climb_apart(const rung *g)
 {
     int ends[2], status = 0;
@@ -273,7 +273,7 @@ static result climb_apart(const rung *g)
     pid_t child = fork();
     if (child < 0) bench_die("no process: %s", strerror(errno));
     if (child == 0) {
-        bench.ctx = NULL; /* its threads exist only in the parent */
+        bench.ctx = NULL; /* the context's threads exist only in the parent */
         r = climb(g, true);
         bool sent = write(ends[1], &r, sizeof r) == (ssize_t)sizeof r;
         _exit(!sent);
@@ -289,8 +289,8 @@ static result climb_apart(const rung *g)
 
 typedef struct subject {
     const char *name;
-    int tokens;                 /* of a sequence; 0: images                                                 */
-    bench_decoder_shape decoder; /* layers 0: a ViT or DistilBERT                                           */
+    int tokens;                 /* tokens of a sequence; 0: images */
+    bench_decoder_shape decoder; /* the language model; layers 0: a ViT or DistilBERT */
 } subject;
 
 /* The sizes are those of GPT-2 XL (Radford et al., 2019) and LLaMA 7B (Touvron et al., 2023). */
@@ -301,7 +301,7 @@ static const subject subjects[] = {
     {"7B language model, 2,048 tokens", 2048, {32, 4096, 11008, 32, 32000, true, false}},
 };
 
-/* In order of memory saved, the least first. */
+/* The policies in order of the memory that they save, the least first. */
 static const struct policy { const char *recompute, *offload; } policies[] = {
     {"cheap", "none"}, {"blocks", "none"}, {"blocks", ALL},
 };
@@ -338,8 +338,8 @@ static tt_plan plan_of(const tt_model *m, const tt_train_options *o)
     return plan;
 }
 
-/* Returns the largest micro-batch within `room` bytes. *at: its plan, all 0 if not even one fits; *above: the
-   plan of one more. */
+/* Returns the largest micro-batch within `room` bytes. *at: its plan (all 0 if not even one image or text
+   fits); *above: the plan of a micro-batch larger by one. */
 static int largest(const subject *s, const tt_model *m, const char *precision, const struct policy *policy,
                    double room, tt_plan *at, tt_plan *above)
 {
@@ -349,8 +349,8 @@ static int largest(const subject *s, const tt_model *m, const char *precision, c
     if (!fits && tt_error_code(bench.ctx) != TT_ERR_BUDGET) bench_die("%s", tt_error(bench.ctx));
     o = subject_options(s, precision, policy, fits, room);
     if (fits) *at = plan_of(m, &o);
-    /* Both plans have a budget, here one that everything fits: with a budget, products of one x are not
-       joined. */
+    /* This plan needs a budget too, here one that everything fits: a budget keeps products of one x from
+       being joined. */
     o = subject_options(s, precision, policy, fits + 1, 1e15);
     *above = plan_of(m, &o);
     return fits;

@@ -145,7 +145,7 @@ class Trainer:
                                else 1.0)
 
     def step(self, rows):
-        """Does one update on a batch, for which the host does not wait. Returns (loss, gradient norm before
+        """Does one update on a batch, without waiting for the GPU. Returns (loss, gradient norm before
         clipping, learning rate), the first two as tensors."""
         lr = self.lr()
         for group in self.optimizer.param_groups:
@@ -176,7 +176,7 @@ def losses(args, tokenizer):
         tensors[f"batch{b}.labels"] = torch.tensor([label for _, label in batch], dtype=torch.int32)
     save_file(tensors, args.batches)
 
-    tensors = load_file(args.batches)      # train on the batches of the file
+    tensors = load_file(args.batches)
     trainer = Trainer(load_model(args, dropout=False).train(), args, args.total_steps or args.losses)
     out = {"losses": [], "grad_norms": [], "lrs": [], "seconds": []}
     for b in range(args.losses):
@@ -243,7 +243,7 @@ def train(args, tokenizer):
                 spent = time.perf_counter() - began
                 print(f"  epoch {epoch + 1} step {i + 1}/{per_epoch}: "
                       f"mean loss {total / (i + 1):.4f}, {spent:.0f} s", flush=True)
-        total = float(total)      # waits for the GPU
+        total = float(total)      # float() waits for the GPU
         spent = time.perf_counter() - began
         seconds += spent
         if args.test_once and epoch + 1 < args.epochs:
@@ -257,7 +257,7 @@ def train(args, tokenizer):
               f"tested {time.perf_counter() - began:.1f} s", flush=True)
     if on_gpu:
         print(f"memory of tensors at most {torch.cuda.max_memory_allocated() / 1e6:.0f} MB")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024      # KiB on Linux
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024      # ru_maxrss is in KiB on Linux
     print(f"training took {seconds:.1f} s with {torch.get_num_threads()} threads on {args.device}; "
           f"peak resident memory {peak:.0f} MiB")
 

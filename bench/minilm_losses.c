@@ -16,7 +16,7 @@ static int fail(tt_context *ctx)
     return 1;
 }
 
-/* Returns tensor batchB.NAME as int32, to be freed, and its *n elements; NULL if that fails. */
+/* Returns tensor batchB.NAME as int32, which the caller frees, and its *n elements; NULL after an error. */
 static int32_t *read_tensor(const tt_safetensors *file, int batch, const char *name, int64_t *n)
 {
     char full[64];

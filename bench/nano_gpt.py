@@ -21,7 +21,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.drop = nn.Dropout(dropout)
 
-    def forward(self, x):                                   # (batch, tokens, width)
+    def forward(self, x):                                   # shape of x: (batch, tokens, width)
         batch, tokens, width = x.shape
         q, k, v = (part.view(batch, tokens, self.heads, -1).transpose(1, 2)
                    for part in self.qkv(self.norm1(x)).split(width, dim=2))
@@ -32,8 +32,8 @@ class Block(nn.Module):
 
 
 class NanoGPT(nn.Module):
-    """A GPT-2. vocabulary: 50,257, or 50,304, a width of the logits that suits tensor cores; no token uses
-    the rows beyond 50,257."""
+    """A GPT-2. vocabulary is 50,257, or 50,304: a multiple of 64 suits tensor cores, and no token uses the
+    rows beyond 50,257."""
 
     def __init__(self, vocabulary=50304, layers=12, width=768, heads=12, positions=1024, dropout=0.0):
         super().__init__()

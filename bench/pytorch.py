@@ -44,8 +44,8 @@ import sys
 import tempfile
 import time
 
-# torch and transformers are imported where they are used. So this process stays small: a child's ru_maxrss
-# starts from that of the process that started it, even after an exec.
+# torch and transformers are imported where they are used. So this process stays small, because a child's
+# ru_maxrss starts from its parent's, even after an exec.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 PAIRS = {"32-true": "fp32", "bf16-mixed": "bf16 autocast", "bf16-true": "bf16 weights"}
 GEMMS = [(rows, n, m) for rows, d, ff in ((512, 768, 3072), (1536, 768, 3072), (6144, 768, 3072),
@@ -62,7 +62,7 @@ class Report:
         print(text, file=sys.stderr if self.json else sys.stdout, flush=True)
 
     def row(self, name, value, unit, peer=None, peak=None, who="PyTorch"):
-        """Prints a figure of ours, beside a peer's if there is one."""
+        """Prints a value of tinytrain, beside a peer's value if `peer` is given."""
         ratio = value / peer if peer else None
         if self.json:
             print(json.dumps({"name": name, "value": value, "unit": unit, "peak": peak,
@@ -90,12 +90,12 @@ def output_of(command):
 
 
 def rows_of(text):
-    """Returns the objects among the lines that a program printed, by name."""
+    """Returns the JSON objects among the lines that a program printed, as {name: object}."""
     return {r["name"]: r for r in (json.loads(line) for line in text.splitlines() if line.startswith("{"))}
 
 
 class Turns:
-    """A program that does a step for each line that it reads, and prints how long the step took."""
+    """A program that does a training step for each line that it reads, and prints how long the step took."""
 
     def __init__(self, label, command):
         self.label, self.seconds, self.rows = label, [], {}
@@ -160,15 +160,15 @@ def threads(n):
     return torch
 
 
-# width, layers, heads
+# size of a ViT: (width, layers, heads)
 VITS = {"Ti": (192, 12, 3), "S": (384, 12, 6), "B": (768, 12, 12), "L": (1024, 24, 16), "H": (1280, 32, 16)}
 
 
 def attention_of(args):
     """Returns the name under which a model of transformers finds scaled_dot_product_attention. Under
     torch.compile transformers makes a mask for "sdpa" even if no sequence is padded, and with that mask
-    PyTorch multiplies in fp32. --whole registers the same function under a name for which transformers makes
-    no mask."""
+    PyTorch multiplies in fp32. --whole registers the function under another name, for which transformers
+    makes no mask."""
     if not getattr(args, "whole", False):
         return "sdpa"
     from transformers import AttentionInterface
@@ -199,8 +199,8 @@ def model_of(args):
 
 
 def inputs_of(tensors, b, args, dtype):
-    """Returns the model's inputs and the labels of a batch in a file. Images are normalised here, outside of
-    the step."""
+    """Returns the model's inputs and the labels of one batch of a file. Normalises images outside of the
+    timed step."""
     import torch
     labels = tensors[b + "labels"].long()
     if args.vit:
@@ -216,8 +216,8 @@ def inputs_of(tensors, b, args, dtype):
 
 
 def training(args, device="cpu", before_device=lambda: None):
-    """Returns a function that does a step of the model, in one variant, on a batch and returns the loss; and
-    the batches of a file. before_device() is called before the first use of the device."""
+    """Returns two things: a function that does a training step on a batch, in one variant, and returns the
+    loss; and the batches of a file. Calls before_device() before the first use of the device."""
     torch = threads(args.threads)
     from safetensors.torch import load_file
     torch.manual_seed(1)
@@ -268,7 +268,7 @@ def peak_resident():
 def turns(args):
     """Runs a step for each line of standard input, as build/step --turns does."""
     step, batches = training(args)
-    k = len(batches) - 1      # the batch before the first, for the step that is not counted
+    k = len(batches) - 1      # the last batch, for the step that is not counted
     for _ in sys.stdin:
         began = time.perf_counter()
         step(*batches[k % len(batches)]).item()
@@ -302,8 +302,8 @@ LIBRARIES = {"OpenBLAS": ("gemm_openblas", "libopenblas-dev"),
 
 
 def library_speeds(path, shape, precision, threads, least):
-    """Does what linear_speeds does, with a program of bench/peers/gemm.c. Returns None if its library has no
-    products in that precision."""
+    """Returns the speeds that linear_speeds returns, of a program of bench/peers/gemm.c. Returns None if the
+    program's library has no products in the precision."""
     out = subprocess.run([path, *map(str, shape), str(least)] + (["bf16"] if precision != "32-true" else []),
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                          env=dict(os.environ, OMP_NUM_THREADS=str(threads),
@@ -336,9 +336,9 @@ def gemm(args, report):
                f"{args.rounds} turns; beside each the fastest of the others")
     for precision in args.precisions:
         if precision == "bf16-mixed":
-            continue      # its products are those of bf16-true
+            continue      # bf16-mixed has the products of bf16-true
         dtype = torch.float32 if precision == "32-true" else torch.bfloat16
-        mine, peers, peaks = {}, {}, {}      # peers: by name, then by product
+        mine, peers, peaks = {}, {}, {}      # peers: speeds by peer's name, then by product
         for turn in range(args.rounds):
             for shape in shapes:
                 rows, n_in, n_out = shape
@@ -431,7 +431,7 @@ def step(args, report):
         layers = f" ({args.layers} layers)" if args.layers else ""
         report.say(f"a training step of {model}{layers}, {what}, {args.threads} threads, "
                    f"medians of {args.rounds} steps each, in turn")
-        for group in (("32-true",), ("bf16-mixed", "bf16-true")):      # not all at once, to save memory
+        for group in (("32-true",), ("bf16-mixed", "bf16-true")):      # not all at once, which saves memory
             group = [p for p in group if p in args.precisions]
             variants = ([PAIRS[p] for p in group] +
                         ([PAIRS[p] + " compiled" for p in group] if args.compile else []))
@@ -443,7 +443,7 @@ def step(args, report):
         p.speed = tokens / statistics.median(p.seconds)
         if label.startswith("tinytrain"):
             row = p.rows["matmuls and attention, whole step, mean"]
-            # GFLOP per token
+            # flops: GFLOP per token
             p.peak, flops[label] = row["peak"], row["value"] / p.rows["tokens a second, mean"]["value"]
     for label, p in results.items():
         report.say(f"  {label:<32} {1e3 * tokens / p.speed:8.0f} ms {p.speed:8.0f} "
@@ -463,8 +463,8 @@ def step(args, report):
 # ------------------------------------------------------------------------------------------------------- imdb
 def imdb_batches(args, shuffled, grouped):
     """Writes two files, each with --batches of the 50 batches of 16 reviews: one in random order, and one
-    sorted by length (as transformers' group_by_length does), with batches evenly spaced over the sorted
-    ones."""
+    whose batches are evenly spaced over the reviews sorted by length (as transformers' group_by_length
+    sorts)."""
     import minilm_imdb
     from transformers import BertTokenizer
     rows = minilm_imdb.encode(BertTokenizer.from_pretrained(args.vocab),
@@ -509,8 +509,8 @@ def imdb(args, report):
 
 # ------------------------------------------------------------------------------------------------------ epoch
 def epoch(args, report):
-    """Measures an epoch of both. PyTorch tests on more reviews, by the number that tinytrain's example holds
-    out for validation."""
+    """Measures an epoch of tinytrain and an epoch of PyTorch. PyTorch's test set is larger by the number of
+    reviews that tinytrain's example holds out for validation."""
     report.say(f"one epoch of MiniLM on {args.train} reviews (and a look at {args.test + args.train // 10} "
                f"others), {args.threads} threads, from process start to end, fp32")
     with tempfile.TemporaryDirectory() as folder:

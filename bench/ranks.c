@@ -59,14 +59,14 @@ typedef struct strategy {
     int zero, tensor;
     bool server;
     const char *offload;
-    bool early; /* update = "backward" */
+    bool early; /* whether `update` is "backward" */
     int pipeline;
     const char *schedule;
     int micros; /* micro-batches of a step on a data rank; 0: one */
     bool sequence;
 } strategy;
 
-/* A strategy with one stage and one micro-batch. */
+/* A strategy with one stage and one micro-batch a step. */
 #define STRATEGY(name, zero, tensor, server, offload) \
     {name, zero, tensor, server, offload, false, 1, NULL, 0, false}
 
@@ -161,7 +161,7 @@ static void moved(void)
     static const char *const precisions[] = {"32-true", "bf16-mixed"};
     char device[32], name[128];
     snprintf(device, sizeof device, "cuda*%d", opt.ranks);
-    for (int k = 0; k < 2 * DECODER; k++) /* both models in both precisions */
+    for (int k = 0; k < 2 * DECODER; k++) /* k: both models, each in both precisions */
         for (int s = 0; s < TT__COUNT(strategies); s++) {
             planned x;
             if (opt.ranks % strategies[s].tensor) continue;
@@ -187,8 +187,9 @@ static void moved(void)
 
 typedef struct reduction {
     tt__device_group *group;
-    tt__mat x[TT__RANKS], copy[TT__RANKS]; /* by rank: summed in place; copied to, of the same size */
-    double reduce, copied;                 /* seconds, the least so far */
+    /* by rank: x is summed in place; copy receives a memcpy of equal size */
+    tt__mat x[TT__RANKS], copy[TT__RANKS];
+    double reduce, copied;                 /* least seconds so far of an all-reduce, and of a memcpy */
     bool go_on;
 } reduction;
 
@@ -230,8 +231,8 @@ static tt_status reduce_often(void *arg, int rank)
             job->copied = fmin(job->copied, at[2] - at[1]);
             job->go_on = run < 4 || at[2] - begin < bench.min;
         }
-        ok = ok && tt__barrier(job->group->rank_group, rank, all); /* before rank 0 decides again whether to
-                                                                      go on */
+        ok = ok && tt__barrier(job->group->rank_group, rank, all); /* before rank 0 decides whether to go
+                                                                      on */
     }
     return ok ? TT_OK : TT_ERR_DEVICE;
 }
@@ -402,8 +403,8 @@ static machine machine_of(int k)
     return m;
 }
 
-/* Returns the seconds by which the links to the host are busy longer than the computation that could run at
-   the same time. */
+/* Returns the seconds by which the links to the host are busy longer than the computation that can overlap
+   with the copies. */
 static double least_exposed(const tt_program *p, const tt_costs *c, const tt__replay *r)
 {
     const tt_tape *t = p->built.t;
@@ -511,13 +512,13 @@ static double segment_seconds(const tt_program *q, tt__segment segment, const tt
 
 enum { MOST_STAGES = 64, MOST_MICROS = 64 };
 
-/* Seconds of a step. wait, transfer: sums over all stages, without the step's end. */
+/* Seconds of a step. wait, transfer: sums over all stages, without the end of the step. */
 typedef struct timing { double seconds, busy, wait, transfer, end; } timing;
 
-/* Times a step of `micros` micro-batches on each data rank. slow: the rates that hold at the step's end. */
+/* Times a step of `micros` micro-batches on each data rank. slow: the rates at the end of the step. */
 static timing step_of(const tt_program *p, int micros, const tt_costs *c, const tt_costs *slow)
 {
-    static double done[2][MOST_STAGES][MOST_MICROS]; /* when the forward or backward ends */
+    static double done[2][MOST_STAGES][MOST_MICROS]; /* seconds at which each forward and backward ends */
     static double taken_at[MOST_STAGES][MOST_MICROS];
     double work[2][MOST_STAGES], taken[2][MOST_STAGES], now[MOST_STAGES] = {0}, none;
     int at[MOST_STAGES] = {0}, left;
@@ -540,7 +541,8 @@ static timing step_of(const tt_program *p, int micros, const tt_costs *c, const 
                 const int from = backward ? s + 1 : s - 1;
                 const bool comes = from >= 0 && from < stages;
                 const double sent = comes ? done[backward][from][m] : 0;
-                const bool keeps = backward && s > 0 && m > 0; /* the previous gradient must be taken */
+                /* the stage before must have taken the previous gradient */
+                const bool keeps = backward && s > 0 && m > 0;
                 const double gone = keeps ? taken_at[s - 1][m - 1] : 0;
                 ready = sent >= 0 && gone >= 0;
                 left += !ready;
@@ -593,7 +595,7 @@ static void stages(void)
             }
 }
 
-/* Returns the largest number of bytes that any rank loads from others in a step of `micros` micro-batches. */
+/* Returns the largest number of bytes that a rank loads from others in a step of `micros` micro-batches. */
 static double moved_in_step(const tt_program *p, int micros)
 {
     double max = 0, min;
@@ -654,7 +656,8 @@ static void devices(void)
         for (int gigabits = 100; gigabits <= 400; gigabits *= 4) {
             const tt_costs c = costs_of(&m, m.link);
             tt_costs slow = c;
-            const int data = n / way.pipeline; /* each of the plan's two loads half of the shared bytes */
+            /* each of the plan's two data ranks loads half of the shared bytes */
+            const int data = n / way.pipeline;
             if (n > 8) slow.between_ranks = gigabits * 1e9 / 8 / (2.0 * (data - 1) / data);
             const timing t = step_of(x.p, way.micros, &c, &slow);
             snprintf(name, sizeof name, "7B, %d H200, %d Gbit/s between machines", n, gigabits);

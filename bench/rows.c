@@ -1,4 +1,4 @@
-/* GB/s of the ops that are limited by memory, timed inside a training step, beside the rate of a stream of
+/* Measures GB/s of the ops that are limited by memory inside a training step, beside the rate of a stream of
    the same kind over arrays that no cache can hold. Bytes are those that the program sees, operands read and
    results written: Adam with clipping reads a gradient twice. */
 
@@ -9,7 +9,7 @@ static tt_context *ctx;
 static tt_tape *t;
 static bench_inputs in;
 
-/* Begins a program of shape (rows, width). with_loss: the program ends with a loss of its own. */
+/* Begins a program of shape (rows, width). with_loss: the op to measure is itself a loss. */
 static tt_value begin(int64_t rows, int64_t width, bool with_loss)
 {
     ctx = bench_reopen();

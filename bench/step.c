@@ -1,11 +1,11 @@
-/* Whole training steps of DistilBERT-base (66 million parameters, random weights, AdamW, decay 0.01, clipping
-   1, dropout as in its config), with --vit of a vision transformer, or with --gpt2 of GPT-2 with 124 million
-   parameters: tokens/s, GFLOP/s beside the peak, how the time of a step divides, and the plan's bytes beside
-   the growth of the process.
+/* Measures whole training steps of DistilBERT-base (66 million parameters, random weights, AdamW, decay 0.01,
+   clipping 1, dropout as in its config), with --vit of a vision transformer, or with --gpt2 of GPT-2 with 124
+   million parameters: tokens/s, GFLOP/s beside the peak, how the time of a step divides, and the plan's bytes
+   beside the growth of the process.
 
    Tokens are random, or come from --batches: a safetensors file of int32 tensors batchB.input_ids (all
    sequences one after another), batchB.seq_start (sequences + 1) and batchB.labels for B = 0, 1, ..., as
-   bench/pytorch.py and bench/minilm_imdb.py write them. Images likewise are random or come from uint8 tensors
+   bench/pytorch.py and bench/minilm_imdb.py write them. Images are random, too, or come from uint8 tensors
    batchB.pixels (images, height, width, 3). With --turns each step waits for a line on standard input and
    reports itself, so that two programs can take turns.
 
@@ -73,7 +73,7 @@ static void add_images(bench_batches *all, int images, const uint8_t *pixels, in
     tt_batch *b = &all->batch[all->n++];
     memset(b, 0, sizeof *b);
     b->seqs = images;
-    b->rows = images * tokens; /* for the speeds */
+    b->rows = images * tokens; /* rows that speeds count */
     b->pixels = pixels;
     b->image_bytes = bytes;
     b->labels = labels;
@@ -135,8 +135,8 @@ static int part_of(int op)
     }
 }
 
-/* Returns the TFLOP/s of cuBLASLt's products in the type that a precision multiplies in, or 0 if they cannot
-   be measured (after the steps, memory may be short). */
+/* Returns the TFLOP/s of cuBLASLt's products in the multiplication type of a precision. Returns 0 if the
+   products cannot be measured: after the steps, memory may be short. */
 static double gpu_peak(const char *precision, int n)
 {
     char error[256];
@@ -167,7 +167,7 @@ static void peaks(bool gpu, int n)
     bench_row("copies of memory, bytes read and written", bytes / 1e9, "GB/s", 0);
 }
 
-/* --estimate: returns the seconds of a step by its plan, with costs that are measured now. */
+/* --estimate: returns the seconds of a step that its plan forecasts with newly measured costs. */
 static double seconds_by_plan(tt_context *ctx, const tt_model *model, tt_train_options o)
 {
     tt_costs costs;
@@ -203,8 +203,8 @@ static tt_array *next_tokens(bench_batches *all)
     return targets;
 }
 
-/* --ops: a backend that replaces the program's own and notes the time before and after each launch. In a
-   first step it counts launches, bytes and FLOPs instead. */
+/* --ops: a backend that replaces the program's own and notes the time before and after each launch. In the
+   first step the backend counts launches, bytes and FLOPs instead. */
 enum { TIMED_STEPS = 5 };
 static struct {
     const tt__backend *real;
@@ -213,11 +213,11 @@ static struct {
     bench_cost op[TT__OP_COUNT];
     int launches[TT__OP_COUNT];
     bool counts;
-    void **event; /* two events for each launch of a step, in their order; `of`: the op of each launch */
+    void **event; /* event: two events for each launch of a step, in order; `of`: the op of each launch */
     int *of, n, made;
 } timed;
 
-/* Adds the FLOPs of a launch. Those of attention depend on where sequences start, which is read from the
+/* Adds the FLOPs of a launch. FLOPs of attention depend on the starts of sequences, which are read from the
    device. */
 static tt_status add_flops(const tt__launch *l, bench_cost *to)
 {
@@ -279,7 +279,7 @@ static void time_ops(tt_context *ctx, tt_trainer *t, const tt_batch *b)
     timed.backend.launch = timed_launch;
     timed.kind.backend = &timed.backend;
     p->settings.kind = &timed.kind;
-    ctx->profiles = true; /* launches are not recorded in a graph */
+    ctx->profiles = true; /* keeps launches out of graphs */
     for (int step = 0; step <= TIMED_STEPS; step++) {
         timed.counts = step == 0;
         timed.n = 0;
@@ -404,12 +404,12 @@ int main(int argc, char **argv)
     for (int k = 0; k < launches; k++) fastest[k] = INFINITY;
     if (estimate && !gpu) ctx->profile = fastest;
     const tt_program *program = tt_trainer_program(t);
-    const bool waits = !gpu || turns; /* if not, a step begins while one is in flight, as in tt_fit */
+    const bool waits = !gpu || turns; /* if false, a step begins while one is in flight, as in tt_fit */
     double seconds = 0, tokens = 0, step_flops = 0, first = 0, part[PARTS] = {0}, *speeds = NULL;
     bench_cost by_op[TT__OP_COUNT];
     memset(by_op, 0, sizeof by_op);
     for (int step = 0; turns ? bench_turn() : step < warm + steps; step++) {
-        /* The warm-up steps take the batches before the first. */
+        /* The warm-up steps take the last batches, so that the measured steps begin with batch 0. */
         const tt_batch *b = &all.batch[(step + all.n * warm - warm) % all.n];
         bench_begin_run();
         if (!waits && step == warm && tt_trainer_wait(t, NULL) != TT_OK) bench_die("%s", tt_error(ctx));

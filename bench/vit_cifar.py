@@ -50,7 +50,7 @@ def make_start(args):
 
 
 def images(folder, files):
-    """Returns (n, 3, 32, 32) bytes and (n) labels of those of the files that exist."""
+    """Returns (n, 3, 32, 32) bytes and (n) labels of those `files` that exist."""
     data = b""
     for file in files:
         path = os.path.join(folder, file)
@@ -64,7 +64,7 @@ def images(folder, files):
 
 
 def held_out(labels, n, g):
-    """Holds out n images, in each class its share. Returns (their indices, the other indices)."""
+    """Holds out n images, an equal share of each class. Returns (held-out indices, other indices)."""
     place = torch.empty(len(labels))
     for c in labels.unique():
         of_class = (labels == c).nonzero()[:, 0]
@@ -74,7 +74,7 @@ def held_out(labels, n, g):
 
 
 def cropped(pixels, g):
-    """Returns each image shifted by up to PAD pixels in both directions, and mirrored or not."""
+    """Returns each image shifted by up to PAD pixels in both directions, and randomly mirrored."""
     n = len(pixels)
     padded = torch.nn.functional.pad(pixels, (PAD,) * 4)
     y, x = (torch.randint(2 * PAD + 1, (n, 1), generator=g) + torch.arange(SIDE) for _ in "yx")
@@ -101,7 +101,7 @@ class Trainer:
                                else 0.5 * (1 + math.cos(math.pi * (s - warmup) / (self.steps - warmup))))
 
     def step(self, pixels, labels):
-        """Does one update on a batch. Returns (loss, gradient norm before clipping, number of right
+        """Does one update on a batch. Returns (loss, gradient norm before clipping, number of correct
         predictions)."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr()
@@ -163,7 +163,7 @@ def train(args, pixels, labels):
               f"validation {score:.4f}; "
               f"{spent:.0f} s, {len(rest) / spent:.0f} images/s", flush=True)
     model.load_state_dict(kept)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024      # KiB on Linux
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024      # ru_maxrss is in KiB on Linux
     print(f"best epoch: accuracy {accuracy(model, *test):.4f} on {len(test[1])} test images; "
           f"trained for {seconds:.0f} s, peak resident memory {peak:.0f} MiB")
 

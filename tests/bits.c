@@ -1,6 +1,7 @@
 /* Trains tiny models and prints a line for each case: hashes of losses, norms, parameters and optimizer state
-   after some steps, and the bytes of the plan. tests/bits.sh compiles it against two versions of tinytrain.h
-   and compares the lines, so it uses only functions that the public API of both versions has.
+   after some steps, and the bytes of the plan. tests/bits.sh compiles this file with two versions of
+   tinytrain.h and compares the lines, so this file uses only functions that the public API of both versions
+   has.
    
        bits [--kind cpu|cuda] [--every N] [--steps N] [--list] [--tensors] [PATTERN...]
    
@@ -43,15 +44,15 @@ static void die(const char *format, ...)
 
 /* ----------------------------------------------------------------------------------------------- versions */
 
-/* The tt_compile_options in tt_train_options. Older versions have their fields in tt_train_options itself;
-   tests/bits.sh knows which of the two a version has. */
+/* The tt_compile_options in tt_train_options. Older versions have the fields in tt_train_options itself;
+   tests/bits.sh defines HAS_COMPILE for newer versions. */
 #ifdef HAS_COMPILE
 #define COMPILE(o) (o).compile
 #else
 #define COMPILE(o) (o)
 #endif
 
-/* Saves the state of a trainer: parameters, optimizer state and more in one safetensors file. */
+/* Saves the state of a trainer, such as parameters and optimizer state, in one safetensors file. */
 static tt_status save_state(tt_trainer *t, const char *path)
 {
     tt_progress progress;
@@ -59,8 +60,8 @@ static tt_status save_state(tt_trainer *t, const char *path)
     return tt_trainer_save(t, path, &progress);
 }
 
-/* Returns whether a tensor of that file is a parameter or optimizer state, not one of the file's own
-   numbers. */
+/* Returns whether a tensor of a saved state is a parameter or optimizer state. The tensors tinytrain.*
+   describe the run. */
 static bool is_tensor_of_state(const tt_tensor_info *info)
 {
     return strncmp(info->name, "tinytrain.", 10) != 0;
@@ -90,7 +91,7 @@ typedef struct one_case {
     int micro;
     float dropout;
     int optimizer;
-    bool overflow; /* a loss scale so large that the first steps are skipped */
+    bool overflow; /* the loss scale is so large that the first steps are skipped */
     char name[128];
 } one_case;
 
@@ -222,7 +223,7 @@ static tt_context *open_context(void)
     o.threads = 2;
     o.seed = 42;
     o.logger.log = no_log;
-    o.files.sync = no_sync; /* saved states are read at once */
+    o.files.sync = no_sync; /* no sync to disk: the program reads saved states at once */
     return tt_open(&o);
 }
 
@@ -396,7 +397,7 @@ static void own_params(tt_context *ctx, tt_param *p[OWN_PARAMS])
     }
 }
 
-/* Records causal attention with its own scale and shared q and k, views, and a weighted squared error. Shape
+/* Records causal attention with a scale and one value for q and k, views, and a weighted squared error. Shape
    of x: (rows, 24). */
 static tt_value own_loss(tt_tape *t, tt_param *const p[OWN_PARAMS], tt_value x, tt_value target,
                          tt_value starts, tt_value weights, float dropout, tt_value *out)
@@ -424,7 +425,8 @@ static void set(tt_program *p, tt_context *ctx, tt_value v, const void *data, in
     if (tt_set(p, v, data, rows) != TT_OK) die("%s", tt_error(ctx));
 }
 
-/* Trains by hand. POOLED: MiniLM's encoder, the mean of each sequence, a weighted loss. OWN: own_loss. */
+/* Trains without a trainer. POOLED: MiniLM's encoder, the mean of each sequence, weighted loss. OWN:
+   own_loss. */
 static void train_by_hand(tt_context *ctx, const one_case *c, const char *device, int steps, results *r)
 {
     const bool pooled = c->model == POOLED;
@@ -483,7 +485,7 @@ static void train_by_hand(tt_context *ctx, const one_case *c, const char *device
                 set(p, ctx, in.positions, n.positions, n.rows);
                 set(p, ctx, in.types, n.types, n.rows);
                 set(p, ctx, target, n.labels, n.seqs);
-                n.weights[0] = 1; /* at least one target counts */
+                n.weights[0] = 1; /* so at least one target counts */
                 set(p, ctx, weights, n.weights, n.seqs);
             } else {
                 set(p, ctx, x, n.features, n.rows);
@@ -587,7 +589,7 @@ int main(int argc, char **argv)
         c.overflow = PICK(2) != 0;
 #undef PICK
         bool scaled = strncmp(c.precision->precision, "16-", 3) == 0;
-        /* Without a loss scale nothing overflows. */
+        /* Without a loss scale there is no overflow to test. */
         if (c.overflow && (!scaled || c.optimizer != 3)) continue;
         if (c.precision->only_cuda && strcmp(kind, "cuda") != 0) continue;
         snprintf(c.name, sizeof c.name, "%s/%s/%s/%d/%s/%s%s", model_names[c.model],

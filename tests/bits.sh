@@ -1,9 +1,9 @@
 #!/bin/sh
 # bits.sh OLD NEW [PATTERN...]: trains tiny models with two versions of the library (tests/bits.c) and
 # compares losses, norms, outputs, parameters, optimizer state (the same bits) and plans (none larger). OLD
-# and NEW are folders with the repository's files (but for tests/golden); `make bits BASE=...`
-# makes the old one. PATTERN: of names of cases, such as 'vit/16-*'. Results of OLD are kept, and used again
-# until tests/bits.c changes.
+# and NEW are folders with the repository's files (but for tests/golden); `make bits BASE=...` makes the old
+# one. PATTERN matches names of cases, such as 'vit/16-*'. Results of OLD are kept, and used again until
+# tests/bits.c changes.
 #
 #   KINDS   "cpu cuda" (the default): on which kinds of device; cuda is emulated
 #   EVERY   17: one of this number of cases is run, and half as many on instruction sets other than the best,
@@ -21,14 +21,14 @@ case $CC in *clang*) CXX=${CXX:-clang++} ;; *) CXX=${CXX:-c++} ;; esac
 mkdir -p "$B/bits" && B=$(cd "$B/bits" && pwd) || exit 2
 strict="-std=c99 -Wall -Wextra -Wpedantic"
 
-newer() # OUTPUT SOURCE...: the output is newer than all sources
+newer() # newer OUTPUT SOURCE...: is the output newer than all sources?
 {
     out=$1; shift
     [ -f "$out" ] || return 1
     for f in "$@"; do [ "$out" -nt "$f" ] || return 1; done
 }
 
-build() # old|new cpu|cuda FOLDER
+build() # build old|new cpu|cuda FOLDER: compiles tests/bits.c
 {
     program=$B/$1.$2
     has=
@@ -39,7 +39,7 @@ build() # old|new cpu|cuda FOLDER
         return
     fi
     newer "$program" "$here/bits.c" "$3/tinytrain.h" "$3/tinytrain_cuda.cu" "$3"/tests/cuda_emu/* && return 0
-    # Each version with its own emulator, and with the sizes that its Makefile gives it there.
+    # Compiles each version with its own emulator, and with the sizes that its Makefile sets for the emulator.
     show='emu_defines: ; @echo $(EMU_DEFINES)'
     defines=$(cd "$3" && env -u MAKEFLAGS -u MAKELEVEL $MAKE -s --eval "$show" emu_defines) || return 1
     cxx="-std=c++17 -g -ftrivial-auto-var-init=pattern"
@@ -55,8 +55,8 @@ build() # old|new cpu|cuda FOLDER
         -lm -lpthread
 }
 
-# Joins the lines of both by the case's name. A plan, the least that any placement needs (bound), and what is
-# needed to initialise the parameters may be smaller; all else must be equal.
+# Joins the lines of both versions by the case's name. A plan, its lower bound, and the bytes to initialise
+# the parameters may be smaller in the new version; all else must be equal.
 cat > "$B/compare.awk" <<'AWK'
 FNR == NR { if ($1 != "absent") line[$1] = $0; next }
 $1 == "absent" { next }
@@ -88,7 +88,7 @@ run() # old|new ARGUMENT...
     TINYTRAIN_ISA=$isa TINYTRAIN_BF16=$bf16 "$program" --kind $kind "$@"
 }
 
-compare() # cpu|cuda EVERY ISA BF16 [PATTERN...]
+compare() # compare cpu|cuda EVERY ISA BF16 [PATTERN...]
 {
     kind=$1 every=$2 isa=$3 bf16=$4; shift 4
     what="$kind${isa:+ $isa}${bf16:+ $bf16}"

@@ -110,7 +110,7 @@ def check_gpu_script():
                                "GPT-2, 1 layer, 1 x 16, bf16-true, tinytrain, no dropout")
                   if name not in measured]
         beside = [row for row in report["rows"] if row["name"].endswith("beside the plan")]
-        # The value counts the memory of the whole process.
+        # The value is the memory of the whole process.
         wrong += [f"{row['name']}: {row['value']} MB, planned {row['peer']} MB"
                   for row in beside if not row["peer"] <= row["value"] <= row["peer"] + 8]
         with open(files["md"]) as f:
@@ -165,7 +165,7 @@ def check_gpu_peers():
 
 
 # Stand-ins for `make bench-peers`: a compiler that does not find OpenBLAS and oneDNN, and a python3 whose
-# venv has a pip without the packages in MISSING. Their folder also has a cblas.h that is not OpenBLAS's.
+# venv has a pip without the packages in MISSING. Their folder also has a cblas.h of another library.
 STAND_INS = {
     "cc": """case "$*" in *" -E "*) ;; *-lopenblas* | *-ldnnl*) echo "cannot find it" >&2; exit 1; esac\n"""
           """exec $REAL_CC "$@"\n""",
@@ -253,7 +253,7 @@ def main():
         rows = {r["name"]: r for r in map(json.loads, out.stdout.splitlines())}
         wrong = ([w for w in map(line_wrong, out.stdout.splitlines()) if w] +
                  [f"status {out.returncode}: {out.stderr[:200]}"] * bool(out.returncode))
-        # The emulator keeps nothing else in the device's memory.
+        # The device's memory holds nothing but the program.
         value_of = lambda name: rows[name]["value"]
         if not wrong and not 0 <= value_of("device memory grew by") - value_of("planned memory") < 0.01:
             wrong.append("the device's memory did not grow as planned")

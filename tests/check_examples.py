@@ -219,8 +219,8 @@ def update_in_the_backward_saves_memory(folder):
 
 @check
 def options_make_a_budget_fit(folder):
-    """Checks that "budget" options make plans fit: the small ViT in 0.5 MB less than without, and ViT-Ti/16
-    on two ranks in 3 MB less than with zero 1."""
+    """Checks that "budget" options make plans fit: the small ViT in 0.5 MB less than without the option, and
+    ViT-Ti/16 on two ranks in 3 MB less than with zero 1."""
     options = ["--out=" + os.path.join(folder, "plan")]
     for option in "--recompute=budget", "--offload=budget", "--zero=budget":
         refused(IMAGES, "--plan", *options, option,
@@ -242,7 +242,8 @@ def options_make_a_budget_fit(folder):
             expect(planned_mb <= whole - 0.2, whole, "MB and", planned_mb) # `beside` varies
     options += ["--device=cuda*2", "--vit=Ti/16", *by_hand]
     whole = planned(*options, program=IMAGES)[0]
-    less = [*options, f"--budget={whole - 3:.1f}MB", "--zero=budget"] # next inputs: 1.5 MB
+    # the inputs of the next step need 1.5 MB
+    less = [*options, f"--budget={whole - 3:.1f}MB", "--zero=budget"]
     refused(IMAGES, "--plan", *less, "--server", saying="parameter server")
     refused(IMAGES, "--plan", *less, "--pipeline=2", saying="and TT_ZERO_BUDGET: use zero 0 or 1 alone")
     planned_mb, said = planned(*less, program=IMAGES)
@@ -267,7 +268,7 @@ def the_largest_batch_of_a_budget(folder):
             few, many = (14, 18) if device == "cuda" else (40, 80)
             less = planned(*options, f"--batch={few}", program=program)[0]
             most, said = planned(*options, f"--batch={many}", "--budget=1TB", program=program)
-            beside = re.search(r"--budget also holds ([\d.]+) MB", said) # varies with time
+            beside = re.search(r"--budget also holds ([\d.]+) MB", said) # the figure varies with time
             more = float(beside[1]) if beside else 0
             options.append(f"--budget={(less + most) / 2 + more:.1f}MB")
             _, said = planned(*options, "--batch=max", program=program)
@@ -323,7 +324,7 @@ def validation_rows_are_the_validation_set(folder):
 
 
 def changed_model(source, target, change):
-    """Copies a model folder, and lets `change` edit its tensors (name: (description, bytes)) and config.
+    """Copies a model folder. change(tensors, config) edits the copy; tensors: {name: (description, bytes)}.
     Returns the copy's path."""
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("state.*", "metrics.csv"))
     path = os.path.join(target, "model.safetensors")
@@ -389,7 +390,7 @@ def a_model_keeps_the_numbers_of_its_classes(folder):
 
 @check
 def a_model_without_a_classifier_does_not_predict(folder):
-    """Checks that such a model refuses --predict, and that training it names the tensors that start anew."""
+    """Checks that a model without some tensors refuses --predict, and that training names the new tensors."""
     def lacks(*names):
         def change(tensors, config):
             for name in names:
@@ -486,7 +487,7 @@ def losses_of_classifiers(folder):
 
 @check
 def few_steps_get_more_epochs(folder):
-    """Checks the default of about 200 steps in at most 20 epochs, and the note about fewer than 100."""
+    """Checks the default of about 200 steps in at most 20 epochs, and the note about fewer than 100 steps."""
     table = small_table(os.path.join(folder, "t.csv"), texts=160)
     options = ["--data", table, "--threads=1", "--out"]
     status, out, err = call(TEXT, *options, os.path.join(folder, "a"))
@@ -500,7 +501,7 @@ def few_steps_get_more_epochs(folder):
 
 @check
 def from_scratch_in_any_folder(folder):
-    """Checks that a program finds the sample data in a folder above its own, and names the places if not."""
+    """Checks that a program finds the sample data in a folder above its own, or names the places."""
     programs, elsewhere = os.path.join(folder, "tree", "build", "all"), os.path.join(folder, "elsewhere")
     os.makedirs(programs)
     os.makedirs(elsewhere)
@@ -515,7 +516,7 @@ def from_scratch_in_any_folder(folder):
 
 def stopped(program, options, *signals):
     """Sends signals to a program in the middle of training. Returns its exit status, its output, and the
-    number of signals sent while it still ran."""
+    number of signals sent while the program still ran."""
     process = subprocess.Popen([program, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True)
     said, sent = "", 0
@@ -556,8 +557,8 @@ def contents(*path):
 
 @check
 def any_number_of_ranks_trains_the_same(folder):
-    """Compares the result of one rank with those of two ranks that shard and offload in several ways, and of
-    a run that stops on four ranks and resumes on two with updates on the host."""
+    """Compares the result of one rank with the results of two ranks that shard and offload in several ways,
+    and of a run that stops on four ranks and resumes on two with updates on the host."""
     few = {TEXT: ["--train=400", "--epochs=2"], IMAGES: ["--train=80", "--test=20", "--epochs=1"]}
     for program, more in few.items():
         def run(name, *options, then=None):
@@ -583,8 +584,8 @@ def any_number_of_ranks_trains_the_same(folder):
 
 @check
 def any_number_of_stages_trains_the_same(folder):
-    """Compares the result of one rank with those of two stages: schedule 1f1b with one data rank, and gpipe
-    with two data ranks."""
+    """Compares the result of one rank with the results of two stages: schedule 1f1b with one data rank, and
+    gpipe with two data ranks."""
     for program, more in {TEXT: ["--train=200", "--epochs=1"], IMAGES: ["--train=80", "--test=20"]}.items():
         def run(name, *options):
             out = os.path.join(folder, os.path.basename(program) + "_" + name)
@@ -610,7 +611,7 @@ def a_second_signal_ends_at_once(folder):
 
 
 def begun(*options, stderr=subprocess.STDOUT, before=None):
-    """Starts a run. Returns its process in the middle of training."""
+    """Starts a run. Returns the process of the run once it trains."""
     process = subprocess.Popen([TEXT, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=stderr, text=True, preexec_fn=before)
     while "epoch " not in (line := process.stdout.readline()):
@@ -660,7 +661,7 @@ def the_log_of_a_killed_run_is_not_lost(folder):
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     while not os.path.exists(os.path.join(run, "metrics.csv")):
         expect(process.poll() is None, "has ended")
-    process.kill()                                  # before the first step ends
+    process.kill()                                  # kills the run before its first step ends
     said = process.communicate()[0]
     expect("texts to train on" in said and "memory plan" in said, repr(said))
 
@@ -683,7 +684,7 @@ def a_run_that_blows_up_says_what_helps(folder):
 def no_promise_to_resume_what_was_not_saved(folder):
     run = os.path.join(folder, "run")
     os.mkdir(run)
-    os.mkdir(os.path.join(run, "loss.svg"))        # so that loss.svg cannot be written
+    os.mkdir(os.path.join(run, "loss.svg"))        # keeps loss.svg from being written
     got, said, _ = stopped(TEXT, ["--out", run, "--epochs=100"], signal.SIGINT)
     expect(got != 0 and "loss.svg" in said, got, said)
     saved = os.path.exists(os.path.join(run, "state.safetensors"))
@@ -693,7 +694,7 @@ def no_promise_to_resume_what_was_not_saved(folder):
 @check
 def killed_runs_go_on_bit_for_bit(folder):
     """Kills runs that save ten times a second at random moments, KILLS times (10), and resumes them until
-    they end. Checks that none hangs, and that their files equal those of a run that was not killed. Also
+    they end. Checks that no run hangs, and that the files equal those of a run that was not killed. Also
     checks runs whose loss diverges, which have two states for some time."""
     most, seed = int(os.environ.get("KILLS", "10")), random.randrange(1 << 30)
     moments, resumed, two_states = random.Random(seed), 0, 0
@@ -768,7 +769,8 @@ def folders_with_and_without_a_run(folder):
     for program in TEXT, GPT:
         refused(program, "--data", table, "--out", run,
                 saying="holds an adapter, which transformers would add")
-    name = "n" * 300        # too long for a file name: neither exists nor is absent
+    # too long for a file name, so that the program cannot tell whether the folder exists
+    name = "n" * 300
     refused(TEXT, "--data", table, "--out", os.path.join(folder, name), saying="cannot tell whether '")
 
 
@@ -810,7 +812,7 @@ def progress_fits_the_terminal(folder):
 
 @check
 def hello_goes_on_bit_for_bit(folder):
-    """Checks that hello learns, that a resumed run has the same bits, and that it refuses the state of
+    """Checks that hello learns, that a resumed run has the same bits, and that hello refuses the state of
     another model."""
     whole, parts = (os.path.join(folder, name) for name in ("whole", "parts"))
     os.mkdir(whole)
@@ -949,8 +951,9 @@ def answers(model, loads):
         expect(said("the ") == whole[:whole.index(chr(ends[name != "config.json"]), 4) + 1] + "\n",
                name, repr(whole), repr(said("the ")))
     os.remove(os.path.join(model, "generation_config.json"))
-    # Bytes that form no character are printed as U+FFFD, and the text before them is not repeated.
-    for prompt in "caf\u00e9", "\uff71", "x \uffe5":   # the last two begin like U+FFFD, which is printed
+    # Bytes that form no character are printed as U+FFFD, and the text before them is not repeated. the last
+    # two begin like U+FFFD, which is printed
+    for prompt in "caf\u00e9", "\uff71", "x \uffe5":
         for seed in range(4):
             out = said(prompt, "--temperature=9", f"--seed={seed}")
             expect(out.startswith(prompt) and len(out) > len(prompt) + 1, prompt, repr(out))
@@ -1005,7 +1008,7 @@ def folders_of_images(folder):
     status, out, err = call(*plan, "--skip-unreadable")
     expect(status == 0 and f"note: left out: '{bad}' cannot be read (" in out, out, err)
     expect(out.endswith(clean), out)
-    with open(os.path.join(photos, "dog", "14x.ppm"), "wb") as f:  # the header is valid, the rest is missing
+    with open(os.path.join(photos, "dog", "14x.ppm"), "wb") as f:  # a valid header without pixels
         if "without stb_image.h" in " ".join(call(IMAGES, "--help")[1].split()):
             f.write(b"P6 4 4 255\ncut off")
         else:
@@ -1023,7 +1026,7 @@ def folders_of_images(folder):
     expect(status == 0 and out.endswith(path + "\n"), out, err)
 
 
-# 2 x 3 blocks of one grey each, upright and rotated left
+# JPEG + UPRIGHT is a picture of 2 x 3 blocks, each of one grey. A second picture is rotated to the left.
 JPEG = ("/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABALDA4MChAODQ4SERATGCgaGBYWGDEjJR0oOjM9PDkzODdASFxOQERXRT"
         "c4UG1RV19iZ2hnPk1xeXBkeFxlZ2P/wAAL")
 UPRIGHT = ("CAAQABgBAREA/8QAFQABAQAAAAAAAAAAAAAAAAAABgf/xAAUEAEAAAAAAAAA"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that the figures shown are the committed or planned ones: bench/chart.py draws the pictures in
+"""Checks that shown figures equal the committed or planned figures: bench/chart.py draws the pictures in
 bench/results from the records beside them, README.md, docs/ and bench/README.md show its tables, the records
 are consistent, and bench/chart.py accepts the lines of bench/pytorch.py. If memory_ladder is built, checks
 that it prints the tables of planned memory and ranks.json. Standard library only; run from the repository's
@@ -54,7 +54,7 @@ def record_wrong(r):
     if not re.fullmatch(r"[0-9a-f]{7}", r["commit"]) or not re.fullmatch(r"\d{4}-\d\d-\d\d", r["date"]):
         return f"commit or date: {r}"
     for mine, peer, ratio in (("speed", "peer_speed", "speed_ratio"), ("mb", "peer_mb", "memory_ratio")):
-        # All three numbers are rounded.
+        # All three numbers are rounded, so the quotient is not exact.
         if r[mine] and r[peer] and not abs(r[mine] / r[peer] - r[ratio]) <= 0.006 + 0.015 * r[ratio]:
             return f"{ratio} is not {mine} / {peer}: {r}"
     return None
@@ -105,7 +105,7 @@ def differences(shown, want):
 
 def fits_table(found):
     """Returns the rows of largest micro-batches of docs/memory-and-budgets.md: "default / blocks / blocks,
-    all offloaded" for each card, and the range of the host's memory that the last needs."""
+    all offloaded" for each card, and the range of the host's memory that the last policy needs."""
     rows, host = {}, {}
     for r in found:
         name = f"{r['model']}, {r['precision']}"
@@ -117,7 +117,7 @@ def fits_table(found):
 
 
 def check_fits():
-    """Checks that the page shows the largest micro-batches, and that each is the largest."""
+    """Checks that the page shows the largest micro-batches, and that no larger micro-batch fits."""
     found = planned("--fits")
     wrong = differences(rows_of(MEMORY, "| micro-batch"), fits_table(found))
     return wrong + [f"not the largest: {r}" for r in found
@@ -133,7 +133,7 @@ def ladder_table(found):
 
 
 def check_ladder():
-    """Checks the rungs in bench/README.md, and the sentences of docs/memory-and-budgets.md on them."""
+    """Checks the rungs in bench/README.md, and the sentences about rungs in docs/memory-and-budgets.md."""
     found = planned()
     wrong = differences(rows_of("bench/README.md", "| rung"), ladder_table(found))
     rung = {r["rung"]: (f"{r['planned_bytes'] / 1e9:.2f} GB", f"{(r['copied_bytes'] or 0) / 1e9:.1f} GB")
@@ -148,7 +148,7 @@ def check_ladder():
 
 
 def printed(part):
-    """Returns the lines that build/ranks prints for a part."""
+    """Returns the lines that build/ranks prints for one of its parts."""
     out = subprocess.run([os.path.join(B, "ranks"), "--only", part], stdout=subprocess.PIPE, text=True)
     return out.stdout.splitlines() if out.returncode == 0 else []
 
@@ -169,7 +169,7 @@ def stages_table(lines):
 
 
 def check_shown(path, rows):
-    """Checks that a file shows the rows of a table, except rows whose first cells occur nowhere in it."""
+    """Checks that a file shows the rows of a table, except rows whose first three cells the file lacks."""
     lines = text_of(path).splitlines()
     begins = {tuple(line.split(" | ")[:3]) for line in lines}
     shown = [row for row in rows if tuple(row.split(" | ")[:3]) in begins]

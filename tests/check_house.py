@@ -3,8 +3,8 @@
 
 products_are_joined: tinytrain.h and tinytrain_cuda.cu are what tools/join.py makes of src/.
 
-join_tells_mistakes: tools/join.py refuses mistakes, such as a file that no product has or a head of which it
-would lose a part, and keeps a product that was edited by hand.
+join_tells_mistakes: tools/join.py refuses mistakes, such as a file that no product has or a head that would
+lose a part, and keeps a product that was edited by hand.
 
 make_joins: make joins edits of src/, and reports an edited product or that it cannot join.
 
@@ -119,7 +119,8 @@ def unincluded(tree):
             continue
         direct = includes(path, head)
         seen, folders = set(direct) | {path}, set().union(*(UMBRELLAS.get(d, ()) for d in direct))
-        used = set(NAME.findall(re.sub(r"\bstruct \w+ \*", "", body))) # pointers need no include
+        # a pointer to a struct needs no include
+        used = set(NAME.findall(re.sub(r"\bstruct \w+ \*", "", body)))
         for name in sorted(used & set(home)):
             if not any(there in seen or there.split("/")[0] in folders for there in home[name]):
                 found.append((path, 1, f"uses {name} and does not include {min(home[name])}"))
@@ -135,7 +136,7 @@ def long(tree):
         lines = body.split("\n")
         if len(lines) + at > MAX_FILE:
             found.append((path, 1, f"has {len(lines) + at} lines"))
-        starts = {} # for each indentation: line of the last brace, alone or after a parenthesis
+        starts = {} # by indentation: line of the last brace, alone or after a parenthesis
         for n, line in enumerate(lines):
             if opens := OPENS.match(line):
                 starts[opens[1]] = n
@@ -203,7 +204,7 @@ def mistakes():
         for edited in (joined + "int edit;\n", joined.replace("\n", "\r\n")):
             if not run_join(folder, {"tinytrain.h": edited}, "--check").returncode:
                 found.append(("", 0, "join.py --check passes a product that was edited"))
-        os.utime(product, (2**32, 2**32)) # newer than src/
+        os.utime(product, (2**32, 2**32)) # makes the product newer than src/
         run_join(folder, {})
         kept = os.path.join(folder, "build/tinytrain.h.replaced")
         if open(product, encoding="utf-8").read() != joined or not os.path.isfile(kept):
@@ -227,7 +228,7 @@ def make_joins():
         def make(edited, python=sys.executable):
             """Appends a comment to `edited` (None: no file) and runs make. Returns the product and stderr."""
             if edited:
-                time.sleep(0.05) # file times may be coarse
+                time.sleep(0.05) # waits, because file times may be coarse
                 with open(edited, "a", encoding="utf-8") as file:
                     file.write("/* edited */\n")
             run = subprocess.run(["make", "-j1", "B=b", f"PYTHON={python}", "tinytrain.h"], cwd=folder,

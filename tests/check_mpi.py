@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains in several processes, started by mpirun. Checks that results have the bits of one process, that
-differences between processes are refused, and that after a fault of one process all end with one sentence and
-training resumes from the last state.
+differences between processes are refused, and that after a fault of one process all processes end with one
+sentence and training resumes from the last state.
 
 Standard library only; run from the repository's root, with B (build) in the environment. `make` puts there
 B/mpi_ranks (tests/mpi.c), B/mpi_vit_l16 and B/mpi_gpt, and optionally B/cuda_emu/mpi_ranks for emulated GPUs.
@@ -36,7 +36,7 @@ def check(name, wrong):
 
 
 def mpirun(processes, *command, env=None, limit=120):
-    """Runs mpirun. Returns its status (None: timeout), output and seconds."""
+    """Runs mpirun. Returns (status, output, seconds) of mpirun; status None: timeout."""
     flags = ["--oversubscribe"] if OPEN_MPI else []
     own = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", **(env or {}))
     begin = time.monotonic()
@@ -108,16 +108,17 @@ def train(folder, processes, ranks, steps, kind="none", process=0, at=0):
     return mpirun(processes, RANKS, folder, ranks, "train", steps, TIMEOUT, kind, process, at)
 
 
-# For each kind of fault: a function of the moment k that returns the process and the time, and the pattern of
-# the sentence.
+# For each kind of fault: a function of the moment k that returns (process, time of the fault), and a pattern
+# of the error.
 FAULTS = {
     "kill": (lambda k: (k % 3, 2 + 9 * k), r"process rank \d+ .*signal 9|process \d+ \(.*\)"),
     "stop": (lambda k: (k % 3, 2 + 9 * k),
              r": rank \d, process \d \(.*\), has not come for 4 s; its last message came in \w+ '.*'|"
-             r": \w+ '.*': rank \d, process \d \(.*\), has not come for 4 s|" # before the first message
+             # if the fault comes before the first message
+             r": \w+ '.*': rank \d, process \d \(.*\), has not come for 4 s|"
              r": (tt_allocate|a micro-batch|what losses have counted): "
              r"rank \d, process \d \(.*\), has not come for 4 s$"),
-    "full": (lambda k: (0, 20000 + 45000 * k), # bytes of a file, fewer than the state's
+    "full": (lambda k: (0, 20000 + 45000 * k), # largest file in bytes, smaller than a state
              r"process 0 \(.*\): cannot write '.*state.tmp': File too large"),
     "missing": (lambda k: (k % 3, 0), r"process \d+ \(.*\): cannot open '.*none'"),
     "input": (lambda k: (k % 3, 1 + k % 4),
@@ -143,7 +144,7 @@ def faults(folder):
             process, at = when(k)
             if kind == "missing":
                 train(here, 3, 1, 2)
-            # With many steps, the process is stopped while the others still need it.
+            # With many steps, the process is stopped while the other processes still need it.
             most = 300 if kind in ("kill", "stop") else steps
             status, out, seconds = train(here, 3, 1, most, kind, process, at)
             if status in (None, 0) or seconds > TIMEOUT + MARGIN:
@@ -159,7 +160,7 @@ def faults(folder):
 
 
 def openings(folder):
-    """Checks that the others wait no longer than the timeout for a process missing in tt_open or tt_close."""
+    """Checks that processes wait no longer than the timeout for a process missing in tt_open or tt_close."""
     late = r"process [12] \(.*\) has waited 2 s in tt_open for another process, which has not come there"
     for kind, sentence in (("none", None), ("own_none", None), ("stop_before", late),
                            ("own_stop_before", late),
@@ -195,7 +196,7 @@ def signals_resume(folder):
 
 
 def state_steps(path):
-    """Returns the 8 bytes of the third number of tinytrain.run."""
+    """Returns the 8 bytes of the third number of the tensor tinytrain.run in a state."""
     with open(path, "rb") as f:
         header = f.read(int.from_bytes(f.read(8), "little"))
         begin = int(re.search(rb'"tinytrain.run".*?"data_offsets":\[(\d+)', header).group(1))
@@ -279,7 +280,7 @@ def main():
         return 0
     version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
     OPEN_MPI = "Open MPI" in version or "OpenRTE" in version
-    # Two parts run at a time, the longest first: it takes as long as the others together, which mostly wait.
+    # Two parts run at a time, the longest part first: it takes as long as all others, which mostly wait.
     parts = [part for part in (emulated_gpus, bits, faults, examples, openings, signals_resume, differences)
              if not sys.argv[1:] or part.__name__ in sys.argv[1:]]
 

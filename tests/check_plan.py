@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks an example's --plan: it trains nothing, and the picture is XML that shows the facts of the text.
-Standard library only; run from the repository's root.
+"""Checks --plan of an example: --plan trains nothing, and the picture is XML that shows the facts of the
+text. Standard library only; run from the repository's root.
 
     python3 tests/check_plan.py              B: folder of the built examples (build), from the environment
 """
@@ -56,7 +56,7 @@ def check_picture(device, text, path):
     areas = {p.find(SVG + "title").text: heights(p.get("d"), width * (int(peak) + 0.5) / int(last))
              for p in inside.findall(SVG + "path") if len(p)}
     whole, below = max(areas.values(), default=0), 0
-    # In the order of drawing, so that an area without height follows the area below it.
+    # Areas stay in the order of drawing, so that an area without height follows the area below.
     lowest_first = reversed(list(areas.items()))
     for category, height in sorted(lowest_first, key=lambda area: area[1]):
         drawn, said = bound * (height - below) / max(1, whole), float(at_peak.get(category, 0))

@@ -50,7 +50,7 @@ def call(*command, seconds=300, folder=None):
 
 
 def check(name, wrong):
-    """Reports a check. wrong: the sentences of its errors."""
+    """Reports the result of a check. wrong: a sentence for each error."""
     report("FAILED", name, "; ".join(wrong)) if wrong else report("ok", name)
 
 
@@ -80,7 +80,7 @@ def commands(text):
 
 
 def check_snippets(text, name, folder):
-    """Returns the marks of the programs that ran."""
+    """Runs the marked programs. Returns the marks of the programs that ran."""
     ran, shown = set(), list(blocks(text))
     for k, (line, info, body) in enumerate(shown):
         if info[:1] != ["c"]:
@@ -90,7 +90,7 @@ def check_snippets(text, name, folder):
             f.write(body)
         run = {"run", "resume", "tune"} & set(info)
         ran |= run
-        # Only portable kernels, without optimisation and its warning: compiling takes longer than running.
+        # Compiles only portable kernels and does not optimise, because compiling takes longer than running.
         status, said = call(*CC, "-O0", "-DTT__OPTIMIZED=true", "-DTINYTRAIN_NO_AVX2", "-std=c99", "-Wall",
                             "-Wextra", "-Wpedantic", "-Werror", "-I.", source, "-o",
                             *([program, "-lm", "-lpthread"] if run else [program + ".o", "-c"]))
@@ -108,8 +108,8 @@ def check_snippets(text, name, folder):
 
 
 def check_resume(program, name, folder, line):
-    """Checks that a program prints the same and leaves the same files without a stop, and when it is killed
-    after a step and started again."""
+    """Checks that a program prints the same text and leaves the same files without a stop as after a kill and
+    a restart."""
     wrong, left = [], []
     for kill in ([], ["115"]):
         place = os.path.join(folder, f"resume_{line}_{len(kill)}")
@@ -136,8 +136,8 @@ def check_resume(program, name, folder, line):
 
 
 def check_tune(program, name, folder, line):
-    """Checks that a program makes a complete model folder, from which it can train again, even if the model's
-    classes have other numbers than the table gives them."""
+    """Checks that a program makes a complete model folder, from which it can train again, even if the table
+    numbers the classes in another order."""
     table, out, again = (os.path.join(folder, f"tune_{line}{end}") for end in (".csv", "", "_again"))
     with open(table, "w") as f:
         f.write("text,label\n" + "a good film,pos\na bad film,neg\n" * 20)
@@ -224,7 +224,8 @@ def check_flags(text, name):
         program = next((w for w in words[:2] if re.match(r"(\./)?(build|bench|tests|examples)/", w)), None)
         if not flags or not program:
             continue
-        path = re.sub(r"^(\./)?build/(cuda/)?", B + "/", program)   # cuda/: the same for a GPU
+        # build/cuda/ has the same programs for a GPU
+        path = re.sub(r"^(\./)?build/(cuda/)?", B + "/", program)
         base = os.path.basename(program)
         sources = (f"bench/{base}.c", f"bench/peers/{base}.c", path)
         path = next((p for p in sources if os.path.exists(p)), None)
@@ -249,7 +250,7 @@ def check_flags(text, name):
 
 def check_help(program):
     """Checks that a program's parser accepts each flag of its --help, with a value if the help shows one, as
-    `--flag value` and as `--flag=value`, also before a last --help; and that -h equals --help."""
+    `--flag value` and as `--flag=value`, also before a last --help. Checks that -h equals --help."""
     name = os.path.basename(program)
     status, said = call(program, "--help")
     wrong = [] if status == 0 else [f"--help ends with {status}"]
@@ -277,11 +278,11 @@ def check_help(program):
 
 
 def check_lone_flags(text, name):
-    """A flag without a program, as `--zero 3`, is one of an example's."""
+    """Checks that each flag shown without a program, such as `--zero 3`, is in the --help of an example."""
     known = set()
     for file in glob.glob("examples/*.c"):
         program = os.path.join(B, os.path.basename(file)[:-2])
-        if os.path.exists(program) and not program.endswith("hello"): # which has no flags
+        if os.path.exists(program) and not program.endswith("hello"): # hello has no flags
             known |= set(re.findall(FLAG, call(program, "--help")[1]))
     flags = {w.split("=")[0] for words in commands(text) if words[0].startswith("--")
              for w in words if re.fullmatch(FLAG + "(=.*)?", w)}
@@ -289,7 +290,7 @@ def check_lone_flags(text, name):
 
 
 def anchors(path):
-    """the anchors of a file's headings, as GitHub makes them"""
+    """Returns the anchors that GitHub makes of a file's headings."""
     with open(path, encoding="utf-8") as f:
         prose = re.sub(r"^```.*?^```\s*$", "", f.read(), flags=re.M | re.S)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
@@ -310,7 +311,7 @@ def check_links(text, path, name):
 
 
 def check_pages(readme):
-    """README.md leads to each page, whose lines of text are not too long."""
+    """Checks that README.md links to each page, and that the pages' lines of text are not too long."""
     linked = set(re.findall(r"\]\((docs/[^)#\s]+)", readme))
     check("docs_linked", [f"README.md has no link to {page}" for page in PAGES if page not in linked])
     wrong = []

@@ -13,8 +13,8 @@ import glob
 import re
 import sys
 
-# Beginnings without a subject, and words of a dialect. Each pattern is searched in the text of a comment,
-# with its lines joined and its marks removed.
+# Patterns of sentences without a subject, and of words of a dialect. Each pattern is searched in the text of
+# a comment, with its lines joined and its marks removed.
 PATTERNS = {name: re.compile(pattern) for name, pattern in (
     ("begins with What", r"^What\b(?! happens)"),
     ("begins with Of", r"^Of (?!course)"),
@@ -51,7 +51,7 @@ HASH = re.compile(r'"""(.*?)"""|((?:(?<=\n)[ \t]*)?(?<![\\$&{\'"#\w])#(?!!)[^\n]
 
 
 def comments(path):
-    """(line, text) of each comment of a file; of Markdown each paragraph, list item and row of a table"""
+    """Yields (line, text) of each comment of a file; of Markdown, of each paragraph, list item and row."""
     with open(path, encoding="utf-8") as f:
         text = f.read()
     if path.endswith(".md"):

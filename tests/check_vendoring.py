@@ -51,7 +51,7 @@ def check_shown(folder, flags):
 
 
 def check_unoptimized(folder):
-    """Checks that a program without optimisation warns once, and has the threads that its mask allows."""
+    """Checks that a program without optimisation warns once, and has a thread for each CPU of its mask."""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     program = os.path.join(folder, "late")
     flags = ["-O0", "-DTINYTRAIN_NO_AVX2", "-o", program, "-lm", "-lpthread"]

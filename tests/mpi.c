@@ -1,5 +1,5 @@
-/* Ranks of several processes, which tests/check_mpi.py starts with mpirun. Their trainings equal trainings
-   with the same ranks in one process bit for bit; each process runs both.
+/* Ranks of several processes, which tests/check_mpi.py starts with mpirun. Each process also trains on as
+   many ranks of its own: both trainings give the same bits.
 
        mpirun -n 2 mpi FOLDER LOCAL [TEST...]     LOCAL: ranks of a process; FOLDER: shared, for files */
 #ifndef _GNU_SOURCE
@@ -33,7 +33,7 @@ static const char *ranks_text(int ranks)
     return to;
 }
 
-/* Emulated GPUs are slow: they run some cases of each test. */
+/* Returns false for emulated GPUs, which run only some cases of each test because they are slow. */
 static bool on_cpu(void) { return strncmp(ranks_text(1), "cpu", 3) == 0; }
 
 /* A CUDA-aware MPI for emulated GPUs: messages use buffers of the emulation. A send copies the GPU's memory
@@ -108,7 +108,7 @@ static void emulate_mpi(tt_context *ctx)
 static void emulate_mpi(tt_context *ctx) { (void)ctx; }
 #endif
 
-/* Trains on the ranks of all processes, and on as many ranks of this process, and compares. */
+/* Trains on the ranks of all processes, and on as many ranks of this process, and compares both. */
 static void same_as_threads(setup s, const layout *how)
 {
     outcome one, many;
@@ -123,7 +123,7 @@ static void same_as_threads(setup s, const layout *how)
     free_outcome(&many);
 }
 
-/* Returns the number of leaves: one for each data rank, or with `more` two, if the tree of sums allows it. */
+/* Returns the number of leaves: one for each data rank, or with `more` two if the tree allows it. */
 static int leaves(int data, bool more) { return data & (data - 1) || !more ? data : 2 * data; }
 
 TEST(processes_have_the_bits_of_one)
@@ -159,7 +159,7 @@ TEST(tensor_ranks_of_processes)
 }
 
 /* Stages of a pipeline in several processes, with data ranks; two processes have the table and a norm. The
-   bits equal those of the same stages in one process, which equal those of one stage (test_pipeline.c). */
+   bits equal the bits of these stages in one process, which equal the bits of one stage (test_pipeline.c). */
 TEST(stages_of_processes)
 {
     static const layout on = {NULL, 1, 0};
@@ -213,7 +213,7 @@ TEST(states_of_processes_resume_anywhere)
         const char *path = test_path(shared_folder, "resumed");
         memset(&o, 0, sizeof o);
         bool ok = train(&s, &whole);
-        for (int k = 0; k < STEPS; k++) { /* also after a failure: the others wait */
+        for (int k = 0; k < STEPS; k++) { /* goes on after a failure, because others wait */
             net n;
             s.net = k % 2 == 0;
             s.on.device = ranks_text(s.net ? local : k == 1 ? ranks : 1);
@@ -221,11 +221,11 @@ TEST(states_of_processes_resume_anywhere)
             ok = open_net(&n, &s, false);
             if (k) ok = ok && FINE(&n, tt_program_load(n.p, path));
             if (k) CHECK(n.log.warnings == 0);
-            MPI_Barrier(MPI_COMM_WORLD); /* all processes have loaded the file that process 0 replaces */
+            MPI_Barrier(MPI_COMM_WORLD); /* all load the file before process 0 replaces it */
             ok = ok && FINE(&n, run_step(&n, k, micros_of(&s, k)));
             o.stats[k] = n.stats;
             if (s.net || me == 0) ok = ok && FINE(&n, tt_program_save(n.p, path));
-            MPI_Barrier(MPI_COMM_WORLD); /* only process 0 saves for ranks of one process */
+            MPI_Barrier(MPI_COMM_WORLD); /* the state is saved, maybe by process 0 alone */
             if (ok && k == STEPS - 1) {
                 keep_end(&n, &o);
                 same_outcome(&s, &whole, &o, true, __LINE__);
@@ -238,7 +238,7 @@ TEST(states_of_processes_resume_anywhere)
 }
 
 /* In collectives, processes together send at most 3% more than they must. Without ZeRO that holds for each
-   process; with ZeRO, shards of whole chunks are uneven, as these tensors are small. */
+   process. With ZeRO, shards of whole chunks are uneven, because the tensors are small. */
 TEST(bytes_of_processes)
 {
     for (int zero = 0; zero < 3; zero++) {
@@ -305,7 +305,7 @@ static tt_status run_whole_step(net *n, const setup *s, int step, bool bad)
     return status == TT_OK ? tt_update(n->p, 0.01f, &n->stats) : status;
 }
 
-/* Resumes FOLDER/state if it exists. Saves it after each step, and FOLDER/final at the end. */
+/* Resumes FOLDER/state if it exists. Saves the state after each step, and FOLDER/final at the end. */
 static int train_until(int steps, event e)
 {
     net n;
@@ -317,7 +317,7 @@ static int train_until(int steps, event e)
     snprintf(final, sizeof final, "%s/final", shared_folder);
     const bool resumes = stat(state, &there) == 0 || is_kind(&e, "missing");
     if (!open_net(&n, &s, false)) return 2;
-    MPI_Barrier(MPI_COMM_WORLD); /* before process 0 saves */
+    MPI_Barrier(MPI_COMM_WORLD); /* all resume before process 0 saves */
     make_faulty(&n);
     const bool signals = is_kind(&e, "kill") || is_kind(&e, "stop");
     if (signals && pthread_create(&thread, NULL, signal_later, &e) != 0) return 2;
@@ -346,7 +346,7 @@ static int train_until(int steps, event e)
     return status == TT_OK ? 0 : 3;
 }
 
-/* Tries options or programs that differ between processes. Returns 3 if they are refused. */
+/* Tries options or programs that differ between processes. Returns 3 if the library refuses them. */
 static int differ(const char *what)
 {
     net n;
@@ -364,8 +364,8 @@ static int differ(const char *what)
     return 3;
 }
 
-/* Opens a context and closes it. Process 0 is stopped or ends before opening or before closing. "own...": the
-   program starts MPI, not the context. */
+/* Opens a context and closes it. Process 0 is stopped or ends before opening or before closing. Kinds
+   "own...": the program starts MPI before the context. */
 static int open_until(const char *kind)
 {
     const char *rank = getenv("OMPI_COMM_WORLD_RANK");
@@ -378,7 +378,7 @@ static int open_until(const char *kind)
     if (!me && strstr(kind, "stop_before")) raise(SIGSTOP);
     if (!me && strstr(kind, "kill_before")) raise(SIGKILL);
     if (!me && strstr(kind, "exit_before")) return 0;
-    tt_context *ctx = tt_open(&o); /* the default logger tells a failure's reason */
+    tt_context *ctx = tt_open(&o); /* the default logger prints the reason of a failure */
     if (!ctx) return 3;
     if (!me && strstr(kind, "stop_between")) raise(SIGSTOP);
     tt_close(ctx);
@@ -393,21 +393,21 @@ int main(int argc, char **argv)
     if (argc < 3) return 2;
     shared_folder = argv[1];
     local = atoi(argv[2]);
-    if (argc > 5 && strcmp(argv[3], "open") == 0) { /* FOLDER LOCAL open TIMEOUT KIND */
+    if (argc > 5 && strcmp(argv[3], "open") == 0) { /* FOLDER LOCAL open TIMEOUT KIND: open_until */
         wait_seconds = atof(argv[4]);
         return open_until(argv[5]);
     }
     MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
     MPI_Comm_size(MPI_COMM_WORLD, &processes);
     MPI_Comm_rank(MPI_COMM_WORLD, &me);
-    /* FOLDER LOCAL train STEPS TIMEOUT KIND PROCESS AT; FOLDER LOCAL differ WHAT */
+    /* Arguments: FOLDER LOCAL train STEPS TIMEOUT KIND PROCESS AT, or FOLDER LOCAL differ WHAT. */
     const bool trains = argc > 8 && strcmp(argv[3], "train") == 0;
     const bool differs = argc > 4 && strcmp(argv[3], "differ") == 0;
     if (trains || differs) {
         event e = {trains ? argv[6] : "none", trains ? atoi(argv[7]) : 0, trains ? atoi(argv[8]) : 0};
         if (trains) wait_seconds = atof(argv[5]);
         status = trains ? train_until(atoi(argv[4]), e) : differ(argv[4]);
-        if (!status) MPI_Finalize(); /* after a failure others may be gone, and MPI would wait for them */
+        if (!status) MPI_Finalize(); /* after a failure MPI might wait for processes that are gone */
         return status;
     }
     char own[1100];

@@ -61,7 +61,7 @@ static inline struct dirent *reader__readdir(DIR *folder)
 #undef opendir
 #undef readdir
 
-/* Checks that the reader failed, and that its sentence contains `part`. */
+/* Checks that the reader failed with an error that contains `part`. */
 #define CHECK_WHY(failed, part) \
     do { \
         CHECK(failed); \

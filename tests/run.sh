@@ -71,7 +71,7 @@ run)
     shift 2
     name=$(basename "$log" .log)
     begin=$(date +%s)
-    # Tests keep the files that they sync in memory, if there is room: on a busy disk they take minutes.
+    # Synced files are in memory, if there is room, because on a busy disk tests would take minutes.
     room=$(df -Pk /dev/shm 2> /dev/null | awk 'NR == 2 { print $4 }')
     [ -n "${TMPDIR:-}" ] || [ ! -w /dev/shm ] || [ "${room:-0}" -lt 1000000 ] || export TMPDIR=/dev/shm
     limit=
@@ -91,7 +91,7 @@ run)
         mv "$log.part" "$log"
     fi
     sed "s/^\([0-9]* passed, [0-9]* failed\)\$/-- \1/" "$log"
-    times > "$log.times" # line 1: times of this shell; line 2: times of its programs
+    times > "$log.times" # line 1: times of the shell; line 2: of its programs
     cpu=$(awk -F '[ms ]+' 'NR == 2 { print int($1 * 60 + $2 + $3 * 60 + $4) }' "$log.times")
     ended "$name" $(($(date +%s) - begin)) "$cpu"
     ;;

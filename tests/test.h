@@ -1,8 +1,12 @@
-/* A small test framework. A test program includes tinytrain.h (with TINYTRAIN_IMPLEMENTATION) first, then
-   this: TEST(adds) { CHECK(1 + 1 == 2); } static const test_case tests[] = {TEST_CASE(adds)}; int main(int
-   argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); } test_main prints one line
-   per test, `ok name`, `FAILED name: file:line: text` or `skip name: why`, then `N passed, N failed`.
-   Arguments are patterns ('*', '?') for the names of tests to run. Checks must run on the main thread. */
+/* A small test framework. A test program has TINYTRAIN_IMPLEMENTATION, tinytrain.h, then this file:
+
+       TEST(adds) { CHECK(1 + 1 == 2); }
+       static const test_case tests[] = {TEST_CASE(adds)};
+       int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
+
+   test_main prints one line per test, `ok name`, `FAILED name: file:line: text` or `skip name: why`, then
+   `N passed, N failed`. Arguments are patterns ('*', '?') for the names of tests to run. Checks must run on
+   the main thread. */
 #ifndef TINYTRAIN_TEST_H
 #define TINYTRAIN_TEST_H
 
@@ -24,11 +28,11 @@ static inline bool test__error(tt_context *ctx, tt_status status, const char *pa
     return test__check(ok, file, line, ok ? part : message);
 }
 
-/* Checks that the context's last error is `status` and that its sentence contains `part`. */
+/* Checks that the context's last error has the code `status` and contains `part`. */
 #define CHECK_ERROR(ctx, status, part) test__error((ctx), (status), (part), __FILE__, __LINE__)
 
-/* Attribute of a function whose loops take most of a test's time: sanitizers and coverage skip it, and gcc
-   always optimizes it. */
+/* Attribute of a function whose loops take most of a test's time. Sanitizers and coverage skip the function,
+   and gcc always optimizes it. */
 #if __has_attribute(no_profile_instrument_function) && __has_attribute(optimize)
 #define TEST_PLAIN \
     __attribute__((no_sanitize("address", "undefined", "thread"), no_profile_instrument_function, \
@@ -47,7 +51,7 @@ static inline bool test__error(tt_context *ctx, tt_status status, const char *pa
 /* Returns the stride of a sweep over few combinations: TEST_SWEEP, but at most `max`. */
 static inline int test_every(int max) { return TEST_SWEEP < max ? TEST_SWEEP : max; }
 
-#ifdef __has_feature /* clang asks by __has_feature, gcc defines macros */
+#ifdef __has_feature /* clang has __has_feature, gcc defines macros */
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
 #define TEST_SANITIZED true
 #endif
@@ -105,7 +109,7 @@ static inline void test__no_log(void *user, tt_log_level level, const char *id, 
     (void)message;
 }
 
-/* Returns options with the counting allocator, one thread and no log. */
+/* Returns options with the counting allocator `a`, one thread and no log. */
 static inline tt_context_options test_options(test_allocator *a)
 {
     tt_context_options o = tt_context_options_default();
@@ -161,7 +165,7 @@ static inline void test__close(tt_context *ctx, test_allocator *a, const char *f
 
 /* -------------------------------------------------------------------------------------------------- files */
 
-static inline void test__remove(const char *path) /* a file, or a folder with its contents */
+static inline void test__remove(const char *path) /* removes a file, or a folder with its contents */
 {
     DIR *folder = opendir(path);
     char inner[1200];
@@ -217,7 +221,8 @@ static inline const char *test_write(const char *path, const void *bytes, size_t
     return path;
 }
 
-static inline char *test_read(const char *path, size_t *n) /* NULL after an error; the caller frees it */
+/* returns NULL after an error; the caller frees it */
+static inline char *test_read(const char *path, size_t *n)
 {
     FILE *f = fopen(path, "rb");
     char *bytes = NULL;
@@ -233,7 +238,7 @@ static inline char *test_read(const char *path, size_t *n) /* NULL after an erro
     return bytes;
 }
 
-/* The path of tests/golden/NAME, beside this file. */
+/* Returns the path of tests/golden/NAME, a file beside this header. */
 #define TEST_GOLDEN(name) test__golden(name)
 static inline char *test__golden(const char *name)
 {

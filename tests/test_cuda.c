@@ -1,5 +1,5 @@
-/* The CUDA backend as a whole: training compared with the CPU's, waits of the host, and calls of CUDA that
-   fail. Runs on a GPU (TINYTRAIN_CUDA=1 make test) or on the emulator; some tests need the emulator. */
+/* Tests of the CUDA backend as a whole: training like the CPU's, waits of the host, calls of CUDA that fail.
+   Runs on a GPU (TINYTRAIN_CUDA=1 make test) or on the emulator; some tests need the emulator. */
 #ifndef TINYTRAIN_CUDA
 #include <stdio.h>
 
@@ -11,13 +11,13 @@ int main(void) /* does not include the header, whose code takes a minute to comp
 
 #else
 #define TT__PIECES_FROM 8 /* small tensors are offloaded, too */
-#define TT__FP8_FROM 0 /* and are read in fp8 */
+#define TT__FP8_FROM 0 /* small products are in fp8, too */
 static long loss_chunk = 256, loss_whole = 16 << 20;
 #define TT__LOSS_CHUNK loss_chunk
 #define TT__LOSS_WHOLE loss_whole
 #define TINYTRAIN_IMPLEMENTATION
 #ifdef TT_EMULATE
-#define TT__BLOCK ((size_t)4096) /* of managed memory */
+#define TT__BLOCK ((size_t)4096) /* bytes of a block of managed memory */
 #endif
 #include "tinytrain.h"
 #include "test.h"

@@ -1,6 +1,6 @@
 /* A training is killed at each of its file operations, and at random moments, and resumed: parameters,
-   optimizer state, best model and metrics equal those of an undisturbed training bit for bit. And functions
-   that read or write files, while each allocation and each file operation fails once. */
+   optimizer state, best model and metrics equal those of an undisturbed training bit for bit. Functions that
+   read or write files also run while each allocation and each file operation fails once. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -25,7 +25,7 @@ typedef struct training {
     char best[1024]; /* folder of the kept model */
 } training;
 
-/* A child's report: number of file operations, the last operation, how often it kept a model, its error. */
+/* A child's report: number of file operations, number of kept models, last operation, error. */
 typedef struct report {
     volatile long calls;
     volatile int kept;
@@ -34,7 +34,7 @@ typedef struct report {
 
 static report *shared;
 static long kill_at;   /* number of the operation (from 1) before which this process is killed; 0: none */
-static bool kill_half; /* if that operation is a write, the kill comes after half of it */
+static bool kill_half; /* if that operation is a write, kills in its middle */
 static tt_files real;
 
 /* Counts a file operation, and kills this process before operation number kill_at. */
@@ -64,7 +64,7 @@ static bool kill_write(void *u, void *f, const void *from, size_t n)
     }
     return real.write(u, f, from, n);
 }
-/* Skips the wait for the disk: what a killed process wrote can be read without it. */
+/* Skips the wait for the disk: data that a killed process wrote can be read without a sync. */
 static bool kill_sync(void *u, void *f)
 {
     (void)u;
@@ -134,7 +134,7 @@ static bool open_training(training *r, const tt_context_options *o)
     to.max_tokens = tt_loader_max_tokens(r->train);
     r->t = tt_trainer_new(r->ctx, &model, &to);
     if (!CHECK(r->t && tt_allocate(r->t->train) == TT_OK)) return false;
-    tt_measured_peak(r->ctx); /* measured once, not in each child */
+    tt_measured_peak(r->ctx); /* measures once, not in each child */
     return true;
 }
 
@@ -159,7 +159,7 @@ static tt_status keep(void *user)
 enum { ENDED, FAILED, KILLED };
 
 /* Starts a run in a child, which is killed before operation `at` (0: not killed), or, if `half` and the
-   operation is a write, in the middle of it. */
+   operation is a write, in the middle of the write. */
 static pid_t begin(training *r, const char *folder, bool resume, long at, bool half)
 {
     tt_fit_options o = tt_fit_options_default();
@@ -192,7 +192,7 @@ static int end(pid_t child)
     return WEXITSTATUS(status);
 }
 
-/* Finishes a run: resumes it, or begins it if there is nothing to resume. Returns whether it ended. */
+/* Finishes a run: resumes it, or begins it if there is nothing to resume. Returns whether the run ended. */
 static bool go_on(training *r, const char *folder)
 {
     if (end(begin(r, folder, true, 0, false)) == ENDED) return true;
@@ -265,7 +265,7 @@ static bool open_kind(training *r, int kind, char whole[1024])
     o.files.remove = kill_remove;
     o.files.make_folder = kill_make_folder;
     o.files.list = kill_list;
-    shared = NULL; /* only children count operations */
+    shared = NULL; /* the parent counts no operations */
     if (!open_training(r, &o)) return false;
     shared = (report *)mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (!CHECK(shared != MAP_FAILED)) return false;
@@ -284,7 +284,7 @@ static void close_kind(training *r)
 
 TEST(killed_at_each_file_operation)
 {
-    /* With TEST_SWEEP only up to every third: a killed process cannot report what a sanitizer found. */
+    /* A thinned sweep takes every third operation: a killed process reports no sanitizer's findings. */
     const long every = test_every(3);
     for (int kind = 0; kind < 2; kind++) {
         training r;
@@ -314,7 +314,7 @@ TEST(killed_at_each_file_operation)
     }
 }
 
-/* Each run is killed once to three times, and then runs to its end. */
+/* Each run is killed one to three times, and then runs to its end. */
 TEST(killed_at_random_moments)
 {
     uint64_t seed = (uint64_t)time(NULL) * 2654435761u + (uint64_t)getpid(), random = seed;
@@ -324,7 +324,7 @@ TEST(killed_at_random_moments)
     if (!open_kind(&r, 0, whole)) return;
     double began = tt__seconds();
     CHECK(end(begin(&r, test_folder(), false, 0, false)) == ENDED);
-    double seconds = tt__seconds() - began; /* of a whole run, so that the moments fall within it */
+    double seconds = tt__seconds() - began; /* time of a whole run, within which the random moments fall */
     long operations = shared->calls;
     for (int run = 0; run < 60; run++) {
         char folder[1024];
@@ -342,7 +342,7 @@ TEST(killed_at_random_moments)
             int how = end(child);
             killed += how == KILLED;
             if (how == ENDED) break;
-            if (how == FAILED) { /* nothing to resume, or nothing to begin anew */
+            if (how == FAILED) { /* no state to resume, or a state that forbids to begin */
                 resume = !resume;
                 continue;
             }
@@ -362,10 +362,10 @@ typedef struct sweep {
     test_allocator a;
     test_files f;
     tt_context *ctx;
-    training r;              /* a training in ctx; used by rows that train */
+    training r;              /* a training in ctx, for rows that train */
     char in[1024], out[1024]; /* folders: `in` holds the input, made once; `out` takes the output, empty each
                                  time */
-    int steps;               /* number of steps of tt_fit so far */
+    int steps;               /* number of steps that tt_fit has done */
     volatile int stop;       /* tells tt_fit to stop */
     int stop_at;             /* the step after which tt_fit stops; 0: none */
 } sweep;
@@ -382,7 +382,8 @@ static bool sweep_bert(sweep *s)
 static bool sweep_vit(sweep *s)
 {
     tt_vit m;
-    bool ok = tt_vit_load(s->ctx, &m, test_path(s->in, "vit"), 4, 0) == TT_OK; /* another image size */
+    /* loads with another image size */
+    bool ok = tt_vit_load(s->ctx, &m, test_path(s->in, "vit"), 4, 0) == TT_OK;
     ok = ok && tt_vit_save(&m, s->out) == TT_OK;
     tt_vit_free(&m);
     return ok;
@@ -488,7 +489,7 @@ static bool sweep_open(sweep *s, bool trains)
     if (!trains) return CHECK((s->ctx = tt_open(&o)) != NULL);
     bool ok = open_training(&s->r, &o);
     s->ctx = s->r.ctx;
-    return ok && sweep_evaluation(s); /* its program's first run allocates host memory */
+    return ok && sweep_evaluation(s); /* the evaluation's first run allocates host memory */
 }
 
 static void sweep_close(sweep *s, bool trains)
@@ -518,7 +519,7 @@ static bool sweep_inputs(sweep *s)
     vc.image_size = 6;
     vc.patch_size = 2;
     vc.classes = 3;
-    for (int k = 0; k < 2; k++) { /* one context each, as some parameters have equal names */
+    for (int k = 0; k < 2; k++) { /* one context each, because parameters have equal names */
         if (!sweep_open(s, false)) return false;
         if (k == 0) CHECK(tt_bert_new(s->ctx, &bert, &bc) == TT_OK);
         else CHECK(tt_vit_new(s->ctx, &vit, &vc) == TT_OK);

@@ -1,4 +1,4 @@
-/* JSON, safetensors, tokenizer, datasets, loader: tests of src/files/, src/text/ and src/data/. */
+/* Tests of src/files/, src/text/ and src/data/: JSON, safetensors, tokenizer, datasets, loader. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -1,4 +1,4 @@
-/* Images: resizing, CIFAR-10, images that the caller decodes, and their loader (src/data/). */
+/* Tests of src/data/: resizing, CIFAR-10, images that the caller decodes, and their loader. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -9,7 +9,7 @@
 
 /* ------------------------------------------------------------------------------------------------- resize */
 
-TEST(resize_golden) /* equal to Pillow's result, bit for bit */
+TEST(resize_golden) /* results equal Pillow's bit for bit */
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
@@ -44,7 +44,7 @@ TEST(resize_golden) /* equal to Pillow's result, bit for bit */
 
 static double triangle(double x) { return fabs(x) < 1 ? 1 - fabs(x) : 0; }
 
-/* Any sizes: equal to sums over the whole image in float64, within two roundings. */
+/* For all sizes a resized image equals sums over the whole image in float64, within two roundings. */
 TEST(resize_reference)
 {
     test_allocator a;
@@ -85,11 +85,11 @@ TEST(resize_limits)
     tt_context *ctx = test_open(&a);
     uint8_t *line = (uint8_t *)malloc(65535), to[4] = {9, 9, 9, 9};
     tt_image image = {line, 1, 65535, 1};
-    /* With this many weights their rounding errors could add up to more than 255. */
+    /* With this many weights, rounding errors could add up to more than 255. */
     for (int level = 0; level < 256; level += 51) {
         memset(line, level, 65535);
         CHECK(tt_image_resize(ctx, &image, 1, 1, to) == TT_OK && to[0] <= level && level - to[0] <= 3);
-        image.width = 16380; /* with this many weights they cannot */
+        image.width = 16380; /* with this many weights rounding errors stay below 1 */
         CHECK(tt_image_resize(ctx, &image, 1, 2, to) == TT_OK && abs(to[0] - level) <= 1 && to[0] == to[1]);
         image.width = 65535;
     }
@@ -127,7 +127,7 @@ static uint8_t cifar_pixel(int file, int record, int c, int y, int x)
 }
 static int cifar_label(int file, int record) { return (file + record * 3) % 10; }
 
-/* Writes a file: 1..5 are data_batch_N.bin, 6 is test_batch.bin. */
+/* Writes file `file` of CIFAR-10: 1 to 5 are data_batch_N.bin, 6 is test_batch.bin. */
 static void cifar_write(const char *folder, int file, int records)
 {
     char name[32];
@@ -143,7 +143,7 @@ static void cifar_write(const char *folder, int file, int records)
     free(bytes);
 }
 
-/* Reads image i of the dataset through a loader. Returns whether it is record `record` of `file`. */
+/* Reads image i of the dataset through a loader. Returns whether the image is record `record` of `file`. */
 static bool cifar_is(tt_context *ctx, const tt_dataset *d, int64_t i, int file, int record)
 {
     tt_image_options o = tt_image_options_default(32, 32);
@@ -230,13 +230,13 @@ TEST(cifar_files)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(cifar_split) /* each class gets its share, chosen by the seed */
+TEST(cifar_split) /* the split takes an equal share of each class, by the seed */
 {
     char folder[600];
     int different = 0, previous[20];
     snprintf(folder, sizeof folder, "%s", test_folder());
-    cifar_write(folder, 2, 40); /* four of each class */
-    cifar_write(folder, 5, 20); /* two of each class */
+    cifar_write(folder, 2, 40); /* four records of each class */
+    cifar_write(folder, 5, 20); /* two records of each class */
     for (int run = 0; run < 4; run++) { /* seeds 1, 1, 2, 3 */
         test_allocator a;
         tt_context_options o = test_options(&a);
@@ -249,7 +249,7 @@ TEST(cifar_split) /* each class gets its share, chosen by the seed */
         int of_class[10] = {0}, changed = 0, place;
         REQUIRE(d);
         CHECK(tt_dataset_count(d) == 20 && tt_dataset_count(all) == 40);
-        tt_dataset_free(all); /* `images` keeps its own */
+        tt_dataset_free(all); /* `images` still has its pixels */
         for (int i = 0; i < 20; i++) {
             place = 0;
             while (place < 60 && !cifar_is(ctx, d, i, place < 40 ? 2 : 5, place < 40 ? place : place - 40))
@@ -265,7 +265,7 @@ TEST(cifar_split) /* each class gets its share, chosen by the seed */
 
         int first[20], seen[60] = {0};
         memcpy(first, previous, sizeof first);
-        tt_dataset *part = tt_dataset_split(d, 5); /* the part has its own images */
+        tt_dataset *part = tt_dataset_split(d, 5); /* the part keeps its images */
         REQUIRE(part);
         CHECK(tt_dataset_count(part) == 5 && tt_dataset_count(d) == 15 && tt_dataset_classes(part) == 10 &&
               strcmp(tt_dataset_class_name(part, 3), "cat") == 0);
@@ -298,7 +298,7 @@ typedef struct drawing {
     int channels;          /* number of channels; 0: 1, 3, 4, 1, ... */
     int fail_at;           /* number of the image that fails, together with the next; -1: none */
     const tt_image *instead; /* returned in place of a failing image, if not NULL */
-    bool meet;             /* a read waits until another read is in flight */
+    bool meet;             /* a read waits until a second read is in flight */
     int slow;              /* min microseconds of a read; the max is seven times as long */
     long reads, released, inside, most_inside;
     int labels[512];
@@ -326,7 +326,7 @@ static const char *drawing_read(void *user, int64_t i, tt_image *image)
         pthread_mutex_lock(&s->mutex);
     } while (alone);
     s->inside--;
-    if (fails && !s->instead) s->released++; /* a failed read has nothing to release */
+    if (fails && !s->instead) s->released++; /* a failed read has no image to release */
     pthread_mutex_unlock(&s->mutex);
     if (s->slow) usleep((useconds_t)(s->slow * (1 + i % 7)));
     if (fails && !s->instead) return "not a picture";
@@ -402,7 +402,7 @@ TEST(image_dataset)
     tt_image_source source = drawing_source(&s, 30), bad;
     tt_dataset *d = tt_dataset_images(ctx, &source);
     REQUIRE(d);
-    for (int i = 0; i < 30; i++) s.labels[i] = -5; /* the dataset has copied the labels */
+    for (int i = 0; i < 30; i++) s.labels[i] = -5; /* the dataset has its own copy of the labels */
     CHECK(tt_dataset_count(d) == 30 && tt_dataset_classes(d) == 3 &&
           strcmp(tt_dataset_class_name(d, 2), "blue") == 0 && !tt_dataset_class_name(d, 3));
     CHECK(tt_dataset_label(d, 4) == 1 && tt_dataset_label(d, 29) == 2 && tt_dataset_label(d, 30) == -1 &&
@@ -528,7 +528,7 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
         const int groups = o.parallel.groups = configurations[c][4];
         for (int threads = 0; threads < 5; threads++) {
             o.threads = threads;
-            o.parallel.data = threads % 2 ? groups : 0; /* equal for any number of ranks */
+            o.parallel.data = threads % 2 ? groups : 0; /* results are equal for any number of ranks */
             tt_loader *l = tt_image_loader_new(ctx, d, &image, &o);
             REQUIRE(l);
             int steps = o.drop_last ? 53 / o.batch : (53 + o.batch - 1) / o.batch,
@@ -539,7 +539,7 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
                   tt_loader_max_tokens(l) == 0);
             read_epoch(l, d, 270, 0, 0, log);
             CHECK(log->steps == steps && log->seqs == used);
-            for (int i = 0; i < used; i++) { /* every image once; micro-batches are full or end their step */
+            for (int i = 0; i < used; i++) { /* each image comes once; micro-batches are full or last */
                 CHECK(!seen[log->index[i]]++);
                 if (!o.shuffle) CHECK(log->index[i] == i);
                 if (groups > 1) continue;
@@ -548,7 +548,8 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
                 CHECK(log->micro_of[i] == micro);
                 in_step++;
             }
-            for (int at = 0; at < used && groups > 1; at += o.batch) { /* of similar sizes, none left out */
+            /* micro-batches of a step have similar sizes, and each group has equally many */
+            for (int at = 0; at < used && groups > 1; at += o.batch) {
                 const int n = used - at < o.batch ? used - at : o.batch, from = log->micro_of[at];
                 const int whole = groups * ((n + groups * max - 1) / (groups * max));
                 const int parts = log->micro_of[at + n - 1] - from + 1;
@@ -564,7 +565,8 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
             CHECK(memcmp(first, again, sizeof *again) == 0 &&
                   memcmp(first->pixels, second->pixels, sizeof second->pixels) != 0);
             CHECK((memcmp(first->index, second->index, sizeof second->index) != 0) == o.shuffle);
-            for (int step = steps; step >= 0; step -= 2) { /* a seek equals reading up to there */
+            /* a seek to a step equals reading up to the step */
+            for (int step = steps; step >= 0; step -= 2) {
                 int skip = step * o.batch < used ? step * o.batch : used;
                 read_epoch(l, d, 270, 1, step, rest);
                 CHECK(rest->seqs == used - skip && rest->steps == steps - step);
@@ -584,7 +586,7 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(image_loader_seeds) /* another seed: another order, other crops */
+TEST(image_loader_seeds) /* another seed gives another order and other crops */
 {
     test_allocator a;
     tt_context_options o = test_options(&a);
@@ -630,7 +632,7 @@ static bool is_crop(const uint8_t *resized, int H, int W, const tt_image_options
     return true;
 }
 
-/* Every result is exactly one crop of the image. All crops occur, mirrored and not. */
+/* Every result is exactly one crop of the image. All crops occur, both mirrored and not mirrored. */
 TEST(image_loader_transforms)
 {
     test_allocator a;
@@ -699,7 +701,7 @@ TEST(image_loader_transforms)
         }
         for (int place = 0; place < 2 * tops * lefts; place++) places += came[place];
         CHECK(places == (o.random_crop ? tops * lefts : 1) * (o.flip ? 2 : 1));
-        if (o.pad < o.height) { /* otherwise a result may be all padding */
+        if (o.pad < o.height) { /* with more padding a result may be all padding */
             CHECK(ambiguous == 0);
             CHECK(o.flip ? mirrored > images * 2 / 5 && mirrored < images * 3 / 5 : mirrored == 0);
         }
@@ -748,7 +750,7 @@ TEST(image_loader_option_errors)
         CHECK(!tt_image_loader_new(ctx, d, &o, NULL));
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, bad[i].error);
     }
-    /* resize_shortest and resample, which the table above does not set. */
+    /* Tests options that the table above does not set: resize_shortest and resample. */
     static const struct { int shortest, height, resample; const char *error; } other[] = {
         {-1, 0, 2, "resize_shortest = -1"}, {65536, 0, 2, "resize_shortest = 65536"},
         {9, 9, 2, "resize_shortest = 9 beside resize_height = 9"}, {0, 0, 4, "resample = 4"},
@@ -802,8 +804,8 @@ TEST(image_loader_option_errors)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The loader gives the micro-batches before the failing image, and then an error that names it. A seek past
-   the image succeeds. */
+/* The loader gives the micro-batches before the failing image, and then an error that names the image. A seek
+   past the image succeeds. */
 TEST(image_loader_failing_source)
 {
     test_allocator a;
@@ -840,7 +842,8 @@ TEST(image_loader_failing_source)
             while (tt_loader_next(l, &b)) seqs += b.seqs;
             CHECK(seqs == 20);
             CHECK_ERROR(ctx, cases[n].status, cases[n].error);
-            CHECK(tt_loader_status(l) == cases[n].status && !tt_loader_next(l, &b)); /* the error repeats */
+            /* a further call gives the error again */
+            CHECK(tt_loader_status(l) == cases[n].status && !tt_loader_next(l, &b));
             CHECK_ERROR(ctx, cases[n].status, cases[n].error);
             CHECK(tt_loader_seek(l, 0, 3) == TT_OK);
             while (tt_loader_next(l, &b)) seqs += b.seqs;
@@ -848,7 +851,7 @@ TEST(image_loader_failing_source)
             CHECK(tt_loader_seek(l, 0, 2) == TT_OK && !tt_loader_next(l, &b));
             CHECK_ERROR(ctx, cases[n].status, cases[n].error);
             pthread_mutex_lock(&s.mutex);
-            s.fail_at = -1; /* the failed image is read once more */
+            s.fail_at = -1; /* reads the failed image again */
             pthread_mutex_unlock(&s.mutex);
             CHECK(tt_loader_seek(l, 0, 2) == TT_OK);
             for (seqs = 20; tt_loader_next(l, &b);) seqs += b.seqs;
@@ -869,14 +872,14 @@ TEST(image_loader_works_ahead_on_several_threads)
     tt_image_options image = tt_image_options_default(8, 8);
     tt_loader_options o = tt_loader_options_default();
     tt_batch b;
-    s.meet = true; /* the first read returns when another has begun */
+    s.meet = true; /* the first read returns after another has begun */
     o.batch = 8;
     o.threads = 4;
     tt_dataset *d = tt_dataset_images(ctx, &source);
     tt_loader *l = d ? tt_image_loader_new(ctx, d, &image, &o) : NULL;
     REQUIRE(l);
     double until = tt__seconds() + 20;
-    /* The loader prepares three micro-batches before anyone asks for one. */
+    /* The loader prepares three micro-batches before the first call. */
     while (drawing_counter(&s, &s.released) < 24 && tt__seconds() < until) usleep(100);
     CHECK(drawing_counter(&s, &s.released) == 24 && s.most_inside >= 2);
     CHECK(tt_loader_seek(l, 0, 0) == TT_OK); /* no image is read a second time */
@@ -994,7 +997,7 @@ static bool use_everything(tt_context *ctx, const char *folder, drawing *s, cons
     return ok;
 }
 
-/* Each allocation fails once: an error says so, nothing leaks, nothing crashes. */
+/* Each allocation fails once: an error says so, and nothing leaks or crashes. */
 TEST(image_allocation_failures)
 {
     char folder[600];
@@ -1059,11 +1062,11 @@ TEST(cifar_faults)
 
 /* ------------------------------------------------------------------------------------------- image files */
 
-TEST(images_are_turned_upright) /* as Pillow's ImageOps.exif_transpose does */
+TEST(images_are_turned_upright) /* turns as Pillow's ImageOps.exif_transpose does */
 {
     static const char *const upright[9] = {"", "123456", "321654", "654321", "456123",
                                            "142536", "415263", "635241", "362514"};
-    /* A comment, fill bytes, then EXIF in either byte order; the orientation is its second tag. */
+    /* A JPEG with a comment, fill bytes, and EXIF in either byte order, whose second tag is orientation. */
     static const uint8_t head[] = {0xFF, 0xD8, 0xFF, 0xFE, 0, 4, 'h', 'i', 0xFF};
     static const uint8_t exif[2][48] = {
         {0xFF, 0xE1, 0, 46, 'E', 'x', 'i', 'f', 0, 0, 'M', 'M', 0, 42, 0, 0, 0, 8, 0, 2, 1, 0, 0, 3, 0, 0, 0,

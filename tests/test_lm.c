@@ -1,6 +1,6 @@
-/* Language models compared with transformers (tests/golden/lm): logits, loss, gradients, training,
-   generation; loading and saving their folders: tests of src/models/. TINYTRAIN_TEST_VERBOSE=1 prints the
-   measured differences. */
+/* Tests of src/models/: language models compared with transformers (tests/golden/lm) in logits, loss,
+   gradients, training and generation; loading and saving of their folders. TINYTRAIN_TEST_VERBOSE=1 prints
+   the measured differences. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -62,7 +62,7 @@ static void golden_close(golden *g)
     TEST_CLOSE(g->ctx, &g->a);
 }
 
-/* Returns n numbers of tensor `prefix` `name` in golden.safetensors. The caller frees them. */
+/* Returns n numbers of the tensor prefix + name in golden.safetensors. The caller frees them. */
 static float *reference(const golden *g, const char *prefix, const char *name, int64_t n)
 {
     char full[300];
@@ -113,7 +113,7 @@ static tt_batch golden_batch(const golden *g, int k, batch_data *d)
     return b;
 }
 
-/* Ranks that golden_options trains on; NULL and 0: one rank. */
+/* Ranks on which golden_options trains; NULL and 0: one rank. */
 static struct { const char *device; int tensor, pipeline, zero; } ranks;
 
 static tt_train_options golden_options(const char *precision)
@@ -149,9 +149,8 @@ static double distance(const float *a, const float *b, int64_t n)
 
 static double worse(double a, double b) { return b <= a || a != a ? a : b; } /* NaN is the worst */
 
-/* Ignores the biases of keys that no rotary position turns: they do not change a softmax, so their
-   gradient is only rounding, from which Adam makes steps of up to lr. These biases are the second third of
-   a tensor. */
+/* Ignores the biases of keys without rotary positions. They do not change a softmax, so their gradient is
+   only rounding, from which Adam makes steps of up to lr. They are the second third of a tensor. */
 static void forget_key_biases(const golden *g, const char *name, float *x, const float *as, double max)
 {
     const tt_lm_config *c = &g->m.config;
@@ -165,8 +164,8 @@ static void forget_key_biases(const golden *g, const char *name, float *x, const
     }
 }
 
-/* Largest differences: logits; losses; norms, relative; each tensor's gradient, L2, relative; each parameter
-   after five steps, L2, relative to its change. */
+/* Largest differences. gradient: of a tensor, L2, relative. step5: of a parameter after five steps, L2,
+   relative to the parameter's change. norms: relative. */
 typedef struct differences { double logits, losses, norms, gradient, step5; } differences;
 
 static void compare_steps(golden *g, differences *d)
@@ -269,8 +268,8 @@ TEST(golden_lm_recomputed)
 }
 
 
-/* Heads and layers divided over two ranks, or layers over two stages; the code for ranks knows nothing of
-   these models. */
+/* Heads and layers divided over two ranks, or layers over two stages, give the golden results: no model has
+   its own code for ranks. */
 TEST(golden_lm_on_ranks)
 {
     for (int k = 0; k < 2 * TEST_COUNT(names); k++) {
@@ -363,7 +362,7 @@ static void refused(const char *folder, tt_status status, const char *part, cons
     TEST_CLOSE(ctx, &a);
 }
 
-/* Replaces the first `from` in the file. */
+/* Replaces the first `from` in the file by `to`. */
 static void replace(const char *path, const char *from, const char *to)
 {
     size_t n;
@@ -380,8 +379,8 @@ static void replace(const char *path, const char *from, const char *to)
     free(text);
 }
 
-/* Saves a model in one file, in many, in one again, and into its own folder: tensors keep their bytes, no old
-   file remains that would be read instead of the new ones, and config.json keeps all its members. */
+/* Saves a model in one file, in many files, in one file again, and into its own folder. Tensors keep their
+   bytes, config.json keeps its members, and no old file remains that would be read instead of a new file. */
 TEST(folders_go_round)
 {
     for (int k = 0; k < TEST_COUNT(names); k++) {
@@ -414,8 +413,8 @@ TEST(folders_go_round)
     }
 }
 
-/* The tokens that end an answer come from generation_config.json, or else from config.json. A save keeps the
-   former file unchanged. */
+/* The tokens that end an answer come from generation_config.json, or else from config.json. A save keeps
+   generation_config.json unchanged. */
 TEST(what_ends_an_answer)
 {
     char from[600], folder[600], again[600], config[700], generation[700];
@@ -460,7 +459,7 @@ TEST(what_ends_an_answer)
     refused(folder, TT_ERR_FORMAT, "\"eos_token_id\" is neither an id nor a list of ids", "config.json'");
 }
 
-/* A trained model that is saved in its dtype and then loaded has equal logits, bit for bit. */
+/* A trained model that is saved in its dtype and loaded again has the same logits, bit for bit. */
 TEST(trained_models_are_saved)
 {
     static const char *const precisions[] = {"32-true", "bf16-true"};
@@ -479,7 +478,7 @@ TEST(trained_models_are_saved)
         CHECK(tt_lm_save(&g.m, folder) == TT_OK);
         if (!golden_open(&h, names[k / 2], 2)) return;
         tt_lm_free(&h.m);
-        CHECK(tt_lm_load(h.ctx, &h.m, folder) == TT_ERR_ARGUMENT); /* its names exist already */
+        CHECK(tt_lm_load(h.ctx, &h.m, folder) == TT_ERR_ARGUMENT); /* parameters of these names exist */
         golden_close(&h);
         memset(&h, 0, sizeof h);
         h.ctx = test_open(&h.a);
@@ -501,7 +500,7 @@ static int files_like(const char *folder, const char *pattern)
 }
 
 /* A save with fewer files removes the files of an older save. If a save with equally many files was cut off,
-   so that some are of the older model, loading fails. */
+   so that files of the older model remain, loading fails. */
 TEST(saves_over_older_ones)
 {
     char from[600], folder[600], other[600], name[64];
@@ -633,7 +632,7 @@ TEST(broken_folders)
     }
     test_write(index, good, n);
 
-    /* One of the files is truncated, or is another model's. */
+    /* One file is truncated, or belongs to another model. */
     const char *name = strstr(good, "model-00002-of-");
     if (!CHECK(name != NULL)) return;
     snprintf(path, sizeof path, "%s/%.*s", folder, (int)(strchr(name, '"') - name), name);
@@ -653,7 +652,7 @@ TEST(broken_folders)
     refused(folder, TT_ERR_FORMAT, "tensor '", "");
     free(other);
     test_write(path, good, n);
-    load_and_save(folder, folder, 0); /* the original files are all right */
+    load_and_save(folder, folder, 0); /* the original files are valid */
     CHECK(same_tensors(from, folder) == 1);
     free(good);
 
@@ -662,7 +661,7 @@ TEST(broken_folders)
     refused(folder, TT_ERR_FILE, "cannot open '", "model.safetensors");
 }
 
-/* A value of a config that is not supported is refused by name; configs of older versions are understood. */
+/* A value of a config that is not supported is refused by name. Configs of older versions can be read. */
 TEST(configs)
 {
     static const struct { const char *name, *from, *to; tt_status status; const char *error; } rows[] = {
@@ -719,7 +718,7 @@ TEST(configs)
         {"falcon_groups", "\"parallel_attn\": true", "\"parallel_attn\": false", TT_ERR_UNSUPPORTED,
          "parallel_attn is false; only true"},
     };
-    static const struct { const char *name, *from, *to; } older[] = { /* the same model in other words */
+    static const struct { const char *name, *from, *to; } older[] = { /* older configs of these models */
         {"neox", "\"rope_parameters\": {",
          "\"rotary_emb_base\": 10000, \"rotary_pct\": 0.25, \"unknown\": {"},
         {"mistral", "\"rope_parameters\": {", "\"rope_theta\": 10000.0, \"unknown\": {"},
@@ -771,7 +770,7 @@ TEST(configs)
         CHECK(tt_lm_load(one, &x, from) == TT_OK);
         if (tt_lm_load(two, &y, folder) != TT_OK) CHECK_ERROR(two, TT_OK, older[o].to);
         tt_lm_config p = x.config, q = y.config;
-        p.activation = q.activation = NULL; /* they point into x and y */
+        p.activation = q.activation = NULL; /* the pointers differ: they point into x and y */
         CHECK(memcmp(&p, &q, sizeof p) == 0);
         tt_lm_free(&x);
         tt_lm_free(&y);
@@ -794,8 +793,8 @@ static void copy_golden(const char *name, char folder[600], char config[700])
     free(text);
 }
 
-/* A saved config keeps its own words for windows and positions as long as the model keeps its values.
-   Otherwise the words change so that they load as the model's values. */
+/* A saved config keeps its members for windows and positions as long as the model keeps their values.
+   Otherwise the members change so that they load as the model's values. */
 TEST(shapes_are_kept)
 {
     static const char *const said[] = {
@@ -809,7 +808,7 @@ TEST(shapes_are_kept)
     replace(config, "\"max_window_layers\": 1", "\"max_window_layers\": 28");
     replace(config, "\"use_sliding_window\": true", "\"use_sliding_window\": false");
     replace(config, "\"rope_theta\": 100.0", "\"rope_theta\": 1000000.0");
-    for (int k = 0; k < 3; k++) { /* unchanged; with a window; without one */
+    for (int k = 0; k < 3; k++) { /* k: the window stays, is set, is removed */
         test_allocator a;
         tt_lm m, again;
         tt_context *ctx = test_open(&a), *other;
@@ -835,7 +834,7 @@ TEST(shapes_are_kept)
         tt_lm_free(&m);
         TEST_CLOSE(ctx, &a);
     }
-    /* The share of columns, as text, gives the same number of columns when read as a double. */
+    /* The share of columns in the saved text gives the original number of columns. */
     for (int head = 2; head <= 300; head++)
         for (int size = 1; size <= head; size++) {
             tt_lm_config c = tt_lm_config_default("gpt_neox");
@@ -846,8 +845,8 @@ TEST(shapes_are_kept)
         }
 }
 
-/* A config.json is saved without original_max_position_embeddings if its rope_parameters have changed, as
-   transformers would prefer the former, and always without quantization_config: saved weights are plain. */
+/* A saved config.json lacks original_max_position_embeddings, which transformers would prefer, if its
+   rope_parameters have changed. It always lacks quantization_config, as saved weights are plain. */
 TEST(members_that_are_not_saved_again)
 {
     for (int k = 0; k < 3; k++) {
@@ -878,7 +877,7 @@ TEST(members_that_are_not_saved_again)
     }
 }
 
-/* A kind in other sizes: heads that share keys, the width of the MLP, and the share of a head that
+/* Makes a kind in other sizes: heads that share keys, the width of the MLP, and the share of a head that
    rotates. */
 TEST(sized_models)
 {
@@ -895,7 +894,7 @@ TEST(sized_models)
     CHECK(tt_lm_config_sized("bloom", 2, 64, 4).vocab_size == 0);
 }
 
-/* New models of every kind equal those of transformers; impossible sizes are refused. */
+/* New models of every kind equal the models of transformers. Impossible sizes are refused. */
 TEST(new_models)
 {
     static const char *const kinds[] = {"gpt2", "llama", "mistral", "qwen2", "gpt_neox", "falcon"};
@@ -908,7 +907,7 @@ TEST(new_models)
         c.hidden_size = 32;
         c.layers = 2;
         c.heads = 4;
-        if (strcmp(kinds[k], "mistral") == 0) c.key_heads = 2; /* otherwise one, or as many as heads */
+        if (strcmp(kinds[k], "mistral") == 0) c.key_heads = 2; /* other kinds have one, or as many as heads */
         c.intermediate_size = 40;
         c.max_positions = 16;
         c.rotary.size = 0;
@@ -1034,7 +1033,7 @@ static tt_generator *generator(golden *g, int max_seqs, int context, int max_tok
     return made;
 }
 
-/* The likeliest tokens equal those of transformers, whatever runs together. */
+/* The likeliest tokens equal those of transformers, whichever sequences run together. */
 TEST(greedy_tokens)
 {
     static const int sizes[][3] = {{1, 17, 16}, {1, 13, 1}, {3, 15, 3}, {2, 19, 4}};
@@ -1050,7 +1049,7 @@ TEST(greedy_tokens)
         tt_sampling s = tt_sampling_default();
         s.temperature = 0;
         s.max_new = 8;
-        for (int q = 0; q < 3; q++) { /* prompts of other lengths in between */
+        for (int q = 0; q < 3; q++) { /* with prompts of other lengths in between */
             const int length = q == 1 ? 3 : n;
             memcpy(ids + start[q], prompt, sizeof *ids * (size_t)length);
             start[q + 1] = start[q] + length;
@@ -1069,7 +1068,7 @@ TEST(greedy_tokens)
     }
 }
 
-/* More rows than bf16 can count exactly, in one sequence, and as tokens that come a few at a time. */
+/* Runs more rows than bf16 can count exactly, in one sequence, and a few tokens at a time. */
 TEST(alibi_of_a_long_sequence)
 {
     enum { LONG = 300, LAST = 8 };
@@ -1095,7 +1094,7 @@ TEST(alibi_of_a_long_sequence)
     float *x = reference(&g, "", "long.logits", LAST * vocab);
     for (int k = 0; k < LAST * vocab; k++) CHECK_NEAR(logits[(LONG - LAST) * vocab + k], x[k], 1e-5);
 
-    int best = 0; /* after all tokens but the last */
+    int best = 0; /* likeliest token after all tokens but the last */
     for (int v = 1; v < vocab; v++)
         if (x[(LAST - 2) * vocab + v] > x[(LAST - 2) * vocab + best]) best = v;
     tt_sampling s = tt_sampling_default();
@@ -1111,7 +1110,7 @@ TEST(alibi_of_a_long_sequence)
     golden_close(&g);
 }
 
-/* One more token after a prompt that runs in several parts has the scores of the whole sequence. */
+/* A token after a prompt that runs in several parts has the scores that it has in the whole sequence. */
 TEST(cached_scores)
 {
     for (int k = 0; k < 2 * TEST_COUNT(names); k++) {
@@ -1134,7 +1133,7 @@ TEST(cached_scores)
             go.max_tokens = pieces == 1 ? n : pieces;
             go.compile.share = tt_trainer_program(g.r);
             tt_generator *made = tt_generator_new(&g.m, &go);
-            CHECK(made == NULL); /* the arena is allocated */
+            CHECK(made == NULL); /* too late: the arena is allocated */
             CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "allocated");
             tt_generator_free(made);
         }
@@ -1166,7 +1165,7 @@ TEST(cached_scores)
 
 enum { WORDS = 7, DRAWS = 20000 };
 
-/* Computes how often each of some words is drawn, as shares. */
+/* Computes the share with which each word is drawn. */
 static void shares_of(const float scores[WORDS], const tt_sampling *s, double share[WORDS])
 {
     float x[WORDS];
@@ -1215,7 +1214,7 @@ TEST(sampled_shares)
     }
 }
 
-/* Many equal scores: each filter keeps the first ones, and exactly as many as it should. */
+/* Among many equal scores, each filter keeps the first scores, and exactly the right number. */
 TEST(sampled_from_equals)
 {
     enum { MANY = 1000 };
@@ -1272,20 +1271,21 @@ TEST(sampled_texts)
         for (int k = 0; k < n[q]; k++) CHECK(a[q][k] >= 0 && a[q][k] < 41);
     }
     s.token = NULL;
-    CHECK(tt_generate(alone, ids, start, 3, &s, b[0], m) == TT_OK); /* alone the tokens are equal */
+    /* alone each sequence gets equal tokens */
+    CHECK(tt_generate(alone, ids, start, 3, &s, b[0], m) == TT_OK);
     CHECK(memcmp(a, b, sizeof a) == 0);
     s.seed = 6;
     CHECK(tt_generate(made, ids, start, 3, &s, b[0], m) == TT_OK && memcmp(a, b, sizeof a) != 0);
     s.seed = 5;
 
-    h.max = 4; /* the callback ends each sequence after 4 */
+    h.max = 4; /* the callback ends each sequence after 4 tokens */
     memset(h.n, 0, sizeof h.n);
     s.token = hear;
     CHECK(tt_generate(made, ids, start, 3, &s, b[0], m) == TT_OK);
     for (int q = 0; q < 3; q++) CHECK(m[q] == 4 && memcmp(a[q], b[q], 4 * sizeof **a) == 0);
     s.token = NULL;
 
-    int32_t stop[2] = {-1, a[1][6]}; /* a token of sequence 1 ends it at its first place */
+    int32_t stop[2] = {-1, a[1][6]}; /* this token ends sequence 1 where it first occurs */
     s.stop = stop;
     s.n_stop = 2;
     CHECK(tt_generate(made, ids, start, 3, &s, b[0], m) == TT_OK);
@@ -1325,7 +1325,7 @@ static bool tell(void *user, const char *text, size_t bytes)
     return x->bytes < x->max;
 }
 
-/* A text's continuation equals that of its bytes. tests/check_examples.py checks texts of a tokenizer. */
+/* The continuation of a text equals that of the text's bytes. tests/check_examples.py checks tokenizers. */
 TEST(continued_texts)
 {
     test_allocator a;
@@ -1409,9 +1409,8 @@ TEST(samples_while_training)
     golden_close(&g);
 }
 
-/* A trainer of several ranks samples the tokens that a trainer of one rank samples. The model's largest
-   layer is its last, of which a generator computes few rows: alone, a generator would be divided into
-   other stages. */
+/* A trainer of several ranks samples the tokens that a trainer of one rank samples. The last layer is the
+   largest, but a generator computes few of its rows: alone, a generator would get other stages. */
 static bool sample_while_training(int32_t out[2][2][6], const tt_lm_config *c, const char *device,
                                   const tt_parallel *parallel, const char *offload)
 {
@@ -1566,9 +1565,9 @@ TEST(generation_errors)
     start[1] = start[2] = 19;
     CHECK(tt_generate(made, ids, start, 1, &s, out, n) == TT_ERR_ARGUMENT);
     CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "prompt 0 has 19 tokens; there must be one, and fewer than");
-    CHECK(tt_generate(made, ids, start, 0, &s, out, n) == TT_OK); /* nothing to do */
+    CHECK(tt_generate(made, ids, start, 0, &s, out, n) == TT_OK); /* 0 sequences: nothing to do */
 
-    /* An error names the parameter that is not finite, and the caches forget what came from it. */
+    /* An error names the parameter that is not finite, and the caches forget the rows that it made NaN. */
     start[1] = 4;
     start[2] = 6;
     const int64_t size = tt_param_size(g.m.layer[0].down_b);
@@ -1614,7 +1613,7 @@ static void lora_path(char path[700], const char *name, const char *file)
     snprintf(path, 700, "%s%s%s", folder, *file ? "/" : "", file);
 }
 
-/* Logits and gradients of peft's adapters. Frozen weights have no gradient and do not change. */
+/* Logits and gradients of adapters equal peft's. Frozen weights have no gradient and do not change. */
 TEST(golden_lora)
 {
     for (int k = 0; k < TEST_COUNT(adapted); k++) {
@@ -1680,7 +1679,7 @@ TEST(golden_lora)
     }
 }
 
-/* Loads and saves a folder of peft: every tensor keeps its bytes. Merging keeps the scores. */
+/* Loads and saves a folder of peft, and every tensor keeps its bytes. Merging keeps the logits. */
 TEST(adapters_go_round)
 {
     for (int k = 0; k < TEST_COUNT(adapted); k++) {
@@ -1698,7 +1697,8 @@ TEST(adapters_go_round)
         CHECK(tt_lm_lora_save(&g.m, folder) == TT_OK);
         char base[600], said[700];
         size_t length;
-        golden_path(base, adapted[k], ""); /* peft's file has no name, so it is the loaded folder */
+        /* peft's file names no base model: the loaded folder is the name */
+        golden_path(base, adapted[k], "");
         snprintf(said, sizeof said, "\"base_model_name_or_path\": \"%s\",", base);
         char *saved = test_read(test_path(folder, "adapter_config.json"), &length);
         CHECK(saved && strstr(saved, said) != NULL);
@@ -1756,7 +1756,7 @@ TEST(adapters_go_round)
             golden_close(&h);
         }
         CHECK(tt_lm_lora_merge(&g.m) == TT_OK && tt_forward(g.r, &b, y, TEST_COUNT(y)) == TT_OK);
-        double max = 0; /* a program compiled before the merge computes the same after it */
+        double max = 0; /* a program compiled before the merge still gives these logits */
         for (size_t i = 0; i < n; i++) max = worse(max, fabs(x[i] - y[i]));
         CHECK_NEAR(max, 0, 1e-5);
         golden_close(&g);

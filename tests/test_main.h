@@ -18,7 +18,7 @@ typedef struct test_case { const char *name; void (*run)(void); bool in_parts; }
 
 static struct {
     long checks, failed_checks;
-    char failure[4096], skipped[256]; /* of the current test; the first failure */
+    char failure[4096], skipped[256]; /* failure: the test's first; skipped: the reason */
 } test__state;
 
 static inline bool test__check(bool ok, const char *file, int line, const char *text)
@@ -45,7 +45,7 @@ static inline bool test__near(double a, double b, double tolerance, const char *
 #define CHECK(cond) test__check((cond), __FILE__, __LINE__, #cond)
 #define CHECK_NEAR(a, b, tolerance) \
     test__near((double)(a), (double)(b), (double)(tolerance), __FILE__, __LINE__, #a " ~ " #b)
-/* Returns from the test (a void function) if the check fails: for conditions that the rest of the test
+/* Returns from the test (a void function) if the check fails. Checks conditions that the rest of the test
    needs. */
 #define REQUIRE(cond) do { if (!CHECK(cond)) return; } while (0)
 #define SKIP(why) \

@@ -1,5 +1,5 @@
-/* BERT, DistilBERT, MiniLM and ViT compared with transformers (tests/golden); freezing, loading and saving
-   checkpoints: tests of src/models/. TINYTRAIN_TEST_VERBOSE=1 prints the measured differences. */
+/* Tests of src/models/: BERT, DistilBERT, MiniLM and ViT compared with transformers (tests/golden); freezing,
+   loading and saving of checkpoints. TINYTRAIN_TEST_VERBOSE=1 prints the measured differences. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -19,7 +19,7 @@ typedef struct golden {
     tt_safetensors *file;
     tt_bert m;
     tt_vit v;
-    bool vit;               /* the model is v                                                               */
+    bool vit;               /* v is the model */
     tt_trainer *r;
 } golden;
 
@@ -28,7 +28,7 @@ typedef struct batch_data {
     uint8_t pixels[8 * 12 * 12 * 3];
 } batch_data;
 
-/* Returns tensor `prefix` `name` of the golden file, with *n elements. The caller frees it. */
+/* Returns the tensor prefix + name of the golden file, with *n elements. The caller frees the tensor. */
 static float *golden_tensor(const golden *g, const char *prefix, const char *name, int64_t *n)
 {
     char full[256];
@@ -86,7 +86,7 @@ static tt_batch golden_batch(const golden *g, int k, batch_data *d)
     return b;
 }
 
-/* Opens the model of a golden folder, with the classifier that its training started from, without dropout. */
+/* Opens the model of a golden folder, with the classifier from which its training starts, without dropout. */
 static bool golden_open(golden *g, const char *name, const char *isa, int threads)
 {
     char path[1200];
@@ -108,7 +108,7 @@ static bool golden_open(golden *g, const char *name, const char *isa, int thread
     snprintf(path, sizeof path, "%s/golden.safetensors", TEST_GOLDEN(g->vit ? "vit" : name));
     g->file = tt_safetensors_open(g->ctx, path);
     if (!CHECK(g->file != NULL)) return false;
-    for (int k = 0; k < 2; k++) { /* minilm's checkpoint lacks the classifier */
+    for (int k = 0; k < 2; k++) { /* sets the classifier, which minilm's checkpoint lacks */
         const char *classifier = k ? "classifier.bias" : "classifier.weight";
         int64_t n;
         if (tt_safetensors_find(g->file, classifier) < 0) continue;
@@ -131,7 +131,8 @@ static void golden_close(golden *g)
 
 #define GOLDEN_LR 1e-3f
 
-static tt_train_options golden_options(const char *precision, bool accumulate) /* as make_golden.py trains */
+/* returns the options of make_golden.py */
+static tt_train_options golden_options(const char *precision, bool accumulate)
 {
     tt_train_options o = tt_train_options_default();
     o.schedule.kind = TT_CONSTANT;
@@ -158,8 +159,8 @@ static bool is_key_bias(const char *name)
     return tt__match("*k_lin.bias", name) || tt__match("*key.bias", name);
 }
 
-/* Returns whether `name` belongs to BigBird's pooler, which transformers does not use: it has no gradient and
-   does not change. */
+/* Returns whether `name` belongs to BigBird's pooler. transformers does not use the pooler, which has no
+   gradient and does not change. */
 static bool is_unused(const golden *g, const char *name)
 {
     return g->m.config.kind == TT_BIG_BIRD && tt__match("*.pooler.*", name);
@@ -196,7 +197,7 @@ static void golden_steps(golden *g, bool gradients, differences *d)
     for (int k = 0; k < params; k++) start[k] = test_values(g->ctx->params[k]);
 
     CHECK(tt_predict(g->r, &b, logits) == TT_OK);
-    /* The logits from which the probabilities were computed. */
+    /* Compares the logits from which the probabilities were computed. */
     CHECK(tt_get(g->r->eval, g->r->output, logits, TEST_COUNT(logits)) == TT_OK);
     reference = golden_tensor(g, "", "logits", &n);
     CHECK(n == (int64_t)b.seqs * g->r->model.classes);
@@ -295,7 +296,7 @@ TEST(golden_roberta) { compare("roberta", NULL, "32-true", &fp32); }
 TEST(golden_big_bird) { compare("big_bird", NULL, "32-true", &fp32); }
 TEST(golden_big_bird_full) { compare("big_bird_full", NULL, "32-true", &fp32); }
 
-/* A folder with tokenizer.json: texts go in, probabilities come out. */
+/* A folder with tokenizer.json takes texts and gives probabilities. */
 TEST(roberta_of_texts)
 {
     golden g;
@@ -325,7 +326,7 @@ TEST(roberta_of_texts)
     golden_close(&g);
 }
 
-/* A checkpoint in several files, named by an index. */
+/* A checkpoint has several files, which an index names. */
 TEST(bert_of_shards)
 {
     static const char *const names[][2] = {{"config.json", "config.json"},
@@ -361,7 +362,7 @@ TEST(bert_of_shards)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The random blocks are those that transformers 5.24 draws from numpy. hash: FNV-1a of rand_attn (heads,
+/* The random blocks equal those that transformers 5.24 draws with numpy. hash: FNV-1a of rand_attn (heads,
    blocks - 2, random blocks), as BigBirdBlockSparseAttention's functions return it for a sequence of `rows`
    tokens. */
 TEST(big_bird_lists)
@@ -399,15 +400,15 @@ TEST(golden_avx2)
 
 TEST(golden_bf16_mixed)
 /* A unit of DistilBERT's ReLU whose input is near zero may flip, which changes a norm by some percent. The
-   gradients of ViT's key biases, which are only rounding, are 0.0020 here and with PyTorch's autocast, and
-   0.0021 where sums are rounded to odd (BFMMLA). */
+   gradients of ViT's key biases, which are only rounding, are 0.0020 with most kernels and with PyTorch's
+   autocast, and 0.0021 with BFMMLA, which rounds sums to odd. */
 {
     static const differences max = {0.04, 0.03, 0.1, 0.1, 0.0025, 0.3, 5.1 * GOLDEN_LR};
     for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], NULL, "bf16-mixed", &max);
     for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], "portable", "bf16-mixed", &max);
 }
 
-/* Near 1 a parameter is a multiple of 1/128: five steps of 1/1000 are less than their stochastic rounding. */
+/* Near 1 a parameter is a multiple of 1/128: stochastic rounding exceeds five steps of 1/1000. */
 TEST(golden_bf16_true)
 {
     static const differences max = {0.06, 0.05, 0.1, 0.2, 0.004, 4, 0.02};
@@ -416,8 +417,8 @@ TEST(golden_bf16_true)
 }
 
 TEST(golden_16_mixed)
-/* f16 has three bits more than bf16: differences are about an eighth. But Adam's steps differ as much as in
-   bf16 where a small gradient changes its sign. */
+/* f16 has three bits more than bf16: differences are about an eighth of bf16's. But Adam's steps differ as
+   much as in bf16 where a small gradient changes its sign. */
 {
     static const differences max = {0.005, 0.004, 0.02, 0.02, 0.0003, 0.3, 5.1 * GOLDEN_LR};
     for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], NULL, "16-mixed", &max);
@@ -460,8 +461,8 @@ TEST(same_bits_for_any_number_of_threads)
         }
 }
 
-/* Computes the losses of four steps of a small DistilBERT with dropout; returns its plan. all: all last
-   hidden rows are outputs, otherwise only [CLS] is used. */
+/* Computes the losses of four steps of a small DistilBERT with dropout, and returns its plan. all: all hidden
+   rows of the last layer are outputs; otherwise only [CLS] is used. */
 static tt_plan train_on_first_rows(bool all, const char *precision, const char *recompute, float loss[4])
 {
     enum { SEQS = 3, LENGTH = 7, TOKENS = SEQS * LENGTH };
@@ -519,19 +520,19 @@ static tt_plan train_on_first_rows(bool all, const char *precision, const char *
     return plan;
 }
 
-/* Rows that only an output of all hidden states needs are computed only for it, with equal dropout masks. */
+/* Rows that only an output of all hidden states needs are computed only for it; dropout masks are equal. */
 TEST(rows_after_the_last_attention)
 {
     float some[4], all[4];
     double fewer = train_on_first_rows(true, "32-true", "none", all).flops -
                    train_on_first_rows(false, "32-true", "none", some).flops;
-    /* Products with q, out, up and down; attention. */
+    /* FLOPs of the products with q, out, up and down, and of attention. */
     CHECK(fewer == 6.0 * (21 - 3) * (2 * 24 * 24 + 2 * 24 * 40) + 12.0 * (21 - 3) * 7 * 24);
     for (int k = 0; k < 4; k++) CHECK_NEAR(some[k], all[k], 1e-5 * all[k]);
     CHECK(all[0] != all[1] && all[3] > 0);
 }
 
-/* The last ops gather rows from every layer. A value that is moved for them lives no longer than before. */
+/* The last ops gather rows from every layer. Moving a value for them does not make it live longer. */
 TEST(rows_of_every_layer)
 {
     size_t bytes[2];
@@ -562,10 +563,11 @@ TEST(rows_of_every_layer)
         tt_tape_free(t);
         TEST_CLOSE(ctx, &a);
     }
-    CHECK(bytes[0] < bytes[1] / 2); /* six results of 512 rows at once, or three to four values */
+    /* with `all`, six results of 512 rows are alive at once; otherwise three or four values */
+    CHECK(bytes[0] < bytes[1] / 2);
 }
 
-/* An input whose rows are read by an op that was moved is not rounded. */
+/* If an op that reads an input's rows is moved, the input is not rounded. */
 TEST(rows_of_inputs_are_not_rounded)
 {
     static const float x[2] = {1000.5f, 1000.5f}, y[2] = {-1000, -1000}, zero = 0;
@@ -616,7 +618,7 @@ static tt_plan plan_of_base(const char *precision, const char *recompute)
     return plan;
 }
 
-/* A recomputed value takes no memory between its uses, and has equal bits. */
+/* A recomputed value takes no memory between its uses, and its bits do not change. */
 TEST(recompute_policies)
 {
     static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"},
@@ -663,8 +665,8 @@ TEST(name_patterns)
             printf("%s: %s\n", all[k].pattern, all[k].name);
 }
 
-/* Freezes parameters, trains three steps, and compares: frozen parameters keep their bits, the others change,
-   and their first gradients and the norm equal the reference's. A pattern that begins with '!' unfreezes. */
+/* Freezes parameters, trains three steps, and compares: frozen parameters keep their bits; others change, and
+   their first gradients and the norm equal the reference's. A pattern that begins with '!' unfreezes. */
 static void freeze(const char *name, const char *const *patterns, int trainable)
 {
     golden g;
@@ -724,7 +726,7 @@ static void freeze(const char *name, const char *const *patterns, int trainable)
     golden_close(&g);
 }
 
-TEST(freeze_the_body) /* the body's outputs are features: only the head trains */
+TEST(freeze_the_body) /* only the head trains, on the body's outputs */
 {
     static const char *const distil[] = {"distilbert.*", NULL}, *const bert[] = {"bert.*", NULL};
     freeze("distilbert", distil, 4);
@@ -776,7 +778,7 @@ TEST(freeze_nothing_and_all)
     }
 }
 
-/* Frozen parameters have no gradient and no optimizer state, and the backward needs fewer saved values. */
+/* Frozen parameters have no gradient and no optimizer state, and need fewer saved values. */
 TEST(frozen_parameters_take_no_memory)
 {
     golden g;
@@ -788,7 +790,7 @@ TEST(frozen_parameters_take_no_memory)
     if (!golden_trainer(&g, "32-true", true)) return;
     head = tt_program_plan(tt_trainer_program(g.r));
     CHECK(head.at_peak[TT_MEM_PARAMETERS] == all.at_peak[TT_MEM_PARAMETERS]);
-    /* Shapes (2, 32) and (2), in lines of 64 bytes. */
+    /* Shapes (2, 32) and (2) of the head, in lines of 64 bytes. */
     CHECK(head.persistent_bytes - head.at_peak[TT_MEM_PARAMETERS] == 3 * (256 + 64));
     CHECK(head.bytes - head.persistent_bytes < all.bytes - all.persistent_bytes);
     golden_close(&g);
@@ -837,12 +839,12 @@ TEST(save_and_reload)
         if (!golden_open(&g, all[k % TEST_COUNT(all)], NULL, 1) || !golden_trainer(&g, precision, false))
             return;
         golden_steps(&g, false, &d);
-        for (int round = 0; round < 2; round++) { /* the second time over the existing file */
+        for (int round = 0; round < 2; round++) { /* round 1 saves over the existing file */
             g.m.config.dropout = 0.1f;
             g.m.config.attention_dropout = 0.123456789f;
             g.m.config.classifier_dropout = 1.0f / 3;
             g.m.config.initializer_range = 0.017f;
-            /* DistilBERT's is 1e-12, which its file does not hold. */
+            /* DistilBERT's epsilon is 1e-12, which its config.json does not hold. */
             if (g.m.config.kind != TT_DISTILBERT) g.m.config.layer_norm_eps = 1.1e-7f;
             snprintf(g.m.class_names[0], sizeof g.m.class_names[0],
                      "n\xC3\xA4"
@@ -855,7 +857,7 @@ TEST(save_and_reload)
         test_log log;
         tt_context *ctx = test_open_logged(&a, &log);
         CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_OK);
-        CHECK(log.infos + log.warnings == 0); /* no tensor starts anew, none is left out */
+        CHECK(log.infos + log.warnings == 0); /* no log: each tensor is found and used */
         CHECK(same_config(&g.m, &m));
         CHECK(ctx->n_params == g.ctx->n_params);
         tt_train_options o = golden_options(precisions[k / TEST_COUNT(all)], false);
@@ -904,7 +906,7 @@ TEST(save_and_reload)
     }
 }
 
-TEST(save_before_anything_is_allocated) /* straight from the checkpoint, also into its folder */
+TEST(save_before_anything_is_allocated) /* saves straight from the checkpoint, also into its folder */
 {
     test_allocator a;
     tt_bert m, again;
@@ -947,7 +949,7 @@ TEST(save_fails_and_the_old_files_stay)
               tt_bert_save(&m, folder) == TT_OK);
         for (int i = 0; i < 2; i++)
             bytes[i] = test_read(test_path(folder, i ? "config.json" : "model.safetensors"), &n[i]);
-        m.config.dropout = 0.5f; /* so that both files would change */
+        m.config.dropout = 0.5f; /* would change model and config.json */
         float *zeros = (float *)calloc((size_t)tt_param_size(m.word), sizeof(float));
         CHECK(tt_param_set(m.word, zeros) == TT_OK);
         free(zeros);
@@ -961,7 +963,7 @@ TEST(save_fails_and_the_old_files_stay)
         for (int i = 0; i < 2; i++)
             bytes[2 + i] = test_read(test_path(folder, i ? "config.json" : "model.safetensors"), &n[2 + i]);
         CHECK(bytes[1] && bytes[3] && n[1] == n[3] && memcmp(bytes[1], bytes[3], n[1]) == 0);
-        bool weights_done = k >= 6; /* weights are in place before config.json is written */
+        bool weights_done = k >= 6; /* weights are written before config.json */
         CHECK(bytes[0] && bytes[2] && n[0] == n[2] &&
               (memcmp(bytes[0], bytes[2], n[0]) == 0) == !weights_done);
         for (int i = 0; i < 4; i++) free(bytes[i]);
@@ -987,7 +989,7 @@ typedef struct edit {
     const char *drop;          /* pattern of tensors that are left out                                      */
     const char *longer;        /* tensor that gets one more row, of zeros                                   */
     const char *flat;          /* tensor that gets a single dimension                                       */
-    const char *retype, *dtype;/* pattern, and its tensors' new dtype (integers: zeros)                     */
+    const char *retype, *dtype;/* names (a pattern); the new dtype of their tensors (integers: zeros) */
     const char *extra;         /* an additional tensor, I64 (1, 3)                                          */
 } edit;
 
@@ -1104,7 +1106,7 @@ static void same_parameters(const char *folder, const char *model, double tolera
     tt_context *ctx = test_open_logged(&a, &log), *other = test_open(&b);
     if (CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_OK) &&
         CHECK(tt_bert_load(other, &reference, TEST_GOLDEN(model), 0) == TT_OK)) {
-        /* A new head gives one warning. */
+        /* A new head logs one warning. */
         CHECK(log.warnings == m.new_head && m.new_head == reference.new_head);
         CHECK(ctx->n_params == other->n_params);
         for (int k = 0; k < ctx->n_params; k++) {
@@ -1136,7 +1138,7 @@ TEST(names_without_prefix_and_old_names)
         same_parameters(edited(models[k], &e, NULL, NULL), models[k], 0);
         e.strip = NULL;
         same_parameters(edited(models[k], &e, NULL, NULL), models[k], 0);
-        if (k == 2) { /* minilm's file has no prefix: add one */
+        if (k == 2) { /* adds a prefix, which minilm's file lacks */
             e.put = prefix;
             same_parameters(edited(models[k], &e, NULL, NULL), models[k], 0);
         }
@@ -1162,7 +1164,7 @@ TEST(position_ids_and_other_tensors)
     test_log log;
     tt_bert m;
     edit e = unchanged;
-    /* A buffer that older versions of transformers saved. */
+    /* Older versions of transformers saved this buffer. */
     e.extra = "bert.embeddings.position_ids";
     tt_context *ctx = test_open_logged(&a, &log);
     CHECK(tt_bert_load(ctx, &m, edited("bert", &e, NULL, NULL), 0) == TT_OK && log.warnings == 0);
@@ -1194,7 +1196,7 @@ TEST(another_number_of_classes)
                                        "'classifier.bias' start anew"
                                      : "is of 3 classes, and 5 are asked for: 'classifier.weight', "
                                        "'classifier.bias' start anew"));
-        } else { /* the file has no classifier */
+        } else { /* the file contains no classifier */
             CHECK(log.warnings == 1 && log.infos == 0 && m.new_head);
             CHECK(strstr(log.text, "has no 'classifier.weight', 'classifier.bias': what it lacks starts "
                                    "anew"));
@@ -1202,7 +1204,7 @@ TEST(another_number_of_classes)
         float *w = test_values(m.classifier_w), *b = test_values(m.classifier_b);
         double size = distance(w, NULL, tt_param_size(m.classifier_w)) /
                       sqrt((double)tt_param_size(m.classifier_w));
-        /* Normal, with initializer_range 0.02. */
+        /* A new classifier is normal, with initializer_range 0.02. */
         CHECK(size > 0.015 && size < 0.025 && distance(b, NULL, 5) == 0);
         free(w);
         free(b);
@@ -1225,8 +1227,8 @@ TEST(another_number_of_classes)
     }
 }
 
-/* If any tensor between the hidden states and the logits is missing, one warning names it. Without BigBird's
-   pooler, which no logits depend on, the head still counts as trained. */
+/* If any tensor between the hidden states and the logits is missing, one warning names it. BigBird's pooler
+   may be missing, because no logits depend on the pooler. */
 TEST(heads_that_lack_a_tensor)
 {
     static const struct { const char *model, *lacks; bool used; } rows[] = {
@@ -1271,7 +1273,7 @@ TEST(models_keep_the_numbers_of_their_classes)
     CHECK(tt_bert_load(ctx, &m, edited("distilbert", &unchanged, old, now), 3) == TT_OK && !m.new_head);
     tt_dataset *d = of_three(ctx, data), *held = tt_dataset_split(d, 1);
     CHECK(tt_bert_name_classes(&m, d) == TT_OK && tt_bert_name_classes(&m, held) == TT_OK);
-    CHECK(tt_bert_name_classes(&m, d) == TT_OK); /* a second call changes nothing */
+    CHECK(tt_bert_name_classes(&m, d) == TT_OK); /* a repeated call changes nothing */
     for (int k = 0; k < 4; k++) {
         const tt_dataset *of = k < 3 ? d : held;
         const int label = tt_dataset_label(of, k % 3);
@@ -1285,7 +1287,7 @@ TEST(models_keep_the_numbers_of_their_classes)
     tt_dataset_free(held);
     tt_dataset_free(d);
 
-    /* The model takes other names, and its classifier keeps its weights. */
+    /* The model takes the data's names, and the classifier keeps its weights. */
     d = of_three(ctx, other);
     CHECK(tt_bert_name_classes(&m, d) == TT_OK && strcmp(m.class_names[2], "good") == 0);
     CHECK(tt_dataset_label(d, 0) == 0 && log.warnings == 1 &&
@@ -1295,7 +1297,7 @@ TEST(models_keep_the_numbers_of_their_classes)
     tt_dataset_free(d);
     TEST_CLOSE(ctx, &a);
 
-    tt_bert_config c = tt_bert_config_default(TT_BERT); /* a new model has no numbers to keep */
+    tt_bert_config c = tt_bert_config_default(TT_BERT); /* a new model has no saved numbers of classes */
     c.layers = 1, c.hidden_size = 8, c.heads = 2, c.intermediate_size = 8, c.vocab_size = 9, c.classes = 3;
     ctx = test_open_logged(&a, &log);
     d = of_three(ctx, data);
@@ -1320,7 +1322,7 @@ TEST(class_names_of_a_config)
           strcmp(m.class_names[2], "\xC3\xA9") == 0);
     tt_bert_free(&m);
     TEST_CLOSE(ctx, &a);
-    ctx = test_open(&a); /* a name that is too long is cut between characters */
+    ctx = test_open(&a); /* a too long name is cut between characters */
     char text[400] = "\"0\": \"ab", *folder = test_folder();
     for (int k = 0; k < 40; k++) strcat(text, "\xC3\xA9");
     strcat(text, "\", \"1\": \"b\", \"2\": \"c\"");
@@ -1345,7 +1347,7 @@ TEST(class_names_of_a_config)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Two classes have one name: all names are kept, and label2id has each name once, with its last class. */
+/* If two classes have one name, all names are kept, and label2id has each name once, with its last class. */
 TEST(classes_of_one_name)
 {
     test_allocator a;
@@ -1356,7 +1358,7 @@ TEST(classes_of_one_name)
     const char *now = "\"0\": \"crane\", \"1\": \"a \\\"heron\\\"\", \"2\": \"crane\"";
     snprintf(folder, sizeof folder, "%s", edited("distilbert", &unchanged, old, now));
     snprintf(path, sizeof path, "%s/config.json", folder);
-    for (int round = 0; round < 2; round++) { /* transformers' file, then the file saved here */
+    for (int round = 0; round < 2; round++) { /* round 0: transformers' file; 1: the saved file */
         tt_context *ctx = test_open(&a);
         REQUIRE(tt_bert_load(ctx, &m, folder, 0) == TT_OK && m.config.classes == 3);
         CHECK(strcmp(m.class_names[0], "crane") == 0 && strcmp(m.class_names[1], "a \"heron\"") == 0);
@@ -1408,7 +1410,7 @@ static void refused(const char *folder, tt_status status, const char *part, cons
     CHECK_ERROR(ctx, status, part);
     CHECK_ERROR(ctx, status, part_too);
     CHECK(m.ctx == NULL && m.layer == NULL);
-    tt_bert_free(&m); /* also after a failure */
+    tt_bert_free(&m); /* may be called after a failure, too */
     TEST_CLOSE(ctx, &a);
 }
 
@@ -1449,7 +1451,7 @@ TEST(broken_checkpoints)
     e.dtype = "I64";
     refused(edited("distilbert", &e, NULL, NULL), TT_ERR_FORMAT, "has dtype I64", "F64");
 
-    /* A checkpoint with other sizes than its config names. */
+    /* The checkpoint has other sizes than its config. */
     refused(edited("bert", &unchanged, "\"vocab_size\": 97", "\"vocab_size\": 98"), TT_ERR_SHAPE,
             "word_embeddings.weight' has shape (97, 32), expected (98, 32)", "model.safetensors'");
     refused(edited("bert", &unchanged, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), TT_ERR_FORMAT,
@@ -1554,7 +1556,7 @@ TEST(many_layers)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Reading the tensor finds this error, as loading reads only the header. */
+/* Only reading the tensor finds this error, because loading reads the header alone. */
 TEST(numbers_that_a_float_cannot_hold)
 {
     test_allocator a;
@@ -1590,7 +1592,7 @@ TEST(numbers_that_a_float_cannot_hold)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Allocating the parameters fails; with the whole file it succeeds. */
+/* Allocating the parameters fails if the file was cut off, and succeeds with the whole file. */
 TEST(checkpoint_cut_off_after_loading)
 {
     test_allocator a;
@@ -1779,7 +1781,7 @@ TEST(new_models)
         c.classes = 100070;
         c.dropout = 1.5f;
         c.activation = NULL;
-        CHECK(tt_bert_new(ctx, &m, &c) == TT_ERR_ARGUMENT); /* all at once */
+        CHECK(tt_bert_new(ctx, &m, &c) == TT_ERR_ARGUMENT); /* one error lists all mistakes */
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
                     "BERT config: vocab_size is 0; 100070 classes, at most 100000 are supported; hidden_size "
                     "41 is not a multiple of 4 heads; dropout 1.5 is not in [0, 1); "
@@ -1825,11 +1827,11 @@ TEST(without_pooler_and_types)
     b.labels = data.labels;
     b.last_of_step = true;
     CHECK(tt_train_batch(r, &b, NULL, NULL) == TT_OK && tt_predict(r, &b, p) == TT_OK);
-    data.ids[4] = 50; /* one above the vocabulary */
+    data.ids[4] = 50; /* 50 is the first id beyond the vocabulary */
     CHECK(tt_train_batch(r, &b, NULL, NULL) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "50");
     data.ids[4] = 5;
-    data.positions[4] = 8; /* and one above the positions */
+    data.positions[4] = 8; /* 8 is the first position beyond the table */
     CHECK(tt_predict(r, &b, p) == TT_ERR_ARGUMENT);
     data.positions[4] = 1;
     CHECK(tt_train_batch(r, &b, NULL, NULL) == TT_OK && tt_trainer_steps(r) == 2);
@@ -1874,7 +1876,7 @@ static long load_and_train(const char *model_name, long fail_at, const char *fol
         status = tt_train_batch(r, &b, NULL, NULL);
         if (status == TT_OK) status = tt_predict(r, &b, p);
         if (status == TT_OK) status = tt_bert_save(&m, folder);
-        if (status != TT_OK) { /* memory is back: continues where it stopped */
+        if (status != TT_OK) { /* with memory again, training continues */
             CHECK(tt_train_batch(r, &b, NULL, NULL) == TT_OK && tt_bert_save(&m, folder) == TT_OK);
             CHECK(status == TT_ERR_MEMORY);
             tt__fail(ctx, TT_ERR_MEMORY, "out of memory");

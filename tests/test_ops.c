@@ -13,7 +13,7 @@
    gradient; for sums that cancel, a tenth (16 bits: half) of the largest of all gradients; and the largest
    gradient that enters the case. */
 #define TINYTRAIN_IMPLEMENTATION
-/* linear_cross_entropy replaces every linear layer before a cross-entropy, in several chunks. */
+/* linear_cross_entropy replaces every linear layer before a cross-entropy, and runs in several chunks. */
 #define TT__LOSS_CHUNK 5
 #define TT__LOSS_WHOLE 0
 #define TT__FP8_FROM 0
@@ -22,7 +22,7 @@
 #ifdef TT_EMULATE
 #include "emu_control.h"
 #endif
-#undef I /* defined by complex.h, which some <cblas.h> include */
+#undef I /* some <cblas.h> include complex.h, which defines I */
 
 #include "ops/net.h"
 #include "ops/linear.h"

@@ -1,5 +1,5 @@
-/* Optimizers compared with float64 loops of the formulas in torch.optim's documentation; schedules compared
-   with closed forms. */
+/* Tests that compare optimizers with float64 loops of the formulas in torch.optim's documentation, and
+   schedules with closed forms. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -7,7 +7,7 @@
 #include "tinytrain.h"
 #include "test.h"
 
-/* Two parameters, each pulled to a target by its own mean squared error: the gradient of element i is 2 (p_i
+/* Two parameters, each pulled to a target by a mean squared error: the gradient of element i is 2 (p_i
    - target_i) / n. */
 enum { N_BIAS = 37, ROWS = 13, COLS = 331, N_WEIGHT = ROWS * COLS, STEPS = 20 };
 
@@ -43,7 +43,7 @@ static void reference_step(reference *r, const tt_optimizer_options *o, double l
 }
 
 /* Returns the largest difference of parameters, relative to their size, over STEPS steps with changing
-   targets and rates. *norm_error: that of the norm. */
+   targets and rates. *norm_error: the largest difference of the norm. */
 static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bool decay_weight,
                               double *norm_error)
 {
@@ -82,7 +82,7 @@ static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bo
         tt_stats stats;
         for (int k = 0; k < 2; k++) {
             for (int i = 0; i < both[k]->n; i++) {
-                /* In every fifth step the gradient nearly vanishes. */
+                /* In every fifth step the gradient is nearly 0. */
                 targets[k][i] = step % 5 ? test_uniform(&s) * 3 : (float)both[k]->p[i];
                 both[k]->g[i] = 2 * (both[k]->p[i] - targets[k][i]) / both[k]->n;
                 squares += both[k]->g[i] * both[k]->g[i];
@@ -217,7 +217,7 @@ TEST(bias_correction)
     TEST_CLOSE(ctx, &a);
 }
 
-/* bf16-true: steps far below half a unit in the last place survive on average, and a second run has equal
+/* In bf16-true, steps far below half a unit in the last place survive on average, and a second run has equal
    bits. */
 TEST(stochastic_rounding_moves_bf16_weights)
 {
@@ -255,14 +255,14 @@ TEST(stochastic_rounding_moves_bf16_weights)
     CHECK(memcmp(values[0], values[1], sizeof values[0]) == 0);
 }
 
-/* Four micro-batches and an update equal one step on all rows, for any weights, also with tt_step in a
-   program that accumulates. */
+/* Four micro-batches and an update equal one step on all rows, for any weights. So does tt_step in a program
+   that accumulates. */
 TEST(micro_batches_equal_one_batch)
 {
     enum { BATCH = 16, IN = 7, OUT = 3 };
     static float results[3][IN * OUT + OUT];
     double losses[3], norms[3];
-    /* 0: plain step; 1: tt_step of a program that accumulates; 2: micro-batches of 1, 6, 4 and 5 */
+    /* run 0: a plain step; 1: tt_step of a program that accumulates; 2: micro-batches of 1, 6, 4 and 5 */
     for (int run = 0; run < 3; run++) {
         test_allocator a;
         tt_context *ctx = test_open(&a);
@@ -336,7 +336,7 @@ TEST(contradictory_options_are_refused_together)
     c.optimizer = tt_optimizer_options_default();
     c.optimizer.kind = TT_SGD;
     c.optimizer.nesterov = true;
-    c.optimizer.beta1 = 7; /* SGD ignores it */
+    c.optimizer.beta1 = 7; /* SGD ignores beta1 */
     CHECK(!tt_compile(x.t, x.loss, &c));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "optimizer options: nesterov needs a momentum above 0");
     CHECK(!strstr(tt_error(ctx), "beta1"));
@@ -412,8 +412,8 @@ static tt_status chain_set(chain *c, float g)
 }
 
 /* Runs a step with gradients of g. With accumulation: two micro-batches with gradients 1 and 2 g - 1, whose
-   mean is g. As their number is not known in advance, losses are divided by 4 instead of 2, so that the
-   second has values of about g, too. */
+   mean is g. The number of micro-batches is not known in advance: losses are divided by 4 instead of 2, so
+   that the second micro-batch has values of about g, too. */
 static tt_status chain_step(chain *c, float g, tt_stats *stats)
 {
     const float lr = 1e-4f;
@@ -473,7 +473,7 @@ TEST(loss_scale_falls_and_grows)
             if (overflow) CHECK(stats.grad_norm == 0);
             else
                 CHECK_NEAR(stats.grad_norm, 40 * sqrt(2.0 * WIDE * WIDE),
-                           0.01 * 40 * sqrt(2.0 * WIDE * WIDE)); /* norm of the true gradient */
+                           0.01 * 40 * sqrt(2.0 * WIDE * WIDE)); /* norm of the unscaled gradient */
             CHECK(stats.loss > 10 && isfinite(stats.loss));
         }
         CHECK(skipped == 8 && done == 7);
@@ -490,7 +490,7 @@ TEST(loss_scale_grows_where_nothing_overflows)
     static const struct { tt_loss_scale scale; float g; double after[5]; } rows[] = {
         {{1024, 2, 0.5f, 2}, 0.01f, {1024, 2048, 2048, 4096, 4096}},
         {{1, 16, 0.25f, 1}, 0.01f, {16, 256, 4096, 65536, 1048576}},
-        /* The max of the scale. */
+        /* The scale stays, or reaches its max of 2^40. */
         {{256, 1, 0.5f, 1}, 0.01f, {256, 256, 256, 256, 256}},
         {{0x1p39f, 2, 0.5f, 1}, 0, {0x1p40, 0x1p40, 0x1p40, 0x1p40, 0x1p40}},
         {{4096, 2, 0x1p-4f, 1}, 40, {256, 512, 1024, 2048, 128}}};
@@ -504,7 +504,7 @@ TEST(loss_scale_grows_where_nothing_overflows)
     }
 }
 
-/* Dividing by a power of two loses nothing: all scales without overflow and underflow train to equal bits.
+/* All scales without overflow and underflow train to equal bits, because dividing by a power of two is exact.
    The gradient of tt_get_gradient and the norm equal those of 32-true up to f16's rounding. */
 TEST(loss_scale_leaves_true_gradients)
 {
@@ -579,7 +579,7 @@ TEST(loss_scale_has_a_floor)
     }
 }
 
-/* 16-true with gradients of 2^-12, whose squares are 0 in f16: Adam's steps still have the size of the
+/* In 16-true with gradients of 2^-12, whose squares are 0 in f16, Adam's steps still have the size of the
    learning rate. */
 TEST(optimizer_state_of_f16_weights)
 {
@@ -654,7 +654,7 @@ TEST(precision_options)
         c.loss_scale = bad[k];
         CHECK(!tt_compile(x.t, x.loss, &c) && tt_error_code(ctx) == TT_ERR_ARGUMENT);
     }
-    c.precision = "bf16-mixed"; /* does not scale losses, nor does an evaluation */
+    c.precision = "bf16-mixed"; /* neither bf16 nor an evaluation scales losses */
     tt_program *program = tt_compile(x.t, x.loss, &c);
     CHECK(program != NULL);
     tt_program_free(program);
@@ -703,7 +703,7 @@ TEST(schedules)
         }
         CHECK(tt_schedule_lr(&s, 10) == 2e-3f && (k == 0 || tt_schedule_lr(&s, 110) == 1e-4f));
     }
-    s.kind = TT_LINEAR; /* no warm-up; a warm-up that never ends */
+    s.kind = TT_LINEAR; /* no warm-up; then a warm-up that never ends */
     s.min_lr = 0;
     s.warmup_steps = 0;
     s.total_steps = 4;

@@ -1,5 +1,5 @@
-/* Whole programs on CPU ranks: the bits of one rank with any layout; errors; faults in a rank; memory as
-   planned.
+/* Tests of whole programs on CPU ranks: the bits of one rank with any layout; errors; faults in a rank;
+   memory as planned.
 
    The training is a small transformer with a table that is embedding and head, a norm that two layers share,
    a frozen matrix, dropout, clipping and, in 16 bits, a loss scale that overflows at first. Its steps have
@@ -19,7 +19,7 @@ static long pieces_from = 1, update_from = 1, loss_whole = 16L << 20, together =
 #include "test.h"
 
 enum {
-    WIDTH = 64, HIDDEN = 150, VOCAB = 410, LAYERS = 2, /* matrices of 1 to 7 chunks, some of them partial */
+    WIDTH = 64, HIDDEN = 150, VOCAB = 410, LAYERS = 2, /* matrices of 1 to 7 chunks, whole and partial */
     ROWS = 24, SEQS = 4, STEPS = 4, PARAMS = 32
 };
 
@@ -33,12 +33,12 @@ typedef struct setup {
     int threads;
     int64_t capacity, vocab; /* largest number of rows of a micro-batch; rows of the table */
     bool sgd;
-    bool poison;             /* storage is overwritten once it is dead */
-    bool at_once;            /* a step is one round, by tt_step */
+    bool poison;             /* dead storage is overwritten */
+    bool at_once;            /* a step is one round of micro-batches, by tt_step */
     bool unclipped;
-    bool late;               /* copies and collectives complete as late as allowed ... */
-    bool prompt;             /* ... or as early */
-    int tensor;              /* tensor ranks; 0: one */
+    bool late;               /* copies and collectives complete as late as allowed */
+    bool prompt;             /* copies and collectives complete as early as possible */
+    int tensor;              /* number of tensor ranks; 0: one */
     bool sequence;
     bool net;                /* runs on the ranks of all started processes, see mpi.c */
     int pipeline, max;      /* tt_parallel's pipeline, schedule, micros */
@@ -47,7 +47,7 @@ typedef struct setup {
 } setup;
 
 static const char *shared_folder; /* folder of all processes, for states */
-static double wait_seconds = 3000; /* if a rank waits for ever, the test program's time limit ends it */
+static double wait_seconds = 3000; /* seconds; the program's time limit ends a rank that waits for ever */
 
 static setup setup_of(layout on, const char *precision, int groups, int per_leaf)
 {
@@ -124,7 +124,7 @@ static bool record(net *n, int64_t capacity, int64_t vocab)
     n->starts = tt_seq_start(t, "starts", seqs);
     n->targets = tt_input(t, "targets", TT_I32, rows, 1);
     n->weights = tt_input(t, "weights", TT_F32, rows, 1);
-    n->columns = tt_slice(t, tt_param_value(t, table), 3, 5); /* only tt_get reads it */
+    n->columns = tt_slice(t, tt_param_value(t, table), 3, 5); /* only tt_get reads the slice */
     tt_value x = tt_embedding(t, n->ids, table);
     x = tt_add(t, x, tt_linear(t, x, mix, NULL));
     for (int k = 0; k < LAYERS; k++) x = record_layer(n, k, x, norm, norm_b);
@@ -177,7 +177,7 @@ static bool fine(net *n, tt_status status, const char *what, int line)
 
 static void (*context_opened)(tt_context *ctx); /* NULL, or a function of tests/mpi.c */
 
-/* Opens a context with the net and its program. evaluates: also a program that shares the arena. */
+/* Opens a context with the net and its program; with `evaluates` also a program that shares the arena. */
 static bool open_net(net *n, const setup *s, bool evaluates)
 {
     memset(n, 0, sizeof *n);
@@ -308,7 +308,7 @@ static bool same_blob(const blob *a, const blob *b)
     return a->bytes && a->n == b->n && memcmp(a->bytes, b->bytes, a->n) == 0;
 }
 
-/* Keeps the tensors of a state, except the one that describes its layout. */
+/* Keeps the tensors of a state, except the tensor that describes the state's layout. */
 static void keep_tensors(net *n, const char *path, outcome *o)
 {
     tt_safetensors *s = tt_safetensors_open(n->ctx, path);
@@ -338,7 +338,7 @@ static void keep_end(net *n, outcome *o)
     if (!net) remove(path); /* another process may still read the file */
 }
 
-/* Compares statistics without FLOPs: some runs recompute more than others. */
+/* Compares statistics without FLOPs, because some runs recompute more. */
 static bool same_stats(const tt_stats *a, const tt_stats *b)
 {
     tt_stats x = *a, y = *b;
@@ -357,7 +357,7 @@ static const char *layout_text(const setup *s, char text[256])
     return text;
 }
 
-/* Compares two outcomes. file: also FLOPs and the state's file, for sums of one family. */
+/* Compares two outcomes. file: also FLOPs and the state's file, for runs that sum in equal order. */
 static bool same_outcome(const setup *s, const outcome *a, const outcome *b, bool file, int line)
 {
     char what[256], text[512];
@@ -398,7 +398,7 @@ static bool train(const setup *s, outcome *o)
 static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
 
 
-/* ones: one rank, which sums per step or per micro-batch. layouts: compared with these. */
+/* ones: one rank, which sums per step or per micro-batch. layouts: compared with `ones`. */
 static const layout ones[] = {{"cpu", 1, 0}, {"cpu", 0, MICROS}};
 static const layout layouts[] = {
     {"cpu", 0, 0},    {"cpu", 0, SERVER},   {"cpu*2", 0, 0},      {"cpu*4", 0, 0},
@@ -414,7 +414,7 @@ static const char *const offloads[] = {"optimizer", "gradients", "parameters", "
 static int sums_micros(layout l) { return l.zero > 1 || l.how & MICROS; }
 
 /* Trains on every `every`th layout, beginning with number `from`, and compares each with one rank that sums
-   alike. one: the outcomes of one rank, which the caller frees. */
+   in the same order. one: the outcomes of one rank, which the caller frees. */
 static void same_as_one(setup s, const layout *on, int count, int from, int every, outcome one[2])
 {
     for (int k = 0; k < 2; k++) {
@@ -440,7 +440,7 @@ static void same_bits(setup s, const layout *on, int count)
 /* Tells whether TINYTRAIN_ALL_LAYOUTS in the environment asks for all layouts instead of some of each
    kind. */
 static bool everything(void) { return getenv("TINYTRAIN_ALL_LAYOUTS") != NULL; }
-/* The share of layouts and precisions that a sweep runs. It includes every kind of layout. */
+/* A sweep runs this share of layouts and precisions, with every kind of layout. */
 #if TEST_SWEEP > 10
 enum { SPARSE = 5, PRECISIONS = 1, EVERY = 1, TURNS = 1 };
 #elif TEST_SWEEP > 1
@@ -506,7 +506,7 @@ TEST(ranks_split_large_tensors_only)
     pieces_from = 1;
 }
 
-TEST(ranks_with_a_loss_in_chunks) /* the forward of such a loss makes a gradient */
+TEST(ranks_with_a_loss_in_chunks) /* the forward of the loss makes a gradient */
 {
     static char text[1 << 18];
     setup s = setup_of(some[0], "32-true", 4, 2);
@@ -594,7 +594,7 @@ TEST(ranks_overlap)
     }
 }
 
-/* Checks that offload changes no bits, neither of the training nor of the state. */
+/* Checks that offload changes no bits of the training and of the state. */
 static void offloads_with(const layout *on, int count, const char *precision, int groups, int per_leaf,
                           bool at_once)
 {
@@ -638,7 +638,7 @@ TEST(ranks_offload)
                                 {"cpu*2", 2, 0},  {"cpu*4", 3, 0},      {"cpu*4", 0, SERVER},
                                 {"cpu*2", 3, 0},  {"cpu*2", 0, MICROS}, {"cpu*2", 1, SERVER | MICROS}};
     for (int p = 0; p < PRECISIONS; p++) {
-        if (EVERY > 1) { /* each layout in one precision */
+        if (EVERY > 1) { /* runs each layout in one precision */
             offloads_with(on + 2 * p, p < 4 ? 2 : 1, precisions[p], 4, 2, false);
             offloads_with(on + 2 * p, p < 4 ? 2 : 1, precisions[p], 4, 1, true);
             continue;
@@ -665,7 +665,7 @@ TEST(ranks_of_any_number_of_threads)
     free_outcome(&one);
 }
 
-/* --------------------------------------------------------------------------------------- between the runs */
+/* ---------------------------------------------------------------- gradients and evaluations between runs */
 
 /* Returns a copy of all current gradients, which the caller frees. */
 static float *gradients_of(net *n, size_t *count)
@@ -681,7 +681,7 @@ static float *gradients_of(net *n, size_t *count)
 }
 
 /* After each round, ranks have the gradients of one rank after the same number of micro-batches, and
-   micro-steps return the same statistics. */
+   micro-steps return the statistics of one rank. */
 static void same_gradients(const setup *one, const setup *many)
 {
     char text[512], what[256];
@@ -799,7 +799,7 @@ TEST(ranks_evaluate)
 
 /* ---------------------------------------------------------------------------------- parameters and states */
 
-static float value_of(int param, int64_t element) /* exact in all dtypes */
+static float value_of(int param, int64_t element) /* returns numbers that are exact in all dtypes */
 {
     return (float)((element * 37 + param * 11) % 255 - 127) / 1024;
 }
@@ -844,7 +844,7 @@ TEST(parameters_of_ranks_are_set_and_read)
 {
     for (int k = 0; k < TEST_COUNT(layouts); k += 3) {
         setup s = setup_of(ones[sums_micros(layouts[k])], precisions[k % 5], 8, 1);
-        tt_stats reported[3]; /* one rank; ranks whose parameters are set before the allocation; after it */
+        tt_stats reported[3]; /* ranks: one, several set before the allocation, several set after it */
         for (int way = 0; way < 3; way++) {
             net n;
             if (way == 1) s.on = layouts[k];
@@ -865,7 +865,7 @@ TEST(parameters_of_ranks_are_set_and_read)
     }
 }
 
-/* Runs steps [from, to) of a net, then saves its state. */
+/* Runs steps [from, to) of a net, then saves the state. */
 static bool go_on(net *n, const setup *s, int from, int to, outcome *o, const char *path)
 {
     bool ok = true;
@@ -903,7 +903,7 @@ static void resumes(setup s, const layout *of, int count, const outcome *whole, 
 }
 
 /* Updates in the backward give the bits of updates at the end, on any ranks, also if some ranks have no
-   micro-batch. The state's file is also equal, and either kind of update can resume from it. */
+   micro-batch. The state's file is equal, too, and both kinds of update can resume from the file. */
 TEST(updates_in_the_backward)
 {
     static const layout on[] = {{"cpu*4", 0, EARLY}, {"cpu*4", 1, EARLY}, {"cpu*4", 1, EARLY},
@@ -1013,7 +1013,7 @@ TEST(ranks_that_contradict_are_refused)
     close_net(&n);
 }
 
-/* Programs that do not fit the first one's arena or parameters are refused, and a refusal changes nothing. */
+/* Programs that do not fit the first program's arena or parameters are refused without any change. */
 TEST(programs_of_other_layouts_are_refused)
 {
     setup s = setup_of((layout){"cpu*4", 3, 0}, "32-true", 4, 1);
@@ -1049,7 +1049,7 @@ TEST(programs_of_other_layouts_are_refused)
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "parameter 'table' lives on device 'cpu*4'");
     o.device = "cpu*4";
     o.parallel.zero = 3;
-    n.eval = tt_compile(n.t, n.loss, &o); /* has its own arena, with the first program's parameters */
+    n.eval = tt_compile(n.t, n.loss, &o); /* has a separate arena, with the first program's parameters */
     CHECK(n.eval != NULL && tt_set_rank(n.eval, 0, n.ids, &(int32_t){0}, 1) == TT_ERR_ARGUMENT);
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "lives in a program that is not allocated");
     FINE(&n, run_step(&n, 0, 4));
@@ -1091,7 +1091,7 @@ TEST(misuse_of_ranks)
     FINE(&n, set_batch(&n, n.p, 2, &m));
     CHECK(tt_micro_step(n.p, NULL) == TT_ERR_ARGUMENT);
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "input 'ids' of data rank 1 was not set before this run");
-    CHECK(tt_micro_step(n.p, NULL) == TT_ERR_ARGUMENT); /* the other ranks' inputs are invalid, too */
+    CHECK(tt_micro_step(n.p, NULL) == TT_ERR_ARGUMENT); /* inputs of the other ranks are invalid now, too */
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "input 'ids' of data rank 0 was not set before this run");
     FINE(&n, set_batch(&n, n.p, 0, &m));
     FINE(&n, tt_set_rank(n.p, 1, n.ids, m.ids, m.rows)); /* rank 1 gets only some inputs */
@@ -1122,8 +1122,8 @@ TEST(misuse_of_ranks)
     close_net(&n);
 }
 
-/* A micro-batch fails on rank 3, in a step's first or second round: nothing is updated, and the next step
-   equals that of a net without the failed step. */
+/* A micro-batch fails on rank 3, in a step's first or second round. Nothing is updated, and the next step
+   equals the next step of a net without the failed step. */
 static void bad_batch(const setup *s, int bad, bool nan, const char *say)
 {
     net a, b;
@@ -1170,14 +1170,14 @@ TEST(bad_inputs_of_a_rank_are_named)
 }
 
 /* ---------------------------------------------------------------------------------------------------- faults
-   A kind of device that is the CPU, except that one launch of one rank fails or is late. */
+   The kind of device is the CPU, except that one launch of one rank fails or is late. */
 
 static struct {
     const tt__device_group *group;
     int rank;          /* the faulty rank */
     int launches;      /* launches of that rank before the fault; -1: no fault */
-    bool late;         /* no failure: the rank begins a collective after another rank has stopped waiting */
-    int made;          /* launches of that rank so far */
+    bool late;         /* no failure: a collective begins after another rank has stopped waiting */
+    int made;          /* launches of the faulty rank so far */
     bool happened;
 } fault;
 
@@ -1185,7 +1185,7 @@ static tt_status faulty_launch(const tt__launch *l, int n)
 {
     const struct timespec nap = {0, 1000000};
     const bool counts = l->device == fault.group->device[fault.rank] &&
-                        (!fault.late || tt__is_collective(l->instr)); /* others wait for collectives */
+                        (!fault.late || tt__is_collective(l->instr)); /* other ranks wait for collectives */
     if (!counts || fault.made++ != fault.launches) return tt__cpu_backend.launch(l, n);
     fault.happened = true;
     if (!fault.late)
@@ -1232,11 +1232,11 @@ static bool steps_again(net *n, const setup *s, const char *state, outcome *o)
     return ok;
 }
 
-/* Checks a failed step: it updated nothing, or it updated some ranks and then refuses to save a state. */
+/* Checks that a failed step updated nothing, or updated some ranks and then refuses to save a state. */
 static bool after_fault(net *n, const char *state, const char *path)
 {
     size_t x_bytes, y_bytes;
-    if (tt__within_step(n->p)) { /* failed in its second round */
+    if (tt__within_step(n->p)) { /* the step failed in its second round */
         CHECK(tt_update(n->p, 0.01f, NULL) == TT_ERR_NUMERIC);
         CHECK_ERROR(n->ctx, TT_ERR_NUMERIC, "a micro-batch failed; nothing was updated");
     }
@@ -1249,9 +1249,9 @@ static bool after_fault(net *n, const char *state, const char *path)
     return CHECK(same);
 }
 
-/* In turn, each launch of step 1 fails, on one rank or another. All ranks end with one error (a rank that
-   kept waiting would exceed the test's time limit). The last state loads, and from then on the bits equal
-   those of a run without a fault. */
+/* Each launch of step 1 fails once, on some rank. All ranks end with one error (a rank that kept waiting
+   would exceed the test's time limit). The last state loads, and from then on the bits equal those of a run
+   without a fault. */
 static void each_launch_fails(const setup *s, int every)
 {
     net n;
@@ -1298,8 +1298,8 @@ TEST(each_launch_of_a_rank_fails)
     }
 }
 
-/* If a rank is late, the others stop waiting after the timeout and name it. The late rank stops when it
-   arrives. */
+/* If a rank is late, the other ranks stop waiting after the timeout and name the late rank, which stops when
+   it arrives. */
 TEST(a_rank_that_is_late_is_named)
 {
     static const layout on[] = {{"cpu*4", 1, 0}, {"cpu*4", 3, 0}};
@@ -1355,7 +1355,7 @@ static bool do_part(net *n, const setup *s, const char *state, int part)
 TEST(each_allocation_of_ranks_fails)
 {
     static const layout on[] = {{"cpu*4", 1, 0}, {"cpu*2", 3, 0}};
-    const int every = everything() ? 1 : 9 * (SPARSE / EVERY); /* the build with ASan has all of these */
+    const int every = everything() ? 1 : 9 * (SPARSE / EVERY);
     for (int k = 0; k < TEST_COUNT(on); k++) {
         setup s = setup_of(on[k], precisions[3 * k], 4, 1);
         s.offload = k ? offloads[TEST_COUNT(offloads) - 1] : NULL;
@@ -1365,7 +1365,7 @@ TEST(each_allocation_of_ranks_fails)
         int failures = 0;
         memset(&right, 0, sizeof right);
         snprintf(state, sizeof state, "%s", test_path(test_folder(), "state"));
-        for (long at = 0; fails && ok; at = at ? at + every : 1) { /* the first run has no failure */
+        for (long at = 0; fails && ok; at = at ? at + every : 1) { /* run 0 has no failure */
             net n;
             memset(&n, 0, sizeof n);
             tt_context_options co = test_options(&n.a);

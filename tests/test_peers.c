@@ -1,7 +1,8 @@
-/* Devices that work together as the ranks of a program. Collectives give the CPU's bits, whether kernels load
-   from other devices or data goes through the host. Which devices reach each other; missing waits; calls of
-   CUDA that fail. Runs on a GPU (TINYTRAIN_CUDA=1 make test), which then acts as all devices, or on the
-   emulator, which most tests need. With TEST_SEEDS=24 in the environment, tests run in 24 orders. */
+/* Tests of devices that work together as the ranks of a program. Collectives give the CPU's bits, whether
+   kernels load from other devices or data goes through the host. Other tests: which devices reach each other;
+   missing waits; failing calls of CUDA. Runs on a GPU (TINYTRAIN_CUDA=1 make test), which then acts as all
+   devices, or on the emulator, which most tests need. With TEST_SEEDS=24 in the environment, tests run in 24
+   orders. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -15,7 +16,7 @@ int main(void) /* does not include the header, whose code takes a minute to comp
 }
 
 #else
-#define TT__OFFLOAD_TOGETHER ((size_t)8000) /* so that copies overlap with updates */
+#define TT__OFFLOAD_TOGETHER ((size_t)8000) /* small, so that copies overlap with updates */
 #define TT__PIECES_FROM 64 /* small tensors are divided over ranks, and go through the host in parts */
 #define TT__UPDATE_FROM 64
 #define TT__STAGE 8192
@@ -44,7 +45,7 @@ enum {
     MOST = 8,            /* members */
     JOB = 80 << 10,      /* largest number of bytes of a collective's operands */
     MEMORY = 8 * JOB,    /* bytes of each member */
-    PINNED = 6 << 10,    /* host bytes of each for data that others need: few, so that there are parts */
+    PINNED = 6 << 10,    /* host bytes of a member's staged data: few, so that there are parts */
     MOST_JOBS = 7        /* more than the emulator's launches have room for */
 };
 
@@ -53,17 +54,17 @@ typedef struct group { /* devices that work together */
     tt_context *ctx;
     int members, index[MOST];
     tt__device *device[MOST];
-    char *memory[MOST];  /* of the devices */
+    char *memory[MOST];  /* memory of each device */
     char *cpu[MOST];     /* the results that the CPU computes */
     bool staged;         /* some device cannot reach another */
     double rate;         /* the lowest rate between two devices, bytes a second */
-    void *pinned[2][MOST], *event[2][MOST]; /* used in turn */
+    void *pinned[2][MOST], *event[2][MOST]; /* two of each, used alternately */
     long syncs, parts, waits, left_out;     /* left_out: number of the missing wait, from 1 */
-    char pair[1024];     /* why a device of the first pair cannot reach the other */
+    char pair[1024];     /* why the first pair of devices has no peer access */
     char why[1024];      /* error of the first function of a device that failed */
 } group;
 
-/* Stores the error of a failed function of member r, if it is the first. */
+/* Stores the error of a failed function of member r, unless an earlier error is stored. */
 static tt_status said(group *g, int r, tt_status status)
 {
     if (status != TT_OK && !*g->why) snprintf(g->why, sizeof g->why, "%s", cuda->error(g->device[r]));
@@ -105,7 +106,7 @@ static tt_status open_group(group *g, const int *index, int members, size_t memo
 
 static void close_group(group *g)
 {
-    for (int r = 0; r < g->members; r++) /* memory is released only when no other member can still read it */
+    for (int r = 0; r < g->members; r++) /* memory is released after all members stop reading */
         if (g->device[r]) (void)cuda->wait(g->device[r]);
     for (int r = 0; r < g->members; r++) {
         for (int k = 0; k < 2; k++) {
@@ -119,7 +120,7 @@ static void close_group(group *g)
     TEST_CLOSE(g->ctx, &g->a);
 }
 
-/* All members wait for the earlier work of all members. */
+/* Makes all members wait for the earlier work of all members. */
 static tt_status sync_members(group *g)
 {
     void **event = g->event[g->syncs++ % 2];
@@ -141,7 +142,7 @@ typedef struct job { /* a collective, equal on all members */
     tt_dtype dtype;
     tt__move move;
     bool add, in_place;
-    int64_t elements;       /* of the whole operand */
+    int64_t elements;       /* elements of the whole operand */
     int present, slots;
     size_t x, y;            /* offsets of a member's operand and result, unless in place */
     size_t end;
@@ -201,7 +202,7 @@ static bool sends(const job *j, int member)
     return j->op == TT__OP_RECV && member == j->move.from && j->move.from != j->move.to;
 }
 
-/* Launches one phase of n collectives on all members. */
+/* Launches one phase of n collectives on each member. */
 static tt_status launch_phase(group *g, const job *j, int n, int phase)
 {
     tt__launch l[MOST_JOBS];
@@ -219,9 +220,9 @@ static tt_status launch_phase(group *g, const job *j, int n, int phase)
     return status;
 }
 
-/* Runs one phase of a collective through the host, part by part: all members copy the data that others need,
-   wait for one another, and load it. A buffer is reused after the wait of the next part, when all have loaded
-   from it. */
+/* Runs one phase of a collective through the host, part by part: each member copies the data that others
+   need, waits for all, and loads. A buffer is free again after the wait of the next part, when all members
+   have loaded. */
 static tt_status stage_phase(group *g, const job *j, int phase)
 {
     tt_status status = TT_OK;
@@ -247,7 +248,7 @@ static tt_status stage_phase(group *g, const job *j, int phase)
     return status;
 }
 
-/* Runs n collectives of one op in the way of src/run/. */
+/* Runs n collectives of one op as src/run/ does. */
 static tt_status run_jobs(group *g, const job *j, int n)
 {
     tt_status status = TT_OK;
@@ -283,7 +284,7 @@ static void put(void *memory, tt_dtype dtype, int64_t k, float x)
     else tt__convert((char *)memory + (size_t)k * tt_dtype_bytes(dtype), dtype, &x, TT_F32, 1);
 }
 
-/* Replaces each NaN, whose bits differ between the CPU and a GPU, by one pattern. */
+/* Replaces each NaN by one pattern, because bits of NaNs differ between the CPU and a GPU. */
 static void one_nan(char *memory, tt_dtype dtype, int64_t n)
 {
     for (int64_t k = 0; k < n; k++) {
@@ -316,20 +317,20 @@ static job draw_job(const group *g, int op, int number, size_t at)
     j.add = j.move.reduce == TT__SUM && pick(&s, 2);
     j.in_place = pick(&s, 2);
     j.present = pick(&s, 3) ? g->members : (int)pick(&s, (uint32_t)g->members + 1);
-    if (op == TT__OP_BROADCAST) j.move.root = false; /* divided into shards, although it has a root */
+    if (op == TT__OP_BROADCAST) j.move.root = false; /* a broadcast has a root, but divided shards */
     if (op == TT__OP_SUM_SLOTS) {
         j.slots = slots[pick(&s, TEST_COUNT(slots))];
         j.present = pick(&s, 3) ? j.slots : (int)pick(&s, (uint32_t)j.slots + 1);
         j.elements = tt__min(j.elements, (int64_t)(JOB / 2 / item(&j)) / j.slots);
     }
     const size_t bytes = (size_t)j.elements * item(&j);
-    j.x = at + pick(&s, 4) * item(&j); /* not always aligned for vectors */
+    j.x = at + pick(&s, 4) * item(&j); /* not always aligned to a vector */
     j.y = tt__align_to(j.x + bytes * (size_t)(j.slots ? j.slots : 1) + 32, 16) + pick(&s, 4) * item(&j);
     j.end = tt__align_to(j.y + bytes + 32, 16);
     return j;
 }
 
-/* Fills the operands with numbers of many sizes, some of which cancel, and some of which are not finite. */
+/* Fills the operands with numbers of many sizes. Some numbers cancel, and some are not finite. */
 static void fill_job(const group *g, const job *j, uint64_t *s)
 {
     for (int r = 0; r < g->members; r++)
@@ -392,7 +393,7 @@ static tt_status compare_op(group *g, int op, int jobs, uint64_t seed)
 static const int ops[] = {TT__OP_ALL_REDUCE, TT__OP_REDUCE_SCATTER, TT__OP_ALL_GATHER, TT__OP_BROADCAST,
                           TT__OP_RECV, TT__OP_SUM_SLOTS};
 
-/* Chooses the devices: all that exist, or the first one for every member. */
+/* Chooses the devices: all existing devices, or the first device for every member. */
 static void choose(int index[MOST], int devices)
 {
 #ifndef TT_EMULATE
@@ -401,8 +402,8 @@ static void choose(int index[MOST], int devices)
     for (int r = 0; r < MOST; r++) index[r] = r % devices;
 }
 
-/* Starts the emulator with `devices` devices; a GPU stays as it is. Without `peers`, the environment says
-   that devices do not reach each other. */
+/* Starts the emulator with `devices` devices; a GPU does not change. Without `peers`, an environment variable
+   says that devices do not reach each other. */
 static void start(int devices, bool peers, uint64_t seed)
 {
 #ifdef TT_EMULATE
@@ -415,8 +416,8 @@ static void start(int devices, bool peers, uint64_t seed)
 #endif
 }
 
-/* Tells whether this build of the emulator has checks. It takes several times as long, so it skips some runs
-   that other builds test. */
+/* Tells whether this build of the emulator has checks. A build with checks takes several times as long, so it
+   skips some runs that other builds test. */
 static bool is_slow(void)
 {
 #ifdef TT_EMULATE
@@ -427,8 +428,8 @@ static bool is_slow(void)
 }
 
 #ifdef TT_EMULATE
-/* Tells whether runs with a missing wait are tried. In the plain build their results reveal it, in the trace
-   build the emulator does. AddressSanitizer cannot, and sees the runs with all waits. */
+/* Tells whether runs with a missing wait are tried. In the plain build their results reveal the missing wait,
+   in the trace build the emulator does. The build with AddressSanitizer only runs with all waits. */
 static bool leaves_waits_out(void) { return strcmp(emu_build(), "asan") != 0; }
 #endif
 
@@ -468,7 +469,7 @@ TEST(collectives_of_devices)
             compare_group(members[k / 2], members[k / 2], k % 2, (uint64_t)(seed * 10 + k));
 }
 
-/* Ranks that share a GPU have their own streams and share nothing else. Also tests them through the host. */
+/* Ranks that share a GPU share no stream. A second run sends their data through the host. */
 TEST(ranks_on_one_device)
 {
     for (int seed = 0; seed < seeds(2); seed++) {
@@ -508,7 +509,8 @@ TEST(squares_of_pieces)
     CHECK(cuda->copy(d.device[0], TT__COMPUTE_STREAM, d.memory[0], g, sizeof g) == TT_OK &&
           cuda->wait(d.device[0]) == TT_OK &&
           cuda->fill(d.device[0], d.memory[0] + at_table, 0xff, sizeof table) == TT_OK);
-    for (int phase = 0; phase < MEMBERS + 1; phase++) { /* each member's shards, then the sums of all */
+    /* phases: each member's shards, then the sums of all */
+    for (int phase = 0; phase < MEMBERS + 1; phase++) {
         tt__instr i = tt__new_instr(phase < MEMBERS ? TT__OP_CHUNK_SQUARES : TT__OP_FOLD_SQUARES);
         tt__launch l[TENSORS];
         memset(l, 0, sizeof l);
@@ -548,7 +550,7 @@ TEST(squares_of_pieces)
 enum { NET_IN = 70, NET_HIDDEN = 130, NET_OUT = 5, NET_ROWS = 6, NET_STEPS = 3 };
 
 /* Micro-batches of each step, the number of leaves of the sum, and rows per micro-batch (0: different
-   numbers). update: NULL, or a step is one round with this update, and gradients are not clipped. */
+   numbers). update: NULL, or the update of steps of one round without clipping. */
 typedef struct net_work { int micros[NET_STEPS], groups, rows; const char *update; } net_work;
 static const net_work usual = {{11, 11, 0}, 8, 0, NULL}, *work = &usual;
 
@@ -557,8 +559,8 @@ typedef struct net { /* results of a training */
     float w[NET_IN * NET_HIDDEN + NET_HIDDEN + NET_HIDDEN * NET_OUT];
 } net;
 
-/* left_out: the rank that skips its waits for other devices' events, counted by first waits. left_wait: the
-   number of the waits that one rank's updates in the host's memory skip. */
+/* left_out: the device that skips its waits for other devices' events, from 1 in the order of their first
+   waits; 0: none. left_wait: the choice of leave_waits_out. */
 static int left_out, left_wait = -1;
 static void **hosts_event;
 static tt__backend fewer_waits;
@@ -586,7 +588,7 @@ static void leave_out(tt_program *p)
 static char net_error[1024];
 /* Removes waits of updates in the host's memory: the waits for one group's copies to the host (one stream
    completes copies in order), or the last waits for copies back, or the host's own wait. Returns the number
-   of such choices. */
+   of choices. */
 static int leave_waits_out(tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -610,9 +612,9 @@ static int leave_waits_out(tt_program *p)
 
 static const char *offload, *update; /* options of the programs */
 static int net_waits; /* choices of leave_waits_out for the last program */
-static size_t net_copied_bytes; /* of the last program's plan */
+static size_t net_copied_bytes; /* bytes that the last program's plan copies */
 
-/* Returns the device names to use. On a GPU, ranks with a device each become ranks that share it. */
+/* Returns the device names to use. On a GPU, ranks with separate devices become ranks that share the GPU. */
 static const char *ranks_here(const char *device)
 {
 #ifndef TT_EMULATE
@@ -641,7 +643,8 @@ static tt_status train_net(net *to, const char *device, int zero, bool server, c
     const int64_t rows = tt_axis(t, "rows", NET_ROWS);
     tt_value x = tt_input(t, "x", TT_F32, rows, NET_IN), y = tt_input(t, "y", TT_I32, rows, 1);
     tt_value h = tt_dropout(t, tt_gelu(t, tt_linear(t, x, w[0], w[1])), 0.1f);
-    if (offload && strcmp(offload, "activations") == 0) tt_offload(t, h); /* too few blocks to choose from */
+    /* the net has too few blocks to offload "activations" */
+    if (offload && strcmp(offload, "activations") == 0) tt_offload(t, h);
     tt_value loss = tt_cross_entropy(t, tt_linear(t, h, w[2], NULL), y, NULL);
     o.device = ranks_here(device);
     o.accumulate = !work->update;
@@ -685,7 +688,7 @@ static tt_status train_net(net *to, const char *device, int zero, bool server, c
     return status;
 }
 
-/* Ranks that share a device train with the bits of one rank alone, whether kernels load from each other's
+/* Ranks that share a device train with the bits of one rank, whether kernels load from the other rank's
    memory or data goes through the host. */
 TEST(ranks_of_one_device_train_alike)
 {
@@ -693,7 +696,7 @@ TEST(ranks_of_one_device_train_alike)
     static const char *const devices[] = {"cuda:0,0", "cuda:0,0,0,0"};
     static net one, got;
     for (int k = 0; k < 2 * TEST_COUNT(precisions); k++) {
-        const int max = k % 2 ? 3 : 1; /* zero decides when sums are made */
+        const int max = k % 2 ? 3 : 1; /* max 3: sums per micro-batch */
         const char *precision = precisions[k / 2];
         if (is_slow() && k / 2 != 1) continue;
         start(1, true, (uint64_t)k);
@@ -715,8 +718,8 @@ TEST(ranks_of_one_device_train_alike)
 
 /* ------------------------------------------------------------------------------------------------ streams */
 
-/* A program whose copies overlap with its computation, as launches or as recordings. without: a missing wait;
-   -1: none. The caller calls close_beside even if this fails. */
+/* A program whose copies overlap with its computation, as launches or as recordings. without: number of a
+   missing wait; -1: none is missing. The caller calls close_beside even if this fails. */
 typedef struct beside { test_allocator a; tt_context *ctx; streams s; } beside;
 
 static tt_status run_beside(beside *b, bool records, int without, float to[STREAM_RUNS][STREAM_NUMBERS])
@@ -753,8 +756,8 @@ TEST(copies_beside_computation)
 
 #ifdef TT_EMULATE
 
-/* Tells whether a missing wait between streams is noticed. Runs in a child process, as the emulator may end
-   it. */
+/* Tells whether a missing wait between streams is noticed. Runs in a child process, which the emulator may
+   end. */
 static bool is_noticed_beside(int wait, uint64_t seed, float expected[STREAM_RUNS][STREAM_NUMBERS])
 {
     static float got[STREAM_RUNS][STREAM_NUMBERS];
@@ -840,7 +843,7 @@ TEST(pairs_of_devices_are_tried)
         tt_context *ctx = test_open(&a);
         if (links[link].peers) setenv("TINYTRAIN_PEERS", links[link].peers, 1);
         emu_set_link(0, 1, links[link].wrong);
-        for (int r = 0; r < 3; r++) { /* the third opens the second device again */
+        for (int r = 0; r < 3; r++) { /* d[2] opens the second device again */
             d[r] = cuda->open(ctx, r ? 1 : 0, 3, error, sizeof error);
             REQUIRE(d[r]);
         }
@@ -851,10 +854,10 @@ TEST(pairs_of_devices_are_tried)
             CHECK(n ? why && strncmp(why, links[link].expected, n) == 0 && strstr(why, " GB/s)") : !why);
             CHECK(rate > 0);
             const bool all = links[link].peers && strcmp(links[link].peers, "0") == 0;
-            why = cuda->peer(d[0], d[other], &back); /* this direction works */
+            why = cuda->peer(d[0], d[other], &back); /* the direction other -> 0 works */
             CHECK(all ? why && strncmp(why, "device pair 1 -> 0 is not tried", 31) == 0 : !why);
             CHECK(back > 0);
-            why = cuda->peer(d[1], d[2], &same); /* two handles of one device work as well */
+            why = cuda->peer(d[1], d[2], &same); /* two handles of one device work */
             CHECK(all ? why && strncmp(why, "device pair 1 -> 1 is not tried", 31) == 0 : !why);
             CHECK(all ? same > 0 : same == 0);
             CHECK(!cuda->peer(d[1], d[1], &same) && same == 0);
@@ -888,8 +891,8 @@ TEST(a_pair_that_brings_wrong_bytes_is_avoided)
 
 /* -------------------------------------------------------------------------------------------------- waits */
 
-/* A small model of a program: sums, scattered sums and gathers of vectors that are written before and
-   overwritten after; two rounds without a wait of the host in between. */
+/* A small model of a program: two rounds of sums, scattered sums and gathers, without a wait of the host in
+   between. The vectors are written before and overwritten after each collective. */
 enum { WAIT_MEMBERS = 3, NUMBERS = 2160, ROUNDS = 2 };
 static const size_t at_x = 0, at_piece = NUMBERS * sizeof(float), at_log = 2 * NUMBERS * sizeof(float);
 
@@ -942,7 +945,7 @@ static tt_status run_rounds(group *g, int rounds, long *first_round)
             if (status == TT_OK) status = run_jobs(g, &j, 1);
             for (int r = 0; r < g->members && status == TT_OK; r++)
                 status = copy_on(g, r, to, in_place || gathers ? at_x : at_piece);
-            /* overwrites data that others have just read */
+            /* overwrites data that other members have just read */
             if (status == TT_OK) status = fill_all(g, gathers ? at_piece : at_x, 5 * round + 4);
         }
         if (round == 0) *first_round = g->waits;
@@ -975,7 +978,7 @@ static tt_status run_without(long wait, bool peers, uint64_t seed, long *waits, 
     return status;
 }
 
-/* Tells whether the run without a wait is noticed, by its result or, in the trace build, by the emulator.
+/* Tells whether a run without one wait is noticed, by its result or, in the trace build, by the emulator.
    Runs in a child process, as the emulator ends it. */
 static bool is_noticed(long wait, bool peers, uint64_t seed, const char *expected)
 {
@@ -999,7 +1002,7 @@ static void each_wait(bool peers)
     enum { SEEDS = 100 };
     long waits = 0, tried = 0;
     CHECK(run_without(0, peers, EMU_EAGER, &waits, expected) == TT_OK && waits > 30);
-    for (int seed = 0; seed < seeds(10); seed++) /* with all waits, equal bits in every order */
+    for (int seed = 0; seed < seeds(10); seed++) /* with all waits, every order gives equal bits */
         CHECK(run_without(0, peers, (uint64_t)seed, &waits, got) == TT_OK &&
               memcmp(got, expected, sizeof got) == 0);
     for (long wait = 1; wait <= waits && leaves_waits_out(); wait++) {
@@ -1021,15 +1024,15 @@ TEST(each_wait_is_needed_through_the_host) { each_wait(false); }
 
 enum { FAULT = 999 /* cudaErrorUnknown */, LOST = 719 /* cudaErrorLaunchFailure: all later calls fail */ };
 
-/* For each n, call n of CUDA fails, alone or with all later calls: opening devices, testing their links,
-   collectives, closing. A run that fails says why; a run that succeeds, through the host if necessary, has
-   the right numbers. */
+/* For each n, call n of CUDA fails, alone or with all later calls, while devices are opened, tested, used and
+   closed. A run that fails says why; a run that succeeds, through the host if necessary, has the right
+   numbers. */
 static void sweep(bool peers, long count)
 {
     enum { MEMBERS = 2 };
     static char expected[MEMBERS * LOGGED], got[MEMBERS * LOGGED];
     long waits, n = 0, failed = 0;
-    for (bool reached = true; reached; n++) { /* 0: none fails */
+    for (bool reached = true; reached; n++) { /* n = 0: no call fails */
         group g;
         char text[1400];
         start(MEMBERS, peers, (uint64_t)n);
@@ -1060,7 +1063,7 @@ TEST(any_call_may_fail)
 
 /* ------------------------------------------------------------------------------------------------ threads */
 
-typedef struct group { /* a thread for each member, as for ranks */
+typedef struct group { /* members with a thread each, like ranks */
     group *g;
     tt__rank_group *rank_group;
     job jobs[24];
@@ -1068,7 +1071,7 @@ typedef struct group { /* a thread for each member, as for ranks */
     tt_status status[MOST];
 } group;
 
-/* Waits as sync_members does, for one member. */
+/* Does for one member what sync_members does for all. */
 static tt_status sync_member(group *c, int me, long *syncs)
 {
     group *g = c->g;
@@ -1124,7 +1127,7 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
-/* Members on threads of their own wait for one another only to enqueue, and give equal bits. */
+/* Members that have a thread each wait for one another only to enqueue, and give equal bits. */
 TEST(a_thread_for_each_device)
 {
     for (int k = 0; k < 4 * seeds(1); k++) {
@@ -1171,7 +1174,7 @@ TEST(a_thread_for_each_device)
 }
 
 /* On 1, 2, 4 and 8 devices, with peers, without, and with a pair that copies wrong bytes, all orders give
-   equal bits, within rounding of the CPU's. */
+   equal bits, which equal the CPU's numbers up to rounding. */
 TEST(programs_train_alike_on_any_ranks)
 {
     static const char *const precisions[] = {"32-true", "bf16-true"};
@@ -1179,7 +1182,7 @@ TEST(programs_train_alike_on_any_ranks)
     static const char *const offloads[] = {NULL, "optimizer,gradients,parameters", "optimizer",
                                            "gradients,parameters"};
     static net cpu, one, got;
-    for (int k = 0; k < 4; k++) { /* precision; sums per step or per micro-batch */
+    for (int k = 0; k < 4; k++) { /* k: precision, and sums per step or per micro-batch */
         const bool micros = k % 2 == 1;
         REQUIRE(train_net(&cpu, "cpu", micros ? 2 : 1, false, precisions[k / 2]) == TT_OK);
         start(8, true, 0);
@@ -1213,8 +1216,8 @@ TEST(programs_train_alike_on_any_ranks)
     }
 }
 
-/* A rank that had no micro-batch in a round of two steps has one in the third: a device replays only runs
-   with a micro-batch. If activations are offloaded, the rank without a micro-batch does not offload any. */
+/* A rank without a micro-batch in a round of two steps has one in the third: a device replays only runs with
+   a micro-batch. If activations are offloaded, the rank without a micro-batch does not offload any. */
 TEST(a_rank_that_sat_out_comes_back)
 {
     static net one, got;
@@ -1233,8 +1236,8 @@ TEST(a_rank_that_sat_out_comes_back)
     work = &usual;
 }
 
-/* Updates in the backward give the bits of updates at the end, in every order: on one device, which replays
-   micro-batches with their updates, and on four devices, one of which has no micro-batch in one step. */
+/* Updates in the backward give the bits of updates at the end, in every order. Runs on one device, which
+   replays micro-batches with their updates, and on four devices. One of the four has no micro-batch. */
 TEST(updates_in_the_backward)
 {
     static net end, got;
@@ -1263,8 +1266,8 @@ TEST(updates_in_the_backward)
     work = &usual;
 }
 
-/* Updates in the host's memory give equal bits on any ranks, in every order and with any offloaded tensors,
-   within rounding of the CPU's. */
+/* Updates in the host's memory give equal bits on any ranks, in every order and with any offloaded tensors.
+   The numbers equal the CPU's up to rounding. */
 TEST(updates_in_the_hosts_memory)
 {
     static net cpu, one, got;
@@ -1300,8 +1303,8 @@ TEST(updates_in_the_hosts_memory)
 }
 
 #ifdef TT_EMULATE
-/* Tells whether a missing wait of an update in the host's memory is noticed. Runs in a child process, as the
-   emulator may end it. */
+/* Tells whether a missing wait of an update in the host's memory is noticed. Runs in a child process, which
+   the emulator may end. */
 static bool update_is_noticed(int wait, uint64_t seed, const net *expected)
 {
     static net got;
@@ -1335,7 +1338,7 @@ TEST(each_wait_of_updates_in_the_hosts_memory_is_needed)
     update = NULL;
 }
 
-/* Tells whether a training is noticed in which a rank skips its waits for others. Runs in a child process, as
+/* Tells whether a training reveals that a rank skips its waits for other ranks. Runs in a child process, as
    the emulator may end it. */
 static bool is_missed(int rank, int zero, bool peers, uint64_t seed, const net *expected)
 {
@@ -1357,7 +1360,7 @@ static bool is_missed(int rank, int zero, bool peers, uint64_t seed, const net *
 TEST(waits_between_ranks_are_missed)
 {
     static net expected[2];
-    for (int k = 0; k < 8; k++) { /* rank; sums per step or per micro-batch; with or without peers */
+    for (int k = 0; k < 8; k++) { /* k: rank, sums per step or per micro-batch, and peers */
         const int rank = k % 2, zero = k / 2 % 2 ? 3 : 1;
         const bool peers = k < 4;
         int seed = 0;
@@ -1399,7 +1402,7 @@ static void sweep_program(int zero, bool peers, long count)
 TEST(any_call_of_a_program_may_fail)
 {
     const bool all = strcmp(emu_build(), "plain") == 0, trace = strcmp(emu_build(), "trace") == 0;
-    for (int k = 0; k < 4; k++) /* each of the slow builds runs half of them */
+    for (int k = 0; k < 4; k++) /* each slow build runs half of the sweeps */
         if (all || trace == (k == 0 || k == 3)) sweep_program(k == 0 ? 3 : k, k % 2, k / 2 ? 1L << 40 : 1);
 }
 

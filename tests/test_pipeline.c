@@ -1,5 +1,5 @@
-/* Pipelines on CPU ranks: the bits of one stage with any schedule; tied parameters; what stages store and
-   allocate; errors; faults in a stage.
+/* Tests of pipelines on CPU ranks: the bits of one stage with any schedule; tied parameters; what stages
+   store and allocate; errors; faults in a stage.
 
    The training is a small transformer with dropout, clipping and, in 16 bits, a loss scale that overflows at
    first. Its micro-batches have different sizes. */
@@ -162,7 +162,7 @@ static bool open_context(net *n, const setup *s)
     co.logger.log = test__keep_log;
     co.logger.user = &n->log;
     co.threads = s->threads;
-    co.timeout = 3000; /* if a rank waits for ever, the test program's time limit ends it */
+    co.timeout = 3000; /* the test program's time limit ends a rank that waits for ever */
     co.verify = true;
     n->ctx = tt_open(&co);
     if (!n->ctx || !CHECK(record(n, s->tied))) return false;
@@ -171,7 +171,7 @@ static bool open_context(net *n, const setup *s)
     return true;
 }
 
-/* Opens a context with the net and its program. evaluates: also a program that shares the arena. */
+/* Opens a context with the net and its program; with `evaluates` also a program that shares the arena. */
 static bool open_net(net *n, const setup *s, bool evaluates)
 {
     if (!open_context(n, s)) return false;
@@ -299,7 +299,7 @@ static void keep_evaluation(net *n, outcome *o)
     run_round(n, n->eval, 99, 0, 1, &status);
     if (!FINE(n, status)) return;
     tt_stats s = n->stats;
-    s.step = 0; /* unknown to an evaluation */
+    s.step = 0; /* an evaluation has no step number */
     append(&o->eval, &s, sizeof s);
     const micro_batch m = batch_of(99, 0);
     FINE(n, tt_get_rank(n->eval, 0, n->out, pooled, TT__COUNT(pooled)));
@@ -326,7 +326,7 @@ static outcome train(const setup *s)
     return o;
 }
 
-/* Compares statistics without FLOPs: some runs recompute more than others. */
+/* Compares statistics without FLOPs, because some runs recompute more. */
 static bool same_stats(const tt_stats *a, const tt_stats *b)
 {
     tt_stats x = *a, y = *b;
@@ -351,7 +351,7 @@ static void check_same(const outcome *a, const outcome *b, const char *what, int
     test__check(!wrong, __FILE__, line, message);
 }
 
-/* Returns the setup of the same training on one rank. */
+/* Returns the setup of this training on one rank. */
 static setup on_one(const setup *s)
 {
     setup one = *s;
@@ -418,7 +418,8 @@ TEST(stages_in_each_precision)
 TEST(stages_with_data_ranks)
 {
     for (int zero = 0; zero < 2; zero++)
-        for (int micros = 1; micros <= 7; micros += 3) { /* the last round has one micro-batch, or all */
+        /* the last round of a step has one micro-batch, or all */
+        for (int micros = 1; micros <= 7; micros += 3) {
             setup s = setup_of("cpu*4", 2, micros == 4 ? "gpipe" : "1f1b", micros);
             s.max = 4;
             s.zero = zero;
@@ -476,7 +477,7 @@ static double difference(const outcome *a, const outcome *b)
     return max / scale;
 }
 
-/* The first and the last stage both have the tied table, with a gradient and a state each. */
+/* The first and the last stage both have the tied table, each with a gradient and a state. */
 TEST(a_table_of_two_stages)
 {
     for (int k = 0; k < 4; k++) {
@@ -498,7 +499,7 @@ TEST(a_table_of_two_stages)
     }
 }
 
-/* Both copies of a tied table keep equal numbers, also from a state. */
+/* Both copies of a tied table keep equal numbers, even after a state is loaded. */
 TEST(the_copies_of_a_tied_table_stay_alike)
 {
     setup s = setup_of("cpu*2", 2, "1f1b", 3);
@@ -621,7 +622,7 @@ TEST(stages_allocate_what_is_planned)
         CHECK(n.a.live_bytes == after); /* the first step allocated all buffers of inputs */
         close_net(&n);
     }
-    for (int k = 0; k < 3; k++) CHECK(bytes[0][k] == bytes[1][k]); /* bytes of one micro-batch */
+    for (int k = 0; k < 3; k++) CHECK(bytes[0][k] == bytes[1][k]); /* equal bytes with both schedules */
 }
 
 /* No stage stores more micro-batches than planned, for any number of micro-batches in a step. */
@@ -647,7 +648,7 @@ TEST(schedules_of_stages)
                 }
 }
 
-/* ---------------------------------------------------------------------------------------- what is refused */
+/* ------------------------------------------------------------------------------------- refused pipelines */
 
 TEST(pipelines_that_contradict_are_refused)
 {
@@ -680,7 +681,7 @@ TEST(pipelines_that_contradict_are_refused)
     }
 }
 
-/* A stage stores parameters in its own memory, so another program must leave each parameter on its stage. */
+/* Each stage has its parameters in its memory, so another program must leave them on their stages. */
 TEST(programs_that_share_are_cut_alike)
 {
     setup s = setup_of("cpu*2", 2, NULL, 1);
@@ -750,7 +751,7 @@ TEST(misuse_of_pipelines)
     close_net(&n);
 }
 
-/* Each allocation of a training fails in turn: the error is returned, nothing leaks, and no rank waits for
+/* Each allocation of a training fails in turn. The error is returned, nothing leaks, and no rank waits for
    ever. */
 TEST(each_allocation_of_a_pipeline_fails)
 {
@@ -820,7 +821,7 @@ TEST(stages_that_do_not_fit_are_refused_together)
         memset(&n, 0, sizeof n);
         tt_context_options co = test_options(&a);
         n.ctx = tt_open(&co);
-        if (n.ctx) n.ctx->apart = true; /* offload can be advised */
+        if (n.ctx) n.ctx->apart = true; /* so that the error can advise offload */
         if (!n.ctx || !CHECK(record(&n, k / 6))) return;
         if (k % 2) tt_param_freeze(n.ctx, "table", true), tt_param_freeze(n.ctx, "layer.0.*", true);
         s.max = 4;
@@ -849,7 +850,7 @@ TEST(stages_that_do_not_fit_are_refused_together)
     CHECK(later > 0);
 }
 
-/* A stage that fits, and has set its parameters' dtype, does not hide the bytes that "bf16-true" needs. */
+/* A stage that fits and has set its parameters' dtype does not hide how many bytes "bf16-true" needs. */
 TEST(stages_are_advised_of_precision)
 {
     setup s = setup_of("cpu*2", 2, "1f1b", 4);
@@ -864,7 +865,7 @@ TEST(stages_are_advised_of_precision)
     CHECK(!tt_compile(n.t, n.loss, &o));
     int stage = -1;
     CHECK(sscanf(tt_error(n.ctx), "the plan of stage %d needs %zu", &stage, &o.memory_budget) == 2);
-    o.memory_budget--; /* only this stage does not fit */
+    o.memory_budget--; /* one byte less: only that stage does not fit */
     CHECK(!tt_compile(n.t, n.loss, &o));
     CHECK_ERROR(n.ctx, TT_ERR_BUDGET, "; precision \"bf16-true\" makes it ");
     o.precision = "bf16-true";
@@ -881,7 +882,7 @@ TEST(stages_on_cuda)
 #ifdef TINYTRAIN_CUDA
     static const char *const devices[][2] = {{"cuda:0,0", "cuda*2"}, {"cuda:0,0,0,0", "cuda*4"}};
     int several = 0, seeds = 1, skips = -1;
-#ifdef TT_EMULATE /* each slow build runs half of these; trace runs the one that offloads */
+#ifdef TT_EMULATE /* each slow build runs half of the cases; trace runs that with offload */
     several = 1;
     seeds = strcmp(emu_build(), "plain") == 0 ? 3 : 1;
     skips = strcmp(emu_build(), "plain") == 0 ? -1 : strcmp(emu_build(), "trace") == 0;
@@ -911,7 +912,7 @@ TEST(stages_on_cuda)
 #endif
 }
 
-/* Kernels copy from one stage to another, so devices that do not reach each other are refused. */
+/* Kernels copy from one stage to another, so stages on devices that do not reach each other are refused. */
 TEST(stages_that_are_apart_are_refused)
 {
 #ifdef TT_EMULATE

@@ -1,4 +1,4 @@
-/* Tape, verifier, passes, planner and replay: damage, random networks, brute force, poisoned memory. */
+/* Tests of tape, verifier, passes, planner and replay: damage, random networks, brute force, poison. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

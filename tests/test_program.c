@@ -1,5 +1,4 @@
-/* Context, parameters, budget, optimizers and misuse: tests of tt_open, tt_param_*, tt_compile and the
-   runs. */
+/* Tests of tt_open, tt_param_*, tt_compile and runs: context, parameters, budget, optimizers and misuse. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

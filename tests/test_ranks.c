@@ -1,4 +1,4 @@
-/* Ranks: how they wait for one another, and collectives compared with plain loops.
+/* Tests of ranks: waits for one another, and collectives compared with plain loops.
 
    A collective is launched by one thread per member, in the order of a run: barrier, each member sums or
    fetches its shard, barrier, each copies the others' shards, barrier. The test then compares every byte of
@@ -46,15 +46,15 @@ static void on_ranks(int ranks, void (*run)(void *arg, int rank), void *arg)
 
 /* ------------------------------------------------------------------------------------------------ meeting */
 
-/* data * tensor ranks at barriers, like a program's. */
+/* Ranks, data * tensor of them, that pass barriers like the ranks of a program. */
 typedef struct barrier {
     tt__rank_group *rank_group;
     int data, tensor, rounds;
-    /* -1, or the rank that fails after at_round barriers; nap: it sleeps first, so that the others sleep by
-       then */
+    /* -1, or the rank that fails after at_round barriers; nap: that rank sleeps first, so that the other
+       ranks already sleep in a barrier */
     int at_fault, at_round;
     bool nap;
-    int round[TT__RANKS];   /* not atomic: a barrier makes a rank's writes visible to the others */
+    int round[TT__RANKS];   /* not atomic, because a barrier makes a rank's writes visible to the others */
     int wrong[TT__RANKS], met[TT__RANKS];
 } barrier;
 
@@ -73,7 +73,8 @@ static void meet_and_look(barrier *m, int rank, tt__over over, int round)
     m->wrong[rank] += !tt__barrier(m->rank_group, rank, members);
     for (int k = 0; k < members.count; k++)
         m->wrong[rank] += m->round[members.first + k * members.stride] != round;
-    m->wrong[rank] += !tt__barrier(m->rank_group, rank, members); /* before the next round is written */
+    /* all have read before the next round is written */
+    m->wrong[rank] += !tt__barrier(m->rank_group, rank, members);
 }
 
 static void meet_often(void *arg, int rank)
@@ -82,7 +83,7 @@ static void meet_often(void *arg, int rank)
     for (int k = 0; k < m->rounds; k++) meet_and_look(m, rank, TT__ALONE, k);
 }
 
-/* The tensor ranks of each data rank pass more barriers than those of the data rank before it. */
+/* The tensor ranks of each data rank pass more barriers than those of the previous data rank. */
 static void meet_along_axes(void *arg, int rank)
 {
     barrier *m = (barrier *)arg;
@@ -125,7 +126,7 @@ static bool all_met(const barrier *m)
     return wrong == 0;
 }
 
-TEST(ranks_meet) /* also more ranks than the machine has processors */
+TEST(ranks_meet) /* runs more ranks than the machine has processors, too */
 {
     static const int ranks[] = {1, 2, 3, 8, 64}, rounds[] = {100, 2000, 1000, 300, 30};
     test_allocator a;
@@ -157,8 +158,8 @@ TEST(ranks_meet_along_each_axis)
     TEST_CLOSE(ctx, &a);
 }
 
-/* No rank waits for a rank that fails, whether the others are still running or asleep; after a reset all
-   ranks pass barriers again. */
+/* No rank waits for a rank that fails, whether the other ranks run or sleep. After a reset all ranks pass
+   barriers again. */
 TEST(a_rank_that_fails_ends_all_waits)
 {
     static const int sizes[] = {2, 3, 8, 64};
@@ -175,7 +176,7 @@ TEST(a_rank_that_fails_ends_all_waits)
             on_ranks(sizes[s], meet_until_one_fails, &m);
             snprintf(text, sizeof text, "rank %d is at fault", m.at_fault);
             CHECK_ERROR(ctx, TT_ERR_NUMERIC, text);
-            for (int r = 0; r < sizes[s]; r++) /* or one less: it had yet to check */
+            for (int r = 0; r < sizes[s]; r++) /* a round less where a rank may still be leaving a barrier */
                 CHECK(m.met[r] == m.at_round || (m.met[r] == m.at_round - 1 && r != m.at_fault));
             tt__rank_group_reset(m.rank_group);
             m.at_fault = -1;
@@ -210,7 +211,7 @@ TEST(a_rank_that_does_not_come_is_named)
         snprintf(text, sizeof text, "has waited %g s for rank ", timeouts[s]);
         CHECK_ERROR(ctx, TT_ERR_DEVICE, text);
         snprintf(text, sizeof text, "for rank %d, which has not come", sizes[s] - 1);
-        if (timeouts[s] > 0) CHECK_ERROR(ctx, TT_ERR_DEVICE, text); /* otherwise any rank may be late */
+        if (timeouts[s] > 0) CHECK_ERROR(ctx, TT_ERR_DEVICE, text); /* with timeout 0 any rank may be late */
         tt__rank_group_free(m.rank_group);
     }
     TEST_CLOSE(ctx, &a);
@@ -253,14 +254,14 @@ static void wait_for_message(void *arg, int rank)
     w->status[rank] = tt__net_waited(w->net, "here", late, why);
 }
 
-/* Two ranks of a process each wait for a message while the other process ends. One rank receives that end,
-   and must not write data that the other is reading; ThreadSanitizer checks this. */
+/* Two ranks of a process each wait for a message while the other process ends. The rank that receives that
+   end must not write data that the other rank is reading, which ThreadSanitizer checks. */
 TEST(ranks_wait_for_a_process_that_ends)
 {
     static const tt__transport transport = {NULL, NULL, no_message, late_end, NULL};
     tt_context_options o = tt_context_options_default();
     o.threads = 1;
-    o.timeout = 60; /* an ended process is waited for at most 2 seconds */
+    o.timeout = 60; /* ranks wait at most 2 seconds for an ended process */
     tt_context *ctx = tt_open(&o);
     REQUIRE(ctx != NULL);
     tt__net *n = (tt__net *)calloc(1, sizeof *n);
@@ -292,7 +293,7 @@ TEST(ranks_wait_for_a_process_that_ends)
 }
 
 /* Messages may take as long as they need while some arrive: the other ranks wait for a rank that waits for
-   messages, and do not consider it late. */
+   messages, and do not call that rank late. */
 typedef struct patience { tt__rank_group *rank_group; bool waits, met; } patience;
 
 static void be_outside(void *arg, int rank)
@@ -359,12 +360,12 @@ typedef struct collective {
     tt_dtype dtype;
     tt__move move;
     bool add, in_place;
-    int64_t elements, cols;     /* elements of the whole operand; columns of its rows                       */
-    int present, shift;         /* elements from an aligned place                                           */
-    uint64_t seed;              /* of the numbers                                                           */
+    int64_t elements, cols;     /* elements of the whole operand; columns in a row */
+    int present, shift;         /* shift: elements by which operands are unaligned */
+    uint64_t seed;              /* seed of the numbers */
 } collective;
 
-/* State shared by the members of a test. Each member has memory for its x (or all slots of one) and its y. */
+/* State shared by the members of a test. Each member has memory for its x (or all slots) and its y. */
 typedef struct collective_test {
     tt_context *ctx;
     tt__rank_group *rank_group;
@@ -397,7 +398,7 @@ static void put(void *memory, tt_dtype dtype, int64_t k, double x)
     }
 }
 
-/* Returns the sum (or maximum, or minimum) of two numbers as the dtype rounds it. */
+/* Returns the sum, maximum or minimum of two numbers, rounded to the dtype. */
 static double two(const collective *c, double a, double b)
 {
     const bool wide = c->dtype == TT__F64;
@@ -480,7 +481,7 @@ static int64_t piece(const collective *c, const collective_test *t, int member, 
                      t->members, first);
 }
 
-/* Returns the bytes of a member's memory: guards before, between and after its x (or all slots) and its y. */
+/* bytes_of returns the bytes of a member's memory: x (or all slots) and y, with guards around both. */
 static size_t bytes_of_y(const collective *c) { return (size_t)(c->elements + 4) * tt_dtype_bytes(c->dtype); }
 static size_t bytes_of(const collective *c, const collective_test *t)
 {
@@ -509,7 +510,7 @@ static char *y_of(const collective *c, const collective_test *t, char *memory, i
     return memory + bytes_of(c, t) - GUARD - bytes_of_y(c) + size * (size_t)c->shift;
 }
 
-/* Returns a random number: of many sizes, some of which cancel, and a few not finite. */
+/* Returns a random number. Numbers have many sizes, some cancel, and a few are not finite. */
 static double drawn_number(const collective *c, uint64_t *s)
 {
     const uint32_t kind = pick(s, 64);
@@ -542,14 +543,15 @@ TEST_PLAIN static void fill_member(const collective *c, collective_test *t, int 
     t->out[me].data = y;
 }
 
-/* Writes the expected memory of member `me` to t->expected. Returns whether its sums are near those of
+/* Writes the expected memory of member `me` to t->expected. Returns whether the sums are near sums in
    float64. */
 TEST_PLAIN static bool expect_member(const collective *c, const collective_test *t, int me)
 {
     const bool slots = c->op == TT__OP_SUM_SLOTS;
     const bool sums = slots || c->op == TT__OP_ALL_REDUCE || c->op == TT__OP_REDUCE_SCATTER;
     double x[MOST_MEMBERS], y;
-    const char *xs[MOST_MEMBERS], *ys[MOST_MEMBERS]; /* before the collective; slots are this member's */
+    /* operands before the collective; slots are those of `me` */
+    const char *xs[MOST_MEMBERS], *ys[MOST_MEMBERS];
     int64_t first = 0, n = c->elements, begin = 0, count;
     int owner = 0; /* the member whose shard [begin, begin + count) has element e */
     bool near = true;
@@ -570,7 +572,8 @@ TEST_PLAIN static bool expect_member(const collective *c, const collective_test 
             const int from = c->op == TT__OP_BROADCAST ? 0 : c->op == TT__OP_RECV ? c->move.from : owner;
             y = get(xs[from], c->dtype, c->op == TT__OP_ALL_GATHER ? e - begin : e);
         } else {
-            const int adds = c->op == TT__OP_ALL_REDUCE ? owner : me; /* the member whose y is added to */
+            /* the member to whose y the sum is added */
+            const int adds = c->op == TT__OP_ALL_REDUCE ? owner : me;
             const double was = get(ys[adds], c->dtype, k);
             for (int m = 0; m < c->present; m++) x[m] = get(xs[m], c->dtype, e);
             y = reduced(c, x, c->add ? &was : NULL);
@@ -600,7 +603,7 @@ static void check_collective(const collective *c, collective_test *t, int number
     }
 }
 
-/* Launches one phase of an instruction in the way of src/run/. */
+/* Launches one phase of an instruction as src/run/ does. */
 static bool launched(const collective *c, const collective_test *t, int op, int me, int phase)
 {
     tt__instr i = tt__new_instr(op);
@@ -654,7 +657,7 @@ static void run_collectives(void *arg, int me)
     }
 }
 
-/* Opens a context with an instruction set, or returns NULL if the machine does not have it. */
+/* Opens a context with an instruction set, or returns NULL if the machine lacks the instruction set. */
 static tt_context *open_isa(test_allocator *a, const char *isa)
 {
     tt_context_options o = test_options(a);
@@ -691,7 +694,7 @@ static void collectives(const char *isa)
         }
         on_ranks(t.members, run_collectives, &t);
         for (int op = TT__OP_ALL_REDUCE; op <= TT__OP_SUM_SLOTS; op++)
-            CHECK(t.ran[op] >= 8 || op == TT__OP_SEND); /* RECV runs SEND as well */
+            CHECK(t.ran[op] >= 8 || op == TT__OP_SEND); /* RECV runs SEND, too */
         for (int m = 0; m < t.members; m++) {
             tt__pool_free(ctx, t.cpu[m].pool);
             free(t.memory[m]);
@@ -778,7 +781,7 @@ TEST(squares_of_pieces_of_ranks)
 }
 
 /* --------------------------------------------------------------------------------------------- rules, passes
-   A tape with one collective from `in` to `out`; each test makes one thing wrong. */
+   A tape has one collective from `in` to `out`. Each test makes one mistake. */
 
 typedef struct one_collective {
     tt_context *ctx;
@@ -884,7 +887,7 @@ TEST(operands_of_ranks)
         c.i->move.unit = 0;
         REFUSED("its pieces have no unit");
     }
-    for (int k = 0; k < 20; k++) { /* another shard than the instruction's, or another shape */
+    for (int k = 0; k < 20; k++) { /* the shard or the shape differs from the instruction's */
         const bool gathers = k % 2;
         REQUIRE(one(&c, gathers ? TT__OP_ALL_GATHER : TT__OP_REDUCE_SCATTER, k / 2 % 2));
         tt__tape_value *x = gathers ? c.in : c.out;
@@ -897,7 +900,7 @@ TEST(operands_of_ranks)
     }
 }
 
-TEST(rows_over_tensor_ranks) /* some of the rows with all columns; no row is divided */
+TEST(rows_over_tensor_ranks) /* a rank has some of the rows, with all columns */
 {
     static const int ops[] = {TT__OP_REDUCE_SCATTER, TT__OP_ALL_GATHER};
     for (int k = 0; k < 8; k++) {
@@ -914,7 +917,7 @@ TEST(rows_over_tensor_ranks) /* some of the rows with all columns; no row is div
         if (k / 2 == 0) c.i->move.unit--;
         if (k / 2 == 1) some->shape.rows = WHOLE_ROWS + 1;
         if (k / 2 == 2) some->shape.cols = some->ld = WHOLE_COLS - 1;
-        if (k / 2 == 3) c.i->move.over = TT__OVER_DATA; /* no shard over data ranks */
+        if (k / 2 == 3) c.i->move.over = TT__OVER_DATA; /* the shard is not over data ranks */
         REFUSED(gathers ? "a piece of the result" : "a piece of the operand");
     }
 }
@@ -937,7 +940,7 @@ TEST(squares_of_ranks_have_their_shapes)
             i->out[0] = out[j];
             i->move.over = TT__OVER_DATA;
             i->move.unit = 1;
-            t->values[out[j]].persistent = false; /* first written here */
+            t->values[out[j]].persistent = false; /* the result is first written here */
             t->values[out[j]].storage = TT__TRANSIENT;
         }
         CHECK(tt__verify(t, "test") == TT_OK);
@@ -951,7 +954,7 @@ TEST(squares_of_ranks_have_their_shapes)
     }
 }
 
-/* Collectives are not pruned, because another rank may read a result that this rank does not read. */
+/* Collectives are never pruned, because another rank may read the result. */
 TEST(collectives_of_ranks_are_not_pruned)
 {
     for (int op = TT__OP_ALL_REDUCE; op < TT__OP_COUNT; op++) {
@@ -967,7 +970,7 @@ TEST(collectives_of_ranks_are_not_pruned)
         c.i->out[0] = tt__ops[op].outputs ? z : 0;
         CHECK(tt__pass_prune(t, 0, true) == TT_OK);
         const bool stays = tt__rules_of(&like)->phases != 0;
-        const int last = 2 + tt__ops[op].outputs; /* after BROADCAST, y and, if the op may add to it, z */
+        const int last = 2 + tt__ops[op].outputs; /* after BROADCAST: y and, if the op may add to y, z */
         CHECK(t->n_code == (stays ? last + 1 : 1));
         if (stays) CHECK(t->code[last].op == op && t->code[1].out[0] == y.id);
         close_one(&c);
@@ -975,7 +978,7 @@ TEST(collectives_of_ranks_are_not_pruned)
 }
 
 /* -------------------------------------------------------------------------------------------------- plans
-   A program whose backend counts the bytes that ranks load from other ranks. */
+   The backend of a program counts the bytes that ranks load from other ranks. */
 
 enum { VOCAB = 500, HIDDEN = 150, WIDE = 520, CLASSES = 141, ROWS = 6 };
 
@@ -1003,7 +1006,7 @@ static int rank_of(const tt__device *d)
     return r;
 }
 
-/* Makes memory for a member that is filled with `byte`, with the operands' distance from one another. */
+/* Makes memory for a member, filled with `byte`. The operands lie as far apart as in real memory. */
 static char *stand_in(tt__mat *x, tt__mat *y, int byte)
 {
     const size_t item = tt_dtype_bytes(x->dtype), n = (size_t)(x->rows * x->cols) * item;
@@ -1019,8 +1022,8 @@ static char *stand_in(tt__mat *x, tt__mat *y, int byte)
     return memory;
 }
 
-/* Returns the bytes that a launch loads of member k's memory. The others' memory is 0 and k's is NaN, so that
-   each element that becomes NaN has loaded one of k's. */
+/* Returns the bytes that a launch loads of member k's memory. Member k's memory is NaN and other memory is 0,
+   so an element becomes NaN if it loads an element of k. */
 static double loaded_from(const tt__launch *l, int k)
 {
     tt__mat in[TT__RANKS], out[TT__RANKS];
@@ -1091,8 +1094,7 @@ static double loaded_by(tt_context *ctx, const tt__instr *i, int64_t elements, i
     return bytes;
 }
 
-/* Members load what the rules say, and the least that a collective must load is at most what its members do
-   load. */
+/* Members load the bytes that the rules say, which are at least the minimum of the collective. */
 TEST(loads_of_each_collective)
 {
     static const int64_t elements[] = {1, 40, 4097, 12300}, units[] = {16, 4096};
@@ -1162,7 +1164,7 @@ static void close_counted(counted_program *c)
     TEST_CLOSE(c->ctx, &c->a);
 }
 
-/* Runs a step of one full micro-batch on each data rank, with the backend that counts. */
+/* Runs a step of one full micro-batch on each data rank, with the counting backend. */
 static void step_counted(counted_program *c)
 {
     int32_t ids[ROWS], y[ROWS];
@@ -1244,7 +1246,7 @@ static double least_of_strategy(const counted_program *c, const tt_parallel *how
     for (int k = 0; k < TT__COUNT(params); k++) {
         const double n = (double)tt_param_size(params[k]), item = half ? 2 : 4;
         const bool whole = how->zero == 0 || n < TT__PIECES_FROM;
-        /* Mixed precision reads 16-bit copies of matrices, but an embedding table's rows as they are. */
+        /* Mixed precision reads 16-bit copies of matrices, but f32 rows of an embedding table. */
         const double read = half_weights && params[k] != c->table ? 2 : item;
         bytes += n * (whole ? 2 * item : how->zero < 3 ? item + item : item + reads[k] * read);
     }
@@ -1273,7 +1275,8 @@ TEST(least_bytes_of_strategies)
     how.server = true;
     if (!open_counted(&c, "cuda*4", "32-true", how)) return;
     const double gradients = 2 * least_of_strategy(&c, &how, 4, false, false);
-    CHECK_NEAR(tt_program_plan(c.p).min_moved_bytes, gradients, 1); /* the server: 3 times all gradients */
+    /* the server loads all gradients of 3 ranks */
+    CHECK_NEAR(tt_program_plan(c.p).min_moved_bytes, gradients, 1);
     close_counted(&c);
 }
 

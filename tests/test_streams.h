@@ -1,4 +1,4 @@
-/* A tape built by hand whose copies to the host's memory and back run on their own streams. Included after
+/* A tape built by hand whose copies to the host's memory and back run on separate streams. Included after
    tinytrain.h and test.h. */
 #ifndef TINYTRAIN_TEST_STREAMS_H
 #define TINYTRAIN_TEST_STREAMS_H
@@ -33,9 +33,9 @@ static inline void streams_wait(tt_tape *t, int32_t to, int32_t from)
     i->in[1] = from;
 }
 
-/* Compiles h[0] = gelu(x), h[k + 1] = gelu(h[k]); y = h[last]; then, for k backwards, y = gelu(y) + h[k].
-   Each h[k] is copied to the host's memory during the computation of h[k + 1], and back during the step
-   before the sum that reads h[k]. */
+/* Compiles h[0] = gelu(x), h[k + 1] = gelu(h[k]); y = h[last]; then, from the last k to the first, y =
+   gelu(y) + h[k]. Each h[k] is copied to the host's memory during the computation of h[k + 1], and back
+   during the step before the sum that reads h[k]. */
 static inline bool streams_compile(streams *s, tt_context *ctx, const char *device)
 {
     int32_t h[STREAM_BLOCKS + 1], away[STREAM_BLOCKS], back[STREAM_BLOCKS];

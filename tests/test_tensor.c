@@ -1,5 +1,5 @@
-/* Tensor parallelism: layouts, the pass that divides a tape over ranks, layouts that the verifier refuses,
-   and gradients of several ranks compared with those of one. */
+/* Tests of tensor parallelism: layouts, the pass that divides a tape over ranks, layouts that the verifier
+   refuses, and gradients of several ranks compared with those of one. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -46,7 +46,7 @@ static tt_param *vector(tt_context *ctx, const char *name, int64_t n, bool ones)
     return tt_param_new(ctx, name, 1, &n, init);
 }
 
-/* Records a net in which attention and a gated layer read one norm. Another gated layer follows, with dropout
+/* Records a net in which attention and a gated layer read one norm. Then follow a gated layer with dropout
    inside, and a layer that cannot be divided, because its hidden values are an output. */
 static tt_value record_gated(net *n)
 {
@@ -87,8 +87,8 @@ static tt_value record_gated(net *n)
     return tt_mean_squared_error(t, x, n->target, tt__handle(t, 0));
 }
 
-/* Records four layers. The first norm is applied to whole values and to values that ranks may hold by rows;
-   the second norm to two values that ranks may hold by rows. */
+/* Records four layers. The first norm is applied to whole values and to values that ranks may hold by rows.
+   The second norm is applied to two values that ranks may hold by rows. */
 static tt_value record_shared(net *n)
 {
     tt_context *ctx = n->ctx;
@@ -115,8 +115,8 @@ static tt_value record_shared(net *n)
     return tt_mean_squared_error(t, x, n->target, tt__handle(t, 0));
 }
 
-/* Records a language model. Its head shares the table of words, whose gradient sums both uses, or has a table
-   of its own, whose rows 4 does not divide. */
+/* Records a language model. Its head shares the table of words, whose gradient sums both uses, or has another
+   table, whose number of rows 4 does not divide. */
 static tt_value record_words(net *n)
 {
     tt_context *ctx = n->ctx;
@@ -207,8 +207,8 @@ static void close_net(net *n)
     TEST_CLOSE(n->ctx, &n->a);
 }
 
-/* Sets a micro-batch of `seqs` sequences for a data rank. short_one: each has one token, so that some tensor
-   ranks have no rows. */
+/* Sets a micro-batch of `seqs` sequences for a data rank. short_one: each sequence has one token, so that
+   some tensor ranks have no rows. */
 static void set_inputs(net *n, int rank, int batch, int seqs, bool short_one)
 {
     static float x[(TOKENS + 1) * WIDTH];
@@ -274,7 +274,7 @@ static tt_compile_options options_of(const char *device, int tensor, bool sequen
 enum { FLOATS = 60000 };
 typedef struct trained { float gradient[FLOATS], value[FLOATS]; double loss, norm; } trained;
 
-/* Every persistent storage that is replicated over tensor ranks has equal bits on each. */
+/* Checks that every persistent storage that is replicated over tensor ranks has equal bits on each rank. */
 static void check_replicas(const net *n)
 {
     static float a[FLOATS], b[FLOATS];
@@ -336,7 +336,7 @@ static bool train(net_kind kind, const tt_compile_options *o, trained *to, bool 
 }
 
 /* Checks that a and b differ by at most `tolerance` times the largest number of each parameter, or a
-   hundredth of the largest of all. `what` names the case. */
+   hundredth of the largest number of all parameters. `what` names the case. */
 static void compare(net_kind kind, const float *a, const float *b, double tolerance, const char *what)
 {
     net n;
@@ -350,7 +350,7 @@ static void compare(net_kind kind, const float *a, const float *b, double tolera
         char text[256];
         for (int64_t e = 0; e < p->size; e++) max = fmax(max, fabs(b[at + e]));
         for (int64_t e = 0; e < p->size; e++)
-            if (!(fabs(a[at + e] - b[at + e]) <= error) && !isnan(error)) /* a NaN stays */
+            if (!(fabs(a[at + e] - b[at + e]) <= error) && !isnan(error)) /* keeps a NaN */
                 error = fabs(a[at + e] - b[at + e]);
         snprintf(text, sizeof text, "%s of %s, %s: %g of %g", p->name, net_names[kind], what, error, max);
         test__check(error <= tolerance * max, __FILE__, __LINE__, text);
@@ -361,7 +361,7 @@ static void compare(net_kind kind, const float *a, const float *b, double tolera
 
 static trained one, many;
 
-/* devices: names for one rank, two and four */
+/* devices: the device names for one rank, for two ranks and for four */
 static void gradients(const char *const devices[3])
 {
     for (int kind = 0; kind < NETS; kind++) {
@@ -387,7 +387,7 @@ TEST(gradients_of_ranks)
     gradients(devices);
 }
 
-TEST(gradients_of_ranks_cuda) /* on one device */
+TEST(gradients_of_ranks_cuda) /* all ranks are on one device */
 {
 #ifdef TINYTRAIN_CUDA
     static const char *const devices[] = {"cuda", "cuda:0,0", "cuda:0,0,0,0"};
@@ -397,7 +397,7 @@ TEST(gradients_of_ranks_cuda) /* on one device */
 #endif
 }
 
-TEST(tensor_ranks_offload) /* changes no bits */
+TEST(tensor_ranks_offload) /* offload changes no bits */
 {
     static const char *const policies[] = {"none", "cheap", "attention", "blocks"};
     for (int kind = 0; kind < NETS; kind++)
@@ -425,7 +425,7 @@ static int collectives(const tt_program *p, int op, bool backward)
     return n;
 }
 
-/* Returns how a parameter is divided. The last part of its name is enough. */
+/* Returns how a parameter is divided. `name` may be the last part of the parameter's name. */
 static tt__split split_of(const tt_program *p, const char *name)
 {
     const tt_tape *t = p->built.t;
@@ -460,8 +460,8 @@ TEST(regions_of_a_network)
     }
 }
 
-/* If a norm is applied to values divided by rows and to whole values, all its values are whole, so that its
-   gradient has one layout. */
+/* If a norm is applied to values divided by rows and to whole values, all these values are whole, so that the
+   norm's gradient has one layout. */
 TEST(regions_that_share_parameters)
 {
     for (int frozen = 0; frozen < 2; frozen++) {
@@ -515,7 +515,7 @@ TEST(tables_and_heads)
         }
 }
 
-/* Returns the number of a model's regions. *millions: millions of its parameters that are divided. */
+/* Returns the number of a model's regions. *millions: number of divided parameters, in millions. */
 static int regions(bool vit, const char *size, int ranks, double *millions)
 {
     net n;
@@ -556,13 +556,13 @@ TEST(regions_of_real_architectures)
     double millions;
     tensor_least = 1000000;
     loss_whole = (int64_t)16 << 20;
-    CHECK(regions(false, NULL, 2, &millions) == 12 + 1); /* and one for the table of words */
+    CHECK(regions(false, NULL, 2, &millions) == 12 + 1); /* one more for the table of words */
     CHECK_NEAR(millions, 42.5 + 23.44, 0.05);
-    CHECK(regions(false, NULL, 4, &millions) == 12); /* the table has 4 n + 2 rows */
+    CHECK(regions(false, NULL, 4, &millions) == 12); /* 4 does not divide the rows of the table */
     CHECK(regions(true, "L/16", 2, &millions) == 48);
     CHECK_NEAR(millions, 302.16, 0.01); /* of 303.3 */
     CHECK(regions(true, "L/16", 4, &millions) == 48);
-    CHECK(regions(true, "S/16", 4, &millions) == 12); /* 4 ranks cannot divide its 6 heads */
+    CHECK(regions(true, "S/16", 4, &millions) == 12); /* 4 ranks cannot divide the 6 heads of S/16 */
     CHECK(regions(true, "Ti/16", 2, &millions) == 0); /* too small to be divided */
     tensor_least = 1;
     CHECK(regions(true, "S/16", 4, &millions) == 12);
@@ -571,7 +571,7 @@ TEST(regions_of_real_architectures)
 }
 
 /* Rows that are gathered for the forward are gathered a second time for the backward, unless recompute is
-   "none". This needs less memory than whole rows on each rank. */
+   "none". A second gather needs less memory than whole rows on each rank. */
 TEST(gathered_again)
 {
     size_t bytes[2][2] = {{0}};
@@ -584,7 +584,8 @@ TEST(gathered_again)
             n.p = tt_compile(n.t, n.loss, &o);
             REQUIRE(n.p != NULL);
             const int gathers = collectives(n.p, TT__OP_ALL_GATHER, true), ends = sequence ? 4 : 0;
-            CHECK(sequence && cheap ? gathers > ends : gathers == ends); /* one for each region's end */
+            /* one gather for the end of each region */
+            CHECK(sequence && cheap ? gathers > ends : gathers == ends);
             bytes[sequence][cheap] = tt_program_plan(n.p).bytes;
             close_net(&n);
         }
@@ -600,7 +601,7 @@ static void refused(const net *n, const char *text, int line)
 }
 #define REFUSED(n, text) refused(n, text, __LINE__)
 
-/* Damages each collective, each bias and each divided parameter of a program, one at a time. */
+/* Damages the collectives, biases and divided parameters of a program, one at a time. */
 TEST(verifier_finds_wrong_layouts)
 {
     static const char *const unsummed = "reads what is yet to be summed over ranks";
@@ -638,7 +639,7 @@ TEST(verifier_finds_wrong_layouts)
             if (i->once) {
                 i->once = 0;
                 REFUSED(&n, misfit);
-                if (biases == 0) { /* the pass that sums gradients refuses it with verify off, too */
+                if (biases == 0) { /* even with verify off, a pass refuses the bias */
                     n.ctx->options.verify = false;
                     CHECK(tt__pass_tensor_gradients(t) == TT_ERR_INTERNAL);
                     CHECK_ERROR(n.ctx, TT_ERR_INTERNAL, misfit);
@@ -751,7 +752,8 @@ TEST(data_and_tensor_ranks)
     for (int kind = 0; kind < NETS; kind++)
         for (int sequence = 0; sequence < 2; sequence++)
             for (int k = 0; k < 12; k++) {
-                const int zero = k % 6, micros = zero == 2 || zero == 3 || zero == 5; /* 4: a server */
+                /* zero 4 and 5: a server */
+                const int zero = k % 6, micros = zero == 2 || zero == 3 || zero == 5;
                 if (((kind + sequence) % 2 + 2 * ((kind / 2 + k / 6) % 2)) % test_every(4)) continue;
                 tt_compile_options o = options_of("cpu*4", 2, sequence);
                 o.optimizer.kind = TT_ADAM;
@@ -773,8 +775,8 @@ TEST(data_and_tensor_ranks)
             }
 }
 
-/* Updates in the backward change no bits, for shards over tensor ranks and for shards of these over data
-   ranks. */
+/* Updates in the backward change no bits, for shards over tensor ranks, also if data ranks divide the shards
+   again. */
 TEST(updates_in_the_backward)
 {
     static trained end;
@@ -797,7 +799,7 @@ TEST(updates_in_the_backward)
 
 /* ----------------------------------------------------------------------------------- programs that share */
 
-/* Returns the result of instruction `at` among those of an op. */
+/* Returns the result of the instruction that is number `at` among those of an op. */
 static tt_value result_of(const net *n, int op, int at)
 {
     const tt_tape *t = n->t;
@@ -807,8 +809,8 @@ static tt_value result_of(const net *n, int op, int at)
     return tt__handle(t, 0);
 }
 
-/* An evaluation that needs a layer whole is refused after a training that divides it, and makes a later
-   training keep it whole. An evaluation may end before the last layers. */
+/* An evaluation that needs a layer whole is refused after a training that divides the layer. A training after
+   such an evaluation keeps the layer whole. An evaluation may end before the last layers. */
 TEST(programs_split_alike)
 {
     static const char *const sentence = "parameter 'up.0' is split over the tensor ranks by an earlier "
@@ -834,7 +836,7 @@ TEST(programs_split_alike)
         CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, causes[cause]);
         close_net(&n);
     }
-    for (int ranks = 1; ranks <= 2; ranks++) { /* output first: the training has that layer whole, too */
+    for (int ranks = 1; ranks <= 2; ranks++) { /* ranks 2: the evaluation is compiled first */
         net n;
         tt_stats s;
         REQUIRE(record(&n, SHARED));
@@ -868,7 +870,7 @@ TEST(programs_split_alike)
 }
 
 /* Three programs share a table that ranks hold by rows: the loss of the tape, the logits, and a training
-   whose loss is not the root, so that it needs whole logits. */
+   whose loss is not the root, so that the training needs whole logits. */
 TEST(programs_share_tables)
 {
     static float logits[2][LONG * 52], value[2][FLOATS];
@@ -918,8 +920,8 @@ TEST(programs_share_tables)
 }
 
 /* Without gradients only weight decay moves parameters. Whole parameters and parameters divided by rows are
-   rounded with the random numbers of one rank; parameters divided by columns with other numbers. A state of
-   one rank resumes on two. */
+   rounded with the random numbers of one rank; parameters divided by columns are rounded with other numbers.
+   A state of one rank resumes on two. */
 TEST(rounding_of_parts)
 {
     static float value[2][FLOATS], ones[64 * WIDTH];
@@ -960,7 +962,7 @@ TEST(rounding_of_parts)
     }
 }
 
-/* A plan tells how many parameters are divided. If none is, the logger gets a warning. */
+/* A plan tells how many parameters are divided. If none are, the logger gets a warning. */
 TEST(plans_say_what_is_split)
 {
     for (int split = 0; split < 2; split++) {

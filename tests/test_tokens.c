@@ -1,4 +1,4 @@
-/* Token streams and their windows: tests of src/data/. */
+/* Tests of src/data/: token streams and their windows. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -133,7 +133,7 @@ TEST(texts_with_a_tokenizer)
     }
 }
 
-/* A document that spells out its begin or end token, such as <s> of LLaMA 2, gets that token once. */
+/* A document that spells out its begin or end token, such as <s> of LLaMA 2, gets the token once. */
 TEST(spelled_out_ends)
 {
     static const struct { const char *kind, *text; int64_t begun, ended; const char *plain; } rows[] = {
@@ -157,7 +157,7 @@ TEST(spelled_out_ends)
         o.separator = "---";
         const char *text = rows[k].plain ? rows[k].plain : rows[k].text;
         int64_t n = tt_tokenizer_encode(t, text, strlen(text), true, expected, 100);
-        /* Spelled-out tokens are parsed in place: "ab" after a <s> may have other ids. */
+        /* A tokenizer parses spelled-out tokens: "ab" after a <s> may have other ids. */
         if (rows[k].begun) {
             const size_t bytes = (size_t)(strstr(rows[k].text, "ab") + 2 - rows[k].text);
             n = tt_tokenizer_encode(t, rows[k].text, bytes, false, expected, 100);
@@ -184,7 +184,7 @@ TEST(ordinary_tokens_as_ends)
     char folder[600], json[100];
     size_t n;
     snprintf(folder, sizeof folder, "%s", test_folder());
-    /* 0: the tokenizer has its own end; 1: it lacks one. */
+    /* kind 0: the tokenizer has an end token; 1: it lacks an end token. */
     for (int kind = 0; kind < 2; kind++) {
         const char *end = kind ? "</s>" : "<|endoftext|>";
         char *file = test_read(kind ? TEST_GOLDEN("bpe/llama2/tokenizer.json")
@@ -215,8 +215,8 @@ TEST(ordinary_tokens_as_ends)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Bytes are counted in the text. A text for a tokenizer must be UTF-8: it would count an invalid byte as
-   three. */
+/* Bytes are counted in the text. A text for a tokenizer must be UTF-8: the tokenizer would count an invalid
+   byte as three. */
 TEST(invalid_texts_of_a_tokenizer_are_refused)
 {
     test_allocator a;
@@ -261,7 +261,7 @@ TEST(files_and_folders)
     CHECK(tt_token_stream_bytes(part) == 2 && tt_token_stream_bytes(s) == 3);
     CHECK(tt_token_stream_split(s, 4) == NULL);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "4 of 5 tokens; two at least must go, and stay");
-    tt_token_stream_free(s); /* the other stream still has its ids */
+    tt_token_stream_free(s); /* the remaining stream keeps its ids */
     are_bytes(part, "bb|");
     tt_token_stream_free(part);
     s = tt_token_stream_read(ctx, test_path(folder, "b.txt"), NULL);
@@ -270,14 +270,14 @@ TEST(files_and_folders)
     CHECK(tt_token_stream_read(ctx, test_path(folder, "none.txt"), NULL) == NULL);
     CHECK_ERROR(ctx, TT_ERR_FILE, "none.txt': No such file or directory");
 
-    s = tt_token_stream_open(ctx, path, 2, 257, 256); /* read from its file */
+    s = tt_token_stream_open(ctx, path, 2, 257, 256); /* this stream reads from its file */
     are_bytes(s, "a\n|a|bb|");
     CHECK(tt_token_stream_bytes(s) == 0);
     part = tt_token_stream_split(s, 2);
     are_bytes(s, "a\n|a|b");
     are_bytes(part, "b|");
     tt_token_stream_free(part);
-    CHECK(tt_token_stream_write(s, path) == TT_OK); /* the stream still reads from it */
+    CHECK(tt_token_stream_write(s, path) == TT_OK); /* although the stream still reads from this file */
     tt_token_stream_free(s);
     s = tt_token_stream_open(ctx, path, 2, 257, 256);
     are_bytes(s, "a\n|a|b");
@@ -302,7 +302,7 @@ TEST(files_and_folders)
     CHECK(tt_token_stream_open(ctx, path, 2, 9, -1) == NULL);
     CHECK_ERROR(ctx, TT_ERR_FORMAT, "no tokens to train on");
 
-    test_write(path, "\xEF\xBB\xBFx\xC3\xA9", 6); /* a byte order mark is no text */
+    test_write(path, "\xEF\xBB\xBFx\xC3\xA9", 6); /* a byte order mark is not part of the text */
     s = tt_token_stream_read(ctx, path, NULL);
     are_bytes(s, "x\xC3\xA9|");
     tt_token_stream_free(s);
@@ -313,12 +313,12 @@ TEST(files_and_folders)
         test_write(path, eights, sizeof eights);
         CHECK(tt_token_stream_open(ctx, path, 0, vocab, -1) == NULL);
         CHECK_ERROR(ctx, TT_ERR_FORMAT, "ids.bin': each second 4 bytes are 0, as of ids of 8 bytes (int64)");
-        s = tt_token_stream_open(ctx, path, 4, vocab, -1); /* allowed if the caller says so */
+        s = tt_token_stream_open(ctx, path, 4, vocab, -1); /* allowed if the caller gives the size */
         CHECK(s && tt_token_stream_count(s) == 64);
         tt_token_stream_free(s);
     }
 
-    /* Ids of 2 or 4 bytes; zeros tell which. */
+    /* Ids of 2 or 4 bytes; zeros tell the size. */
     static const uint16_t narrow[6] = {1, 2, 3, 0, 5, 6}, zeros[4] = {0, 0, 0, 0}, five[3] = {7, 0, 9};
     static const uint32_t wide[3] = {1, 0, 4};
     const struct { const void *data; size_t bytes; int vocab, count; } files[] = {
@@ -384,7 +384,7 @@ static tt_token_stream *numbers(tt_context *ctx, const char *folder, int n)
 
 typedef struct layout { int count, batch, accumulate, length, groups; bool across, shuffle; } layout;
 
-/* Compares an epoch with the stream. order: the beginnings of its windows. Returns the number of
+/* Compares an epoch with the stream. order: the beginnings of the epoch's windows. Returns the number of
    micro-batches. */
 static int epoch_of(const tt_source *source, const layout *w, const int32_t *ids, int64_t epoch,
                     int32_t *order)
@@ -408,9 +408,9 @@ static int epoch_of(const tt_source *source, const layout *w, const int32_t *ids
         for (int r = 0, at = 0; r < b.rows; r++, at++, in_window++) {
             if (r == b.seq_start[s + 1]) s++;
             const bool begins = r == b.seq_start[s];
-            /* A window begins where the window before it ends. */
+            /* A window begins at the end of the previous window. */
             if (in_window == of_window) {
-                /* Finds the window among those that are left by its ids, which are unique except 0. */
+                /* Finds the window by its ids, which are unique except 0, among windows not yet seen. */
                 int first = -1;
                 for (int k = 0; k < w->count - 1 && first < 0; k += w->length) {
                     bool same = !targeted[k + 1];
@@ -436,7 +436,7 @@ static int epoch_of(const tt_source *source, const layout *w, const int32_t *ids
         micros++;
         if (!b.last_of_step) continue;
         CHECK(in_step % w->groups == 0 || steps + 1 == source->steps);
-        /* The micro-batches of a step differ by at most one window. */
+        /* Sizes of the micro-batches of a step differ by at most one window. */
         for (int k = 0; k < in_step && steps + 1 < source->steps; k++)
             CHECK(abs(rows_of_step[k] - rows_of_step[0]) <= w->length);
         in_step = 0;
@@ -484,7 +484,7 @@ TEST(windows)
         CHECK(same == (!w->shuffle || windows == 1) || windows < 4);
         for (int i = 0; i < windows && !w->shuffle; i++) CHECK(order[0][i] == i * w->length);
 
-        /* A seek to any step gives what reading up to it gives. */
+        /* A seek to any step equals reading up to that step. */
         for (int64_t step = 0; step < source->steps; step += 1 + source->steps / 3) {
             tt_batch x, y;
             bool more = true;
@@ -538,7 +538,7 @@ TEST(windows_of_bad_options)
 
 /* ------------------------------------------------------------------------------------------------- faults */
 
-/* Reads, writes, opens and gives windows. Returns the status of the first failure. */
+/* Reads, writes and opens a stream, and takes windows. Returns the status of the first failure. */
 static tt_status all_of_it(tt_context *ctx, const char *folder)
 {
     char path[700];
@@ -571,7 +571,7 @@ TEST(faults)
     snprintf(folder, sizeof folder, "%s", test_folder());
     test_write(test_path(folder, "a.txt"), "some\n\ntext", 10);
     test_write(test_path(folder, "b.txt"), "more\n", 5);
-    for (long fail_at = 0, calls = 1; fail_at <= calls; fail_at++) { /* fails each allocation */
+    for (long fail_at = 0, calls = 1; fail_at <= calls; fail_at++) { /* each allocation fails once */
         test_allocator a;
         tt_context *ctx = test_open(&a);
         const long before = a.calls;
@@ -584,7 +584,7 @@ TEST(faults)
         TEST_CLOSE(ctx, &a);
     }
     static const char ops[] = "orzwscn";
-    for (const char *op = ops; *op; op++) { /* fails each access to a file */
+    for (const char *op = ops; *op; op++) { /* each access to a file fails once */
         int failed = 0;
         for (long at = 1;; at++) {
             test_allocator a;
@@ -595,7 +595,7 @@ TEST(faults)
             f.calls = 0;
             const tt_status status = all_of_it(ctx, folder);
             const bool reached = f.calls >= at;
-            if (reached && *op != 'c') { /* a file that was read may fail to close */
+            if (reached && *op != 'c') { /* closing a file after a read may fail */
                 CHECK(status == TT_ERR_FILE);
                 CHECK_ERROR(ctx, TT_ERR_FILE, "injected");
                 failed++;

@@ -1,4 +1,4 @@
-/* Steps of micro-batches, evaluation, prediction, the state of a run and its faults: tests of src/train/. */
+/* Tests of src/train/: steps of micro-batches, evaluation, prediction, the state of a run and its faults. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

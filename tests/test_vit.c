@@ -1,6 +1,6 @@
-/* Vision transformers: checkpoints in both namings, sizes found from shapes, interpolated positions, images
-   in the trainer, and the memory ladder that bench/memory_ladder prints. tests/test_models.c has the golden
-   runs of ViT. */
+/* Tests of vision transformers: checkpoints in both namings, sizes found from shapes, interpolated positions,
+   images in the trainer, and the memory ladder that bench/memory_ladder prints. tests/test_models.c has the
+   golden runs of ViT. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -8,7 +8,7 @@
 #include "tinytrain.h"
 #include "test.h"
 
-static tt_vit_config tiny(void) /* sizes of the golden model */
+static tt_vit_config tiny(void) /* returns the sizes of the golden model */
 {
     tt_vit_config c = tt_vit_config_default("Ti/16");
     c.image_size = 12;
@@ -77,7 +77,7 @@ TEST(save_and_reload_in_both_spellings)
         CHECK(strcmp(again.class_names[1], "a \"cat\"") == 0 && strcmp(again.class_names[2], "LABEL_2") == 0);
         same_parameters(ctx, other);
 
-        /* Each tensor equals the one that transformers, or torchvision, saved. */
+        /* Each tensor equals that of the file of transformers or of torchvision. */
         tt_safetensors *saved = tt_safetensors_open(ctx, path),
                        *reference = tt_safetensors_open(ctx, TEST_GOLDEN(torchvision
                                                                              ? "vit/torchvision.safetensors"
@@ -106,7 +106,7 @@ TEST(save_and_reload_in_both_spellings)
     }
 }
 
-TEST(sizes_told_by_shapes) /* a file without config.json, in both namings */
+TEST(sizes_told_by_shapes) /* reads a file without config.json, in both namings */
 {
     for (int torchvision = 0; torchvision < 2; torchvision++) {
         test_allocator a, b;
@@ -161,7 +161,7 @@ TEST(positions_of_another_image_size)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Writes every third tensor of a file, from number `first` on, into a new file. */
+/* Writes every third tensor of a file, from tensor `first` on, into a new file. */
 static void write_shard(const tt_safetensors *s, int first, const char *path)
 {
     tt_tensor_info infos[64];
@@ -177,7 +177,7 @@ static void write_shard(const tt_safetensors *s, int first, const char *path)
     CHECK(tt_safetensors_end(w) == TT_OK);
 }
 
-TEST(checkpoint_in_shards) /* also with interpolated positions, and without config.json */
+TEST(checkpoint_in_shards) /* includes interpolated positions, and no config.json */
 {
     for (int torchvision = 0; torchvision < 2; torchvision++) {
         test_allocator a, b;
@@ -323,7 +323,7 @@ static void refused(const char *path, int image_size, int classes, tt_status sta
     TEST_CLOSE(ctx, &a);
 }
 
-/* Names shared by two classes, and values that no config can hold. */
+/* Names that two classes share are saved; values that no config can hold are refused. */
 TEST(names_and_numbers_that_are_saved)
 {
     test_allocator a;
@@ -338,7 +338,7 @@ TEST(names_and_numbers_that_are_saved)
     m.config.std[1] = INFINITY;
     CHECK(tt_vit_save(&m, folder) == TT_ERR_ARGUMENT && access(folder, F_OK) != 0);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "std inf of channel 1");
-    m.config.std[1] = 1e-40f; /* no preprocessor_config.json may hold this */
+    m.config.std[1] = 1e-40f; /* no preprocessor_config.json may hold such a number */
     CHECK(tt_vit_save(&m, folder) == TT_ERR_ARGUMENT && access(folder, F_OK) != 0);
     m.config.std[1] = 0.5f;
     strcpy(m.class_names[2], "\xFF");
@@ -515,7 +515,7 @@ TEST(preprocessors_refused)
                 "preprocessor_config.json'");
 }
 
-TEST(preprocessor_of_another_image_size) /* an equal share of an image is cropped */
+TEST(preprocessor_of_another_image_size) /* the cropped share of an image stays equal */
 {
     static const char json[] = "{\"size\": 15, \"do_center_crop\": true, \"crop_size\": 12, \"resample\": 3}";
     test_allocator a;
@@ -546,7 +546,7 @@ TEST(configs)
         for (int p = 0; p < ctx->n_params; p++) n += tt_param_size(ctx->params[p]);
         CHECK(n == rows[k].parameters);
         tt_vit_free(&m);
-        CHECK(tt_vit_new(ctx, &m, &c) == TT_ERR_ARGUMENT); /* the parameters exist already */
+        CHECK(tt_vit_new(ctx, &m, &c) == TT_ERR_ARGUMENT); /* parameters of these names exist */
         TEST_CLOSE(ctx, &a);
     }
     test_allocator a;
@@ -579,7 +579,7 @@ TEST(configs)
 
 enum { SIDE = 12, IMAGES = 6, IMAGE = SIDE * SIDE * 3 };
 
-/* Draws images; those of class c have a bright channel c. */
+/* Draws images; images of class c have a bright channel c. */
 static void draw(uint8_t pixels[IMAGES * IMAGE], int32_t labels[IMAGES])
 {
     uint64_t random = 5;
@@ -622,8 +622,8 @@ static tt_trainer *trainer_of(tt_context *ctx, tt_vit *m, const char *recompute,
     return r;
 }
 
-/* A file that cannot be opened, or a folder that cannot be listed, is an error: defaults in place of a
-   config.json would be another model. */
+/* A file that cannot be opened, or a folder that cannot be listed, is an error: the default config would give
+   another model. */
 TEST(unreadable_files_are_not_absent)
 {
     static const char kinds[] = {'o', 'l'};
@@ -653,7 +653,7 @@ TEST(unreadable_files_are_not_absent)
             if (status == TT_OK) tt_vit_free(&m);
             TEST_CLOSE(ctx, &a);
         }
-        /* config.json, preprocessor_config.json and, for 'o', the checkpoint. */
+        /* Opening config.json, preprocessor_config.json and, for 'o', the checkpoint fails. */
         CHECK(failures >= 2);
     }
 }
@@ -676,7 +676,7 @@ TEST(learns_and_predicts)
     for (int k = 0; k < IMAGES; k++)
         CHECK(p[3 * k + labels[k]] > 0.7f && p[3 * k] + p[3 * k + 1] + p[3 * k + 2] > 0.999f);
     float one[3];
-    for (int k = 0; k < IMAGES; k++) { /* alone as among others */
+    for (int k = 0; k < IMAGES; k++) { /* an image alone gives what it gave among the others */
         b = batch_of(pixels, labels, k, 1, true);
         CHECK(tt_predict(r, &b, one) == TT_OK);
         for (int c = 0; c < 3; c++) CHECK_NEAR(one[c], p[3 * k + c], 1e-5);
@@ -777,7 +777,8 @@ TEST(misuse)
         ctx, TT_ERR_SHAPE,
         "the images of the batch have 3072 bytes (height * width * channels), those of the model 432");
     b.image_bytes = IMAGE;
-    CHECK(tt_train_batch(r, &b, &s, NULL) == TT_OK && s.targets == 3); /* nothing was lost */
+    /* the waiting micro-batches were not lost */
+    CHECK(tt_train_batch(r, &b, &s, NULL) == TT_OK && s.targets == 3);
     tt_trainer_free(r);
 
     tt_bert_config c = tt_bert_config_default(TT_DISTILBERT);

@@ -3,9 +3,9 @@
 TESTS    ?= $(wildcard tests/test_*.c)
 CHECKS   ?= $(wildcard tests/check_*.py)
 PROGRAMS := $(TESTS:tests/%.c=$(B)/%)
-# Unless the caller gives CFLAGS: without optimisation, code other than kernels compiles in half of the time
-# of -O1. Only the tests named here run so long that optimising them pays. WHOLE, which tests the kernels, is
-# built from one file, as users build their programs.
+# Programs are optimised as follows, unless the caller gives CFLAGS. Without optimisation, code other than
+# kernels compiles in half of the time of -O1. Only the tests named here run so long that optimising them
+# pays. WHOLE, which tests the kernels, is built from one file, as users build their programs.
 WHOLE        ?= test_ops
 OPTIMIZED_O2 := test_planner
 OPTIMIZED_O1 := test_lm test_parallel test_ranks test_tensor test_trainer
@@ -17,7 +17,7 @@ $(PROGRAMS): $(B)/%: $(B)/%.o
 	$(link)
 $(filter-out $(WHOLE:%=$(B)/%),$(PROGRAMS)): $(KERNELS)
 
-# The programs that check_mpi.py starts in several processes, if there is an MPI.
+# The programs that check_mpi.py starts in several processes, if MPI is installed.
 HAVE_MPI := $(if $(MPI),,$(if $(filter %check_mpi.py,$(CHECKS)),$(shell command -v $(MPICC))))
 mpicc     = OMPI_CC='$(1)' MPICH_CC='$(1)' $(MPICC)
 mpi_program = $(call mpicc,$(CC)) $(CPPFLAGS) $(STRICT) $(1) $(TEST_CFLAGS) -I$(JOINED_IN) -I. $< \
@@ -35,8 +35,8 @@ $(B)/check_mpi.log: $(B)/mpi_ranks $(B)/mpi_vit_l16 $(B)/mpi_gpt $(if $(HAVE_EMU
 endif
 $(B)/check_bench.log: $(if $(HAVE_EMU),$(EMU)/step.plain)
 
-# RUN precedes a test program's name: an emulator, for programs built by a cross-compiler. run.sh shows each
-# program's output when the program has ended, and finally one line: N passed, N failed
+# RUN precedes a test program's name, for example an emulator for programs of a cross-compiler. run.sh shows
+# each program's output when the program has ended, and finally one line: N passed, N failed
 patterns = $(foreach t,$(1),'$(t)')
 checked  = if $(PYTHON) -c '' 2>/dev/null; then B=$(B) CC='$(CC)' sh tests/run.sh run $@ $(PYTHON) $(1); \
            else sh tests/run.sh skip $@ '$(PYTHON) is not there'; fi
@@ -45,7 +45,7 @@ $(PROGRAMS:%=%.log): $(B)/%.log: $(B)/% FORCE
 $(B)/check_%.log: tests/check_%.py $(EXAMPLES) FORCE
 	@$(call checked,$<)
 
-# Tests on a GPU. Most of a test's time is spent on the CPU, which computes the expected results, so as many
+# Tests on a GPU. Most of a test's time goes to the expected results, which the CPU computes. So as many
 # processes as there are processors share the tests of ops.
 GPU_PARTS_test_ops ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 GPU_LOGS := $(if $(TINYTRAIN_CUDA),$(CUDA_TESTS:%=$(B)/cuda/%.log))

@@ -19,7 +19,7 @@ import shutil
 import sys
 
 ROOTS = ("tinytrain.h", "tinytrain_cuda.cu")
-ALONE = "cpu/alone.h"  # for files compiled by themselves; cpu/variants.h includes it by a macro
+ALONE = "cpu/alone.h"  # a file for sources compiled by themselves; cpu/variants.h includes it by a macro
 INCLUDE = re.compile(r'\s*#\s*include "([^"]+)"')
 # Matches #pragma once, an include, or an #ifndef to #endif block that a file needs when compiled by itself.
 HEAD = re.compile(r'(#pragma once|#include "[^"]+"|#ifndef \w+ /\* by itself\b.*(\n.+)*?\n#endif)(\n|$)')
@@ -56,7 +56,8 @@ def split(path):
 
 
 def check_heads(path, head, joined):
-    """Fails unless the files that a head includes are joined, or have no body and include joined files."""
+    """Fails unless the files that a head includes are joined. A file without a body need only include joined
+    files."""
     for used in includes(head, path):
         if used in joined or used in ROOTS:
             continue
@@ -79,7 +80,7 @@ def check_all_joined(joined):
 
 
 def keep_edits(path):
-    """Keeps a product that is newer than all of src/, as somebody may have edited it."""
+    """Keeps a product that is newer than all of src/, because somebody may have edited the product."""
     files = [os.path.join(folder, name) for folder, _, names in os.walk("src") for name in names]
     if os.path.getmtime(path) <= max(map(os.path.getmtime, files)):
         return

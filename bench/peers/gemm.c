@@ -1,5 +1,5 @@
-/* GFLOP/s of the products of a linear layer by other libraries. bench/pytorch.py gemm runs these programs in
-   turn with build/gemm:
+/* Measures GFLOP/s of a linear layer's products in other libraries. bench/pytorch.py gemm runs in turn with
+   build/gemm:
 
        build/gemm_openblas ROWS IN OUT SECONDS [bf16]      OpenBLAS; no bf16
        build/gemm_onednn ROWS IN OUT SECONDS [bf16]        oneDNN 3, its matmul primitive
@@ -64,7 +64,7 @@ static dnnl_memory_desc_t matrix(int at, int argument, int rows, int cols, int t
     return dnnl_memory_create(&operands[at].memory, d, engine, data) == dnnl_success ? d : NULL;
 }
 
-static int prepare(const product *p) /* the primitives are kept until the process ends */
+static int prepare(const product *p) /* its primitives are kept until the process ends */
 {
     dnnl_primitive_desc_t d;
     if (!engine && (dnnl_engine_create(&engine, dnnl_cpu, 0) != dnnl_success ||

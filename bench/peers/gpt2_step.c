@@ -1,6 +1,6 @@
-/* Training steps of a transformer of GPT-2's shape (124 million parameters: 12 layers, width 768, vocabulary
-   50304, the head tied to the token embedding), built from ops, on random tokens with AdamW. If --peer names
-   build/llmc (peers/llmc.c), the steps run in turn with llm.c's.
+/* Times training steps of a transformer of GPT-2's shape (124 million parameters: 12 layers, width 768,
+   vocabulary 50304, the head tied to the token embedding), built from ops, on random tokens with AdamW. If
+   --peer names build/llmc (peers/llmc.c), the steps run in turn with llm.c's.
 
    Milliseconds are medians. FLOPs are those of matmuls and attention. The ratio is llm.c's median time over
    ours. */
@@ -33,7 +33,7 @@ static tt_value layernorm(tt_context *ctx, tt_tape *t, tt_value x, int layer, co
     return tt_layernorm(t, x, scale, bench_param(ctx, b, 0, WIDTH, 0), 1e-5f);
 }
 
-/* The peer: a process that does a step for each line that it reads. */
+/* The peer: a process that does one training step for each line that it reads. */
 static FILE *to_peer, *from_peer;
 
 static void start_peer(const char *program, int batch, int length, int threads)
@@ -137,7 +137,7 @@ int main(int argc, char **argv)
     double mine[MOST], theirs[MOST], peer_loss = 0, first_peer_loss = 0, first_loss = 0;
     tt_stats s;
     memset(&s, 0, sizeof s);
-    for (int step = 0; step <= steps; step++) { /* step 0 is not counted */
+    for (int step = 0; step <= steps; step++) { /* step 0 warms up and is not counted */
         double begin = tt__seconds();
         bool ok = tt_set(p, ids, data, rows) == TT_OK && tt_set(p, targets, data + 1, rows) == TT_OK &&
                   tt_set(p, positions, place, rows) == TT_OK &&

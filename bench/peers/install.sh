@@ -1,7 +1,7 @@
 #!/bin/sh
-# For `make bench-peers`: makes the virtual environment VENV and installs each package with a pip call of its
-# own, so that one failure does not affect the others. For each package that is missing afterwards, writes a
-# sentence to B/pip_NAME.left_out.
+# For `make bench-peers`: makes the virtual environment VENV and installs each package with a separate pip
+# call, so that one failure does not affect other packages. For each package that is missing afterwards,
+# writes a sentence to B/pip_NAME.left_out.
 #
 #   B=build VENV=build/venv TORCH='torch --index-url URL' sh bench/peers/install.sh
 mkdir -p "$B"

@@ -1,4 +1,4 @@
-/* Training steps of llm.c's CPU program, which bench/peers/gpt2_step.c runs in turn with its own:
+/* Times training steps of llm.c's CPU program. bench/peers/gpt2_step.c runs them in turn with its own:
 
        make build/llmc LLMC=dir        builds it from a checkout of github.com/karpathy/llm.c
        build/llmc BATCH LENGTH         a step for each line of standard input; prints milliseconds and loss

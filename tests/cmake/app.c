@@ -1,4 +1,4 @@
-/* One step of a linear classifier; prints the version. */
+/* Does one step of a linear classifier, and prints the version. */
 #include <stdio.h>
 #include <tinytrain.h>
 

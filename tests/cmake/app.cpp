@@ -1,1 +1,1 @@
-#include "app.c" /* the same program as C++ */
+#include "app.c" /* compiles app.c as C++ */

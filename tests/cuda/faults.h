@@ -1,4 +1,4 @@
-/* Lost devices, and ops and calls that fail. */
+/* Tests of lost devices, and of ops and calls that fail. */
 #pragma once
 
 #ifdef TT_EMULATE
@@ -30,7 +30,7 @@ TEST(a_lost_device_says_so)
     }
 }
 
-/* With TINYTRAIN_CUDA_SYNC=1 each op is waited for, so that an error names the op that caused it. */
+/* With TINYTRAIN_CUDA_SYNC=1 the host waits for each op, so that an error names the op that caused it. */
 TEST(an_op_that_fails_is_named)
 {
     static const char *const ops[] = {"run of embedding, whose result has 6 rows and 4 columns",
@@ -66,7 +66,7 @@ static void sweep(long count)
 {
     small_result reference;
     long tolerated = 0, n = 0;
-    for (bool reached = true; reached; n++) { /* 0: none fails */
+    for (bool reached = true; reached; n++) { /* n = 0: no call fails */
         test_allocator a;
         small_net net;
         small_result result;
@@ -79,7 +79,7 @@ static void sweep(long count)
         tt_status status = small_run(ctx, &net, &result);
         if (n == 0) reference = result;
         if (status == TT_OK) {
-            tolerated += n > 0 && emu_api_calls() >= n; /* the other faults occur in closing */
+            tolerated += n > 0 && emu_api_calls() >= n; /* later calls belong to closing */
             if (!same_results(&result, &reference)) fault_failed(n, count, "TT_OK", "and wrong results");
         } else if ((status != TT_ERR_DEVICE && status != TT_ERR_MEMORY) || tt_error_code(ctx) != status ||
                    !names_the_fault(tt_error(ctx))) {
@@ -92,10 +92,10 @@ static void sweep(long count)
         reached = n == 0 || emu_api_calls() >= n;
         check_nothing_left(n, count);
     }
-    CHECK(n > 200 && tolerated < n / 2); /* most calls matter */
+    CHECK(n > 200 && tolerated < n / 2); /* most calls that fail end the run */
 }
 
-TEST(any_call_may_fail_once) /* includes copies between host and device */
+TEST(any_call_may_fail_once) /* also copies between host and device */
 {
     offload = everything;
     sweep(1);
@@ -111,8 +111,8 @@ TEST(any_call_may_fail_for_ever)
     update = NULL;
 }
 
-/* Any call may fail while products are timed: the step fails with a message or has the right results, the
-   next step succeeds, and nothing is leaked. */
+/* Any call may fail while products are timed. The step then fails with a message or has the right results.
+   The next step succeeds, and nothing is leaked. */
 TEST(any_call_may_fail_while_tuning)
 {
     for (int endless = 0; endless < 2; endless++) {
@@ -121,7 +121,8 @@ TEST(any_call_may_fail_while_tuning)
         r.tune = "on";
         r.to = 1;
         r.faults = endless ? 1L << 40 : 1;
-        for (r.fault_met = true; r.fault_met; n += endless ? 501 : 151) { /* most calls repeat earlier ones */
+        /* skips calls: most repeat earlier calls */
+        for (r.fault_met = true; r.fault_met; n += endless ? 501 : 151) {
             r.fault = n;
             run_tuned(&r);
         }
@@ -130,7 +131,7 @@ TEST(any_call_may_fail_while_tuning)
 }
 
 /* Any call may fail while a trainer's state and its model are saved and loaded: the call fails with a
-   message. A state that could not be written does not exist. */
+   message. A failed save leaves no state file. */
 TEST(any_call_may_fail_while_saving)
 {
     char state[1100], folder[1100];
@@ -139,7 +140,7 @@ TEST(any_call_may_fail_while_saving)
     for (int endless = 0; endless < 2; endless++) {
         const long count = endless ? 1L << 40 : 1;
         long n = 0;
-        /* Reading and writing each have one function, which handles many parameters. */
+        /* Skips calls: two functions read and write all parameters. */
         for (bool reached = true; reached; n += n < 6 ? 1 : 29) {
             trained t;
             tt_progress progress;

@@ -1,8 +1,8 @@
-/* Training in fp8. */
+/* Tests of training in fp8. */
 #pragma once
 
 #ifdef TT_EMULATE
-/* A program in fp8 is refused only if its own device is too old. An absent device is no reason: the program
+/* A program in fp8 is refused only if the device of the program is too old. For an absent device the program
    is planned. */
 TEST(fp8_asks_its_own_device)
 {
@@ -41,7 +41,7 @@ TEST(fp8_asks_its_own_device)
 }
 #endif
 
-/* ---- fp8: a net of two blocks, whose Q, K, V read the same, trained in steps of four micro-batches */
+/* ---- fp8: a net of two blocks, whose Q, K and V read one value, trained in steps of four micro-batches */
 
 enum { FP8_WIDTH = 32, FP8_HIDDEN = 64, FP8_ROWS = 40, FP8_STEPS = 6, FP8_MICROS = 4, FP8_SIZE = 2 * (4 *
        FP8_WIDTH * FP8_WIDTH + 2 * FP8_WIDTH * FP8_HIDDEN + FP8_HIDDEN + 2 * FP8_WIDTH) };
@@ -51,7 +51,7 @@ typedef struct fp8_run {
     /* Results */
     double loss[FP8_STEPS];
     float w[FP8_SIZE];
-    int quantized, fp8, plain; /* instructions of a micro-batch; its products in fp8; other products */
+    int quantized, fp8, plain; /* per micro-batch: instructions; products in fp8; other products */
     int64_t skipped;
 } fp8_run;
 
@@ -67,7 +67,7 @@ static tt_param *fp8_param(tt_context *ctx, int block, const char *name, int row
     return tt_param_new(ctx, full, rows > 1 ? 2 : 1, rows > 1 ? dims : dims + 1, init);
 }
 
-/* Returns the device names to use. On a GPU, ranks with a device each become ranks that share it. */
+/* Returns the device names to use. On a GPU, ranks with separate devices become ranks that share the GPU. */
 static const char *ranks_here(const char *device)
 {
 #ifndef TT_EMULATE
@@ -77,7 +77,7 @@ static const char *ranks_here(const char *device)
     return device;
 }
 
-/* Runs steps [from, to). from > 0: continues from the state file; to < FP8_STEPS: writes that file. */
+/* Runs steps [from, to). Loads the state file first if from > 0, and writes the file if to < FP8_STEPS. */
 static bool fp8_train(fp8_run *run, int from, int to)
 {
     static const char path[] = "fp8_state.safetensors";
@@ -89,7 +89,7 @@ static bool fp8_train(fp8_run *run, int from, int to)
     const int64_t rows = tt_axis(t, "rows", FP8_ROWS);
     const tt_value x = tt_input(t, "x", TT_F32, rows, D), target = tt_input(t, "target", TT_F32, rows, D);
     tt_value h = tt_linear(t, x, fp8_param(ctx, 0, "in", D, D, TT_INIT_NORMAL), NULL);
-    /* The gradient of h is read in fp8, then added to, and read again. */
+    /* The backward reads the gradient of h in fp8, then adds to it, and reads it again. */
     h = tt_add(t, tt_linear(t, h, fp8_param(ctx, 0, "mix", D, D, TT_INIT_NORMAL), NULL), h);
     for (int b = 0; b < 2; b++) {
         const tt_value n = tt_layernorm(t, h, fp8_param(ctx, b, "norm", 1, D, TT_INIT_ONES),
@@ -156,13 +156,13 @@ static bool fp8_train(fp8_run *run, int from, int to)
     return ok;
 }
 
-/* An operand is rounded once for all products that read it, including the backward's. Training converges as
-   in bf16. Recompute, offload, several ranks and a restart keep all bits, because they keep the scales. */
+/* An operand is rounded once for all products that read it, also in the backward. Training converges as in
+   bf16. Recompute, offload, several ranks and a restart keep all bits, because they keep the scales. */
 TEST(training_in_fp8_keeps_its_bits)
 {
     static fp8_run exact = {"cuda", "fp32", NULL, NULL, 0, 0, 0, {0}, {0}, 0, 0, 0, 0};
     static fp8_run first = {"cuda", NULL, NULL, NULL, 0, 0, 0, {0}, {0}, 0, 0, 0, 0};
-    /* A pipeline sums micro-batches in another order; the first of these runs has one stage. */
+    /* `staged` has one stage. It is the reference for pipelines, which sum micro-batches in another order. */
     static fp8_run staged = {"cuda", NULL, NULL, NULL, 0, 1, 0, {0}, {0}, 0, 0, 0, 0};
     static const fp8_run others[] = {
         {"cuda", NULL, "blocks", NULL, 0, 0, 0, {0}, {0}, 0, 0, 0, 0},
@@ -182,15 +182,15 @@ TEST(training_in_fp8_keeps_its_bits)
         REQUIRE(fp8_train(k == 0 ? &exact : k == 1 ? &first : &staged, 0, FP8_STEPS));
     }
     CHECK(exact.quantized == 0 && exact.fp8 == 0);
-    /* A block has 15 products. Forward they read 5 weights and 3 other operands (Q, K and V share one).
-       Backward they read these operands again, one of which is still kept in fp8, and 5 gradients, each
-       rounded once for two products. The two layers before have 7 more, because the gradient that both read
-       changes in between. */
+    /* Each of two blocks has 15 products. In the forward they read 5 weights and 3 other operands (Q, K and V
+       share one operand). In the backward they read 7 operands again (one is still kept in fp8), and 5
+       gradients, each rounded once for two products. The two layers before add 7, because the gradient that
+       both read changes in between. */
     CHECK(first.plain == 0 && first.fp8 == exact.plain && first.quantized == 2 * 20 + 7);
     /* A number of E4M3 has a relative error of up to 2^-4, a product of two up to 13%. A loss, computed from
-       a sum of many products, is nearer, and the mean over the steps is within 2^-4: with 12 seeds on the
-       emulator, where small changes of a start lead to other roundings, the worst step was 10.7% off and the
-       worst mean 4.6%. */
+       a sum of many products, has a smaller error, and the mean over the steps is within 2^-4. With 12 seeds
+       on the emulator, where small changes of a start lead to other roundings, the worst step was 10.7% off
+       and the worst mean 4.6%. */
     double mean = 0;
     for (int k = 0; k < FP8_STEPS; k++) {
         const double ratio = first.loss[k] / exact.loss[k];
@@ -217,8 +217,8 @@ TEST(training_in_fp8_keeps_its_bits)
     }
 }
 
-/* A number that overflows f16 becomes NaN in fp8, so that loss scaling skips the step. The history leaves it
-   out, and later steps train. */
+/* A number that overflows f16 becomes NaN in fp8, so that loss scaling skips the step. The history leaves the
+   NaN out, and later steps train. */
 TEST(overflows_in_fp8_are_skipped)
 {
     static fp8_run run[2] = {{"cuda", NULL, "none", NULL, 0, 0, 0, {0}, {0}, 0, 0, 0, 0},

@@ -1,4 +1,4 @@
-/* Host memory, memory of several devices, managed memory. */
+/* Tests of host memory, of memory of several devices, and of managed memory. */
 #pragma once
 
 /* -------------------------------------------------------------------------------------- the host's memory */
@@ -30,10 +30,10 @@ TEST(values_in_the_hosts_memory)
     o.train = false;
     tt_program *p = tt_compile(t, out, &o);
     REQUIRE(p != NULL);
-    /* The value's 640 bytes, rounded up to 256 bytes; x twice; the arena's buffer. */
+    /* Host bytes: the value's 640 rounded up to 256 n, two copies of x, and the arena's buffer. */
     CHECK_NEAR((double)tt_program_plan(p).host_bytes, 768 + 2 * 640 + 65536, 0);
     CHECK(tt_program_plan(p).instructions == 6);
-    for (int run = 0; run < 4; run++) { /* from the second run on, a replay */
+    for (int run = 0; run < 4; run++) { /* from the second run on, a graph is replayed */
         for (int k = 0; k < 160; k++) x[k] = (float)k / 40 - 2 + (float)run;
         CHECK(tt_set(p, in, x, 40) == TT_OK && tt_run(p, NULL) == TT_OK && tt_get(p, out, y, 160) == TT_OK);
         for (int k = 0; k < 160; k++)
@@ -46,7 +46,7 @@ TEST(values_in_the_hosts_memory)
 
 #ifdef TT_EMULATE
 /* Plans count all pinned memory of programs: two copies of each input, values in the host's memory, and the
-   arena's parameters there and its buffer, which programs that share the arena share. */
+   arena's host parameters and buffer, which all programs of the arena share. */
 TEST(pinned_memory_is_what_was_planned)
 {
     for (int k = 0; k < 8; k++) {
@@ -72,8 +72,8 @@ TEST(pinned_memory_is_what_was_planned)
 
 /* ---------------------------------------------------------------------------------------- several devices */
 
-/* Programs on two devices of a context give the results that each gives on the first device alone, in
-   whatever order their steps alternate. */
+/* Programs on two devices of a context give the results of each program alone on the first device, whichever
+   way their steps alternate. */
 TEST(programs_on_two_devices)
 {
     enum { RUNS = 4, ROWS = 8, WIDTH = 16 };
@@ -113,7 +113,7 @@ TEST(programs_on_two_devices)
         }
         for (int k = 0; k < 2; k++)
             CHECK(tt_param_get(tt_param_find(ctx, k ? "second" : "first"), w[both][k]) == TT_OK);
-        /* A parameter is stored on one device; a device may be absent. */
+        /* A parameter is stored on one device. A device of the options may be absent. */
         tt_compile_options o = tt_compile_options_default();
         if (both) {
             o.device = "cuda:0";
@@ -140,14 +140,15 @@ TEST(programs_on_two_devices)
 typedef struct spy_device {
     tt__device_kind kind;
     const tt__arena *a;
-    bool kept[1024], there[1024]; /* of each block */
-    bool waits[1024];             /* arrived, and not used yet */
+    bool kept[1024], there[1024]; /* of each block: pinned to the device, present on the device */
+    bool waits[1024];             /* of each block: prefetched and not used yet */
     long used[1024], now;
     size_t kept_bytes, waiting;
     long launches, faults, brought, most_waiting;
-    bool prefetched;               /* since the end of the last batch */
-    long batch[1024], batches, arrived, turns; /* prefetches: a block's; all; those waited for; waits */
-    void *of_batch[TT__WINDOWS];               /* events of the last batches */
+    bool prefetched;               /* a block was prefetched since the last batch ended */
+    /* number of a block's batch; of batches; of batches waited for; of waits */
+    long batch[1024], batches, arrived, turns;
+    void *of_batch[TT__WINDOWS];               /* events at which the last batches end */
 } spy_device;
 static spy_device spy;
 static tt__backend spied;
@@ -159,7 +160,7 @@ static size_t spy_blocks(const void *memory, size_t bytes, size_t *end)
     return first / TT__BLOCK;
 }
 
-/* Uses a block: brings it if it is absent, and makes it the one used last. */
+/* Uses a block: loads an absent block, and makes the block the most recently used. */
 static void spy_use(size_t b)
 {
     size_t bytes = 0, oldest = 0;
@@ -203,7 +204,7 @@ static tt_status spy_prefetch(tt__device *d, int stream, void *memory, size_t by
     return tt__cuda_backend.prefetch(d, stream, memory, bytes);
 }
 
-/* Copies between host and device may bring blocks themselves: their streams do not wait for prefetches. */
+/* Copies between host and device may bring blocks themselves, as their streams await no prefetches. */
 static void spy_load(const tt__mat *m, bool computes)
 {
     size_t end;
@@ -305,8 +306,8 @@ static void deep_run(const char *memory, size_t device, uint64_t seed, bool accu
 #endif
 }
 
-/* Managed memory gives the bits of the device's own memory, also with offload. If all fits, nothing is
-   prefetched and steps are graphs. If not, an instruction's blocks are prefetched before it. */
+/* Managed memory gives the bits of the device's own memory, also with offload. If everything fits, nothing is
+   prefetched and steps are graphs. Otherwise blocks are prefetched before each instruction. */
 TEST(managed_memory_gives_the_same_bits)
 {
     static const struct { const char *memory; size_t device; const char *offload; } runs[] = {
@@ -350,7 +351,7 @@ TEST(managed_memory_that_does_not_fit_is_refused)
     }
 }
 
-/* Devices and programs that do not support managed memory refuse it with a message. */
+/* Devices and programs that do not support managed memory refuse the option with a message. */
 TEST(managed_memory_that_is_not_there)
 {
     static const struct { const char *memory, *device, *error; } cases[] = {

@@ -1,4 +1,4 @@
-/* The nets that these tests train, on the device and on the CPU; checks after a call of CUDA that fails. */
+/* The nets that tests of CUDA train, on the device and on the CPU; checks after a failed call of CUDA. */
 #pragma once
 
 /* Starts the emulator with `devices` devices of `memory` bytes each; a GPU stays as it is. */
@@ -14,8 +14,8 @@ static void start(int devices, size_t memory, uint64_t seed)
 }
 
 #ifdef TT_EMULATE
-/* Selects the order, by number, in which the emulator runs work that CUDA leaves unordered. A GPU has its own
-   order. */
+/* Selects the order, by number, in which the emulator runs work that CUDA leaves unordered. On a GPU the
+   number has no effect. */
 enum { SCHEDULERS = EMU_SCHEDULERS };
 static void schedule(int number) { emu_set_scheduler((emu_scheduler)number); }
 #else
@@ -43,7 +43,7 @@ typedef struct made_batch { /* the arrays that a tt_batch points to */
     uint8_t pixels[MOST_SEQS * IMAGE_BYTES];
 } made_batch;
 
-/* Makes micro-batch `number`: one of two shapes in turn, with contents of its own. */
+/* Makes micro-batch `number`: one of two shapes in turn, with different contents. */
 static void make_batch(made_batch *m, int number, bool images, bool last)
 {
     static const int lengths[2][MOST_SEQS] = {{9, 5, 17, 3, 11}, {14, 8, 12, 0, 0}};
@@ -73,9 +73,9 @@ static void make_batch(made_batch *m, int number, bool images, bool last)
     }
 }
 
-typedef struct outcome { /* of a training run */
+typedef struct outcome { /* results of a training run */
     double loss[STEPS], norm[STEPS];
-    float *parameters; /* one after another; to be freed */
+    float *parameters; /* all parameters, one after another; the caller frees them */
     size_t n;
 } outcome;
 
@@ -122,8 +122,8 @@ static bool open_training(trained *t, const char *device, bool images, float dro
     o.schedule.kind = TT_CONSTANT;
     o.schedule.lr = 1e-3f;
     o.compile.optimizer.clip_norm = 1;
-    /* Otherwise parameters whose gradients are only rounding errors, such as keys' biases, take full
-       steps. */
+    /* With a smaller eps, parameters whose gradients are only rounding errors, such as keys' biases, would
+       take full steps. */
     o.compile.optimizer.eps = 1e-5f;
     o.compile.device = device;
     o.compile.accumulate = accumulate;
@@ -182,8 +182,8 @@ static bool train_on(outcome *to, const char *device, bool images, float dropout
     return ok;
 }
 
-/* Compares twenty steps on the CPU and on CUDA: losses to a relative 1e-5, parameters to 2e-5, a fiftieth of
-   the largest change of one step. */
+/* Compares twenty steps on the CPU and on CUDA: losses within a relative 1e-5, parameters within 2e-5 (a
+   fiftieth of the largest change of one step). */
 static void compare_with_cpu(bool images, float dropout, bool accumulate)
 {
     outcome cpu = {{0}, {0}, NULL, 0}, cuda = cpu;
@@ -195,7 +195,7 @@ static void compare_with_cpu(bool images, float dropout, bool accumulate)
             CHECK_NEAR(cuda.loss[k], cpu.loss[k], 1e-5 * cpu.loss[k]);
             CHECK_NEAR(cuda.norm[k], cpu.norm[k], 1e-4 * cpu.norm[k]);
         }
-        /* The loss changes. */
+        /* Training changes the loss. */
         CHECK(cpu.loss[0] > 0.5 && fabs(cpu.loss[STEPS - 1] - cpu.loss[STEPS - 3]) > 1e-3);
         for (size_t k = 0; k < cpu.n; k++) {
             double error = fabs((double)cuda.parameters[k] - cpu.parameters[k]);
@@ -206,7 +206,7 @@ static void compare_with_cpu(bool images, float dropout, bool accumulate)
     free(cpu.parameters);
     free(cuda.parameters);
 #ifdef TT_EMULATE
-    /* Most runs are replays of both shapes. */
+    /* Most steps replay a graph, for both shapes of a batch. */
     CHECK(emu_get_counts().graph_launches >= (accumulate + (update ? 1 : 2)) * (STEPS - 6));
 #endif
 }
@@ -215,7 +215,7 @@ static void compare_with_cpu(bool images, float dropout, bool accumulate)
 
 enum {
     FAULT = 999 /* cudaErrorUnknown */,
-    LOST = 719 /* cudaErrorLaunchFailure, after which nothing works */
+    LOST = 719 /* cudaErrorLaunchFailure, after which all calls fail */
 };
 
 typedef struct small_net {
@@ -225,7 +225,7 @@ typedef struct small_net {
     tt_param *w, *table;
 } small_net;
 
-/* Results of a run of a small program: losses of its steps, its output and a parameter. */
+/* Results of a run of a small program: losses of the steps, the last output, and a parameter. */
 typedef struct small_result { double loss[4]; float out[6 * 5], w[5 * 4]; } small_result;
 
 enum { SMALL_ROWS = 200, USUAL_ROWS = 6 };
@@ -283,8 +283,8 @@ static void small_close(small_net *n)
 #ifdef TT_EMULATE
 static bool reads_later; /* small_run reads no step's results before the next step begins */
 
-/* Opens, compiles, allocates, and takes four steps (the second makes a graph, the third replays it, the
-   fourth has another number of rows). Reads the results. */
+/* Opens, compiles, allocates, takes four steps, and reads the results. Step 2 makes a graph, step 3 replays
+   the graph, and step 4 has another number of rows. */
 static tt_status small_run(tt_context *ctx, small_net *n, small_result *to)
 {
     tt_stats stats;

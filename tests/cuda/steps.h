@@ -1,10 +1,10 @@
-/* Steps that do not wait for their results, and graphs of steps. */
+/* Tests of steps that do not wait for their results, and of graphs of steps. */
 #pragma once
 
 #ifdef TT_EMULATE
 /* -------------------------------------------------------------------------------------------------- waits */
 
-static emu_counts since(emu_counts before) /* what was counted since `before` */
+static emu_counts since(emu_counts before) /* returns the counts since `before` */
 {
     emu_counts now = emu_get_counts();
     now.host_syncs -= before.host_syncs;
@@ -32,7 +32,7 @@ TEST(a_step_waits_once_for_its_results)
                 CHECK(one_step(&t, k, true, accumulate, asked ? &stats : NULL) == TT_OK);
             n = since(n);
             CHECK_NEAR((double)n.host_syncs, !asked ? 0 : accumulate ? 4 * 3 : 4, 0);
-            /* A graph for each micro-batch, for the norm, and for the update. */
+            /* Each micro-batch, the norm and the update have a graph. */
             CHECK_NEAR((double)n.graph_launches, accumulate ? 4 * 4 : 4 * 3, 0);
             CHECK(n.pageable_async == 0 && n.allocations == 0 && n.kernels > 0);
             close_training(&t);
@@ -40,9 +40,9 @@ TEST(a_step_waits_once_for_its_results)
 }
 #endif
 
-/* Micro-batches whose results are not asked for do not wait. The next inputs must not overwrite inputs that
-   are still being copied: the bits equal those with a wait after each micro-batch, in every order that CUDA
-   allows. */
+/* The host does not wait for micro-batches whose results are not asked for. The next inputs must not
+   overwrite inputs that are still being copied: the bits equal those with a wait after each micro-batch, in
+   every order that CUDA allows. */
 TEST(micro_steps_that_do_not_wait_keep_their_inputs)
 {
     for (int scheduler = 0; scheduler < SCHEDULERS; scheduler++) {
@@ -55,7 +55,7 @@ TEST(micro_steps_that_do_not_wait_keep_their_inputs)
             schedule(scheduler);
             tt_context *ctx = test_open(&a);
             bool ok = CHECK(small_open(ctx, &net, true) == TT_OK);
-            /* Five micro-batches a step; each sets its inputs twice. */
+            /* Each step has five micro-batches, whose inputs are set twice. */
             for (int k = 0; k < 3 * 5 && ok; k++) {
                 ok = CHECK(small_set(&net, 5, k + 7) == TT_OK && small_set(&net, USUAL_ROWS, k) == TT_OK);
                 ok = ok && CHECK(tt_micro_step(net.p, asked ? &stats : NULL) == TT_OK);
@@ -69,8 +69,8 @@ TEST(micro_steps_that_do_not_wait_keep_their_inputs)
     }
 }
 
-/* Steps whose results are read one step later give the bits, statistics and counts of steps that are waited
-   for. Copies for the next step do not disturb a step in flight. */
+/* Steps whose results are read one step later give the bits, statistics and counts of steps for which the
+   host waits. Copies for the next step do not disturb a step in flight. */
 TEST(steps_are_read_one_later)
 {
     for (int scheduler = 0; scheduler < SCHEDULERS; scheduler++) {
@@ -104,8 +104,8 @@ TEST(steps_are_read_one_later)
     }
 }
 
-/* If a loss is not finite, the call after its step returns the error and does nothing else. The message is
-   that of a step that is waited for, and parameters are unchanged. */
+/* If a loss is not finite, the call after its step returns the error and does nothing else. The message
+   equals that of a step for which the host waits, and parameters are unchanged. */
 TEST(errors_are_read_one_later)
 {
     static const char *const after[] = {"at once", "a step", "tt_wait", "tt_get", "tt_program_save"};
@@ -132,7 +132,7 @@ TEST(errors_are_read_one_later)
         if (k == 0) snprintf(sentence, sizeof sentence, "%s", tt_error(ctx));
         if (!CHECK(strcmp(tt_error(ctx), sentence) == 0)) printf("%s: %s\n", after[k], tt_error(ctx));
         CHECK(tt_param_get(net.w, w) == TT_OK && memcmp(w, before, sizeof w) == 0);
-        CHECK(tt_wait(net.p, &stats) == TT_OK && stats.step == 1); /* the error is reported once */
+        CHECK(tt_wait(net.p, &stats) == TT_OK && stats.step == 1); /* the error was reported only once */
         CHECK(small_step(&net, 1, &stats) == TT_OK && stats.step == 2);
         small_close(&net);
         TEST_CLOSE(ctx, &a);
@@ -171,8 +171,8 @@ static void tell(void *user, const tt_fit_event *e)
     if (t->n <= FEW_STEPS) t->loss[t->n++] = e->loss;
 }
 
-/* tt_fit reports each step once and in order, with the statistics of steps that are waited for. It also
-   reports a failing step, and continues after it. */
+/* tt_fit reports each step once and in order, with the statistics of steps for which the host waits. tt_fit
+   also reports a failing step, and continues afterwards. */
 TEST(fit_counts_each_step)
 {
     for (int bad = -1; bad < FEW_STEPS; bad += 2) {
@@ -224,7 +224,7 @@ static long graphs_of_lengths(int lengths, int rounds)
 {
     test_allocator a;
     small_net net;
-    emu_configure(1, (size_t)16 << 20, 1, 4); /* in order, which is the fastest */
+    emu_configure(1, (size_t)16 << 20, 1, 4); /* the emulator starts in order, which is fastest */
     tt_context *ctx = test_open(&a);
     bool ok = CHECK(small_open(ctx, &net, false) == TT_OK);
     emu_counts before = emu_get_counts();
@@ -235,8 +235,8 @@ static long graphs_of_lengths(int lengths, int rounds)
     return since(before).graph_launches;
 }
 
-/* The norm and the update have one graph each for all lengths. The rest of a step has a graph for each length
-   that occurs again; with more lengths than graphs, some lengths keep their graphs. */
+/* The norm and the update have one graph each for all lengths. Forward and backward have a graph for each
+   length that occurs again. If there are more lengths than graphs, some lengths keep their graphs. */
 TEST(lengths_that_are_met_again_are_replayed)
 {
     CHECK_NEAR((double)graphs_of_lengths(9, 3), 2 * (3 * 9 - 1) + 2 * 9, 0);
@@ -270,7 +270,7 @@ static void count_log(void *user, tt_log_level level, const char *id, const char
                       (strstr(message, "cudaError") || strstr(message, "TINYTRAIN_CUDA_SYNC"));
 }
 
-/* A device that cannot make graphs runs the instructions one by one, and logs this once. */
+/* A device that cannot make graphs runs the instructions one by one, and logs one message. */
 TEST(steps_go_on_without_graphs)
 {
     static const char *const calls[] = {"cudaStreamBeginCapture", "cudaStreamEndCapture",

@@ -1,7 +1,7 @@
-/* Training compared with the CPU's, and some single kernels. */
+/* Tests that compare training on CUDA with the CPU, and tests of single kernels. */
 #pragma once
 
-/* Indices are checked before a kernel reads them, also if it reads them through a view of an input. */
+/* Indices are checked before a kernel reads them, also if the kernel reads through a view of an input. */
 TEST(indices_behind_a_view_are_checked)
 {
     test_allocator a;
@@ -30,7 +30,7 @@ TEST(indices_behind_a_view_are_checked)
     TEST_CLOSE(ctx, &a);
 }
 
-/* On the emulator this bias has too many outputs for their partial sums to fit. The weight is frozen, so that
+/* On the emulator the bias has too many outputs for its partial sums to fit. The weight is frozen, so that
    no product computes the bias's gradient. */
 TEST(bias_of_very_many_columns)
 {
@@ -118,7 +118,8 @@ TEST(largest_batch_of_what_is_free)
         tt_program_free(p);
         tt_tape_free(t);
     }
-    CHECK(bytes[0] < available && 2 * bytes[1] > available); /* others may use some of it meanwhile */
+    /* other processes may use some memory meanwhile */
+    CHECK(bytes[0] < available && 2 * bytes[1] > available);
     o.device = "cuda:15";
     CHECK(tt_largest_batch(ctx, record_rows, NULL, &o, 4) == 0);
     CHECK_ERROR(ctx, TT_ERR_DEVICE, "device 'cuda:15'");
@@ -236,7 +237,7 @@ TEST(trains_with_updates_in_the_hosts_memory)
 }
 
 #ifdef TT_EMULATE
-/* The description names the device asked for, if it exists. */
+/* The description names the requested device, if the device exists. */
 TEST(the_device_that_is_described)
 {
     test_allocator a;

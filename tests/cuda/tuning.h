@@ -1,4 +1,4 @@
-/* Timed algorithms of products, stored in files and shared by ranks. */
+/* Tests of the timed algorithms of products, which files store and ranks share. */
 #pragma once
 
 #ifdef TT_EMULATE
@@ -42,8 +42,8 @@ TEST(products_that_cublaslt_refuses)
     }
 }
 
-/* In a training step of each model in each precision, no product needs the fallback kernel, by cuBLASLt's
-   rules as the emulator has them. Language models compute their loss in chunks. */
+/* In a training step of each model in each precision, no product needs the fallback kernel, by the emulator's
+   copy of cuBLASLt's rules. Language models compute their loss in chunks. */
 TEST(no_product_of_a_model_needs_that_kernel)
 {
     static const struct { const char *name, *residual; } precisions[] = {
@@ -86,7 +86,7 @@ TEST(no_product_of_a_model_needs_that_kernel)
             o.compile.precision = precision;
             o.compile.residual = residual;
             o.compile.loss_scale.init = 16;
-            o.compile.tune = "on"; /* also times the loss's products */
+            o.compile.tune = "on"; /* also times the products of the loss */
             o.max_seqs = MOST_SEQS;
             o.max_tokens = MOST_ROWS;
             t.trainer = tt_trainer_new(t.ctx, &model, &o);
@@ -110,8 +110,8 @@ TEST(no_product_of_a_model_needs_that_kernel)
     loss_whole = 16 << 20;
 }
 
-/* The heuristic is asked once for each shape, however many there are. Shapes of more than 128 rows share the
-   answer for the next multiple of 128. */
+/* The heuristic is asked once for each shape. Shapes of more than 128 rows share the answer for the next
+   multiple of 128. */
 TEST(algorithms_are_chosen_once)
 {
     enum { WIDTH = 8 }; /* even: a product of few rows needs no padded copies */
@@ -151,26 +151,28 @@ TEST(algorithms_are_chosen_once)
 enum { TUNED_ROWS = 400, TUNED_IN = 16, TUNED_HIDDEN = 24, TUNED_STEPS = 6 };
 enum { TUNED_WEIGHTS = 2 * TUNED_IN * TUNED_HIDDEN + TUNED_HIDDEN + TUNED_IN };
 
-static const double alike[4] = {1000, 1000, 1000, 1000}; /* us; the random slices are below 1% of this */
+/* microseconds; the random slices add less than 1% */
+static const double alike[4] = {1000, 1000, 1000, 1000};
 
 typedef struct tuned_run {
     const char *device, *tune;
-    int fastest;              /* one of cuBLASLt's algorithms 1 to 4; 0: all are equal */
-    double epilogue_us;       /* time of GELU, its slope or sums in a product */
-    size_t memory;            /* of a device; 0: 64 MiB */
-    int from, to;             /* steps; if from > 0, from the state in `state`, which the run writes */
+    int fastest;              /* the fastest of cuBLASLt's algorithms 1 to 4; 0: all are equal */
+    double epilogue_us;       /* microseconds that GELU, its slope or sums add to a product */
+    size_t memory;            /* bytes of a device's memory; 0: 64 MiB */
+    /* steps [from, to); the run writes the state file `state`, and loads it first if from > 0 */
+    int from, to;
     const char *state;
     bool accumulate;
     bool erf;                 /* GELU by erf, for which products have no epilogue */
     tt_status status;         /* expected status */
-    const char *error;        /* a part of the expected error message */
+    const char *error;        /* part of the expected error message */
     unsigned refused;         /* bits of algorithms refused after the first step */
-    long fault, faults;       /* from the first step on, calls fault ... fault + faults - 1 fail */
+    long fault, faults;       /* from the first step on, the calls fault ... fault + faults - 1 fail */
     /* Results */
     float w[TUNED_WEIGHTS];
     double loss[TUNED_STEPS];
-    emu_counts first, later;  /* of the first step, which times; of later steps */
-    char log[256];            /* the last line */
+    emu_counts first, later;  /* counts of the first step, which times products; of the later steps */
+    char log[256];            /* the last line of the log */
     bool fault_met;
 } tuned_run;
 
@@ -183,12 +185,13 @@ static void tuned_log(void *user, tt_log_level level, const char *id, const char
 
 static tt_status tuned_step(tuned_run *r, tt_program *p, tt_value x, tt_value y, int step)
 {
-    static const int rows[TUNED_STEPS] = {400, 400, 390, 130, 400, 400}; /* all but 130 are timed as 512 */
+    /* steps of 390 and 400 rows are timed as 512 rows */
+    static const int rows[TUNED_STEPS] = {400, 400, 390, 130, 400, 400};
     static float xs[TUNED_ROWS * TUNED_IN], ys[TUNED_ROWS * TUNED_IN];
     const int n = rows[step], ranks = p->arena->data, micros = r->accumulate ? 4 : 1;
     tt_stats stats;
     tt_status status = TT_OK;
-    for (int m = 0; m < micros && status == TT_OK; m++) { /* for each rank in turn */
+    for (int m = 0; m < micros && status == TT_OK; m++) { /* micro-batch m goes to rank m % ranks */
         for (int e = 0; e < n * TUNED_IN; e++) xs[e] = (float)((e * 37 + step * 11 + m * 5) % 101) / 50 - 1;
         for (int e = 0; e < n * TUNED_IN; e++) ys[e] = xs[(e * 7 + 3) % (n * TUNED_IN)];
         status = tt_set_rank(p, m % ranks, x, xs, n);
@@ -263,7 +266,8 @@ static bool run_tuned(tuned_run *r)
     if (!ok) printf("%s, not %s: %s\n", tt_status_name(status), tt_status_name(r->status), tt_error(ctx));
     CHECK(ok && (status != TT_OK || w == r->w + TUNED_WEIGHTS));
     for (int d = 1; d < (p ? p->settings.group->ranks : 0) && status == TT_OK && r->tune; d++) {
-        char *first = tt__tuned_text(p, 0), *other = tt__tuned_text(p, d); /* equal on all devices */
+        /* all devices have the same text */
+        char *first = tt__tuned_text(p, 0), *other = tt__tuned_text(p, d);
         if (!CHECK(first && other && strcmp(first, other) == 0 && strstr(first, " products")))
             printf("%s\n%s", first, other);
         tt__free(ctx, first);
@@ -281,8 +285,8 @@ static bool same_bits(const tuned_run *a, const tuned_run *b)
     return memcmp(a->w, b->w, sizeof a->w) == 0 && memcmp(a->loss, b->loss, sizeof a->loss) == 0;
 }
 
-/* The fastest algorithm makes all products of up to the largest number of rows, also if it sums in another
-   order than the first. Among equally fast algorithms the first offered is used. */
+/* The fastest algorithm makes all products of up to the largest number of rows, even an algorithm that sums
+   in another order than the first. Among equally fast algorithms the first offered is used. */
 TEST(the_fastest_algorithm_is_taken)
 {
     static tuned_run off, run[5];
@@ -294,22 +298,24 @@ TEST(the_fastest_algorithm_is_taken)
     for (int k = 0; k < 5; k++) {
         run[k].tune = "on";
         run[k].erf = true;
-        run[k].epilogue_us = 5000; /* so that all runs use separate kernels for epilogues */
+        run[k].epilogue_us = 5000; /* so that every run uses separate kernels for epilogues */
         run[k].fastest = k;
         run[k].to = TUNED_STEPS;
         run_tuned(&run[k]);
         CHECK(run[k].first.gemms > 20 * off.first.gemms && run[k].later.gemms == off.later.gemms);
         const emu_counts *n = &run[k].later;
-        CHECK(n->by_algorithm[k ? k : 1] == n->gemms - (k > 1 ? off.first.gemms : 0)); /* not 130 rows */
+        /* products of 130 rows are not timed */
+        CHECK(n->by_algorithm[k ? k : 1] == n->gemms - (k > 1 ? off.first.gemms : 0));
         CHECK(k < 2 || n->by_algorithm[1] == off.first.gemms);
-        CHECK(same_bits(&run[k], &off) == (k != 2 && k != 3)); /* 2, 3 sum otherwise; timing changes no bit */
+        /* only 2 and 3 sum in another order; timing changes no bit */
+        CHECK(same_bits(&run[k], &off) == (k != 2 && k != 3));
         CHECK(fabs(run[k].loss[5] - off.loss[5]) <= 0.02 * off.loss[5]);
     }
     CHECK(off.loss[5] < 0.9 * off.loss[0]);
 }
 
-/* GELU, its slope and the sums for a bias are part of a product only where this is faster than a separate
-   kernel after it. Without timing only GELU is part of a product. */
+/* GELU, its slope and the sums for a bias are part of a product only where that is faster than a separate
+   kernel. Without timing only GELU is part of a product. */
 TEST(epilogues_are_taken_where_they_pay)
 {
     static tuned_run run[2], off;
@@ -329,7 +335,7 @@ TEST(epilogues_are_taken_where_they_pay)
 }
 
 /* A run that resumes from a state has the bits of an uninterrupted run, although timing would now choose
-   other algorithms: it does not time. */
+   other algorithms, because the resumed run does not time. */
 TEST(resumed_runs_keep_their_algorithms)
 {
     static tuned_run whole, part, rest, other, without;
@@ -345,18 +351,18 @@ TEST(resumed_runs_keep_their_algorithms)
     part.state = rest.state = path;
     run_tuned(&whole);
     run_tuned(&other);
-    CHECK(!same_bits(&whole, &other)); /* otherwise equal bits prove nothing */
+    CHECK(!same_bits(&whole, &other)); /* if these bits were equal, the other checks would prove nothing */
     run_tuned(&part);
     run_tuned(&rest);
     memcpy(rest.loss, part.loss, sizeof *rest.loss * (size_t)part.to);
     CHECK(same_bits(&whole, &rest));
     CHECK(rest.first.by_algorithm[3] == rest.first.gemms && rest.first.gelus == 0);
     const long resumed = rest.first.gemms;
-    /* The resumed run's state has the algorithms as well. */
+    /* The state of the resumed run has the algorithms, too. */
     rest.from = 5;
     run_tuned(&rest);
     CHECK(rest.first.by_algorithm[3] == rest.first.gemms);
-    /* A run without `tune` resumes with other algorithms, and logs this. */
+    /* A run without `tune` resumes with other algorithms, and logs a message. */
     without.from = 2;
     without.to = 3;
     without.state = path;
@@ -365,13 +371,13 @@ TEST(resumed_runs_keep_their_algorithms)
     CHECK(strstr(without.log, "is of a run with tune, and this one is without it"));
     rest.from = 2;
     rest.to = 3;
-    run_tuned(&rest); /* from the state of the run without `tune` */
-    CHECK(strstr(rest.log, "timed")); /* the last line: it has timed, as the state has no algorithms */
+    run_tuned(&rest); /* resumes from the state of the run without `tune` */
+    CHECK(strstr(rest.log, "timed")); /* the run has timed, because the state has no algorithms */
     remove(path);
 }
 
-/* The file that `tune` names stores the chosen algorithms. A later program does not time these products
-   again, and adds its other products. */
+/* The file that `tune` names stores the chosen algorithms. A later program does not time stored products
+   again, and adds new products to the file. */
 TEST(a_file_keeps_what_was_timed)
 {
     static tuned_run first, second, more, again;
@@ -384,7 +390,7 @@ TEST(a_file_keeps_what_was_timed)
     more.to = 2;
     first.fastest = 3;
     second.fastest = more.fastest = again.fastest = 2;
-    more.accumulate = true; /* its products add to their results */
+    more.accumulate = true; /* products add to the gradients of earlier micro-batches */
     tuned_run *const runs[] = {&first, &second, &more, &again};
     for (int k = 0; k < 4; k++) {
         run_tuned(runs[k]);
@@ -395,7 +401,8 @@ TEST(a_file_keeps_what_was_timed)
         if (k == 1) CHECK(size[0] > 1000 && size[0] == size[1]);
     }
     CHECK(size[2] > size[0]);
-    CHECK(same_bits(&first, &second) && same_bits(&first, &again)); /* another run has added to the file */
+    /* although `more` has added to the file */
+    CHECK(same_bits(&first, &second) && same_bits(&first, &again));
     CHECK(second.first.by_algorithm[3] == second.first.gemms && strcmp(second.log, "") == 0);
     CHECK(more.first.by_algorithm[2] > 0);
     remove(path);
@@ -463,7 +470,7 @@ TEST(a_file_that_is_damaged_is_refused)
     }
     /* The last product occurs twice. */
     char *end = strrchr(whole, '\n');
-    while (end > whole && end[-1] != '\n') end--; /* beginning of the last line */
+    while (end > whole && end[-1] != '\n') end--; /* moves to the beginning of the last line */
     char *line = end - 1;
     while (line > whole && line[-1] != '\n') line--;
     sprintf(text, "%.*s%.*s%s", (int)(end - whole), whole, (int)(end - line), line, end);
@@ -496,8 +503,8 @@ TEST(a_file_that_is_damaged_is_refused)
     free(text);
 }
 
-/* An algorithm of a file that cuBLASLt does not have, or that cublasLtMatmul refuses, is replaced by an
-   algorithm that the heuristic offers. */
+/* If cuBLASLt does not have an algorithm of a file, or cublasLtMatmul refuses the algorithm, it is replaced
+   by an algorithm that the heuristic offers. */
 TEST(tuned_algorithms_that_are_refused_give_way)
 {
     static tuned_run off, refused, unknown;
@@ -556,7 +563,7 @@ TEST(ranks_share_what_was_timed)
     run_tuned(&same);
     CHECK(one.later.by_algorithm[3] == one.later.gemms && two.later.by_algorithm[3] == two.later.gemms);
     CHECK(memcmp(one.w, two.w, sizeof one.w) == 0 && memcmp(one.w, same.w, sizeof one.w) == 0);
-    CHECK(two.first.gemms < one.first.gemms * 3 / 2); /* the second rank has timed nothing */
+    CHECK(two.first.gemms < one.first.gemms * 3 / 2); /* the second rank times nothing */
 }
 #else
 TEST(products_that_cublaslt_refuses) { NEEDS_EMULATOR; }

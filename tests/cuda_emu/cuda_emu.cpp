@@ -27,7 +27,7 @@ static void unpoison(const void *, size_t) {}
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
-std::recursive_mutex emu_lock; // held in every API call, and so in every kernel
+std::recursive_mutex emu_lock; // a lock that every API call, and so every kernel, holds
 emu_device emu_devices[EMU_MOST_DEVICES];
 int emu_device_count;
 size_t emu_address_space;
@@ -46,7 +46,7 @@ static thread_local cudaError_t last_error = cudaSuccess;
 // ============================================================================== random numbers, errors
 static uint64_t random_state = 88172645463325252ull;
 static int scheduler = EMU_EAGER;
-static unsigned run_ahead; // of 256: how often the device makes progress while the host enqueues
+static unsigned run_ahead; // chance, in 1/256, that the device makes progress while the host enqueues
 
 uint64_t emu_random() // xorshift64*
 {
@@ -91,7 +91,7 @@ cudaError_t emu_error(cudaError_t e)
 }
 
 // ============================================================================== fibers
-// A hand-written switch, since swapcontext makes two system calls (300 ns against 20).
+// Switching stacks by hand takes 20 ns; swapcontext makes two system calls and takes 300 ns.
 extern "C" void emu_switch(void **save, void *to);
 #if defined(__APPLE__)
 #define EMU_SWITCH "_emu_switch"
@@ -103,7 +103,7 @@ asm(".text\n.globl " EMU_SWITCH "\n" EMU_SWITCH ":\n"
     "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
     "movq %rsp,(%rdi)\nmovq %rsi,%rsp\n"
     "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n");
-enum { SAVED_WORDS = 8, SAVED_PC = 6 }; // six registers, the return address, and that of its caller
+enum { SAVED_WORDS = 8, SAVED_PC = 6 }; // six registers, the return address, and the caller's return address
 #elif defined(__aarch64__)
 asm(".text\n.globl " EMU_SWITCH "\n.p2align 2\n" EMU_SWITCH ":\n"
     "sub sp,sp,#176\nstp x19,x20,[sp]\nstp x21,x22,[sp,#16]\nstp x23,x24,[sp,#32]\nstp x25,x26,[sp,#48]\n"
@@ -123,7 +123,7 @@ enum { SAVED_WORDS = 22, SAVED_PC = 11 };
 static emu_fiber main_fiber; // the host thread that runs the device
 emu_fiber *emu_current_fiber = &main_fiber;
 static emu_fiber *previous_fiber;
-// Never freed: a stack can be in use until the process ends.
+// Idle fibers are never freed, because a stack can be in use until the process ends.
 static std::vector<emu_fiber *> &idle_fibers = *new std::vector<emu_fiber *>;
 
 static void switch_to(emu_fiber *to)
@@ -172,7 +172,7 @@ static emu_fiber *new_fiber()
     mprotect(m, page, PROT_NONE); // a guard page: stacks grow down to it
     f->stack = m + page;
     f->size = size;
-    // Different offsets within the page: 1024 stacks at equal offsets would share a few sets of the L1 cache.
+    // Stacks begin at different offsets in a page: 1024 equal offsets would share a few sets of the L1 cache.
     uintptr_t top = ((uintptr_t)(f->stack + size) - 64 - (uintptr_t)(serial++ % 32) * 192) & ~(uintptr_t)63;
 #if defined(__x86_64__)
     // After `ret` the stack pointer is 8 above a multiple of 16, as after a call.
@@ -186,7 +186,7 @@ static emu_fiber *new_fiber()
     return f;
 }
 
-// ============================================================================== the block: who runs next
+// the scheduler of a block
 struct warp_meeting { // a meeting of the lanes of a mask; at most four at once in a warp
     enum { FREE, GATHERING, LEAVING } phase = FREE;
     int left = 0, line = 0;
@@ -198,26 +198,28 @@ struct warp_meeting { // a meeting of the lanes of a mask; at most four at once 
 struct warp_state { unsigned exited = 0; warp_meeting barrier[4]; };
 struct async_copy { char *to; const char *from; int n, bytes, group; };
 struct wide_product { // a warp's part of a warpgroup's product in flight
-    float *d[32]; // the lanes' sums
+    float *d[32]; // each lane's sums
     int tiles, group; // number of tiles of 8 columns; number of groups committed before
     uint32_t rows, b;
     emu_wide how;
-    bool add, half, early; // early: its shared memory was read when the product was issued
+    bool add, half, early; // early: the product read its shared memory when it was issued
     float of_a[16][16], of_b[16][128];
     const char *file;
     int line;
 };
-struct wide_sums { float *d[32]; int tiles; float sum[32][64]; }; // the true sums of the lanes until the wait
-struct wide_call { const char *file; int line; uint32_t rows, b; }; // equal for a group's four warps
+// until the wait, the true sums of the lanes
+struct wide_sums { float *d[32]; int tiles; float sum[32][64]; };
+struct wide_call { const char *file; int line; uint32_t rows, b; }; // equal for the four warps of a warpgroup
 struct phases { // a barrier in shared memory that counts phases
     uint64_t *barrier;
-    int count, pending, by;    // by: the thread that initialised it, in the block's epoch `since`
+    int count, pending, by;    // by: the thread that initialised the barrier, in the block's epoch `since`
     uint32_t phase;            // the number, from 0, of the current phase
     uint16_t since;
     bool copies;               // some arrivals wait for copies
     std::vector<int> waiting;  // threads that wait for the phase to end
 };
-struct late_copies { uint64_t *barrier; std::vector<async_copy> copies; }; // made when the thread arrives
+// copies that are made when the thread arrives
+struct late_copies { uint64_t *barrier; std::vector<async_copy> copies; };
 enum thread_order { IN_ORDER, REVERSED, SHUFFLED };
 
 static struct {
@@ -234,21 +236,18 @@ static struct {
     uint3 thread_index[EMU_MOST_THREADS];
     dim3 shape{0, 0, 0}; // the block shape for which thread_index was made
     warp_state warp[32];
-    std::vector<async_copy> copies[EMU_MOST_THREADS]; // cp.async in flight, by thread
+    std::vector<async_copy> copies[EMU_MOST_THREADS]; // cp.async copies in flight, by thread
     int copy_group[EMU_MOST_THREADS];
-    std::vector<wide_product> products[32]; // in flight, by warp
+    std::vector<wide_product> products[32]; // products in flight, by warp
     std::vector<wide_sums> sums[32];
     std::vector<wide_call> calls[8];        // by warpgroup
-    size_t called[32];                      // by warp: how many of the group's calls it has made
-    // By thread. fenced: a fence since the last wait; unpublished: cp.async copies since the last
-    // tt__wgmma_publish.
+    size_t called[32];                      // by warp: number of its warpgroup's calls that the warp has made
     bool fenced[EMU_MOST_THREADS], committed[EMU_MOST_THREADS], unpublished[EMU_MOST_THREADS];
     int groups[32];                         // by warp: number of groups of products committed
     std::vector<phases> barriers;
     std::vector<late_copies> late[EMU_MOST_THREADS];
-    bool waited[EMU_MOST_THREADS]; // for others' copies, since its last tt__wgmma_publish
-    bool copied;                   // such copies were made since `published`
-    // A copy of the launch's shared memory as of the block's last tt__wgmma_publish; empty: there was none.
+    bool waited[EMU_MOST_THREADS]; // by thread: waited for others' copies after its last publish
+    bool copied;                   // late copies were made since `published`
     std::vector<char> published;
 } block;
 
@@ -261,7 +260,7 @@ static void set_current(int thread)
     threadIdx = block.thread_index[thread];
 }
 
-static int next_thread() // -1: no thread can run
+static int next_thread() // returns -1 if no thread can run
 {
     const int ring = 2 * EMU_MOST_THREADS, unborn = emu_block.threads - block.started, n = block.ready_count;
     if (unborn + n == 0) return -1;
@@ -276,7 +275,7 @@ static int next_thread() // -1: no thread can run
         return (int)(((long)i * block.multiplier + block.offset) % emu_block.threads);
     }
     block.ready_count--;
-    // The last comes first, so that warps run far apart.
+    // The last thread comes first, so that warps run far apart.
     if (block.order == REVERSED) return block.ready[(block.ready_head + n - 1) % ring];
     if (block.order == SHUFFLED)
         std::swap(block.ready[block.ready_head],
@@ -321,8 +320,8 @@ static void go_to(int thread)
     emu_fatal("divergence: no thread of the block can run%s", text.c_str());
 }
 
-// Makes the copies with which threads arrive at a barrier that others wait for. Called if no thread can run
-// before.
+// Makes the copies with which threads arrive at a barrier that other threads wait for. Called if no thread
+// can run otherwise.
 static bool make_awaited_copies(const char *file, int line);
 
 static void wait_for_others(const char *what, const char *file, int line)
@@ -489,7 +488,7 @@ int emu_block_vote(int predicate, int how, const char *file, int line)
 {
     static const char what[] = "__syncthreads_count/and/or";
     barrier(what, predicate, file, line);
-    // No thread can complete the next barrier before this one has read the result.
+    // No thread can complete the next barrier before this thread has read the result.
     int result = block.barrier_result[how];
     emu_block.in_kernel = true;
     return result;
@@ -661,7 +660,7 @@ void emu_mma_1688_tf32(float *d, const uint32_t *a, const uint32_t *b, const cha
             mma_operands o;
             int g = lane / 4, t = lane % 4;
             memcpy(&o, m->value[lane], sizeof o);
-            // The low 13 bits are not read.
+            // A product in TF32 ignores the low 13 bits.
             for (int r = 0; r < 4; r++)
                 m->a[g + 8 * (r % 2)][t + 4 * (r / 2)] = __uint_as_float(o.a[r] & 0xffffe000);
             for (int r = 0; r < 2; r++) m->b[t + 4 * r][g] = __uint_as_float(o.b[r] & 0xffffe000);
@@ -698,7 +697,7 @@ void emu_ldmatrix(uint32_t *r, int matrices, bool transposed, const void *row, c
     warp_meeting *m = meet(transposed ? "ldmatrix.trans" : "ldmatrix", ~0u, &row, sizeof row, file, line);
     for (int j = 0; j < matrices; j++) {
         uint16_t element[2];
-        for (int h = 0; h < 2; h++) { // a thread gets two neighbours of a row, or of a column
+        for (int h = 0; h < 2; h++) { // a lane gets two neighbouring elements of a row, or of a column
             const uint16_t *p;
             int i = transposed ? lane % 4 * 2 + h : lane / 4, k = transposed ? lane / 4 : lane % 4 * 2 + h;
             memcpy(&p, m->value[j * 8 + i], sizeof p);
@@ -709,8 +708,8 @@ void emu_ldmatrix(uint32_t *r, int matrices, bool transposed, const void *row, c
     leave(m);
 }
 
-// Starts a copy. The destination is undefined until the wait, so it is first filled with garbage, and copied
-// as late as is legal.
+// Starts a copy. The destination is undefined until the wait: it is filled with garbage now, and gets the
+// data as late as legal.
 void emu_cp_async(void *to, const void *from, int n, int bytes, const char *file, int line)
 {
     if (bytes < 0 || bytes > n) emu_fatal("cp.async at %s:%d: %d of %d bytes", file, line, bytes, n);
@@ -768,7 +767,7 @@ static phases *phases_of(uint64_t *barrier, const char *file, int line)
 }
 
 // Counts an arrival. Accesses after the end of a phase see the accesses before its arrivals. The trace build
-// treats the end as a barrier of all threads, so it misses some races and reports no false one.
+// treats the end as a barrier of all threads, so the trace build misses some races but reports no false race.
 static void arrive(phases *b, const char *file, int line)
 {
     if (b->pending == 0) emu_fatal("the barrier at %s:%d: more arrivals than its count", file, line);
@@ -780,8 +779,8 @@ static void arrive(phases *b, const char *file, int line)
     b->waiting.clear();
 }
 
-// Makes the copies of a thread up to those with which it arrives at `barrier`, or all copies if `barrier` is
-// NULL.
+// Makes the copies of a thread up to the copies with which the thread arrives at `barrier`, or all copies if
+// `barrier` is NULL.
 static void make_late_copies(int thread, uint64_t *barrier, const char *file, int line)
 {
     std::vector<late_copies> &late = block.late[thread];
@@ -825,7 +824,7 @@ void emu_phases_arrive(uint64_t *barrier, bool with_copies, const char *file, in
         b->copies = true;
         block.late[me].push_back({barrier, block.copies[me]});
         block.copies[me].clear();
-        if (emu_random() & 1) make_late_copies(me, barrier, file, line); // else at the last moment
+        if (emu_random() & 1) make_late_copies(me, barrier, file, line); // otherwise at the last moment
     } else {
         arrive(b, file, line);
     }
@@ -857,8 +856,8 @@ void emu_phases_wait(uint64_t *barrier, int parity, const char *file, int line)
 uint32_t emu_shared_address(const void *p) { return (uint32_t)((const char *)p - emu_shared_arena); }
 
 // Returns the address of 16 bytes, number `i`, of the matrix of a descriptor. The matrix has 64 rows of 16
-// columns (2 times 16 bytes each), or 16 rows of 64 (8 times 16 bytes each). It is swizzled over 128 bytes by
-// address, and its groups of 8 rows follow one another.
+// columns (2 times 16 bytes each), or 16 rows of 64 (8 times 16 bytes each). Its addresses are swizzled over
+// 128 bytes, and groups of 8 rows follow one another.
 static const char *wide_part(uint32_t matrix, bool transposed, int i, const char *file, int line)
 {
     const uint32_t start = (matrix & 0x3fff) << 4;
@@ -879,7 +878,7 @@ static const char *wide_part(uint32_t matrix, bool transposed, int i, const char
     return p;
 }
 
-// Reads the operands of a product that are in shared memory.
+// Reads the operands of a product from shared memory.
 static void read_wide(wide_product &o, int warp)
 {
     auto value = [&](const char *p, int i) {
@@ -899,7 +898,7 @@ static void read_wide(wide_product &o, int warp)
         }
     }
     for (int i = 0; i < 32 && o.how != EMU_WIDE_REGISTERS; i++) {
-        const bool across = o.how == EMU_WIDE_ACROSS; // of each of 16 rows the warp's two parts of 16 bytes
+        const bool across = o.how == EMU_WIDE_ACROSS; // across: two parts of 16 bytes from each of 16 rows
         const int part = across ? i / 2 * 8 + warp % 4 * 2 + i % 2 : warp % 4 * 32 + i;
         const char *p = wide_part(o.rows, across, part, o.file, o.line);
         for (int j = 0; j < 8; j++) {
@@ -973,7 +972,8 @@ void emu_wgmma_fence() { block.fenced[emu_block.current] = true; }
 void emu_wgmma_publish()
 {
     const int me = emu_block.current;
-    const bool others = block.waited[me] && !block.unpublished[me]; // has only waited for copies of others
+    // the thread has only waited for others' copies
+    const bool others = block.waited[me] && !block.unpublished[me];
     block.unpublished[me] = block.waited[me] = false;
     if (others && !block.copied && !block.published.empty()) return;
     block.published.assign(emu_shared_arena, emu_shared_arena + emu_block.dynamic);
@@ -1045,7 +1045,7 @@ static void drop_pinned(const emu_pinned &m)
     if (!gone.registered) free(gone.p);
 }
 
-static const size_t FAR_REGION = (size_t)1 << 30; // never accessible: indices far off end here
+static const size_t FAR_REGION = (size_t)1 << 30; // memory that is never accessible, for indices far off
 
 int emu_device_of(const void *p)
 {
@@ -1093,13 +1093,13 @@ bool emu_bad_range(const void *p, size_t n)
     return !a || a->freed || (const char *)p + n > a->p + a->n;
 }
 
-// Sets which devices' memory is accessible. Host code never sees device memory; a kernel (bit 31) sees that
-// of its device and of the peers that were enabled. Copies check their ranges themselves, so nothing is taken
-// away for them. Rights are set for whole huge pages, since the time grows with the number of pages: small
-// pages take up to two fifths of a test's time.
+// Sets which devices' memory is accessible. Host code never sees device memory. A kernel (bit 31) sees the
+// memory of its device and of the enabled peers. Copies check their ranges themselves and keep all rights.
+// Rights are set for whole huge pages, since the time grows with the number of pages: small pages take up to
+// two fifths of a test's time.
 static const size_t page = (size_t)sysconf(_SC_PAGESIZE), huge_page = (size_t)2 << 20;
 static char *huge_page_of(const char *p) { return (char *)((uintptr_t)p & ~(huge_page - 1)); }
-static bool some_open; // there is managed memory that the host's code may use until the device works again
+static bool some_open; // the host's code may use some managed memory until the device works again
 static void set_access(unsigned mask)
 {
     for (int d = 0; some_open && d < emu_device_count; d++) {
@@ -1120,7 +1120,7 @@ static void set_access(unsigned mask)
     }
 }
 
-static void check_canaries() // called after every operation; the asan build has its own check
+static void check_canaries() // checks redzones after every operation; not in the asan build
 {
 #ifndef EMU_ASAN
     const uint64_t canary = 0xfdfdfdfdfdfdfdfdull;
@@ -1141,8 +1141,8 @@ static void check_canaries() // called after every operation; the asan build has
 #endif
 }
 
-// Called when the host's code touches memory at p. False: p is not in managed memory. Otherwise *busy names
-// an operation that may still use the memory, or is nullptr and the host may continue.
+// Opens managed memory at p, which the host's code has touched. Returns false if p is not in managed memory.
+// *busy names an operation that may still use the memory; nullptr: the host may continue.
 static bool opens_to_host(char *p, const char **busy);
 
 static struct sigaction old_segv, old_bus;
@@ -1155,7 +1155,7 @@ static void on_segv(int number, siginfo_t *info, void *context)
     emu_describe(info->si_addr, text, sizeof text);
     bool device = strstr(text, "not device memory") == nullptr;
     if (emu_current_fiber != &main_fiber) on_fiber = emu_block.current >= 0;
-    if (!device && !on_fiber) { // not a fault of the emulator's memory
+    if (!device && !on_fiber) { // the address is not in the emulator's memory
         struct sigaction &old = number == SIGBUS ? old_bus : old_segv;
         if (old.sa_flags & SA_SIGINFO) { old.sa_sigaction(number, info, context); return; }
         signal(number, SIG_DFL);
@@ -1187,7 +1187,7 @@ struct emu_event {
 struct emu_node { emu_work work; int lane; std::vector<int> after; };
 struct emu_graph {
     std::vector<emu_node> nodes;
-    std::vector<int> lanes;           // by stream that took part: its device
+    std::vector<int> lanes;           // the device of each stream that took part
     std::vector<emu_stream *> joined; // the streams that take part, during the capture
     cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
     std::thread::id thread;
@@ -1195,18 +1195,18 @@ struct emu_graph {
 };
 struct emu_graph_exec { std::vector<emu_node> nodes; std::vector<emu_stream *> lanes; emu_op_ptr last; };
 
-static std::vector<emu_stream *> streams; // including the legacy streams and those of graphs
+static std::vector<emu_stream *> streams; // all streams, with the legacy streams and the streams of graphs
 static std::set<emu_event *> events;
 static std::set<emu_graph *> graphs, captures;
 static std::set<emu_graph_exec *> execs;
 static int other_objects, user_streams;
 static uint32_t op_count;
 static double virtual_us;
-static std::atomic<long> slices; // counted for the watchdog
+static std::atomic<long> slices; // slices run so far, for the watchdog
 
 static bool opens_to_host(char *p, const char **busy)
 {
-    // Another thread may hold the lock and wait for this one.
+    // Tries, because another thread may hold the lock and wait for this thread.
     std::unique_lock<std::recursive_mutex> lock(emu_lock, std::try_to_lock);
     const int device = emu_device_of(p);
     emu_allocation *a = device < 0 ? nullptr : emu_find_allocation(device, p);
@@ -1232,12 +1232,12 @@ static bool runnable(emu_stream *s)
     return true;
 }
 
-static void spoil(char *p, size_t n) // spoils a byte in each KiB; a second call repairs them
+static void spoil(char *p, size_t n) // changes a byte in each KiB; a second call changes it back
 {
     for (size_t i = 0; i < n; i += 1024) p[i + i / 1024 * 37 % std::min<size_t>(1024, n - i)] ^= 0x10;
 }
-// Spoils the memory of others from which kernels of the device would load wrong bytes. A second call repairs
-// the memory.
+// Spoils the memory of other devices if a faulty link makes kernels of the device load wrong bytes. A second
+// call repairs the memory.
 static void spoil_loads(const emu_op &op)
 {
     if (op.work.kind != EMU_KERNEL) return;
@@ -1304,7 +1304,7 @@ static emu_stream *choose(const emu_op_ptr &target)
     return ready[random_below(ready.size())];
 }
 
-static void run_until(const emu_op_ptr &op) // until op is done; the host does not learn of it
+static void run_until(const emu_op_ptr &op) // runs operations until op is done, but does not tell the host
 {
     while (op && !op->done) {
         emu_stream *s = choose(op);
@@ -1313,7 +1313,7 @@ static void run_until(const emu_op_ptr &op) // until op is done; the host does n
     }
     set_access(0);
 }
-static void synchronise(const emu_op_ptr &op) // the host may rely on op from here on
+static void synchronise(const emu_op_ptr &op) // runs op to its end; the host may rely on op afterwards
 {
     run_until(op);
     if (op) join(emu_host_clock, op->clock);
@@ -1347,7 +1347,7 @@ static emu_op_ptr add_op(emu_stream *s, emu_work work, std::vector<emu_op_ptr> a
     if (s->last) op->after.push_back(s->last);
     for (auto &w : s->waits) op->after.push_back(w);
     s->waits.clear();
-    // The legacy stream waits for all blocking streams of its device, and they wait for it.
+    // The legacy stream waits for all blocking streams of its device, which wait for the legacy stream.
     for (auto t : streams) {
         bool legacy = s == emu_devices[s->device].legacy || t == emu_devices[s->device].legacy;
         if (t != s && t->device == s->device && t->last && legacy &&
@@ -1387,7 +1387,7 @@ cudaError_t emu_enqueue(cudaStream_t handle, emu_work work)
 {
     emu_stream *s = actual(handle);
     if (s->capture) { add_node(s, std::move(work)); return cudaSuccess; }
-    if (s == emu_devices[s->device].legacy) { // it would wait for a stream that is being captured
+    if (s == emu_devices[s->device].legacy) { // the legacy stream would wait for a captured stream
         for (auto t : streams) {
             if (t->capture && t->device == s->device && !(t->flags & cudaStreamNonBlocking))
                 return emu_error(cudaErrorStreamCaptureImplicit);
@@ -1463,8 +1463,8 @@ static void first_configuration()
         struct sigaction action{};
         action.sa_sigaction = on_segv;
         action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-#ifndef EMU_ASAN // the asan build has its own
-        static char signal_stack[65536]; // its own stack, as a full stack cannot hold the handler's frame
+#ifndef EMU_ASAN // the asan build has its own handler
+        static char signal_stack[65536]; // the handler has its own stack: a full stack cannot hold its frame
         stack_t stack{};
         stack.ss_sp = signal_stack;
         stack.ss_size = sizeof signal_stack;
@@ -1509,7 +1509,7 @@ extern "C" void emu_configure(int devices, size_t bytes, int peers, uint64_t see
         emu_trace_device_gone(d);
         d = emu_device();
     }
-    // Room for many rounds of allocating and freeing, since each address is used once.
+    // There is room for many rounds of allocating and freeing, because each address is used once.
     emu_address_space = (bytes * 4 + ((size_t)16 << 20) + huge_page - 1) / huge_page * huge_page;
     emu_device_count = devices;
     peers_allowed = peers != 0;
@@ -1670,7 +1670,7 @@ static void write_kernel_runs()
 
 static uint64_t block_position(uint64_t i, uint64_t n, int part_count, thread_order order, uint32_t number)
 {
-    if (part_count > 1) return number & 1 ? i : n - 1 - i; // slices need an order that all of them share
+    if (part_count > 1) return number & 1 ? i : n - 1 - i; // all slices of a kernel share one order
     if (order == IN_ORDER) return i;
     if (order == REVERSED) return n - 1 - i;
     uint64_t multiplier = number * 2654435761u % n | 1;
@@ -1754,7 +1754,7 @@ cudaError_t emu_function_get(cudaFuncAttributes *a, const void *kernel)
     std::lock_guard<std::recursive_mutex> lock(emu_lock);
     if (cudaError_t e = emu_enter("cudaFuncGetAttributes")) return e;
     *a = cudaFuncAttributes();
-    a->sharedSizeBytes = functions[kernel].static_bytes; // known after the first run
+    a->sharedSizeBytes = functions[kernel].static_bytes; // the size is known after the first run
     a->maxThreadsPerBlock = EMU_MOST_THREADS;
     a->ptxVersion = 90;
     a->numRegs = 64;
@@ -1776,7 +1776,7 @@ cudaError_t emu_occupancy(int *blocks, const void *kernel, int threads, size_t s
 }
 
 // ============================================================================== runtime API: devices
-// Every call takes the lock and may be made to fail. A release does its work nevertheless.
+// Every call takes the lock and may be made to fail. A call that releases does its work even if it fails.
 #define EMU_API(name) \
     std::lock_guard<std::recursive_mutex> lock(emu_lock); \
     if (cudaError_t e_ = emu_enter(name)) return e_
@@ -1954,7 +1954,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *smallest, int *greatest)
 
 // ============================================================================== runtime API: memory
 // Allocates at an address that is a multiple of 256 and of no larger power of two, as CUDA promises no more;
-// managed memory has pages of its own. Allocations are placed from the end of the device's memory downwards:
+// managed memory has separate pages. Allocations are placed from the end of the device's memory downwards:
 // rights are set for whole huge pages, but an access beyond the end of memory still faults at once.
 static void *allocate(size_t n, size_t charged, bool managed)
 {
@@ -1968,7 +1968,7 @@ static void *allocate(size_t n, size_t charged, bool managed)
     if (total > (size_t)(last - d.base))
         emu_fatal("cudaMalloc: the address space of device %d is used up by freed allocations",
                   current_device);
-    set_access(0); // before the device's memory grows
+    set_access(0); // no rights, before the device's memory grows
     emu_allocation a{last - total + EMU_REDZONE, n, charged, false, (int)d.allocations.size(), managed};
     char *before = huge_page_of(d.bottom);
     d.bottom = last - total;
@@ -1997,7 +1997,7 @@ cudaError_t cudaMalloc(void **p, size_t n)
     *p = allocate(n, charged, false);
     return cudaSuccess;
 }
-// Takes none of the device's memory, as none of its pages is placed yet.
+// Takes none of the device's memory, because no page of the allocation is placed yet.
 cudaError_t cudaMallocManaged(void **p, size_t n, unsigned flags)
 {
     EMU_API("cudaMallocManaged");
@@ -2029,7 +2029,7 @@ cudaError_t cudaMemAdvise(const void *p, size_t n, cudaMemoryAdvise advice, cuda
     if (stays && advice == cudaMemAdviseSetPreferredLocation) emu_stats.advised += (long)n;
     return cudaSuccess;
 }
-// Enqueues an operation that does nothing, since moving managed memory does not change its contents.
+// Enqueues an operation that does nothing, because a prefetch does not change the contents of managed memory.
 cudaError_t cudaMemPrefetchAsync(const void *p, size_t n, cudaMemLocation location, unsigned flags,
                                  cudaStream_t handle)
 {
@@ -2200,7 +2200,7 @@ static cudaError_t copy(rectangle r, cudaMemcpyKind kind, cudaStream_t handle, b
         emu_stats.pageable_async++;
         if (s->capture) { s->capture->invalid = true; return emu_error(cudaErrorStreamCaptureUnsupported); }
     }
-    if (pageable && from < 0) { // staged: the source is read now
+    if (pageable && from < 0) { // staged: the source is read at once
         auto staged = std::make_shared<std::vector<char>>(r.width * r.height);
         for (size_t y = 0; y < r.height; y++)
             memcpy(staged->data() + y * r.width, r.from + y * r.from_pitch, r.width);
@@ -2269,7 +2269,7 @@ cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int f
 }
 cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t n)
 {
-    // Does not make the host wait.
+    // As in CUDA, the host does not wait.
     return cudaMemcpyPeerAsync(to, to_device, from, from_device, n, nullptr);
 }
 
@@ -2291,7 +2291,7 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s)
     emu_stats.memsets++;
     return emu_enqueue(s, std::move(work));
 }
-// Does not make the host wait.
+// As in CUDA, the host does not wait.
 cudaError_t cudaMemset(void *p, int value, size_t n) { return cudaMemsetAsync(p, value, n, nullptr); }
 
 // ============================================================================== runtime API: streams, events
@@ -2315,7 +2315,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 {
     EMU_RELEASE("cudaStreamDestroy");
     if (!s || bad_stream(s)) return emu_error(cudaErrorInvalidResourceHandle);
-    if (s->capture) { // its part of the capture is lost
+    if (s->capture) { // the capture loses this stream's part
         s->capture->invalid = true;
         if (s->capture_origin) {
             emu_graph *g = s->capture;
@@ -2347,7 +2347,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle)
     emu_stream *s = actual(handle);
     if (cudaError_t e = in_capture(s)) return e;
     progress();
-    // Some progress, so that polling ends.
+    // Runs a slice, so that polling comes to an end.
     if (s->last && !s->last->done) { run_slice(choose(s->last)); set_access(0); return cudaErrorNotReady; }
     if (s->last) join(emu_host_clock, s->last->clock);
     return cudaSuccess;
@@ -2443,7 +2443,7 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
     if (e->op) join(emu_host_clock, e->op->clock);
     return cudaSuccess;
 }
-// Virtual time: a microsecond for each slice of work.
+// Returns virtual time, in which each slice of work takes a microsecond.
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
 {
     EMU_API("cudaEventElapsedTime");
@@ -2488,7 +2488,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus *statu
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out)
 {
-    EMU_RELEASE("cudaStreamEndCapture"); // ends the capture even when it fails
+    EMU_RELEASE("cudaStreamEndCapture"); // ends the capture even if the call fails
     *out = nullptr;
     if (bad_stream(s)) return emu_error(cudaErrorInvalidResourceHandle);
     emu_graph *g = s ? s->capture : nullptr;
@@ -2538,7 +2538,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *x, cudaGraph_t g, unsigned lon
     if (!graphs.count(g)) return emu_error(cudaErrorInvalidValue);
     emu_graph_exec *exec = new emu_graph_exec();
     exec->nodes = g->nodes;
-    // A replay has streams of its own.
+    // Replays of a graph have their own streams.
     for (int device : g->lanes) exec->lanes.push_back(new_stream(device, cudaStreamNonBlocking));
     execs.insert(exec);
     *x = exec;
@@ -2577,7 +2577,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t handle)
     if (s->capture) { s->capture->invalid = true; return emu_error(cudaErrorNotSupported); }
     emu_stats.graph_launches++;
     std::vector<emu_op_ptr> before, ops;
-    if (x->last) before.push_back(x->last); // launches of one graph run one after another
+    if (x->last) before.push_back(x->last); // launches of a graph run one after another
     emu_op_ptr start = add_op(s, mark("graph start"), before);
     for (auto &n : x->nodes) {
         std::vector<emu_op_ptr> after{start};

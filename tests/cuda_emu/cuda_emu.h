@@ -64,26 +64,26 @@
 #define __grid_constant__
 #define __shared__ static_assert(false, "shared memory is declared with TT__SHARED or TT__DYN_SHARED");
 #define __constant__ static_assert(false, "no __constant__ variables: virtual devices would share them");
-// Not defined: __noinline__, which libstdc++ spells __attribute__((__noinline__)).
+// __noinline__ is not defined, because libstdc++ spells __attribute__((__noinline__)).
 
-// File and line of the caller, without a macro around the call.
+// Default arguments: the file and line of the caller. So calls need no macro.
 #define EMU_HERE const char *emu_file = __builtin_FILE(), int emu_line = __builtin_LINE()
-// Hides a function from the trace build. noinline, as inlined code is instrumented with its caller.
+// Hides a function from the trace build. noinline, because inlined code is instrumented with the caller.
 #define EMU_UNTRACED __attribute__((no_sanitize("thread"), noinline))
 
 #define TT__UNROLL
 #define TT__ROLLED
-// A shared array: TT__SHARED(float, tile, [32][33]); a shared scalar: TT__SHARED(int, count, );
+// Declares a shared array, TT__SHARED(float, tile, [32][33]), or scalar, TT__SHARED(int, count, ).
 #define TT__SHARED(T, name, dims) \
     static char name##_key; \
     using name##_type = T dims; \
     name##_type &name = *(name##_type *)emu_shared(&name##_key, sizeof(name##_type), #name)
-// The launch's dynamic shared memory, aligned to 128 bytes.
+// Declares a pointer to the launch's dynamic shared memory, which is aligned to 128 bytes.
 #define TT__DYN_SHARED(T, name) T *name = (T *)emu_dynamic_shared()
 // TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...) launches a kernel and returns a
 // cudaError_t. A template goes in parentheses: (kernel<64, 2>). The stream may be a tt__stream. If the
-// tt__stream chains, a thread that ends without tt__begin_kernel is an error; so is, in the trace build, any
-// access to memory before tt__begin_kernel.
+// tt__stream chains, a thread that ends without tt__begin_kernel is an error. In the trace build, any access
+// to memory before tt__begin_kernel is an error, too.
 #define TT__LAUNCH(kernel, grid, block, shared, ...) \
     emu_launch_kernel(#kernel, kernel, grid, block, shared, __VA_ARGS__)
 
@@ -100,7 +100,7 @@ struct dim3 {
     inline name##2 make_##name##2(T x, T y) { return {x, y}; } \
     inline name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; } \
     inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
-#define uint3 emu_uint3 // uint3 is defined above, as threadIdx needs the whole type
+#define uint3 emu_uint3 // emu_uint3, because uint3 is defined above: threadIdx needs the whole type
 EMU_VECTORS(float, float, 8, 16)
 EMU_VECTORS(int, int, 8, 16)
 EMU_VECTORS(unsigned, uint, 8, 16)
@@ -361,7 +361,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t s);
 cudaError_t cudaGraphDestroy(cudaGraph_t g);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t x);
 
-// ========================================================================= what the emulator is called for
+// ========================================================================= calls of the emulator
 [[noreturn]] void emu_fatal(const char *format, ...) __attribute__((format(printf, 1, 2)));
 struct tt__stream { cudaStream_t it; bool chains; operator cudaStream_t() const { return it; } };
 struct emu_any_stream {
@@ -369,7 +369,7 @@ struct emu_any_stream {
     bool chains;
     emu_any_stream(cudaStream_t s) : it(s), chains(false) {}
     template <class S, class = std::enable_if_t<std::is_convertible<const S &, cudaStream_t>::value>>
-    emu_any_stream(const S &s) : it(s), chains(false) {} // types that convert to a stream
+    emu_any_stream(const S &s) : it(s), chains(false) {} // takes types that convert to a stream
     emu_any_stream(const tt__stream &s) : it(s.it), chains(s.chains) {}
 };
 cudaError_t emu_launch(const char *name, const void *kernel, dim3 grid, dim3 block, size_t shared,
@@ -382,11 +382,11 @@ void *emu_shared(void *key, size_t n, const char *name);
 void *emu_dynamic_shared();
 int emu_lane();
 void emu_block_barrier(const char *file, int line);
-int emu_block_vote(int predicate, int how, const char *file, int line); // how: 0 count, 1 and, 2 or
+int emu_block_vote(int predicate, int how, const char *file, int line); // how: 0, count; 1, and; 2, or
 void emu_shuffle(unsigned mask, const void *in, void *out, size_t n, int from, const char *file, int line);
 unsigned emu_ballot(unsigned mask, int predicate, const char *file, int line);
 unsigned emu_match(unsigned mask, unsigned v, const char *file, int line);
-// how: a character of "+&|^" or < > (signed), ( ) (unsigned)
+// how: '+', '&', '|' or '^'; for the min or max of signed numbers '<' or '>', of unsigned '(' or ')'
 unsigned emu_reduce(unsigned mask, unsigned v, int how, const char *file, int line);
 void emu_warp_barrier(unsigned mask, const char *file, int line);
 void emu_mma_16816(float *d, const uint32_t *a, const uint32_t *b, bool half, const char *file, int line);
@@ -396,9 +396,9 @@ void emu_cp_async(void *to, const void *from, int n, int bytes, const char *file
 void emu_cp_async_commit();
 void emu_cp_async_wait(int groups_left, const char *file, int line);
 uint32_t emu_shared_address(const void *p);
-// Products of a warpgroup. REGISTERS: a is in registers. ROWS: a is in shared memory at `rows`, and the rows
-// of a and b run along the summed dimension. ACROSS: the rows of both run across the summed dimension. tiles:
-// number of tiles of 8 columns of d, 8 or 16.
+// How a warpgroup's product reads its operands. REGISTERS: a is in registers. ROWS: a is in shared memory at
+// `rows`, and the rows of a and b run along the summed dimension. ACROSS: the rows of a and b run across the
+// summed dimension. tiles: number of tiles of 8 columns of d, 8 or 16.
 enum emu_wide { EMU_WIDE_REGISTERS, EMU_WIDE_ROWS, EMU_WIDE_ACROSS };
 void emu_wgmma(emu_wide how, float *d, int tiles, const uint32_t *a, uint32_t rows, uint32_t b, bool add,
                bool half,
@@ -416,10 +416,10 @@ template <class... P, class... A> cudaError_t emu_launch_kernel(const char *name
                                                                 dim3 grid, dim3 block, size_t shared,
                                                                 emu_any_stream s, A &&...arguments)
 {
-    // Copies with the parameters' types, as <<<>>> makes them.
+    // Copies the arguments with the parameters' types, as <<<>>> does.
     std::tuple<std::decay_t<P>...> copies(std::forward<A>(arguments)...);
     return emu_launch(name, (const void *)kernel, grid, block, shared, s, [kernel, copies] {
-        // A copy on the thread's own stack: every read from elsewhere after this point is the kernel's.
+        // The thread copies the arguments to its own stack: every later read from elsewhere is the kernel's.
         void (*function)(P...) = kernel;
         std::tuple<std::decay_t<P>...> own = copies;
         emu_kernel_begins();
@@ -550,7 +550,7 @@ inline unsigned __reduce_xor_sync(unsigned mask, unsigned v, EMU_HERE)
 }
 
 // ========================================================================= device code: atomics
-// One thread runs at a time, so plain code is atomic. The trace build checks these functions as atomic
+// One thread runs at a time, so plain code is atomic. The trace build treats EMU_ATOMIC functions as atomic
 // accesses.
 #define EMU_ATOMIC(name, T, result) \
     EMU_UNTRACED inline T name(T *p, T v, EMU_HERE) \
@@ -651,7 +651,7 @@ inline float min(float a, float b) { return fminf(a, b); }
 inline float max(float a, float b) { return fmaxf(a, b); }
 
 // ========================================================================= 16-bit floats
-// Our own types, so that no toolkit is needed, and without arithmetic: accidental bf16 arithmetic does not
+// These types need no CUDA toolkit. They have no arithmetic, so that accidental bf16 arithmetic does not
 // compile. The conversions give the same bits as NVIDIA's (test_emu.cu).
 struct __nv_bfloat16 { uint16_t emu_bits; };
 struct alignas(4) __nv_bfloat162 { __nv_bfloat16 x, y; };
@@ -668,7 +668,7 @@ inline unsigned short __half_as_ushort(__half h) { return h.emu_bits; }
 inline __half __ushort_as_half(unsigned short u) { return {u}; }
 
 inline float __bfloat162float(__nv_bfloat16 b) { return __uint_as_float((unsigned)b.emu_bits << 16); }
-inline __nv_bfloat16 __float2bfloat16_rn(float f) // nearest, ties to even
+inline __nv_bfloat16 __float2bfloat16_rn(float f) // rounds to nearest, ties to even
 {
     unsigned u = __float_as_uint(f);
     if ((u & 0x7fffffff) > 0x7f800000) return {0x7fff};
@@ -691,7 +691,7 @@ inline float __half2float(__half h)
     float f = (float)mantissa * 0x1p-24f; // subnormal
     return sign ? -f : f;
 }
-inline __half __float2half_rn(float f) // nearest, ties to even
+inline __half __float2half_rn(float f) // rounds to nearest, ties to even
 {
     unsigned u = __float_as_uint(f), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;
     if (a > 0x7f800000) return {0x7fff};
@@ -788,8 +788,8 @@ EMU_FP8(__nv_fp8_e4m3, __NV_E4M3)
 EMU_FP8(__nv_fp8_e5m2, __NV_E5M2)
 
 // ========================================================================= the portability block's functions
-// Functions that are inline assembly under nvcc. The portability block of tinytrain_cuda.cu holds those
-// versions and describes each function.
+// Functions that are inline assembly under nvcc. The portability block of tinytrain_cuda.cu holds the
+// assembly and describes each function.
 template <class T> void tt__mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], EMU_HERE)
 {
     static_assert(std::is_same<T, __half>::value || std::is_same<T, __nv_bfloat16>::value,
@@ -880,7 +880,7 @@ inline uint32_t tt__bytes(uint32_t low, uint32_t high, uint32_t selector)
     }
     return r;
 }
-inline uint32_t tt__tf32(float f) // nearest, ties away from zero
+inline uint32_t tt__tf32(float f) // rounds to nearest, ties away from zero
 {
     unsigned u = __float_as_uint(f);
     return (u & 0x7f800000) == 0x7f800000 ? u : (u + 0x1000) & 0xffffe000;

@@ -12,7 +12,7 @@
 struct emu_cublas { int device; cudaStream_t stream; void *workspace; size_t workspace_bytes; bool tf32; };
 struct emu_cublas_lt { int device; };
 struct emu_lt_layout { cudaDataType type; uint64_t rows, cols; int64_t ld; int32_t batch; int64_t stride; };
-// alignment: of A, B, C and D.
+// alignment: bytes by which A, B, C and D are aligned.
 struct emu_lt_preference { uint64_t workspace = 0; uint32_t alignment[4] = {256, 256, 256, 256}; };
 struct emu_lt_matmul {
     cublasComputeType_t compute;
@@ -106,8 +106,7 @@ struct product { // D (m, n) = epilogue(alpha op(A) op(B) + beta C)
     const float *scale_a, *scale_b, *scale_c, *scale_d;
     float *largest_d;
     uint64_t algorithm; // the algorithm of cuBLASLt; 0: cuBLAS
-    bool fast_accumulation; // for fp8
-    // what the epilogue does
+    bool fast_accumulation; // sums of fp8 are less exact queries about the epilogue
     bool has(uint32_t bits) const { return epilogue == bits; }
     bool adds_bias() const
     {
@@ -119,7 +118,7 @@ struct product { // D (m, n) = epilogue(alpha op(A) op(B) + beta C)
     bool reads_aux() const { return has(CUBLASLT_EPILOGUE_DGELU) || has(CUBLASLT_EPILOGUE_DGELU_BGRAD); }
     bool applies_gelu() const
     { return has(CUBLASLT_EPILOGUE_GELU) || has(CUBLASLT_EPILOGUE_GELU_BIAS) || writes_aux(); }
-    int64_t bias_gradient() const // returns the length of the bias gradient; 0: there is no bias gradient
+    int64_t bias_gradient() const // returns the length of the bias gradient; 0: it is absent
     {
         return has(CUBLASLT_EPILOGUE_DGELU_BGRAD) || has(CUBLASLT_EPILOGUE_BGRADA) ? m
                : has(CUBLASLT_EPILOGUE_BGRADB) ? n
@@ -138,7 +137,7 @@ static bool leaves_allocation(const matrix &x, int64_t rows, int64_t cols)
     return emu_device_of(x.p) < 0 || emu_bad_range(x.p, (size_t)((cols - 1) * x.ld + rows) * size_of(x.type));
 }
 
-static void check_ranges(const product &g) // the library cannot check sizes; the caller must
+static void check_ranges(const product &g) // cuBLAS cannot check sizes, so the caller must be right
 {
     const char *wrong = nullptr;
     if (leaves_allocation(g.a, g.transpose_a ? g.k : g.m, g.transpose_a ? g.m : g.k)) wrong = "A";
@@ -159,10 +158,10 @@ static void check_ranges(const product &g) // the library cannot check sizes; th
 static int exponent_from(double x, int smallest) { return x == 0 ? smallest : std::max(ilogb(x), smallest); }
 static int least_exponent(cudaDataType t) { return t == CUDA_R_8F_E5M2 ? -14 : -6; }
 
-// Does one instruction of Hopper's tensor cores: the sum of n products of fp8, at most 32, and of `sum`. The
+// Does one instruction of Hopper's tensor cores, which adds n products of fp8 (at most 32) to `sum`. The
 // exponent of a product is the sum of its factors' exponents. All terms are shifted to the largest exponent
-// and cut 13 bits after the point; so is the new sum (DeepSeek-V3, arXiv 2412.19437, section 3.3.2; MMA-Sim,
-// arXiv 2511.10909).
+// and cut 13 bits after the point, and the new sum is cut there, too (DeepSeek-V3, arXiv 2412.19437, section
+// 3.3.2; MMA-Sim, arXiv 2511.10909).
 static float add_fp8_products(const float *a, const float *b, int64_t n, float sum, const product &g)
 {
     const int bits = 13;
@@ -202,8 +201,8 @@ static float scale_at(const float *p)
     return *p;
 }
 
-// Returns the sum of k products in the order of an algorithm: 1, from the first; 2, from the last; 3, two
-// halves; 4, as 1.
+// Returns the sum of k products in the order of an algorithm: 1 and 4, from the first product; 2, from the
+// last; 3, in two halves.
 static float sum_of(const float *a, const float *b, int64_t k, uint64_t algorithm)
 {
     float s = 0, second = 0;
@@ -233,7 +232,7 @@ static void compute(const product &g)
         float v = load(x.p, x.type, i);
         return g.tf32 && x.type == CUDA_R_32F ? __uint_as_float(tt__tf32(v)) : v;
     };
-    // Rows of op(A), columns of op(B).
+    // a has the rows of op(A) one after another, b the columns of op(B).
     std::vector<float> a((size_t)(g.m * g.k)), b((size_t)(g.k * g.n)), d((size_t)(g.m * g.n));
     for (int64_t i = 0; i < g.m; i++) {
         for (int64_t l = 0; l < g.k; l++)
@@ -280,8 +279,7 @@ static void compute(const product &g)
     }
 }
 
-// The first half of the work: the part of the output that the product does not read is undefined until the
-// end.
+// In the first half of the work, fills the output with garbage if the product does not read it.
 static void spoil_output(const product &g)
 {
     check_ranges(g);
@@ -379,7 +377,7 @@ cublasStatus_t cublasSetStream(cublasHandle_t h, cudaStream_t s)
     EMU_BLAS("cublasSetStream", CUBLAS_STATUS_EXECUTION_FAILED);
     if (dead(h)) return CUBLAS_STATUS_NOT_INITIALIZED;
     h->stream = s;
-    h->workspace = nullptr; // cuBLAS goes back to its own workspace
+    h->workspace = nullptr; // cuBLAS uses its own workspace again
     h->workspace_bytes = 0;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -417,7 +415,7 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t ta
     EMU_BLAS("cublasGemmStridedBatchedEx", CUBLAS_STATUS_EXECUTION_FAILED);
     if (dead(h)) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (batch < 0 || !alpha || !beta || emu_stream_device(h->stream) < 0) return CUBLAS_STATUS_INVALID_VALUE;
-    // A handle is bound to its device.
+    // A handle works only on its device.
     if (emu_current_device() != h->device || emu_stream_device(h->stream) != h->device)
         return CUBLAS_STATUS_EXECUTION_FAILED;
     if (a_type != b_type || is_fp8(a_type) || is_fp8(c_type) || !known(a_type) || !known(c_type))
@@ -623,11 +621,11 @@ static cublasStatus_t supported(const emu_lt_matmul &d, const emu_lt_layout &a, 
     cudaDataType bias_type = bias_type_of(d, a.type, out.type);
     bool aux = g.writes_aux() || g.reads_aux();
     bool bias = has_bias(d.epilogue);
-    // The rows of the summed operand must run across the sum; otherwise an H200 with cuBLASLt 13.1 refuses.
+    // The rows of the summed operand must run across the sum: an H200 with cuBLASLt 13.1 refuses others.
     if ((d.epilogue == CUBLASLT_EPILOGUE_BGRADA && d.transpose_a) ||
         (d.epilogue == CUBLASLT_EPILOGUE_BGRADB && !d.transpose_b))
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (is_fp8(a.type) || is_fp8(b.type)) { // cublasLtMatmul(), "To use FP8 kernels"
+    if (is_fp8(a.type) || is_fp8(b.type)) { // see cublasLtMatmul(), "To use FP8 kernels"
         if (!is_fp8(a.type) || !is_fp8(b.type) || (a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2))
             return CUBLAS_STATUS_NOT_SUPPORTED;
         if (!d.transpose_a || d.transpose_b || d.compute != CUBLAS_COMPUTE_32F)
@@ -688,7 +686,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-// Checks that an algorithm exists and can do this product at all. Alignments are those of the layouts alone.
+// Checks that an algorithm exists and can do this product at all. The layouts alone give the alignments.
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
                                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
                                        cublasLtMatrixLayout_t out, const cublasLtMatmulAlgo_t *algo,
@@ -728,14 +726,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
     if (emu_stream_device(s) != h->device) return CUBLAS_STATUS_EXECUTION_FAILED;
     cublasStatus_t status = supported(*d, *a_layout, *b_layout, *c_layout, *out_layout);
     if (status) return status;
-    // The heuristic does not check these conditions, as on an H200 with cuBLASLt 13.1.
+    // Checks that the heuristic leaves out, as on an H200 with cuBLASLt 13.1.
     if (d->bias && !has_bias(d->epilogue)) return CUBLAS_STATUS_INVALID_VALUE;
     for (const float *scale : {d->scale_a, d->scale_b, d->scale_c, d->scale_d})
         if ((uintptr_t)scale % 16) return CUBLAS_STATUS_NOT_SUPPORTED;
     const emu_lt_layout *layouts[4] = {a_layout, b_layout, c_layout, out_layout};
     const void *pointers[4] = {a, b, c, out};
     algorithm chosen = {0, 0, 0};
-    for (auto &x : algorithms) { // the algorithm that was asked for, or the first that fits
+    for (auto &x : algorithms) { // the requested algorithm, or the first that fits
         bool fits = x.workspace <= workspace_bytes && (uintptr_t)workspace % 16 == 0 &&
                     !(is_fp8(a_layout->type) && !x.alignment);
         for (int i = 0; i < 4; i++) {

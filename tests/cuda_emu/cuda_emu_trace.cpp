@@ -23,19 +23,20 @@ extern "C" char __executable_start, _end;
 struct cell {
     uint32_t write_op, write_block, read_op, read_block; // numbers of operations; 0: no operation
     uint16_t write_thread, read_thread, write_epoch, write_warp_epoch, read_epoch, read_warp_epoch;
-    uint8_t defined : 2, write_mask : 2, read_mask : 2, atomic : 1; // masks of the two bytes
+    uint8_t defined : 2, write_mask : 2, read_mask : 2, atomic : 1; // masks of the cell's two bytes
     uint8_t other_readers;
 };
 static_assert(sizeof(cell) == 32, "a cell for two bytes");
 enum { OTHER_LANES = 1, OTHER_WARPS = 2, OTHER_BLOCKS = 4 };
 enum : uint32_t { NO_BLOCK = 0xffffffff }; // copies, cuBLAS
 
-struct place { void *pc; const char *file; int line; }; // of an access: return address or line
+// place of an access: return address, or file and line
+struct place { void *pc; const char *file; int line; };
 struct op_record { uint32_t stream, ticket; std::string name; };
 struct pinned_use { emu_pin pin; uint32_t op; };
 
 static cell shared_cells[EMU_SHARED_ARENA / 2];
-static std::vector<op_record> ops(1); // by number of the operation
+static std::vector<op_record> ops(1); // records by number of the operation
 static std::vector<pinned_use> pinned_uses;
 static std::atomic<size_t> pinned_use_count;
 
@@ -135,7 +136,7 @@ static bool happened_before(uint32_t op)
     return now.size() > r.stream && now[r.stream] >= r.ticket;
 }
 
-struct usage { // who makes the access, and of what kind
+struct usage { // an access: who makes it, and which kind
     uint32_t op, in_block;
     uint16_t thread, epoch, warp_epoch;
     bool write, atomic, may_be_undefined;
@@ -197,7 +198,7 @@ static void note_read(cell &c, const usage &a, uint8_t mask)
         else if (c.read_epoch == a.epoch) {
             const bool same_warp = c.read_thread / 32 == a.thread / 32,
                        ordered = same_warp && c.read_warp_epoch != a.warp_epoch;
-            // A __syncwarp comes after the reads of the warp's lanes.
+            // If `ordered`, a __syncwarp came after the earlier reads of the warp's lanes.
             others |= c.other_readers & (ordered ? OTHER_WARPS | OTHER_BLOCKS : ~0);
             if (c.read_thread != a.thread && !ordered) others |= same_warp ? OTHER_LANES : OTHER_WARPS;
         }
@@ -304,17 +305,17 @@ void emu_atomic(void *p, size_t n, const char *file, int line)
     emu_block.in_kernel = true;
 }
 
-// Checks an access of the host: is an operation that uses the pinned memory still running?
+// Reports an access of the host to pinned memory that a running operation uses.
 static void check_host(const char *p, size_t n, bool write, void *pc)
 {
-    // Another thread may hold the lock and wait for this one.
+    // Tries, because another thread may hold the lock and wait for this thread.
     std::unique_lock<std::recursive_mutex> lock(emu_lock, std::try_to_lock);
     if (!lock.owns_lock() || emu_current_op) return;
     size_t kept = 0;
     for (size_t i = 0; i < pinned_uses.size(); i++) {
         const pinned_use u = pinned_uses[i];
         const op_record &r = ops[u.op];
-        // The host has synchronised with this operation since.
+        // The host has waited for this operation since.
         if (emu_host_clock.size() > r.stream && emu_host_clock[r.stream] >= r.ticket) continue;
         if (p < u.pin.p + u.pin.n && u.pin.p < p + n && (write || u.pin.device_writes)) {
             emu_fatal("RACE of the host with the device: %s%s of pinned memory that operation %u '%s' %s, "
@@ -328,7 +329,7 @@ static void check_host(const char *p, size_t n, bool write, void *pc)
     pinned_use_count = kept;
 }
 
-static bool of_a_stack(const char *p) // of the thread, or of one whose lambda it runs
+static bool of_a_stack(const char *p) // p is on the stack of the thread, or of a thread whose lambda it runs
 {
     for (int i = 0; i < emu_block.threads; i++) {
         emu_fiber *f = emu_block.thread[i].fiber;
@@ -337,13 +338,13 @@ static bool of_a_stack(const char *p) // of the thread, or of one whose lambda i
     return false;
 }
 
-// Checks an access. The stack tells who makes it: other host threads run at the same time as a kernel.
+// Checks an access. The stack pointer tells a kernel from other host threads, which run at the same time.
 static inline void hook(const void *address, size_t n, bool write, void *pc)
 {
     const char *p = (const char *)address, *frame = (const char *)__builtin_frame_address(0);
     const emu_fiber *f = emu_current_fiber;
     if (frame >= f->stack && frame < f->stack + f->size) {
-        // Registers and local variables need no check.
+        // A kernel's registers and local variables need no check.
         if (!emu_block.in_kernel || (p >= f->stack && p < f->stack + f->size)) return;
         emu_block.in_kernel = false;
         check(p, n, write, false, true, false, {pc, nullptr, 0});
@@ -353,7 +354,7 @@ static inline void hook(const void *address, size_t n, bool write, void *pc)
     }
 }
 
-// =================================================================================== what the compiler calls
+// ======================================================================== functions that the compiler calls
 #define CALLER __builtin_return_address(0)
 #define EMU_TSAN_ACCESS(n) \
     void __tsan_read##n(void *p) { hook(p, n, false, CALLER); } \

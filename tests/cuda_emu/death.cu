@@ -1,7 +1,7 @@
 // death.cu - wrong programs, and the report that each must cause in each build. A child process runs each
 // program for some seeds. The emulator ends the process with status 86 and a message, the sanitizers with
-// their own. "wrong result" is no report, but the result that a test sees, thanks to poison and adversarial
-// orders.
+// other messages. "wrong result" means that no tool reports, but poison and adversarial orders make a test
+// see a wrong result.
 #define SAMPLE_WITHOUT_TESTS
 #include "sample.cu"
 #include <sys/wait.h>
@@ -14,7 +14,7 @@
 #else
 #define OPAQUE __attribute__((noinline, noclone))
 #endif
-static volatile int zero; // unknown to the compiler
+static volatile int zero; // 0, which the compiler does not know
 
 static float *device_floats(size_t n, bool defined = true)
 {
@@ -30,7 +30,7 @@ static std::vector<float> host_floats(const float *p, size_t n)
     cudaMemcpy(h.data(), p, n * sizeof(float), cudaMemcpyDeviceToHost);
     return h;
 }
-template <class F> static int differs(const float *p, int n, F expected) // also waits for the device
+template <class F> static int differs(const float *p, int n, F expected) // waits for the device first
 {
     std::vector<float> h = host_floats(p, (size_t)n);
     for (int i = 0; i < n; i++) if (!(h[(size_t)i] == expected(i))) return 1;
@@ -93,7 +93,7 @@ __global__ void reused(float *out)
     s[t] = (float)t;
     __syncthreads();
     float v = s[63 - t];
-    s[t] = -1; // others may not have read s[t] yet
+    s[t] = -1; // other threads may not have read s[t] yet
     out[t] = v;
 }
 static int write_after_read()
@@ -107,7 +107,7 @@ __global__ void shuffled(float *out)
     TT__SHARED(float, s, [32]);
     int t = threadIdx.x;
     s[t] = (float)t;
-    float v = __shfl_xor_sync(~0u, 0.f, 1); // orders no memory
+    float v = __shfl_xor_sync(~0u, 0.f, 1); // a shuffle orders no memory
     out[t] = s[t ^ 1] + v;
 }
 static int missing_syncwarp()
@@ -125,7 +125,7 @@ static int exit_before_barrier()
 __global__ void two_barriers()
 {
     if (threadIdx.x < 32) __syncthreads();
-    else __syncthreads(); // a second barrier, on a line of its own
+    else __syncthreads(); // a second barrier, on another line
 }
 static int barrier_in_branches()
 {
@@ -180,7 +180,7 @@ __global__ void large(float *out)
     d[threadIdx.x] = 1;
     out[threadIdx.x] = s[threadIdx.x] + d[threadIdx.x];
 }
-static int shared_sum_too_large() // 32 KiB static, 20 KiB dynamic
+static int shared_sum_too_large() // 32 KiB static and 20 KiB dynamic shared memory
 {
     float *out = device_floats(32);
     TT__LAUNCH(large, 1, 32, 20 * 1024, 0, out);
@@ -210,7 +210,7 @@ __global__ void not_shared(float *out, const float *a)
     int t = threadIdx.x;
     tt__cp_async_16(&s[t * 4], a + t * 4);
     tt__cp_async_commit();
-    tt__cp_async_wait<0>(); // waits for the thread's own copies only
+    tt__cp_async_wait<0>(); // waits only for the thread's own copies
     out[t] = s[127 - t];
 }
 static int cp_async_without_barrier()
@@ -400,7 +400,7 @@ static int read_out_of_bounds()
     TT__LAUNCH(copy_some, 1, 64, 0, 0, out, a, 50);
     return differs(out, 64, [](int) { return 0.f; });
 }
-static int page_out_of_bounds() // an access beyond what has been allocated, but within the device's huge page
+static int page_out_of_bounds() // accesses unallocated memory within the device's huge page
 {
     float *out = device_floats(64);
     TT__LAUNCH(add, 1, 1, 0, 0, out + (1 << 12), out, 1);
@@ -471,7 +471,7 @@ static int plain_and_atomic()
     TT__LAUNCH(reset_and_add, 1, 64, 0, 0, out);
     return differs(out, 1, [](int) { return 64.f; });
 }
-// Breaks rule 4: the last block to arrive does the reduction.
+// Breaks rule 4 of cuda_emu.h: the last block to arrive does the reduction.
 __global__ void last_block(float *out, float *part, unsigned *count)
 {
     if (threadIdx.x) return;
@@ -570,7 +570,7 @@ static int missing_join_in_graph()
     cudaStreamWaitEvent(t, fork, 0);
     TT__LAUNCH(fill, 2, 64, 0, t, b, n, 0, 0);
     cudaEventRecord(join, t);
-    TT__LAUNCH(add, 2, 64, 0, s, a, b, n); // before the join
+    TT__LAUNCH(add, 2, 64, 0, s, a, b, n); // the launch comes before the join
     cudaStreamWaitEvent(s, join, 0);
     cudaStreamEndCapture(s, &g);
     cudaGraphInstantiate(&x, g, 0);
@@ -602,14 +602,14 @@ static int pinned_result_read_early()
     cudaStreamSynchronize(s);
     return bad;
 }
-// The host uses managed memory while a kernel may use it.
+// The host uses managed memory that a running kernel may use.
 static int managed_during_a_kernel()
 {
     const int n = 64;
     float *a;
     cudaMallocManaged(&a, n * sizeof(float));
     cudaStream_t s = new_stream();
-    a[0] = 1; // no operation is in flight
+    a[0] = 1; // allowed: no operation is in flight
     TT__LAUNCH(fill, 2, 64, 0, s, a, n, 0, 0);
     a[n - 1] = 1;
     cudaStreamSynchronize(s);
@@ -641,7 +641,7 @@ static int product_out_of_bounds()
                  &nothing, c, CUDA_R_32F, 16, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
     return done();
 }
-// cudaFree waits for its own device, but not for another device that writes there
+// cudaFree waits for its own device, but not for a peer that writes to the freed memory
 static int freed_under_a_peers_copy()
 {
     float *a = device_floats(4096);
@@ -654,8 +654,8 @@ static int freed_under_a_peers_copy()
     cudaSetDevice(1);
     return cudaStreamSynchronize(s) != cudaSuccess;
 }
-// A kernel loads from pinned memory to which another device copies, before the kernel or, with `late`, after
-// it. Nothing orders the two.
+// A kernel loads from pinned memory to which another device copies, before the kernel or, if `late`, after
+// the kernel. Nothing orders the copy and the kernel.
 static int pinned_between_devices(bool late)
 {
     enum { N = 64 };
@@ -687,8 +687,8 @@ static int cuda_call_in_host_function()
 }
 
 // ===================================================================================== the table
-// The expected message in each build: a part of it, or of several after |. With ~ in front, only some seeds
-// must produce it; otherwise all. nullptr: nothing is promised.
+// The expected message in each build: a part of its text, or several parts with | between them. After a ~
+// only some seeds must produce the message; otherwise all seeds must. nullptr: nothing is promised.
 struct death { const char *name; int (*run)(); const char *plain, *asan, *trace; };
 #define DEATH(name, plain, asan, trace) {#name, name, plain, asan, trace}
 static const death deaths[] = {
@@ -813,12 +813,12 @@ static std::string output_of(const death &d, uint64_t seed, int *status)
 
 static bool holds_one_of(std::string text, std::string parts)
 {
-    // The folder may or may not be part of a line.
+    // Takes the folder out of a message, because only some messages contain the folder.
     const std::string folder = std::string(__FILE__).substr(0, std::string(__FILE__).find_last_of('/') + 1);
     for (size_t at = folder.empty() ? std::string::npos : text.find(folder); at != std::string::npos;
          at = text.find(folder))
         text.erase(at, folder.size());
-#if defined(__aarch64__) // lines of accesses come from a tool that the host may lack
+#if defined(__aarch64__) // lines of accesses come from a tool that may be missing
     for (size_t at = parts.find(" at death.cu"); at != std::string::npos; at = parts.find(" at death.cu")) {
         parts.erase(at, parts.find_first_of(" |", at + 4) == std::string::npos
                             ? std::string::npos
@@ -832,8 +832,8 @@ static bool holds_one_of(std::string text, std::string parts)
     return false;
 }
 
-static const death *running; // the test to run, as the tests of test.h have no argument
-static bool show; // print the messages
+static const death *running; // the test to run: tests of test.h have no argument
+static bool show; // -v: print the messages
 TEST(dies)
 {
     const bool plain = strcmp(emu_build(), "plain") == 0, asan = strcmp(emu_build(), "asan") == 0;

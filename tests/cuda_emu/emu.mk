@@ -1,7 +1,7 @@
 # CUDA code is tested on an emulator, in three builds (cuda_emu.h). B/cuda_emu/NAME.BUILD is built from
 # NAME.cu of this folder, or from tests/NAME.c of CUDA_TESTS with tinytrain_cuda.cu.
 
-# All builds, unless TESTS= names some of the tests.
+# EMU_BUILDS has all builds, unless TESTS= names some of the tests.
 ifeq ($(origin EMU_BUILDS)$(origin TESTS),undefinedundefined)
 EMU_BUILDS := plain asan trace
 TEST_TIME  := $(if $(T),,, about 5 minutes on two cores; make check, without the emulator of CUDA, 1.5)
@@ -9,7 +9,7 @@ endif
 EMU       := $(B)/cuda_emu
 EMU_TESTS ?= $(wildcard tests/cuda_emu/*.cu)
 # The programs tests/NAME.c that run with TINYTRAIN_DEVICE=cuda on the emulator and on a GPU, and the tests
-# that they run there.
+# that each program runs there.
 CUDA_TESTS         ?= test_ops test_models test_lm test_cuda test_peers test_tensor test_pipeline
 CUDA_T_test_ops    := reference_cuda gradient_cuda attention_by_warpgroups stochastic_rounding_of_each_isa \
                       pieces_are_updated_as_the_whole cuda_epilogues cuda_tensors_share_launches \
@@ -34,7 +34,7 @@ ifneq ($(HAVE_CXX),)
 EMU_RAN  := $(foreach b,$(EMU_BUILDS),$(patsubst %,$(EMU)/%.$b,$(filter-out $(EMU_LONG_$b),$(CUDA_TESTS))))
 EMU_LOGS := $(foreach b,$(EMU_BUILDS),$(patsubst %.cu,$(EMU)/%.$b.log,$(notdir $(EMU_TESTS)))) \
             $(EMU_RAN:%=%.log)
-# Checks which kernels these programs ran, as a test of its own if the programs include all tests of ops.
+# Adds a test of the kernels that the programs ran, if they include all tests of ops.
 ifeq ($(T)$(RUN)$(filter $(EMU)/test_ops.plain,$(EMU_RAN)),$(EMU)/test_ops.plain)
 EMU_LOGS += $(EMU)/all_kernels.log
 endif
@@ -42,19 +42,19 @@ else ifneq ($(EMU_BUILDS),)
 EMU_LOGS := $(EMU).log
 endif
 
-# ---- compilers' options. The runtime is never compiled with -fsanitize=thread: in the trace build it
-# contains the functions that this option calls. g++ needs -Wno-subobject-linkage: by #line, it takes a header
-# for the main file, whose structs may have members of unnamed namespaces.
+# ---- compilers' options. The runtime is never compiled with -fsanitize=thread: in the trace build the
+# runtime defines the functions that instrumented code calls. g++ needs -Wno-subobject-linkage: by #line, it
+# takes a header for the main file, whose structs may have members of unnamed namespaces.
 EMU_STRICT        := -std=c++17 -g1 -Wall -Wextra -Wpedantic -Werror \
                      $(if $(findstring clang,$(CXX)),,-Wno-subobject-linkage)
-# Leaves out checks that take most of the compiler's time; AddressSanitizer sees such mistakes when memory is
-# used.
+# Leaves out checks that take most of the compiler's time; AddressSanitizer finds the same mistakes when
+# memory is used.
 EMU_SANITIZE      := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all \
                      -fno-sanitize=null,object-size,pointer-overflow,vptr
 EMU_PATTERN        = $(shell $(CXX) -ftrivial-auto-var-init=pattern -E -x c++ /dev/null > /dev/null 2>&1 && \
                        echo -ftrivial-auto-var-init=pattern)
-# Makes fmaf an instruction if this CPU has one. Its bits are those of the library's function, whose calls
-# take a third of the kernels' time.
+# Makes fmaf an instruction if this CPU has one. The instruction gives the bits of the library's function,
+# whose calls take a third of the kernels' time.
 EMU_FMA            = $(shell grep -qsw fma /proc/cpuinfo && \
                        $(CXX) -mfma -E -x c++ /dev/null > /dev/null 2>&1 && echo -mfma -ffp-contract=off)
 EMU_FLAGS_plain    = -O2 $(EMU_PATTERN) $(EMU_FMA)
@@ -64,13 +64,13 @@ EMU_RUNTIME_plain := -O3
 EMU_RUNTIME_asan  := -O2 -fno-omit-frame-pointer -fsanitize=address
 EMU_RUNTIME_trace := -O3 -DEMU_TRACE
 EMU_LINK_asan     := $(EMU_SANITIZE)
-# The C side of a program. The trace build does not watch it, so it shares that of the plain build. Of the
-# CPU's kernels, the portable ones are enough beside a device's: one object for all builds, with the chunks
-# that test_ops makes small. Sanitizers see the kernels where the CPU's own tests run.
+# Flags of the C side of a program. The trace build does not watch C code, so it uses the plain build's
+# objects. Beside a device, the portable kernels of the CPU are enough: one object serves all builds, with the
+# chunks that test_ops makes small. Sanitizers see the kernels where the CPU's own tests run.
 EMU_C_FLAGS_plain := -O0 -g1
 EMU_C_FLAGS_asan  := $(EMU_SANITIZE) -O0 -g1
-# Less resident workspace than on a GPU, since the emulator's time grows with the memory that is touched;
-# fewer tensors a launch, and fewer blocks, each of which does more.
+# The emulator gets less resident workspace than a GPU, since its time grows with the memory that is touched.
+# It also gets fewer tensors a launch, and fewer blocks, each of which does more.
 EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x7f000 -DTT__TENSORS=5 -DTT__PEERS=64 -DTT__SORT_TILES=2 \
                      -DTT__RANKED=512 -DTT__LOSS_BLOCKS=3 -DTT__LOSS_CACHE=20992 -DTT__PROBE_BYTES=8192 \
                      -DTT__CUDA_LOSS_CHUNK=5 -Itests/cuda_emu -I.
@@ -93,7 +93,7 @@ $(EMU)/%.c.o: $$(name).c tinytrain.h $(B)/flags
 $(EMU)/kernels.o: tinytrain.h $(B)/flags
 	$(call compile,$(EMU_C) -O1 -g1 -DTT__LOSS_CHUNK=5 -DTINYTRAIN_IMPLEMENTATION -DTT__KERNELS_ONLY -x c)
 
-# Programs of .cu files, C programs with tinytrain_cuda.cu, and the objects from which these are linked.
+# Programs of .cu files, C programs with tinytrain_cuda.cu, and the objects from which both are linked.
 emu_of     = $(foreach b,plain asan trace,$(patsubst %,$(EMU)/%.$b,$(1)))
 emu_parts  = cuda_emu cuda_emu_blas $(patsubst %,cuda_emu_%,$(filter trace,$(1)))
 emu_with   = $(patsubst %,$(EMU)/%.$(2).o,$(1) $(call emu_parts,$(2)))
@@ -116,7 +116,7 @@ $(EMU)/all_kernels.log: $(EMU_RAN:%=%.log) FORCE
 $(EMU).log: FORCE
 	@sh tests/run.sh skip $@ '$(CXX) is not there'
 
-# Tests of the emulator that also run on a GPU.
+# Builds the tests of the emulator, which also run on a GPU.
 $(B)/cuda/test_emu: tests/cuda_emu/test_emu.cu tests/cuda_emu/sample.cu tinytrain_cuda.cu $(B)/flags
 	$(NVCC) -std=c++17 $(CUDA_WERROR) $(CUDA_CODE) -I. -c $< -o $@.o
 	$(CXX) $@.o -o $@ $(CUDA_LIBS) -lcublas $(LIBS)

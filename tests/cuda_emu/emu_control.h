@@ -10,13 +10,13 @@
 extern "C" {
 #endif
 
-/* Which of the runnable operations runs next. Each of these orders is legal for CUDA. */
+/* How the emulator chooses the next of the runnable operations. CUDA allows each of these orders. */
 typedef enum emu_scheduler {
-    EMU_NEWEST,  /* the youngest: consumers before producers unless something orders them */
-    EMU_UNIFORM, /* any, at random */
+    EMU_NEWEST,  /* the youngest: consumers run before producers unless something orders them */
+    EMU_UNIFORM, /* any operation, at random */
     EMU_PCT,   /* streams have random priorities that change now and then (Burckhardt et al., ASPLOS 2010) */
-    EMU_LAZY,  /* no operation before the host waits for it, and then only those that it needs */
-    EMU_EAGER, /* at once and in order, like CUDA_LAUNCH_BLOCKING=1 */
+    EMU_LAZY,  /* no operation before the host waits for one, and then only those that it needs */
+    EMU_EAGER, /* each operation at once and in order, as with CUDA_LAUNCH_BLOCKING=1 */
     EMU_SCHEDULERS
 } emu_scheduler;
 
@@ -25,19 +25,19 @@ typedef enum emu_scheduler {
    (0). */
 void emu_configure(int devices, size_t bytes_per_device, int peers, uint64_t seed);
 
-/* Sets the compute capability of a device, until the next emu_configure sets it to 9.0. */
+/* Sets the compute capability of a device, until the next emu_configure, which sets 9.0. */
 void emu_set_capability(int device, int major, int minor);
 
 /* Copies between any memories as a CUDA-aware MPI does: at once, without waiting for other streams. */
 void emu_library_copy(void *to, const void *from, size_t n);
 
-/* Sets whether kernels of a device and the host may use managed memory at the same time; 1 after
-   emu_configure. */
+/* Sets whether kernels of a device and the host may use managed memory at the same time. emu_configure sets
+   1. */
 void emu_set_managed(int device, int concurrent);
 
-/* Faults of the link from the memory of device `from` to device `to`, until the next emu_configure: no peer
-   access; or a wrong byte in each KiB that arrives by copies (if one of the devices has access to the other)
-   or by kernels' loads. */
+/* Sets faults of the link from the memory of device `from` to device `to`, until the next emu_configure.
+   NO_ACCESS: no peer access. WRONG_COPIES, WRONG_LOADS: a wrong byte in each KiB that arrives by copies (if
+   one of the devices has access to the other) or by kernels' loads. */
 enum { EMU_NO_ACCESS = 1, EMU_WRONG_COPIES = 2, EMU_WRONG_LOADS = 4 };
 void emu_set_link(int from, int to, unsigned wrong);
 
@@ -46,42 +46,42 @@ void emu_set_link(int from, int to, unsigned wrong);
 void emu_reseed(uint64_t seed);
 void emu_set_scheduler(emu_scheduler s);
 
-/* Makes the API calls number `nth` ... nth + count - 1 from now fail with this cudaError_t (nth 0: none).
-   Calls that release or synchronise do their work nevertheless, as CUDA's do when they return the error of
-   earlier work. */
+/* Makes the API calls number `nth` ... nth + count - 1 from now fail with the cudaError_t `cuda_error` (nth
+   0: no call fails). Calls that release or synchronise do their work nevertheless, as CUDA's do when they
+   return the error of earlier work. */
 void emu_inject_fault(long nth, int cuda_error, long count);
 /* Makes calls of the function `call` alone fail, until the next emu_inject_fault or emu_configure: calls
    number `nth` ... nth + count - 1 of that function from now. */
 void emu_inject_fault_into(const char *call, long nth, int error, long count);
-/* Makes cublasLtMatmul refuse the algorithms of these bits (number k: bit k) with this status, although its
-   heuristic offers them, until the next emu_configure. The emulator's algorithms are 1 to 4. */
+/* Makes cublasLtMatmul refuse the algorithms of `bits` (bit k for algorithm k) with `cublas_status`, although
+   its heuristic offers them, until the next emu_configure. The emulator's algorithms are 1 to 4. */
 void emu_refuse_algorithms(unsigned bits, int cublas_status);
 /* Sets how many more microseconds of virtual time products take with each of the algorithms 1 to 4, and with
    an epilogue that does more than add a bias. The next emu_configure sets all to 0. */
 void emu_set_product_times(const double us[4], double epilogue_us);
-/* Counts launches of the kernel of this name in emu_counts.watched. NULL, and emu_configure: of no kernel. */
+/* Counts launches of this kernel in emu_counts.watched. NULL counts none, as after emu_configure. */
 void emu_watch(const char *kernel);
-long emu_api_calls(void); /* calls since emu_configure */
+long emu_api_calls(void); /* returns the number of calls since emu_configure */
 
 /* Returns how many allocations, streams, events, graphs and handles are alive; `text` (may be NULL) gets the
    number of each kind. */
 int emu_live_objects(char *text, size_t size);
-size_t emu_pinned_bytes(void); /* bytes of the host's memory from cudaMallocHost that are not freed */
+size_t emu_pinned_bytes(void); /* returns the bytes of cudaMallocHost that are not freed */
 
 typedef struct emu_counts {
     long operations, kernels, blocks, threads, switches; /* executed */
     long launches, graph_launches;                       /* requested */
     long copies, memsets, gemms;
-    long uneven_gemms; /* products of cublasLtMatmul with a size along memory, or a leading dimension, that is
-                          not a multiple of 8 */
+    long uneven_gemms; /* cublasLtMatmul products with a size along memory, or a leading dimension, that 8
+                          does not divide */
     long gelus, gelu_slopes, bias_gradients, tf32,
-        fp8; /* matrix products with that epilogue or those operands */
+        fp8; /* matrix products with the epilogue or the operands of that name */
     long heuristics;                                     /* calls of cuBLASLt's heuristic */
     long by_algorithm[5];                                /* products of cuBLASLt, by the algorithm's number */
     long watched;                                        /* launches of emu_watch's kernel */
     long pageable_async; /* cudaMemcpyAsync from or to memory that is not pinned */
     long host_syncs;     /* waits of the host: synchronise calls and blocking copies */
-    long event_syncs;    /* waits for an event, also for one that has happened */
+    long event_syncs;    /* waits for an event, even for an event that has happened */
     long allocations;                                    /* calls that allocate or free memory */
     long advised, prefetched; /* bytes of managed memory advised to stay on a device; bytes prefetched */
     long prefetches;

@@ -1,5 +1,5 @@
-// emu_cublas.h - declares the calls of cuBLAS and cuBLASLt that tinytrain_cuda.cu makes. The numbers are
-// those of the real headers.
+// emu_cublas.h - declares the calls of cuBLAS and cuBLASLt that tinytrain_cuda.cu makes. The enums have the
+// numbers of the real headers.
 #ifndef TT_EMU_CUBLAS_H
 #define TT_EMU_CUBLAS_H
 

@@ -25,7 +25,7 @@ enum {
     EMU_SHARED_ARENA = 384 * 1024, // more than a block may have, as there are gaps between slots
     EMU_STATIC_SHARED = 48 * 1024, // limits of compute capability 9.0
     EMU_OPTIN_SHARED = 227 * 1024,
-    EMU_REDZONE = 256,             // before and after each allocation
+    EMU_REDZONE = 256,             // bytes before and after each allocation
     EMU_EXIT_STATUS = 86
 };
 
@@ -39,11 +39,12 @@ struct emu_pin { const char *p; size_t n; bool device_writes; }; // pinned memor
 struct emu_work { // the work of an operation of a stream, or of a node of a graph
     emu_kind kind = EMU_MARK;
     std::string name;
-    unsigned devices = 0; // mask of the devices whose memory it may use; bit 31: and no other's (kernels)
+    // mask of devices whose memory it may use; bit 31: a kernel, which may use no other memory
+    unsigned devices = 0;
     int least_parts = 1;  // min and max number of slices; other streams' work may run between two slices
     int most_parts = 1;
     emu_body body;
-    double us = 0; // virtual time besides the one of each slice
+    double us = 0; // microseconds of virtual time, beside one for each slice
     std::vector<emu_pin> pins;
 };
 struct emu_op {
@@ -53,9 +54,9 @@ struct emu_op {
     int part = 0, parts = 0;
     bool done = false;
     double finished_us = 0; // virtual time
-    uint32_t number = 0;    // among all operations, from 1
-    uint32_t ticket = 0;    // number among its stream's operations: the component of `clock`
-    emu_clock clock;        // everything that happens before the operation's end, its own end included
+    uint32_t number = 0;    // number among all operations, from 1
+    uint32_t ticket = 0;    // number among the operations of its stream: the component of `clock`
+    emu_clock clock;        // the operation's end and everything that happens before
 };
 typedef std::shared_ptr<emu_op> emu_op_ptr;
 
@@ -80,41 +81,42 @@ struct emu_allocation {
     size_t n, charged;
     bool freed;
     int serial;
-    bool managed = false, open = false; // open: the host's code may use it now
+    bool managed = false, open = false; // open: the host's code may use the memory
 };
 struct emu_device {
     char *mapped = nullptr;               // result of mmap
-    char *base = nullptr, *end = nullptr; // of the device's addresses, a number of whole huge pages
+    char *base = nullptr, *end = nullptr; // range of the device's addresses: whole huge pages
     char *bottom = nullptr; // [bottom, end) has been handed out; each address is handed out only once
     char *shadow = nullptr; // cells of the trace build
     size_t used = 0, limit = 0;
     int major = 9, minor = 0;                // compute capability
     bool concurrent = true;                  // cudaDevAttrConcurrentManagedAccess
     std::vector<emu_allocation> allocations; // by address, the highest first
-    unsigned peers = 0;                      // mask of the devices whose memory it may reach
-    unsigned wrong[EMU_MOST_DEVICES] = {};   // by sender: faults of its link (EMU_NO_ACCESS ...)
+    unsigned peers = 0;                      // mask of the devices whose memory the device may reach
+    unsigned wrong[EMU_MOST_DEVICES] = {};   // faults of the links from each device (EMU_NO_ACCESS ...)
     bool readable = false;                   // whether [bottom, end) is accessible now
     emu_stream *legacy = nullptr;
 };
 
-// ---------------------------------------------------------------------------------- the block that runs
+// ---------------------------------------------------------------------------------- the running block
 struct emu_fiber { void *sp; char *stack; size_t size; void *fake; int thread; };
 struct emu_thread {
     emu_fiber *fiber;
     const char *what, *file;
     int line;
-    bool done, began; // began: it has called tt__begin_kernel
+    bool done, began; // began: the thread has called tt__begin_kernel
     uint16_t warp_epoch;
 };
-struct emu_slot { void *key; char *p; size_t n; const char *name; }; // a TT__SHARED array of this block
+// a TT__SHARED array of the running block
+struct emu_slot { void *key; char *p; size_t n; const char *name; };
 struct emu_running_block {
-    int current = -1;         // thread, or -1: no kernel runs
+    int current = -1;         // the running thread; -1: no kernel runs
     bool in_kernel = false;   // the kernel's own code runs, not the emulator's
     int threads = 0;
     uint32_t index = 0;       // number of the block in the grid
-    uint16_t epoch = 0;       // barriers so far
+    uint16_t epoch = 0;       // number of barriers so far
     size_t dynamic = 0;       // bytes of dynamic shared memory
-    bool chained = false;     // it may begin before the kernel before it is done
+    bool chained = false;     // it may begin before the previous kernel is done
     emu_thread thread[EMU_MOST_THREADS];
     std::vector<emu_slot> slots;
 };
@@ -122,11 +124,11 @@ struct emu_running_block {
 extern std::recursive_mutex emu_lock;
 extern emu_device emu_devices[EMU_MOST_DEVICES];
 extern int emu_device_count;
-extern size_t emu_address_space; // bytes of one device
+extern size_t emu_address_space; // bytes of addresses of one device
 extern emu_running_block emu_block;
 extern emu_fiber *emu_current_fiber;
 extern emu_op *emu_current_op;
-extern emu_clock emu_host_clock; // one clock for all host threads: each knows what any of them has waited for
+extern emu_clock emu_host_clock; // one clock of all host threads, which know each other's waits
 extern char *emu_shared_arena;
 extern emu_counts emu_stats;
 extern unsigned emu_refused; // algorithms that cuBLASLt refuses, a bit each
@@ -135,17 +137,18 @@ extern double emu_product_us[4], emu_epilogue_us; // see emu_set_product_times
 
 struct emu_pinned { char *p; size_t n; bool registered; char *shadow; }; // pinned memory of the host
 
-int emu_device_of(const void *p); // -1: host memory
+int emu_device_of(const void *p); // returns -1 for host memory
 emu_pinned *emu_find_pinned(const void *p); // the pinned memory that holds p, or nullptr
 emu_allocation *emu_find_allocation(int device, const void *p);
 void emu_describe(const void *p, char *text, size_t size);
-cudaError_t emu_enter(const char *call); // begins every API call, under the lock: counts it, injects faults
+// begins every API call, under the lock: counts calls, injects faults
+cudaError_t emu_enter(const char *call);
 cudaError_t emu_error(cudaError_t e);    // stores e for cudaGetLastError
 cudaError_t emu_enqueue(cudaStream_t s, emu_work work);
-int emu_stream_device(cudaStream_t s); // -1: no such stream
+int emu_stream_device(cudaStream_t s); // returns -1 if the stream does not exist
 int emu_current_device();
 void emu_count_object(int by); // counts handles of cuBLAS for emu_live_objects
-bool emu_bad_range(const void *p, size_t n); // begins in device memory, and leaves a live allocation
+bool emu_bad_range(const void *p, size_t n); // the range begins in device memory and leaves a live allocation
 uint64_t emu_random();
 
 // ---------------------------------------------------------------------------------- the trace build's checks
@@ -160,7 +163,7 @@ void emu_trace_pinned(emu_pinned &m);
 void emu_trace_pinned_gone(emu_pinned &m);
 void emu_trace_op(const emu_op &op);
 void emu_trace_pins(const emu_op &op);
-void emu_trace_undefined(const void *p, size_t n); // shared memory to which a cp.async is in flight
+void emu_trace_undefined(const void *p, size_t n); // for shared memory to which a cp.async is in flight
 void emu_touch(const void *p, size_t n, emu_access access, const char *file = nullptr, int line = 0);
 #else
 inline void emu_trace_reset() {}

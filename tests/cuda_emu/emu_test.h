@@ -1,5 +1,5 @@
-// emu_test.h - tests/test.h for programs without tinytrain.h, with the same names and the same output. The
-// program's arguments are patterns ('*') of the tests to run.
+// emu_test.h - tests/test.h for programs without tinytrain.h, with the macros and the output of tests/test.h.
+// The program's arguments are patterns ('*') of the tests to run.
 #ifndef TT_EMU_TEST_H
 #define TT_EMU_TEST_H
 #include <math.h>

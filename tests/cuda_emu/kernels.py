@@ -21,7 +21,7 @@ def kernels_of(path):
 
 
 def instances_of(program, kernels):
-    """Returns the kernels in a program by address: (name, instance). An instance has its template
+    """Returns {address: (name, instance)} of the kernels in a program. An instance includes template
     arguments."""
     listing = subprocess.run(["nm", "-C", program], stdout=subprocess.PIPE, text=True, check=True).stdout
     found = {}

@@ -31,8 +31,8 @@ with open(os.path.join(HERE, "emu.mk")) as makefile:
     DEFINES = re.search(r"^EMU_DEFINES\s*:= ((?:.*\\\n)*.*)", makefile.read(), re.M).group(1)
 DEFINES = re.findall(r"-D\S+", DEFINES) + ["-I" + HERE, "-I" + ROOT]
 
-# Programs that are linked with a .cu: a program, arguments of all its runs, and how its tests are divided
-# into runs: (pattern, environment variable or, if None, argument).
+# Programs that are linked with a .cu: (program, arguments of all runs, pattern of the parts of the tests,
+# environment variable that names a part; None: an argument names it). Each part is a run.
 LINKED = {
     "tinytrain_cuda.cu": [
         ("tests/test_ops.c", ["reference_cuda", "gradient_cuda"], r"^    X\((\w+), [A-Z]", "TT_TEST_CASE"),
@@ -43,7 +43,7 @@ LINKED = {
     ],
 }
 
-# The right sides of bounds: numbers of rows, columns, elements.
+# A pattern of the right sides of bounds: numbers of rows, columns, elements.
 EXTENT = (r"(?:(?:\w+\.)?(?:cols|rows|n|length|queries|count|head_size|end|to|all|parts|left|width|columns)"
           r"|g\.[mk])")
 TERM = r"(?:\(int\))?[\w.]+(?:\[\w+\])?"
@@ -75,7 +75,7 @@ MUTATIONS = [
     ("no bound", r"if \(%s < %s && (?P<at>\w+ < \w+)\)" % (SUM, TERM), "true"),
 ]
 
-# (file, mutation, the line or a part of it): why the mutant is as correct as the original
+# (file, mutation, the line or a part of the line): why the mutant is as correct as the original
 EQUIVALENT = {
     ("sample.cu", "no zero fill", "tt__cp_async_16(to_"):
         "rows past the end then hold row 0, which is as good: the sums that they enter are not stored",
@@ -172,7 +172,7 @@ def code_regions(text):
 
 
 def on_device(text, at):
-    """Returns whether a place is in a function of the device, or in a struct with one."""
+    """Returns whether a place is in a device function, or in a struct that has a device function."""
     header = max(m.start()
                  for m in re.finditer(r"^(?:template|static|struct|extern|inline|__)", text[:at], re.M))
     return bool(re.search(r"__global__|__device__", text[header:at]))
@@ -202,7 +202,7 @@ def switched(text, found, name):
         first, last = found[k][3:5]
         choice = ""
         out.append(text[at:first])
-        while k < len(found) and found[k][3] < last: # several mutants of one place
+        while k < len(found) and found[k][3] < last: # one place may have several mutants
             assert found[k][3:5] == (first, last), found[k]
             choice += "emu_is(%d) ? %s : " % (k, found[k][5])
             k += 1
@@ -226,7 +226,7 @@ def build_runtime(cxx, build, folder):
 
 
 def build_programs(options, build, folder, name):
-    """Builds the programs of a build. Returns their paths."""
+    """Compiles and links the programs of a build. Returns the paths of the programs."""
     def compiled(p):
         target = os.path.join(folder, "%s.%s.o" % (p, build))
         subprocess.run([options.cxx, "-std=c++17", "-g", "-w", *FLAGS[build].split(), *DEFINES, "-x", "c++",
@@ -246,7 +246,7 @@ def build_programs(options, build, folder, name):
     paths, runtime = {}, [compiled(name), *runtime]
     for p in sorted({p for p, *_ in LINKED[name]}):
         target = os.path.join(folder, "%s%s.o" % (os.path.basename(p), ".asan" * bool(sanitize)))
-        if not os.path.exists(target): # the host's code is the same in the plain and the trace build
+        if not os.path.exists(target): # the plain and the trace build share the host's code
             subprocess.run([options.cc, "-std=c99", "-g", *(sanitize or ["-O2"]), "-DTINYTRAIN_CUDA",
                             "-DTT_EMULATE", "-DTINYTRAIN_NO_AVX2", *DEFINES, "-c",
                             os.path.join(ROOT, p), "-o", target], check=True)
@@ -325,7 +325,8 @@ def main():
         for b in builds:
             paths[b] = build_programs(options, b, folder, name)
 
-        def original_run(b, k): # seconds of run k of the original, and the mutants that it reaches
+        # returns the seconds of run k of the original, and the mutants that it reaches
+        def original_run(b, k):
             if (b, k) not in originals:
                 begin = time.time()
                 wrong = verdict(paths[b], runs[k], reached=reached)
@@ -336,8 +337,8 @@ def main():
                     originals[b, k] = time.time() - begin, set(map(int, f))
             return originals[b, k]
 
-        # Other builds may leave out other parts of a test, so their runs of the original are made when
-        # needed.
+        # Runs of the original in other builds are made when needed, because other builds may leave out other
+        # parts of a test.
         for k in range(len(runs)):
             original_run(builds[0], k)
         quickest = sorted(range(len(runs)), key=lambda k: original_run(builds[0], k)[0])
@@ -350,7 +351,7 @@ def main():
         for k in wanted:
             what, number, line = found[k][:3]
             seen, tried = {}, {}
-            # The first build made is the best at telling what is reached, the last one notices most.
+            # The first build tells best which mutants are reached, and the last build notices most.
             for b in reversed(builds):
                 seen[b], tried[b], spent = None, 0, 0
                 if options.first and any(seen.values()):

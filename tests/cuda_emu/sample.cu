@@ -1,5 +1,5 @@
 // sample.cu - small versions of the kernels and host code of tinytrain_cuda.cu: a sample for the emulator to
-// run and for mutate.py to mutate. Also builds with nvcc, and then runs on a GPU: nvcc -gencode
+// run and for mutate.py to mutate. Also builds with nvcc, to run on a GPU: nvcc -gencode
 // arch=compute_90a,code=sm_90a tests/cuda_emu/sample.cu (not in this folder, where nvcc would find the
 // emulator's cuda_runtime.h instead of its own)
 #include <cuda_runtime.h>
@@ -80,7 +80,8 @@ __global__ void add(float *a, const float *b, int n)
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) a[i] += b[i];
 }
 
-__global__ void fill(float *a, int n, int rank, int round) // integers, so that sums are exact in any order
+// writes integers, so that sums are exact in any order
+__global__ void fill(float *a, int n, int rank, int round)
 {
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
         a[i] = (float)((i * 7 + rank * 13 + round * 5) % 101);
@@ -88,7 +89,7 @@ __global__ void fill(float *a, int n, int rank, int round) // integers, so that 
 
 // =========================================================================================== matrix product
 // c (M, N) = a (M, K) b (N, K)^T, K a multiple of 32. 4 warps (2 x 2) compute a tile of 64 x 64 in steps of
-// 32, double-buffered. Rows have 80 bytes, so that eight of them are in different banks.
+// 32, double-buffered. Rows have 80 bytes, so that eight rows are in different banks.
 enum { GEMM_PITCH = 40, GEMM_SHARED = 2 * 2 * 64 * GEMM_PITCH * 2 };
 __global__ void __launch_bounds__(128) gemm(float *c, const bf16 *a, const bf16 *b, int M, int N, int K)
 {
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(128) gemm(float *c, const bf16 *a, const bf16 
     int t = threadIdx.x, lane = t & 31, warp = t >> 5, warp_m = warp >> 1, warp_n = warp & 1,
         m0 = blockIdx.y * 64, n0 = blockIdx.x * 64;
     float sum[2][4][4] = {};
-    auto load = [&](int stage, int k0) { // rows beyond the end are zero
+    auto load = [&](int stage, int k0) { // fills rows beyond the end with zeros
         bf16 *to_a = tiles + stage * 2 * 64 * GEMM_PITCH, *to_b = to_a + 64 * GEMM_PITCH;
         for (int i = t; i < 256; i += 128) {
             int r = i >> 2, k = (i & 3) * 8;
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(128) gemm(float *c, const bf16 *a, const bf16 
                 }
             }
         }
-        __syncthreads(); // before the next load overwrites this stage
+        __syncthreads(); // so that the next load may overwrite this stage
     }
     for (int i = 0; i < 2; i++) {
         for (int j = 0; j < 4; j++) {
@@ -147,7 +148,7 @@ __global__ void __launch_bounds__(128) gemm(float *c, const bf16 *a, const bf16 
 
 // =========================================================================================== attention
 // Causal, head width 64, q, k, v and o: (heads, T, 64), T a multiple of 64. A block takes 64 queries of one
-// head, a warp 16 of them (Dao, "FlashAttention-2", algorithm 1). lse (heads, T): log of the sum of
+// head, a warp takes 16 queries (Dao, "FlashAttention-2", algorithm 1). lse (heads, T): log of the sum of
 // exponentials of each row.
 enum { HEAD_PITCH = 72, ATTENTION_SHARED = 3 * 64 * HEAD_PITCH * 2 };
 __global__ void __launch_bounds__(128)
@@ -182,7 +183,7 @@ __global__ void __launch_bounds__(128)
                 tt__mma_16816<bf16>(s[2 * j + 1], fa, b1);
             }
         }
-        for (int h = 0; h < 2; h++) { // rows lane/4 and lane/4+8
+        for (int h = 0; h < 2; h++) { // h: rows lane/4 and lane/4+8
             int row = q0 + warp * 16 + (lane >> 2) + h * 8;
             float m = largest[h], z = 0;
             for (int j = 0; j < 8; j++) {
@@ -233,7 +234,7 @@ __global__ void __launch_bounds__(128)
 
 // =========================================================================================== ring all-reduce
 // Replaces data[r] by the sum over all ranks. Every device has a copy and a compute stream. The all-reduce
-// starts after the work on the compute streams, and the compute streams wait for its end.
+// starts after the work on the compute streams, and the compute streams wait until the all-reduce ends.
 #define TRY(x) do { if ((err = (x)) != cudaSuccess) goto fail; } while (0)
 enum { MOST_RANKS = 8 };
 struct ring {
@@ -247,7 +248,8 @@ struct ring {
 
 inline void ring_free(ring *R)
 {
-    for (int r = 0; r < R->ranks; r++) { // before any memory is freed: a peer may still be writing to it
+    // waits before any memory is freed, because a peer may still write to it
+    for (int r = 0; r < R->ranks; r++) {
         cudaSetDevice(r);
         if (R->copy[r]) cudaStreamSynchronize(R->copy[r]);
         if (R->compute[r]) cudaStreamSynchronize(R->compute[r]);
@@ -335,8 +337,8 @@ inline cudaError_t ring_all_reduce(ring *R)
             TRY(cudaEventRecord(R->gathered[r][s], R->copy[r]));
         }
     }
-    // A compute stream continues when all chunks have arrived at its device and no peer reads from its device
-    // any longer.
+    // A compute stream continues when all chunks have arrived at its device and peers no longer read from
+    // that device.
     for (int r = 0; r < n; r++) {
         TRY(cudaSetDevice(r));
         TRY(cudaStreamWaitEvent(R->compute[r], R->gathered[(r + n - 1) % n][n - 2], 0));

@@ -41,7 +41,7 @@ static uint64_t conversion_hash(int which)
         for (uint32_t i = 0; i < 256; i++)
             mix(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)i, which == 2 ? __NV_E4M3 : __NV_E5M2).x);
     } else {
-        for (uint64_t i = 0; i < (1ull << 32); i += 4093) { // a prime, so that low bits vary as well
+        for (uint64_t i = 0; i < (1ull << 32); i += 4093) { // 4093 is a prime, so that low bits vary as well
             for (uint32_t k = 0; k < 3; k++) {
                 // k > 0: a number near a tie.
                 uint32_t u = (uint32_t)i + (k == 0 ? 0
@@ -132,7 +132,7 @@ TEST(mma_fragments_lie_as_the_manual_says)
         randomise(b);
         for (size_t i = 0; i < 256; i++) ha.host[i] = __float2half_rn(random_number());
         for (size_t i = 0; i < 128; i++) hb.host[i] = __float2half_rn(random_number());
-        for (auto &v : fa.host) v = (float)(int)(random_number() * 500); // exact in TF32
+        for (auto &v : fa.host) v = (float)(int)(random_number() * 500); // integers, which are exact in TF32
         for (auto &v : fb.host) v = (float)(int)(random_number() * 500);
         ha.up();
         hb.up();
@@ -161,8 +161,8 @@ TEST(tf32_rounds_to_nearest_away_from_zero)
 #endif
 }
 
-// Products by the two warpgroups of a block: d (64, 64) = a b^T of a, b (64, 64); then d += a c of c (64,
-// 64), with the rows of a in registers; then d += a^T c, without a wait before the product is issued.
+// The two warpgroups of a block multiply matrices of (64, 64): d = a b^T; then d += a c, with the rows of a
+// in registers; then d += a^T c, without a wait before the product is issued.
 template <class T> __device__ void put_swizzled(T *tile, const T *from)
 {
     for (int i = threadIdx.x; i < 64 * 8; i += 256) {
@@ -303,8 +303,8 @@ TEST(phases_end_with_the_last_arrival)
     }
 }
 
-// Tests each load of 8 x 8 matrices: out[matrix][lane] = the thread's two numbers. in (32, 8): four matrices
-// one below the other.
+// Tests each load of 8 x 8 matrices: out[matrix][lane] gets the lane's two numbers. in (32, 8) holds four
+// matrices, one below another.
 __global__ void ldmatrix_all(uint32_t *out, const uint16_t *in)
 {
     TT__SHARED(uint16_t, tile, [32][8]);
@@ -349,7 +349,7 @@ TEST(ldmatrix_gives_each_lane_its_part)
     }
 }
 
-// cp.async of 4, 8 and 16 bytes, in three groups, with cut tails that become zero.
+// Copies by cp.async 4, 8 and 16 bytes, in three groups. Copies with fewer source bytes put zeros at the end.
 __global__ void cp_async_all(uint32_t *out, const uint32_t *in)
 {
     TT__SHARED(uint32_t, tile, [3][32][4]);
@@ -402,7 +402,7 @@ __global__ void warp_functions(int *out)
     o[7] = __reduce_min_sync(all, lane - 5);
     o[8] = (int)__reduce_max_sync(all, (unsigned)(lane - 5));
     o[9] = (int)__reduce_xor_sync(all, (unsigned)(lane * lane));
-    o[10] = __shfl_xor_sync(mine, t, 15); // each half of a warp by itself
+    o[10] = __shfl_xor_sync(mine, t, 15); // each half of a warp shuffles by itself
     if (lane < 16) o[11] = (int)__reduce_or_sync(mine, 1u << lane);
     else o[11] = (int)__reduce_and_sync(mine, ~(1u << lane));
     o[12] = __syncthreads_count(t % 5 == 0);
@@ -433,7 +433,7 @@ TEST(warp_functions_agree_with_loops)
     }
 }
 
-// In each turn all lanes read the number. After a __syncwarp one lane reads it again and writes it: no race.
+// In each turn all lanes read `count`. After a __syncwarp one lane reads and writes `count`: no race.
 __global__ void warp_counter(int *out)
 {
     TT__SHARED(int, count, [2]);
@@ -586,7 +586,7 @@ TEST(copies_in_one_and_two_dimensions)
 }
 
 // ============================================================================= order of operations
-// Runs a producer on one stream and a consumer on another. `wait`: the consumer waits for the producer's
+// Runs a producer on one stream and a consumer on another. If `wait`, the consumer waits for the producer's
 // event.
 static bool consumer_sees_producer(bool wait)
 {
@@ -671,8 +671,8 @@ TEST(legacy_stream_waits_for_blocking_streams)
         buffer<float> a(n);
         OK(cudaStreamCreate(&blocking));
         OK(TT__LAUNCH(fill, 2, 64, 0, blocking, a.device, n, 0, 0));
-        OK(TT__LAUNCH(multiply_by, 2, 64, 0, 0, a.device, n, 3.0f)); // the legacy stream waits ...
-        OK(TT__LAUNCH(add, 2, 64, 0, blocking, a.device, a.device, n)); // ... and the add for it
+        OK(TT__LAUNCH(multiply_by, 2, 64, 0, 0, a.device, n, 3.0f)); // waits for `blocking`
+        OK(TT__LAUNCH(add, 2, 64, 0, blocking, a.device, a.device, n)); // waits for the legacy stream
         a.down();
         for (int i = 0; i < n; i++) CHECK(a.host[(size_t)i] == 6.0f * (float)(i * 7 % 101));
         OK(cudaStreamDestroy(blocking));
@@ -727,7 +727,7 @@ struct captured { cudaGraph_t graph = nullptr; cudaGraphExec_t exec = nullptr; }
 static cudaError_t capture_two_streams(captured *c, cudaStream_t s, cudaStream_t t, float *a, float *b, int n,
                                        int rank)
 {
-    event fork, join; // they may be destroyed when the capture has ended
+    event fork, join; // may be destroyed after the capture
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
     OK(cudaEventRecord(fork, s));
     OK(cudaStreamWaitEvent(t, fork, 0));
@@ -753,16 +753,17 @@ TEST(graphs_are_captured_replayed_and_updated)
         OK(cudaGraphInstantiate(&first.exec, first.graph, 0));
         OK(cudaGraphGetNodes(first.graph, nullptr, &nodes));
         CHECK(nodes >= 2);
-        // Launches of one graph run one after another.
+        // Launches of a graph run one after another.
         for (int i = 0; i < 3; i++) OK(cudaGraphLaunch(first.exec, i % 2 ? s.s : t.s));
-        OK(cudaGraphExecUpdate(first.exec, second.graph, &info)); // launches in flight keep their arguments
+        // launches in flight keep their old arguments
+        OK(cudaGraphExecUpdate(first.exec, second.graph, &info));
         CHECK_EQUAL(info.result, cudaGraphExecUpdateSuccess);
         OK(cudaGraphLaunch(first.exec, s));
         OK(cudaStreamSynchronize(s));
         a.down();
         for (int i = 0; i < n; i++)
             CHECK(a.host[(size_t)i] == 3.0f * (float)((i * 7 + 13) % 101) + (float)((i * 7 + 26) % 101));
-        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // a graph of another shape
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // captures a graph of another shape
         OK(TT__LAUNCH(add, 4, 64, 0, s, a.device, b.device, n));
         OK(cudaStreamEndCapture(s, &other.graph));
         CHECK_EQUAL(cudaGraphExecUpdate(first.exec, other.graph, &info), cudaErrorGraphExecUpdateFailure);
@@ -818,7 +819,8 @@ TEST(captures_refuse_what_cuda_refuses)
         CHECK_EQUAL(cudaStreamEndCapture(0, &g), cudaErrorIllegalState); // no stream is captured
         CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorIllegalState);
 
-        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // ends it on a forked stream
+        // ends the capture on a forked stream
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
         OK(cudaEventRecord(e, s));
         OK(cudaStreamWaitEvent(t, e, 0));
         OK(TT__LAUNCH(fill, 1, 64, 0, t, a.device, 64, 0, 0));
@@ -867,7 +869,7 @@ TEST(captures_refuse_what_cuda_refuses)
         OK(cudaStreamEndCapture(s, &g));
         OK(cudaGraphDestroy(g));
 
-        OK(cudaEventRecord(outside, t)); // a dependency that the graph cannot hold
+        OK(cudaEventRecord(outside, t)); // records a dependency that no graph can hold
         OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
         CHECK_EQUAL(cudaStreamWaitEvent(s, outside, 0), cudaErrorStreamCaptureIsolation);
         CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
@@ -911,7 +913,8 @@ TEST(misuse_has_cudas_error_codes)
         // The stream belongs to another device.
         CHECK_EQUAL(TT__LAUNCH(fill, 1, 32, 0, s0, p, 1, 0, 0), cudaErrorInvalidResourceHandle);
         CHECK_EQUAL(cudaEventRecord(e1, s0), cudaErrorInvalidResourceHandle);
-        CHECK_EQUAL(cudaMemcpyPeerAsync(b, 0, p, 1, 256, s1), cudaErrorInvalidValue); // the devices swapped
+        // the devices are swapped
+        CHECK_EQUAL(cudaMemcpyPeerAsync(b, 0, p, 1, 256, s1), cudaErrorInvalidValue);
         CHECK_EQUAL(cudaMemcpyAsync(b, p, 257, cudaMemcpyDeviceToDevice, s1), cudaErrorInvalidValue);
         CHECK_EQUAL(cudaMemcpyAsync(b, p, 4, cudaMemcpyHostToDevice, s1), cudaErrorInvalidValue);
         CHECK_EQUAL(cudaMemcpyAsync(b, p, 4, (cudaMemcpyKind)9, s1), cudaErrorInvalidMemcpyDirection);
@@ -934,11 +937,11 @@ TEST(misuse_has_cudas_error_codes)
         OK(cudaSetDevice(0));
         emu_configure(0, 0, 0, 0);
         CHECK_EQUAL(cudaGetDeviceCount(&value), cudaErrorNoDevice);
-        emu_configure(2, (size_t)1 << 20, 0, 0); // without peer access
+        emu_configure(2, (size_t)1 << 20, 0, 0); // devices have no peer access
         OK(cudaDeviceCanAccessPeer(&can, 0, 1));
         CHECK(!can);
         CHECK_EQUAL(cudaDeviceEnablePeerAccess(1, 0), cudaErrorPeerAccessUnsupported);
-        OK(cudaStreamCreate(&s0.s)); // so that the destructors have something to destroy
+        OK(cudaStreamCreate(&s0.s)); // gives the destructors something to destroy
         OK(cudaMalloc(&a.device, 4));
     }
 }
@@ -953,7 +956,7 @@ TEST(kernels_reach_peers_once_enabled)
         OK(cudaMalloc(&b, sizeof back));
         OK(cudaDeviceEnablePeerAccess(0, 0));
         OK(TT__LAUNCH(fill, 1, 64, 0, 0, b, 64, 0, 0));
-        OK(TT__LAUNCH(add, 1, 64, 0, 0, b, a.device, 64)); // reads device 0
+        OK(TT__LAUNCH(add, 1, 64, 0, 0, b, a.device, 64)); // reads memory of device 0
         OK(cudaMemcpy(back, b, sizeof back, cudaMemcpyDeviceToHost));
         for (int i = 0; i < 64; i++) CHECK(back[i] == (float)(i * 7 % 101));
         OK(cudaFree(b));
@@ -961,8 +964,8 @@ TEST(kernels_reach_peers_once_enabled)
     }
 }
 
-// Copies and loads from another device bring wrong bytes, each only if it is told to. What comes in the other
-// direction or through the host is right.
+// Copies or loads from another device bring wrong bytes if emu_set_link says so. Bytes that come in the other
+// direction or through the host are right.
 TEST(links_that_bring_wrong_bytes)
 {
     enum { N = 3000 };
@@ -989,7 +992,7 @@ TEST(links_that_bring_wrong_bytes)
             CHECK(bad[2][0] == 0 && bad[2][1] == 0);
             CHECK_EQUAL(bad[1][0] > 0, (wrong & (EMU_NO_ACCESS | EMU_WRONG_COPIES)) == EMU_WRONG_COPIES);
             CHECK_EQUAL(bad[1][1] > 0, wrong != 0 && wrong != EMU_WRONG_COPIES);
-            // One wrong byte in 256 numbers.
+            // At most one byte is wrong in 256 numbers.
             CHECK(bad[1][0] <= N / 256 + 1 && (wrong & EMU_NO_ACCESS || bad[1][1] <= N / 256 + 1));
             for (int d = 1; d < 3; d++) OK(cudaFree(b[d]));
             OK(cudaSetDevice(0));
@@ -1001,7 +1004,7 @@ TEST(links_that_bring_wrong_bytes)
     OK(cudaDeviceEnablePeerAccess(1, 0));
 }
 
-// Kernels load from pinned memory, whichever device allocated or wrote it, if an event orders the accesses.
+// If an event orders the accesses, kernels load from pinned memory of any device.
 TEST(kernels_load_from_pinned_memory)
 {
     FOR_SEEDS(10, 2, 0) {
@@ -1047,13 +1050,13 @@ TEST(memory_has_a_limit_and_leaks_are_counted)
     CHECK(strncmp(what, "1 device allocations", 20) == 0);
     OK(cudaFree(p));
     CHECK_EQUAL(emu_live_objects(nullptr, 0), 0);
-    for (int i = 0; i < 50; i++) { // memory is returned
+    for (int i = 0; i < 50; i++) { // cudaFree returns the memory
         OK(cudaMalloc(&p, (size_t)1 << 16));
         OK(cudaFree(p));
     }
 }
 
-// Managed memory takes none of the device's memory. Host and device use it in turn, at the same address.
+// Managed memory takes none of the device's memory. Host and device alternate in using it, at one address.
 TEST(managed_memory_is_the_hosts_and_the_devices)
 {
     enum { N = 5000 };
@@ -1067,7 +1070,7 @@ TEST(managed_memory_is_the_hosts_and_the_devices)
             stream s;
             buffer<float> ordinary(N);
             OK(cudaMemGetInfo(&before, &total));
-            OK(cudaMallocManaged(&large, (size_t)1 << 20)); // more than the device has
+            OK(cudaMallocManaged(&large, (size_t)1 << 20)); // more bytes than the device has
             OK(cudaMallocManaged(&p, N * sizeof *p));
             OK(cudaMemGetInfo(&available, &total));
             CHECK(available == before && total == (size_t)1 << 16);
@@ -1139,7 +1142,7 @@ TEST(faults_are_injected_once_or_on_end)
     OK(cudaMalloc(&p, 64));
     CHECK_EQUAL(cudaMalloc(&q, 64), cudaErrorLaunchFailure);
     OK(cudaMalloc(&q, 64));
-    emu_inject_fault(1, cudaErrorLaunchFailure, 1000); // the device is lost; calls that release still do
+    emu_inject_fault(1, cudaErrorLaunchFailure, 1000); // all later calls fail; calls that release still do
     CHECK_EQUAL(cudaStreamCreate(&s), cudaErrorLaunchFailure);
     CHECK(cublasLtCreate(&lt) != CUBLAS_STATUS_SUCCESS);
     CHECK_EQUAL(cudaDeviceSynchronize(), cudaErrorLaunchFailure);
@@ -1260,7 +1263,7 @@ template <class T> static void random_values(buffer<T> &b)
     for (auto &v : b.host) v = from_float<T>(random_number());
     b.up();
 }
-// element (row, column) of op(x), for a column-major x
+// Returns element (row, column) of op(x), for a column-major x.
 template <class T>
 static double at(const buffer<T> &x, bool transpose, int row, int column, int ld, int first = 0)
 {
@@ -1384,7 +1387,7 @@ static void check_epilogue(cublasLtEpilogue_t epilogue, float beta_value, double
     const bool gelu = writes_aux || epilogue == CUBLASLT_EPILOGUE_GELU ||
                       epilogue == CUBLASLT_EPILOGUE_GELU_BIAS;
     const float alpha = 1.5f, beta = beta_value;
-    // The layouts that the sums of an operand need.
+    // The sums of an operand need these layouts.
     const bool ta = epilogue != CUBLASLT_EPILOGUE_BGRADA, tb = epilogue == CUBLASLT_EPILOGUE_BGRADB;
     const int lda = ta ? k : m, ldb = tb ? n : k;
     lt_call call(CUBLAS_COMPUTE_32F, data_type<T>::value, data_type<T>::value, data_type<D>::value,
@@ -1418,7 +1421,7 @@ static void check_epilogue(cublasLtEpilogue_t epilogue, float beta_value, double
     std::vector<D> aux_before = aux.host, bias_before = bias.host;
     aux.down();
     bias.down();
-    // For DGELU_BGRAD: sums of D as it is written, so the rounding of each number counts.
+    // DGELU_BGRAD sums D as written, so the rounding of each number counts.
     std::vector<double> bias_gradient((size_t)std::max(m, n)), rounding((size_t)std::max(m, n));
     for (int j = 0; j < n; j++) {
         for (int i = 0; i < m; i++) {
@@ -1467,7 +1470,7 @@ TEST(cublaslt_epilogues)
             check_epilogue<float, float>(e, 0.5f, 1e-5);
         }
         check_epilogue<bf16, float>(CUBLASLT_EPILOGUE_DEFAULT, 1, 1e-5);
-        for (int b_wants = 0; b_wants < 2; b_wants++) { // a layout other than the one that the sums need
+        for (int b_wants = 0; b_wants < 2; b_wants++) { // a layout that does not suit the sums
             lt_call other(CUBLAS_COMPUTE_32F, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, 64, 64, 64,
                           true, false);
             buffer<bf16> bias(64);
@@ -1477,7 +1480,7 @@ TEST(cublaslt_epilogues)
             other.workspace(1 << 20);
             CHECK_EQUAL(other.query(), CUBLAS_STATUS_NOT_SUPPORTED);
         }
-        // cublasLtMatmul refuses a bias that no epilogue uses, but the heuristic does not.
+        // cublasLtMatmul refuses a bias without an epilogue for it; the heuristic accepts it.
         const float one = 1, zero = 0;
         buffer<bf16> x(1024);
         lt_call call(CUBLAS_COMPUTE_32F, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, 16, 8, 24, true,
@@ -1565,9 +1568,9 @@ TEST(cublaslt_fp8_with_scales)
 // Returns the exponent of x, but at least `smallest`: the exponent of subnormal numbers.
 static int exponent_from(double x, int smallest) { return x == 0 ? smallest : std::max(ilogb(x), smallest); }
 static double cut(double x, int last) { return ldexp(trunc(ldexp(x, -last)), last); }
-// Returns a sum of products as Hopper's tensor cores compute it, 32 products at a time. The products and the
-// sum so far are cut 13 bits after the point at the largest exponent, and so is their sum (MMA-Sim, arXiv
-// 2511.10909, FP8 of WGMMA).
+// Returns a sum of products as Hopper's tensor cores compute it, 32 products at a time. At the largest
+// exponent, the products and the sum so far are cut 13 bits after the point, and the new sum is cut there,
+// too (MMA-Sim, arXiv 2511.10909, FP8 of WGMMA).
 static float hopper_sum(const std::vector<double> &a, const std::vector<double> &b, int least_a, int least_b)
 {
     double sum = 0;
@@ -1664,23 +1667,23 @@ TEST(cublaslt_offers_and_refuses)
         CHECK_EQUAL(call.found, 4);
         CHECK(call.results[0].workspaceSize > call.results[1].workspaceSize &&
               call.results[1].workspaceSize > 0);
-        // The workspace is too small for this algorithm.
+        // The workspace is too small for the first algorithm.
         CHECK_EQUAL(run(x.device, &call.results[0].algo, 4096), CUBLAS_STATUS_INVALID_VALUE);
         OK(run(x.device, &call.results[0].algo, 1 << 20));
         OK(run(x.device, nullptr, 0));
         // A is not aligned to 16 bytes.
         CHECK_EQUAL(run(x.device + 1, &call.results[0].algo, 1 << 20), CUBLAS_STATUS_NOT_SUPPORTED);
         OK(run(x.device + 1, &call.results[3].algo, 0));
-        uint32_t alignment = 2; // the alignment of A, stated beforehand
+        uint32_t alignment = 2; // the alignment of A, as the caller promises it
         OK(cublasLtMatmulPreferenceSetAttribute(call.p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
                                                 &alignment, sizeof alignment));
         OK(call.query());
         CHECK_EQUAL(call.found, 1);
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_GELU_AUX);
-        CHECK_EQUAL(call.query(), CUBLAS_STATUS_NOT_SUPPORTED); // no auxiliary matrix
+        CHECK_EQUAL(call.query(), CUBLAS_STATUS_NOT_SUPPORTED); // the auxiliary matrix is missing
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, (void *)(x.device + 512));
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)20);
-        CHECK_EQUAL(call.query(), CUBLAS_STATUS_NOT_SUPPORTED); // its leading dimension is no multiple of 8
+        CHECK_EQUAL(call.query(), CUBLAS_STATUS_NOT_SUPPORTED); // 20 is no multiple of 8
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)16);
         OK(call.query());
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_BIAS);
@@ -1690,7 +1693,7 @@ TEST(cublaslt_offers_and_refuses)
                     CUBLAS_STATUS_INVALID_VALUE);
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_DEFAULT);
         OK(cudaSetDevice(1));
-        CHECK(run(x.device, nullptr, 0) != CUBLAS_STATUS_SUCCESS); // a handle belongs to its device
+        CHECK(run(x.device, nullptr, 0) != CUBLAS_STATUS_SUCCESS); // a handle works only on its device
         OK(cudaSetDevice(0));
         lt_call mixed(CUBLAS_COMPUTE_32F, CUDA_R_16BF, CUDA_R_16F, CUDA_R_16BF, CUDA_R_16BF, 16, 8, 24, false,
                       false);

@@ -1,4 +1,4 @@
-/* Allocations that fail, and mutated files. */
+/* Tests of allocations that fail, and of mutated files. */
 #pragma once
 
 /* --------------------------------------------------------------------------------- failures of allocation */
@@ -32,7 +32,7 @@ static bool use_everything(tt_context *ctx, const char *folder, const char *csv,
     return ok;
 }
 
-/* Each allocation fails once: an error says so, nothing leaks, nothing crashes. */
+/* Each allocation fails once: an error says so, and nothing leaks or crashes. */
 TEST(allocation_failures)
 {
     char folder[600], path[800], csv[800], safetensors[800];
@@ -56,7 +56,7 @@ TEST(allocation_failures)
         tt_context *ctx = tt_open(&o);
         REQUIRE(ctx);
         a.fail_at = a.calls + n;
-        size_t before = tt_allocated_bytes(ctx); /* the context's own bytes */
+        size_t before = tt_allocated_bytes(ctx); /* bytes of the context alone */
         bool ok = use_everything(ctx, folder, csv, safetensors);
         CHECK(ok == !a.failed);
         if (!ok) CHECK_ERROR(ctx, TT_ERR_MEMORY, "memory");
@@ -69,7 +69,7 @@ TEST(allocation_failures)
 
 /* --------------------------------------------------------------------------------------------------- fuzz */
 
-/* Files in memory. */
+/* A file in memory, which the context opens in place of a file on disk. */
 typedef struct memory_file { const char *bytes; size_t n; } memory_file;
 static void *memory_open(void *user, const char *path, char mode)
 {
@@ -188,7 +188,7 @@ TEST(fuzz)
         }
         free(exact);
     }
-    /* The mutations are mild enough that some files are still read. */
+    /* Some mutated files can still be read. */
     for (int i = 0; i < 4; i++) CHECK(good[i] > 20);
     CHECK(tt_allocated_bytes(ctx) == before);
     tt_close(ctx);

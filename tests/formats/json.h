@@ -6,7 +6,7 @@
 static bool parses(tt_context *ctx, const char *text, size_t n)
 {
     tt__json j;
-    char *exact = (char *)malloc(n ? n : 1); /* without a byte after the text, for the address sanitizer */
+    char *exact = (char *)malloc(n ? n : 1); /* has no byte after the text, for AddressSanitizer */
     memcpy(exact, text, n);
     bool ok = tt__json_parse(&j, ctx, "text", 0, exact, n) == TT_OK;
     tt__json_free(&j);

@@ -1,4 +1,4 @@
-/* The loader: batches, micro-batches, groups, capacity. */
+/* Tests of the loader: batches, micro-batches, groups, capacity. */
 #pragma once
 
 /* ------------------------------------------------------------------------------------------------- loader */
@@ -41,7 +41,7 @@ static epoch_log read_epoch(tt_loader *l, const tt_dataset *d, const tt_tokenize
             size_t bytes;
             const char *text = tt_dataset_text(d, b.index[i], &bytes);
             int length = tt_tokenize(k, text, bytes, want, o->max_length), from = b.seq_start[i];
-            /* The text is complete, without padding. */
+            /* The batch holds the complete text, without padding. */
             CHECK(b.seq_start[i + 1] - from == length && memcmp(b.ids + from, want, (size_t)length * 4) == 0);
             for (int p = 0; p < length; p++) CHECK(b.positions[from + p] == p && b.types[from + p] == 0);
             CHECK(b.labels[i] == tt_dataset_label(d, b.index[i]));
@@ -106,7 +106,7 @@ TEST(loader_batches)
                     }
                 }
                 if (threads == 0) { first = e; }
-                else { /* equal for any number of threads */
+                else { /* results are equal for any number of threads */
                     CHECK(first.seqs == e.seqs && first.micro == e.micro &&
                           memcmp(first.index, e.index, (size_t)e.seqs * sizeof *e.index) == 0 &&
                           memcmp(first.micro_of, e.micro_of, (size_t)e.seqs * sizeof(int)) == 0);
@@ -118,7 +118,8 @@ TEST(loader_batches)
                 if (shuffle && o.batch < 100)
                     CHECK(memcmp(first.index, second.index, (size_t)first.seqs * sizeof *first.index) != 0);
                 log_free(&again);
-                for (int step = expected; step >= 0; step -= 2) { /* a seek equals reading up to there */
+                /* a seek to a step equals reading up to the step */
+                for (int step = expected; step >= 0; step -= 2) {
                     epoch_log rest = read_epoch(l, d, k, &o, 1, step);
                     int skip = step * o.batch < second.seqs ? step * o.batch : second.seqs;
                     CHECK(rest.seqs == second.seqs - skip && rest.steps == expected - step);
@@ -138,8 +139,8 @@ TEST(loader_batches)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A table lists one class after the other, with texts cut to equal lengths. Steps with one class only are as
-   rare as by chance, which gives 2^-15 a step for two equal classes and 16 texts a step. */
+/* A table lists class after class, with texts cut to equal lengths. A step has one class no more often than
+   by chance: 2^-15 for two classes of equal size and 16 texts a step. */
 TEST(loader_mixes_texts_of_the_same_length)
 {
     test_allocator a;
@@ -172,8 +173,8 @@ TEST(loader_mixes_texts_of_the_same_length)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Micro-batches are greedy: each is full, in sequences or in tokens, or ends its step. Also checks length
-   buckets and seeds. */
+/* Each micro-batch is full, in sequences or in tokens, or ends its step. Also checks length buckets and
+   seeds. */
 TEST(loader_micro_batches)
 {
     test_allocator a, b;
@@ -243,7 +244,7 @@ TEST(loader_micro_batches)
           tt_loader_seek(l, 0, -1) == TT_ERR_ARGUMENT && tt_loader_seek(l, 0, 13) == TT_OK);
     CHECK(!tt_loader_next(l, &x) && tt_loader_status(l) == TT_OK);
     tt_loader_free(l);
-    for (int i = 0; i < 30; i++) { /* freed while its threads work */
+    for (int i = 0; i < 30; i++) { /* frees loaders while their threads work */
         o = tt_loader_options_default();
         o.threads = 1 + i % 4;
         l = tt_loader_new(ctx, d, k, &o);
@@ -286,7 +287,7 @@ TEST(loader_deals_out_to_groups)
         tt_loader_free(l);
         const int groups = o.parallel.groups = c[i].groups;
         const int seqs = (o.batch + o.accumulate * groups - 1) / (o.accumulate * groups);
-        for (int data = 0; data <= groups; data++) { /* 0: on one rank */
+        for (int data = 0; data <= groups; data++) { /* data 0: one rank */
             if (data && groups % data) continue;
             o.parallel.data = data;
             l = tt_loader_new(ctx, d, k, &o);
@@ -314,7 +315,7 @@ TEST(loader_deals_out_to_groups)
                     size_t bytes;
                     int32_t ids[30];
                     const char *text = tt_dataset_text(d, e.index[q], &bytes);
-                    /* The step holds the same texts without groups. */
+                    /* The step has equal texts with and without groups. */
                     CHECK(in[plain.index[q]] && plain.step_of[q] == e.step_of[q]);
                     tokens[m] += tt_tokenize(k, text, bytes, ids, 30);
                     peak = tokens[m] > peak ? tokens[m] : peak;
@@ -354,7 +355,7 @@ TEST(loader_deals_out_to_groups)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A trainer needs room for what the texts need, not for what max_length would allow. */
+/* A trainer needs room for the actual texts, not for texts of max_length. */
 TEST(loader_capacity_is_that_of_the_texts)
 {
     test_allocator a;

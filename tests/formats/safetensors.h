@@ -1,4 +1,4 @@
-/* safetensors: numbers, hostile files, faults while reading and writing. */
+/* Tests of safetensors: numbers, hostile files, faults while reading and writing. */
 #pragma once
 
 /* -------------------------------------------------------------------------------------------- safetensors */
@@ -84,7 +84,7 @@ TEST(safetensors_round_trip)
           strcmp(tt_safetensors_metadata(s, "format"), "pt") == 0 && !tt_safetensors_metadata(s, "x"));
     tt_safetensors_close(s);
 
-    /* Writes the same bytes once more; then a file without tensors. */
+    /* A second writer makes a file of the same bytes; the next file has no tensors. */
     size_t n, m;
     char *first = test_read(path, &n);
     w = tt_safetensors_begin(ctx, path, t, TEST_COUNT(t), metadata);
@@ -119,7 +119,7 @@ TEST(safetensors_numbers)
         memcpy(data.bytes + n, v_, sizeof v_); \
         n += sizeof v_; \
     } while (0)
-    PUT(uint8_t, 0, 255, 3); /* an odd size, so that the later tensors are unaligned */
+    PUT(uint8_t, 0, 255, 3); /* an odd size, so that later tensors are unaligned */
     PUT(double, 1.5, -2.25, 1e300, HUGE_VAL);
     PUT(float, 1.25f, -0.0f);
     PUT(uint16_t, 0x3F80, 0xFF80);
@@ -279,7 +279,7 @@ TEST(safetensors_hostile)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(safetensors_null_metadata) /* means no metadata, as in the library safetensors */
+TEST(safetensors_null_metadata) /* null means no metadata, as in the library safetensors */
 {
     static const char header[] = "{\"__metadata__\":null," T_("a", "U8", "[2]", 0, 2) "}";
     char file[200] = {0};
@@ -296,7 +296,7 @@ TEST(safetensors_null_metadata) /* means no metadata, as in the library safetens
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(safetensors_truncated) /* to each number of bytes */
+TEST(safetensors_truncated) /* files cut to each number of bytes */
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
@@ -346,10 +346,10 @@ TEST(safetensors_cut_off_while_read)
         snprintf(said, sizeof said, "cut', byte %lld: the file was cut off while it was read",
                  (long long)cuts[k]);
         CHECK_ERROR(ctx, TT_ERR_FILE, said);
-        if (left >= 100000) /* the bytes that are left can be read */
+        if (left >= 100000) /* the remaining bytes can be read */
             CHECK(tt_safetensors_read_f32(s, 0, 24990, 10, to) == TT_OK && to[9] == 24999);
     }
-    write_header(path, header, data, 400000, -1); /* the whole file again */
+    write_header(path, header, data, 400000, -1); /* writes the whole file again */
     CHECK(tt_safetensors_read_f32(s, 0, 0, N, to) == TT_OK && to[N - 1] == N - 1);
     tt_safetensors_close(s);
     free(integers);
@@ -358,7 +358,7 @@ TEST(safetensors_cut_off_while_read)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A pipe without a writer is refused at once; the alarm ends a reader that waits for one. */
+/* A pipe without a writer is refused at once; the alarm ends a test that waits for a writer. */
 TEST(a_pipe_is_refused)
 {
     test_allocator a;
@@ -428,7 +428,7 @@ TEST(safetensors_writer_errors)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Every file operation fails once: an error, the old file whole, no temporary file left. */
+/* Each file operation fails once: there is an error, the old file is whole, and no temporary file is left. */
 TEST(safetensors_write_faults)
 {
     tt_tensor_info t = tensor("a", "U8", 1, 40000, 0);

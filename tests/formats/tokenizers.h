@@ -1,4 +1,4 @@
-/* Tokenizers and their files, compared with what transformers made of the same texts. */
+/* Tests of tokenizers and their files, compared with the results of transformers. */
 #pragma once
 
 /* ---------------------------------------------------------------------------------------------- tokenizer */
@@ -36,7 +36,7 @@ static void golden(const char *vocab, const char *cases, bool lowercase)
         size_t bytes = unescape(line, (size_t)(tab - line), text);
         for (char *p = tab; p < end; wanted++) want[wanted] = (int32_t)strtol(p, &p, 10);
         long calls = a.calls;
-        /* Tries every length that cuts the text. */
+        /* Tries every length that cuts the text, the longest first. */
         for (int max = 1000; max >= 2; max = max == 1000 ? wanted + 1 : max - 1) {
             int have = tt_tokenize(k, text, bytes, got, max), expected = max < wanted ? max : wanted;
             bool same = have == expected && got[have - 1] == want[wanted - 1] &&
@@ -66,8 +66,8 @@ static char *field(const char **at, const char *end, size_t *bytes)
     return text;
 }
 
-/* Checks that the texts of ids put `each` at a time add up to the text of all ids, and that the stream keeps
-   at most `max` ids for decoding again. */
+/* Puts the ids into a stream, `each` at a time. Checks that the stream's texts add up to the text of all ids,
+   and that the stream keeps at most `max` ids to decode again. */
 static bool stream_is_text(const tt_tokenizer *k, const int32_t *ids, int64_t n, int64_t each, bool skip,
                            int max)
 {
@@ -93,8 +93,8 @@ static bool stream_is_text(const tt_tokenizer *k, const int32_t *ids, int64_t n,
     return same;
 }
 
-/* Checks the cases of golden/make_bpe.py: for each text the ids, with special tokens around them, and the
-   texts of these ids with and without special tokens. */
+/* Checks the cases of golden/make_bpe.py: for each text its ids with special tokens, and the decoded texts
+   with and without special tokens. */
 static void golden_bpe(const char *folder)
 {
     test_allocator a;
@@ -133,7 +133,7 @@ static void golden_bpe(const char *folder)
             free(to);
             free(back[skip]);
         }
-        const int cut = tt_tokenize(k, text, bytes, got, 5); /* may leave no room for special tokens */
+        const int cut = tt_tokenize(k, text, bytes, got, 5); /* 5 ids may leave no room for special tokens */
         CHECK(cut >= 0 && cut <= 5 && (cut < 5 || wanted >= 5));
         free(text);
         free(list);
@@ -158,8 +158,8 @@ TEST(tokenizer_golden_bpe)
     }
 }
 
-/* Decodes random ids, as untrained models give them, with split characters and invalid bytes. The texts of
-   ids that come one at a time add up to the text of all ids, and the number of ids decoded again for each
+/* Decodes random ids, as untrained models give them, with split characters and invalid bytes. If ids come one
+   at a time, their texts add up to the text of all ids, and the number of ids that each call decodes again
    does not grow. */
 TEST(text_of_ids_that_come)
 {
@@ -177,7 +177,7 @@ TEST(text_of_ids_that_come)
         REQUIRE(k != NULL);
         const int size = tt_tokenizer_size(k), e2 = tt_tokenizer_find(k, "\xc3\xa2"); /* token of byte E2 */
         const int space = kind % 3 ? 4 : 0;
-        for (int round = 0; round < 4; round++) { /* any ids; bytes; one byte that begins a character; few */
+        for (int round = 0; round < 4; round++) { /* ids: all; the first 300; one byte; five */
             for (int i = 0; i < N; i++) {
                 const int any = (int)(test_random(&random) % (uint64_t)(size + 2)) - 1;
                 ids[i] = round == 0 ? any : round == 1 ? any % 300 : round == 2 ? (e2 < 0 ? any : e2)
@@ -204,8 +204,8 @@ TEST(text_of_ids_that_come)
     }
 }
 
-/* A tokenizer.json that is cut off or has changed bytes: it loads, and then takes any text, or the error says
-   why not. A failed allocation is reported as well. */
+/* A tokenizer.json that is cut off or has changed bytes either loads and takes any text, or the error says
+   why not. A failed allocation is reported. */
 TEST(tokenizer_bpe_damaged)
 {
     static const char *const kinds[] = {"gpt2", "llama2", "mistral", "llama3", "big_bird", "t5", "albert",
@@ -260,7 +260,7 @@ TEST(tokenizer_bpe_damaged)
     CHECK(loaded > 0 && refused > 0);
 }
 
-/* The files that a tokenizer was loaded from are saved unchanged, and nothing else of its folder. */
+/* A save writes the files of the tokenizer unchanged, and no other file of the loaded folder. */
 TEST(tokenizer_files_are_kept)
 {
     static const struct { const char *name, *text; } files[] = {
@@ -286,8 +286,8 @@ TEST(tokenizer_files_are_kept)
     TEST_CLOSE(ctx, &a);
 }
 
-/* tokenizer_config.json names a class that AutoTokenizer of transformers 5 builds anew: the ids are those of
-   that class (golden/compare_bpe.py). */
+/* tokenizer_config.json names a class that AutoTokenizer of transformers 5 builds anew: the ids equal that
+   class's (golden/compare_bpe.py). */
 TEST(tokenizer_classes_of_transformers)
 {
 #define LLAMA "\"tokenizer_class\":\"LlamaTokenizer\""
@@ -299,7 +299,7 @@ TEST(tokenizer_classes_of_transformers)
         {"llama2", LLAMA ",\"legacy\":null,\"add_prefix_space\":null", "llama", " a", 2, {1, 335}},
         {"llama2", LLAMA ",\"add_prefix_space\":false", "llama", "a  b", 4, {1, 289, 316, 350}},
         {"llama2", "\"tokenizer_class\":\"LlamaTokenizerFast\"", "llama", " a", 2, {1, 335}},
-        {"llama2", LLAMA, "mistral", " a", 3, {1, 316, 335}}, /* the file's own ids */
+        {"llama2", LLAMA, "mistral", " a", 3, {1, 316, 335}}, /* keeps the ids of tokenizer.json */
         {"llama2", "\"legacy\":false", "llama", " a", 3, {1, 316, 335}},
         {"llama2", "\"tokenizer_class\":\"PreTrainedTokenizerFast\"", "llama", " a", 3, {1, 316, 335}},
         {"gpt2", "\"add_prefix_space\":true", "gpt2", "</s>cd", 6, {424, 15, 83, 30, 67, 68}},
@@ -337,7 +337,7 @@ TEST(tokenizer_classes_of_transformers)
     }
 }
 
-/* Each normalizer reads the output of the normalizer before it, even if one between them changes nothing. */
+/* Each normalizer reads the output of the one before it, even if some normalizer changes nothing. */
 TEST(tokenizer_normalizers_in_turn)
 {
     static const char json[] =
@@ -369,7 +369,7 @@ TEST(tokenizer_normalizers_in_turn)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Unigram files that are refused, and folders without a tokenizer. */
+/* Wrong Unigram files are refused, and so are folders without a tokenizer. */
 TEST(tokenizer_unigram_refused)
 {
 #define MODEL(unk, vocab) "\"model\":{\"type\":\"Unigram\",\"unk_id\":" unk ",\"vocab\":[" vocab "]}}"
@@ -454,7 +454,7 @@ TEST(tokenizer_nasty_strings)
     golden(vocab, TEST_GOLDEN("points_cased.tsv"), false);
 }
 
-/* Writes a vocab.txt as the tokenizer.json that transformers 5 saves; older: that an older version saves,
+/* Writes a vocab.txt as the tokenizer.json that transformers 5 saves; older: as an older version saves it,
    with fewer keys. */
 static void write_as_json(const char *folder, const char *vocab, bool lowercase, bool older)
 {
@@ -490,7 +490,7 @@ static void write_as_json(const char *folder, const char *vocab, bool lowercase,
     free(json);
 }
 
-/* A tokenizer.json without vocab.txt gives the ids of that vocab.txt, has its special tokens, and is
+/* A tokenizer.json gives the ids and the special tokens of the vocab.txt from which it is made, and can be
    saved. */
 TEST(wordpiece_of_a_tokenizer_json)
 {
@@ -557,7 +557,7 @@ TEST(wordpiece_of_a_tokenizer_json)
     TEST_CLOSE(ctx, &a);
 }
 
-/* All 1,112,064 code points; golden/compare_tokens.py names those of a block that differ. */
+/* Checks the ids of all 1,112,064 code points by blocks. golden/compare_tokens.py names the wrong ones. */
 TEST(tokenizer_code_points)
 {
     test_allocator a;
@@ -626,7 +626,7 @@ TEST(tokenizer_vocabulary_line_ends)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(tokenizer_special_tokens) /* special tokens of the vocabulary; missing ones are read as text */
+TEST(tokenizer_special_tokens) /* also if the vocabulary lacks some special tokens */
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
@@ -639,7 +639,8 @@ TEST(tokenizer_special_tokens) /* special tokens of the vocabulary; missing ones
     REQUIRE(k);
     CHECK(tt_tokenize(k, text, sizeof text - 1, ids, 16) == TEST_COUNT(want));
     CHECK(memcmp(ids, want, sizeof want) == 0);
-    CHECK(tt_tokenize(k, "[SEP]", 4, ids, 16) == 4 && ids[1] == 6 && ids[2] == 0); /* cut before "]" */
+    /* the text is cut before "]" */
+    CHECK(tt_tokenize(k, "[SEP]", 4, ids, 16) == 4 && ids[1] == 6 && ids[2] == 0);
     tt_tokenizer_free(k);
     TEST_CLOSE(ctx, &a);
 }
@@ -693,7 +694,7 @@ TEST(tokenizer_vocabulary)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Ids of more than 16 bits, also in the loader's cache; the slots of the hash table. */
+/* Checks ids of more than 16 bits, also in the loader's cache, and the slots of the hash table. */
 TEST(tokenizer_large_vocabulary)
 {
     test_allocator a;

@@ -1,5 +1,5 @@
-/* Fuzzes a byte-pair tokenizer and a text. Ids are in range, a smaller buffer gets the first of the same ids,
-   ids decode to UTF-8, and a saved tokenizer loads unchanged.
+/* Fuzzes a byte-pair tokenizer and a text. Ids are in range, a smaller buffer gets the first ids, ids decode
+   to UTF-8, and a saved tokenizer loads unchanged.
 
    Input: a byte of flags; then, with "%%" lines between them, tokenizer.json (flags & 1: vocab.json and
    merges.txt), tokenizer_config.json (empty: no such file) and the text. */
@@ -16,8 +16,8 @@ static const char *in_folder(const char *folder, int file)
     return path;
 }
 
-/* Returns whether the text consists of whole characters: the first byte says how many bytes, and none is a
-   surrogate or above U+10FFFF. */
+/* Returns whether the text consists of whole characters: the first byte says how many bytes, and no character
+   is a surrogate or above U+10FFFF. */
 static bool is_utf8(const char *text, int64_t n)
 {
     for (int64_t at = 0, more; at < n; at += more + 1) {
@@ -25,7 +25,7 @@ static bool is_utf8(const char *text, int64_t n)
         more = c[0] < 0x80 ? 0 : c[0] < 0xC2 ? n : c[0] < 0xE0 ? 1 : c[0] < 0xF0 ? 2 : c[0] < 0xF5 ? 3 : n;
         if (at + more >= n) return false;
         for (int k = 1; k <= more; k++) if (c[k] >> 6 != 2) return false;
-        const int two = more > 1 ? c[0] << 8 | c[1] : 0; /* the second byte has limits too */
+        const int two = more > 1 ? c[0] << 8 | c[1] : 0; /* checks the limits of the second byte */
         if ((two >> 8 == 0xE0 && two < 0xE0A0) || (two >> 8 == 0xED && two > 0xED9F)) return false;
         if ((two >> 8 == 0xF0 && two < 0xF090) || (two >> 8 == 0xF4 && two > 0xF48F)) return false;
     }
@@ -47,7 +47,7 @@ static void decodes(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool s
     FUZZ_CHECK(memcmp(all, some, strlen(some)) == 0);
     tt_decode_stream *s = tt_decode_stream_new(k, skip_special);
     size_t at = 0, more = 0;
-    for (int64_t i = 0; i <= n && s; i++) { /* decodes the ids one by one */
+    for (int64_t i = 0; i <= n && s; i++) { /* decodes the ids one at a time */
         const char *text = i < n ? tt_decode_stream_put(s, ids + i, 1, &more)
                          : tt_decode_stream_end(s, &more);
         if (!text) break;
@@ -60,7 +60,7 @@ static void decodes(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool s
     free(some);
 }
 
-/* Writes the ids of a text to *ids. Returns their number, at most MOST_TOKENS; -1: out of memory. */
+/* Writes the ids of a text to *ids. Returns the number of ids, at most MOST_TOKENS, or -1 without memory. */
 static int64_t encodes(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int64_t room,
                        int32_t *ids)
 {
@@ -102,7 +102,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
         fuzz_input part = fuzz_part(&in);
         if (k < 3 || part.left) fuzz_write(in_folder("k", k), part.at, part.left);
     }
-    bool nul = false; /* a token may have a NUL inside, which ends its text */
+    bool nul = false; /* a token may contain a NUL, which ends its text */
     for (size_t i = 0; i + 5 <= n; i++) nul = nul || memcmp(bytes + i, "u0000", 5) == 0;
     tt_context *ctx = fuzz_open();
     tt_tokenizer *k = tt_tokenizer_load(ctx, "k");
@@ -115,7 +115,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
             FUZZ_CHECK((found >= 0 || nul) && found < size);
             FUZZ_CHECK(!token || found < 0 || strcmp(tt_tokenizer_token(k, found), token) == 0);
         }
-        char *exact = (char *)malloc(in.left ? in.left : 1); /* so that a read beyond it is noticed */
+        /* of the text's size, so that tools notice a read beyond it */
+        char *exact = (char *)malloc(in.left ? in.left : 1);
         FUZZ_CHECK(exact);
         if (in.left) memcpy(exact, in.at, in.left);
         const int64_t bare = encodes(k, exact, in.left, false, room, ids);

@@ -1,10 +1,10 @@
 /* Fuzzes folders of models: config.json, preprocessor_config.json, and the list of tensors. A model that
-   loads can be planned, and is unchanged when it is saved and loaded again.
+   loads can be planned, and does not change if it is saved and loaded.
 
-   Input: one byte each for the model, for the number of classes asked for, and for the size of images asked
-   for; then, with "%%" lines between them, config.json, preprocessor_config.json (empty: no such file), and a
-   line for each tensor: its name, dtype and dimensions. From these lines a valid model.safetensors is made,
-   since the target `safetensors` tests the format. */
+   Input: one byte each for the model, for the requested number of classes, and for the requested size of
+   images; then, with "%%" lines between them, config.json, preprocessor_config.json (empty: no such file),
+   and a line for each tensor: its name, dtype and dimensions. The lines give a valid model.safetensors, since
+   the target `safetensors` tests the format. */
 #include "fuzz.h"
 
 enum { MOST_BYTES = 1 << 20, MOST_TENSORS = 256 };
@@ -22,7 +22,7 @@ static size_t dtype_bytes(const char *dtype)
 
 static void append_text(fuzz_file *f, const char *text) { fuzz_append(f, text, strlen(text)); }
 
-/* Adds a tensor's entry to the header, and its size to *data. Lines that describe no tensor are skipped. */
+/* Adds a tensor's entry to the header, and its size to *data. Skips lines that describe no tensor. */
 static void append_tensor(fuzz_file *f, const char *line, size_t n, size_t *data)
 {
     char copy[256], *word[10], *rest = copy, text[96];
@@ -57,7 +57,7 @@ static void append_tensor(fuzz_file *f, const char *line, size_t n, size_t *data
 
 static void write_tensors(const char *path, fuzz_input lines)
 {
-    static uint8_t numbers[MOST_BYTES]; /* finite and not 0 in all dtypes of floats */
+    static uint8_t numbers[MOST_BYTES]; /* finite and not 0 in all float dtypes */
     fuzz_file *f = fuzz_create(path);
     uint64_t header = 0;
     size_t data = 0;
@@ -115,7 +115,7 @@ static void plan(tt_context *ctx, const any_model *m)
     tt_trainer_free(t);
 }
 
-/* Loads the model saved in folder "a", in a context of its own, since parameters belong to their context. */
+/* Loads the model saved in folder "a", in a new context, since parameters belong to their context. */
 static void check_saved(any_model *m)
 {
     tt_context *ctx = fuzz_open();

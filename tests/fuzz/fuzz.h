@@ -3,8 +3,8 @@
 
    A target is one file in this folder with LLVMFuzzerTestOneInput (https://llvm.org/docs/LibFuzzer.html). It
    uses the public API only and is linked with fuzz.c, one build of the implementation that all targets share:
-   `make fuzz`. A target must not crash, and it checks what must hold: what loads can be saved and loads again
-   unchanged, and an error has a text. */
+   `make fuzz`. A target must not crash. It checks that files that load can be saved and load again unchanged,
+   and that an error has a text. */
 #ifndef TINYTRAIN_FUZZ_H
 #define TINYTRAIN_FUZZ_H
 
@@ -30,14 +30,14 @@ typedef struct fuzz_input {
     size_t left;
 } fuzz_input;
 
-static inline int fuzz_byte(fuzz_input *in) /* 0 at the end of the input */
+static inline int fuzz_byte(fuzz_input *in) /* returns 0 at the end of the input */
 {
     if (!in->left) return 0;
     in->left--;
     return *in->at++;
 }
 
-static inline int fuzz_number(fuzz_input *in) /* 0 to 65535 */
+static inline int fuzz_number(fuzz_input *in) /* returns 0 to 65535 */
 {
     int high = fuzz_byte(in);
     return high << 8 | fuzz_byte(in);
@@ -88,7 +88,7 @@ static inline void fuzz_append(fuzz_file *f, const void *bytes, size_t n)
     f->n += n;
 }
 
-/* Creates a file, or empties an existing one. */
+/* Creates or empties a file. */
 static inline fuzz_file *fuzz_create(const char *path)
 {
     fuzz_file *f = fuzz_find(path);
@@ -192,7 +192,7 @@ static inline const char *fuzz__reason(void *user)
 
 enum {
     FUZZ_MEMORY = 64 << 20
-}; /* bytes that a context may allocate: code that does not limit a size fails, or is slow */
+}; /* FUZZ_MEMORY: bytes that a context may allocate. Code that does not limit a size fails or is slow. */
 
 static size_t fuzz_allocated;
 static bool fuzz_refused; /* an allocation was refused since fuzz_open */
@@ -224,7 +224,7 @@ static inline void fuzz__log(void *user, tt_log_level level, const char *id, con
     FUZZ_CHECK(*id && *message);
 }
 
-/* Opens a context of one thread, without threads of its own, whose files are fuzz_files. */
+/* Opens a context that uses only the calling thread, and whose files are fuzz_files. */
 static inline tt_context *fuzz_open(void)
 {
     tt_context_options o = tt_context_options_default();
@@ -256,8 +256,8 @@ static inline void fuzz_close(tt_context *ctx)
     FUZZ_CHECK(--fuzz_contexts > 0 || fuzz_allocated == 0);
 }
 
-/* Returns `ok`, which says whether a call on ctx succeeded. If it did not, there must be an error with a
-   text, and no internal one. With FUZZ_GOOD in the environment, which `make fuzz` sets for seeds named
+/* Returns `ok`, which says whether a call on ctx succeeded. After a failure there must be an error with a
+   text, which is no internal error. With FUZZ_GOOD in the environment, which `make fuzz` sets for seeds named
    good_*, no call may fail. */
 static inline bool fuzz_ok(tt_context *ctx, bool ok)
 {
@@ -271,8 +271,8 @@ static inline bool fuzz_ok(tt_context *ctx, bool ok)
     return false;
 }
 
-/* Returns `ok`. Stops the program if `ok` is false, unless memory is out: the call must succeed, as one
-   before it did. */
+/* Returns `ok`. Stops the program if `ok` is false, unless memory is out. The call must succeed because an
+   earlier call succeeded. */
 static inline bool fuzz_must(tt_context *ctx, bool ok, const char *what)
 {
     if (ok) return true;

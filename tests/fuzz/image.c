@@ -1,6 +1,6 @@
 /* Fuzzes images: records of CIFAR-10, image files, resizing, and a loader's work on images of any size.
 
-   Input: a byte that chooses one of these; then the input of its function. */
+   Input: a byte that chooses one of four functions; then the function's input. */
 #include "fuzz.h"
 #include "examples/datasets.h"
 
@@ -14,7 +14,7 @@ static void cifar_of(fuzz_input *in)
     fuzz_input text = fuzz_part(in);
     char *copy = (char *)malloc(text.left + 1);
     size_t n = in->left, whole = (n + CIFAR_PIXELS) / (CIFAR_PIXELS + 1) * (CIFAR_PIXELS + 1);
-    size_t used = flags & 2 ? whole : n; /* 2: short inputs become whole records */
+    size_t used = flags & 2 ? whole : n; /* flags & 2: short inputs become whole records */
     uint8_t *bytes = (uint8_t *)malloc(used ? used : 1);
     FUZZ_CHECK(copy && bytes);
     memcpy(copy, text.at, text.left);
@@ -66,16 +66,15 @@ static void fill_image(const fuzz_input *in, const tt_image *image, uint8_t *pix
     for (size_t k = 0; k < n; k++) pixels[k] = in->left ? in->at[k % in->left] : (uint8_t)(k * 37);
 }
 
-/* Returns by how many grey levels a result may leave the range of its pixels when a row of `from` pixels
-   becomes `to`: each weight of a sum is rounded to 22 bits, as in Pillow. */
+/* Returns by how many grey levels a result may leave the range of its pixels, because each weight of a sum is
+   rounded to 22 bits, as in Pillow. A row of `from` pixels becomes a row of `to`. */
 static int slack(int from, int to)
 {
     double weights = 2.0 * (from > to ? from / to + 1 : 1) + 1, max = 255 * weights / (1 << 23);
     return (int)(2 * max); /* half a level or more rounds up */
 }
 
-/* Fuzzes resizing: no channel leaves the range that it had. Input: the image, and two numbers for the new
-   size. */
+/* Fuzzes resizing: no channel leaves its range of values. Input: the image, and two numbers: the new size. */
 static void resize(fuzz_input *in)
 {
     tt_image image;
@@ -98,7 +97,8 @@ static void resize(fuzz_input *in)
         int more = slack(image.height, height) + slack(image.width, width);
         for (size_t k = 0; k < n; k++) {
             size_t c = k % (size_t)image.channels;
-            bool rounds = alpha && c + 1 < (size_t)image.channels; /* a colour that is divided by its alpha */
+            /* a colour divided by its alpha is rounded */
+            bool rounds = alpha && c + 1 < (size_t)image.channels;
             FUZZ_CHECK(rounds || (to[k] + more >= low[c] && to[k] - more <= high[c]));
         }
         if (height == image.height && width == image.width && !alpha) FUZZ_CHECK(memcmp(to, pixels, n) == 0);

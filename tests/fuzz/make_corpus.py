@@ -2,7 +2,7 @@
 tests/fuzz/make_corpus.py`.
 
 The head of each target describes its input. Inputs named good_* must be accepted whole, which `make fuzz`
-checks, so that a change of a format that makes them useless is noticed."""
+checks, so that a new format that makes inputs useless is noticed."""
 
 import base64
 import json
@@ -358,13 +358,13 @@ write("tokenizer", "good_long_word", bytes([2]) + vocab + words + PART + PART + 
 
 
 def reduced(name, text):
-    """Returns the JSON of a tokenizer of tests/golden/bpe with only the tokens that this text needs."""
+    """Returns the JSON of a tokenizer of tests/golden/bpe with only the tokens that `text` needs."""
     j = json.loads(read("bpe", name, "tokenizer.json"))
     model, added = j["model"], [t["content"] for t in j["added_tokens"][:6]]
     if model["type"] == "Unigram":
         few = [pair for pair in model["vocab"] if set(pair[0]) <= set(text) | {"\u2581"}][:24]
         model["vocab"], model["unk_id"] = [["<unk>", 0.0], *few], 0
-        trie = [0] * 120  # "q" alone becomes "kw": the unit of "q", and beside it the place of "kw"
+        trie = [0] * 120  # "q" alone becomes "kw": an entry for "q", and beside it the place of "kw"
         trie[ord("q")], trie[ord("q") ^ 1] = 1 << 10 | 1 << 8 | ord("q"), 1 << 31
         rules = struct.pack("<121I", 480, *trie) + b"kw\0"
         for step in j["normalizer"]["normalizers"]:
@@ -454,7 +454,7 @@ for name, at in (
     ("epoch", 3),
     ("best", 8),
     ("loss_scale", 17),
-):  # edits of bytes after the header's JSON, whatever its length
+):  # overwrites bytes after the JSON, for a header of any length
     write("state", "number_" + name, struct.pack(">HBB", 0x4000 + 8 * at, 0, 8) + struct.pack("<q", -1))
 write("state", "insert_and_delete", struct.pack(">HBB", 20, 1, 3) + b"abc" + struct.pack(">HBB", 60, 2, 5))
 write("state", "longer_header", struct.pack(">HBB", 0, 0, 2) + b"\xff\xff")

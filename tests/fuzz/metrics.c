@@ -1,8 +1,7 @@
 /* Fuzzes metrics.csv of a run that is resumed. The run continues and keeps the lines up to its last step, and
-   a file that it has written is left unchanged by another resume.
+   another resume leaves the written file unchanged.
 
-   Input: a byte that says whether this version's heading comes first, so that seeds age less; then the
-   file. */
+   Input: a byte that says whether the library's heading comes first, so that seeds stay valid; the file. */
 #include "run.h"
 
 static size_t lines_of(const fuzz_file *f)
@@ -21,7 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
     tt_progress progress;
     bool finished;
     fuzz_remove_all();
-    if (!state_bytes) { /* the state after one step of three */
+    if (!state_bytes) { /* saves the state after one step of three */
         tt_batch b;
         FUZZ_CHECK(tt_loader_next(r->train, &b) && tt_train_batch(r->t, &b, NULL, NULL) == TT_OK);
         memset(&progress, 0, sizeof progress);
@@ -48,9 +47,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
                    memcmp(svg->bytes + svg->n - 7, "</svg>\n", 7) == 0);
         FUZZ_CHECK(!memchr(svg->bytes, 0, svg->n));
         FUZZ_CHECK(csv && csv->n && memcmp(csv->bytes, "step,", 5) == 0 && csv->bytes[csv->n - 1] == '\n' &&
-                   lines_of(csv) >= 4); /* heading, two steps, validation */
+                   lines_of(csv) >= 4); /* the heading, two steps and a validation */
 
-        /* A run that is stopped before its next step reads the file and writes it unchanged. */
+        /* A stopped run that does no step reads the file and writes it unchanged. */
         fuzz_write("before", csv->bytes, csv->n);
         FUZZ_CHECK(fuzz_run_fit(r, 2, true, &stop, &finished) == TT_OK && !finished &&
                    fuzz_same_files("before", "run/metrics.csv"));

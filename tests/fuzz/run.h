@@ -25,8 +25,8 @@ static inline tt_value fuzz__record(const void *self, tt_tape *t, const tt_train
     return tt_cross_entropy(t, *output, in.labels, NULL);
 }
 
-/* Returns the run, which is made at the first call and kept, since making it takes longer than a run. Only
-   the state and the metrics of the run change. */
+/* Returns the run, which the first call makes, because making a run takes longer than training. Only the
+   state and the metrics of the run change. */
 static inline fuzz_run *fuzz_run_get(void)
 {
     static fuzz_run r;
@@ -65,8 +65,7 @@ static inline fuzz_run *fuzz_run_get(void)
     return &r;
 }
 
-/* Trains in folder "run" until `epochs` epochs are done in all; stops after the first step if `stop` says
-   so. */
+/* Trains in folder "run" until `epochs` epochs are done; stops after the first step if *stop is not 0. */
 static inline tt_status fuzz_run_fit(fuzz_run *r, int64_t epochs, bool resume, const volatile int *stop,
                                      bool *finished)
 {

@@ -1,8 +1,8 @@
 #!/bin/sh
 # run.sh PROGRAM SECONDS: runs the fuzz target PROGRAM (`make fuzz`) for SECONDS on its corpus and on the
-# inputs that earlier runs have found, which are kept in PROGRAM.found. First checks that seeds named good_*
-# are accepted. Ends with the line `N passed, N failed`, which tests/run.sh needs. FUZZ_FLAGS: further options
-# of libFuzzer, for example -seed=1.
+# inputs in PROGRAM.found, which earlier runs have found. First checks that seeds named good_* are accepted.
+# Ends with the line `N passed, N failed`, which tests/run.sh needs. FUZZ_FLAGS: further options of libFuzzer,
+# for example -seed=1.
 set -u
 program=$1 seconds=$2 name=$(basename "$1")
 folder=$(dirname "$0")

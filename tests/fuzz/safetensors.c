@@ -1,8 +1,8 @@
-/* Fuzzes a safetensors file. A file that opens is sound, can be read whole, and is unchanged when it is
+/* Fuzzes a safetensors file. A file that opens is sound, can be read whole, and does not change if it is
    written and read again. */
 #include "fuzz.h"
 
-static char *bytes_of(const tt_safetensors *s, int k) /* the caller frees the bytes */
+static char *bytes_of(const tt_safetensors *s, int k) /* returns the bytes, which the caller frees */
 {
     size_t n = tt_safetensors_info(s, k)->bytes;
     char *bytes = (char *)malloc(n ? n : 1);
@@ -86,7 +86,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
     return 0;
 }
 
-/* Three times in four, makes the header's length fit again: up to the last brace before a NUL. */
+/* Mutates a file. In three of four cases the header's length then fits the last brace before a NUL. */
 size_t LLVMFuzzerCustomMutator(uint8_t *bytes, size_t n, size_t max, unsigned seed)
 {
     n = LLVMFuzzerMutate(bytes, n, max);

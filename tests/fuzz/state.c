@@ -1,5 +1,5 @@
-/* Fuzzes the state of a run. A state that loads is unchanged when it is saved and loaded again, a state that
-   does not load changes nothing, and a run continues from the state or says why not.
+/* Fuzzes the state of a run. A state that loads does not change if it is saved and loaded again. A state that
+   does not load changes nothing. A run continues from the state or says why not.
 
    Input: edits of a state that was just saved, so that seeds never age. An edit is a number, the position of
    a byte; a byte, the kind of edit (overwrite, insert, delete; whether the header's length is kept or made to
@@ -18,7 +18,7 @@ static void edit(fuzz_file *f, fuzz_input *in)
         if (at + n > f->n) n = f->n - at;
         memcpy(f->bytes + at, in->at, n);
     } else if (what % 3 == 1) {    /* insert */
-        fuzz_append(f, in->at, n); /* to make room */
+        fuzz_append(f, in->at, n); /* makes room */
         memmove(f->bytes + at + n, f->bytes + at, f->n - n - at);
         memcpy(f->bytes + at, in->at, n);
         memcpy(&header, f->bytes, 8);
@@ -40,14 +40,14 @@ static void edit(fuzz_file *f, fuzz_input *in)
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 {
-    static tt_progress start; /* zeros, except what is set below */
+    static tt_progress start; /* zeros, except for fields that are set below */
     static uint8_t good[8192];
     static size_t good_bytes;
     fuzz_run *r = fuzz_run_get();
     fuzz_input in = {bytes, n};
     tt_progress progress;
     fuzz_remove_all();
-    if (!good_bytes) { /* the state after one step */
+    if (!good_bytes) { /* saves the state after one step */
         tt_batch b;
         start.step = 1;
         start.loss_sum = 0.5;
@@ -73,7 +73,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
         bool finished;
         tt_status status = fuzz_run_fit(r, 1, true, NULL, &finished);
         if (fuzz_ok(r->ctx, status == TT_OK)) {
-            bool was_over = progress.epoch == 1; /* then no file is written */
+            bool was_over = progress.epoch == 1; /* a run that is over writes no file */
             FUZZ_CHECK(finished && (was_over || (fuzz_find("run/metrics.csv") && fuzz_find("run/loss.svg"))));
         }
     } else {

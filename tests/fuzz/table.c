@@ -1,5 +1,5 @@
-/* Fuzzes a table of texts and labels. Texts and labels are in range, they are unchanged when written with
-   quotes and read again, and a loader gives each text once.
+/* Fuzzes a table of texts and labels. Texts and labels are in range, they do not change if they are written
+   with quotes and read again, and a loader gives each text once.
 
    Input: a byte of flags; a byte for the size of batches; the file. */
 #include "fuzz.h"
@@ -29,7 +29,7 @@ static void write_again(tt_context *ctx, const tt_dataset *d)
         append_field(f, text, n, '\n');
     }
     tt_dataset *again = tt_dataset_table(ctx, "again.csv", NULL, NULL, 0, NULL);
-    /* Without the other columns, the share of control characters may be too large for a text file. */
+    /* The new table lacks other columns. Control characters may then be too many for a text file. */
     if (!again && strstr(tt_error(ctx), "are control characters")) return;
     if (!FUZZ_MUST(ctx, again != NULL)) return;
     FUZZ_CHECK(tt_dataset_count(again) == tt_dataset_count(d) &&

@@ -1,5 +1,5 @@
 /* Fuzzes a vocabulary and a text. Ids are in range, sequences begin and end with the right tokens, a cut text
-   has the length asked for, and a saved tokenizer loads unchanged.
+   has the requested length, and a saved tokenizer loads unchanged.
 
    Input: a byte of flags; then, with "%%" lines between them, vocab.txt, tokenizer_config.json (empty: no
    such file) and the text. */
@@ -29,7 +29,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
             int found = tt_tokenizer_find(k, token);
             FUZZ_CHECK(found >= 0 && found < size && strcmp(tt_tokenizer_token(k, found), token) == 0);
         }
-        char *exact = (char *)malloc(text.left ? text.left : 1); /* so that a read beyond it is noticed */
+        /* of the text's size, so that tools notice a read beyond it */
+        char *exact = (char *)malloc(text.left ? text.left : 1);
         FUZZ_CHECK(exact);
         if (text.left) memcpy(exact, text.at, text.left);
         int count = tt_tokenize(k, exact, text.left, ids, MOST_TOKENS), some = 2 + flags / 4 % 16;

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Compares the tokenizers that tinytrain.h makes from a tokenizer.json with those of Hugging Face, for each
-kind of make_bpe.py, including those that are too large to be committed. Compares ids and decoded texts of
-random strings, and of random bytes with Python's decoding with U+FFFD. Then compares many normalizers before
-each of some splitters and a Metaspace that marks the first word, on a tenth of the strings and on texts that
-begin with characters that normalizers change; and folders whose tokenizer_config.json names a class that
-AutoTokenizer of transformers rebuilds.
+"""Compares the tokenizers that tinytrain.h makes from a tokenizer.json with the tokenizers of Hugging Face,
+for each kind of make_bpe.py and for kinds that are too large to be committed. Compares ids and decoded texts
+of random strings, and of random bytes with Python's decoding with U+FFFD. Then compares many normalizers
+before each of some splitters and a Metaspace that marks the first word, on a tenth of the strings and on
+texts that begin with characters that normalizers change; and folders whose tokenizer_config.json names a
+class that AutoTokenizer of transformers rebuilds.
 
     python tests/golden/compare_bpe.py [--strings N] [--seed N] [--only KIND]
 
@@ -119,7 +119,8 @@ def main():
             for m, options in enumerate(OPTIONS):
                 prefix = options.get("add_prefix_space", "none")
                 allowed = prefix is not None or name.startswith("Llama")
-                if prefix == "none" and name == "RobertaTokenizer":  # the file's is kept, as it always was
+                # RobertaTokenizer keeps the file's own prefix
+                if prefix == "none" and name == "RobertaTokenizer":
                     continue
                 if a.only in (None, kind) and allowed:
                     wrong += compare_class(ours, os.path.join(folder, f"{n}.{m}"), texts[::10], kind, name, model_type, options)

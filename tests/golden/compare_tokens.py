@@ -33,7 +33,7 @@ POINTS = 0x32000
 
 
 class Tinytrain:
-    """The tokenizer of tinytrain.h, compiled to a shared library in `folder`."""
+    """Calls the tokenizer of tinytrain.h, compiled to a shared library in `folder`."""
 
     def __init__(self, folder):
         path = os.path.join(folder, "tinytrain.so")
@@ -75,8 +75,8 @@ def write_vocabulary(path, kind):
 
 
 def compare(what, mine, theirs, texts, show=5):
-    """Compares texts, which are strings or bytes. Prints how many differ, and the first ones. Returns the
-    number."""
+    """Compares texts, which are strings or bytes. Prints how many texts differ, and the first of these.
+    Returns how many differ."""
     differ = 0
     for begin in range(0, len(texts), 10000):
         chunk = texts[begin:begin + 10000]
@@ -102,11 +102,11 @@ def random_bytes(rng):
 
 
 def compare_files(tinytrain, folder):
-    """Compares the tokens of vocab.txt files with those that `tokenizers` and transformers read."""
+    """Compares the tokens of vocab.txt files with the tokens that `tokenizers` and transformers read."""
     path = os.path.join(folder, "vocab.txt")
     differ = files = 0
     spaces = ["", "\r", "\r\r", "\r\r\r\r", " ", "\t\r", "\v\f", "\x1c", "\u0085\u2028", "\u00a0", "\u3000\r"]
-    spaces += ["\u200b", "\u00e9"]  # no white space
+    spaces += ["\u200b", "\u00e9"]  # characters that are no white space
     tokens = ["a", " b", "", "c\rd", "##", "## ", "##a", "\u4e2d"]
     for end in [s + "\n" for s in spaces]:
         for last in (end, "", "\r", "\n"):

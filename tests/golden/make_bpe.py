@@ -99,7 +99,7 @@ def with_start(t, token):
 
 
 def llama3():
-    """Llama 3's, with ignore_merges. Some merges are removed, so that ignore_merges matters."""
+    """Returns a tokenizer like Llama 3's, whose ignore_merges matters because some merges are removed."""
     specials = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]
     t = byte_level(520, specials, pre=split_and_bytes(LLAMA3), post=lambda t: with_start(t, "<|begin_of_text|>"))
     j = json.loads(t.to_str())
@@ -119,7 +119,7 @@ def cl100k():
 
 
 def neox():
-    """Pythia's: runs of spaces are added tokens that are not special."""
+    """Returns a tokenizer like Pythia's: runs of spaces are added tokens that are not special."""
     t = byte_level(470, ["<|endoftext|>", "<|padding|>"], normalizer=normalizers.NFC())
     t.add_tokens([AddedToken(" " * n, normalized=True) for n in range(24, 1, -1)])
     return t
@@ -139,8 +139,8 @@ def starcoder():
 
 
 def llama2(split=None, scheme="first"):
-    """LLaMA 2's: characters, with byte fallback. split None: normalizers replace spaces, as in LLaMA 2's
-    file."""
+    """Returns a tokenizer like LLaMA 2's: characters, with byte fallback. split None: normalizers replace
+    spaces, as in LLaMA 2's file."""
     t = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     train_pre = pre_tokenizers.Metaspace(prepend_scheme="always")
     t.pre_tokenizer = train_pre
@@ -167,7 +167,7 @@ def llama2(split=None, scheme="first"):
 
 
 def mistral():
-    """Mistral's: a Metaspace that doesn't split, and added tokens that strip spaces or are single words."""
+    """Returns a tokenizer like Mistral's: a Metaspace that doesn't split, added tokens with their options."""
     t = llama2(split=False)
     t.add_special_tokens([AddedToken("[INST]", normalized=False), AddedToken("[/INST]", rstrip=True, normalized=False)])
     t.add_tokens([AddedToken("quick", single_word=True, normalized=False), AddedToken("<tool>", normalized=True),
@@ -180,7 +180,7 @@ def metaspace():
 
 
 def unknown():
-    """No byte fallback: a run of characters without a token is one <unk>, and merges cross spaces."""
+    """Returns a BPE without byte fallback: unknown characters in a row are one <unk>, merges cross spaces."""
     t = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     t.normalizer = normalizers.Replace(" ", "\u2581")
     train(t, BpeTrainer(vocab_size=300, show_progress=False, special_tokens=["<unk>", "<s>", "</s>"],
@@ -191,8 +191,8 @@ def unknown():
 
 
 def charsmap(**options):
-    """Returns the normalization rules as SentencePiece compiles them: some of NFKC's and others, or those
-    that the options name."""
+    """Returns the normalization rules as SentencePiece compiles them: some rules of NFKC and others, or the
+    rules that the options name."""
     rules = {"\r\n": "\n", "\u0001": "", "\u200b": "", "\u3000": " ", "\u00a0": " ", "A\u030a\u0301": "x", "qu": "kw",
              "\u0915\u093c": "q", "\U0001f468": "man", "\u00a9": "(c)", "\u0301": "", "\u1100\u1161": "\uac00"}
     for c in [*range(0xA1, 0x250), *range(0x1E00, 0x1E20), *range(0xFB00, 0xFB07), *range(0xFF01, 0xFF20), 0x2460, 0x2126,
@@ -252,7 +252,8 @@ def albert(size=600, rules=None, texts=None):
 
 
 def t5(size=500, rules=None, texts=None):
-    """T5's: words between white space. Unknown characters are bytes, unlike in T5's own file."""
+    """Returns a tokenizer like T5's: words between white space. Unknown characters become bytes, as not in
+    T5."""
     mark = "\u2581"
     t = unigram(size, ["<pad>", "</s>", "<unk>"] + [f"<0x{b:02X}>" for b in range(256)],
                 normalizers.Sequence([normalizers.Strip(left=True, right=True), normalizers.Precompiled(rules or charsmap()),
@@ -271,7 +272,7 @@ def t5(size=500, rules=None, texts=None):
 
 
 def wordpiece(size=500, prefix="##", most=100, post="template", **options):
-    """BERT's. The added token Quick-Tool is normalized text, which is lower-cased too."""
+    """Returns a tokenizer like BERT's. The added token Quick-Tool is lower-cased with the text around it."""
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     t = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     t.normalizer, t.pre_tokenizer = normalizers.BertNormalizer(**options), pre_tokenizers.BertPreTokenizer()
@@ -287,18 +288,18 @@ def wordpiece(size=500, prefix="##", most=100, post="template", **options):
 
 
 def wordpiece_lower():
-    """Texts in lower case with their accents, Chinese like other letters; words of at most 12 characters,
-    another prefix."""
+    """Returns a tokenizer of lower-case text with accents, which takes Chinese like other letters, words of
+    at most 12 characters, and has another prefix."""
     return wordpiece(400, "@@", 12, "bert", lowercase=True, strip_accents=False, handle_chinese_chars=False)
 
 
 def wordpiece_cased():
-    """Texts in their own case, without accents."""
+    """Returns a tokenizer that keeps upper case and removes accents."""
     return wordpiece(400, lowercase=False, strip_accents=True)
 
 
 def front(steps, pre):
-    """A tokenizer of bytes, with normalizers and then a Metaspace that marks the first character of a
+    """Returns a tokenizer of bytes, with normalizers and then a Metaspace that marks the first character of a
     text."""
     vocab = ["<unk>"] + [f"<0x{b:02X}>" for b in range(256)] + ["\u2581"]
     t = Tokenizer(models.BPE({x: i for i, x in enumerate(vocab)}, [], byte_fallback=True, unk_token="<unk>"))
@@ -330,7 +331,7 @@ FRONTS = front_precompiled, front_nfc, front_strip, front_replace
 
 
 def fronts():
-    """Returns all these normalizers before all these splitters, which are too many to be committed."""
+    """Returns tokenizers with many normalizers before each of several splitters: too many to be committed."""
     n, p = normalizers, pre_tokenizers
     nmt, own = (n.Precompiled(x) for x in (charsmap(normalization_rule_name="nmt_nfkc"), charsmap()))
     nfc, nfd, nfkd, lower, accents, strip = n.NFC(), n.NFD(), n.NFKD(), n.Lowercase(), n.StripAccents(), n.Strip()
@@ -357,7 +358,7 @@ def front_texts(rng, count):
 
 
 def large():
-    """Returns kinds that are too large to be committed: with SentencePiece's default normalization, and
+    """Returns kinds that are too large to be committed: they have SentencePiece's default normalization, and
     thousands of tokens."""
     novel = os.path.join(HERE, "..", "..", "examples", "data", "pride_and_prejudice.txt")
     with open(novel, encoding="utf-8") as f:
@@ -383,7 +384,7 @@ MORE = [
 ]
 
 
-# For kinds with a Precompiled: graphemes, characters of its rules, unknown characters beside a written <unk>.
+# Texts for tokenizers with a Precompiled: graphemes, characters of its rules, unknown ones beside <unk>.
 PRECOMPILED = [
     "e\u0301 n\u0303 qu QU \u1100\u1161 A\u030a\u0301x \u0915\u093cx", "a\u200b\u0301 \u00a9\u200d\u2764\u0301 \u0915\u094d\u0915\u0301",
     "\uff28\uff45 \u2460 \ufb01x \ufdfa", "\r\n\r\r\n", "  a", "<unk>\u4e00<unk>", "<extra_id_0> x<extra_id_2>",
@@ -392,8 +393,8 @@ PRECOMPILED = [
 
 
 def nasty(rng, count):
-    """Returns random strings: scripts, emoji, marks, controls, spaces, digits, code, contractions, special
-    tokens."""
+    """Returns random strings of scripts, emoji, marks, controls, spaces, digits, code, contractions and
+    special tokens."""
     def some(*ranges):
         return [chr(c) for a, b in ranges for c in range(a, b)]
 

@@ -77,8 +77,8 @@ from transformers import (BertConfig, BigBirdConfig, BigBirdForSequenceClassific
                           RobertaForSequenceClassification, BertForSequenceClassification, BertModel,
                           DistilBertConfig, DistilBertForSequenceClassification, PreTrainedTokenizerFast, ViTConfig, ViTForImageClassification)
 
-# a text with a character of several bytes, one with spaces in a row, one of more tokens than positions, an
-# empty one
+# TEXTS: a text with a character of several bytes, a text with spaces in a row, a text of more tokens than
+# positions, and an empty text.
 TEXTS = ["Hello, world!", "d\u00e9j\u00e0  vu: \u4f60\u597d", "A text that has more tokens than the model has positions, and is cut.", ""]
 HERE = os.path.dirname(os.path.abspath(__file__))
 STEPS = 5
@@ -118,7 +118,7 @@ def shapes():
 
 
 def spelled(name):
-    """Returns the name of a parameter in checkpoints. transformers 5 uses other names inside its ViT."""
+    """Returns the name that a parameter has in checkpoints. transformers 5 has other names in its ViT."""
     for old, new in (("vit.layers.", "vit.encoder.layer."), ("attention.q_proj", "attention.attention.query"), ("attention.k_proj", "attention.attention.key"),
                      ("attention.v_proj", "attention.attention.value"), ("attention.o_proj", "attention.output.dense"), ("mlp.fc1", "intermediate.dense"), ("mlp.fc2", "output.dense")):
         name = name.replace(old, new) if name.startswith("vit.") else name
@@ -149,8 +149,7 @@ def make_images(rng, config):
 
 
 def make_batch(rng, config, random_types):
-    """Returns ragged sequences: one of length 1, one of the max length, the others of any length in
-    between."""
+    """Returns ragged sequences: one of length 1, one of the max length, and some of random lengths."""
     if config.model_type == "vit":
         return make_images(rng, config)
     longest = config.max_position_embeddings
@@ -160,7 +159,7 @@ def make_batch(rng, config, random_types):
     n = int(rng.randint(4, 7))
     lengths = [1, longest] + [int(rng.randint(2, longest)) for _ in range(n - 2)]
     if config.model_type == "big_bird":
-        lengths[2] = longest - 11      # divided into blocks, the last of which is not whole
+        lengths[2] = longest - 11      # several blocks, the last of which is not whole
     lengths = [lengths[i] for i in rng.permutation(n)]
     tokens = sum(lengths)
     types = rng.randint(0, 2, tokens) if random_types else np.zeros(tokens)
@@ -207,7 +206,7 @@ def normalised(batch, model):
 
 
 def save_torchvision(model, batch, path):
-    """Saves the weights in torchvision's naming, as its own model with these weights saves them; the logits
+    """Saves the weights in torchvision's naming, by a model of torchvision with these weights, whose logits
     must be equal."""
     from torchvision.models.vision_transformer import VisionTransformer
     c, old = model.config, {spelled(n): x for n, x in model.state_dict().items()}
@@ -232,7 +231,7 @@ def save_torchvision(model, batch, path):
 
 
 def add_texts(model, folder, golden):
-    """Adds texts and their logits, computed as a user of the folder computes them."""
+    """Adds texts and their logits, computed like those of a user of the folder."""
     shutil.copy(os.path.join(HERE, "bpe", "roberta", "tokenizer.json"), folder)
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=os.path.join(folder, "tokenizer.json"), model_max_length=19)
     model.eval()
@@ -250,7 +249,7 @@ def stored(x):
 def run(name, folder):
     cls, config, seed, random_types = shapes()[name]
     os.makedirs(folder, exist_ok=True)
-    rng = np.random.RandomState(seed)      # legacy generator: numpy has frozen its stream
+    rng = np.random.RandomState(seed)      # numpy has frozen the stream of this legacy generator
     config._attn_implementation = "sdpa" if name == "vit" else "eager"
     model = cls(config)
     initialise(model, rng)
@@ -305,7 +304,7 @@ def run(name, folder):
 
 
 def verify(name, folder):
-    """Reloads the folder as a user would, in float32, and compares logits and loss with the stored ones."""
+    """Loads the folder in float32, like a user, and compares logits and loss with the stored numbers."""
     cls = shapes()[name][0]
     golden = load_file(os.path.join(folder, "golden.safetensors"))
     model = cls.from_pretrained(folder, attn_implementation="eager").eval()
@@ -316,7 +315,7 @@ def verify(name, folder):
         logits = logits_of(model, batch)
     error = (logits - golden["logits"]).abs().max().item()
     assert error < 1e-5, (name, error)
-    # the stored gradient is the gradient of the stored loss
+    # checks that the stored gradient is the gradient of the stored loss
     model.train()
     loss = torch.nn.functional.cross_entropy(logits_of(model, batch), batch["labels"].long())
     loss.backward()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes golden images: small ones with every number of channels, resized by Pillow's bilinear filter, and
-some that transformers' image processors have preprocessed.
+"""Writes golden images: small images with every number of channels, resized by Pillow's bilinear filter, and
+images that transformers' image processors have preprocessed.
 
     python tests/golden/make_images.py            writes tests/golden/resize.safetensors and
                                                   preprocess.safetensors
@@ -24,7 +24,7 @@ from PIL import Image, __version__ as pillow
 from safetensors.numpy import save
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
-CASES = [  # channels, (height, width) from, to
+CASES = [  # (channels, (height, width) before, (height, width) after)
     (3, (32, 32), (48, 48)), (3, (13, 7), (29, 31)), (3, (37, 53), (16, 16)), (3, (61, 90), (7, 5)), (3, (24, 24), (23, 25)), (3, (8, 8), (64, 3)),
     (3, (1, 1), (4, 6)), (3, (9, 7), (1, 1)), (3, (1, 8), (5, 3)), (3, (8, 1), (3, 2)), (3, (12, 10), (12, 5)), (3, (10, 12), (5, 12)), (3, (6, 5), (6, 5)),
     (1, (40, 200), (3, 2)), (1, (17, 23), (20, 11)), (1, (1, 300), (1, 7)), (1, (5, 5), (41, 37)),
@@ -86,12 +86,12 @@ def make_processed(rng):
 
 def main():
     assert tuple(map(int, pillow.split(".")[:2])) <= (12, 1), f"pillow {pillow} goes another way"
-    rng = np.random.RandomState(5)  # legacy generator: numpy has frozen its stream
+    rng = np.random.RandomState(5)  # numpy has frozen the stream of this legacy generator
     golden = {}
     for n, (channels, size, to) in enumerate(CASES):
         pixels = image(rng, channels, *size)
         if n == len(CASES) - 1:
-            pixels[:] = 255  # stays black or white: the weights add up to one
+            pixels[:] = 255  # must stay white, because the weights add up to one
         resized = Image.fromarray(pixels[..., 0] if channels == 1 else pixels).resize((to[1], to[0]), Image.Resampling.BILINEAR)
         golden[f"{n:02}.from"], golden[f"{n:02}.to"] = pixels, np.asarray(resized).reshape(*to, channels).copy()
     for name, tensors in (("resize", golden), ("preprocess", make_processed(rng))):

@@ -54,7 +54,7 @@ MODELS = {
         embd_pdrop=0.0,
         attn_pdrop=0.0,
     ),
-    # grouped heads of a size other than hidden_size / heads, untied weights, Llama 3.1's scaling
+    # grouped heads whose size is not hidden_size / heads, untied weights, Llama 3.1's scaling
     "llama": dict(
         model_type="llama",
         vocab_size=41,
@@ -221,7 +221,7 @@ MODELS = {
         max_position_embeddings=512,
         **NO_DROPOUT,
     ),
-    # 5 of 10 columns rotate, of which transformers rotates 6
+    # rotary_pct asks for 5 of 10 columns, and transformers rotates 6
     "neox_odd": dict(
         model_type="gpt_neox",
         vocab_size=34,
@@ -235,7 +235,7 @@ MODELS = {
         rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5),
         **NO_DROPOUT,
     ),
-    # the positions of the pretraining in two places: those beside rope_parameters count (see contradict)
+    # two numbers of positions of the pretraining: that beside rope_parameters counts (see contradict)
     "llama_original": dict(
         model_type="llama",
         vocab_size=31,
@@ -263,8 +263,7 @@ def initialise(model, rng):
 
 
 def make_batch(rng, vocab, longest):
-    """Returns ragged sequences: one of length 1, one of the max length, the others of any length in
-    between."""
+    """Returns ragged sequences: one of length 1, one of the max length, and some of random lengths."""
     n = int(rng.randint(4, 6))
     lengths = [1, longest] + [int(rng.randint(2, longest)) for _ in range(n - 2)]
     lengths = [lengths[i] for i in rng.permutation(n)]
@@ -318,7 +317,7 @@ def stored(x):
 
 
 def contradict(folder, model, ids):
-    """Writes other positions into rope_parameters, which transformers does not read."""
+    """Writes another number of positions into rope_parameters, where transformers does not read it."""
     path = os.path.join(folder, "config.json")
     with open(path) as f:
         config = json.load(f)
@@ -357,7 +356,7 @@ def run(name, folder):
     model.train()  # each dropout rate is 0
     here = (
         "embed_out.weight" if config.model_type == "gpt_neox" else "lm_head.weight"
-    )  # the name of the head in the file
+    )  # name of the head's weight in the file
     named = {n.replace("lm_head.weight", here): p for n, p in model.named_parameters()}
     optimizer = torch.optim.AdamW(
         [

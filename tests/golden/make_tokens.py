@@ -112,7 +112,7 @@ TEXTS = [
     # other scripts
     "\u0645\u0631\u062d\u0628\u0627", "\u05e9\u05dc\u05d5\u05dd", "\u0928\u092e\u0938\u094d\u0924\u0947", "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35", "\u09cb \u0bca \u0dde", "\U00010400\U00010428", "\U0001d400", "\u13a0\uab70", "\u10a0\u1c90\u10d0",
     "the \u043a\u0438\u043d\u043e \u4e2d film\u03b1", "a\u0430\u03b1",
-    # valid UTF-8 that is unusual: noncharacters, unassigned, edges of the encoding's lengths
+    # unusual valid UTF-8: noncharacters, unassigned code points, edges of the encoding's lengths
     "a\uffffb", "a\ufdd0b", "a\U0010ffffb", "a\u0378b", "\u007e\u0080\u07ff\u0800", "a\u07ffb", "a\ud7ffb", "a\U0001ffffb", "\u00c3\u00a9 \u00e2\u20ac\u2122",
     # long words: words of more than 100 characters are unknown
     "a" * 100, "a" * 101, "a" * 99 + " b", "the " + "z" * 150 + " film", "\u00e9" * 100, "e\u0301" * 100, "\u00e9" * 101, "\u4e2d" * 40, "." * 120, "ab" * 50, "ab" * 50 + "c", "\U0001f600" * 101,
@@ -124,7 +124,7 @@ TEXTS = [
 ]
 
 
-# The code points below this are tokens of point_vocabulary(): c has the id 5 + 2 * c, and "##" with c the
+# The code points below POINTS are tokens of point_vocabulary(): c has the id 5 + 2 * c, and "##" with c the
 # next id, so that ids tell the characters of words. White space and surrogates cannot be tokens; their ids
 # are unused.
 POINTS = 0x20000
@@ -140,7 +140,7 @@ def bert_tokenizer(vocabulary, lowercase):
 
 
 def kinds_of_points():
-    """Returns {code point: kind} without letters, and {code point: fold} of the code points that are kept."""
+    """Returns {code point: kind} without letters, and {code point: fold} of code points that remain."""
     clean_up, strip, lower = (BertNormalizer(clean_text=i == 0, handle_chinese_chars=False, strip_accents=i >= 1,
                                              lowercase=i == 2) for i in range(3))
     kinds, folds = {}, {}
@@ -190,9 +190,9 @@ def nasty_strings(rng, count):
     for _ in range(count):
         some = rng.choices(names + marks, k=rng.randrange(1, 5)) + ["latin"]
         text = [rng.choice(pools[rng.choice(some)]) for _ in range(rng.randrange(1, 24))]
-        if rng.random() < 0.2:  # marks of many combining classes one after another
+        if rng.random() < 0.2:  # adds marks of many combining classes
             text += [rng.choice(pools[rng.choice(marks)]) for _ in range(rng.randrange(2, 12))]
-        if rng.random() < 0.01:  # about as long as the longest word that is known
+        if rng.random() < 0.01:  # about 100 characters, the longest word that can be known
             text += rng.choice([*LETTERS, "\u00e9", *pools["mark"]]) * rng.randrange(90, 110)
             text += [rng.choice(pools[rng.choice(marks)])]
         out.append("".join(text))

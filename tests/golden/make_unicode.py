@@ -53,8 +53,8 @@ def nfd(*points):
 
 
 def is_reordered(c):
-    """Returns whether c is no starter: then U+0334, of the lowest class, moves over c to before U+0345, of
-    the highest."""
+    """Returns whether c is no starter: only then U+0334, of the lowest class, moves over c to before U+0345,
+    of the highest class."""
     order = nfd(0x345, c, 0x334)
     return order.index("\u0334") < order.index("\u0345")
 
@@ -93,14 +93,14 @@ def mark_classes(marks):
 
 
 def is_chinese(c):
-    """Does what tt__is_cjk of the C code does."""
+    """Returns whether c is in a block of Chinese characters, like tt__is_cjk of the C code."""
     return (0x4E00 <= c <= 0x9FFF or 0x3400 <= c <= 0x4DBF or 0xF900 <= c <= 0xFAFF or 0x20000 <= c <= 0x2A6DF
             or 0x2A700 <= c <= 0x2B81F or 0x2B920 <= c <= 0x2CEAF or 0x2F800 <= c <= 0x2FA1F)
 
 
 def run_table(one):
-    """Returns [(first, last, stride, to, step)] of {code point: the code point that it becomes}."""
-    # Greedy: from the smallest code point left, takes the longest run of any stride and step; other runs fill
+    """Returns [(first, last, stride, to, step)], the runs of a map {code point: resulting code point}."""
+    # Greedy: from the smallest code point left, takes the longest run of any stride and step; later runs fill
     # its gaps.
     runs, left = [], dict(one)
     for c in sorted(one):
@@ -128,8 +128,8 @@ def look_back(runs):
 
 
 def digits(n):
-    """Returns a number in characters from # to ~, except ? and \\: the first 60 of these end a number, the
-    other 30 do not."""
+    """Returns a number in characters from # to ~, except ? and \\. The first 60 of the 90 characters end a
+    number; the last 30 continue a number."""
     alphabet = [chr(c) for c in range(35, 127) if chr(c) not in "?\\"]
     text, n = alphabet[n % 60], n // 60
     while n:
@@ -143,8 +143,8 @@ def signed(x):
 
 
 def emit(name, numbers, width=110):
-    """Prints an array of strings, as a C99 compiler need not accept a string of 4096 characters. A number is
-    never divided."""
+    """Prints an array of strings, because a C99 compiler may refuse a string of 4096 characters. Each number
+    is in one string."""
     texts = [""]
     for number in map(digits, numbers):
         if len(texts[-1]) + len(number) >= 4096:
@@ -189,8 +189,8 @@ def properties(rows, marks):
         return {ord(piece) for piece, _ in splitter.pre_tokenize_str(between) if len(piece) == 1} - {ord("a")}
 
     def added(before, **options):
-        """Returns (code point, the encoding of `before`, the code point and an added token) of each code
-        point."""
+        """Returns (code point, encoding) of each code point. The encoded text is `before`, the code point and
+        an added token."""
         one = Tokenizer(WordLevel({"x": 0, "[UNK]": 1}, unk_token="[UNK]"))
         one.add_tokens([AddedToken("@@", normalized=False, **options)])
         return zip(ALL, one.encode_batch([before + chr(c) + "@@" for c in ALL]))
@@ -209,7 +209,7 @@ def properties(rows, marks):
 
 
 def combining_marks():
-    """Returns {mark: its rank} of the marks that NFD leaves unchanged and sorts."""
+    """Returns {mark: rank} of the marks that NFD leaves unchanged and sorts."""
     marks = [c for c in ALL if c not in HANGUL and nfd(c) == chr(c) and is_reordered(c)]
     return {c: rank + 1 for c, rank in mark_classes(marks).items()}
 
@@ -241,7 +241,7 @@ GRAPHEMES = ["control", "extend", "extend between no consonants", "linker", "joi
 
 def each_byte():
     """Returns a Precompiled that makes an X of each grapheme of less than 6 bytes, and of each character of a
-    longer one; it leaves line ends unchanged."""
+    longer grapheme, and leaves line ends unchanged."""
     units = [256 << 10] + [0] * 767
     for byte in range(1, 256):
         if byte != 10:
@@ -266,7 +266,7 @@ def grapheme_classes():
         return len(counter.normalize_str(text))
 
     def joined(before, between, behind):
-        """Returns the code points that have no break between them and `behind`."""
+        """Returns the code points between which and `behind` there is no break."""
         apart = [n + one(behind) for n in counts(before + between[0], between[1])]
         return {c for c, n, m in zip(points, counts(before + between[0], between[1] + behind), apart) if n != m}
 
@@ -323,7 +323,7 @@ def lower_runs():
 
 
 def compat_rows():
-    """Returns {code point: the code points of its compatibility decomposition}."""
+    """Returns {code point: code points of the compatibility decomposition}."""
     whole = {c: NFKD().normalize_str(chr(c)) for c in ALL}
     assert all(len(to) <= 18 for to in whole.values())
     return {c: tuple(map(ord, to)) for c, to in whole.items() if to != nfd(c)}

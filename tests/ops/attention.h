@@ -1,9 +1,9 @@
-/* Attention and rotary embeddings: each op as plain loops in double precision (eval_*) and a function that
-   records it. */
+/* Attention and rotary embeddings: a plain loop in double precision for each op (eval_*), and a function that
+   records the op. */
 #pragma once
 
-/* Rotates pairs of columns as complex numbers. n->k: columns that rotate (one more if odd); n->a: 1 for
-   neighbours. */
+/* Rotates pairs of columns as complex numbers. n->k: number of rotated columns, rounded up to even; n->a: 1
+   for pairs of neighbours. */
 TEST_PLAIN static void eval_rotary(node *n)
 {
     const int size = n->cols / g->size->heads, pairs = (n->k + 1) / 2;
@@ -44,7 +44,7 @@ static double alibi_slope(int head, int heads)
 
 static double in_bf16(double x) { return tt__from_bf16(tt__to_bf16((float)x)); }
 
-/* Returns how often row i of a sequence sees row j under block-sparse attention. */
+/* Returns how often row i of a sequence sees row j under block-sparse attention, whose lists may overlap. */
 TEST_PLAIN static int times_seen(const tt_attention_options *o, int head, int i, int j, int length)
 {
     if (o->block == 0 || length <= o->dense) return 1;
@@ -101,8 +101,8 @@ TEST_PLAIN static void eval_attention(node *n)
     note(n, IN(2)->magnitude);
 }
 
-/* Records attention. q has a head for each `head_size` columns; k and v may have fewer. `with` holds all
-   other options. */
+/* Records attention. q has a head for each `head_size` columns; k and v may have fewer heads. `with` holds
+   all other options. */
 static int attention_of(int q, int k, int v, float scaling, float p, const tt_attention_options *with)
 {
     int from = starts(), heads = g->nodes[q].cols / g->size->head_size;
@@ -133,8 +133,8 @@ static int attention_with(int q, int k, int v, bool causal, float scaling, float
     return attention_of(q, k, v, scaling, p, &o);
 }
 
-/* Records block-sparse attention. The lists of a sequence's first blocks overlap with blocks that are seen
-   anyway, name a block twice, or name one that most sequences do not have. */
+/* Records block-sparse attention. The lists of a sequence's first blocks overlap with blocks that are always
+   seen, name a block twice, or name a block beyond most sequences. */
 static int attention_by_blocks(int q, int k, int v, float scaling, float p, int block, int dense, int listed)
 {
     enum { LIST_ROWS = 40, LISTS = 9 * LIST_ROWS * 4 };

@@ -1,9 +1,9 @@
-/* The kernels of attention: windows and blocks and their FLOPs, bf16 dot products, tiles, warpgroups,
+/* Tests of attention's kernels: windows and blocks and their FLOPs, bf16 dot products, tiles, warpgroups,
    gradients of biases. */
 #pragma once
 
-/* Runs head sizes of 33 to 64, for whole sequences and listed queries, with the two dtypes in turn, and head
-   sizes of 97 to 128 with both dtypes. */
+/* Runs head sizes of 33 to 64 for whole sequences and listed queries, alternately with both dtypes, and head
+   sizes of 97 to 128 with each dtype. */
 TEST(attention_by_warpgroups)
 {
     char why[200];
@@ -63,7 +63,8 @@ TEST(attention_window_flops)
                 rows[row] = row;
                 for (int key = starts[s]; key < starts[s + 1]; key++) {
                     const bool seen = !cut || abs(row - key) < window;
-                    if (causal && !cut && !listed) expected += 0.5; /* the usual count */
+                    /* without a window half of all pairs count */
+                    if (causal && !cut && !listed) expected += 0.5;
                     else expected += seen && (key <= row || !causal);
                 }
             }
@@ -74,7 +75,7 @@ TEST(attention_window_flops)
     }
 }
 
-/* The FLOPs of block-sparse attention are those of the blocks that are seen; listed blocks count as whole. */
+/* The FLOPs of block-sparse attention count the blocks that are seen; listed blocks count as whole. */
 TEST(attention_blocks_flops)
 {
     static int32_t starts[] = {0, 30, 37, 100}, lists[2 * 9 * 2];
@@ -90,7 +91,7 @@ TEST(attention_blocks_flops)
         o.dense = i.attr.dense = 20;
         o.listed = i.attr.listed = c / 2 ? 2 : 0;
         o.list_rows = i.attr.list_rows = 4;
-        o.lists = lists; /* block 0, which is a whole block */
+        o.lists = lists; /* names block 0, which is a whole block */
         i.attr.heads = i.attr.key_heads = 2;
         for (int k = 0; k < 5; k++) {
             const tt__mat m = {NULL, TT_F32, 100, 6, 6}, start = {starts, TT_I32, 4, 1, 1},
@@ -110,7 +111,7 @@ TEST(attention_blocks_flops)
     }
 }
 
-/* A plan's FLOPs and, by the costs, seconds of a step count a window's rows, for sequences of one length. */
+/* For sequences of one length, the FLOPs and the seconds of a plan count only the rows inside the window. */
 TEST(attention_window_plan)
 {
     const double length = 256, window = 32;
@@ -125,7 +126,7 @@ TEST(attention_window_plan)
         tt_compile_options c = tt_compile_options_default();
         o.causal = true;
         o.window = k ? 32 : 0;
-        costs.memory = 1e30; /* so that only work takes time */
+        costs.memory = 1e30; /* so that only FLOPs take time */
         c.costs = &costs;
         const tt_value x = tt_input(t, "x", TT_F32, 512, 16), y = tt_input(t, "y", TT_F32, 512, 16);
         const tt_value starts = tt_seq_start(t, "starts", 2);
@@ -148,8 +149,8 @@ TEST(attention_window_plan)
     }
 }
 
-/* Compares attention by dot products or tiles with attention in fp32 of the same bf16 numbers: several blocks
-   of keys and queries, head sizes that fill no tile. */
+/* Compares attention by dot products or tiles with attention in fp32 on the same bf16 numbers. Covers several
+   blocks of keys and queries, and head sizes that fill no tile. */
 static void attention_of_bf16(const char *by)
 {
     enum { ROWS = 434, WIDTH = 160, MOST = ROWS * WIDTH, LISTED = 40 };
@@ -238,7 +239,7 @@ static void attention_of_bf16(const char *by)
             snprintf(where, sizeof where, "%s, %d heads of %d%s%s%s%s, %s: off by %g of %g", by, heads, d,
                      causal ? ", causal" : "", drop ? ", dropout" : "", listed ? ", listed" : "",
                      windowed ? ", window and alibi" : "", names[k], off, max);
-            /* The backward rounds weights and their gradients to bf16. */
+            /* The backward rounds attention weights and their gradients to bf16. */
             report(off <= (k ? 0.02 : 2e-5) * max && max > 0.01, "bf16 and fp32 differ");
         }
     }
@@ -341,8 +342,8 @@ TEST(biases_of_attention_cuda)
                  packed ? ", packed" : "", listed ? ", listed queries" : "");
         biases_of_attention("portable", precision[c % 4], packed, key_heads, listed, got[0]);
         const int found = biases_of_attention("cuda", precision[c % 4], packed, key_heads, listed, got[1]);
-        /* When queries are listed and the gradient is packed, rows of q's gradient get other
-           contributions. */
+        /* If queries are listed and the gradient is packed, other gradients are added to rows of q's
+           gradient. */
         const int expected = c % 4 == 0 || (listed && packed) ? 0 : 3;
         report(found == expected, "attention's backward has %d sums of columns, not %d", found, expected);
         for (int k = 0, from = 0; k < 3; from += k++ ? keys : width) {

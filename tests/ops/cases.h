@@ -4,8 +4,8 @@
 
 /* -------------------------------------------------------------------------------------------------- cases */
 
-/* X(name, the op it tests, body). R: rows; D: heads x head size; O: another width; C: classes; S: a scale of
-   scores. V: a value operand; W, B: a parameter of two dimensions, of one; I: an index. */
+/* X(name, tested op, body). R: rows; D: heads x head size; O: another width; C: classes; S: a scale of
+   scores. V: a value operand; W, B: a parameter of two dimensions, of one dimension; I: an index. */
 #define CASES(X) \
     X(linear, LINEAR, return linear(V(ROWS, D), W(O, D), B(O));) \
     X(linear_no_bias, LINEAR, return linear(V(ROWS, D), W(O, D), 0);) \

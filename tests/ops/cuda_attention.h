@@ -1,4 +1,4 @@
-/* Attention's backward on CUDA: sums of columns, warpgroups. */
+/* Tests of attention's backward on CUDA: sums of columns, warpgroups. */
 #pragma once
 
 #ifdef TINYTRAIN_CUDA
@@ -10,8 +10,8 @@ typedef struct attention_sums_case {
     bool causal, alibi, add, wgmma;
 } attention_sums_case;
 
-/* Checks that the sums of columns of result o of l equal the sums of o's numbers as stored, plus `old` if it
-   has data. */
+/* Checks that the sums of columns of result o of l equal the sums of the numbers stored in o, plus `old` if
+   `old` has data. */
 static void check_column_sums(const tt__launch *l, int o, const tt__mat *old)
 {
     const tt__mat *y = &l->out[o], *sums = &l->out[3 + o];
@@ -97,9 +97,9 @@ static void attention_sums_on_cuda(tt__launch *l, const attention_sums_case *c, 
     free(starts);
 }
 
-/* Each kernel of attention's backward leaves the sums of columns of each gradient: for queries or keys that
-   fill no tile, empty sequences, few queries, heads that share keys, more partial sums than there is room
-   for, and gradients that are added to. */
+/* Each kernel of attention's backward leaves the sums of columns of each gradient. Covers queries or keys
+   that fill no tile, empty sequences, few queries, heads that share keys, more partial sums than there is
+   room for, and gradients that are added to. */
 TEST(cuda_column_sums_of_attention)
 {
     static const attention_sums_case cases_of[] = {
@@ -151,8 +151,8 @@ typedef struct wide_case {
     bool causal, drops;
 } wide_case;
 
-/* Compares the backward on CUDA with the CPU's. On CUDA the second sequence is NaN in each operand, and the
-   other sequences must not see it. */
+/* Compares the backward on CUDA with the CPU's. On CUDA the second sequence is NaN in each operand; the other
+   sequences must not become NaN. */
 static void wide_backward_on_cuda(tt__launch *l, const wide_case *c, tt_dtype dtype, uint64_t *s)
 {
     enum { OUTS = 3, SEQS = 4 };
@@ -209,8 +209,8 @@ static void wide_backward_on_cuda(tt__launch *l, const wide_case *c, tt_dtype dt
     free_operands(l);
 }
 
-/* Sequences of one block, of several, and of more blocks than there are slots, to whose sums later sweeps
-   add. */
+/* Covers sequences of one block, of several blocks, and of more blocks than there are slots, to whose sums
+   later sweeps add. */
 TEST(cuda_backward_by_warpgroups)
 {
     static const wide_case cases_of[] = {
@@ -222,7 +222,7 @@ TEST(cuda_backward_by_warpgroups)
         {"two passes", 64, 1, 1, 0, {0, 30, 60, 65, 1190}, false, false},
         {"two passes, causal", 48, 1, 1, 0, {0, 300, 301, 310, 1400}, true, true},
         {"three passes", 64, 1, 1, 0, {0, 30, 60, 65, 1465}, false, true},
-        /* Blocks are not visited in their order. */
+        /* The kernel visits blocks in another order. */
         {"columns of blocks", 64, 2, 1, 2, {0, 300, 600, 900, 1200}, true, true},
         {"columns of blocks and a rest", 40, 1, 1, 0, {0, 300, 560, 850, 1500}, true, true},
     };

@@ -1,4 +1,4 @@
-/* Dropout on CUDA: bits kept for the gradients of keys; one launch with a norm. */
+/* Tests of dropout on CUDA: bits kept for the gradients of keys; one launch with a norm. */
 #pragma once
 
 #ifdef TINYTRAIN_CUDA
@@ -10,7 +10,7 @@ typedef struct kept_case {
     bool causal, wgmma, listed; /* listed: every second row is a query */
 } kept_case;
 
-/* Returns how many bits in the workspace (they follow the sums of dout * out) differ from Philox's. */
+/* Returns how many bits in the workspace, after the sums of dout * out, differ from Philox's. */
 static int wrong_bits(const kept_case *c, const tt__instr *i, const tt__step_settings *run,
                       const unsigned char *bits)
 {
@@ -51,9 +51,9 @@ static double most_apart(const void *a, const void *b, tt_dtype dtype, int64_t n
 }
 
 /* Checks that the backward gives the same bits of dq, dk and dv with and without room for dropout's bits,
-   also if only dq is wanted. If only dk and dv are wanted, another kernel sums dout * out, and they agree up
-   to a 16-bit rounding. The backward leaves the bits that tt__cuda_attention_bits counts. If heads do not
-   have 64 columns, rows of `out` begin at no multiple of 16 bytes. */
+   also if only dq is wanted. If only dk and dv are wanted, another kernel sums dout * out, and the results
+   agree up to a 16-bit rounding. The backward leaves the bits that tt__cuda_attention_bits counts. If heads
+   do not have 64 columns, rows of `out` begin at no multiple of 16 bytes. */
 static void dropout_kept_on_cuda(tt__launch *l, const kept_case *c, tt_dtype dtype,
                                  const tt__step_settings *run,
                                  uint64_t *s)
@@ -98,11 +98,11 @@ static void dropout_kept_on_cuda(tt__launch *l, const kept_case *c, tt_dtype dty
     i.attr.dropout = 0; /* with a rate of 0 no kernel leaves bits */
     report(tt__cuda_attention_bits(&i.attr, &l->in[1], 5) == 0, "bits of a rate that drops none");
     i.attr.dropout = 0.3f;
-    i.workspace = room - 1; /* one byte too few, so the bits' part of the workspace is not used */
+    i.workspace = room - 1; /* one byte too few: the workspace is used without bits */
     report(run_on_cuda(l, deltas), "fails without room");
     i.workspace = room;
     for (int k = 0; k < OUTS; k++) without[k] = l->out[k].data;
-    for (int wanted = 0; wanted < 3; wanted++) { /* dq, dk and dv; dq only; dk and dv only */
+    for (int wanted = 0; wanted < 3; wanted++) { /* wanted: dq, dk and dv; dq only; dk and dv only */
         for (int k = 0; k < OUTS; k++)
             l->out[k] = some(dtype, k ? rows : queries, k ? key_width : width, 0, 0, s);
         for (int k = 0; k < OUTS; k++) {
@@ -134,8 +134,8 @@ static void dropout_kept_on_cuda(tt__launch *l, const kept_case *c, tt_dtype dty
     free_operands(l);
 }
 
-/* Sequences of any length, empty ones, sequences of one tile, heads that share keys, some of all ranks'
-   heads, and listed queries, for which each kernel draws its own bits. */
+/* Covers sequences of any length, empty sequences, sequences of one tile, heads that share keys, some of all
+   ranks' heads, and listed queries, for which each kernel draws its own bits. */
 TEST(cuda_dropout_kept_for_keys)
 {
     static const kept_case cases_of[] = {
@@ -167,14 +167,14 @@ TEST(cuda_dropout_kept_for_keys)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Places of the matrices of one test: dropout and a norm of its result, or a norm's backward and dropout of
-   its dx, leave the same bits in memory in one call as in two. The matrices of rows are stored one after
-   another; each field is the index of a matrix. `shift`: rows by which the second launch's result begins
-   later. */
+/* Places of the matrices of one test. Dropout and a norm of its result, or a norm's backward and dropout of
+   its dx, leave the same bits in memory in one call as in two calls. The matrices of rows are stored one
+   after another; each field is the index of a matrix. `shift`: rows by which the second launch's result
+   begins later. */
 typedef struct norm_places {
     const char *what;
     int from, residual, h, y; /* forward: operands and result of dropout, result of the norm */
-    int dy, dx, masked;       /* backward; h is an operand here as well */
+    int dy, dx, masked;       /* backward; h is its operand, too */
     int shift;
 } norm_places;
 
@@ -302,8 +302,7 @@ TEST(cuda_dropout_with_norms)
 
 /* Trains three blocks with dropout for two steps. Norms follow the dropout's sum (as in BERT) or precede the
    layer whose result is dropped (as in GPT-2). Writes the parameters and returns the number of launches of
-   both dropout and a norm. apart: every instruction has its own launch, and storage is overwritten once it is
-   dead. */
+   both dropout and a norm. apart: every instruction has its own launch, and dead storage is overwritten. */
 enum { NORMED_D = 24, NORMED_BLOCKS = 3, NORMED_PARAMS = 4 * NORMED_BLOCKS };
 static int blocks_with_dropout(const char *precision, bool behind, bool apart, float *to)
 {
@@ -359,7 +358,7 @@ static int blocks_with_dropout(const char *precision, bool behind, bool apart, f
     return found;
 }
 
-/* Programs launch dropout and a norm together, with the same bits as apart. */
+/* Programs launch dropout and a norm together, with the same bits as in two launches. */
 TEST(cuda_programs_with_dropout_and_norms)
 {
     static const char *const precision[] = {"32-true", "bf16-mixed", "bf16-true"};
@@ -368,8 +367,8 @@ TEST(cuda_programs_with_dropout_and_norms)
         snprintf(where, sizeof where, "%s, norms %s", precision[c / 2], c % 2 ? "behind" : "in front");
         const int together = blocks_with_dropout(precision[c / 2], c % 2, false, of[0]);
         const int apart = blocks_with_dropout(precision[c / 2], c % 2, true, of[1]);
-        /* Each pair forward and backward. With norms in front, the last dropout has no norm after it and the
-           first norm no dropout before it. */
+        /* Expects one launch for each pair, forward and backward. If norms come first, no norm follows the
+           last dropout, and no dropout precedes the first norm. */
         const int expected = c % 2 ? 2 * NORMED_BLOCKS : 2 * (NORMED_BLOCKS - 1);
         report(together == expected && apart == 0, "%d launches are of both, not %d", together, expected);
         report(memcmp(of[0], of[1], sizeof of[0]) == 0, "parameters differ");

@@ -1,4 +1,4 @@
-/* Single launches on CUDA, compared with the CPU's, for each dtype. */
+/* Tests that compare single launches on CUDA with the CPU's, for each dtype. */
 #pragma once
 
 #ifdef TINYTRAIN_CUDA
@@ -39,7 +39,7 @@ static bool run_on_cpu(tt__launch *l)
     return status == TT_OK;
 }
 
-/* Checks that the CPU and CUDA give the same results, within `units` units in the last place of each result's
+/* Checks that the CPU's and CUDA's results differ by at most `units` units in the last place of each result's
    largest number. Frees the operands. */
 static void same_on_both(tt__launch *l, double units, const char *what)
 {
@@ -71,8 +71,8 @@ static void same_on_both(tt__launch *l, double units, const char *what)
 }
 
 /* Compares attention of two sequences with one head of `size` columns, and its backward. The number of rows
-   chooses the kernels of the backward. near: with a window and a bias, which have their own kernels. far:
-   scores are far below 0, and numbers need only be finite. */
+   chooses the kernels of the backward. near: with a window and a bias, for which there are separate kernels.
+   far: scores are far below 0, and numbers need only be finite. */
 static void attention_on_both(tt__launch *l, tt_dtype dtype, int size, const int32_t *starts,
                               bool near, bool far, uint64_t *s)
 {
@@ -99,7 +99,7 @@ static void attention_on_both(tt__launch *l, tt_dtype dtype, int size, const int
     l->out[0] = some(dtype, rows, size, 0, 0, s);
     l->out[1] = some(TT_F32, rows, 1, 0, 0, s);
     report(run_on_cpu(l), "attention on the CPU");
-    const tt__launch forward = *l; /* the backward below reads these operands and results on both devices */
+    const tt__launch forward = *l; /* the backward below reads the forward's operands and results */
     memset(l->out, 0, sizeof l->out);
     for (int k = 0; k < 4; k++)
         l->in[k] = k == 3 ? some_indices(starts, 3) : some(dtype, rows, size, -1, 1, s);
@@ -117,7 +117,7 @@ static void attention_on_both(tt__launch *l, tt_dtype dtype, int size, const int
 }
 
 /* Prepares a launch for run_on_cpu and run_on_cuda, in a run with a seed. Returns a context whose CPU runs
-   it. */
+   the launch. */
 static tt_context *open_for_launches(test_allocator *a, tt__step_settings *run, tt__launch *l)
 {
     tt_context_options co = test_options(a);
@@ -134,8 +134,8 @@ static tt_context *open_for_launches(test_allocator *a, tt__step_settings *run, 
     return ctx;
 }
 
-/* Runs kernels whose threads take several rows one after another, with the next rows in flight: the slope of
-   GELU with column sums, and the gradients of tables. */
+/* Runs kernels whose threads take several rows one after another, with the next rows in flight. These are the
+   slope of GELU with column sums, and the gradients of tables. */
 TEST(cuda_rows_in_flight)
 {
     static const tt_dtype dtype[] = {TT_F32, TT_BF16, TT_F16};

@@ -1,4 +1,4 @@
-/* Products on CUDA: epilogues, products of one operand, TF32; tensors that share launches. */
+/* Tests of products on CUDA: epilogues, products of one operand, TF32; tensors that share launches. */
 #pragma once
 
 #ifdef TINYTRAIN_CUDA
@@ -29,7 +29,7 @@ static bool count_products(int act(int), int width, bool biases, const precision
 
 enum { ANY_NUMBER = -1 };
 
-/* tunes: products are tuned; a first run writes the timings to a file, so that they are not counted. */
+/* tunes: products are tuned; a first run writes the timings to a file, so that timing is not counted. */
 static void check_products(bool tunes, int act(int), int width, bool biases, const precision_case *precision,
                            int products, int gelus, int slopes, int bias_gradients)
 {
@@ -57,8 +57,8 @@ static int twice(int x) { return scale(x, 2); }
 
 /* The epilogues are used where they fit, and only there. GELU by tanh, not by erf, needs rows of a multiple
    of 8 elements. Where timing finds an epilogue fastest, as on the emulator, it also computes GELU's
-   derivative and the bias gradient, if that has the dtype of the result and no other kernel sums its dy. The
-   emulator counts all of these. The results with epilogues are right, also in micro-batches that add to
+   derivative and the bias gradient, if the bias has the dtype of the result and no other kernel sums dy. The
+   emulator counts the epilogues. The results with epilogues are right, also in micro-batches that add to
    gradients. */
 TEST(cuda_epilogues)
 {
@@ -159,12 +159,12 @@ enum { JOINED_D = 64, JOINED_ROWS = 11, JOINED_PARAMS = 8 };
 
 typedef struct joined_case {
     const char *precision, *update;
-    int key_heads;  /* of 4 heads */
+    int key_heads;  /* q has 4 heads */
     bool biases, accumulate;
     const char *recompute;
 } joined_case;
 
-/* Trains an attention layer, whose q, k and v are products of one operand, for two steps. Writes the
+/* Trains an attention layer, in which q, k and v are products of one operand, for two steps. Writes the
    parameters and returns the number of products of the second step's last forward and backward. alone: every
    product has its own launch. */
 static long train_attention(const joined_case *c, bool alone, float *to)
@@ -218,7 +218,7 @@ static long train_attention(const joined_case *c, bool alone, float *to)
     if (p) p->poison = true;
     for (int step = 0; step < 2 && p; step++) {
         for (int micro = 0; micro <= c->accumulate; micro++) {
-            /* There are fewer rows than room for rows, and still fewer in the second micro-batch. */
+            /* The batch has fewer rows than there is room for, and the second micro-batch has still fewer. */
             const int64_t n = micro ? 4 : JOINED_ROWS;
             CHECK(tt_set(p, x, values[0], n) == TT_OK && tt_set(p, y, values[1], n) == TT_OK &&
                   tt_set(p, start, starts, micro ? 2 : 4) == TT_OK);
@@ -243,7 +243,7 @@ static long train_attention(const joined_case *c, bool alone, float *to)
     return products;
 }
 
-/* Three products of one operand become one, forward and backward, with the same bits on the emulator. */
+/* Three products of one operand become one, forward and backward, and keep their bits on the emulator. */
 TEST(cuda_products_of_one_x)
 {
     enum { N = JOINED_PARAMS * JOINED_D * JOINED_D };
@@ -279,7 +279,7 @@ TEST(cuda_products_of_one_x)
     free(all);
 }
 
-/* Norms and updates of many parameters share launches, with the same bits as one launch each. */
+/* Norms and updates of many parameters share launches, and keep their bits. */
 TEST(cuda_tensors_share_launches)
 {
     enum { N = 2 * SHARED_LAYERS * SHARED_WIDTH * SHARED_WIDTH };
@@ -308,8 +308,7 @@ TEST(cuda_products_of_one_x) { SKIP("this build is without TINYTRAIN_CUDA"); }
 TEST(cuda_tensors_share_launches) { SKIP("this build is without TINYTRAIN_CUDA"); }
 #endif
 
-/* Runs a linear layer (33, 70) -> (33, 50) on a device. Returns the number of its products in TF32, as the
-   emulator counts them. */
+/* Runs a linear layer (33, 70) -> (33, 50) on a device. Returns the emulator's count of products in TF32. */
 static long run_linear_layer(const char *device, const char *matmul, float *y)
 {
     enum { ROWS_ = 33, IN_ = 70, OUT_ = 50 };
@@ -350,8 +349,8 @@ static long run_linear_layer(const char *device, const char *matmul, float *y)
     return tf32;
 }
 
-/* Products of fp32 matrices in TF32 differ from those in fp32 by as much as a rounding of the operands to 11
-   bits causes: 2^-11 of each term, which is at most 4. On the CPU both settings give the same bits. */
+/* Products of fp32 matrices in TF32 differ from products in fp32 by the rounding of the operands to 11 bits:
+   2^-11 of each term, which is at most 4. On the CPU both settings give the same bits. */
 TEST(matmul_in_tf32)
 {
     enum { N = 33 * 50 };
@@ -374,7 +373,7 @@ TEST(matmul_in_tf32)
         all += (double)exact[k] * exact[k];
     }
     CHECK(other > N / 2 && far == 0 && far_fp32 == 0);
-    /* Both operands are rounded by up to 2^-11; the mean square is a third of that value squared. */
+    /* Both operands are rounded by up to 2^-11, whose mean square is a third of (2^-11)^2. */
     CHECK(squares > all * 0x1p-26 && squares < all * 0x1p-20);
 #ifdef TT_EMULATE
     CHECK(without == 0 && with > 0);

@@ -1,5 +1,5 @@
-/* Ops on single elements: each op as plain loops in double precision (eval_*) and a function that records
-   it. */
+/* Ops on single elements: a plain loop in double precision for each op (eval_*), and a function that records
+   the op. */
 #pragma once
 
 TEST_PLAIN static void eval_activation(node *n)

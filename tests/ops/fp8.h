@@ -1,4 +1,4 @@
-/* fp8: quantizing, products, training. */
+/* Tests of fp8: quantizing, products, training. */
 #pragma once
 
 /* Rounds x to fp8 by the definition of fp8: 3 or 2 bits of mantissa, exponents from -6 or -14, E4M3 up to
@@ -67,13 +67,13 @@ static bool quantize_on(bool cuda, const tt__mat *x, bool e5m2, bool plain, bool
 }
 
 /* On the CPU, QUANTIZE follows the definition of fp8, and CUDA gives the same bits. Covers odd sizes, one
-   row, one column, both copies or one; scales from the tensor itself or from a history that is too large or
-   too small; all zeros; infinity and NaN. */
+   row, one column, one or both copies, scales from the tensor or from a history that is too large or too
+   small, zeros, infinity and NaN. */
 TEST(quantize)
 {
     static const int sizes[][2] = {{1, 1}, {1, 70}, {70, 1}, {16, 16}, {33, 80}, {129, 65}, {5, 144}};
     static const char *const values[] = {"numbers", "zeros", "an infinity", "NaN", "tiny numbers"};
-    /* Largest number that the history knows: none, 0, one below and one above the tensor's largest. */
+    /* Largest number in the history: none, 0, below and above the tensor's largest. */
     static const float known[] = {-1, 0, 0.5f, 300};
     static fp8_result got[2];
     static float wide[FP8_ROWS * FP8_COLS];
@@ -82,7 +82,8 @@ TEST(quantize)
         const int *size = sizes[c % TT__COUNT(sizes)], how = c / TT__COUNT(sizes) % TT__COUNT(values);
         const float history = known[c / (TT__COUNT(sizes) * TT__COUNT(values)) % TT__COUNT(known)];
         const bool e5m2 = c >= TT__COUNT(sizes) * TT__COUNT(values) * TT__COUNT(known);
-        const int rows = size[0], cols = size[1], count = rows * cols, copies = c % 3; /* 0: q, across */
+        /* 0: both copies; 1: across alone; 2: q alone */
+        const int rows = size[0], cols = size[1], count = rows * cols, copies = c % 3;
         const tt_dtype dtype = c % 5 == 0 ? TT_F32 : c % 2 ? TT_BF16 : TT_F16;
         const float histories[FP8_TENSORS] = {1e9f, history, 1e-9f};
         const double max = e5m2 ? 57344 : 448;
@@ -154,8 +155,8 @@ TEST(quantize)
     }
 }
 
-/* A spike enters the scale one step later and leaves it after TT__FP8_STEPS steps. Infinity and NaN are left
-   out. Each tensor has its own history. */
+/* A spike enters the scale one step later and leaves it after TT__FP8_STEPS steps. The history leaves out
+   infinity and NaN. Each tensor has a separate history. */
 TEST(history_of_fp8_scales)
 {
     enum { TENSORS = 300, STEPS = 40, COLS = 1 + TT__FP8_STEPS };
@@ -222,17 +223,18 @@ static int exponent_from(double x, int min)
 }
 
 /* Returns a bound of the error of a sum of products a[i] b[i] of fp8 numbers on a tensor core of Hopper. An
-   instruction adds 32 products and the sum so far. It aligns them to the largest of their exponents (a
-   product's exponent is the sum of its factors'), cuts the bits beyond 13 after the binary point, and cuts
-   the new sum to 13 bits after the point as well (DeepSeek-V3, arXiv 2412.19437, section 3.3.2; Xie et al.,
-   MMA-Sim, arXiv 2511.10909: FP8 of Hopper's WGMMA). So each number that is not a multiple of the last bit
-   loses less than that bit. cuBLASLt may move the sum to an f32 register after any instruction and restart at
-   0 (CUBLASLT_MATMUL_DESC_FAST_ACCUM): the sum so far is then the sum of any run of instructions that ends
+   instruction adds 32 products and the sum so far. The instruction aligns all to the largest exponent (a
+   product's exponent is the sum of its factors' exponents), cuts bits beyond 13 after the binary point, and
+   cuts the new sum there, too (DeepSeek-V3, arXiv 2412.19437, section 3.3.2; Xie et al., MMA-Sim, arXiv
+   2511.10909: FP8 of Hopper's WGMMA). So each number that is not a multiple of the last bit loses less than
+   that bit. cuBLASLt may move the sum to an f32 register after any instruction and restart at 0
+   (CUBLASLT_MATMUL_DESC_FAST_ACCUM): the sum so far is then the sum of any run of instructions that ends
    there. */
 static double fp8_sum_error(const double *a, const double *b, int n, bool a_e5m2)
 {
     enum { AT_ONCE = 32, BITS = 13, MOST_RUNS = 8 };
-    double runs[MOST_RUNS] = {0}, reach = 0, error = 0; /* exact sums of runs by their beginning */
+    /* exact sums of the runs, each with another beginning */
+    double runs[MOST_RUNS] = {0}, reach = 0, error = 0;
     for (int from = 0; from < n; from += AT_ONCE) {
         const int end = from + AT_ONCE < n ? from + AT_ONCE : n;
         int exponent = reach > 0 ? exponent_from(reach, -126) : -126, lose = reach > 0;
@@ -262,8 +264,8 @@ static bool is_hopper(tt_context *ctx)
            strstr(text, ", compute capability 9.0, ");
 }
 
-/* Forward, gradient of x and gradient of w of a linear layer (rows, IN) -> (rows, OUT): all three are
-   products (m, n) of (m, k) and (n, k). */
+/* Tests the forward, the gradient of x and the gradient of w of a linear layer (rows, IN) -> (rows, OUT). All
+   three are products (m, n) of (m, k) and (n, k). */
 TEST(matmul_in_fp8)
 {
     enum { FEW = 33, MANY = 141, WIDE = 80, ANY = 70, MOST = MANY * WIDE };
@@ -272,10 +274,10 @@ TEST(matmul_in_fp8)
     static uint16_t operand[2][MOST];
     static double exact[2][MOST], low[2][MOST];
     static float got[MOST], bias[WIDE];
-    for (int c = 0; c < 3 * 2 * 6; c++) { /* c: which product, dtype, values */
+    for (int c = 0; c < 3 * 2 * 6; c++) { /* c counts products, dtypes and values */
         /* values: 0 plain, 1 tiny gradients, 2 all of A zero, 3 one of A infinite; 4: plain, but without
            cuBLASLt, which refuses lines that do not begin at multiples of 16 bytes; 5: plain, with more than
-           128 rows: up to 128, each number of rows has its own algorithm */
+           128 rows, which share an algorithm with other numbers of rows */
         const int which = c % 3, values = c / 6 < 4 ? c / 6 : 0;
         const bool refused = c / 6 == 4;
         const int count = c / 6 == 5 ? MANY : FEW;
@@ -375,7 +377,7 @@ TEST(matmul_in_fp8)
 TEST(matmul_in_fp8) { SKIP("this build is without TINYTRAIN_CUDA"); }
 #endif
 
-/* A model whose products only partly have widths that fp8 supports trains as in bf16. If fp8 is unavailable,
+/* A model trains as in bf16 if fp8 supports the widths of only some products. If fp8 is unavailable,
    tt_compile says so. */
 TEST(training_in_fp8)
 {
@@ -415,8 +417,8 @@ TEST(training_in_fp8)
         tt_program_free(p);
         model_close(&m);
 #ifdef TT_EMULATE
-        /* Each of two layers has one fp8 product forward ("up") and two backward ("down": x and w); they run
-           in one step and are captured in another. */
+        /* Each of two layers has one fp8 product in the forward ("up") and two in the backward ("down": x and
+           w). One step runs the products, and one captures them. */
         CHECK(emu_get_counts().fp8 == (fp8 ? 12 : 0));
 #endif
     }

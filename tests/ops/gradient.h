@@ -1,4 +1,4 @@
-/* Gradients of all cases, compared with finite differences of the plain loops. */
+/* Tests that compare the gradients of all cases with finite differences of the plain loops. */
 #pragma once
 
 /* --------------------------------------------------------------------------------------- test 2: gradient */
@@ -8,7 +8,7 @@ typedef struct expected { /* gradients of a net's parameters, one after another,
     int size;
 } expected;
 
-/* Expected gradients, computed once: all instruction sets and 16-bit precisions share them. */
+/* Expected gradients, which are computed once for all instruction sets and 16-bit precisions. */
 static expected known[CASE_COUNT][SIZES][MODES][2];
 static bool ran[TT__OP_COUNT];
 
@@ -24,8 +24,8 @@ TEST_PLAIN static double loss_at(int loss, int k)
     return g->nodes[loss].v[0];
 }
 
-/* Tells whether only the derivative along one random direction is compared: with many elements this takes two
-   evaluations instead of thousands. */
+/* Tells whether only the derivative along one random direction is compared, which takes two evaluations
+   instead of thousands. */
 static bool by_direction(const node *n) { return g->size->only || n->rows * n->cols > 400; }
 
 static void difference(expected *e, int loss)
@@ -77,7 +77,7 @@ static void difference(expected *e, int loss)
 }
 
 /* Compares a parameter's gradient with the mean gradient of micro-batches 0..micros-1. The parameter's first
-   element is number `at` of the net's. */
+   element is element `at` of all parameters of the net. */
 TEST_PLAIN static void check_gradient(const expected *e, const node *n, int at, const float *got, int micros,
                            const precision_case *precision, const char *what)
 {
@@ -114,7 +114,7 @@ static void note_ops(const tt_program *p)
 }
 
 /* Runs `micros` micro-batches of the same inputs and checks the gradients of all trainable parameters after
-   each. */
+   each micro-batch. */
 static void check_accumulated(tt_program *p, const expected *e, int micros, const precision_case *precision,
                               const char *what)
 {
@@ -138,7 +138,7 @@ static void check_accumulated(tt_program *p, const expected *e, int micros, cons
     }
 }
 
-/* Checks the gradients that plain SGD reveals in one tt_step with a large learning rate. */
+/* Checks the gradients that plain SGD with a large learning rate reveals in one tt_step. */
 static void check_stepped(tt_program *p, const expected *e, const precision_case *precision)
 {
     const float lr = 1024;
@@ -177,7 +177,7 @@ static void gradient_case(int c, int s, const char *isa, const precision_case *p
     bool wanted = fits(&cases[c], precision);
     compile_in(&o, isa, precision);
     o.loss_scale.init = 65536;
-    /* Leave room for the sums of the backward. */
+    /* A smaller scale leaves room for the sums of the backward. */
     while (o.loss_scale.init > 1 && o.loss_scale.init * g->upstream > 256) o.loss_scale.init /= 2;
     o.accumulate = true;
     tt_program *p = wanted ? tt_compile(g->tape, g->nodes[loss].t, &o) : NULL, *q = NULL;
@@ -231,7 +231,7 @@ static void gradient(const char *isa)
                     if (leaves_to_others(isa, c + s + k, 2)) continue;
                     if (sizes[s].only && k > 0 && !(sizes[s].half && p->mixed && !p->halved)) continue;
                     const bool both = k == 0 && TEST_SWEEP == 1 && !is_cuda(isa);
-                    const int turn = is_cuda(isa) ? c : c + s; /* builds take c + s + k, see left_out */
+                    const int turn = is_cuda(isa) ? c : c + s; /* left_out divides the builds by c + s + k */
                     bool wanted = sizes[s].only ? mode == AS_GATHERED : both || turn % 2 == mode - AS_PARAM;
                     if (p->halved) wanted = (c + s) % 4 == mode;
                     if (left_out(isa, &sizes[s], c + s + k)) wanted = false;
@@ -247,7 +247,7 @@ TEST(gradient_avx512_dot) { gradient("avx512_dot"); }
 TEST(gradient_avx512_tiles) { gradient("avx512_tiles"); }
 TEST(gradient_neon) { gradient("neon"); }
 TEST(gradient_neon_dot) { gradient("neon_dot"); }
-TEST(gradient_cuda) /* warpgroups: see attention_by_warpgroups */
+TEST(gradient_cuda) /* attention_by_warpgroups tests warpgroups */
 {
     setenv("TINYTRAIN_WGMMA", "0", 1);
     gradient("cuda");

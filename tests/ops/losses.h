@@ -1,4 +1,4 @@
-/* Losses: each op as plain loops in double precision (eval_*) and a function that records it. */
+/* Losses: a plain loop in double precision for each op (eval_*), and a function that records the op. */
 #pragma once
 
 TEST_PLAIN static void eval_cross_entropy(node *n)
@@ -67,7 +67,7 @@ TEST_PLAIN static void eval_soft_cross_entropy(node *n)
         total += w;
     }
     n->v[0] = loss / total;
-    note(n, n->v[0]); /* with many classes the loss exceeds each of its terms, and it is an f32 too */
+    note(n, n->v[0]); /* the loss counts too: with many classes it exceeds each term */
 }
 
 /* Records a soft cross entropy. Some targets are 0, and a row's targets do not sum to 1. */

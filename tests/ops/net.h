@@ -1,11 +1,11 @@
-/* The material of a case: sizes, precisions, a net that is both recorded and computed by plain loops, its
+/* The base of all cases: sizes, precisions, a net that is both recorded and computed by plain loops, its
    inputs, and the random numbers of dropout. */
 #pragma once
 
 #define FORWARD_F32 2e-6
 #define GRADIENT_F32 2e-5
 
-/* The last two rows differ from earlier ones only in the residual stream; half of the cases run them
+/* The last two rows differ from earlier ones only in the residual stream; half of the cases run these rows
    (halved). */
 typedef struct precision_case {
     const char *name, *residual;
@@ -32,9 +32,9 @@ enum { FIXED, ROWS, SEQS, PICKED, KINDS };
 typedef struct size_set {
     const char *name;
     int heads, head_size, out, vocab, picked;
-    int length[8];          /* lengths of the sequences; their sum is the number of rows                    */
-    const char *only;       /* NULL, or the cases that this large size is for                               */
-    bool half;              /* only: also run gradients in mixed precisions                                 */
+    int length[8];          /* lengths of the sequences, which sum to the number of rows */
+    const char *only;       /* NULL, or a pattern of the cases that run this large size */
+    bool half;              /* if `only`: also runs gradients in mixed precisions */
 } size_set;
 
 static const size_set sizes[] = {
@@ -92,9 +92,9 @@ enum { AS_INPUT, AS_PARAM, AS_GATHERED, MODES };
 typedef struct node {
     void (*eval)(struct node *n);
     int in[4], kind, rows, cols, depth;
-    double *v, magnitude;   /* (rows, cols); the largest sum of absolute terms                              */
-    int32_t *index;         /* (rows), of index inputs                                                      */
-    uint8_t *bytes;         /* (rows, cols), of u8 inputs                                                   */
+    double *v, magnitude;   /* v: (rows, cols); magnitude: largest sum of absolute terms */
+    int32_t *index;         /* indices of an index input; shape (rows) */
+    uint8_t *bytes;         /* numbers of a u8 input; shape (rows, cols) */
     double a, b, alibi;     /* attributes                                                                   */
     int k, window;
     tt_attention_options blocks; /* options of block-sparse attention                                       */
@@ -112,7 +112,7 @@ typedef struct net {
     bool axes, train, round, has_random, differencing;
     int64_t axis[KINDS];
     uint64_t random, seed, step, micro;
-    double upstream, gain; /* largest gradient that enters the case (0: unknown); product of its scales */
+    double upstream, gain; /* largest gradient that enters the case (0: unknown); product of all its scales */
     node nodes[128];
 } net;
 
@@ -185,7 +185,7 @@ static int new_param(int ndim, int rows, int cols, double scale)
     return at;
 }
 
-/* Returns a weight whose random values keep the variance of their operand. */
+/* Returns a weight matrix whose random values keep the variance of an operand. */
 static int W(int rows, int cols) { return new_param(2, rows, cols, cols > 3 ? sqrt(3.0 / cols) : 1); }
 static int B(int n) { return new_param(1, 1, n, 1); }
 
@@ -232,7 +232,7 @@ static int V(int kind, int cols)
     return at;
 }
 
-static int starts(void) /* input of the sequences' starts, one for the whole net */
+static int starts(void) /* returns the input of the sequences' starts, which a net has once */
 {
     int rows = g->count[SEQS] + 1;
     if (g->starts) return g->starts;
@@ -293,8 +293,8 @@ TEST_PLAIN static double kept(uint64_t key, uint32_t i, uint32_t j, double p)
 }
 
 /* Returns the factor of the attention weight of query i for key j of head h. p is rounded to steps of 1/256,
-   at least one. Block {i, j / 16, h, 0} has a number of 8 bits for each of 16 keys: its bits 0 to 3 are bit j
-   % 16 of the four words, its bits 4 to 7 are their bit 16 + j % 16. */
+   at least one. Block {i, j / 16, h, 0} has an 8-bit number for each of 16 keys. Bits 0 to 3 of the number
+   are bit j % 16 of the four words; bits 4 to 7 are bit 16 + j % 16 of the words. */
 TEST_PLAIN static double kept_weight(uint64_t key, uint32_t i, uint32_t j, uint32_t h, double p)
 {
     const double threshold = fmax(1, floor(256 * p + 0.5));

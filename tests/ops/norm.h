@@ -1,4 +1,4 @@
-/* Norms: each op as plain loops in double precision (eval_*) and a function that records it. */
+/* Norms: a plain loop in double precision for each op (eval_*), and a function that records the op. */
 #pragma once
 
 TEST_PLAIN static void eval_layernorm(node *n)

@@ -1,4 +1,4 @@
-/* Exact numbers, numbers far from zero, rounded numbers, and other tests of single ops. */
+/* Tests of single ops: exact numbers, numbers far from zero, rounded numbers, and others. */
 #pragma once
 
 /* Every op with a backward has a case, and the gradient tests have run every op. */
@@ -15,9 +15,9 @@ TEST(every_op_has_a_case)
     if (!ran[TT__OP_FILL] || getenv("TEST_PART")) return; /* not all gradient tests ran in this process */
     for (int op = 0; op < TT__OP_COUNT; op++) {
         snprintf(where, sizeof where, "op '%s'", tt__ops[op].name);
-        bool streams = tt__ops[op].flags & TT__ANY_SPACE; /* test_planner.c has programs with these */
-        bool of_ranks = op >= TT__OP_ALL_REDUCE;          /* test_ranks.c has these */
-        bool caches = op == TT__OP_STORE_ROWS;            /* has no backward; test_lm.c has it */
+        bool streams = tt__ops[op].flags & TT__ANY_SPACE; /* test_planner.c tests these ops */
+        bool of_ranks = op >= TT__OP_ALL_REDUCE;          /* test_ranks.c tests these ops */
+        bool caches = op == TT__OP_STORE_ROWS;            /* has no backward; test_lm.c tests it */
         bool fp8 = op == TT__OP_QUANTIZE || op == TT__OP_FP8_HISTORY; /* see training_in_fp8 */
         report(ran[op] || streams || of_ranks || caches || fp8, "was in no program of the gradient tests");
     }
@@ -67,7 +67,7 @@ TEST(activations_far_from_zero)
 /* ------------------------------------------------------------------------------------------------- rotary */
 
 /* Each scaling has the frequencies and magnitudes of ROPE_INIT_FUNCTIONS of transformers 5.23. Rows (1, 0)
-   are rotated by position 1, and by a position so far that the angle needs care in floats. */
+   are rotated by position 1, and by so large a position that the angle needs care in floats. */
 TEST(rotary_scaling)
 {
     static const struct {
@@ -132,8 +132,8 @@ TEST(rotary_scaling)
 
 /* ------------------------------------------------------------------------------------------------ dropout */
 
-/* Masks follow the documented generator in every step and micro-batch: equal in a second run, different in
-   other steps and micro-batches. */
+/* Masks follow the documented generator in every step and micro-batch. They are equal in a second run, and
+   differ between steps and micro-batches. */
 TEST(dropout_masks)
 {
     static const size_set size = {"masks", 3, 37, 1, 1, 1, {150, 50}, NULL, false};
@@ -184,9 +184,8 @@ TEST(dropout_masks)
         }
 }
 
-/* Checks products whose sums are exact in fp32 in any order, so that all bits are known. The shapes have
-   partial panels, tiles and blocks in each direction, and sums so long that a second and a third block
-   continue them. */
+/* Checks all bits of products whose sums are exact in fp32 in any order. The shapes have partial panels,
+   tiles and blocks in each direction, and sums so long that a second and a third block continue them. */
 TEST(products_exact)
 {
     enum { MOST = 1100 * 1100 };
@@ -252,7 +251,7 @@ TEST(products_exact)
     }
 }
 
-/* tt_swiglu needs at least one value of (rows, hidden) less than the separate ops: silu(gate) or its
+/* tt_swiglu saves at least one value of (rows, hidden) that the separate ops need: silu(gate) or its
    gradient. */
 TEST(swiglu_keeps_less)
 {
@@ -289,7 +288,7 @@ TEST(swiglu_keeps_less)
 }
 
 /* Each instruction set widens and narrows every f16 number, and f32 numbers below, at and above the middle
-   between neighbours, as the scalar functions do. Those are checked against ldexp and
+   between neighbours, as the scalar functions do. The scalar functions are checked against ldexp and
    round-to-nearest-even. */
 TEST(f16_conversions)
 {
@@ -326,7 +325,7 @@ TEST(f16_conversions)
         int wrong = 0;
         tt_value h = tt_input(t, "half", TT_F16, ROWS, COLS), w = tt_input(t, "wide", TT_F32, ROWS, COLS),
                  z = tt_input(t, "zero", TT_F32, ROWS, COLS);
-        /* tt_add's result has the dtype of its first operand. */
+        /* The result of tt_add has the dtype of the first operand. */
         tt_value zh = tt_input(t, "zero half", TT_F16, ROWS, COLS), widened = tt_add(t, z, h),
                  narrowed = tt_add(t, zh, w);
         tt_output(t, narrowed);
@@ -355,7 +354,7 @@ TEST(f16_conversions)
         uint32_t ups = 0, draws = 64;
         int pattern = k / 2;
         if ((pattern & 0x7fff) > 0x7bfe) continue;
-        for (uint32_t r = 0; r < draws; r++) { /* evenly over 16 bits, and over the lower 13 */
+        for (uint32_t r = 0; r < draws; r++) { /* r: evenly over 16 bits, and so over the lower 13 */
             uint16_t y = f16_stochastic(x, r * 1024);
             CHECK(y == pattern || y == pattern + 1);
             ups += y != pattern;
@@ -368,7 +367,7 @@ TEST(f16_conversions)
     free(got);
 }
 
-/* Inputs that the program does not need may be set. They must not disturb the inputs that it does need. */
+/* Inputs that the program does not need may be set. Unneeded inputs must not disturb the needed inputs. */
 TEST(unused_inputs)
 {
     test_allocator a;
@@ -399,7 +398,7 @@ TEST(unused_inputs)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Checks what tt_device_text says about GPUs, and on the emulator also why none is usable. */
+/* Checks tt_device_text about GPUs, and on the emulator also the reasons why no GPU is usable. */
 TEST(device_described_cuda)
 {
 #ifdef TINYTRAIN_CUDA

@@ -1,4 +1,4 @@
-/* Updates of parameters: stochastic rounding, shards; weights that are narrowed while they are read. */
+/* Tests of updates (stochastic rounding, shards), and of weights that are narrowed while they are read. */
 #pragma once
 
 /* Rounds up with a probability equal to the dropped fraction; r holds 16 random bits. */
@@ -13,16 +13,16 @@ static uint16_t bf16_stochastic(float x, uint32_t r)
 static uint16_t f16_stochastic(float x, uint32_t r)
 {
     uint32_t u = tt__bits(x), sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffffu;
-    if (magnitude >= 0x477fe000u) return tt__to_f16(x); /* 65504 and more */
+    if (magnitude >= 0x477fe000u) return tt__to_f16(x); /* 65504 and larger numbers */
     if (magnitude >= 0x38800000u) return (uint16_t)(sign | ((magnitude - 0x38000000u + (r & 0x1fff)) >> 13));
-    float units = tt__float(magnitude) * 0x1p24f; /* in units of the subnormals; exact */
+    float units = tt__float(magnitude) * 0x1p24f; /* exact, in units of the subnormals */
     return (uint16_t)(sign | ((uint32_t)units +
                               ((units - (float)(uint32_t)units) * 65536 + (float)(r & 0xffff) >= 65536)));
 }
 
-/* Every step moves 16-bit parameters of 1.5 by 1/64 of their unit in the last place, u = 2^-7 or 2^-10.
-   Rounding to nearest would leave them unchanged. Stochastic rounding moves their mean as exact arithmetic
-   does, up to 5 standard deviations of u / sqrt(4096). */
+/* Every step moves 16-bit parameters of 1.5 by 1/64 of the unit in the last place, u = 2^-7 or 2^-10.
+   Rounding to nearest would keep the parameters unchanged. Stochastic rounding moves the mean like exact
+   arithmetic, up to 5 standard deviations of u / sqrt(4096). */
 TEST(stochastic_rounding_is_unbiased)
 {
     enum { N = 4096 };
@@ -114,10 +114,10 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
 }
 #endif
 
-/* Each instruction set rounds as the functions above do, with the documented random numbers: 16-bit halves of
-   the words of Philox counter {element / 8} under the key of step, tensor and instruction. From 0 with a rate
-   of 1, a step of SGD leaves the negative gradient: numbers of every size, near the limits of both dtypes,
-   infinities and NaN; the last chunk is no whole number of vectors. */
+/* Each instruction set rounds like bf16_stochastic and f16_stochastic, with the documented random numbers:
+   16-bit halves of the words of Philox counter {element / 8} under the key of step, tensor and instruction.
+   From 0 with a rate of 1, a step of SGD leaves the negative gradient: numbers of every size, near the limits
+   of both dtypes, infinities and NaN; the last chunk is no whole number of vectors. */
 TEST(stochastic_rounding_of_each_isa)
 {
     enum { N = 2 * TT__CHUNK + 1237 };
@@ -193,7 +193,7 @@ TEST(stochastic_rounding_of_each_isa)
     }
 }
 
-/* Three ranks each update a shard of a parameter with stochastic rounding: the bits equal those of an update
+/* Three ranks each update a shard of a parameter with stochastic rounding. The bits equal those of an update
    of the whole parameter. */
 TEST(pieces_are_updated_as_the_whole)
 {
@@ -237,7 +237,7 @@ TEST(pieces_are_updated_as_the_whole)
             }
         memcpy(made[1], made[0], sizeof made[0]);
         l.workspace = calloc(TT__ROW_BUFFERS, tt__row_bytes(TT__CHUNK));
-        for (int r = -1; r < RANKS && ok; r++) { /* -1: the whole parameter */
+        for (int r = -1; r < RANKS && ok; r++) { /* r -1: the whole parameter */
             const int64_t n = tt__shard(N, TT__CHUNK, false, r < 0 ? 0 : r, r < 0 ? 1 : RANKS, &l.first);
             for (int m = 0; m <= outputs; m++) {
                 const tt__mat of = {(char *)made[r >= 0][m] + (size_t)l.first * item, type, 1, n, n};
@@ -253,14 +253,14 @@ TEST(pieces_are_updated_as_the_whole)
     }
 }
 
-/* A weight that is rounded while it is read gives the bits of a rounded copy: products of few rows, products
-   of short sums, and packed products, with partial tiles. */
+/* A weight that is rounded while it is read gives the bits of a rounded copy, in products of few rows,
+   products of short sums, and packed products, with partial tiles. */
 TEST(weights_narrowed_while_read)
 {
     enum { MOST = 600 * 130 };
     static const char *const isa[] = {"portable",     "avx2", "avx512",  "avx512_dot",
                                       "avx512_tiles", "neon", "neon_dot"};
-    /* rows, out, width */
+    /* {rows, out, width} */
     static const int shape[][3] = {{1, 1, 1}, {3, 40, 130}, {20, 130, 70}, {31, 7, 600}, {100, 130, 33}};
     static float w[MOST], got[2][MOST];
     static uint16_t x[MOST], copy[MOST];

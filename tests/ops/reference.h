@@ -1,4 +1,4 @@
-/* Results of all cases, compared with the plain loops. */
+/* Tests that compare the results of all cases with the plain loops. */
 #pragma once
 
 /* ----------------------------------------------------------------------------------------- building a net */
@@ -91,13 +91,13 @@ TEST_PLAIN static void evaluate(void)
 }
 
 /* Makes the loss of a case: its result, or the squared error of its result, directly or through a linear
-   layer to one column. Targets are far from the results, so that their difference, a factor of all gradients,
-   has no rounding error of its own. */
+   layer to one column. Targets are far from the results, so that the difference of both, a factor of all
+   gradients, adds no rounding error. */
 static int loss_of(int result, bool projected)
 {
     node *n = &g->nodes[result];
     double max = 0;
-    /* A row's gradient is a difference of numbers up to 1 / rows, which may cancel completely. */
+    /* A row's gradient is a difference of two numbers up to 1 / rows, and may be 0. */
     if (n->loss) {
         g->upstream = g->gain / g->nodes[n->in[0]].rows;
         return result;
@@ -183,8 +183,7 @@ static void compile_in(tt_compile_options *o, const char *isa, const precision_c
     o->residual = precision->residual;
 }
 
-/* Tells whether f16, which holds at most 65504, can hold the case's numbers. Only one case may be left
-   out. */
+/* Tells whether f16, which holds at most 65504, can hold the case's numbers. Only one case may exceed f16. */
 static bool fits(const op_case *c, const precision_case *precision)
 {
     double max = 0;
@@ -212,8 +211,8 @@ static void ask_for_a_case(void)
 }
 
 /* Tells whether this build of the emulator leaves a combination out. The emulator is slow: each of three
-   builds takes a part of all combinations, the fastest build the largest. For sizes "whole_*" only build asan
-   is limited to its part. TT_TEST_CASE without TT_TEST_SHARE: every build takes all. */
+   builds takes a part of all combinations, and the fastest build takes the largest part. For sizes "whole_*"
+   only build asan runs just a part. With TT_TEST_CASE but not TT_TEST_SHARE every build takes all. */
 static bool left_out(const char *isa, const size_set *size, int combination)
 {
 #ifdef TT_EMULATE
@@ -230,16 +229,16 @@ static bool left_out(const char *isa, const size_set *size, int combination)
 }
 
 /* Tells whether a thinned sweep (TEST_SWEEP) leaves the combination to another instruction set. portable,
-   avx2, avx512 and neon share the text of their loops and take combinations in turn; slow combinations are
-   taken `times` less often. Instruction sets with bf16 products have only bf16 combinations. */
+   avx2, avx512 and neon share the text of their loops and divide the combinations; slow combinations run
+   `times` less often. Instruction sets with bf16 products have only bf16 combinations. */
 static bool leaves_to_others(const char *isa, int combination, int times)
 {
     const int every = is_bf16(isa) ? (TEST_SWEEP + 2) / 3 : times * TEST_SWEEP;
     return TEST_SWEEP > 1 && !is_cuda(isa) && (combination + (int)strlen(isa) / 2) % every != 0;
 }
 
-/* Tells whether a gradient case makes only one kind of run, in turn: so in the emulator's slow builds. The
-   fast build makes all. */
+/* Tells whether a gradient case makes only one kind of run, in turn, as in the emulator's slow builds. The
+   fast build makes all kinds. */
 static bool takes_turns(const char *isa)
 {
 #ifdef TT_EMULATE
@@ -278,7 +277,8 @@ static void reference_case(const op_case *c, const size_set *size, const char *i
     int result = c->build(), loss = train ? loss_of(result, false) : result;
     bool used = false;
     for (int k = 0; k < g->tape->n_code; k++) used |= g->tape->code[k].op == c->op;
-    used |= c->op == TT__OP_ADD_ROW && g->count[ROWS] == 1 && !axes; /* two values of one shape make an add */
+    /* two operands of one shape record an ADD */
+    used |= c->op == TT__OP_ADD_ROW && g->count[ROWS] == 1 && !axes;
     report(used, "the case does not record the op that it is for");
     o.train = o.accumulate = g->train = train;
     compile_in(&o, isa, precision);
@@ -308,7 +308,7 @@ static void reference(const char *isa)
                 if (left_out(isa, &sizes[s], c + s + k) || (is_bf16(isa) && p->half != TT_BF16) ||
                     (p->halved && (sizes[s].only || (c + s) % 2)) || leaves_to_others(isa, c + s + k, 1))
                     continue;
-                /* A size has three kinds of runs; thinned sweeps and the emulator of CUDA take one of them in
+                /* A size has three kinds of runs; thinned sweeps and the emulator of CUDA take one kind in
                    turn. */
                 const bool without_axes = (p->mixed && !p->halved) || k == 0;
                 const bool all = TEST_SWEEP == 1 && !is_cuda(isa);
@@ -336,7 +336,7 @@ TEST(reference_avx512_dot) { reference("avx512_dot"); }
 TEST(reference_avx512_tiles) { reference("avx512_tiles"); }
 TEST(reference_neon) { reference("neon"); }
 TEST(reference_neon_dot) { reference("neon_dot"); }
-TEST(reference_cuda) /* warpgroups: see attention_by_warpgroups */
+TEST(reference_cuda) /* attention_by_warpgroups tests warpgroups */
 {
     setenv("TINYTRAIN_WGMMA", "0", 1);
     reference("cuda");

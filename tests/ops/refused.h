@@ -1,4 +1,4 @@
-/* Errors: wrong operands, and batches with bad indices or with numbers that are not finite. */
+/* Tests of errors: wrong operands, and batches with bad indices or with numbers that are not finite. */
 #pragma once
 
 /* ---------------------------------------------------------------------------------------------- bad input */
@@ -15,7 +15,7 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
 }
 
 /* X(name, status, two parts that the message must have, call). x (rows<=8, 6), y (rows<=8, 5), z (4, 6) f32;
-   i (rows<=8, 1), pairs (rows<=8, 2), few (4, 1) i32; s sequence starts; w (5, 6), w7 (5, 7), v (6), v5 (5)
+   i (rows<=8, 1), pairs (rows<=8, 2), few (4, 1) i32; s: sequence starts; w (5, 6), w7 (5, 7), v (6), v5 (5)
    parameters. */
 #define REFUSED(X) \
     X(linear_width, TT_ERR_SHAPE, "linear", "w7", tt_linear(t, x, w7, NULL)) \
@@ -185,7 +185,7 @@ TEST(ops_refuse_wrong_operands)
 }
 
 /* A batch to refuse. One good step of the model, the batch that `spoil` breaks, and a second good step leave
-   the same bits as the two good steps alone. */
+   the bits of the two good steps alone. */
 typedef struct spoiled { const char *name, *part[2]; tt_status status; void (*spoil)(batch *b); } spoiled;
 
 static void spoil_id(batch *b) { b->ids[2] = MODEL_VOCAB; }
@@ -214,7 +214,7 @@ TEST(bad_batches_change_nothing)
         {"last start", {"'seq_start' ends with", "rows"}, TT_ERR_ARGUMENT, spoil_last_start},
         {"all ignored", {"no target counts", "nothing was updated"}, TT_ERR_NUMERIC, spoil_all_ignored},
     };
-    float *good[2] = {NULL, NULL}; /* parameters after the two good steps alone */
+    float *good[2] = {NULL, NULL}; /* parameters after the two good steps */
     size_t n;
     for (int k = -1; k < (int)(sizeof bad / sizeof bad[0]); k++)
         for (int accumulate = 0; accumulate < 2; accumulate++) {
@@ -327,8 +327,8 @@ TEST(numbers_that_are_not_finite)
         }
 }
 
-/* A failed micro-batch in the middle of a step ends the step without an update; the next step is
-   unaffected. */
+/* A failed micro-batch in the middle of a step ends the step without an updateand does not affect the next
+   step. */
 TEST(failed_micro_batch_ends_the_step)
 {
     model m;
@@ -354,7 +354,7 @@ TEST(failed_micro_batch_ends_the_step)
     after = all_params(m.ctx, &n);
     tt_program_free(p);
     model_close(&m);
-    model_open(&m, 1, 0); /* the same single step in a new context */
+    model_open(&m, 1, 0); /* makes that step alone in a new context */
     p = tt_compile(m.t, m.loss, &o);
     CHECK(p && model_set(&m, p, &b) && tt_micro_step(p, NULL) == TT_OK && tt_update(p, 0.01f, NULL) == TT_OK);
     free(before);

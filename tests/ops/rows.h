@@ -1,5 +1,5 @@
-/* Rows that are gathered, averaged, set, sliced and reshaped: each op as plain loops in double precision
-   (eval_*) and a function that records it. */
+/* Rows that are gathered, averaged, set, sliced and reshaped: a plain loop in double precision for each op
+   (eval_*), and a function that records the op. */
 #pragma once
 
 TEST_PLAIN static void eval_rows(node *n) /* reads rows of in[0] at the indices in[1] */

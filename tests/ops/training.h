@@ -1,4 +1,4 @@
-/* Small models that train: threads, precisions, micro-batches, a residual stream. */
+/* Tests that train small models: threads, precisions, micro-batches, a residual stream. */
 #pragma once
 
 /* ------------------------------------------------------------------------------------------ a small model */
@@ -195,14 +195,14 @@ TEST(precisions_train_alike)
     CHECK(loss < 0.6 && skipped == 0);
     for (int k = 1; k < PRECISIONS; k++) {
         CHECK_NEAR(train_model(k, others, &skipped), loss, 0.05);
-        CHECK(skipped == 0); /* otherwise the steps do not correspond */
+        CHECK(skipped == 0); /* skipped steps would shift all later losses */
         for (int step = 0; step < 10; step++)
             CHECK_NEAR(others[step], first[step], 16 * precisions[k].rounding * 1.5);
     }
 }
 
-/* On the CPU, mixed precision makes no 16-bit copies of weights, in the backward either: products round
-   weights while they read them. CUDA makes copies. */
+/* On the CPU, mixed precision makes no 16-bit copies of weights, also in the backward, because products round
+   weights while reading. CUDA makes copies. */
 TEST(mixed_precision_without_copies)
 {
     static const char *const device[] = {"cpu", "cuda"};
@@ -228,7 +228,7 @@ TEST(mixed_precision_without_copies)
 }
 
 /* Trains a deep pre-norm stack, each layer of which adds little to the stream, for one micro-batch. Writes
-   the result of its last norm and the gradient of its first weight. */
+   the result of the last norm and the gradient of the first weight. */
 enum { DEEP_LAYERS = 24, DEEP_ROWS = 40, DEEP_WIDTH = 32 };
 
 static void deep_stack(const char *precision, const char *residual, float *result, float *gradient_of)
@@ -286,8 +286,8 @@ static double relative_error(const float *x, const float *reference, int n)
     return sqrt(error / size);
 }
 
-/* Additions do not round a residual stream in f32: its results and gradients are nearer to 32-true than those
-   of a 16-bit stream. */
+/* Additions do not round a residual stream in f32, so results and gradients are nearer to 32-true than with a
+   16-bit stream. */
 TEST(residual_stream_in_f32)
 {
     enum { N = DEEP_ROWS * DEEP_WIDTH, M = DEEP_WIDTH * DEEP_WIDTH };
@@ -324,8 +324,8 @@ static batch part_of(const batch *b, int from, int n)
     return part;
 }
 
-/* Makes two steps over micro-batches of `parts` sequences (0 ends; 16 in all), or by tt_step (NULL). Returns
-   the parameters; *gradient: of the first step. */
+/* Makes two steps. Each has micro-batches of parts[0], parts[1] ... sequences (16 in all, then a 0), or is a
+   tt_step if `parts` is NULL. Returns the parameters; *gradient gets the gradient of the first step. */
 static float *accumulated(const int *parts, int ignored, tt_optimizer_kind kind, float **gradient,
                           size_t *size, tt_stats *stats)
 {
@@ -335,7 +335,7 @@ static float *accumulated(const int *parts, int ignored, tt_optimizer_kind kind,
     o.accumulate = parts != NULL;
     o.optimizer.kind = kind;
     o.optimizer.clip_norm = 0.1f;
-    o.optimizer.eps = 1e-3f; /* otherwise Adam would turn the rounding of a gradient near 0 into a step */
+    o.optimizer.eps = 1e-3f; /* a smaller eps would turn rounding of a gradient near 0 into a step */
     for (int s = 0; s < MODEL_SEQS; s++)
         if ((ignored & 1 && s < 4) || (ignored & 2 && s % 3 == 0)) all.labels[s] = -100;
     model_open(&m, 2, 0);
@@ -403,7 +403,7 @@ TEST(micro_batches_equal_a_batch)
                                  : ignored == 1 ? 12
                                  : ignored == 2 ? 10
                                  : 8));
-#ifndef TINYTRAIN_CBLAS /* two bits of a loss of 4 */
+#ifndef TINYTRAIN_CBLAS /* the tolerance is about two bits of a loss of 4 */
             CHECK_NEAR(s1.loss, s0.loss, 1e-6);
             CHECK_NEAR(s1.loss, s2.loss, 1e-6);
             CHECK_NEAR(s1.loss, s3.loss, 1e-6);
@@ -421,7 +421,7 @@ TEST(micro_batches_equal_a_batch)
 
 #ifdef TINYTRAIN_CUDA
 /* Parameters that no file fills are initialised on the device, in their dtype, without a copy. The emulator
-   gives the CPU's bits; a GPU is as close to them as its logarithm and sine are. */
+   gives the CPU's bits; a GPU's numbers differ by the errors of its logarithm and sine. */
 TEST(parameters_begin_on_the_device)
 {
     enum { LARGE = 33 * 1031 };
@@ -429,7 +429,7 @@ TEST(parameters_begin_on_the_device)
     /* tolerance relative to the number: one or two units in the last place */
     static const double near[] = {0x1p-22, 0x1p-7, 0x1p-10};
     float *expected = (float *)malloc(sizeof(float) * LARGE), *got = (float *)malloc(sizeof(float) * LARGE);
-    setenv("TINYTRAIN_WGMMA", "0", 1); /* so that no launch of a newly opened device tests wgmma */
+    setenv("TINYTRAIN_WGMMA", "0", 1); /* so that launches of a new device test no wgmma */
     for (int how = 0; how < TT__COUNT(precision); how++)
         for (int kind = 0; kind <= TT_INIT_UNIFORM; kind++)
             for (int large = 0; large < 2; large++) {
@@ -451,7 +451,7 @@ TEST(parameters_begin_on_the_device)
                 o.device = "cuda";
                 o.train = false;
                 o.precision = precision[how];
-                CHECK(tt_param_get(w, expected) == TT_OK); /* the initialiser's numbers */
+                CHECK(tt_param_get(w, expected) == TT_OK); /* numbers by the initialiser on the CPU */
                 tt_program *p = tt_compile(t, out, &o);
                 if (CHECK(p != NULL)) {
 #ifdef TT_EMULATE

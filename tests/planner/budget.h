@@ -1,15 +1,15 @@
-/* Choices within a budget, compared with brute force, and budgets that are refused. */
+/* Tests of choices within a budget, compared with brute force, and of budgets that are refused. */
 #pragma once
 
 /* ------------------------------------------------------------------------------------------------- budget */
 
-/* Bytes, FLOPs of recomputation and seconds of all n choices of a small network: each configuration, with
-   each set of items to recompute and with none. */
+/* Bytes, FLOPs of recomputation and seconds of all n choices of a small network. A choice is a configuration
+   and a set of items to recompute, which may be empty. */
 typedef struct menu { int items, n; size_t *bytes; double *extra, *seconds, flops; } menu;
 
 static void free_menu(menu *m) { free(m->bytes), free(m->extra), free(m->seconds); }
 
-/* Prepares a program without building it, and the choices that it has. */
+/* Prepares a program and its choices, but does not build the program. */
 static bool open_job(const net *n, const tt_compile_options *o, tt_program *p, tt__chooser *c)
 {
     memset(p, 0, sizeof *p);
@@ -24,7 +24,7 @@ static bool open_job(const net *n, const tt_compile_options *o, tt_program *p, t
     return false;
 }
 
-/* Builds the program of a choice and adds its bytes and costs to m. */
+/* Builds the program of a choice and adds the program's bytes and costs to m. */
 static void add_to_menu(tt__chooser *c, const tt__choice *choice, menu *m)
 {
     tt__extent e;
@@ -61,7 +61,8 @@ static void build_menu(const net *n, const tt_compile_options *o, int max, menu 
                 tt__choice choice = c.base;
                 choice.ahead = pace % (c.base.ahead + 1);
                 choice.halved = halvings[pace / (c.base.ahead + 1)];
-                choice.arrivals = false; /* the next run's inputs lose their room first, for no FLOPs */
+                /* giving up room for the next inputs comes first and costs no FLOPs */
+                choice.arrivals = false;
                 choice.activations = k % (blocks + 1);
                 choice.offload = (unsigned)(k / (blocks + 1) % outs) | (choice.activations ? 8u : 0);
                 if (c.zero) choice.zero = 1 + k / (blocks + 1) / outs;
@@ -84,8 +85,8 @@ static double optimum(const menu *m, const double *cost, size_t budget)
     return best;
 }
 
-/* Records up to `max` blocks of two linear layers, some with attention. With `per` 64 rows, activations take
-   most of the memory. */
+/* Records up to `max` blocks of two linear layers, some with attention, on 2 to 5 times `per` rows. With
+   `per` 64, activations take most of the memory. */
 static bool random_stack(tt_context *ctx, uint64_t seed, int max, int per, net *n)
 {
     uint64_t s = seed * 31 + 7;
@@ -112,8 +113,7 @@ static bool random_stack(tt_context *ctx, uint64_t seed, int max, int per, net *
     return tt_tape_status(t) == TT_OK;
 }
 
-/* Returns costs with slow arithmetic and little bandwidth, so that neither launches nor computation
-   dominates. */
+/* Returns costs with slow arithmetic and little bandwidth, so that launches do not dominate. */
 static tt_costs slow_costs(void)
 {
     tt_costs c = tt_costs_default();
@@ -309,8 +309,8 @@ TEST(budgets_near_the_smallest)
     CHECK(budgets > 10 * most_programs);
 }
 
-/* Sets the options that a message names, one after another. From the second value of `offload` on, steps are
-   added to *list. */
+/* Sets the options that a message names, one after another. If `steps`, each value of `offload` is added to
+   *list; otherwise the last value stays. */
 static void take_options(const char *text, bool steps, char list[128], tt_compile_options *o)
 {
     static const char *const policies[] = {"none", "cheap", "attention", "blocks", "budget"};
@@ -332,8 +332,8 @@ static void take_options(const char *text, bool steps, char list[128], tt_compil
     }
 }
 
-/* Returns the bytes that a program needs by the message that refuses it, or 0 for options that do not go
-   together. */
+/* Returns the bytes that a program needs from the message that refuses the program, or 0 if options
+   contradict each other. */
 static size_t needs(const net *n, tt_compile_options c)
 {
     tt__attempt attempt = {true, false, false, 0, 0}; /* quiet: without advice */
@@ -341,13 +341,13 @@ static size_t needs(const net *n, tt_compile_options c)
     c.memory_budget = 1;
     tt_program *p = tt__compile(n->t, n->loss, &c, &attempt);
     CHECK(!p);
-    if (tt_error_code(n->t->ctx) != TT_ERR_BUDGET) return 0; /* options that do not go together */
+    if (tt_error_code(n->t->ctx) != TT_ERR_BUDGET) return 0; /* the options contradict each other */
     CHECK(sscanf(tt_error(n->t->ctx), "the plan needs %zu", &bytes) == 1);
     return bytes;
 }
 
-/* The smallest possible plan that a message names is no larger than any combination of the options that it
-   names, and a program with exactly these bytes and options compiles. */
+/* No combination of the options that a message names gives a plan smaller than the smallest possible plan
+   that the message names. A program with exactly these bytes and options compiles. */
 TEST(the_smallest_possible_is_the_smallest)
 {
     static const char *const policies[] = {"none", "cheap", "attention", "blocks"};
@@ -377,7 +377,8 @@ TEST(the_smallest_possible_is_the_smallest)
             all.recompute = policies[k / zeros % 4];
             all.offload = tt__out_lists[k / zeros / 4 % 16];
             all.update = updates[k / zeros / 64];
-            if (strcmp(all.update, "host") == 0 && k / zeros / 4 % 2) continue; /* the host has the state */
+            /* the state is on the host already */
+            if (strcmp(all.update, "host") == 0 && k / zeros / 4 % 2) continue;
             const size_t bytes = needs(&n, all);
             if (bytes && bytes < min) min = bytes;
         }
@@ -426,9 +427,9 @@ static size_t named_least(const char *message)
     return bytes;
 }
 
-/* Only the smallest possible plan decides whether a budget is refused. Every refusal names its bytes: exactly
-   these bytes are enough, one byte less is refused, and no plan within a larger budget is smaller. Bytes that
-   are named with options that may not change are enough with these options, too. */
+/* Only the smallest possible plan decides whether a budget is refused. Every refusal names the bytes of that
+   plan. Exactly these bytes are enough, one byte less is refused, and no plan within a larger budget is
+   smaller. Bytes named for fixed options are enough with these options. */
 TEST(what_is_refused_names_what_fits)
 {
     static const shape deep = {"deep", 4, 32, 2, 96, 4, 30, 10, true};
@@ -436,7 +437,7 @@ TEST(what_is_refused_names_what_fits)
         "budget", NULL, "optimizer,gradients,parameters,activations"};
     const int most_programs = 6 / test_every(3);
     int refused = 0, advised = 0, sets = 0;
-    test_estimates = 60000; /* some networks try all candidates, others search */
+    test_estimates = 60000; /* some networks try all candidate sets, others search */
     for (int seed = 0; seed < most_programs; seed++) {
         test_allocator a;
         net n;
@@ -476,7 +477,7 @@ TEST(what_is_refused_names_what_fits)
         const size_t min = named_least(tt_error(ctx));
         tt_compile_options other = c;
         char *at = strstr(what, "the smallest possible is ");
-        for (int k = 0; k < 6; k++) { /* just too few, just enough, and more */
+        for (int k = 0; k < 6; k++) { /* bytes: one too few, just enough, and more */
             c.memory_budget = k < 3 ? min + (size_t)k - 1 : min + (whole - min) / 64 * (size_t)(k * k);
             p = tt_compile(n.t, n.loss, &c);
             const size_t bytes = p ? tt_program_plan(p).bytes : 0;
@@ -518,7 +519,7 @@ TEST(groups_that_fit_a_budget)
         perceptron n;
         tt_compile_options o = tt_compile_options_default();
         size_t bytes[2];
-        together = 0; /* one parameter at a time */
+        together = 0; /* groups of one parameter at a time */
         for (int large = 0; large < 2; large++) {
             REQUIRE(perceptron_new(&n));
             o.device = k ? "cpu" : "cuda";
@@ -559,7 +560,7 @@ TEST(candidates_against_all_sets)
         test_allocator a;
         net n;
         tt_program p[2];
-        tt__chooser c[2]; /* with all sets; with some */
+        tt__chooser c[2]; /* chooser 0 has all sets, chooser 1 some */
         tt_context_options co = test_options(&a);
         co.verify = false;
         tt_context *ctx = open_apart(&co);
@@ -581,7 +582,8 @@ TEST(candidates_against_all_sets)
         size_t min = SIZE_MAX;
         for (int k = 0; k < c[0].n_list; k++)
             if (c[0].list[k].bytes < min) min = c[0].list[k].bytes;
-        for (int k = 0; k < c[0].n_list; k++) { /* a budget for which set k is best; not the tightest */
+        /* a budget for which set k is best; the tightest is skipped */
+        for (int k = 0; k < c[0].n_list; k++) {
             const tt__candidate *x = &c[0].list[k];
             double best = INFINITY;
             if (tt__is_dominated(&c[0], x) || x->bytes < min + min / 16) continue;
@@ -642,7 +644,7 @@ TEST(budgets_of_a_deep_network)
     }
     c.recompute = "budget";
     double before = 0;
-    for (int q = 0; q <= 6; q++) { /* from all bytes to the bytes that whole blocks leave */
+    for (int q = 0; q <= 6; q++) { /* budgets from all bytes down to the bytes of "blocks" */
         c.memory_budget = plan[0].bytes - (plan[0].bytes - plan[3].bytes) / 6 * (size_t)q;
         tt_program *p = tt_compile(t, loss, &c);
         REQUIRE(p != NULL);
@@ -677,8 +679,8 @@ TEST(budgets_of_a_deep_network)
     TEST_CLOSE(ctx, &a);
 }
 
-/* For ViT-L/16, within the bytes of fixed options, "budget" chooses a plan that takes no longer than the
-   fixed one. */
+/* For ViT-L/16, within the bytes of fixed options, "budget" chooses a plan that takes no longer than the plan
+   of the fixed options. */
 TEST(no_fixed_options_beat_a_budget)
 {
     static const char *const offloads[] = {"none", "optimizer", "optimizer,parameters",
@@ -687,9 +689,9 @@ TEST(no_fixed_options_beat_a_budget)
     test_allocator a;
     tt_context_options co = test_options(&a);
     co.verify = false;
-    test_estimates = 1200000; /* the library's own number */
+    test_estimates = 1200000; /* the library's default */
     for (int k = 0; k < 2 * TEST_COUNT(offloads); k++) {
-        if (TEST_SWEEP > 1 && k != 1) continue; /* this one takes a second there */
+        if (TEST_SWEEP > 1 && k != 1) continue; /* k 1 takes a second in a thinned sweep */
         tt_context *ctx = open_apart(&co);
         tt_vit m;
         tt_vit_config c = tt_vit_config_default("L/16");
@@ -738,7 +740,7 @@ TEST(what_a_large_model_reaches_is_named)
     test_allocator a;
     tt_context_options co = test_options(&a);
     co.verify = false;
-    test_estimates = 1200000; /* the library's own number */
+    test_estimates = 1200000; /* the library's default */
     tt_context *ctx = open_apart(&co);
     tt_vit m;
     tt_vit_config c = tt_vit_config_default("L/16");
@@ -754,7 +756,7 @@ TEST(what_a_large_model_reaches_is_named)
     const tt_model model = tt_vit_classifier(&m);
     REQUIRE(!tt_trainer_new(ctx, &model, &o) && tt_error_code(ctx) == TT_ERR_BUDGET);
     const size_t min = named_least(tt_error(ctx));
-    for (int k = 0; k < 4; k++) { /* one byte less, exactly the bytes named, some more */
+    for (int k = 0; k < 4; k++) { /* one byte less than the named bytes, exactly these, more */
         o.compile.memory_budget = k < 2 ? min - 1 + (size_t)k : min + min / 2000 * (size_t)(k - 1);
         tt_trainer *t = tt_trainer_new(ctx, &model, &o);
         const size_t bytes = t ? tt_program_plan(tt_trainer_program(t)).bytes : 0;
@@ -782,7 +784,7 @@ TEST(choices_count_micro_batches)
     tt_context_options co = test_options(&a);
     co.verify = false;
     tt_context *ctx = open_apart(&co);
-    tt_plan plan[3]; /* of steps of one micro-batch; of many; with nothing offloaded or recomputed */
+    tt_plan plan[3]; /* one micro-batch a step; many; many with nothing moved or recomputed */
     tt_vit m;
     tt_vit_config c = tt_vit_config_default("S/16");
     tt_train_options o = tt_train_options_default();
@@ -791,7 +793,7 @@ TEST(choices_count_micro_batches)
     o.compile.device = "cuda";
     o.max_seqs = 16;
     o.compile.accumulate = true;
-    test_estimates = 1200000; /* the library's own number */
+    test_estimates = 1200000; /* the library's default */
     REQUIRE(tt_vit_new(ctx, &m, &c) == TT_OK);
     const tt_model model = tt_vit_classifier(&m);
     for (int k = 2; k >= 0; k--) {
@@ -814,7 +816,7 @@ TEST(choices_count_micro_batches)
     test_estimates = 400000;
 }
 
-/* Estimates share the lists of block-sparse attention with the tape that they estimate. */
+/* Estimates share the lists of block-sparse attention with the estimated tape. */
 TEST(budgets_of_block_sparse_attention)
 {
     test_allocator a;

@@ -1,4 +1,4 @@
-/* Seconds and bytes of a plan, its budget, and the largest batch within it. */
+/* Tests of the seconds and bytes of a plan, of its budget, and of the largest batch within a budget. */
 #pragma once
 
 /* Device "cpu" computes in the host's memory, so offload saves nothing. Its budget counts the bytes of the
@@ -34,7 +34,7 @@ TEST(budgets_on_the_hosts_device)
         CHECK(!strstr(tt_error(ctx), "update \"host\"") && !strstr(tt_error(ctx), "offload \"act"));
         CHECK(!chosen || !strstr(tt_error(ctx), "offload \"o"));
         if (half) o.precision = "bf16-true";
-        o.memory_budget = strtoull(min + (half ? 24 : 25), NULL, 10); /* the number after these words */
+        o.memory_budget = strtoull(min + (half ? 24 : 25), NULL, 10); /* the number after the words */
         o.memory_budget--;
         CHECK(!tt_compile(t, loss, &o));
         o.memory_budget++;
@@ -88,7 +88,7 @@ TEST(seconds_of_a_plan_by_costs)
     net n;
     tt_context *ctx = test_open(&a);
     tt_compile_options c = tt_compile_options_default();
-    tt_costs costs[3]; /* the default; four times slower; wrong */
+    tt_costs costs[3]; /* costs: the default; four times slower; wrong */
     double rates[COUNT];
     c.device = "cuda";
     c.offload = "gradients";
@@ -120,7 +120,7 @@ TEST(seconds_of_a_plan_by_costs)
         for (int bad = 0; bad < 4; bad++) {
             const double wrong[] = {-1, (double)NAN, (double)INFINITY, 0};
             char text[64];
-            if (k >= RATES && bad == 3) continue; /* a fixed time may be 0 */
+            if (k >= RATES && bad == 3) continue; /* a fixed time may be 0, but a rate may not */
             memcpy(rates, &costs[0], sizeof rates);
             rates[k] = wrong[bad];
             memcpy(&costs[2], rates, sizeof rates);
@@ -236,7 +236,8 @@ TEST(largest_batch_against_brute_force)
     o.memory_budget = 1 << 20;
     CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 0) == 0);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "most 0 is less than 1");
-    for (b.fails_at = 1; b.fails_at <= 7; b.fails_at += 6) { /* another error ends the search */
+    /* errors other than the budget's end the search */
+    for (b.fails_at = 1; b.fails_at <= 7; b.fails_at += 6) {
         CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 7) == 0);
         CHECK_ERROR(ctx, TT_ERR_SHAPE, "'x': ");
     }

@@ -1,4 +1,4 @@
-/* Plans of real architectures, and for another device. */
+/* Tests of plans of real architectures, and of plans for another device. */
 #pragma once
 
 /* ---------------------------------------------------------------------------- plans of real architectures */
@@ -66,9 +66,9 @@ static tt_value encoder(tt_tape *t, const shape *e, tt_value *logits)
     return tt_cross_entropy(t, *logits, tt_input(t, "labels", TT_I32, seqs, 1), NULL);
 }
 
-/* Checks which values of all rows are f32 in 16-bit precisions, apart from statistics: `sums` values of the
-   residual stream (three at its beginning and two per layer, except for the last layer, which computes only
-   [CLS]) and their gradients. */
+/* Checks which values of all rows, except statistics, are f32 in 16-bit precisions: `sums` values of the
+   residual stream and their gradients. The stream has three values at its beginning and two per layer; the
+   last layer does not count, as it computes only [CLS]. */
 static void check_f32_values(const tt_program *p, int64_t rows, int sums)
 {
     const tt_tape *t = p->built.t;
@@ -149,12 +149,12 @@ TEST(plans_of_real_architectures)
                                                                                   : 0);
             tt_program_free(p);
         }
-        /* bf16 halves activations, bf16-true gradients as well */
+        /* bf16 halves the activations; bf16-true halves the gradients, too */
         CHECK(trained[1] < trained[0] && trained[2] < trained[1]);
         /* f16 needs as much as bf16 */
         CHECK(trained[6] == trained[1] && trained[4] == trained[2] && trained[5] == trained[3]);
         /* the norms keep the sums of two additions per layer, except in the last layer; gradients keep one or
-           two of them at a time */
+           two sums at a time */
         size_t sum = (size_t)shapes[m].seqs * (size_t)shapes[m].length * (size_t)shapes[m].width * 2;
         /* The smallest model's peak is in the update. */
         CHECK(m == 2 || trained[3] >= trained[1] + (size_t)(2 * shapes[m].layers - 2) * sum);
@@ -166,8 +166,8 @@ TEST(plans_of_real_architectures)
 
 /* --------------------------------------------------------------------------------------- kinds of devices */
 
-/* Returns the bytes of padded copies of a product's x, w and y, of up to 2,048 rows; only matrices whose rows
-   are not multiples of 8 are copied. */
+/* Returns the bytes of the padded copies of a product's x, w and y, of up to 2,048 rows each. Matrices whose
+   row length is a multiple of 8 are not copied. */
 static size_t operand_copies(const tt_program *p, int32_t x, int32_t w, int32_t y, int32_t result)
 {
     const int32_t of[3] = {x, w, y};
@@ -204,7 +204,7 @@ TEST(plans_for_another_device)
         tt_plan plan = tt_program_plan(p);
         for (int i = 0; i < plan.instructions; i++) {
             const tt__instr *in = &p->built.t->code[i];
-            /* The last attention has one query per sequence. */
+            /* The attention of the last layer has one query per sequence. */
             size_t q = in->op == TT__OP_ATTENTION_BACKWARD ? (size_t)p->built.t->values[in->in[1]].shape.rows
                                                            : 0;
             /* Listed queries need workspace for their order: starts and two numbers per row. */
@@ -235,7 +235,7 @@ TEST(plans_for_another_device)
             attention += in->op == TT__OP_ATTENTION_BACKWARD && q == rows;
             embedding += in->op == TT__OP_EMBEDDING_BACKWARD;
         }
-        /* Only the first rows of the other attention's result are read. */
+        /* The attention of the last layer reads one query per sequence, so it does not count here. */
         CHECK(attention == 1 && embedding == (e->pre_norm ? 1 : 2));
         CHECK(kept == (size_t)(e == &bert && k % 3 != 0));
         for (int32_t v = 1; v < p->built.t->n_values; v++) {
@@ -251,8 +251,8 @@ TEST(plans_for_another_device)
         CHECK(plan.init_bytes == plan.at_peak[TT_MEM_PARAMETERS] + resident + 65536);
         for (int i = 0; i < ctx->n_params; i++) CHECK(ctx->params[i]->owner == NULL);
 
-        /* an evaluation in the same arena adds nothing; an evaluation alone has its own parameters and
-           workspace */
+        /* an evaluation in the same arena adds nothing; an evaluation in another arena has separate
+           parameters and workspace */
         c.train = false;
         c.share = p;
         tt_program *eval = tt_compile(t, loss, &c);
@@ -277,11 +277,11 @@ TEST(plans_for_another_device)
         CHECK(tt_set(eval, tt__handle(t, loss.id - 1), labels, 3) == TT_ERR_UNSUPPORTED &&
               tt_run(alone, NULL) == TT_ERR_UNSUPPORTED);
 
-        /* an arena cannot be shared with another kind of device or another precision */
+        /* another kind of device or another precision cannot share an arena */
         c.share = alone;
         c.precision = precisions[(k + 1) % 3].name;
         p = tt_compile(t, loss, &c);
-        CHECK((p == NULL) == (k % 3 != 0)); /* 32-true and bf16-mixed store parameters alike */
+        CHECK((p == NULL) == (k % 3 != 0)); /* 32-true and bf16-mixed both store parameters in f32 */
         tt_program_free(p);
         if (k % 3) CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "but an earlier program holds it as");
         c.device = "cpu";

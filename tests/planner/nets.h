@@ -1,4 +1,4 @@
-/* Networks of random ops, stacks of layers, and their options. */
+/* Networks for tests: random ops, stacks of layers, and options. */
 #pragma once
 
 typedef struct precision_case { const char *name, *residual; } precision_case;
@@ -12,7 +12,7 @@ static tt_compile_options options_of(const precision_case *precision)
     tt_compile_options c = tt_compile_options_default();
     c.precision = precision->name;
     c.residual = precision->residual;
-    c.loss_scale.init = 256; /* otherwise steps of small networks would be skipped */
+    c.loss_scale.init = 256; /* a larger scale would skip steps of small networks */
     return c;
 }
 
@@ -39,8 +39,8 @@ static tt_param *vector(tt_context *ctx, const char *name, int64_t n, tt_init_ki
     return p ? p : tt_param_new(ctx, name, 1, &n, init);
 }
 
-/* Opens a context that treats device "cpu" as having its own memory, so that plans for it offload as plans
-   for GPUs do. */
+/* Opens a context that treats device "cpu" as a device with separate memory, so that plans for "cpu" offload
+   like plans for GPUs. */
 static tt_context *open_apart(const tt_context_options *o)
 {
     tt_context *ctx = tt_open(o);
@@ -55,13 +55,13 @@ enum { NET_ROWS = 24, NET_SEQS = 4, NET_VOCAB = 11, NET_CLASSES = 5, NET_VALUES 
 
 typedef struct net {
     tt_tape *t;
-    tt_value x, ids, index, starts, labels, target, weights; /* id 0: none */
+    tt_value x, ids, index, starts, labels, target, weights; /* a value with id 0 is absent */
     tt_value loss;
-    int width;          /* of x and target */
-    bool per_sequence;  /* one label per sequence */
+    int width;          /* columns of x and target */
+    bool per_sequence;  /* each sequence has one label */
 } net;
 
-/* kinks: ReLU, at whose kink finite differences are wrong */
+/* kinks: uses ReLU, at whose kink finite differences are wrong */
 typedef struct net_options { bool dropout, kinks; } net_options;
 
 static tt_param *random_matrix(tt_context *ctx, uint64_t *s, int64_t rows, int64_t cols)

@@ -1,4 +1,4 @@
-/* Random networks: memory savings change no bits, and gradients are right. */
+/* Tests that memory savings change no bits of random networks, and that gradients are right. */
 #pragma once
 
 /* Sets every input of the tape, including inputs that the program does not read, to batch number `batch`. */
@@ -54,8 +54,8 @@ static void take_params(tt_context *ctx, outcome *o)
     for (int k = 0; k < ctx->n_params; k++) { tt_param_get(ctx->params[k], to); to += ctx->params[k]->size; }
 }
 
-/* Gives each storage its own place, so that nothing is shared or works in place. Call it before anything is
-   allocated. */
+/* Gives each storage its own place, so that nothing is shared or works in place. Must be called before
+   anything is allocated. */
 static void scatter(tt_program *p)
 {
     size_t at = 0;
@@ -85,7 +85,7 @@ typedef enum variant {
 static const char *const offloads[] = {"optimizer", "gradients", "parameters", "optimizer,gradients",
                                        "activations", "activations,gradients,parameters,optimizer"};
 
-/* Tells whether a network may be updated in the backward. Each optimizer gets some of these networks. */
+/* Tells whether a network may be updated in the backward. Each optimizer updates some of the networks so. */
 static bool may_be_early(uint64_t seed, const precision_case *precision, bool accumulate)
 {
     return seed % 2 && !accumulate && strncmp(precision->name, "16-", 3) != 0;
@@ -138,7 +138,7 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
                   : how == ATTENTION ? "attention"
                   : how == BLOCKS ? "blocks"
                   : "cheap";
-    ctx->late = (how == OFFLOADING || how == ON_HOST) && seed % 2; /* copies then overlap */
+    ctx->late = (how == OFFLOADING || how == ON_HOST) && seed % 2; /* late: copies overlap with computation */
     if (how == OFFLOADING && seed % 4) c.recompute = seed % 4 == 1 ? "blocks" : "none";
     if (how >= EARLY && seed % 4 == 1) c.recompute = "blocks";
     const uint64_t list = how == EARLY_OFFLOADING ? seed / 2 : seed + (uint64_t)accumulate;
@@ -156,13 +156,13 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
         if (marked % 3 == 0) tt_recompute(n.t, tt__handle(n.t, v));
         else if (marked % 3 == 1) tt_keep(n.t, tt__handle(n.t, v));
     }
-    tt_program *planned[2] = {NULL, NULL}; /* for another kind of device, before and after the steps */
+    tt_program *planned[2] = {NULL, NULL}; /* programs for another device, planned before and after */
     c.device = "cuda";
     if (built && how == PLANNED) planned[0] = tt_compile(n.t, n.loss, &c);
     c.device = "cpu";
     tt_program *p = built && how == BUDGETED ? compile_within(&n, seed, c) : NULL, *eval = NULL;
     if (built && how != BUDGETED) p = tt_compile(n.t, n.loss, &c);
-    if (p && how == EVALUATED) { /* shares the arena and runs between the steps */
+    if (p && how == EVALUATED) { /* the evaluation shares the arena and runs between steps */
         c.train = false;
         c.share = p;
         eval = tt_compile(n.t, n.loss, &c);
@@ -222,7 +222,8 @@ TEST(random_networks_replay_bit_for_bit)
     char what[512];
     for (uint64_t seed = 0; seed <= 60; seed++) {
         for (int precision = 0; precision < PRECISIONS; precision++) {
-            if (precision >= 5 && (int)seed % 2 == precision % 2) continue; /* half of the networks each */
+            /* each runs half of the networks */
+            if (precision >= 5 && (int)seed % 2 == precision % 2) continue;
             for (int accumulate = 0; accumulate < 2; accumulate++) {
                 if (((int)seed + precision + 3 * accumulate) % (3 * TEST_SWEEP - 2)) continue;
                 const precision_case *in = &precisions[precision];
@@ -250,8 +251,8 @@ TEST(random_networks_replay_bit_for_bit)
     }
 }
 
-/* Gradients of random networks agree with differences of the loss along each parameter tensor's gradient and
-   along a random direction, over two micro-batches. */
+/* Returns the mean loss over two micro-batches. Gradients of random networks must agree with its differences
+   along each parameter tensor's gradient and along a random direction. */
 static double mean_loss(const net *n, tt_program *eval)
 {
     double loss = 0, targets = 0;
@@ -303,7 +304,7 @@ TEST(random_networks_have_true_gradients)
             float *all = (float *)malloc(size * 4 * sizeof(float)), *g = all, *at = all + size,
                   *direction = at + size, *scratch = direction + size;
             double norm = 0, along = 0, length = 0;
-            /* The loss does not depend on w. */
+            /* tt_get_gradient fails if the loss does not depend on w. */
             if (tt_get_gradient(p, w, g) != TT_OK) memset(g, 0, size * sizeof(float));
             tt_param_get(w, at);
             for (size_t i = 0; i < size; i++) norm += (double)g[i] * g[i];

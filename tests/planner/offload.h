@@ -1,4 +1,4 @@
-/* Updates in the backward and in the host's memory; values that are offloaded. */
+/* Tests of updates in the backward and in the host's memory, and of offloaded values. */
 #pragma once
 
 /* An update in the backward frees a gradient's memory. With a small batch, only some layers' gradients exist
@@ -6,8 +6,8 @@
    step. */
 TEST(gradients_updated_in_the_backward)
 {
-    /* Bounds in GB for a ViT-L/16 in bf16 with 16 images, Adam and SGD: at least with updates at the end, at
-       most with updates in the backward. */
+    /* Bounds in GB for a ViT-L/16 in bf16 with 16 images: the min with updates at the end, the max with
+       updates in the backward. */
     static const struct { tt_optimizer_kind kind; double min, max; } expected[] = {
         {TT_ADAM, 2.45, 2.13}, {TT_SGD, 1.25, 0.92}};
     test_allocator a;
@@ -41,14 +41,14 @@ TEST(gradients_updated_in_the_backward)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The backward of a * a, a = gelu(x W), reads a. If a is marked, it is in the host's memory between its two
-   uses, and is not recomputed. A value of another tape cannot be marked. */
+/* The backward of a * a, a = gelu(x W), reads a. If a is marked, a is in the host's memory between both uses,
+   and is not recomputed. A value of another tape cannot be marked. */
 TEST(marked_values_go_to_the_hosts_memory)
 {
     static char text[20000];
     float x[40 * 4] = {1, -2, 3};
     const tt_value none = {0};
-    for (int marked = 0; marked < 3; marked++) { /* nothing marked; the activation; the parameter */
+    for (int marked = 0; marked < 3; marked++) { /* marked: nothing, the activation, the parameter */
         test_allocator a;
         const int64_t dims[2] = {4, 4};
         tt_context *ctx = test_open(&a);
@@ -68,7 +68,7 @@ TEST(marked_values_go_to_the_hosts_memory)
         CHECK((plan.host_bytes > activation) == (marked == 1) || marked == 2);
         tt_program_text(p, text, sizeof text);
         CHECK((strstr(text, "copy") != NULL) == (marked > 0));
-        CHECK((strstr(text, " gelu  ") != NULL) == (marked != 1)); /* the forward's is part of the product */
+        CHECK((strstr(text, " gelu  ") != NULL) == (marked != 1)); /* the forward's GELU is in the product */
         CHECK(tt_set(p, in, x, 40) == TT_OK && tt_step(p, 0.1f, NULL) == TT_OK);
         tt_program_free(p);
         tt_offload(t, tt__handle(t, 99));
@@ -79,7 +79,7 @@ TEST(marked_values_go_to_the_hosts_memory)
     }
 }
 
-/* Plans of ViT-L/16 in bf16, Adam, on 64 images in micro-batches, with offload. */
+/* Plans a step of ViT-L/16 in bf16, Adam, on 64 images in micro-batches, with offload. */
 TEST(vit_l16_with_the_host)
 {
     static const struct { const char *offload; int images; size_t max; } rows[] = {
@@ -103,7 +103,7 @@ TEST(vit_l16_with_the_host)
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         o.compile.offload = rows[k].offload;
         o.max_seqs = rows[k].images;
-        o.compile.memory_budget = rows[k].max; /* without a budget more would be copied during computation */
+        o.compile.memory_budget = rows[k].max; /* without a budget, more would be copied during computation */
         tt_trainer *t = tt_trainer_new(ctx, &model, &o);
         if (CHECK(t != NULL)) CHECK(tt_program_plan(tt_trainer_program(t)).bytes <= rows[k].max);
         tt_trainer_free(t);
@@ -114,8 +114,7 @@ TEST(vit_l16_with_the_host)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Copies out of a stream are waited for in their order: a wait also waits for all earlier copies of the
-   stream. */
+/* Copies out of a stream complete in order: a wait also waits for all earlier copies of the stream. */
 TEST(copies_out_are_waited_for_in_their_order)
 {
     const int64_t dims[2] = {64, 64};
@@ -154,7 +153,7 @@ TEST(copies_out_are_waited_for_in_their_order)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A perceptron; updates at the end of a step run together for two of its parameters. */
+/* A perceptron. `together` lets updates at the end of a step run together for two parameters. */
 enum { DEEP = 6, WIDE = 32, FEW = 40 };
 typedef struct perceptron { test_allocator a; tt_context *ctx; tt_tape *t; tt_value x, loss; } perceptron;
 
@@ -225,7 +224,7 @@ TEST(updates_in_the_hosts_memory)
     static float expected[DEEP][WIDE * WIDE], got[DEEP][WIDE * WIDE];
     static const char *const lists[] = {NULL, "optimizer", "gradients", "optimizer,parameters",
                                         "gradients,parameters"};
-    together = 5 * WIDE * WIDE * 4; /* bytes of two parameters and their gradients */
+    together = 5 * WIDE * WIDE * 4; /* groups of two parameters and their gradients */
     for (int k = 0; k < 2 * TEST_COUNT(lists); k++) {
         tt_compile_options o = tt_compile_options_default();
         o.optimizer.kind = k % 4 < 2 ? TT_SGD : k % 4 == 2 ? TT_ADAM : TT_ADAMW;
@@ -246,9 +245,9 @@ TEST(updates_in_the_hosts_memory)
     together = 4096;
 }
 
-/* Bytes that updates in the host's memory free on the device, copy, and need on the host: besides the group
-   of parameters and gradients that is updated, two groups that arrive, and parameters that go back. Only the
-   copies of the first group to the host and of the last group back are waited for. */
+/* Checks the bytes that updates in the host's memory free on the device, copy, and need on the host. Besides
+   the group of parameters and gradients that is updated, two groups that arrive, and parameters that go back.
+   Only the copies of the first group to the host and of the last group back are waited for. */
 TEST(plans_of_updates_in_the_hosts_memory)
 {
     static char text[40000];
@@ -257,8 +256,8 @@ TEST(plans_of_updates_in_the_hosts_memory)
         {"end", NULL, 0, 0, 0},
         {"end", "optimizer", 4 * DEEP, 2, 2},
         {"host", NULL, 3 * DEEP, 2, 2},
-        {"host", "gradients", 4 * DEEP, 2, 3}, /* gradients are fetched for their norm */
-        {"host", "parameters", 3 * DEEP - 1, 3, 3}}; /* parameters: fetched for the forward and backward */
+        {"host", "gradients", 4 * DEEP, 2, 3}, /* their norm needs the gradients on the device */
+        {"host", "parameters", 3 * DEEP - 1, 3, 3}}; /* fetched for the forward and the backward */
     tt_costs slow = tt_costs_default();
     slow.update_host = 1e8;
     slow.launch = 0;
@@ -281,12 +280,12 @@ TEST(plans_of_updates_in_the_hosts_memory)
             for (int j = 0; j < p->built.t->n_code; j++) {
                 const tt__instr *i = &p->built.t->code[j];
                 on_host += i->on_host;
-                if (i->on_host) scratch = i->workspace; /* of each update */
+                if (i->on_host) scratch = i->workspace; /* each update has equal scratch */
                 norms += i->stream && i->in[0] == p->built.t->clipped;
             }
             CHECK(on_host == (strcmp(rows[k].update, "host") == 0 ? DEEP : 0));
             CHECK((norms > 0) == (on_host && !on_cpu));
-            if (k == 2 && !on_cpu) /* where copies overlap with computation */
+            if (k == 2 && !on_cpu) /* the case in which copies overlap with computation */
                 CHECK(plan[k].exposed_seconds < 6.5 * (double)each / slow.to_host);
             CHECK_NEAR((double)plan[k].transfer_bytes, (double)(rows[k].moved * each + norms * 8), 0);
             CHECK(plan[k].persistent_bytes + rows[k].taken * DEEP * each == plan[0].persistent_bytes);
@@ -302,8 +301,8 @@ TEST(plans_of_updates_in_the_hosts_memory)
     together = 4096;
 }
 
-/* No choice includes an update in the host's memory, but if nothing fits, the error tells how much it would
-   save: for one large offloaded matrix, the bytes of its state on the device during the update. */
+/* No choice includes an update in the host's memory, but if nothing fits, the error tells how much the update
+   would save: for one large offloaded matrix, the bytes of its state on the device during the update. */
 TEST(updates_in_the_hosts_memory_are_advised)
 {
     const int64_t dims[2] = {1024, 1024};
@@ -343,7 +342,7 @@ TEST(updates_in_the_hosts_memory_are_advised)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Returns the number of a program's instructions that recompute, all or of one op (op >= 0). */
+/* Returns the number of a program's instructions that recompute. op >= 0: only instructions of that op. */
 static int copies_of(tt_tape *t, tt_value loss, const char *recompute, int op)
 {
     tt_compile_options c = tt_compile_options_default();
@@ -357,7 +356,7 @@ static int copies_of(tt_tape *t, tt_value loss, const char *recompute, int op)
     return n;
 }
 
-TEST(marks_of_values) /* apply with any options */
+TEST(marks_of_values) /* marks apply with any options */
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
@@ -373,14 +372,14 @@ TEST(marks_of_values) /* apply with any options */
     CHECK(copies_of(t, loss, "cheap", -1) == 0 && copies_of(t, loss, "blocks", -1) == 0);
     tt_recompute(t, g); /* the later mark counts */
     CHECK(copies_of(t, loss, "none", -1) == 1 && copies_of(t, loss, "none", TT__OP_ACTIVATION) == 1);
-    tt_recompute(t, h); /* both values recomputed */
+    tt_recompute(t, h); /* g and h are both recomputed */
     CHECK(copies_of(t, loss, "none", -1) == 1 && copies_of(t, loss, "cheap", TT__OP_LINEAR) == 1);
     tt_keep(t, h);
     tt_keep(t, g);
-    tt_recompute(t, z); /* operand of `down`; the backward does not read it */
+    tt_recompute(t, z); /* z is the operand of `down`, not read by the backward */
     CHECK(copies_of(t, loss, "cheap", TT__OP_LINEAR) == 1 && copies_of(t, loss, "cheap", -1) <= 2);
     tt_block_end(t, z); /* a mark on z now changes nothing */
-    tt_recompute(t, x); /* inputs are stored anyway */
+    tt_recompute(t, x); /* inputs are always stored */
     CHECK(copies_of(t, loss, "none", -1) == 0 && copies_of(t, loss, "blocks", -1) == 0);
     tt_tape_free(t);
     TEST_CLOSE(ctx, &a);

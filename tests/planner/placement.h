@@ -1,7 +1,7 @@
-/* Lifetimes and places of values. */
+/* Tests of lifetimes and places of values. */
 #pragma once
 
-/* Returns the box (place and first and last live instruction) of the value `name`, or NULL if it has no
+/* Returns the box of the value `name`: its place and its first and last instruction. Returns NULL without
    storage. */
 static const tt__box *box_named(const tt_tape *t, const tt__box *box, int n, const char *name)
 {
@@ -66,15 +66,16 @@ TEST(values_in_the_hosts_memory)
     TEST_CLOSE(o.d.ctx, &o.d.a);
 }
 
-/* Copies complete when they start or, if the context says so, when they are waited for: the bits are equal.
-   In the latter mode each missing wait is noticed. */
+/* Copies complete when they start or, if ctx->late is set, at the instruction that waits for them: the bits
+   are equal. With ctx->late each missing wait is noticed. */
 TEST(work_of_other_streams_ends_at_its_wait)
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
     static float expected[STREAM_RUNS][STREAM_NUMBERS], got[STREAM_RUNS][STREAM_NUMBERS];
     ctx->options.verify = true;
-    for (int without = -2; without < 2 * STREAM_BLOCKS; without++) { /* a missing wait; -1: none; -2: early */
+    /* the missing wait; -1: none; -2: not late */
+    for (int without = -2; without < 2 * STREAM_BLOCKS; without++) {
         streams s;
         ctx->late = without > -2;
         REQUIRE(streams_compile(&s, ctx, "cpu"));
@@ -89,8 +90,8 @@ TEST(work_of_other_streams_ends_at_its_wait)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Sums of squares run together, and so do updates: the operands of the last and all results are alive from
-   the first to the last. An update without the step's settings is refused. */
+/* Sums of squares run together, and so do updates. The operands of the last instruction and all results are
+   alive from the first instruction to the last. An update without the step's settings is refused. */
 TEST(instructions_that_run_together)
 {
     test_allocator a;
@@ -134,8 +135,8 @@ TEST(instructions_that_run_together)
 
 /* ---------------------------------------------------------------------------------------------- placement */
 
-/* Returns the smallest height of any placement. Some order of lowest fits reaches it: take the storages of a
-   best placement in the order of their places, and each gets its place or a lower one. */
+/* Returns the smallest height of any placement. Some order of lowest fits reaches that height: take the
+   storages of a best placement in the order of their places, and each gets its place or a lower one. */
 static size_t best_height(tt__box *box, int *order, int n, int fixed, size_t best, tt__taken *taken)
 {
     if (fixed == n) {
@@ -196,8 +197,7 @@ TEST(placement_against_brute_force)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Random storages at random places are refused exactly if two of them are alive at the same time and
-   overlap. */
+/* Random storages at random places are refused exactly if two storages overlap while both are alive. */
 TEST(verified_places_against_all_pairs)
 {
     test_allocator a;
@@ -237,7 +237,7 @@ TEST(placement_of_merged_and_empty)
     size_t height, bound;
     int at;
     CHECK(tt__place(ctx, box, 0, 0, TT__DEVICE, &height, &bound, &at) == TT_OK && height == 0 && bound == 0);
-    box[0] = box_of(0, 5, 128, 7); /* box 1 takes over its storage, and box 2 takes over box 1's */
+    box[0] = box_of(0, 5, 128, 7); /* box 1 takes over box 0's storage, and box 2 box 1's */
     box[1] = box_of(2, 4, 128, 7);
     box[2] = box_of(4, 5, 128, 7);
     box[3] = box_of(1, 3, 64, 7);
@@ -267,7 +267,7 @@ TEST(numbers_in_names)
     }
 }
 
-TEST(allocation_failures) /* of plans that share an arena, and of reports */
+TEST(allocation_failures) /* allocations of plans that share an arena, and of reports */
 {
     static const net_options with_all = {true, true};
     bool failed = true;
@@ -301,7 +301,7 @@ TEST(elementwise_chains_work_in_place)
     tt_compile_options c = tt_compile_options_default();
     size_t buffer = 640 * 48 * 4, workspace = 0;
     c.train = false;
-    for (int kind = 0; kind < 3; kind++) { /* a chain; a chain whose input is an output; branches */
+    for (int kind = 0; kind < 3; kind++) { /* a chain, a chain from an output, branches */
         tt_tape *t = tt_tape_new(ctx);
         tt_value x = tt_input(t, "x", TT_F32, 640, 48), h = x;
         if (kind == 1) tt_output(t, x);
@@ -323,8 +323,8 @@ TEST(elementwise_chains_work_in_place)
     TEST_CLOSE(ctx, &a);
 }
 
-/* An op does not work in place on a value that is still needed: x + x, a value that a view or a later op
-   reads, an output. */
+/* An op does not work in place on a value that is still needed, as in x + x, or by a view, a later op or an
+   output. */
 TEST(in_place_spares_what_is_needed)
 {
     test_allocator a;

@@ -1,8 +1,8 @@
-/* Products that are joined or padded, and launches that are joined. */
+/* Tests of products that are joined or padded, and of launches that are joined. */
 #pragma once
 
 /* Counts the products whose dtypes cuBLASLt does not accept together: 16-bit operands must have one dtype,
-   and the result that dtype or f32 (documentation of cublasLtMatmul). *products: all products. */
+   and the result must have that dtype or f32 (documentation of cublasLtMatmul). *products: all products. */
 static int products_for_the_fallback(const tt_tape *t, int *products)
 {
     int found = 0;
@@ -25,7 +25,7 @@ static int products_for_the_fallback(const tt_tape *t, int *products)
 /* On CUDA, in every precision, cuBLASLt accepts all products of a model: the fallback kernel is some fifty
    times slower on an H200. A language model's loss is computed in chunks. In each of two layers, kernels
    before the products sum the columns for three bias gradients (projection and feed-forward), in 16-bit
-   precisions also for those of q, k and v; in BERTs' heads for one. */
+   precisions also for the biases of q, k and v, and in a BERT's head for one more bias. */
 TEST(products_of_models_suit_cublaslt)
 {
     static const char *const kinds[] = {"vit", "bert", "distilbert", "gpt2", "llama"};
@@ -48,7 +48,7 @@ TEST(products_of_models_suit_cublaslt)
             REQUIRE(tt_bert_new(ctx, &b, &of_bert) == TT_OK);
             model = tt_bert_classifier(&b);
         } else {
-            CHECK(m != 3 || of_lm.vocab_size == 50257); /* an odd number */
+            CHECK(m != 3 || of_lm.vocab_size == 50257); /* 50257 is odd */
             REQUIRE(tt_lm_new(ctx, &l, &of_lm) == TT_OK);
             model = tt_lm_model(&l);
         }
@@ -87,7 +87,7 @@ TEST(products_of_models_suit_cublaslt)
     }
 }
 
-/* Tells whether the matrices of a role of products first..last are stored one after another. */
+/* Tells whether the matrices of one role in products first..last are stored one after another. */
 static bool parts_are_behind(const tt_program *p, int first, int last, int role)
 {
     const tt_tape *t = p->built.t;
@@ -130,8 +130,8 @@ static int joined_products(const tt_program *p, int op, int size)
     return groups;
 }
 
-/* Tells whether the persistent storages on the device do not overlap. alone: they must also fill the arena's
-   persistent bytes. */
+/* Tells whether the persistent storages on the device do not overlap. alone: the storages must also fill the
+   arena's persistent bytes. */
 static bool persistent_lie_apart(const tt_program *p, bool alone)
 {
     const tt_tape *t = p->built.t;
@@ -157,9 +157,8 @@ static bool persistent_lie_apart(const tt_program *p, bool alone)
 
 /* On a GPU the products of q, k and v are one product, and so are the products of their weights' gradients,
    without more memory: the matrices are adjacent. In the last layer, with one query row per sequence, only k
-   and v are joined. Recomputed blocks join them as well. No products are joined on a CPU, over ranks, with
-   groups as of ranks, with a budget or offload, or with biases that do not fill whole 64 bytes, the unit of
-   storages. */
+   and v are joined. Recomputed blocks join products, too. No products are joined on a CPU, over ranks, with
+   `groups`, with a budget or offload, or with biases that do not fill whole 64 bytes, the unit of storage. */
 TEST(products_of_one_x)
 {
     static const shape whole = {"BERT", 3, 192, 3, 256, 3, 50, 2, false},
@@ -167,7 +166,7 @@ TEST(products_of_one_x)
     static const struct {
         const char *device, *precision, *update, *recompute;
         bool accumulate;
-        int forward, weights; /* groups of three */
+        int forward, weights; /* expected groups of three products */
     } c[] = {{"cuda", "bf16-true", "end", "cheap", false, 2, 2},
              {"cuda", "bf16-mixed", "end", "none", false, 2, 2},
              {"cuda", "32-true", "end", "cheap", false, 2, 2},
@@ -178,7 +177,7 @@ TEST(products_of_one_x)
              {"cuda", "bf16-true", "end", "blocks", false, 3, 2},
              {"cuda*2", "bf16-true", "end", "cheap", false, 0, 0},
              {"cpu", "bf16-true", "end", "cheap", false, 0, 0},
-             {"cuda", "bf16-true", "end", "cheap", true, 0, 2}}; /* the last is odd */
+             {"cuda", "bf16-true", "end", "cheap", true, 0, 2}}; /* runs `odd` */
     for (int k = 0; k < TEST_COUNT(c); k++) {
         test_allocator a;
         tt_context *ctx = test_open(&a);
@@ -208,7 +207,7 @@ TEST(products_of_one_x)
             printf("case %d: %d and %d groups, %d of two\n", k, forward, weights, pairs);
         tt_program_free(p);
         o.accumulate = true;
-        for (int way = 0; k == 0 && way < 3; way++) { /* groups, then options where memory matters */
+        for (int way = 0; k == 0 && way < 3; way++) { /* with groups, with offload, with a budget */
             o.parallel.groups = way == 0 ? 2 : 0;
             o.offload = way == 1 ? "optimizer" : NULL;
             o.memory_budget = way == 2 ? (size_t)1 << 40 : 0;
@@ -221,7 +220,7 @@ TEST(products_of_one_x)
     }
 }
 
-/* If an earlier program has already placed q, a later program does not join k and v with it. */
+/* If an earlier program has placed q, a later program does not join the products of q, k and v. */
 TEST(products_of_programs_that_share)
 {
     test_allocator a;
@@ -255,8 +254,8 @@ TEST(products_of_programs_that_share)
 }
 
 /* Products a = x w1 and b = x w2, with an instruction in between that reads a (1), makes w2 (2) or does both
-   (3): b moves up to a, a moves down to b, or both stay. A result that an op may work on in place (4), or
-   that is an output (5), keeps its place. */
+   (3): then b moves up to a, a moves down to b, or both stay. A result that an op may work on in place (4),
+   or that is an output (5), keeps its place. */
 TEST(products_that_meet)
 {
     for (int between = 0; between < 6; between++) {
@@ -280,7 +279,7 @@ TEST(products_that_meet)
         if (between == 1) by_hand(t, TT__OP_MUL, 0, y1, source, apart);
         if (makes) by_hand(t, TT__OP_MUL, 0, between == 3 ? y1 : source, source, w2);
         by_hand(t, TT__OP_LINEAR, 0, x, w2, y2);
-        /* The last reader of both results cannot work in place, unless it is a sum. */
+        /* A last reader that is a sum can work in place; a product cannot. */
         if (between == 4) by_hand(t, TT__OP_ADD, 0, y1, y2, apart);
         const int32_t sum = tt__new_value(t, &square, TT__TRANSIENT, "sum");
         if (between != 4) by_hand(t, TT__OP_LINEAR, 0, y1, y2, sum);
@@ -322,14 +321,14 @@ static bool may_not_join(tt_context *ctx, int way, int *pairs)
     const int32_t x = tt_input(t, "x", TT_F32, 16, 16).id, other = tt_input(t, "other", TT_F32, 16, 16).id;
     int32_t w[2], y[2], u;
     for (int k = 0; k < 2; k++) {
-        const bool thin = way == 1 + k; /* either of the two */
+        const bool thin = way == 1 + k; /* weight 0 or weight 1 is narrow */
         w[k] = tt__new_value(t, thin ? &of_narrow : &square, TT__TRANSIENT, "w%d", k);
         y[k] = tt__new_value(t, thin ? &narrow : k && way == 3 ? &half : &square, TT__TRANSIENT, "y%d", k);
         if (way == 4 && k) t->values[w[k]].storage = TT__GRADIENT;
         if (way == (k ? 5 : 34)) t->values[w[k]].persistent = true;
         by_hand(t, TT__OP_MUL, 0, other, other, w[k]);
     }
-    if (way == 6) { /* a weight that could be made in place of its operand */
+    if (way == 6) { /* the weight could be made in place of an operand */
         u = tt__new_value(t, &square, TT__TRANSIENT, "u");
         t->code[t->n_code - 1].out[0] = u;
         by_hand(t, TT__OP_ACTIVATION, 0, u, 0, w[1]);
@@ -355,7 +354,7 @@ static bool may_not_join(tt_context *ctx, int way, int *pairs)
     if (way == 22) b->later = true;
     if (way == 23) b->slot = 1;
     if (way == 24) b->once = 1;
-    for (int k = 0; way == 25 && k < 40; k++) /* one result lives long */
+    for (int k = 0; way == 25 && k < 40; k++) /* y1 lives long */
         by_hand(t, TT__OP_MUL, 0, other, other, tt__new_value(t, &square, TT__TRANSIENT, "meanwhile"));
     u = tt__new_value(t, &square, TT__TRANSIENT, "last");
     if (way == 26) by_hand(t, TT__OP_MUL, 0, other, y[1], u); /* u could be made in place of y1 */
@@ -371,7 +370,7 @@ static bool may_not_join(tt_context *ctx, int way, int *pairs)
     if (way == 33) t->values[y[1]].space = TT__HOST;
     if (way != 26 && way != 27) by_hand(t, TT__OP_LINEAR, 0, other, y[1], u);
     by_hand(t, TT__OP_MUL, 0, other, other, tt__new_value(t, &square, TT__TRANSIENT, "end"));
-    if (way == 25) { /* y0 is read right after both, y1 at the end */
+    if (way == 25) { /* y0 is read right after both products, y1 at the end */
         tt__instr reads = tt__new_instr(TT__OP_LINEAR);
         reads.in[0] = other;
         reads.in[1] = y[0];
@@ -402,8 +401,8 @@ TEST(products_that_do_not_join)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Three products of one operand, the third of which cannot be moved to the first two (0); a pair inside
-   another pair that moves down (1); a pair whose weights were made in reverse order (2). */
+/* Cases: three products of one operand, the third of which cannot be moved to the first two (0); a pair
+   inside another pair that moves down (1); a pair whose weights were made in reverse order (2). */
 TEST(products_among_others)
 {
     for (int c = 0; c < 3; c++) {
@@ -434,7 +433,7 @@ TEST(products_among_others)
         } else {
             by_hand(t, TT__OP_LINEAR, 0, x, w[0], y[1]);
         }
-        for (int k = 0; k < 4; k++) /* all are read at the end by ops that cannot work in place */
+        for (int k = 0; k < 4; k++) /* ops that cannot work in place read all results at the end */
             if (c == 1 || k < 3 - (c == 2))
                 by_hand(t, TT__OP_LINEAR, 0, x3, y[k], tt__new_value(t, &square, TT__TRANSIENT, "end"));
         for (int k = 0; k < 4; k++)
@@ -458,7 +457,7 @@ TEST(products_among_others)
     }
 }
 
-/* Launches whose matrices are adjacent become one launch. The others remain, in their order. */
+/* Launches whose matrices are adjacent become one launch. Other launches remain, in their order. */
 TEST(launches_that_become_one)
 {
     enum { ROWS = 3, D = 4, N = 5 };
@@ -490,7 +489,8 @@ TEST(launches_that_become_one)
         const int left = tt__join_launches(l, N);
         CHECK(left == (odd ? 3 : 1));
         for (int k = 0; k < left; k++) {
-            const int many = !odd ? N : k == 1 ? 1 : 2, at = odd && k ? k + 1 : 0; /* 0 and 1; 2; 3 and 4 */
+            /* launches 0 and 1; 2; 3 and 4 */
+            const int many = !odd ? N : k == 1 ? 1 : 2, at = odd && k ? k + 1 : 0;
             const tt__mat *of_y = sums ? &l[k].in[0] : &l[k].out[0];
             const tt__mat *of_w = sums ? &l[k].out[0] : &l[k].in[1];
             const tt__mat *of_b = sums ? &l[k].out[1] : &l[k].in[2];

@@ -1,10 +1,10 @@
-/* Reports and pictures of a plan. */
+/* Tests of reports and pictures of a plan. */
 #pragma once
 
 /* ------------------------------------------------------------------------------------------------ reports */
 
-/* Tells whether some value of that name is written before, and read after, the peak. Uses the instructions,
-   not the planner's boxes. */
+/* Tells whether some value of that name is written before, and read after, the peak. Looks at the
+   instructions, not at the planner's boxes. */
 static bool lives_at_peak(const tt_program *p, const char *name, int peak)
 {
     const tt_tape *t = p->built.t;
@@ -25,8 +25,8 @@ static bool lives_at_peak(const tt_program *p, const char *name, int peak)
     return false;
 }
 
-/* Checks a plan's values: largest first, alive at the peak, with the plan's bytes in total; any capacity gets
-   the first of them. */
+/* Checks a plan's values: largest first, alive at the peak, with the plan's bytes in total; a smaller
+   capacity gets the first of these values. */
 static void check_values(const tt_program *p)
 {
     tt_plan plan = tt_program_plan(p);
@@ -113,7 +113,8 @@ static void check_picture(const tt_program *p, const char *svg)
                     tt__category_of(p->built.t, p->built.box[b].value) == layers[c])
                     bytes += (double)p->built.box[b].bytes;
             from_below += bytes;
-            if (points == n) CHECK(fabs(height - from_below / unit) <= 1.5); /* rounded, as the unit is */
+            /* both the height and the unit are rounded */
+            if (points == n) CHECK(fabs(height - from_below / unit) <= 1.5);
             drawn[c] += height - below;
             summed[c] += bytes;
             below = height;
@@ -130,8 +131,8 @@ static void check_picture(const tt_program *p, const char *svg)
 
 typedef size_t (*report)(const tt_program *p, char *to, size_t capacity);
 
-/* Checks that a report of any capacity is the whole report's beginning, terminated, and that nothing is
-   written after it. Returns the whole report, which the caller frees. */
+/* Checks that a report of any capacity is the beginning of the whole report, ends with 0, and is not
+   exceeded. Returns the whole report, which the caller frees. */
 static char *check_report(const tt_program *p, report write, size_t every)
 {
     size_t length = write(p, NULL, 0);
@@ -179,7 +180,8 @@ TEST(reports)
                  (double)tt_program_plan(p).bytes / 1e6);
         CHECK(strncmp(text, line, strlen(line)) == 0 && strstr(text, "largest:"));
         const bool copies = tt_program_plan(p).transfer_bytes > 0;
-        const bool moves = c.offload && strcmp(c.offload, "activations") != 0; /* the model has no blocks */
+        /* a model without blocks offloads no activations */
+        const bool moves = c.offload && strcmp(c.offload, "activations") != 0;
         CHECK(copies == moves && copies == (strstr(text, "on the host: ") != NULL));
         CHECK(copies == (strstr(svg, " copied a step") != NULL));
         check_picture(p, svg);
@@ -212,7 +214,8 @@ TEST(reports_of_a_deep_network)
     CHECK(strlen(svg) < 60000 && strlen(text) < 2048);
     CHECK(strstr(text, "24 x layer.*.up.weight (parameters)\n") &&
           strstr(text, "24 x m(layer.*.up.weight) (optimizer)\n"));
-    CHECK(strstr(text, "23 x linear.* (activations)\n")); /* before the GELU; the last layer has few rows */
+    /* products before a GELU; the last layer's has few rows */
+    CHECK(strstr(text, "23 x linear.* (activations)\n"));
     free(text);
     free(svg);
 

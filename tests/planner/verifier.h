@@ -1,8 +1,8 @@
-/* The verifier finds damage of tapes and plans. */
+/* Tests that the verifier finds damage of tapes and plans. */
 #pragma once
 
 /* ------------------------------------------------------------------------------------------------- damage
-   A small program, built through the private API, with one thing broken at a time. */
+   Builds a small program through the private API, and breaks one thing at a time. */
 
 typedef struct damaged {
     tt_context *ctx;
@@ -11,7 +11,7 @@ typedef struct damaged {
     test_allocator a;
 } damaged;
 
-static bool intact(damaged *d) /* x -> linear -> gelu -> mean squared error */
+static bool intact(damaged *d) /* builds x -> linear -> gelu -> mean squared error */
 {
     d->ctx = test_open(&d->a);
     if (!d->ctx) return false;
@@ -40,11 +40,11 @@ TEST(verifier_finds_damage)
     damaged d;
     tt__instr swap;
 
-    REQUIRE(intact(&d)); /* gelu precedes its linear */
+    REQUIRE(intact(&d)); /* moves gelu before its linear */
     swap = d.t->code[0]; d.t->code[0] = d.t->code[1]; d.t->code[1] = swap;
     EXPECT_DAMAGE(&d, "reads a value that nothing has written: 'linear.0'");
 
-    REQUIRE(intact(&d)); /* the linear is missing */
+    REQUIRE(intact(&d)); /* removes the linear */
     tt__index(d.t);
     tt__drop(d.t, 0);
     CHECK(tt__settle(d.t, d.t->n_code) == TT_OK);
@@ -67,7 +67,7 @@ TEST(verifier_finds_damage)
     d.t->code[0].segment = TT__EACH_STEP;
     EXPECT_DAMAGE(&d, "instruction 1 (gelu): stands behind those of a later segment");
 
-    REQUIRE(intact(&d)); /* an operand of the wrong width: reported by the op's rule */
+    REQUIRE(intact(&d)); /* the target has the wrong width, which the op's rule reports */
     d.t->values[d.target.id].shape.cols = 3;
     EXPECT_DAMAGE(&d, "mean_squared_error: operand 1 is 'target' f32 (6, 3), expected (6, 4)");
 
@@ -87,7 +87,7 @@ TEST(verifier_finds_damage)
     d.t->code[1].out[0] = d.target.id;
     EXPECT_DAMAGE(&d, "instruction 1 (gelu): overwrites: 'target'");
 
-    REQUIRE(intact(&d)); /* a parameter with the result's shape */
+    REQUIRE(intact(&d)); /* the result y becomes a parameter */
     d.t->values[d.y.id].storage = TT__PARAMETER;
     d.t->values[d.y.id].param = 0;
     EXPECT_DAMAGE(&d, "instruction 1 (gelu): overwrites: 'gelu.1'");
@@ -151,7 +151,7 @@ TEST(verifier_finds_bad_places)
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_OK);
     box[2].first = 3;
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_ERR_INTERNAL);
-    box[2].merged = 0; /* box 2 takes over box 0's place, so it is not checked */
+    box[2].merged = 0; /* box 2 takes over box 0's place: no check */
     box[2].place = 0;
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_OK);
     tt_tape_free(d.t);
@@ -159,7 +159,7 @@ TEST(verifier_finds_bad_places)
 }
 
 /* -------------------------------------------------------------------------------- streams, spaces and groups
-   Tapes that the test builds itself. */
+   The test builds the tapes itself. */
 
 /* h = gelu(x) is copied to the host's memory while u = gelu(x) is computed, and is copied back while u2 =
    gelu(u) is computed. */
@@ -221,12 +221,12 @@ TEST(verifier_finds_what_is_not_waited_for)
     swap = code[WAIT_IN]; code[WAIT_IN] = code[SUM]; code[SUM] = swap;
     EXPECT_DAMAGE(&o.d, "instruction 6 (add): is not waited for before it is read: 'b'");
 
-    REQUIRE(offloaded(&o)); /* the operand of a copy changes during the copy */
+    REQUIRE(offloaded(&o)); /* changes the operand of a copy during the copy */
     o.d.t->code[MEANWHILE].out[0] = o.h;
     o.d.t->code[MEANWHILE].add = 1;
     EXPECT_DAMAGE(&o.d, "instruction 2 (gelu): is not waited for before it is written: 'h'");
 
-    REQUIRE(offloaded(&o)); /* the result of a copy is written during the copy */
+    REQUIRE(offloaded(&o)); /* writes the result of a copy during the copy */
     o.d.t->code[AFTER].out[0] = o.b;
     o.d.t->code[AFTER].add = 1;
     EXPECT_DAMAGE(&o.d, "instruction 5 (gelu): is not waited for before it is written: 'b'");
@@ -241,7 +241,7 @@ TEST(verifier_finds_what_is_not_waited_for)
     by_hand(o.d.t, TT__OP_WAIT, 0, o.b, o.a, 0);
     EXPECT_DAMAGE(&o.d, "instruction 8 (wait): waits for nothing that is under way: 'b'");
 
-    REQUIRE(offloaded(&o)); /* a wait that does not keep an operand */
+    REQUIRE(offloaded(&o)); /* a wait that does not keep the copy's operand */
     o.d.t->code[WAIT_OUT].in[1] = 0;
     EXPECT_DAMAGE(&o.d, "instruction 3 (wait): does not keep all operands of what it waits for: 'a'");
 
@@ -249,7 +249,7 @@ TEST(verifier_finds_what_is_not_waited_for)
     o.d.t->code[WAIT_OUT].in[0] = o.h;
     EXPECT_DAMAGE(&o.d, "instruction 3 (wait): waits for nothing that is under way: 'h'");
 
-    REQUIRE(offloaded(&o)); /* micro-batches would start it many times, and updates wait for it once */
+    REQUIRE(offloaded(&o)); /* micro-batches would start the copy often, and updates wait once */
     for (int k = WAIT_IN; k <= SUM; k++) o.d.t->code[k].segment = TT__EACH_STEP;
     EXPECT_DAMAGE(&o.d, "instruction 6 (wait): waits in another segment or stream: 'b'");
 
@@ -261,7 +261,7 @@ TEST(verifier_finds_what_is_not_waited_for)
     o.d.t->values[o.u2].space = TT__HOST;
     EXPECT_DAMAGE(&o.d, "instruction 5 (gelu): cannot write the host's memory: 'u2'");
 
-    REQUIRE(offloaded(&o)); /* allowed where the host's memory is the device's */
+    REQUIRE(offloaded(&o)); /* allowed if the device uses the host's memory */
     o.d.t->values[o.u2].space = TT__HOST;
     o.d.t->host = true;
     CHECK(tt__verify(o.d.t, "test") == TT_OK);

@@ -1,4 +1,4 @@
-/* Compiling and running: pure builds, options and misuse, numbers that are not finite. */
+/* Tests of compiling and running: pure builds, options and misuse, numbers that are not finite. */
 #pragma once
 
 /* -------------------------------------------------------------------------------------------------- build */
@@ -27,7 +27,7 @@ static bool same_built(const tt__built *a, const tt__built *b)
     return same;
 }
 
-/* tt__build depends only on its arguments and changes nothing, so that any number of choices can be tried. */
+/* tt__build depends only on its arguments and changes nothing, so that many choices can be tried. */
 TEST(builds_are_pure)
 {
     enum { CHOICES = 8 };
@@ -35,7 +35,8 @@ TEST(builds_are_pure)
     model m;
     tt_context *ctx = test_open(&a);
     REQUIRE(model_params(ctx) && model_record(ctx, &m));
-    tt_program *program = model_compile(&m, false, "32-true", false); /* its arena must not change */
+    /* `program` has an arena, which must not change */
+    tt_program *program = model_compile(&m, false, "32-true", false);
     REQUIRE(program != NULL);
     const tt__arena arena = *program->arena;
     for (int precision = 0; precision < 2; precision++) {
@@ -214,11 +215,11 @@ TEST(misuse_of_runs)
     CHECK_ERROR(ctx, TT_ERR_SHAPE, "17 rows for input 'ids', which takes 1 to 16");
     CHECK(tt_set(train, m.ids, ids, 0) == TT_ERR_SHAPE && tt_set(train, m.ids, ids, -1) == TT_ERR_SHAPE);
     CHECK(tt_set(train, m.starts, ids, 3) == TT_OK && tt_set(train, m.labels, ids, 3) == TT_ERR_SHAPE);
-    /* Input 'starts' has one more row than its axis. */
+    /* Input 'starts' has one row more than axis 'seqs'. */
     CHECK_ERROR(ctx, TT_ERR_SHAPE,
                 "input 'labels' has 3 rows, but 'starts' was set with 3 on the same axis 'seqs'");
     CHECK(tt_set(train, m.labels, ids, 2) == TT_OK && tt_set(train, m.starts, ids, 1) == TT_ERR_SHAPE);
-    /* An input that is set again may have other rows; the other inputs on its axis must follow. */
+    /* An input may be set again with other rows. Other inputs on its axis must then be set again, too. */
     CHECK(tt_set(train, m.starts, ids, 4) == TT_OK);
     CHECK(tt_set(train, m.ids, ids, 4) == TT_OK && tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'labels' was not set");
@@ -232,7 +233,7 @@ TEST(misuse_of_runs)
                 "is neither an output nor the root of this program: mark it with tt_output");
     CHECK(tt_get(train, tt__handle(m.t, -1), got, 64) == TT_ERR_ARGUMENT &&
           tt_get(train, tt__handle(m.t, 1 << 30), got, 64) == TT_ERR_ARGUMENT);
-    CHECK(tt_get(train, m.loss, got, 1) == TT_ERR_ARGUMENT); /* an input was set since the run */
+    CHECK(tt_get(train, m.loss, got, 1) == TT_ERR_ARGUMENT); /* an input was set after the run */
     /* The failed step forgets which inputs were set. */
     CHECK(tt_set(train, m.labels, ids, 2) == TT_OK && tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT);
     CHECK(model_set(&m, train, 1) == TT_OK && tt_step(train, 0.1f, &stats) == TT_OK &&
@@ -261,7 +262,7 @@ TEST(misuse_of_runs)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A value or an axis of one tape is refused by another tape, even if the latter has the same number. */
+/* A value or an axis of one tape is refused by another tape that has a value or axis of that number. */
 TEST(values_of_other_tapes)
 {
     const int64_t dims[2] = {3, 3};
@@ -305,7 +306,7 @@ TEST(values_of_other_tapes)
     TEST_CLOSE(ctx, &a);
 }
 
-/* An axis looked up by its name, or by a value whose rows it counts, is the same axis. */
+/* The name of an axis, and a value whose rows the axis counts, give the same axis. */
 TEST(axes_of_one_name)
 {
     test_allocator a;
@@ -343,12 +344,12 @@ TEST(first_reasons_are_kept)
     tt_param *b = tt_param_new(ctx, "layer.b", 1, one, ones);
     CHECK(tt_param_count(ctx) == 2 && tt_param_at(ctx, 0) == w && tt_param_at(ctx, 1) == b);
     CHECK(tt_param_at(ctx, 2) == NULL && tt_param_at(ctx, -1) == NULL);
-    /* 0: a parameter that an op needs; 1: an optional one, a linear layer's bias. */
+    /* With `optional` 0 an op needs the parameter; with 1 it is a linear layer's bias, which may be NULL. */
     for (int optional = 0; optional < 2; optional++) {
         tt_tape *t = tt_tape_new(ctx);
         const tt_value x = tt_input(t, "x", TT_F32, 5, 3);
         tt_param *again = tt_param_new(ctx, "layer.b", 1, one, ones);
-        tt_param_new(ctx, "empty", 1, none, ones); /* a later failure */
+        tt_param_new(ctx, "empty", 1, none, ones); /* fails later for another reason */
         if (optional) tt_linear(t, x, w, again);
         else tt_layernorm(t, x, again, b, 1e-5f);
         CHECK(tt_tape_status(t) == TT_ERR_ARGUMENT);
@@ -356,7 +357,7 @@ TEST(first_reasons_are_kept)
         tt_tape_free(t);
     }
     CHECK(!tt_param_new(ctx, "layer.b", 1, one, ones));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "exists already"); /* the caller has now seen this reason */
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "exists already"); /* the caller has now read this message */
 
     tt_tape *t = tt_tape_new(ctx);
     const int64_t rows = tt_axis(t, "rows", 5);
@@ -373,7 +374,7 @@ TEST(first_reasons_are_kept)
     CHECK(tt_step(p, 0.1f, &stats) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'y' was not set before this run: tt_set: input 'y' has 3 rows, "
                                       "but 'x' was set with 4 on the same axis 'rows'");
-    CHECK(tt_step(p, 0.1f, &stats) == TT_ERR_ARGUMENT); /* a reason counts for one run */
+    CHECK(tt_step(p, 0.1f, &stats) == TT_ERR_ARGUMENT); /* a message counts for one run */
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'x' was not set before this run: tt_set it each time");
     CHECK(tt_set(p, x, data, 4) == TT_OK && tt_set(p, y, data, 4) == TT_OK);
     CHECK(tt_step(p, 0.1f, &stats) == TT_OK);
@@ -437,7 +438,7 @@ TEST(misuse_of_compile)
         tt_tape_free(marked);
     }
 
-    model n; /* share and parameters across contexts */
+    model n; /* c.share and parameters of another context */
     REQUIRE(model_record(second, &n));
     tt_program *other = model_compile(&n, true, "32-true", false);
     c = tt_compile_options_default();
@@ -452,7 +453,7 @@ TEST(misuse_of_compile)
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'embed.weight' belongs to another context");
     tt_tape_free(t);
 
-    tt_program *first = model_compile(&m, true, "bf16-mixed", false); /* one parameter, two dtypes */
+    tt_program *first = model_compile(&m, true, "bf16-mixed", false); /* a parameter cannot have two dtypes */
     CHECK(first && !model_compile(&m, true, "bf16-true", false));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
                 "precision 'bf16-true' needs parameter 'embed.weight' as bf16, but an earlier program holds "
@@ -463,7 +464,7 @@ TEST(misuse_of_compile)
     c.share = first;
     CHECK(!tt_compile(m.t, m.loss, &c) && tt_program_plan(first).bytes == bytes);
     tt_program_free(first);
-    /* The program was never allocated, so the dtype is free again. */
+    /* The program was never allocated, so the parameters may get another dtype. */
     first = model_compile(&m, true, "bf16-true", false);
     CHECK(first != NULL);
     tt_program_free(first);
@@ -485,7 +486,7 @@ TEST(misuse_of_compile)
                                 tt_reshape(t, tt_param_value(t, tt_param_find(ctx, "norm.bias")), 1, WIDTH),
                                 param2(ctx, "scalar", 1, WIDTH, init_of(TT_INIT_ONES, 0)), NULL);
     c.accumulate = false;
-    CHECK(!tt_compile(t, scalar, &c)); /* shape (1, 1), but no loss op: nothing counts its targets */
+    CHECK(!tt_compile(t, scalar, &c)); /* shape (1, 1), but no loss op that counts targets */
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "no loss");
     tt_tape_free(t);
 
@@ -524,7 +525,7 @@ TEST(odd_roots_and_unread_inputs)
     }
     tt_program_free(p);
     c.train = false;
-    p = tt_compile(t, in, &c); /* no instructions at all */
+    p = tt_compile(t, in, &c); /* the program has no instructions */
     if (CHECK(p != NULL)) {
         CHECK(tt_set(p, unread, big, 4096) == TT_OK && tt_set(p, in, x, 2) == TT_OK &&
               tt_set(p, target, big, 2) == TT_OK && tt_run(p, &stats) == TT_OK);
@@ -559,7 +560,7 @@ TEST(parameters_of_a_freed_program)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A loss or gradient that is not finite is named and changes nothing. */
+/* The error names a loss or gradient that is not finite, and nothing changes. */
 TEST(numbers_that_are_not_finite)
 {
     test_allocator a;
@@ -595,7 +596,7 @@ TEST(numbers_that_are_not_finite)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The sum of two losses, one of a x and one of b y: b's gradient may overflow where a's does not. */
+/* The sum of two losses, one of a x and one of b y: b's gradient may overflow while a's does not. */
 typedef struct two_losses { tt_param *a, *b; tt_tape *t; tt_value x, y, target, loss; } two_losses;
 
 static two_losses record_two(tt_context *ctx)
@@ -623,7 +624,7 @@ static tt_status step_two(const two_losses *m, tt_program *p, float x, float y)
     return status == TT_OK ? tt_step(p, 0.1f, NULL) : status;
 }
 
-/* Returns whether p still has the values `was`, and copies its values to `was`. */
+/* Returns whether p still has the values `was`. Copies the values of p to `was`. */
 static bool is_still(const tt_param *p, float was[2])
 {
     float now[2];
@@ -633,9 +634,8 @@ static bool is_still(const tt_param *p, float was[2])
     return same;
 }
 
-/* With updates in the backward, a parameter whose gradient overflows keeps its values, while others are
-   updated; a loss that is not finite changes nothing. Loading a state that was saved before repairs the
-   parameters. */
+/* With updates in the backward, a parameter whose gradient overflows keeps its values, while other parameters
+   are updated. A loss that is not finite changes nothing. Loading an earlier state repairs the parameters. */
 TEST(numbers_that_are_not_finite_in_an_early_update)
 {
     test_allocator a;
@@ -671,8 +671,7 @@ TEST(numbers_that_are_not_finite_in_an_early_update)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Options that need all gradients at once are refused in one message, except in a program that does not
-   train. */
+/* One message refuses options that need all gradients at once, except in a program that does not train. */
 TEST(early_updates_that_are_refused)
 {
     static const char *const says[] = {

@@ -1,4 +1,4 @@
-/* Contexts in parallel, allocations that fail, closing, messages. */
+/* Tests of contexts in parallel, allocations that fail, closing, messages. */
 #pragma once
 
 typedef struct job { pthread_t handle; double loss[6]; bool ok; } job;
@@ -122,7 +122,7 @@ TEST(every_allocation_may_fail)
     CHECK(!failed && isfinite(expected) && expected > 0);
     long n = 1;
     for (;; n++) {
-        /* A second try after the failure gives the result of a run without it. */
+        /* A second try after the failure gives the result of a run without failure. */
         CHECK(run_scenario(n, &failed) == expected);
         if (!failed) break;
         REQUIRE(n < 5000);
@@ -130,7 +130,7 @@ TEST(every_allocation_may_fail)
     CHECK(n > 60);
 }
 
-/* ---- things left behind, and silence ---- */
+/* ---- memory left after closing, and silence ---- */
 
 static void *left[4096];
 

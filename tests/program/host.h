@@ -1,4 +1,4 @@
-/* The host: options of a context, costs, threads, float modes, available memory. */
+/* Tests of the host: options of a context, costs, threads, float modes, available memory. */
 #pragma once
 
 /* ------------------------------------------------------------------------------------------------ context */
@@ -38,7 +38,7 @@ TEST(context_options)
     for (int k = 0; k < 4; k++) {
         o.isa = isas[k];
         tt_context *ctx = tt_open(&o);
-        CHECK(ctx != NULL || k > 0); /* a CPU may lack this instruction set */
+        CHECK(ctx != NULL || k > 0); /* a CPU may lack the instruction set */
         if (ctx)
             CHECK(strcmp(tt_isa(ctx), isas[k]) == 0 && tt_threads(ctx) == 2 && *tt_error(ctx) == 0 &&
                   tt_error_code(ctx) == TT_OK);
@@ -105,7 +105,7 @@ TEST(costs_of_this_machine)
         CHECK((costs.between_ranks != usual.between_ranks) == (k == 2)); /* measured between ranks only */
         CHECK((costs.barrier != usual.barrier) == (k == 2));
     }
-    CHECK(ctx->n_params == 0 && !ctx->profile); /* measuring leaves nothing behind */
+    CHECK(ctx->n_params == 0 && !ctx->profile); /* measuring leaves no parameters and no profile */
     const tt_costs before = costs;
     CHECK(tt_measure_costs(ctx, "tpu", &costs) == TT_ERR_UNSUPPORTED);
     CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "device 'tpu' is unknown");
@@ -145,7 +145,7 @@ TEST(pool_runs_each_task_once)
         tt_context *ctx = tt_open(&o);
         REQUIRE(ctx != NULL && tt_threads(ctx) == threads);
         for (int round = 0; round < 60; round++) {
-            int n = round % 3 == 0 ? round % 5 : round * 16; /* also fewer tasks than threads, and none */
+            int n = round % 3 == 0 ? round % 5 : round * 16; /* also no tasks, or fewer than threads */
             memset(hits, 0, sizeof hits);
             tt__run_tasks(ctx->cpu.pool, n, count_task, &c);
             for (int k = 0; k < 1000; k++) once &= hits[k] == (k < n);
@@ -158,7 +158,7 @@ TEST(pool_runs_each_task_once)
 static volatile sig_atomic_t handled;
 static void handle(int number) { (void)number; handled++; }
 
-/* [0]: this thread blocks signals of the process; [1]: it does not block those of its own instructions. */
+/* [0]: the thread blocks signals of the process; [1]: it does not block signals of its own instructions. */
 static void *masked(void *arg)
 {
     bool *is = (bool *)arg;
@@ -170,7 +170,7 @@ static void *masked(void *arg)
     return NULL;
 }
 
-/* A signal that the host's thread blocks stays pending: no worker takes it. */
+/* A signal that the host's thread blocks stays pending, because workers take no signals. */
 TEST(threads_leave_signals_to_the_host)
 {
     test_allocator a;
@@ -251,7 +251,7 @@ static void steps_in_mode(int threads, bool odd_when_opened, bool odd_later, flo
     for (int k = 0; k < 2 && p; k++)
         CHECK(tt_set(p, ids, id, ROWS) == TT_OK && tt_set(p, target, zero, ROWS) == TT_OK &&
               tt_step(p, 0.1f, NULL) == TT_OK);
-    if (odd_later) CHECK(small * 0.5f == 0); /* the caller's mode still holds */
+    if (odd_later) CHECK(small * 0.5f == 0); /* the caller's float mode has not changed */
     CHECK(p && tt_param_get(w, table) == TT_OK && tt_param_get(b, table + ROWS * WIDTH) == TT_OK);
     tt__float_default();
     CHECK(small * 0.5f > 0);
@@ -296,7 +296,7 @@ TEST(the_cpu_described)
     CHECK(tt_device_text(ctx, "cpu", small, sizeof small) == TT_OK && strlen(small) == sizeof small - 1 &&
           strncmp(small, text, sizeof small - 1) == 0);
     CHECK(tt_device_text(ctx, "cpu", NULL, 0) == TT_OK);
-    setenv("TINYTRAIN_DEVICE", "abacus", 1); /* the device that NULL then means */
+    setenv("TINYTRAIN_DEVICE", "abacus", 1); /* NULL then means this device */
     CHECK(tt_device_text(ctx, NULL, text, sizeof text) == TT_ERR_UNSUPPORTED && !*text);
     CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "device 'abacus' is unknown: use cpu or cuda");
     unsetenv("TINYTRAIN_DEVICE");
@@ -316,7 +316,7 @@ TEST(the_cpu_described)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Quotas of control groups, of both versions and of their mixture, as trees of files below a folder. */
+/* Reads quotas of control groups, of both versions and of a mixture, from files below a folder. */
 TEST(quotas_of_control_groups)
 {
     static const struct { const char *cgroup, *file[3], *content[3]; double quota; } cases[] = {
@@ -327,9 +327,9 @@ TEST(quotas_of_control_groups)
          "300000 100000\n"}, 2},
         {"0::/a/b\n", {"cpu.max", "a/cpu.max", "a/b/cpu.max"}, {"400000 100000\n", "max 100000\n",
          "30000 10000\n"}, 3},
-        /* Groups that are not on the path to the process's group. */
+        /* The files are not on the path to the process's group. */
         {"0::/a\n", {"a/b/cpu.max", "ab/cpu.max"}, {"100000 100000\n", "100000 100000\n"}, HUGE_VAL},
-        {"0::/host/path\n", {"cpu.max"}, {"250000 100000"}, 2.5}, /* a container has only the top group */
+        {"0::/host/path\n", {"cpu.max"}, {"250000 100000"}, 2.5}, /* a container sees only the top group */
         {"4:memory:/x\n3:cpu,cpuacct:/docker/1\n", {"cpu,cpuacct/docker/1/cpu.cfs_quota_us",
          "cpu,cpuacct/docker/1/cpu.cfs_period_us", "cpu,cpuacct/docker/cpu.cfs_quota_us"}, {"50000\n",
          "100000\n", "-1\n"}, 0.5},
@@ -368,7 +368,7 @@ TEST(quotas_of_control_groups)
 #endif
 }
 
-/* Writes a file below root, and the folders on its path. */
+/* Writes a file below root, and makes the folders on its path. */
 static void write_below(const char *root, const char *file, const char *content)
 {
     char path[1024];
@@ -428,7 +428,7 @@ TEST(memory_of_control_groups)
 
 #if defined(__linux__)
 /* Compiles and allocates a program with a parameter of 256 MB, its gradient and its optimizer's state, in a
-   process whose limit is 100 MB more than it uses. Returns whether the plan is refused as it should be. */
+   process whose limit is 100 MB more than it uses. Returns whether the plan is refused. */
 static bool large_plan_is_refused(void)
 {
     tt_context_options o = tt_context_options_default();

@@ -1,10 +1,10 @@
-/* Budgets, arenas that programs share, inputs and outputs that other programs overwrite. */
+/* Tests of budgets, of shared arenas, and of inputs and outputs that other programs overwrite. */
 #pragma once
 
 /* ------------------------------------------------------------------------------------------------- budget */
 
-/* Logits of a large vocabulary are never stored whole, unless another instruction reads them. Results do not
-   change. */
+/* Logits of a large vocabulary are never stored whole, unless another instruction reads the logits. Results
+   do not change. */
 TEST(logits_of_a_large_vocabulary)
 {
     enum { MOST = 600, D = 8, V = 8192 };
@@ -114,7 +114,7 @@ TEST(memory_budget)
 
 /* --------------------------------------------------------------------------- programs that share an arena */
 
-/* Copies a program's inputs to `to`, one after another. Returns their number of bytes. */
+/* Copies a program's inputs to `to`, one after another. Returns the number of bytes. */
 static size_t input_bytes(const tt_program *p, unsigned char *to)
 {
     size_t n = 0;
@@ -129,8 +129,7 @@ static size_t input_bytes(const tt_program *p, unsigned char *to)
     return n;
 }
 
-/* The program never trains on inputs that another program of the arena has overwritten, and accepts all other
-   inputs. */
+/* A program refuses inputs that another program of the arena has overwritten, and accepts other inputs. */
 TEST(inputs_overwritten_by_another_program)
 {
     enum { MOST = 4096 };
@@ -150,7 +149,7 @@ TEST(inputs_overwritten_by_another_program)
     tt_program *eval = tt_compile(m.t, m.loss, &c), *tiny = tt_compile(m.t, small, &c);
     REQUIRE(eval && tiny && tt_allocate(eval) == TT_OK);
     float two[2] = {1, 2};
-    for (int k = 0; k < 8; k++) { /* events between setting the inputs and the run that needs them */
+    for (int k = 0; k < 8; k++) { /* events between setting inputs and the run */
         const bool other = k & 1, runs = k & 2, little = k & 4;
         REQUIRE(model_set(&m, train, 2 * k) == TT_OK);
         const size_t n = input_bytes(train, was);
@@ -188,8 +187,8 @@ TEST(inputs_overwritten_by_another_program)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Returns the loss of a second micro-batch whose inputs were set before the update, or after it; NAN if it
-   was refused. */
+/* Returns the loss of a second micro-batch whose inputs were set before or after the update; NAN if the
+   micro-batch was refused. */
 static double loss_after_update(bool before, int hidden, int rows)
 {
     test_allocator a;
@@ -220,8 +219,8 @@ static double loss_after_update(bool before, int hidden, int rows)
     return stats.loss;
 }
 
-/* An update may overwrite inputs that were set before it: a run then refuses them and never trains on
-   them. */
+/* An update may overwrite inputs that were set before the update. A run then refuses the inputs and never
+   trains on them. */
 TEST(inputs_overwritten_by_an_update)
 {
     int kept = 0, refused = 0;
@@ -274,10 +273,10 @@ TEST(outputs_overwritten_by_another_programs_update)
         tt_tape_free(u);
         TEST_CLOSE(ctx, &a);
     }
-    CHECK(refused > 0 && kept == 0); /* the check does not ask whether the update overwrote the output */
+    CHECK(refused > 0 && kept == 0); /* refused even where the update left the output intact */
 }
 
-/* After tt_compile has returned, nothing of the caller's options is read. */
+/* After tt_compile has returned, the library reads nothing of the caller's options. */
 TEST(options_are_the_callers_again)
 {
     test_allocator a;
@@ -301,7 +300,7 @@ TEST(options_are_the_callers_again)
     free(device);
     free(recompute);
     free(update);
-    tt_program_free(first); /* frees the parameter's memory, too, which was never allocated */
+    tt_program_free(first); /* frees the parameter's memory, which was never allocated */
     o = tt_compile_options_default();
     o.train = false;
     o.precision = "bf16-true";
@@ -315,8 +314,8 @@ TEST(options_are_the_callers_again)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A program that does not fit into an allocated arena is refused, whatever its budget; a program that fits
-   joins. */
+/* A program that does not fit into an allocated arena is refused with any budget. A program that fits joins
+   the arena. */
 TEST(sharing_an_allocated_arena)
 {
     test_allocator a;
@@ -392,7 +391,7 @@ TEST(budget_of_a_shared_arena)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Only the plan of the program whose arena holds the parameters counts them. */
+/* Parameters count only in the plan of the program whose arena holds them. */
 TEST(plans_count_what_their_arena_holds)
 {
     test_allocator a;
@@ -418,7 +417,7 @@ TEST(plans_count_what_their_arena_holds)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Parameters move to an arena with another dtype while a program compiled for their old dtype waits to
+/* Parameters move to an arena with another dtype. A program that was compiled for their old dtype waits to
    run. */
 TEST(parameters_held_as_another_dtype)
 {

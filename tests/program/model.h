@@ -1,4 +1,4 @@
-/* A small model on a tape. */
+/* A small model on a tape, for tests. */
 #pragma once
 
 static tt_init init_of(tt_init_kind kind, float scale)
@@ -20,7 +20,7 @@ static tt_param *param2(tt_context *ctx, const char *name, int64_t rows, int64_t
     return tt_param_new(ctx, name, 2, dims, init);
 }
 
-/* ---- a logger that remembers ---- */
+/* ---- a logger that keeps the last message ---- */
 
 typedef struct captured { int count; tt_log_level level; char id[64], message[512]; } captured;
 

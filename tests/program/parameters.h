@@ -1,4 +1,4 @@
-/* Parameters: initial values, names, frozen ones. */
+/* Tests of parameters: initial values, names, frozen parameters. */
 #pragma once
 
 /* --------------------------------------------------------------------------------------------- parameters */
@@ -21,7 +21,7 @@ TEST(initial_values)
     enum { N = 100003 };
     float *first = (float *)malloc(N * sizeof(float)), *other = (float *)malloc(N * sizeof(float));
     double mean, deviation, max;
-    /* 0: before allocation; 1, 2: allocated, 1 and 3 threads; 3: bf16; 4: another seed; 5: name; 6: f16 */
+    /* 0: before allocation; 1, 2: allocated, 1 and 3 threads; 3: bf16; 4: new seed; 5: new name; 6: f16 */
     for (int run = 0; run < 7; run++) {
         test_allocator a;
         tt_context_options o = test_options(&a);
@@ -77,8 +77,8 @@ TEST(initial_values)
     free(other);
 }
 
-/* An initial value too large for f16 is refused, however many values come before it; a value just below the
-   limit is not. */
+/* An initial value too large for f16 is refused, however many values come before. A value just below the
+   limit is accepted. */
 TEST(initial_values_too_large_for_f16)
 {
     static const struct { tt_init_kind kind; float scale; bool fits; } cases[] = {
@@ -161,8 +161,7 @@ TEST(parameters_are_made_found_set_and_read)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A source that fails once leaves all parameters unchanged, also those that were filled before the
-   failure. */
+/* A source that fails once changes no parameter, not even a parameter that was filled before. */
 static bool source_fails;
 
 static tt_status failing_read(void *source, int64_t first, int64_t n, float *to)
@@ -218,7 +217,7 @@ static int count_lines(const char *text, const char *op, const char *name)
 
 TEST(frozen_parameters_cost_nothing)
 {
-    /* The trained parameters: the head only; the last layers; all; the biases and the head's weight. */
+    /* The trained parameters are the head, the last layers, all, or the biases and the head's weight. */
     static const char *const lists[][4] = {
         {"head.*", NULL}, {"layer.1.*", "head.*", NULL}, {"*", NULL}, {"*.bias", "head.weigh?", NULL}};
     test_allocator a;
@@ -242,7 +241,8 @@ TEST(frozen_parameters_cost_nothing)
         REQUIRE(p != NULL);
         tt_param_freeze(ctx, "*", k == 1); /* compiled programs do not change */
         tt_plan plan = tt_program_plan(p);
-        CHECK(plan.persistent_bytes == all + 3 * trained); /* AdamW's two states, one accumulated gradient */
+        /* AdamW's two averages, and one accumulated gradient */
+        CHECK(plan.persistent_bytes == all + 3 * trained);
         CHECK(plan.at_peak[TT_MEM_GRADIENTS] == trained && plan.at_peak[TT_MEM_OPTIMIZER] == 2 * trained &&
               plan.at_peak[TT_MEM_PARAMETERS] == all);
         CHECK(tt_program_text(p, text, sizeof text) < sizeof text);

@@ -1,4 +1,4 @@
-/* States of programs that the caller steps without a trainer. */
+/* Tests of states of programs that the caller steps without a trainer. */
 #pragma once
 
 /* --------------------------------------------------------------------------------------- programs by hand */
@@ -37,7 +37,7 @@ static void close_byhand(byhand *h)
     TEST_CLOSE(h->ctx, &h->a);
 }
 
-/* Runs steps number `from` to `to` - 1, skipped steps included, each on data that depends on its number. */
+/* Runs steps `from` to `to` - 1, skipped steps included. A step's data depends on its number. */
 static void byhand_steps(byhand *h, int from, int to, bool accumulate, tt_stats *s)
 {
     for (int step = from; step < to; step++)
@@ -88,7 +88,7 @@ TEST(a_program_by_hand_is_saved_and_goes_on)
     }
 }
 
-/* Trains one parameter (the first, one in the middle or the last) or all parameters. */
+/* Programs train one parameter (first, middle or last) or all parameters. */
 TEST(states_of_programs_that_train_one_parameter)
 {
     char path[1024], again[1024];
@@ -150,7 +150,7 @@ TEST(states_that_a_program_refuses)
         other = o;
         if (k == 1) other.optimizer.kind = TT_SGD;
         if (k == 2) other.precision = "bf16-true";
-        if (k == 4) other.optimizer.beta1 = 0.5f; /* gives a warning only */
+        if (k == 4) other.optimizer.beta1 = 0.5f; /* only logs a warning */
         if (!open_byhand(&b, k == 0 ? 7 : 6, &other)) return;
         if (k == 3) { /* this program trains other parameters */
             tt_program_free(b.p);
@@ -178,7 +178,7 @@ TEST(states_that_a_program_refuses)
           tt_micro_step(a.p, NULL) == TT_OK);
     CHECK(tt_program_save(a.p, after) == TT_ERR_ARGUMENT);
     CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "between steps, not between the micro-batches");
-    CHECK(tt_program_load(a.p, path) == TT_OK); /* loading drops that micro-batch */
+    CHECK(tt_program_load(a.p, path) == TT_OK); /* drops that micro-batch */
     CHECK(tt_program_save(a.p, after) == TT_OK && same_files(path, after));
     close_byhand(&a);
     other = o;
@@ -189,8 +189,8 @@ TEST(states_that_a_program_refuses)
     close_byhand(&a);
 }
 
-/* A program of the same tape can load a trainer's state. A trainer refuses a program's state, which has no
-   progress. */
+/* A program of the same tape can load a trainer's state. A trainer refuses a program's state, because the
+   state has no progress. */
 TEST(a_trainers_state_in_a_program)
 {
     char path[1024], again[1024];

@@ -1,4 +1,4 @@
-/* Evaluation, weights of classes and smoothing, probabilities; planned memory and the largest micro-batch. */
+/* Tests of evaluation, class weights, smoothing, probabilities, planned memory, largest micro-batch. */
 #pragma once
 
 TEST(same_bits_for_any_number_of_threads)
@@ -38,7 +38,7 @@ TEST(evaluation_changes_nothing)
         CHECK(memcmp(&first, &second, sizeof first) == 0 && first.targets == TEXTS && first.grad_norm == 0 &&
               first.step == 4);
         CHECK(same_worlds(&a, &b));
-        if (k >= 5) { /* also within a step */
+        if (k >= 5) { /* evaluates within a step, too */
             for (int i = 0; i < 4 && tt_loader_next(a.l, &micro); i++) {
                 CHECK(tt_train_batch(a.r, &micro, NULL, NULL) == TT_OK);
                 CHECK(tt_evaluate(a.r, tt_loader_source(a.all), &second) == TT_OK);
@@ -64,7 +64,7 @@ TEST(evaluation_does_not_depend_on_the_batches)
           tt_evaluate(b.r, tt_loader_source(b.all), &y) == TT_OK);
     CHECK_NEAR(x.loss, y.loss, 1e-6);
     CHECK(x.correct == y.correct && x.targets == y.targets);
-    CHECK(tt_evaluate(a.r, tt_loader_source(a.l), &y) == TT_OK); /* a shuffled loader gives the same texts */
+    CHECK(tt_evaluate(a.r, tt_loader_source(a.l), &y) == TT_OK); /* a shuffled loader gives all texts, too */
     CHECK_NEAR(x.loss, y.loss, 1e-6);
     CHECK(x.correct == y.correct && x.targets == y.targets);
     close_world(&a);
@@ -149,7 +149,7 @@ TEST(weights_and_smoothing_as_pytorchs)
                 CHECK(tt_train_batch(r, &b, &s, &updated) == TT_OK && updated == b.last_of_step);
             }
             CHECK_NEAR(s.loss, of[c].loss[step], 2e-6);
-            /* Weights: five of 0.5, two of 1.5, one of 2.25. */
+            /* Weights of the targets: five of 0.5, two of 1.5, one of 2.25. */
             CHECK_NEAR(s.targets, of[c].weighted ? 7.75 : 8, 1e-6);
         }
         CHECK(tt_param_get(p, w) == TT_OK);
@@ -230,7 +230,7 @@ TEST(probabilities)
         s.precision = precisions[k % 5];
         if (!open_world(&w, &s)) return;
         CHECK(train(&w, 12, NULL) == TT_OK);
-        /* A trainer that only predicts, with the parameters of this trainer. */
+        /* Makes a trainer that only predicts, with the parameters of w.r. */
         if (k >= 5) {
             tt_train_options o = train_options(&s, w.l);
             tt_model model = tt_bert_classifier(&w.m);
@@ -283,7 +283,7 @@ TEST(planned_bytes_are_allocated_bytes)
         CHECK(tt_allocate(w.r->eval) == TT_OK);
         CHECK(plan.persistent_bytes <= plan.lower_bound_bytes && plan.lower_bound_bytes <= plan.bytes);
 
-        tt_batch b; /* a step and an evaluation allocate nothing more, not even briefly */
+        tt_batch b; /* a step and an evaluation allocate nothing, not even briefly */
         REQUIRE(tt_loader_seek(w.all, 0, 0) == TT_OK && tt_loader_next(w.all, &b));
         b.last_of_step = true;
         long calls = w.a.calls;
@@ -384,7 +384,7 @@ TEST(planned_for_another_device)
     CHECK(tt_trainer_load(planned, "not-there", NULL) != TT_OK &&
           tt_trainer_save(planned, "never-written", NULL) == TT_ERR_UNSUPPORTED);
     CHECK_ERROR(w.ctx, TT_ERR_UNSUPPORTED, "compile for \"cpu\"");
-    CHECK(tt_train_batch(w.r, &b, &stats, NULL) == TT_OK); /* `planned` does not disturb it */
+    CHECK(tt_train_batch(w.r, &b, &stats, NULL) == TT_OK); /* `planned` does not disturb w.r */
     tt_trainer_free(planned);
     CHECK(tt_train_batch(w.r, &b, &stats, NULL) == TT_OK);
     o.compile.device = "abacus";
@@ -397,7 +397,7 @@ TEST(planned_for_another_device)
     close_world(&w);
 }
 
-TEST(allocation_failures) /* of the trainer, its steps, and the files of its state */
+TEST(allocation_failures) /* allocations of the trainer, its steps and its state's files fail */
 {
     char path[1024];
     snprintf(path, sizeof path, "%s", test_path(test_folder(), "state.safetensors"));

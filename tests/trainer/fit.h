@@ -1,25 +1,25 @@
-/* tt_fit: a run in a folder, stopped, resumed, killed and refused. */
+/* Tests of tt_fit: a run in a folder, stopped, resumed, killed and refused. */
 #pragma once
 
 /* ---------------------------------------------------------------------------------------------------- fit */
 
 typedef struct fitting {
     rank_group *w;
-    /* Number of events so far; the step after which to stop, and the step after which to spoil a
-       parameter. */
+    /* Numbers of events so far; stop_at: the step after which to stop; poison_at: the step after which to
+       spoil a parameter. */
     int steps, validations, kept, stop_at, poison_at;
     bool stop_in_validation;
     volatile int stop;
     double best, best_loss;
-    int ties;                    /* validations that were best only by their loss */
+    int ties;                    /* validations that were best by the loss alone */
     int epochs;                  /* number of epochs; 0: three */
     int keep_fails_at;           /* number of the call of keep that fails; 0: none */
     const char *folder, *copy;   /* keep's first call copies the run's files from `folder` to `copy` */
-    test_files *files;           /* writing to these files fails once the run is stopped */
-    bool ranks;                  /* several ranks may be faster than the measured peak */
+    test_files *files;           /* files to which writing fails once the run is stopped */
+    bool ranks;                  /* several ranks, which may be faster than the measured peak */
 } fitting;
 
-/* Copies a file from one folder to another if the file exists. */
+/* Copies the file `name` from one folder to another, if the file exists. */
 static void copy_file(const char *from, const char *to, const char *name)
 {
     char x[1200], y[1200];
@@ -129,8 +129,8 @@ static tt_status fit(rank_group *w, const char *folder, bool resume, fitting *f,
 
 #define METRICS "step,epoch,split,loss,accuracy,lr,grad_norm,loss_scale,skipped,bytes"
 
-/* Returns metrics.csv without its last columns: 2 are time and speed, 3 also the bytes of the arena. The
-   caller frees it. */
+/* Returns metrics.csv without its last columns: the last 2 are time and speed, the last 3 also the bytes of
+   the arena. The caller frees it. */
 static char *metrics_without(int columns_at_end, const char *folder, int *lines)
 {
     size_t n, kept = 0;
@@ -151,7 +151,7 @@ static char *metrics_without(int columns_at_end, const char *folder, int *lines)
 
 static char *metrics_of(const char *folder, int *lines) { return metrics_without(2, folder, lines); }
 
-/* A run stopped after the 3rd, 7th or 10th step and resumed ends like a run without a stop, also when a step
+/* A run that stops after the 3rd, 7th or 10th step and resumes ends like a run without a stop, also if a step
    has several micro-batches. */
 TEST(fit_stopped_and_resumed)
 {
@@ -242,7 +242,7 @@ TEST(fit_refuses)
     CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(w.all), &o, &finished) == TT_ERR_ARGUMENT &&
           !finished);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is 0");
-    o.epochs = INT64_MAX; /* of seven steps each: the total overflows */
+    o.epochs = INT64_MAX; /* with seven steps each, the total overflows */
     CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(w.all), &o, &finished) == TT_ERR_ARGUMENT &&
           !finished);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is 9223372036854775807");
@@ -252,7 +252,7 @@ TEST(fit_refuses)
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "to resume, name the folder that holds the run");
     CHECK(fit(&w, folder, true, &f, &finished) == TT_ERR_FILE);
     CHECK_ERROR(w.ctx, TT_ERR_FILE, "cannot list the folder '");
-    CHECK(access(folder, F_OK) != 0); /* no folder was made for the run */
+    CHECK(access(folder, F_OK) != 0); /* the run made no folder */
     CHECK(fit(&w, test_folder(), true, &f, &finished) == TT_ERR_FILE);
     CHECK_ERROR(w.ctx, TT_ERR_FILE, "nothing to resume: '");
     CHECK(fit(&w, "/dev/null/run", false, &f, &finished) == TT_ERR_FILE);
@@ -271,8 +271,8 @@ TEST(fit_refuses)
     close_world(&v);
 }
 
-/* Classes of the training and the validation data in different orders: the validation dataset was split off
-   before the training dataset's classes were numbered like the model's. */
+/* The classes of the training and the validation data are in different orders: the validation dataset was
+   split off before the training dataset's classes were numbered like the model's. */
 TEST(fit_refuses_classes_of_another_order)
 {
     setup s = small();
@@ -293,7 +293,7 @@ TEST(fit_refuses_classes_of_another_order)
     close_world(&v);
 }
 
-TEST(fit_resumes_on_the_same_data) /* refuses other classes, warns of other labels or texts */
+TEST(fit_resumes_on_the_same_data) /* refuses other classes, warns of other labels and texts */
 {
     setup s = small();
     rank_group w, v;
@@ -381,8 +381,8 @@ static bool fit_undisturbed(rank_group *w, const setup *s, const char *folder, f
            CHECK(fit(w, folder, false, f, &finished) == TT_OK && finished && f->kept >= 1);
 }
 
-/* Checks that both folders hold equal states and, except for times, equal metrics: one line for each of 21
-   steps and 3 validations. */
+/* Checks that both folders hold equal states and, except for times, equal metrics, with one line for each of
+   21 steps and 3 validations. */
 static void check_same_runs(const char *a, const char *b)
 {
     char x[1200], y[1200];
@@ -442,8 +442,7 @@ TEST(fit_keeps_again_where_keep_failed)
     close_world(&a);
 }
 
-/* A run killed while its first model is kept leaves a state; the resumed run ends like a run without a
-   stop. */
+/* A run killed while its first model is kept leaves a state. The resumed run ends like a whole run. */
 TEST(fit_killed_in_its_first_keep_goes_on)
 {
     setup s = small();
@@ -466,8 +465,8 @@ TEST(fit_killed_in_its_first_keep_goes_on)
     close_world(&b);
 }
 
-/* A file that cannot be opened or listed does not count as absent: no new run overwrites an existing run, and
-   no metrics are lost. */
+/* A file that cannot be opened or listed does not count as absent, so that no new run overwrites an existing
+   run, and no metrics are lost. */
 TEST(fit_takes_no_unreadable_file_for_absent)
 {
     static const struct { char op; bool resume; tt_status status; const char *error; } faults[] = {
@@ -511,7 +510,7 @@ TEST(fit_takes_no_unreadable_file_for_absent)
 
 static bool close_below(void *arg, const char *name) { (void)name; close(*(int *)arg); return true; }
 
-TEST(a_folder_that_breaks_off_is_not_listed) /* the folder's file descriptor is closed while names are read */
+TEST(a_folder_that_breaks_off_is_not_listed) /* closes the folder's descriptor while names are read */
 {
     const tt_files files = tt_context_options_default().files;
     char *folder = test_folder();
@@ -571,7 +570,7 @@ TEST(fit_of_a_trainer_that_only_evaluates)
     close_world(&w);
 }
 
-/* A model with one linear layer over the first token's embedding; `self` is the name of the layer's bias. */
+/* A model with one linear layer over the first token's embedding; `self` names the layer's bias. */
 static tt_value record_named(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
 {
     static const tt_init zeros = {TT_INIT_ZEROS, 0};

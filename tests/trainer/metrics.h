@@ -1,4 +1,4 @@
-/* Metrics that tt_fit writes, and pictures of them. */
+/* Tests of the metrics that tt_fit writes, and of their pictures. */
 #pragma once
 
 /* Returns field `column` (from 0) of a line as text that is valid until the next call. */
@@ -29,8 +29,7 @@ TEST(fit_writes_metrics)
         CHECK(fit(&w, folder, false, &f, &finished) == TT_OK && !finished);
         char *text = test_read(path, &n);
         REQUIRE(text && strncmp(text, METRICS ",seconds,tokens_per_second\n", sizeof METRICS + 26) == 0);
-        /* Appends two steps that the state lacks, as a kill between the writes of the two files leaves
-           them. */
+        /* Appends two steps that the state lacks, as after a kill between the writes of state and metrics. */
         FILE *more = fopen(path, "a");
         CHECK(more && fputs(strchr(text, '\n') + 1, more) >= 0 && fclose(more) == 0);
         free(text);
@@ -124,7 +123,7 @@ static bool is_drawing(const char *svg)
     return depth == 0;
 }
 
-/* Draws f. The caller frees the picture. */
+/* Draws the run f. The caller frees the picture. */
 static char *drawn(const tt__fit_run *f)
 {
     tt__text_buffer text = {NULL, 0, 0};
@@ -138,7 +137,7 @@ static char *drawn(const tt__fit_run *f)
         if (*at == '<' || !strchr("-0123456789", at[1])) continue;
         char *next;
         long x = strtol(at + 1, &next, 10), y = *next == ' ' ? strtol(next, NULL, 10) : 0;
-        CHECK(x >= -2320 && x <= 6900 && y >= -2320 && y <= 2 * 2320); /* near its panel */
+        CHECK(x >= -2320 && x <= 6900 && y >= -2320 && y <= 2 * 2320); /* points are near their panel */
     }
     return text.to;
 }
@@ -163,7 +162,7 @@ TEST(pictures_of_a_training)
     f.metric = tt_accuracy();
     f.point = (tt__fit_point *)calloc(STEPS + 1000, sizeof *f.point);
 
-    free(drawn(&f)); /* no points at all */
+    free(drawn(&f)); /* a picture without points */
     for (int k = 1; k <= 4; k++) add_point(&f, k, 1, false, 1, 0.25, 0.01 * k);
     add_point(&f, 4, 1, true, 0.5, 0.75, 0);
     char *svg = drawn(&f);
@@ -183,8 +182,8 @@ TEST(pictures_of_a_training)
           strstr(svg, ">training, running mean</text>"));
     free(svg);
 
-    /* One step alone; losses that are constant, huge, tiny, 0, far apart, NaN, with a spike, negative, or
-       alternating between huge and its negative; steps near 2^63; steps in reverse order. */
+    /* Draws one step alone, and losses that are constant, huge, tiny, 0, far apart, NaN, with a spike,
+       negative, or alternating between huge and its negative; steps near 2^63 or in reverse order. */
     for (int k = 0; k < 12; k++) {
         static const double losses[12] = {0.7, 2.302585, 3e38, 1e-44, 0, 1e-9, NAN, 0.7, -1, 3e38, 1e5, 0.7};
         f.points = 0;

@@ -1,12 +1,12 @@
-/* tt_fit with the user's own models and sources. */
+/* Tests of tt_fit with the user's own models and sources. */
 #pragma once
 
-/* --------------------------------------------------------------------------- models and data of one's own */
+/* --------------------------------------------------------------------------- the user's models and data */
 
 enum { OWN_STEPS = 5, OWN_MICRO = 2, OWN_ROWS = 6, OWN_WORDS = 7, OWN_TOKENS = 12, OWN_EPOCHS = 3 };
 
-/* A regression of a line through noise, with a weight for each example; or a language model of two sequences
-   that both count up. The data of a step depends on the numbers of the step and of its epoch. */
+/* A regression of a line through noise, with a weight for each example, or, with `language`, a language model
+   of two sequences that both count up. The numbers of the step and its epoch give the data. */
 typedef struct own {
     test_allocator a;
     tt_context *ctx;
@@ -23,17 +23,17 @@ typedef struct own {
     volatile int stop;
     int steps, stop_at, kept;
     int64_t gives;              /* number of steps of an epoch */
-    int64_t fails_at;           /* step of epoch 1 whose second micro-batch, or a seek to it, fails; -1:
-                                   none */
-    bool within_steps, nothing; /* last_of_step is never set; epoch 1 has no step */
+    int64_t fails_at;           /* step of epoch 1 whose second micro-batch, or the seek to that step, fails;
+                                   -1: none */
+    bool within_steps, nothing; /* last_of_step is never set; epoch 1 has no steps */
     tt_status keeps;            /* result of own_keep */
-    struct own *other;          /* after the first step this run tries to train in the same folder, and is
-                                   refused */
+    struct own *other;          /* a second run, which tries to train in this folder after the first step and
+                                   is refused */
     const char *folder;
     int aimless[2];             /* range of steps of epoch 1 that have no target that counts */
     bool unvalidated;           /* tt_fit gets no validation */
-    int blow_at[2];             /* after the reported steps with these numbers (from 1), "w" is set */
-    float blow_to[2];           /* to these numbers */
+    int blow_at[2];             /* reported steps (from 1) after which "w" is set */
+    float blow_to[2];           /* numbers to which "w" is set */
     double metrics[OWN_EPOCHS], losses[OWN_EPOCHS];
     bool best[OWN_EPOCHS];
 } own;
@@ -194,7 +194,7 @@ static tt_status own_fit(own *w, const char *folder, bool resume, const char *be
     return tt_fit(w->r, &w->source, w->unvalidated ? NULL : &w->validation, &o, finished);
 }
 
-/* A regression and a language model: tt_fit does everything for them that it does for classifiers. */
+/* A regression and a language model get all of tt_fit that classifiers get. */
 TEST(fit_of_models_of_ones_own)
 {
     for (int language = 0; language < 2; language++) {
@@ -294,7 +294,7 @@ TEST(best_by_metric_or_loss)
             min = fmin(min, w.losses[e]);
             kept += w.best[e];
         }
-        CHECK(w.kept == kept && w.losses[1] < w.losses[0]); /* the losses are not all equal */
+        CHECK(w.kept == kept && w.losses[1] < w.losses[0]); /* the losses differ */
         char *csv = metrics_of(path, &lines), *svg;
         CHECK(csv && lines == 1 + OWN_EPOCHS * (OWN_STEPS + 1) &&
               strstr(csv, metric.name ? "step,epoch,split,loss,rise,lr,"
@@ -359,7 +359,7 @@ static void count_warning(void *user, tt_log_level level, const char *id, const 
     keep_warning(user, level, id, message);
 }
 
-/* Sources that give other steps than they announce, or fail without a message: the error names the place. */
+/* If a source gives other steps than announced, or fails without a message, the error names the place. */
 TEST(fit_of_sources_that_break_their_promise)
 {
     static const struct {
@@ -421,7 +421,7 @@ TEST(fit_of_sources_that_break_their_promise)
     }
 }
 
-/* One step without a target is skipped. After a whole epoch without targets training stops; a resumed run
+/* One step without a target is skipped. Training stops after a whole epoch without targets, and a resumed run
    continues with the next epoch. */
 TEST(fit_goes_on_behind_steps_without_a_target)
 {
@@ -458,11 +458,11 @@ static bool in_folder(const char *folder, const char *name)
 }
 
 /* One example makes the loss of an epoch's last step NaN. If the loss was good before, the run continues with
-   one state, with and without a validation. If it had already diverged, the run fails. */
+   one state, with and without a validation. If the loss had already diverged, the run fails. */
 TEST(fit_goes_on_behind_a_bad_last_step)
 {
     const tt_metric none = {NULL, NULL, false};
-    /* 0: with a validation; 1: without; 2: without, and the loss has diverged before. */
+    /* k 0: with a validation; 1: without; 2: without, and the loss has diverged before. */
     for (int k = 0; k < 3; k++) {
         own w;
         tt_stats stats;
@@ -487,10 +487,10 @@ TEST(fit_goes_on_behind_a_bad_last_step)
     }
 }
 
-/* "w" is set to 1e3 after step 6, so that the loss grows a thousandfold: the state after the second epoch is
-   saved beside the state of the first. A stopped run resumes from the newer state, bit for bit. If the loss
-   recovers, the run keeps one state. With "w" at 3e38 nothing is finite any more, and the state of the first
-   epoch is kept. */
+/* "w" is set to 1e3 after step 6, so that the loss grows a thousandfold. The state after the second epoch is
+   then saved beside the state of the first epoch. A stopped run resumes from the newer state, bit for bit. If
+   the loss recovers, the run keeps one state. With "w" at 3e38 nothing is finite any more, and the state of
+   the first epoch is kept. */
 TEST(fit_keeps_the_state_from_before_the_loss_diverged)
 {
     const tt_metric none = {NULL, NULL, false};
@@ -530,8 +530,8 @@ TEST(fit_keeps_the_state_from_before_the_loss_diverged)
     }
 }
 
-/* state.diverged.safetensors can be older than state.safetensors: after a kill between writing the latter and
-   removing the former, or after a run of an older build. A resumed run continues from the newer file. */
+/* state.diverged.safetensors can be older than state.safetensors: after a kill between writing one and
+   removing the other, or after a run of an older build. A resumed run takes the newer file. */
 TEST(fit_goes_on_from_the_newer_of_two_states)
 {
     const tt_metric none = {NULL, NULL, false};
@@ -544,7 +544,7 @@ TEST(fit_goes_on_from_the_newer_of_two_states)
     if (!open_own(&w, false, none) || !open_own(&v, false, none) || !open_own(&u, false, none)) return;
     w.stop_at = 7;
     CHECK(own_fit(&w, folder, false, NULL, &finished) == TT_OK && !finished);
-    REQUIRE(link(state, stale) == 0); /* both are equally new */
+    REQUIRE(link(state, stale) == 0); /* two states of equal age */
     CHECK(own_fit(&v, folder, true, NULL, &finished) == TT_OK && finished && v.steps == 8);
     REQUIRE(access(stale, F_OK) != 0 && tt_trainer_save(w.r, stale, NULL) == TT_OK);
     CHECK(own_fit(&u, folder, true, NULL, &finished) == TT_OK && finished && u.steps == 0);
@@ -554,7 +554,7 @@ TEST(fit_goes_on_from_the_newer_of_two_states)
     close_own(&u);
 }
 
-/* If weights are not finite before the first step, the error does not suggest a lower learning rate. */
+/* If weights are not finite before the first step, the error does not mention the learning rate. */
 TEST(fit_of_bad_weights_names_no_learning_rate)
 {
     const tt_metric none = {NULL, NULL, false};
@@ -570,7 +570,7 @@ TEST(fit_of_bad_weights_names_no_learning_rate)
 }
 
 /* A folder is refused while another context of this process uses it, and while another process uses it, until
-   that process is killed. */
+   the other process is killed. */
 TEST(fit_refuses_a_folder_that_another_run_uses)
 {
     const tt_metric none = {NULL, NULL, false};
@@ -636,7 +636,7 @@ TEST(fit_looks_for_room_on_the_disk)
     CHECK(own_fit(&w, folder, false, NULL, &finished) == TT_OK && w.steps == 1 && warnings == 1);
     CHECK(strstr(warned, "may not fit, as the disk has room for 0.0 MB") != NULL);
     w.steps = w.stop_at = w.stop = 0;
-    /* One state exists already, so the run needs room for one more, and for a model. */
+    /* One state exists, so the run needs room for one more state, and for a model. */
     disk_space = 3 * 4 * 4 + 4 * 4;
     CHECK(own_fit(&w, folder, true, NULL, &finished) == TT_OK && finished && warnings == 1);
     disk_space = 0;
@@ -698,7 +698,7 @@ static tt_status own_next_nan(void *self, tt_batch *b, bool *more)
     return status;
 }
 
-/* The run warns of each validation that is not finite, and at the end that no model was kept. */
+/* The run warns of each validation that is not finite. At the end it warns that no model was kept. */
 TEST(fit_tells_of_validations_that_are_not_finite)
 {
     static const struct { tt_metric metric; int64_t from; int kept; const char *warning; } rows[] = {

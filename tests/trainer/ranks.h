@@ -1,4 +1,4 @@
-/* Runs on several ranks. */
+/* Tests of runs on several ranks. */
 #pragma once
 
 /* -------------------------------------------------------------------------------------------------- ranks */
@@ -13,7 +13,7 @@ static setup on_ranks(const char *device, int groups)
     return s;
 }
 
-/* Returns whether two runs have equal states and, except for the bytes of their arenas, equal metrics. */
+/* Returns whether two runs have equal states, and equal metrics except for the bytes of arenas. */
 static bool same_runs(const char *a, const char *b)
 {
     char x[1200], y[1200];
@@ -43,7 +43,7 @@ static const struct {
     {8, 8, 1, 0, {0, 1, 3, false, false, 8, false, 1, NULL, 0}, "bf16-true"}};
 
 /* Trains one model on one rank and on several, with dropout, with steps of uneven micro-batches, and with a
-   short last step in each epoch: metrics and state are equal bit for bit. */
+   short last step in each epoch. Metrics and state are equal bit for bit. */
 TEST(runs_on_any_number_of_ranks_are_the_same)
 {
     static const char *const devices[] = {"cpu", "cpu*2", "cpu*4", "cpu*8"};
@@ -53,7 +53,7 @@ TEST(runs_on_any_number_of_ranks_are_the_same)
         int max = 0;
         while (1 << (max + 1) <= rank_rows[k].groups) max++;
         for (int n = 0; n <= max; n++) {
-            /* One number of ranks for each row, by turns. */
+            /* A thinned sweep takes one number of ranks for each row, in turn. */
             if (TEST_SWEEP > 1 && n && n != 1 + (k + 2) % max) continue;
             setup s = on_ranks(devices[n], 0);
             rank_group w;
@@ -82,7 +82,7 @@ TEST(runs_on_any_number_of_ranks_are_the_same)
     }
 }
 
-/* A run on four ranks continues on two and then on eight ranks, once within an epoch and once at its end. */
+/* A run on four ranks stops within an epoch, continues on two ranks to an epoch's end, then on eight. */
 TEST(resume_on_another_number_of_ranks)
 {
     static const struct { const char *device; int stop_at, zero; } parts[] = {
@@ -111,8 +111,8 @@ TEST(resume_on_another_number_of_ranks)
         close_world(&w);
     }
     CHECK(f.steps == 21 && f.validations == 3 && same_runs(whole, resumed));
-    CHECK(warnings == 0); /* the user need not know of a new layout */
-    s.parallel.groups = 4; /* this changes bits */
+    CHECK(warnings == 0); /* no warning: the user need not know of a new layout */
+    s.parallel.groups = 4; /* another number of groups changes bits */
     s.device = "cpu*2";
     if (!open_world(&w, &s)) return;
     w.ctx->options.logger.log = count_warning;
@@ -121,8 +121,8 @@ TEST(resume_on_another_number_of_ranks)
     close_world(&w);
 }
 
-/* Checks the results of tt_train_batch between rounds and the calls refused there. A step that fails in its
-   second round leaves nothing behind. */
+/* Checks the results of tt_train_batch between rounds, and the calls that are refused between rounds. A step
+   that fails in its second round changes nothing. */
 TEST(micro_batches_wait_for_their_round)
 {
     setup s = on_ranks("cpu*2", 4);
@@ -162,7 +162,7 @@ TEST(micro_batches_wait_for_their_round)
             REQUIRE(tt_loader_next(a.l, &x));
             memcpy(ids, x.ids, sizeof *ids * (size_t)x.rows);
             const bool bad = micro == bad_at[k];
-            if (bad && k % 2) ids[1] = 30000, x.ids = ids; /* fails when its round runs */
+            if (bad && k % 2) ids[1] = 30000, x.ids = ids; /* fails only when the round runs */
             if (bad && k % 2 == 0) x.labels = NULL;         /* fails at once */
             const tt_status status = tt_train_batch(a.r, &x, &stats, &updated);
             CHECK(!updated && (status == TT_OK) == (micro < bad_at[k]));
@@ -179,7 +179,7 @@ TEST(micro_batches_wait_for_their_round)
     close_world(&b);
 }
 
-/* Without accumulate a step has one round, of at most one micro-batch per data rank. */
+/* Without accumulate a step is one round of at most one micro-batch per data rank. */
 TEST(a_step_of_one_round)
 {
     setup s = on_ranks("cpu*4", 4);
@@ -272,7 +272,7 @@ TEST(evaluation_on_any_number_of_ranks_is_the_same)
         tt_loader *l = tt_loader_new(w.ctx, w.d, w.k, &lo);
         REQUIRE(l);
         CHECK(tt_evaluate(w.r, tt_loader_source(l), &stats[0]) == TT_OK && stats[0].targets == TEXTS);
-        memset(&stats[1], 0, sizeof stats[1]); /* one by one */
+        memset(&stats[1], 0, sizeof stats[1]); /* evaluates the batches one by one */
         for (tt_loader_seek(l, 0, 0); tt_loader_next(l, &b); more = true) {
             if (!more) CHECK(tt_predict(w.r, &b, p[n > 0]) == TT_OK);
             CHECK(tt_evaluate_batch(w.r, &b, &stats[1]) == TT_OK);
@@ -285,7 +285,7 @@ TEST(evaluation_on_any_number_of_ranks_is_the_same)
     }
 }
 
-/* A source that is not divided for the ranks leaves some ranks without work: tt_fit warns of it, once. */
+/* A source that is not divided for the ranks leaves some ranks without work, and tt_fit logs one warning. */
 TEST(fit_tells_of_ranks_without_work)
 {
     for (int k = 0; k < 2; k++) {

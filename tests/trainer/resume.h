@@ -1,9 +1,9 @@
-/* States: runs that resume as if without a stop, states of other runs, damaged states, steps with NaN. */
+/* Tests of states: runs that resume as without a stop, states of other runs, damaged states, NaN. */
 #pragma once
 
 /* ---------------------------------------------------------------------------------------- save and resume */
 
-/* Trains N + M steps without a stop, and N + M steps with everything closed and reopened after N: parameters
+/* Trains N + M steps without a stop, and N + M steps with all objects closed and reopened after N. Parameters
    and files are equal bit for bit. */
 static void resume(const setup *s, const setup *again, int before, int after)
 {
@@ -40,7 +40,7 @@ static void resume(const setup *s, const setup *again, int before, int after)
 TEST(resume_in_every_precision_with_every_optimizer)
 {
     static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
-    for (int k = 0; k < 25; k++) { /* from the middle of an epoch into the next */
+    for (int k = 0; k < 25; k++) { /* trains from the middle of an epoch into the next */
         setup s = small();
         s.precision = precisions[k % 5];
         s.optimizer.kind = k / 5 == 0 ? TT_ADAMW : k / 5 == 1 ? TT_ADAM : TT_SGD;
@@ -51,7 +51,7 @@ TEST(resume_in_every_precision_with_every_optimizer)
 }
 
 /* The loss scale begins so large that steps overflow, and grows after every second good step. The state holds
-   the scale, the number of good steps and the number of skipped steps. A skipped step ends like any other,
+   the scale, the number of good steps and the number of skipped steps. A skipped step ends like other steps,
    but does not change the learning rate. */
 TEST(resume_with_loss_scaling)
 {
@@ -111,7 +111,7 @@ TEST(resume_with_micro_batches_and_other_threads)
     }
 }
 
-TEST(resume_without_new_context) /* loading while the run is further on */
+TEST(resume_without_new_context) /* loads a state while the run is further on */
 {
     setup s = small();
     rank_group a;
@@ -151,10 +151,11 @@ TEST(resume_with_frozen_parameters)
           train(&w[0], 3, NULL) == TT_OK);
     CHECK(tt_trainer_load(w[1].r, path, &w[1].progress) == TT_OK && train(&w[1], 3, NULL) == TT_OK);
     CHECK(same_worlds(&w[0], &w[1]));
-    CHECK(tt_trainer_load(w[2].r, path, &p) == TT_ERR_STATE); /* w[2] trains other parameters */
+    CHECK(tt_trainer_load(w[2].r, path, &p) == TT_ERR_STATE); /* w[2] trains another set of parameters */
     CHECK_ERROR(w[2].ctx, TT_ERR_STATE, "has no tensor 'distilbert.embeddings.");
 
-    tt_safetensors *file = tt_safetensors_open(w[1].ctx, path); /* it has a hash of each frozen parameter */
+    /* the state has a hash of each frozen parameter */
+    tt_safetensors *file = tt_safetensors_open(w[1].ctx, path);
     const int hashes = file ? tt_safetensors_find(file, "tinytrain.frozen") : -1;
     tt_param *frozen = tt_param_find(w[1].ctx, "distilbert.embeddings.LayerNorm.bias");
     if (CHECK(hashes >= 0 && frozen)) {
@@ -180,8 +181,7 @@ TEST(resume_with_frozen_parameters)
 
 /* ------------------------------------------------------------------------------------------------- faults */
 
-/* Tries to load `path` and checks that it is refused and that neither the trainer nor the progress
-   changes. */
+/* Tries to load `path` and checks that the load is refused and changes neither trainer nor progress. */
 static void refuse(rank_group *w, const char *path, tt_status status, const char *part)
 {
     size_t n, m;
@@ -281,7 +281,7 @@ TEST(states_of_other_runs)
 }
 
 /* Copies a state file without tensor `drop`, with an additional tensor `add`, with tensor `flatten` in one
-   dimension, or with element header_at (from 0; -1: none) of "tinytrain.run" changed. */
+   dimension, or with a changed element header_at (from 0; -1: none) of "tinytrain.run". */
 static void copy_state(const char *from, const char *to, const char *drop, const char *add,
                        const char *flatten, int header_at, int64_t header_value)
 {
@@ -329,7 +329,7 @@ static void keep_warning(void *user, tt_log_level level, const char *id, const c
     if (level == TT_LOG_WARNING) snprintf(warned, sizeof warned, "%s: %s", id, message);
 }
 
-/* Options with which a run can resume, but not bit for bit. */
+/* With some other options a run resumes with a warning, but not bit for bit. */
 TEST(resume_warns_of_other_options)
 {
     for (int k = 0; k < 9; k++) {
@@ -364,8 +364,7 @@ TEST(resume_warns_of_other_options)
     }
 }
 
-/* Other pixel values of the images make another training: means and deviations of pixels are options of a
-   state. */
+/* Means and deviations of pixels are options of a state, because they change the training. */
 TEST(resume_warns_of_other_pixel_means)
 {
     for (int k = 0; k < 4; k++) {
@@ -427,7 +426,7 @@ TEST(damaged_states)
             test_write(bad, bytes, keep[k]);
             refuse(&w, bad, TT_ERR_FORMAT, "bad.safetensors'");
         }
-        bytes[20] ^= 0x10; /* in the header; the data has no checksum */
+        bytes[20] ^= 0x10; /* changes the header; the data has no checksum */
         test_write(bad, bytes, n);
         refuse(&w, bad, TT_ERR_STATE, "bad.safetensors'");
         free(bytes);
@@ -445,7 +444,8 @@ TEST(damaged_states)
         copy_state(path, bad, "tinytrain.run", NULL, NULL, -1, 0);
         refuse(&w, bad, TT_ERR_STATE,
                "has no tensor 'tinytrain.run': it is no state of this model and optimizer");
-        copy_state(path, bad, "tinytrain.run", "tinytrain.run", NULL, -1, 0); /* with one element */
+        /* tinytrain.run has one element */
+        copy_state(path, bad, "tinytrain.run", "tinytrain.run", NULL, -1, 0);
         refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 0, this build reads 5");
         copy_state(path, bad, NULL, NULL, "exp_avg.classifier.weight", -1, 0);
         refuse(&w, bad, TT_ERR_STATE, "tensor 'exp_avg.classifier.weight' is F32 of");
@@ -455,7 +455,7 @@ TEST(damaged_states)
         refuse(&w, bad, TT_ERR_FORMAT, "says that -5 steps were done");
         copy_state(path, bad, NULL, NULL, NULL, 2, INT64_MAX);
         refuse(&w, bad, TT_ERR_FORMAT, "says that 9223372036854775807 steps were done");
-        for (int k = 0; k < 8; k++) { /* loss scale, good steps, skipped steps: elements 5, 3 and 4 */
+        for (int k = 0; k < 8; k++) { /* elements 5, 3 and 4: loss scale, good steps, skipped steps */
             const double scales[] = {3, 0.5, NAN, 0x1p41};
             int64_t values[] = {0, 0, 0, 0, -1, INT64_MAX, -2, INT64_MAX};
             memcpy(values, scales, sizeof scales);
@@ -608,8 +608,8 @@ TEST(nan_in_a_step_loses_nothing)
         /* The failed step is repeated, and the run goes on. */
         CHECK(train(&w, 4, NULL) == TT_OK && train(&healthy, 4, NULL) == TT_OK);
         CHECK(tt_trainer_steps(w.r) == 6);
-        /* Adam's steps keep the row NaN, and NaNs can differ in their bits. Without the row the files are
-           equal. */
+        /* Adam's steps keep the row NaN, and NaNs can differ in their bits. With the row replaced, the files
+           are equal. */
         poison_row(&w, false);
         poison_row(&healthy, false);
         char path[1024], other[1024], *folder = test_folder();
@@ -632,7 +632,7 @@ TEST(a_gradient_that_is_not_finite_is_named)
     if (!open_world(&w, &s)) return;
     CHECK(train(&w, 1, NULL) == TT_OK);
     float *x = (float *)malloc(sizeof(float) * (size_t)tt_param_size(w.m.classifier_w));
-    /* The loss is huge, and its gradient times these weights overflows when squared. */
+    /* The loss is huge, and the square of its gradient times these weights overflows. */
     for (int64_t k = 0; k < tt_param_size(w.m.classifier_w); k++) x[k] = (k % 2 ? 1 : -1) * 1e37f;
     CHECK(tt_param_set(w.m.classifier_w, x) == TT_OK);
     free(x);

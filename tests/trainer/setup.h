@@ -1,12 +1,12 @@
-/* A small model of texts, its trainer, and the comparisons of two runs. */
+/* A small model of texts for tests, its trainer, and comparisons of two runs. */
 #pragma once
 
 /* -------------------------------------------------------------------------------------------- a small run */
 
 enum { TEXTS = 52, BATCH = 8 }; /* an epoch has seven steps, the last with four texts */
 
-/* Writes a table of texts from the words of tests/golden/vocab_uncased.txt, some of them used by one class
-   only. The returned path stays valid. */
+/* Writes a table of texts from the words of tests/golden/vocab_uncased.txt, some of which only one class
+   uses. The returned path stays valid. */
 static const char *texts(void)
 {
     static char path[1024];
@@ -43,12 +43,12 @@ typedef struct setup {
     tt_optimizer_options optimizer;
     tt_schedule schedule;
     int batch, accumulate, max_tokens;
-    bool accumulating;          /* the trainer's option                                                     */
+    bool accumulating;          /* o.compile.accumulate, also with one micro-batch */
     bool train;
     size_t memory_budget;
     const char *device;
     tt_parallel parallel;
-    test_files *files;          /* hooks that fail; NULL: the default ones                                  */
+    test_files *files;          /* file hooks that fail; NULL: the default hooks */
 } setup;
 
 static setup small(void)
@@ -81,7 +81,7 @@ typedef struct rank_group {
     tt_context *ctx;
     tt_tokenizer *k;
     tt_dataset *d;
-    tt_loader *l, *all; /* shuffled; in the order of the dataset */
+    tt_loader *l, *all; /* l: shuffled; all: in the order of the dataset */
     tt_bert m;
     tt_trainer *r;
     tt_progress progress;

@@ -1,4 +1,4 @@
-/* Steps: schedules, micro-batches, max_tokens, refused options, batches that do not fit. */
+/* Tests of steps: schedules, micro-batches, max_tokens, refused options, batches that do not fit. */
 #pragma once
 
 /* ----------------------------------------------------------------------------------------------- training */
@@ -265,12 +265,12 @@ TEST(steps_of_several_micro_batches_need_accumulate)
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
                 "last_of_step is not set in the batch: a step of several micro-batches needs a trainer made "
                 "with accumulate = true");
-    /* These steps have another size. Nothing is left of the refused batch. */
+    /* Steps of another size still run: nothing is left of the refused batch. */
     CHECK(train(&w, 2, NULL) == TT_OK);
     close_world(&w);
 }
 
-/* Predictions need no labels, training does. A value that is not finite is an error that names the
+/* Predictions need no labels; training needs labels. A value that is not finite is an error that names the
    parameter. */
 TEST(predictions_without_labels_and_of_nan)
 {
@@ -339,7 +339,7 @@ TEST(batches_that_do_not_fit)
         CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_SHAPE);
         CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "for input 'seq_start'");
         CHECK(tt_predict(w.r, &b, p) == TT_ERR_SHAPE);
-        b.seqs = INT_MAX; /* seq_start has one more row */
+        b.seqs = INT_MAX; /* rows of seq_start: one more than sequences */
         CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_SHAPE);
         CHECK_ERROR(w.ctx, TT_ERR_SHAPE, " 2147483648 rows for input 'seq_start'");
         b.seqs = 1;
@@ -348,7 +348,7 @@ TEST(batches_that_do_not_fit)
         CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "for input 'ids'");
         b = good;
         b.labels = zeros;
-        zeros[0] = 2; /* the classes are 0 and 1 */
+        zeros[0] = 2; /* there are only the classes 0 and 1 */
         CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_ARGUMENT);
         zeros[0] = 0;
         CHECK(tt_predict(w.r, &good, p) == TT_OK);
