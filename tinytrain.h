@@ -355,15 +355,23 @@ typedef struct tt_files {
     int64_t (*space)(void *user, const char *folder);
 } tt_files;
 
-/* Functions and words with which messages about memory_budget name options and bytes. By default they name
-   the fields of tt_compile_options; a program with command-line options can make them name its own
-   options. */
+/* Table of the options that errors name: fields of tt_compile_options and of loaders' options, and "rows",
+   the rows of a micro-batch. */
+#define TT__OPTIONS(X) \
+    X("accumulate") X("batch") X("clip_norm") X("device") X("matmul") X("memory") X("memory_budget") \
+    X("offload") X("parallel.data") X("parallel.groups") X("parallel.micros") X("parallel.pipeline") \
+    X("parallel.reduce_micros") X("parallel.schedule") X("parallel.sequence") X("parallel.server") \
+    X("parallel.tensor") X("parallel.zero") X("precision") X("recompute") X("residual") X("rows") X("tune") \
+    X("update") X("weight_decay")
+
+/* A name for a field of TT__OPTIONS in errors, such as {"clip_norm", "--clip"}. */
+typedef struct tt_option_name { const char *field, *name; } tt_option_name;
+
+/* How errors name options and numbers of bytes. A program with command-line options can make errors name its
+   own options. */
 typedef struct tt_wording {
-    const char *budget;  /* name of the budget; default "memory_budget" */
-    const char *smaller; /* a change that needs less memory; default "A micro-batch of fewer rows" */
-    /* Writes an option and its value, or the option alone if value is NULL. The default writes, for example,
-       recompute "blocks". */
-    void (*option)(void *user, const char *name, const char *value, char *to, size_t capacity);
+    const tt_option_name *names; /* ended by a field NULL. Behind such a name a value has no quotes. Default
+                                    NULL: errors name the fields */
     void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* writes a number of bytes; default:
                                                                            only the number */
     void *user;
@@ -725,7 +733,11 @@ typedef struct tt_optimizer_options {
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);
 
-typedef enum tt_schedule_kind { TT_CONSTANT, TT_LINEAR, TT_COSINE } tt_schedule_kind;
+/* Table of the schedules of the learning rate: X(kind, name). */
+#define TT__SCHEDULES(X) X(TT_CONSTANT, "constant") X(TT_LINEAR, "linear") X(TT_COSINE, "cosine")
+#define TT__KIND(kind, name) kind,
+typedef enum tt_schedule_kind { TT__SCHEDULES(TT__KIND) } tt_schedule_kind;
+#undef TT__KIND
 
 typedef struct tt_schedule {
     tt_schedule_kind kind; /* how the learning rate changes after the warm-up */
@@ -950,6 +962,10 @@ tt_compile_options tt_compile_options_default(void);
    options that contradict one another. Replaces fields of o->parallel that are 0 by what they mean on
    o->device. After an error *o is unchanged. */
 tt_status tt_check_options(tt_context *ctx, tt_compile_options *o);
+/* Returns word k that an option accepts, or NULL if the option has at most k words or is none of these:
+   "optimizer", "schedule" (words in the order of the enums), "precision", "matmul", "recompute", "memory",
+   "update" and "parallel.schedule". */
+const char *tt_option_word(const char *option, int k);
 
 /* Compiles a tape: differentiates it, rewrites it and places its values; allocates no tensor. root: the loss
    (1, 1) to train on, or any value when train is false. The tape is copied and does not change, so it can be
@@ -2987,6 +3003,62 @@ static size_t tt__align_up(size_t n) { return tt__align_to(n, TT__ALIGN); }
 /* Sets *to to a * b. Returns false if the product does not fit in a size_t. */
 static bool tt__mul_size(size_t a, size_t b, size_t *to) { return !__builtin_mul_overflow(a, b, to); }
 
+/* ==== src/base/text.h */
+/* --------------------------------------------------------------------------------------------------- text */
+
+/* A text that grows in the caller's buffer. As with snprintf, `length` also counts bytes that did not fit. */
+typedef struct tt__text_buffer { char *to; size_t capacity, length; } tt__text_buffer;
+
+TT_PRINTF(2, 3)
+static void tt__print(tt__text_buffer *text, const char *format, ...)
+{
+    va_list args;
+    size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
+    va_start(args, format);
+    int n = vsnprintf(room ? text->to + text->length : NULL, room, format, args);
+    va_end(args);
+    if (n > 0) text->length += (size_t)n;
+}
+
+/* Writes x with the fewest digits, 6 to 9, that read back as x, and with a decimal point in any locale. */
+static const char *tt__shortest(float x, char to[32])
+{
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(to, 32, "%.*g", digits, x);
+        if (strtof(to, NULL) == x) break;
+    }
+    for (char *c = to; *c; c++) if (!strchr("+-0123456789e", *c)) *c = '.';
+    return to;
+}
+
+/* Returns the end of the class, such as "[0-3a]", at the start of `pattern`; NULL if the class does not hold
+   c. */
+static const char *tt__match_class(const char *pattern, char c)
+{
+    const char *end = *pattern == '[' ? strchr(pattern, ']') : NULL;
+    for (const char *p = pattern + 1; end && p < end; p++) {
+        const bool range = p[1] == '-' && p + 2 < end;
+        if (c >= *p && c <= (range ? p[2] : *p)) return end + 1;
+        if (range) p += 2;
+    }
+    return NULL;
+}
+
+/* Returns whether `name` matches `pattern` ('*': any characters, '?': any character, '[0-3a]': 0..3 or a). */
+static bool tt__match(const char *pattern, const char *name)
+{
+    const char *star = NULL, *retry = NULL, *after;
+    while (*name) {
+        if (*pattern == '*') { star = pattern++; retry = name; }
+        else if (*pattern == '?' || *pattern == *name) { pattern++; name++; }
+        else if ((after = tt__match_class(pattern, *name)) != NULL) { pattern = after; name++; }
+        else if (star) { pattern = star + 1; name = ++retry; }
+        else return false;
+    }
+    while (*pattern == '*') pattern++;
+    return !*pattern;
+}
+
 /* ==== src/base/context.h */
 /* ------------------------------------------------------------------------------------------------ context */
 
@@ -3047,8 +3119,42 @@ static void tt__log(tt_context *ctx, tt_log_level level, const char *id, const c
     ctx->options.logger.log(ctx->options.logger.user, level, id, message);
 }
 
-/* Records the sentence that tt_error() returns, and returns `status`. While several ranks run, keeps the
-   first of their errors. */
+/* Returns whether the n characters at `field` are a field of TT__OPTIONS. */
+static bool tt__is_option(const char *field, size_t n)
+{
+#define TT__FIELD(name) name,
+    static const char *const fields[] = {TT__OPTIONS(TT__FIELD)};
+#undef TT__FIELD
+    int k = 0;
+    while (k < TT__COUNT(fields) && (strlen(fields[k]) != n || strncmp(fields[k], field, n) != 0)) k++;
+    return k < TT__COUNT(fields);
+}
+
+/* Copies a message. {FIELD} and {FIELD VALUE}, where TT__OPTIONS has FIELD, become FIELD VALUE or, if
+   tt_context_options.wording has a name for FIELD, that name and VALUE without quotes and "=". Other
+   braces stay. */
+static void tt__name_options(const tt_context *ctx, const char *from, char *to, size_t capacity)
+{
+    tt__text_buffer text = {to, capacity, 0};
+    to[0] = 0;
+    while (*from) {
+        const size_t n = *from == '{' ? strcspn(from + 1, " }") : 0;
+        const char *end = n && tt__is_option(from + 1, n) ? strchr(from, '}') : NULL;
+        if (!end) { tt__print(&text, "%c", *from++); continue; }
+        const tt_option_name *own = ctx->options.wording.names;
+        while (own && own->field && (strlen(own->field) != n || strncmp(own->field, from + 1, n) != 0)) own++;
+        const bool named = own && own->field;
+        if (named) tt__print(&text, "%s", own->name);
+        for (from += named ? 1 + n : 1; from < end; from++) {
+            if (named && *from == '=') from++; /* and the space after it */
+            else if (!named || !strchr("'\"", *from)) tt__print(&text, "%c", *from);
+        }
+        from = end + 1;
+    }
+}
+
+/* Records the sentence that tt_error() returns, and returns `status`. Names options by tt__name_options.
+   While several ranks run, keeps the first of their errors. */
 TT_PRINTF(3, 4)
 static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format, ...)
 {
@@ -3056,7 +3162,9 @@ static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format,
     va_start(args, format);
     pthread_mutex_lock(&ctx->mutex);
     if (!ctx->ranks_run || !ctx->rank_failed) {
-        vsnprintf(ctx->error, sizeof ctx->error, format, args);
+        char plain[TT__ERROR];
+        vsnprintf(plain, sizeof plain, format, args);
+        tt__name_options(ctx, plain, ctx->error, sizeof ctx->error);
         ctx->status = status;
         ctx->failed = pthread_self();
     }
@@ -3170,62 +3278,6 @@ static char *tt__strdup(tt_context *ctx, const char *text)
     size_t n = strlen(text) + 1;
     char *copy = (char *)tt__alloc(ctx, n);
     return copy ? (char *)memcpy(copy, text, n) : NULL;
-}
-
-/* ==== src/base/text.h */
-/* --------------------------------------------------------------------------------------------------- text */
-
-/* A text that grows in the caller's buffer. As with snprintf, `length` also counts bytes that did not fit. */
-typedef struct tt__text_buffer { char *to; size_t capacity, length; } tt__text_buffer;
-
-TT_PRINTF(2, 3)
-static void tt__print(tt__text_buffer *text, const char *format, ...)
-{
-    va_list args;
-    size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
-    va_start(args, format);
-    int n = vsnprintf(room ? text->to + text->length : NULL, room, format, args);
-    va_end(args);
-    if (n > 0) text->length += (size_t)n;
-}
-
-/* Writes x with the fewest digits, 6 to 9, that read back as x, and with a decimal point in any locale. */
-static const char *tt__shortest(float x, char to[32])
-{
-    for (int digits = 6; digits <= 9; digits++) {
-        snprintf(to, 32, "%.*g", digits, x);
-        if (strtof(to, NULL) == x) break;
-    }
-    for (char *c = to; *c; c++) if (!strchr("+-0123456789e", *c)) *c = '.';
-    return to;
-}
-
-/* Returns the end of the class, such as "[0-3a]", at the start of `pattern`; NULL if the class does not hold
-   c. */
-static const char *tt__match_class(const char *pattern, char c)
-{
-    const char *end = *pattern == '[' ? strchr(pattern, ']') : NULL;
-    for (const char *p = pattern + 1; end && p < end; p++) {
-        const bool range = p[1] == '-' && p + 2 < end;
-        if (c >= *p && c <= (range ? p[2] : *p)) return end + 1;
-        if (range) p += 2;
-    }
-    return NULL;
-}
-
-/* Returns whether `name` matches `pattern` ('*': any characters, '?': any character, '[0-3a]': 0..3 or a). */
-static bool tt__match(const char *pattern, const char *name)
-{
-    const char *star = NULL, *retry = NULL, *after;
-    while (*name) {
-        if (*pattern == '*') { star = pattern++; retry = name; }
-        else if (*pattern == '?' || *pattern == *name) { pattern++; name++; }
-        else if ((after = tt__match_class(pattern, *name)) != NULL) { pattern = after; name++; }
-        else if (star) { pattern = star + 1; name = ++retry; }
-        else return false;
-    }
-    while (*pattern == '*') pattern++;
-    return !*pattern;
 }
 
 /* ==== src/base/numbers.h */
@@ -3912,14 +3964,6 @@ static const char *tt__posix_reason(void *user)
 }
 #pragma GCC diagnostic pop
 
-static void tt__default_option(void *user, const char *name, const char *value, char *to, size_t capacity)
-{
-    const bool number = value && *value >= '0' && *value <= '9';
-    (void)user;
-    if (!value) snprintf(to, capacity, "`%s`", name);
-    else snprintf(to, capacity, number ? "%s %s" : "%s \"%s\"", name, value);
-}
-
 static void tt__default_bytes(void *user, size_t bytes, char *to, size_t capacity)
 {
     (void)user;
@@ -3943,9 +3987,6 @@ tt_context_options tt_context_options_default(void)
         tt__posix_rename, tt__posix_remove, tt__posix_make_folder, tt__posix_list, tt__posix_reason, NULL,
         tt__posix_lock, tt__posix_space};
     o.files = posix;
-    o.wording.budget = "memory_budget";
-    o.wording.smaller = "A micro-batch of fewer rows";
-    o.wording.option = tt__default_option;
     o.wording.bytes = tt__default_bytes;
     return o;
 }
@@ -8937,14 +8978,17 @@ typedef struct tt__precision {
 static const char *const tt__precision_names[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed",
                                                   "16-true"};
 
-/* Finds `name` among the n values of an option and writes its index to *out. `use` lists the values for the
-   error message. Fails if the name is unknown. */
+/* Finds `name` among the n values of an option and writes its index to *out. Fails if the name is unknown;
+   `hint` ends the error message. */
 static tt_status tt__parse(tt_context *ctx, const char *option, const char *name, const char *const *names,
-                           int n, const char *use, int *out)
+                           int n, const char *hint, int *out)
 {
+    char list[128];
+    tt__text_buffer text = {list, sizeof list, 0};
     for (*out = 0; *out < n; ++*out) if (strcmp(name, names[*out]) == 0) return TT_OK;
     *out = 0;
-    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "%s '%s' is unknown: use %s", option, name, use);
+    for (int k = 0; k < n; k++) tt__print(&text, "%s%s", k == 0 ? "" : k < n - 1 ? ", " : " or ", names[k]);
+    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "{%s '%s'} is unknown: use %s%s", option, name, list, hint);
 }
 
 static tt_status tt__parse_precision(tt_context *ctx, const char *name, const char *residual,
@@ -8954,19 +8998,19 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
     int k, wide = 0;
     memset(out, 0, sizeof *out);
     tt_status status = tt__parse(ctx, "precision", name ? name : "32-true", tt__precision_names, 5,
-                                 "32-true, 16-mixed, 16-true, bf16-mixed or bf16-true", &k);
+                                 "", &k);
     if (status != TT_OK) return status;
     out->kind = (tt__precision_kind)k; /* set even if `residual` is wrong, for later checks */
     out->mixed = k == TT__BF16_MIXED || k == TT__16_MIXED;
     out->half = k == TT__32_TRUE ? TT_F32 : k >= TT__16_MIXED ? TT_F16 : TT_BF16;
     if (residual)
         status = tt__parse(ctx, "residual", residual, residuals, 2,
-                           "f32 or 16-bit, or NULL for what suits the precision", &wide);
+                           ", or NULL for what suits the precision", &wide);
     if (status != TT_OK) return status;
     out->residual_f32 = residual ? wide : k == TT__16_MIXED;
     if (!residual || out->mixed) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "residual '%s': precision '%s' has one dtype for all values; leave "
-                    "residual NULL, or use 16-mixed or bf16-mixed", residual, tt__precision_names[k]);
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "{residual '%s'}: {precision '%s'} has one dtype for all values; "
+                    "leave {residual} NULL, or use 16-mixed or bf16-mixed", residual, tt__precision_names[k]);
 }
 
 typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt__matmul;
@@ -9489,7 +9533,7 @@ static tt_status tt__choose_cuts(tt_tape *t, const tt__cut *cut, int cuts, doubl
             }
         }
     if (status == TT_OK && best[size - 1] == INFINITY)
-        status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "parallel: pipeline %d: no cut leaves every parameter "
+        status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline %d}: no cut leaves every parameter "
                           "on the stage that holds it since an earlier program was compiled: record both "
                           "with the same ends of blocks, or free that program first", stages);
     for (int s = stages - 1, c = cuts; s > 0 && status == TT_OK; s--) {
@@ -9522,7 +9566,7 @@ static tt_status tt__pass_ends(tt_tape *t)
     tt__free(t->ctx, first);
     for (int32_t v = 1; v < t->n_values; v++) marks += t->values[v].block_end && t->values[v].base == v;
     if (status != TT_OK || cuts >= stages - 1) return status;
-    return tt__fail(t->ctx, TT_ERR_ARGUMENT, "parallel: pipeline %d needs %d places to cut, and of the %d "
+    return tt__fail(t->ctx, TT_ERR_ARGUMENT, "{parallel.pipeline %d} needs %d places to cut, and of the %d "
                     "values that tt_block_end marks, all that follows depends on the marked value alone at %d"
                     "%s: mark more ends of blocks, or use fewer stages", stages, stages - 1, marks, cuts,
                     names);
@@ -9594,7 +9638,7 @@ static tt_status tt__check_forward(const tt__cutter *c)
             const int at = x->producer - 1;
             if (!base || x->storage != TT__TRANSIENT || at < 0 || at >= c->forward || c->kept[at]) continue;
             if (x->ends == c->me - 1 || t->code[at].stage > c->me) continue;
-            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "parallel: stage %d of the pipeline would need '%s' "
+            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline}: stage %d would need '%s' "
                             "of stage %d, beside what that ends with: use fewer stages, or mark other ends "
                             "of blocks with tt_block_end", c->me - 1, x->name, t->code[at].stage - 1);
         }
@@ -9628,8 +9672,8 @@ static tt_status tt__share_parameters(const tt__cutter *c)
             if (!(stages >> s & 1)) continue;
             x->tied[1] = s;
             if (++n < 3) continue;
-            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "parallel: parameter '%s' is read by more than two "
-                            "of the %d stages of the pipeline: use fewer stages", x->name, t->stages);
+            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline %d}: parameter '%s' is read by "
+                            "more than two of the stages: use fewer stages", t->stages, x->name);
         }
         if (stages >> (c->me - 1) & 1) continue;
         x->elsewhere = true;
@@ -9735,9 +9779,9 @@ static tt_status tt__cut_stage(tt__cutter *c)
     const int32_t from_next = c->me < t->stages ? tt__gradient_between(c, c->me, &other) : 0;
     const int32_t to_before = c->me > 1 ? tt__gradient_between(c, c->me - 1, &more) : 0;
     if (other || more)
-        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "parallel: beside the gradient '%s', '%s' too would have "
-                        "to go from a stage of the pipeline to the one before: use fewer stages, or mark "
-                        "other ends of blocks with tt_block_end",
+        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline}: beside the gradient '%s', '%s' too "
+                        "would have to go from a stage of the pipeline to the one before: use fewer stages, "
+                        "or mark other ends of blocks with tt_block_end",
                         t->values[other ? from_next : to_before].name, t->values[other ? other : more].name);
     tt_status status = tt__check_forward(c);
     if (status == TT_OK) status = tt__share_parameters(c);
@@ -10710,7 +10754,7 @@ static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *
         while (k < TT__COUNT(tt__out_names) &&
                (strlen(tt__out_names[k]) != n || strncmp(tt__out_names[k], at, n) != 0)) k++;
         if (k == TT__COUNT(tt__out_names))
-            return tt__fail(ctx, TT_ERR_UNSUPPORTED, "offload '%.*s' is unknown: use none or budget "
+            return tt__fail(ctx, TT_ERR_UNSUPPORTED, "{offload '%.*s'} is unknown: use none or budget "
                             "alone, or optimizer, gradients, parameters and activations with commas "
                             "between them",
                             (int)n, at);
@@ -19355,12 +19399,12 @@ static tt__device_group *tt__find_devices(tt_context *ctx, const char *name)
         if (strncmp(name, kind->name, length) != 0 || (name[length] && !strchr(":*", name[length]))) continue;
         const int ranks = tt__device_numbers(name + length, index);
         if (!ranks)
-            tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s': after '%s' comes nothing, ':' and numbers from 0 to "
-                     "%d with commas between them, or '*' and how many, at most %d", name, kind->name,
+            tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'}: after '%s' comes nothing, ':' and numbers from 0 "
+                     "to %d with commas between them, or '*' and how many, at most %d", name, kind->name,
                      TT__DEVICES - 1, TT__RANKS);
         else if (kind->host && name[length] == ':' && (ranks > 1 || index[0]))
-            tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s' is not there: the CPU is one device, %s; %s*2 is two "
-                     "ranks that share its threads", name, kind->name, kind->name);
+            tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'} is not there: the CPU is one device, %s; %s*2 is "
+                     "two ranks that share its threads", name, kind->name, kind->name);
         else {
             const bool in_turn = !kind->host && name[length] != ':'; /* processes of a host take devices in
                                                                         turn */
@@ -19370,7 +19414,7 @@ static tt__device_group *tt__find_devices(tt_context *ctx, const char *name)
         }
         return NULL;
     }
-    tt__fail(ctx, TT_ERR_UNSUPPORTED, "device '%s' is unknown: use %s", name, known);
+    tt__fail(ctx, TT_ERR_UNSUPPORTED, "{device '%s'} is unknown: use %s", name, known);
     return NULL;
 }
 
@@ -19380,7 +19424,7 @@ tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t cap
     if (capacity) *to = 0;
     if (!c) return ctx->status;
     if (!c->kind->backend)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "this build has no code for device '%s': define "
+        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "this build has no code for {device '%s'}: define "
                         "TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does", c->kind->name);
     if (capacity) c->kind->backend->describe(ctx, c->index[0], to, capacity);
     return tt__device_group_open(ctx, c);
@@ -19447,6 +19491,13 @@ static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16
 static const char tt__unoptimized[] = "the kernels were compiled without optimisation: compile with -O2 "
                                       "(CMake: -DCMAKE_BUILD_TYPE=Release)";
 
+/* Returns the first field that is not in TT__OPTIONS, or NULL. names may be NULL. */
+static const char *tt__unknown_option(const tt_option_name *names)
+{
+    while (names && names->field && tt__is_option(names->field, strlen(names->field))) names++;
+    return names ? names->field : NULL;
+}
+
 tt_context *tt_open(const tt_context_options *options)
 {
     tt_context_options o = options ? *options : tt_context_options_default();
@@ -19474,6 +19525,9 @@ tt_context *tt_open(const tt_context_options *options)
         tt__fail(ctx, TT_ERR_ARGUMENT, "timeout = %g seconds is not above 0", o.timeout);
     else if (o.threads < 0 || o.threads > 256)
         tt__fail(ctx, TT_ERR_ARGUMENT, "threads = %d is not in 0..256", o.threads);
+    else if (tt__unknown_option(o.wording.names))
+        tt__fail(ctx, TT_ERR_ARGUMENT, "wording.names has '%s', which is no field of TT__OPTIONS",
+                 tt__unknown_option(o.wording.names));
     else ctx->cpu.pool = tt__pool_new(ctx, o.threads ? o.threads : tt__usable_cpus());
     const int first = 0;
     tt_status status = ctx->cpu.pool ? TT_OK : ctx->status;
@@ -20252,9 +20306,9 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
     tt__attr unread;
     if ((unsigned)o->kind < TT__COUNT(tt__optimizers)) tt__optimizers[o->kind].use(o, &unread, &all);
     else tt__print(&all, "; kind %d is unknown", (int)o->kind);
-    if (!(o->weight_decay >= 0)) tt__print(&all, "; weight_decay %g is negative", o->weight_decay);
+    if (!(o->weight_decay >= 0)) tt__print(&all, "; {weight_decay %g} is negative", o->weight_decay);
     if (!(o->clip_norm >= 0))
-        tt__print(&all, "; clip_norm %g is negative (0 means no clipping)", o->clip_norm);
+        tt__print(&all, "; {clip_norm %g} is negative (0 means no clipping)", o->clip_norm);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;
 }
 
@@ -20565,6 +20619,8 @@ static tt_status tt__refused(const tt_tape *t, const tt__device_group *c)
     return TT_OK;
 }
 
+static const char *const tt__stage_names[] = {"1f1b", "gpipe"}; /* of parallel.schedule */
+
 /* Checks the fields of *p (how ranks share the work), and replaces fields that are 0 by their defaults. */
 static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt_parallel *p)
 {
@@ -20575,36 +20631,37 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt
     if (p->data == 0 && p->tensor > 0 && p->pipeline > 0)
         p->data = (int)tt__max(1, c->ranks / p->tensor / p->pipeline);
     if (p->groups == 0) p->groups = p->data;
-    const char *schedule = p->schedule ? p->schedule : "1f1b";
-    const bool gpipe = strcmp(schedule, "gpipe") == 0;
+    const char *schedule = p->schedule ? p->schedule : tt__stage_names[0];
+    const bool gpipe = strcmp(schedule, tt__stage_names[1]) == 0;
     const bool power = p->data > 0 && (p->data & (p->data - 1)) == 0;
-    char stages[32] = "";
-    if (p->pipeline != 1) snprintf(stages, sizeof stages, " x pipeline %d", p->pipeline);
+    char stages[48] = "";
+    if (p->pipeline != 1) snprintf(stages, sizeof stages, " x {parallel.pipeline %d}", p->pipeline);
     const bool ranks = p->data > 0 && p->tensor > 0 && p->pipeline > 0 && p->pipeline <= TT__RANKS;
     if (!ranks || (int64_t)p->data * p->tensor * p->pipeline != c->ranks)
-        tt__print(&all, "; device '%s' has %d rank%s, and data %d x tensor %d%s want %lld", c->name, c->ranks,
-                  c->ranks > 1 ? "s" : "", p->data, p->tensor, stages,
+        tt__print(&all, "; {device '%s'} has %d rank%s, and {parallel.data %d} x {parallel.tensor %d}%s want "
+                  "%lld", c->name, c->ranks, c->ranks > 1 ? "s" : "", p->data, p->tensor, stages,
                   (long long)p->data * p->tensor * p->pipeline);
     else if (p->groups < 0 || p->groups % p->data)
-        tt__print(&all, "; groups %d is not a multiple of the %d data ranks", p->groups, p->data);
+        tt__print(&all, "; {parallel.groups %d} is not a multiple of the %d data ranks", p->groups, p->data);
     else if (p->groups > p->data && !power)
-        tt__print(&all, "; groups %d is more than the data ranks, which are then a power of two, not %d",
-                  p->groups, p->data);
-    if (p->groups > TT__RANKS) tt__print(&all, "; groups %d is more than %d", p->groups, TT__RANKS);
+        tt__print(&all, "; {parallel.groups %d} is more than the data ranks, which are then a power of two, "
+                  "not %d", p->groups, p->data);
+    if (p->groups > TT__RANKS)
+        tt__print(&all, "; {parallel.groups %d} is more than %d", p->groups, TT__RANKS);
     if (p->zero < TT_ZERO_BUDGET || p->zero > 3)
-        tt__print(&all, "; zero %d is not 0, 1, 2, 3 or TT_ZERO_BUDGET", p->zero);
-    if (!gpipe && strcmp(schedule, "1f1b") != 0)
-        tt__print(&all, "; schedule '%.32s' is unknown: use 1f1b or gpipe", schedule);
-    if (p->micros < 0) tt__print(&all, "; micros %d is negative", p->micros);
-    p->schedule = gpipe ? "gpipe" : "1f1b"; /* a literal, which outlives the caller's string */
+        tt__print(&all, "; {parallel.zero %d} is not 0, 1, 2, 3 or TT_ZERO_BUDGET", p->zero);
+    if (!gpipe && strcmp(schedule, tt__stage_names[0]) != 0)
+        tt__print(&all, "; {parallel.schedule '%.32s'} is unknown: use 1f1b or gpipe", schedule);
+    if (p->micros < 0) tt__print(&all, "; {parallel.micros %d} is negative", p->micros);
+    p->schedule = tt__stage_names[gpipe]; /* a string that outlives the options */
     const int of_stage = ranks ? p->data * p->tensor : 1;
     if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
         tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
                   "them", of_stage, c->local);
     if (p->tensor > 0 && c->local < c->ranks && c->local % p->tensor && p->tensor % c->local)
-        tt__print(&all, "; tensor %d neither divides the %d ranks of a process, nor is a multiple of them",
-                  p->tensor, c->local);
-    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
+        tt__print(&all, "; {parallel.tensor %d} neither divides the %d ranks of a process, nor is a multiple "
+                  "of them", p->tensor, c->local);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "%s", text + 2) : TT_OK;
 }
 
 /* Checks options for contradictions; each option is valid by itself. Appends "; " and a sentence to *all for
@@ -20626,41 +20683,44 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     tt__text_buffer late = {text, sizeof text, 0}; /* options that update "backward" excludes: they need all
                                                       gradients at once */
     if (o->accumulate)
-        tt__print(&late, ", nor with accumulate, as gradients are final at the step's end only");
+        tt__print(&late, ", nor with {accumulate}, as gradients are final at the step's end only");
     if (o->optimizer.clip_norm > 0)
-        tt__print(&late, ", nor with clip_norm %g, as the norm of all gradients is known at the step's end "
+        tt__print(&late, ", nor with {clip_norm %g}, as the norm of all gradients is known at the step's end "
                   "only", o->optimizer.clip_norm);
     if (s->scales)
-        tt__print(&late, ", nor with precision '%s', as loss scaling skips whole steps",
+        tt__print(&late, ", nor with {precision '%s'}, as loss scaling skips whole steps",
                   tt__precision_names[s->precision.kind]);
-    if (p->server) tt__print(&late, ", nor with parallel.server");
-    if (staged) tt__print(&late, ", nor with parallel.pipeline");
+    if (p->server) tt__print(&late, ", nor with {parallel.server}");
+    if (staged) tt__print(&late, ", nor with {parallel.pipeline}");
 
 #define TT__RULE(broken, code, ...) \
     if (broken) { tt__print(all, "; " __VA_ARGS__); if (status == TT_OK) status = code; }
     TT__RULE(!o->memory_budget && (recompute_fits || s->offload_fits || s->zero_fits), TT_ERR_ARGUMENT,
-             "%s 'budget' chooses what fits memory_budget, which is not set",
-             recompute_fits ? "recompute" : s->offload_fits ? "offload" : "zero")
-    TT__RULE(early && late.length, TT_ERR_ARGUMENT, "update 'backward' does not go%s: use update 'end'",
+             "{%s 'budget'} chooses what fits {memory_budget}, which is not set",
+             recompute_fits ? "recompute" : s->offload_fits ? "offload" : "parallel.zero")
+    TT__RULE(early && late.length, TT_ERR_ARGUMENT, "{update 'backward'} does not go%s: use {update 'end'}",
              text + 5)
     TT__RULE(p->server && divides, TT_ERR_ARGUMENT,
-             "parallel: a parameter server keeps whole gradients and parameters: use zero 0 or 1")
-    TT__RULE(p->sequence && p->tensor == 1, TT_ERR_ARGUMENT, "parallel: sequence needs tensor > 1")
+             "{parallel.server} keeps whole gradients and parameters: use {parallel.zero 0} or 1")
+    TT__RULE(p->sequence && p->tensor == 1, TT_ERR_ARGUMENT,
+             "{parallel.sequence} needs {parallel.tensor 2} or more")
     TT__RULE(staged && (divides || p->server || p->reduce_micros), TT_ERR_ARGUMENT,
-             "parallel: pipeline does not go with %s: use zero 0 or 1 alone",
-             divides ? "zero 2, 3 and TT_ZERO_BUDGET" : p->server ? "server" : "reduce_micros")
+             "{parallel.pipeline %d} does not go with %s", p->pipeline,
+             p->zero == TT_ZERO_BUDGET ? "{parallel.zero 'budget'}: use {parallel.zero 0} or 1"
+             : divides ? "{parallel.zero} 2 and 3: use {parallel.zero 0} or 1"
+             : p->server ? "{parallel.server}" : "{parallel.reduce_micros}")
     TT__RULE(staged && !p->micros && p->schedule && strcmp(p->schedule, "gpipe") == 0, TT_ERR_ARGUMENT,
-             "parallel: schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, for "
-             "which it plans memory")
-    TT__RULE(fp8 && on_host, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'",
-             kind)
+             "{parallel.schedule 'gpipe'} needs {parallel.micros}, the most micro-batches of a step on a "
+             "data rank, for which it plans memory")
+    TT__RULE(fp8 && on_host, TT_ERR_UNSUPPORTED,
+             "{matmul 'fp8'} is for {device 'cuda'}, and the device is '%s'", kind)
     TT__RULE(fp8 && s->precision.kind == TT__32_TRUE, TT_ERR_UNSUPPORTED,
-             "matmul 'fp8' rounds 16-bit operands, of which precision '32-true' has none")
+             "{matmul 'fp8'} rounds 16-bit operands, of which {precision '32-true'} has none")
     TT__RULE(managed && on_host, TT_ERR_UNSUPPORTED,
-             "memory '%s' is for device 'cuda', and the device is '%s'", memory, kind)
+             "{memory '%s'} is for {device 'cuda'}, and the device is '%s'", memory, kind)
     TT__RULE(managed && ranks > 1, TT_ERR_UNSUPPORTED,
-             "memory '%s' is for one rank, and '%s' has %d: leave `memory` out", memory, s->group->name,
-                 ranks)
+             "{memory '%s'} is for one rank, and {device '%s'} has %d: use {memory 'device'}", memory,
+             s->group->name, ranks)
 #undef TT__RULE
     return status;
 }
@@ -20686,19 +20746,16 @@ static void tt__note_error(tt_context *ctx, tt__text_buffer *all, tt_status *fir
 static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__settings *s,
                             tt__text_buffer *all, tt_status *status)
 {
-    const struct {
-        const char *option, *word, *usual; const char *const *names; int n; const char *use;
-    } rows[] = {
-        {"matmul", o->matmul, "fp32", tt__matmul_names, 3, "fp32, tf32 or fp8"},
-        {"recompute", o->recompute, "cheap", tt__recompute_names, 5,
-         "none, cheap, attention, blocks or budget"},
-        {"memory", o->memory, "device", tt__memory_names, 3, "device, managed or managed-oversubscribed"},
-        {"update", o->update, "end", tt__update_names, 3, "end, backward or host"}};
+    const struct { const char *option, *word, *usual; const char *const *names; int n; } rows[] = {
+        {"matmul", o->matmul, "fp32", tt__matmul_names, TT__COUNT(tt__matmul_names)},
+        {"recompute", o->recompute, "cheap", tt__recompute_names, TT__COUNT(tt__recompute_names)},
+        {"memory", o->memory, "device", tt__memory_names, TT__COUNT(tt__memory_names)},
+        {"update", o->update, "end", tt__update_names, TT__COUNT(tt__update_names)}};
     int found[TT__COUNT(rows)];
     for (int k = 0; k < TT__COUNT(rows); k++)
         tt__note_error(ctx, all, status,
                        tt__parse(ctx, rows[k].option, rows[k].word ? rows[k].word : rows[k].usual,
-                                 rows[k].names, rows[k].n, rows[k].use, &found[k]));
+                                 rows[k].names, rows[k].n, "", &found[k]));
     s->matmul = (tt__matmul)found[0];
     s->recompute = (tt__recompute_policy)found[1];
     s->memory = (tt__memory_kind)found[2];
@@ -20721,7 +20778,7 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     s->zero_fits = o->parallel.zero == TT_ZERO_BUDGET;
     if (o->tune && !*o->tune)
         tt__note_error(ctx, &all, &status,
-                       tt__fail(ctx, TT_ERR_ARGUMENT, "tune '' is neither off nor on, nor a file's name"));
+                       tt__fail(ctx, TT_ERR_ARGUMENT, "{tune} '' is neither off nor on, nor a file's name"));
     s->costs = o->costs ? *o->costs : tt_costs_default();
     tt__note_error(ctx, &all, &status, tt__check_costs(ctx, &s->costs));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
@@ -20734,6 +20791,29 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     if (status == TT_OK) status = together;
     return status == TT_OK ? TT_OK : tt__fail(ctx, status, "%s", text + 2);
 }
+
+const char *tt_option_word(const char *option, int k)
+{
+#define TT__NAME(kind, name, op, decoupled, state, word, second, its_word) name,
+    static const char *const optimizers[] = {TT__OPTIMIZERS(TT__NAME)};
+#undef TT__NAME
+#define TT__NAME(kind, name) name,
+    static const char *const schedules[] = {TT__SCHEDULES(TT__NAME)};
+#undef TT__NAME
+    static const struct { const char *option; const char *const *words; int n; } lists[] = {
+        {"optimizer", optimizers, TT__COUNT(optimizers)},
+        {"schedule", schedules, TT__COUNT(schedules)},
+        {"precision", tt__precision_names, TT__COUNT(tt__precision_names)},
+        {"matmul", tt__matmul_names, TT__COUNT(tt__matmul_names)},
+        {"recompute", tt__recompute_names, TT__COUNT(tt__recompute_names)},
+        {"memory", tt__memory_names, TT__COUNT(tt__memory_names)},
+        {"update", tt__update_names, TT__COUNT(tt__update_names)},
+        {"parallel.schedule", tt__stage_names, TT__COUNT(tt__stage_names)}};
+    for (int j = 0; j < TT__COUNT(lists); j++)
+        if (strcmp(option, lists[j].option) == 0) return k >= 0 && k < lists[j].n ? lists[j].words[k] : NULL;
+    return NULL;
+}
+
 tt_status tt_check_options(tt_context *ctx, tt_compile_options *o)
 {
     tt__settings s;
@@ -22278,10 +22358,14 @@ static const char *const tt__out_lists[16] = {
     "optimizer,parameters,activations", "gradients,parameters,activations",
     "optimizer,gradients,parameters,activations"};
 
-/* Returns text for an option and its value, in the style of tt_context_options.wording. */
+/* Returns text for an option and its value (NULL: the option alone), as tt__name_options names it. */
 static const char *tt__say_option(const tt_context *ctx, const char *name, const char *value, char to[96])
 {
-    ctx->options.wording.option(ctx->options.wording.user, name, value, to, 96);
+    char plain[96];
+    const bool number = value && *value >= '0' && *value <= '9';
+    if (!value) snprintf(plain, sizeof plain, "{%s}", name);
+    else snprintf(plain, sizeof plain, number ? "{%s %s}" : "{%s \"%s\"}", name, value);
+    tt__name_options(ctx, plain, to, 96);
     return to;
 }
 
@@ -22308,7 +22392,7 @@ static void tt__print_options(tt__text_buffer *text, const tt_program *p, const 
         tt__print(text, ", %s", tt__say_option(p->ctx, "update", tt__update_names[x->update], said));
     snprintf(zero, sizeof zero, "%d", x->zero);
     if (p->settings.options.parallel.data > 1)
-        tt__print(text, ", %s", tt__say_option(p->ctx, "zero", zero, said));
+        tt__print(text, ", %s", tt__say_option(p->ctx, "parallel.zero", zero, said));
 }
 
 /* Changes *x by memory-saving step number k; steps with larger numbers cost more time. said: receives the
@@ -22320,7 +22404,8 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[9
     const tt_compile_options *o = &p->settings.options;
     const tt__choice was = *x;
     const bool moves = !tt__one_memory(p);
-    const char *name = k == 0 ? "zero" : k <= 3 ? "recompute" : k == 8 || k == 9 ? "update" : "offload";
+    const char *name = k == 0 ? "parallel.zero" : k <= 3 ? "recompute"
+        : k == 8 || k == 9 ? "update" : "offload";
     const char *value = k == 0 ? "3" : k == 8 ? "backward" : "host";
     if (k == 0 && tt__may_zero(p, 3)) x->zero = 3;
     if (k >= 1 && k <= 3) {
@@ -22408,7 +22493,6 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
 {
     const tt__job *j = &c->job;
     tt_program *p = j->p;
-    const tt_wording *words = &p->ctx->options.wording;
     char steps[720], name[96], said[32], limit[32];
     tt__text_buffer text = {steps, sizeof steps, 0};
     tt__choice now = tt__at_slowest(c->base);
@@ -22478,14 +22562,14 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
     if (staged) snprintf(of_stage, sizeof of_stage, " of stage %d", p->settings.stage);
     const bool in_vain = tt__one_memory(p) && p->settings.offload; /* the budget counts offloaded bytes */
     if (in_vain)
-        tt__print(&text, "; without %s, which saves nothing on device \"cpu\", it is less",
+        tt__print(&text, "; without %s, which saves nothing on {device \"cpu\"}, it is less",
                   tt__say_option(p->ctx, "offload", NULL, name));
-    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %s%s%s, %s is %s%s%s. %s needs less", of_stage,
-                    tt__say_bytes(p->ctx, s->bytes, said), words->bytes == tt__default_bytes ? " bytes" : "",
-                    p->settings.group->ranks > 1 ? " a rank" : "", words->budget,
-                    tt__say_bytes(p->ctx, e->budget, limit),
-                    e->by_them ? " for a program that this one shares an arena with" : "", steps,
-                    words->smaller);
+    const bool plain = p->ctx->options.wording.bytes == tt__default_bytes; /* numbers without a unit */
+    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %s%s%s, {memory_budget} is %s%s%s. A micro-"
+                    "batch of fewer {rows} needs less", of_stage, tt__say_bytes(p->ctx, s->bytes, said),
+                    plain ? " bytes" : "",
+                    p->settings.group->ranks > 1 ? " a rank" : "", tt__say_bytes(p->ctx, e->budget, limit),
+                    e->by_them ? " for a program that this one shares an arena with" : "", steps);
 }
 
 static void tt__chooser_close(tt__chooser *c)
@@ -23149,8 +23233,8 @@ static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budg
     tt__device_group *c = tt__find_devices(ctx, device);
     if (!c) return ctx->status;
     if (c->kind->host || !c->kind->backend)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch for device '%s' depends on memory_budget, "
-                        "which is not set%s", c->name,
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch for {device '%s'} depends on "
+                        "{memory_budget}, which is not set%s", c->name,
                         c->kind->host ? "" : ", and this build cannot ask the device what it has free");
     tt_status status = tt__device_group_open(ctx, c);
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
@@ -23831,7 +23915,7 @@ static tt_status tt__check_neighbours(const tt_program *p)
     char a[32], b[32];
     for (int r = c->first; r + each < c->first + c->local; r++)
         if (c->no_peer[r][r + each] || c->no_peer[r + each][r])
-            return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "parallel: pipeline %d needs devices that load from "
+            return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline %d} needs devices that load from "
                             "each other's memory, and '%s' and '%s' do not: use data or tensor ranks",
                             p->arena->stages, tt__device_name(c->kind, c->index[r], a),
                             tt__device_name(c->kind, c->index[r + each], b));
@@ -23862,7 +23946,7 @@ static tt_status tt__memory_suffices(const tt_program *p)
     const tt__room room = tt__memory_room("");
     if (bytes * processes <= room.bytes || (check && strcmp(check, "0") == 0)) return TT_OK;
     return tt__fail(ctx, TT_ERR_MEMORY, "the plan needs %.1f MB of this machine's memory%s, and %.1f MB can "
-                    "be had (%s %.1f MB): use smaller micro-batches, recompute, or precision bf16-true "
+                    "be had (%s %.1f MB): use smaller micro-batches, {recompute}, or {precision bf16-true} "
                     "(TINYTRAIN_MEMORY_CHECK=0 in the environment: try it all the same)",
                     1e-6 * bytes * processes, processes > 1 ? " for all its processes" : "",
                     1e-6 * room.bytes, room.of, 1e-6 * room.limit);
@@ -25594,8 +25678,8 @@ static tt_status tt__feed(tt_program *p)
     tt_status status = tt_allocate(p);
     if (status == TT_OK && p->settings.options.train && max && p->round >= max) {
         tt__forget_inputs(p);
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "a step has more than parallel.micros = %d micro-batches on "
-                        "a data rank, for which the pipeline was planned", max);
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "a step has more than {parallel.micros = %d} micro-batches "
+                        "on a data rank, for which the pipeline was planned", max);
     }
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
@@ -33217,14 +33301,14 @@ static bool tt__deal_check(tt__text_buffer *all, int batch, int accumulate, cons
     const int groups = tt__deal_groups(p), data = p->data;
     const size_t before = all->length;
     if (batch < 1 || accumulate < 1 || accumulate > batch)
-        tt__print(all, "; batch = %d and accumulate = %d; expected 1 <= accumulate <= batch", batch,
+        tt__print(all, "; {batch = %d} and {accumulate = %d}; expected 1 <= {accumulate} <= {batch}", batch,
                   accumulate);
     else if (groups < 1 || data < 0 || (data && groups % data))
-        tt__print(all, "; parallel.groups = %d and parallel.data = %d; expected the trainer's tt_parallel "
-                  "after tt_check_options", p->groups, data);
+        tt__print(all, "; {parallel.groups = %d} and {parallel.data = %d}; expected the trainer's "
+                  "tt_parallel after tt_check_options", p->groups, data);
     else if (groups > batch / accumulate)
-        tt__print(all, "; a step of batch = %d has fewer sequences than micro-batches, accumulate = %d for "
-                  "each of %d groups: set batch to %lld at least", batch, accumulate, groups,
+        tt__print(all, "; a step of {batch = %d} has fewer sequences than micro-batches, {accumulate = %d} "
+                  "for each of %d groups: set {batch} to %lld at least", batch, accumulate, groups,
                   (long long)groups * accumulate);
     return all->length == before;
 }
@@ -38965,7 +39049,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     const bool decays = s->kind != TT_CONSTANT;
     if (!(s->lr >= 0) || !isfinite(s->lr)) tt__print(&all, "; lr %g is not a finite number >= 0", s->lr);
     if (!(s->min_lr >= 0) || s->min_lr > s->lr) tt__print(&all, "; min_lr %g is not in [0, lr]", s->min_lr);
-    if ((unsigned)s->kind > TT_COSINE) tt__print(&all, "; schedule %d is unknown", (int)s->kind);
+    if (!tt_option_word("schedule", (int)s->kind)) tt__print(&all, "; schedule %d is unknown", (int)s->kind);
     if (s->warmup_steps < 0) tt__print(&all, "; warmup_steps is %lld", (long long)s->warmup_steps);
     if (o->compile.train && decays && s->total_steps < 1)
         tt__print(&all, "; total_steps must be set for a schedule that decays");
@@ -39189,10 +39273,9 @@ static tt_trainer *tt__trainer_new(tt_context *ctx, const tt_model *model, const
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
-    static const char *const kinds[] = {"constant", "linear", "cosine"}; /* in tt_schedule_kind's order */
     char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: settings to compare */
     snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, total_steps %lld\n",
-             kinds[(unsigned)o.schedule.kind % TT__COUNT(kinds)], tt__shortest(o.schedule.lr, lr),
+             tt_option_word("schedule", (int)o.schedule.kind), tt__shortest(o.schedule.lr, lr),
              tt__shortest(o.schedule.min_lr, min), (long long)o.schedule.warmup_steps,
              (long long)o.schedule.total_steps);
     uint64_t hash = 0;

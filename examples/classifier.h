@@ -50,7 +50,7 @@ static inline void choose_batch(tt_context *ctx, const classifier *x, int tokens
     o.max_tokens = tokens;
     if (!max) die("--batch max: %d micro-batches in a step are more than the examples", micros);
     const int n = tt_largest_micro_batch(ctx, &x->model, &o, max);
-    if (!n) die("--batch max: %s%s", tt_error(ctx), run->budget ? "" : " (--budget)");
+    if (!n) die("--batch max: %s", tt_error(ctx));
     printf("--batch max: %d in a step, in micro-batches of %d%s\n", n * micros, n,
            n == max ? ", since there are no more" : "");
     run->batch = n * micros;

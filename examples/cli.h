@@ -53,13 +53,6 @@ static inline size_t resident_bytes(void)
 /* Bytes that a rank uses beside the plan, on the CPU. --budget includes these bytes. */
 static size_t beside_the_plan;
 
-/* Writes an option and its value for the library's errors, such as "--recompute blocks". */
-static inline void write_flag(void *user, const char *name, const char *value, char *to, size_t capacity)
-{
-    (void)user;
-    snprintf(to, capacity, "--%s%s%s", name, value ? " " : "", value ? value : "");
-}
-
 /* Writes `bytes` and the memory beside the plan for the library's errors, in megabytes, rounded up. */
 static inline void write_megabytes(void *user, size_t bytes, char *to, size_t capacity)
 {
@@ -67,8 +60,17 @@ static inline void write_megabytes(void *user, size_t bytes, char *to, size_t ca
     snprintf(to, capacity, "%.1f MB", ceil((double)(bytes + beside_the_plan) / 1e5) / 10);
 }
 
-static const tt_wording as_flags = {"--budget", "A smaller --batch, or a larger --accumulate,", write_flag,
-                                    write_megabytes, NULL};
+/* The flags that set fields of the library's options, for its errors. */
+static const tt_option_name flag_names[] = {
+    {"accumulate", "--accumulate"}, {"batch", "--batch"}, {"clip_norm", "--clip"}, {"device", "--device"},
+    {"matmul", "--matmul"}, {"memory", "--memory"}, {"memory_budget", "--budget"}, {"offload", "--offload"},
+    {"parallel.data", "--data-ranks"}, {"parallel.groups", "--groups"}, {"parallel.micros", "--micros"},
+    {"parallel.pipeline", "--pipeline"}, {"parallel.reduce_micros", "--reduce-micros"},
+    {"parallel.schedule", "--stages"}, {"parallel.sequence", "--sequence"}, {"parallel.server", "--server"},
+    {"parallel.tensor", "--tensor"}, {"parallel.zero", "--zero"}, {"precision", "--precision"},
+    {"recompute", "--recompute"}, {"tune", "--tune"}, {"update", "--update"}, {"weight_decay", "--decay"},
+    {"rows", "rows (a smaller --batch or a larger --accumulate)"}, {NULL, NULL}};
+static const tt_wording as_flags = {flag_names, write_megabytes, NULL};
 
 /* Returns p. If p is NULL, ends the program with the library's error or, if ctx is NULL, with "no memory". */
 static inline void *made(tt_context *ctx, void *p)
@@ -93,8 +95,9 @@ typedef struct cli_flag {
     cli_type type;
     void *to;                 /* the value; holds the default before cli_parse */
     const char *help;         /* text of --help, with the default added unless the text ends with ) or : */
-    double min, max;       /* bounds of an INTEGER or NUMBER; of a TEXT's bytes, if most > 0 */
+    double min, max;          /* bounds of an INTEGER or NUMBER; of a TEXT's bytes, if max > 0 */
     const char *choices;      /* of a CHOICE: the words; of an INTEGER: a word that gives CLI_WORD */
+    const char *words_of;     /* of a CHOICE: the library's option that has these words; or NULL */
     const char *also;         /* of a CHOICE: another option that accepts the words too; or NULL */
     bool *given;              /* set to true if the command line has the option; or NULL */
 } cli_flag;
@@ -118,6 +121,18 @@ static inline int cli_index(const char *value, const char *words)
         words += word + (words[word] == ' ');
     }
     return -1;
+}
+
+/* Returns the words of a CHOICE with spaces between, until the next call. */
+static inline const char *cli_words(const cli_flag *f)
+{
+    static char words[256];
+    size_t n = 0;
+    if (!f->words_of) return f->choices;
+    for (int k = 0; tt_option_word(f->words_of, k) && n < sizeof words; k++)
+        n += (size_t)snprintf(words + n, sizeof words - n, "%s%s", k ? " " : "",
+                              tt_option_word(f->words_of, k));
+    return words;
 }
 
 /* Writes the list of words "a b c" as "a, b or c". */
@@ -179,7 +194,7 @@ static inline void cli_help(const cli_flag *flags, int count, const char *about)
         const bool lists = f->type == CLI_CHOICE, colon = f->help[strlen(f->help) - 1] == ':';
         snprintf(text, sizeof text, "%s%s%s%s%s%s%s", f->help, f->also ? " (" : "",
                  f->also ? f->also : "", f->also ? " takes them, too)" : "", !lists ? "" : colon ? " " : ": ",
-                 lists ? cli_list(f->choices, list, sizeof list) : "", standard);
+                 lists ? cli_list(cli_words(f), list, sizeof list) : "", standard);
         cli_wrap(text, INDENT, INDENT, width);
     }
     printf("  -h, --help            this list\n");
@@ -255,7 +270,8 @@ static inline const cli_flag *cli_meant(const cli_flag *flags, int count, const 
                                         const char *value)
 {
     for (int k = 0; k < count; k++)
-        if (flags[k].also && strcmp(flags[k].also, f->name) == 0 && cli_index(value, flags[k].choices) >= 0)
+        if (flags[k].also && strcmp(flags[k].also, f->name) == 0 &&
+            cli_index(value, cli_words(&flags[k])) >= 0)
             return &flags[k];
     return f;
 }
@@ -273,8 +289,8 @@ static inline void cli_set(const cli_flag *f, const char *value)
         *(const char **)f->to = value;
         return;
     case CLI_CHOICE:
-        if (cli_index(value, f->choices) < 0)
-            die("%s is %s, not '%s'", f->name, cli_list(f->choices, list, sizeof list), value);
+        if (cli_index(value, cli_words(f)) < 0)
+            die("%s is %s, not '%s'", f->name, cli_list(cli_words(f), list, sizeof list), value);
         *(const char **)f->to = value;
         return;
     case CLI_INTEGER: {
@@ -540,8 +556,13 @@ static inline tt_context *open_context(int seed, int threads, double timeout)
     return ctx;
 }
 
-#define OPTIMIZERS "sgd adam adamw"          /* in the order of tt_optimizer_kind */
-#define SCHEDULES  "constant linear cosine"  /* in the order of tt_schedule_kind */
+/* Returns the number of a word among those that an option of the library accepts, or -1. */
+static inline int word_number(const char *option, const char *word)
+{
+    int k = 0;
+    while (tt_option_word(option, k) && strcmp(tt_option_word(option, k), word) != 0) k++;
+    return tt_option_word(option, k) ? k : -1;
+}
 
 /* The options of every program that trains. */
 typedef struct cli_training {
@@ -571,8 +592,9 @@ typedef struct cli_training {
     {"--warmup", "X", CLI_NUMBER, &(run).warmup, \
      .help = "share of the steps in which the learning rate rises, before --schedule", .max = 1}, \
     {"--schedule", "NAME", CLI_CHOICE, &(run).schedule, \
-     .help = "how the learning rate goes on after the warm-up", .choices = SCHEDULES}, \
-    {"--optimizer", "NAME", CLI_CHOICE, &(run).optimizer, .help = "the optimizer", .choices = OPTIMIZERS}, \
+     .help = "how the learning rate goes on after the warm-up", .words_of = "schedule"}, \
+    {"--optimizer", "NAME", CLI_CHOICE, &(run).optimizer, .help = "the optimizer", \
+     .words_of = "optimizer"}, \
     {"--decay", "X", CLI_NUMBER, &(run).decay, \
      .help = "weight decay, of all but biases, norms and class tokens", .max = 1e9}, \
     {"--clip", "X", CLI_NUMBER, &(run).clip, \
@@ -584,24 +606,24 @@ typedef struct cli_training {
     {"--freeze", "LIST", CLI_TEXT, &(run).freeze, \
      .help = "parameters to keep as they are: name patterns with commas between, *, ? and [0-3]"}, \
     {"--precision", "P", CLI_CHOICE, &(run).precision, \
-     .help = "of weights and activations", .choices = "32-true 16-mixed 16-true bf16-mixed bf16-true"}, \
+     .help = "of weights and activations", .words_of = "precision"}, \
     {"--matmul", "M", CLI_CHOICE, &(run).matmul, .help = "how matrices are multiplied; on a GPU, tf32 " \
-     "rounds those of fp32 to 11 bits and fp8 those of 16 bits to 4 or 3", .choices = "fp32 tf32 fp8"}, \
+     "rounds those of fp32 to 11 bits and fp8 those of 16 bits to 4 or 3", .words_of = "matmul"}, \
     {"--recompute", "R", CLI_CHOICE, &(run).recompute, .help = "what the backward computes again, to save " \
-     "memory (cheap; with --budget, budget):", .choices = "none cheap attention blocks budget"}, \
+     "memory (cheap; with --budget, budget):", .words_of = "recompute"}, \
     {"--offload", "LIST", CLI_TEXT, &(run).offload, .help = "what lies in the host's memory while " \
      "not used: optimizer, gradients, parameters, activations, with commas between; none; or budget, what " \
      "makes --budget fit (none; on a GPU with --budget, budget)", .max = 100}, \
     {"--update", "U", CLI_CHOICE, &(run).update, .help = "when parameters are updated: at a step's end; " \
      "with --clip 0, in the backward, which saves memory; or at the end by the host's processor in its " \
-     "memory, where the optimizer's state stays", .choices = "end backward host"}, \
+     "memory, where the optimizer's state stays", .words_of = "update"}, \
     {"--budget", "BYTES", CLI_BYTES, &(run).budget, .help = "memory that training may take, as 3GB or " \
      "500MiB, of each rank. What is computed again, moved to the host's memory (on a GPU) and divided over " \
      "ranks is chosen to fit, unless --recompute, --offload or --zero tell it; what cannot fit is refused " \
      "(no limit)"}, \
     {"--memory", "M", CLI_CHOICE, &(run).memory, .help = "on a GPU: its own, or CUDA's unified memory, " \
      "which may only be larger than what the GPU has free if it says so", \
-     .choices = "device managed managed-oversubscribed"}, \
+     .words_of = "memory"}, \
     {"--tune", "T", CLI_TEXT, &(run).tune, .help = "on a GPU: off, two runs have the same bits; on, the " \
      "fastest ways to multiply the matrices are found before the first step, in about a second, and kept " \
      "with the state in --out; or the name of a file that keeps them for other runs too", \
@@ -617,7 +639,7 @@ typedef struct cli_training {
     {"--pipeline", "N", CLI_INTEGER, &(run).parallel.pipeline, \
      .help = "stages of consecutive layers, each on ranks of its own", .min = 1, .max = 64}, \
     {"--stages", "NAME", CLI_CHOICE, &(run).parallel.schedule, .help = "how micro-batches go through the " \
-     "stages, of which gpipe needs --micros and more memory", .choices = "1f1b gpipe", \
+     "stages, of which gpipe needs --micros and more memory", .words_of = "parallel.schedule", \
      .also = "--schedule"}, \
     {"--micros", "N", CLI_INTEGER, &(run).parallel.micros, .help = "with --pipeline: most micro-batches of " \
      "a step on a data rank, for which memory is planned (0: any)", .max = 65536}, \
@@ -665,7 +687,7 @@ static inline void check_training(cli_training *run)
 static inline tt_compile_options compile_options(const cli_training *run)
 {
     tt_compile_options o = tt_compile_options_default();
-    o.optimizer.kind = (tt_optimizer_kind)cli_index(run->optimizer, OPTIMIZERS);
+    o.optimizer.kind = (tt_optimizer_kind)word_number("optimizer", run->optimizer);
     o.optimizer.weight_decay = (float)run->decay;
     o.optimizer.clip_norm = (float)run->clip;
     o.precision = run->precision;
@@ -712,7 +734,7 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     tt_train_options o = tt_train_options_default();
     o.compile = compile_options(run);
     o.compile.train = total_steps > 0;
-    o.schedule.kind = (tt_schedule_kind)cli_index(run->schedule, SCHEDULES);
+    o.schedule.kind = (tt_schedule_kind)word_number("schedule", run->schedule);
     o.schedule.lr = (float)run->lr;
     o.schedule.total_steps = total_steps;
     o.schedule.warmup_steps = (int64_t)(run->warmup * (double)total_steps);

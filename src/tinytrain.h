@@ -79,9 +79,9 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #endif
 
 #include "base/system.h"
+#include "base/text.h"
 #include "base/context.h"
 #include "base/memory.h"
-#include "base/text.h"
 #include "base/numbers.h"
 #include "base/random.h"
 #include "base/threads.h"

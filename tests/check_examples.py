@@ -100,7 +100,7 @@ def wrong_options_are_named(folder):
             saying="cannot open '/dev/null': it is a pipe or a device; expected a regular file")
     refused(TEXT, "--budget=3G", saying="--budget takes bytes, as 3GB or 500MiB, not '3G'")
     refused(TEXT, "--plan", "--offload=optimizer,params",
-            saying="offload 'params' is unknown: use none or budget")
+            saying="--offload params is unknown: use none or budget")
     for program in TEXT, IMAGES:
         refused(program, "--threads", "1000", saying="--threads is a number from 0 to 256, not 1000")
         refused(program, "--out", "a" * 1200, saying="--out is 1200 characters long; 1 to 1000 are possible")
@@ -121,18 +121,22 @@ def ranks_that_cannot_share_the_work_are_refused(folder):
         wrong("--data-ranks=65", saying="--data-ranks is a number from 0 to 64, not 65")
         wrong("--tensr=2", saying="is --tensor meant?")
         wrong("--device=", saying="--device is 0 characters long")
-        wrong("--device=gpu*2", saying="device 'gpu*2' is unknown")
-        wrong("--device=cpu*0", saying="device 'cpu*0'")
-        wrong("--device=cpu", "--tensor=2", saying="device 'cpu' has 1 rank, and data 1 x tensor 2 want 2")
-        wrong("--device=cpu*4", "--data-ranks=3", saying="data 3 x tensor 1 want 3")
-        wrong("--device=cpu*3", "--groups=4", saying="groups 4 is not a multiple of the 3 data ranks")
-        wrong("--device=cpu*2", "--server", "--zero=2", saying="parameter server")
-        wrong("--device=cpu*2", "--sequence", saying="sequence needs tensor > 1")
-        wrong("--device=cpu*8", "--batch=4", saying="set batch to 8 at least")
-        wrong("--device=cpu*2", "--pipeline=3", saying="data 1 x tensor 1 x pipeline 3 want 3")
-        wrong("--device=cpu*2", "--pipeline=2", "--zero=3", saying="pipeline does not go with zero 2, 3")
+        wrong("--device=gpu*2", saying="--device gpu*2 is unknown")
+        wrong("--device=cpu*0", saying="--device cpu*0")
+        wrong("--device=cpu", "--tensor=2",
+              saying="--device cpu has 1 rank, and --data-ranks 1 x --tensor 2 want 2")
+        wrong("--device=cpu*4", "--data-ranks=3", saying="--data-ranks 3 x --tensor 1 want 3")
+        wrong("--device=cpu*3", "--groups=4", saying="--groups 4 is not a multiple of the 3 data ranks")
+        wrong("--device=cpu*2", "--server", "--zero=2",
+              saying="--server keeps whole gradients and parameters: use --zero 0 or 1")
+        wrong("--device=cpu*2", "--sequence", saying="--sequence needs --tensor 2 or more")
+        wrong("--device=cpu*8", "--batch=4", saying="set --batch to 8 at least")
+        wrong("--device=cpu*2", "--pipeline=3",
+              saying="--data-ranks 1 x --tensor 1 x --pipeline 3 want 3")
+        wrong("--device=cpu*2", "--pipeline=2", "--zero=3",
+              saying="--pipeline 2 does not go with --zero 2 and 3: use --zero 0 or 1")
         for name in "--stages=gpipe", "--schedule=gpipe":
-            wrong("--device=cpu*2", "--pipeline=2", name, saying="schedule 'gpipe' needs micros")
+            wrong("--device=cpu*2", "--pipeline=2", name, saying="--stages gpipe needs --micros")
         wrong("--stages=linear", saying="--stages is 1f1b or gpipe, not 'linear'")
         wrong("--schedule", "step", saying="--schedule is constant, linear or cosine, not 'step'")
 
@@ -211,7 +215,7 @@ def rates_are_measured(folder):
 def update_in_the_backward_saves_memory(folder):
     out = "--out=" + os.path.join(folder, "plan")
     refused(IMAGES, "--plan", out, "--update=backward",
-            saying="update 'backward' does not go with clip_norm 1")
+            saying="--update backward does not go with --clip 1")
     end, backward = (planned(out, "--batch=2", "--clip=0", "--update=" + update, program=IMAGES)[0]
                      for update in ("end", "backward"))
     expect(backward < end - 1, end, "MB with updates at the end,", backward, "in the backward")
@@ -224,7 +228,7 @@ def options_make_a_budget_fit(folder):
     options = ["--out=" + os.path.join(folder, "plan")]
     for option in "--recompute=budget", "--offload=budget", "--zero=budget":
         refused(IMAGES, "--plan", *options, option,
-                saying="chooses what fits memory_budget, which is not set")
+                saying=option.replace("=", " ") + " chooses what fits --budget, which is not set")
     refused(IMAGES, "--plan", *options, "--offload=optimizer,budget", saying="use none or budget alone")
     for device, named in ("cpu", "recompute"), ("cuda", "offload"):
         on = [*options, "--device=" + device]
@@ -244,8 +248,8 @@ def options_make_a_budget_fit(folder):
     whole = planned(*options, program=IMAGES)[0]
     # the inputs of the next step need 1.5 MB
     less = [*options, f"--budget={whole - 3:.1f}MB", "--zero=budget"]
-    refused(IMAGES, "--plan", *less, "--server", saying="parameter server")
-    refused(IMAGES, "--plan", *less, "--pipeline=2", saying="and TT_ZERO_BUDGET: use zero 0 or 1 alone")
+    refused(IMAGES, "--plan", *less, "--server", saying="--server keeps whole gradients")
+    refused(IMAGES, "--plan", *less, "--pipeline=2", saying="with --zero budget: use --zero 0 or 1")
     planned_mb, said = planned(*less, program=IMAGES)
     expect(planned_mb <= round(whole - 3, 1) and re.search(r"chosen for .*: zero [23]", said), said)
 
@@ -259,7 +263,7 @@ def the_largest_batch_of_a_budget(folder):
         refused(program, plan, "--plan", *data, "--batch=most",
                 saying="--batch takes a whole number or max, not 'most'")
         refused(program, plan, "--plan", *data, "--device=cpu", "--batch=max",
-                saying="memory_budget, which is not set (--budget)")
+                saying="depends on --budget, which is not set")
         refused(program, plan, "--plan", *data, "--batch=max", "--budget=1MB", "--device=cuda",
                 saying="--batch max: the plan needs")
         for device in "cpu", "cuda":

@@ -966,14 +966,17 @@ TEST(ranks_that_contradict_are_refused)
 {
     static const struct { const char *device; tt_parallel p; const char *say; } rows[] = {
         {"cpu*4", {3, 1, 1, false, false, 0, false, 1, NULL, 0},
-         "device 'cpu*4' has 4 ranks, and data 3 x tensor 1 want 3"},
-        {"cpu*4", {2, 1, 1, false, false, 0, false, 1, NULL, 0}, "has 4 ranks, and data 2 x tensor 1 want 2"},
-        {"cpu*4", {4, 2, 1, false, false, 0, false, 1, NULL, 0}, "has 4 ranks, and data 4 x tensor 2 want 8"},
-        {"cpu*4", {0, 3, 1, false, false, 0, false, 1, NULL, 0}, "has 4 ranks, and data 1 x tensor 3 want 3"},
+         "device 'cpu*4' has 4 ranks, and parallel.data 3 x parallel.tensor 1 want 3"},
+        {"cpu*4", {2, 1, 1, false, false, 0, false, 1, NULL, 0},
+         "has 4 ranks, and parallel.data 2 x parallel.tensor 1 want 2"},
+        {"cpu*4", {4, 2, 1, false, false, 0, false, 1, NULL, 0},
+         "has 4 ranks, and parallel.data 4 x parallel.tensor 2 want 8"},
+        {"cpu*4", {0, 3, 1, false, false, 0, false, 1, NULL, 0},
+         "has 4 ranks, and parallel.data 1 x parallel.tensor 3 want 3"},
         {"cpu*4", {-1, 1, 1, false, false, 0, false, 1, NULL, 0},
-         "has 4 ranks, and data -1 x tensor 1 want -1"},
+         "has 4 ranks, and parallel.data -1 x parallel.tensor 1 want -1"},
         {"cpu", {2, 1, 1, false, false, 0, false, 1, NULL, 0},
-         "device 'cpu' has 1 rank, and data 2 x tensor 1 want 2"},
+         "device 'cpu' has 1 rank, and parallel.data 2 x parallel.tensor 1 want 2"},
         {"cpu*4", {0, 1, 1, false, false, 6, false, 1, NULL, 0},
          "groups 6 is not a multiple of the 4 data ranks"},
         {"cpu*4", {0, 1, 1, false, false, -4, false, 1, NULL, 0},
@@ -984,12 +987,14 @@ TEST(ranks_that_contradict_are_refused)
         {"cpu*4", {0, 1, 4, false, false, 0, false, 1, NULL, 0}, "zero 4 is not 0, 1, 2, 3 or TT_ZERO_BU"},
         {"cpu", {0, 1, -2, false, false, 0, false, 1, NULL, 0}, "zero -2 is not 0, 1, 2, 3 or TT_ZERO_BU"},
         {"cpu*4", {0, 1, 2, true, false, 0, false, 1, NULL, 0},
-         "a parameter server keeps whole gradients and parameters: use zero 0 or 1"},
-        {"cpu*4", {0, 1, 1, false, true, 0, false, 1, NULL, 0}, "sequence needs tensor > 1"},
+         "parallel.server keeps whole gradients and parameters: use parallel.zero 0 or 1"},
+        {"cpu*4", {0, 1, 1, false, true, 0, false, 1, NULL, 0},
+         "parallel.sequence needs parallel.tensor 2 or more"},
         {"cpu*2", {3, 1, 7, true, true, 100, false, 1, NULL, 0},
-         "parallel: device 'cpu*2' has 2 ranks, and data 3 x tensor 1 want 3; groups 100 is more than 64; "
-         "zero 7 is not 0, 1, 2, 3 or TT_ZERO_BUDGET; parallel: a parameter server keeps whole gradients and "
-         "parameters: use zero 0 or 1; parallel: sequence needs tensor > 1"}};
+         "device 'cpu*2' has 2 ranks, and parallel.data 3 x parallel.tensor 1 want 3; parallel.groups 100 is "
+         "more than 64; parallel.zero 7 is not 0, 1, 2, 3 or TT_ZERO_BUDGET; parallel.server keeps whole "
+         "gradients and parameters: use parallel.zero 0 or 1; parallel.sequence needs parallel.tensor 2 or "
+         "more"}};
     setup s = setup_of((layout){"cpu*2", 1, 0}, "32-true", 2, 1);
     net n;
     if (!open_net(&n, &s, false)) return;

@@ -1063,16 +1063,16 @@ TEST(any_call_may_fail)
 
 /* ------------------------------------------------------------------------------------------------ threads */
 
-typedef struct group { /* members with a thread each, like ranks */
+typedef struct threads { /* members with a thread each, like ranks */
     group *g;
     tt__rank_group *rank_group;
     job jobs[24];
     int n;
     tt_status status[MOST];
-} group;
+} threads;
 
 /* Does for one member what sync_members does for all. */
-static tt_status sync_member(group *c, int me, long *syncs)
+static tt_status sync_member(threads *c, int me, long *syncs)
 {
     group *g = c->g;
     const tt__members all = {0, 1, g->members};
@@ -1088,7 +1088,7 @@ static void *thread_main(void *arg)
 {
     static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
     static int next;
-    group *c = (group *)arg;
+    threads *c = (threads *)arg;
     group *g = c->g;
     long syncs = 0, parts = 0;
     pthread_mutex_lock(&mutex);
@@ -1135,7 +1135,7 @@ TEST(a_thread_for_each_device)
         const int members = k % 4 < 2 ? 2 : 4;
         int index[MOST];
         group g;
-        group c;
+        threads c;
         pthread_t thread[MOST];
         uint64_t s = (uint64_t)k + 1;
         memset(&c, 0, sizeof c);

@@ -37,7 +37,8 @@ static const test_case tests[] = {
     TEST_CASE(values_of_other_tapes), TEST_CASE(axes_of_one_name), TEST_CASE(first_reasons_are_kept),
     TEST_CASE(odd_roots_and_unread_inputs), TEST_CASE(parameters_of_a_freed_program),
     TEST_CASE(numbers_that_are_not_finite), TEST_CASE(numbers_that_are_not_finite_in_an_early_update),
-    TEST_CASE(early_updates_that_are_refused),
+    TEST_CASE(early_updates_that_are_refused), TEST_CASE(options_are_named_as_the_caller_says),
+    TEST_CASE(words_of_options),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

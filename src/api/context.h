@@ -86,15 +86,23 @@ typedef struct tt_files {
     int64_t (*space)(void *user, const char *folder);
 } tt_files;
 
-/* Functions and words with which messages about memory_budget name options and bytes. By default they name
-   the fields of tt_compile_options; a program with command-line options can make them name its own
-   options. */
+/* Table of the options that errors name: fields of tt_compile_options and of loaders' options, and "rows",
+   the rows of a micro-batch. */
+#define TT__OPTIONS(X) \
+    X("accumulate") X("batch") X("clip_norm") X("device") X("matmul") X("memory") X("memory_budget") \
+    X("offload") X("parallel.data") X("parallel.groups") X("parallel.micros") X("parallel.pipeline") \
+    X("parallel.reduce_micros") X("parallel.schedule") X("parallel.sequence") X("parallel.server") \
+    X("parallel.tensor") X("parallel.zero") X("precision") X("recompute") X("residual") X("rows") X("tune") \
+    X("update") X("weight_decay")
+
+/* A name for a field of TT__OPTIONS in errors, such as {"clip_norm", "--clip"}. */
+typedef struct tt_option_name { const char *field, *name; } tt_option_name;
+
+/* How errors name options and numbers of bytes. A program with command-line options can make errors name its
+   own options. */
 typedef struct tt_wording {
-    const char *budget;  /* name of the budget; default "memory_budget" */
-    const char *smaller; /* a change that needs less memory; default "A micro-batch of fewer rows" */
-    /* Writes an option and its value, or the option alone if value is NULL. The default writes, for example,
-       recompute "blocks". */
-    void (*option)(void *user, const char *name, const char *value, char *to, size_t capacity);
+    const tt_option_name *names; /* ended by a field NULL. Behind such a name a value has no quotes. Default
+                                    NULL: errors name the fields */
     void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* writes a number of bytes; default:
                                                                            only the number */
     void *user;

@@ -33,7 +33,11 @@ typedef struct tt_optimizer_options {
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);
 
-typedef enum tt_schedule_kind { TT_CONSTANT, TT_LINEAR, TT_COSINE } tt_schedule_kind;
+/* Table of the schedules of the learning rate: X(kind, name). */
+#define TT__SCHEDULES(X) X(TT_CONSTANT, "constant") X(TT_LINEAR, "linear") X(TT_COSINE, "cosine")
+#define TT__KIND(kind, name) kind,
+typedef enum tt_schedule_kind { TT__SCHEDULES(TT__KIND) } tt_schedule_kind;
+#undef TT__KIND
 
 typedef struct tt_schedule {
     tt_schedule_kind kind; /* how the learning rate changes after the warm-up */
@@ -258,6 +262,10 @@ tt_compile_options tt_compile_options_default(void);
    options that contradict one another. Replaces fields of o->parallel that are 0 by what they mean on
    o->device. After an error *o is unchanged. */
 tt_status tt_check_options(tt_context *ctx, tt_compile_options *o);
+/* Returns word k that an option accepts, or NULL if the option has at most k words or is none of these:
+   "optimizer", "schedule" (words in the order of the enums), "precision", "matmul", "recompute", "memory",
+   "update" and "parallel.schedule". */
+const char *tt_option_word(const char *option, int k);
 
 /* Compiles a tape: differentiates it, rewrites it and places its values; allocates no tensor. root: the loss
    (1, 1) to train on, or any value when train is false. The tape is copied and does not change, so it can be

@@ -2,6 +2,7 @@
 #include "../api/standard.h"
 #include "../api/context.h"
 #include "system.h"
+#include "text.h"
 
 /* ------------------------------------------------------------------------------------------------ context */
 
@@ -62,8 +63,42 @@ static void tt__log(tt_context *ctx, tt_log_level level, const char *id, const c
     ctx->options.logger.log(ctx->options.logger.user, level, id, message);
 }
 
-/* Records the sentence that tt_error() returns, and returns `status`. While several ranks run, keeps the
-   first of their errors. */
+/* Returns whether the n characters at `field` are a field of TT__OPTIONS. */
+static bool tt__is_option(const char *field, size_t n)
+{
+#define TT__FIELD(name) name,
+    static const char *const fields[] = {TT__OPTIONS(TT__FIELD)};
+#undef TT__FIELD
+    int k = 0;
+    while (k < TT__COUNT(fields) && (strlen(fields[k]) != n || strncmp(fields[k], field, n) != 0)) k++;
+    return k < TT__COUNT(fields);
+}
+
+/* Copies a message. {FIELD} and {FIELD VALUE}, where TT__OPTIONS has FIELD, become FIELD VALUE or, if
+   tt_context_options.wording has a name for FIELD, that name and VALUE without quotes and "=". Other
+   braces stay. */
+static void tt__name_options(const tt_context *ctx, const char *from, char *to, size_t capacity)
+{
+    tt__text_buffer text = {to, capacity, 0};
+    to[0] = 0;
+    while (*from) {
+        const size_t n = *from == '{' ? strcspn(from + 1, " }") : 0;
+        const char *end = n && tt__is_option(from + 1, n) ? strchr(from, '}') : NULL;
+        if (!end) { tt__print(&text, "%c", *from++); continue; }
+        const tt_option_name *own = ctx->options.wording.names;
+        while (own && own->field && (strlen(own->field) != n || strncmp(own->field, from + 1, n) != 0)) own++;
+        const bool named = own && own->field;
+        if (named) tt__print(&text, "%s", own->name);
+        for (from += named ? 1 + n : 1; from < end; from++) {
+            if (named && *from == '=') from++; /* and the space after it */
+            else if (!named || !strchr("'\"", *from)) tt__print(&text, "%c", *from);
+        }
+        from = end + 1;
+    }
+}
+
+/* Records the sentence that tt_error() returns, and returns `status`. Names options by tt__name_options.
+   While several ranks run, keeps the first of their errors. */
 TT_PRINTF(3, 4)
 static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format, ...)
 {
@@ -71,7 +106,9 @@ static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format,
     va_start(args, format);
     pthread_mutex_lock(&ctx->mutex);
     if (!ctx->ranks_run || !ctx->rank_failed) {
-        vsnprintf(ctx->error, sizeof ctx->error, format, args);
+        char plain[TT__ERROR];
+        vsnprintf(plain, sizeof plain, format, args);
+        tt__name_options(ctx, plain, ctx->error, sizeof ctx->error);
         ctx->status = status;
         ctx->failed = pthread_self();
     }

@@ -137,14 +137,6 @@ static const char *tt__posix_reason(void *user)
 }
 #pragma GCC diagnostic pop
 
-static void tt__default_option(void *user, const char *name, const char *value, char *to, size_t capacity)
-{
-    const bool number = value && *value >= '0' && *value <= '9';
-    (void)user;
-    if (!value) snprintf(to, capacity, "`%s`", name);
-    else snprintf(to, capacity, number ? "%s %s" : "%s \"%s\"", name, value);
-}
-
 static void tt__default_bytes(void *user, size_t bytes, char *to, size_t capacity)
 {
     (void)user;
@@ -168,9 +160,6 @@ tt_context_options tt_context_options_default(void)
         tt__posix_rename, tt__posix_remove, tt__posix_make_folder, tt__posix_list, tt__posix_reason, NULL,
         tt__posix_lock, tt__posix_space};
     o.files = posix;
-    o.wording.budget = "memory_budget";
-    o.wording.smaller = "A micro-batch of fewer rows";
-    o.wording.option = tt__default_option;
     o.wording.bytes = tt__default_bytes;
     return o;
 }

@@ -271,9 +271,9 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
     tt__attr unread;
     if ((unsigned)o->kind < TT__COUNT(tt__optimizers)) tt__optimizers[o->kind].use(o, &unread, &all);
     else tt__print(&all, "; kind %d is unknown", (int)o->kind);
-    if (!(o->weight_decay >= 0)) tt__print(&all, "; weight_decay %g is negative", o->weight_decay);
+    if (!(o->weight_decay >= 0)) tt__print(&all, "; {weight_decay %g} is negative", o->weight_decay);
     if (!(o->clip_norm >= 0))
-        tt__print(&all, "; clip_norm %g is negative (0 means no clipping)", o->clip_norm);
+        tt__print(&all, "; {clip_norm %g} is negative (0 means no clipping)", o->clip_norm);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;
 }
 

@@ -456,10 +456,14 @@ static const char *const tt__out_lists[16] = {
     "optimizer,parameters,activations", "gradients,parameters,activations",
     "optimizer,gradients,parameters,activations"};
 
-/* Returns text for an option and its value, in the style of tt_context_options.wording. */
+/* Returns text for an option and its value (NULL: the option alone), as tt__name_options names it. */
 static const char *tt__say_option(const tt_context *ctx, const char *name, const char *value, char to[96])
 {
-    ctx->options.wording.option(ctx->options.wording.user, name, value, to, 96);
+    char plain[96];
+    const bool number = value && *value >= '0' && *value <= '9';
+    if (!value) snprintf(plain, sizeof plain, "{%s}", name);
+    else snprintf(plain, sizeof plain, number ? "{%s %s}" : "{%s \"%s\"}", name, value);
+    tt__name_options(ctx, plain, to, 96);
     return to;
 }
 
@@ -486,7 +490,7 @@ static void tt__print_options(tt__text_buffer *text, const tt_program *p, const 
         tt__print(text, ", %s", tt__say_option(p->ctx, "update", tt__update_names[x->update], said));
     snprintf(zero, sizeof zero, "%d", x->zero);
     if (p->settings.options.parallel.data > 1)
-        tt__print(text, ", %s", tt__say_option(p->ctx, "zero", zero, said));
+        tt__print(text, ", %s", tt__say_option(p->ctx, "parallel.zero", zero, said));
 }
 
 /* Changes *x by memory-saving step number k; steps with larger numbers cost more time. said: receives the
@@ -498,7 +502,8 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[9
     const tt_compile_options *o = &p->settings.options;
     const tt__choice was = *x;
     const bool moves = !tt__one_memory(p);
-    const char *name = k == 0 ? "zero" : k <= 3 ? "recompute" : k == 8 || k == 9 ? "update" : "offload";
+    const char *name = k == 0 ? "parallel.zero" : k <= 3 ? "recompute"
+        : k == 8 || k == 9 ? "update" : "offload";
     const char *value = k == 0 ? "3" : k == 8 ? "backward" : "host";
     if (k == 0 && tt__may_zero(p, 3)) x->zero = 3;
     if (k >= 1 && k <= 3) {
@@ -586,7 +591,6 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
 {
     const tt__job *j = &c->job;
     tt_program *p = j->p;
-    const tt_wording *words = &p->ctx->options.wording;
     char steps[720], name[96], said[32], limit[32];
     tt__text_buffer text = {steps, sizeof steps, 0};
     tt__choice now = tt__at_slowest(c->base);
@@ -656,14 +660,14 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
     if (staged) snprintf(of_stage, sizeof of_stage, " of stage %d", p->settings.stage);
     const bool in_vain = tt__one_memory(p) && p->settings.offload; /* the budget counts offloaded bytes */
     if (in_vain)
-        tt__print(&text, "; without %s, which saves nothing on device \"cpu\", it is less",
+        tt__print(&text, "; without %s, which saves nothing on {device \"cpu\"}, it is less",
                   tt__say_option(p->ctx, "offload", NULL, name));
-    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %s%s%s, %s is %s%s%s. %s needs less", of_stage,
-                    tt__say_bytes(p->ctx, s->bytes, said), words->bytes == tt__default_bytes ? " bytes" : "",
-                    p->settings.group->ranks > 1 ? " a rank" : "", words->budget,
-                    tt__say_bytes(p->ctx, e->budget, limit),
-                    e->by_them ? " for a program that this one shares an arena with" : "", steps,
-                    words->smaller);
+    const bool plain = p->ctx->options.wording.bytes == tt__default_bytes; /* numbers without a unit */
+    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %s%s%s, {memory_budget} is %s%s%s. A micro-"
+                    "batch of fewer {rows} needs less", of_stage, tt__say_bytes(p->ctx, s->bytes, said),
+                    plain ? " bytes" : "",
+                    p->settings.group->ranks > 1 ? " a rank" : "", tt__say_bytes(p->ctx, e->budget, limit),
+                    e->by_them ? " for a program that this one shares an arena with" : "", steps);
 }
 
 static void tt__chooser_close(tt__chooser *c)

@@ -40,6 +40,8 @@ static tt_status tt__refused(const tt_tape *t, const tt__device_group *c)
     return TT_OK;
 }
 
+static const char *const tt__stage_names[] = {"1f1b", "gpipe"}; /* of parallel.schedule */
+
 /* Checks the fields of *p (how ranks share the work), and replaces fields that are 0 by their defaults. */
 static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt_parallel *p)
 {
@@ -50,36 +52,37 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__device_group *c, tt
     if (p->data == 0 && p->tensor > 0 && p->pipeline > 0)
         p->data = (int)tt__max(1, c->ranks / p->tensor / p->pipeline);
     if (p->groups == 0) p->groups = p->data;
-    const char *schedule = p->schedule ? p->schedule : "1f1b";
-    const bool gpipe = strcmp(schedule, "gpipe") == 0;
+    const char *schedule = p->schedule ? p->schedule : tt__stage_names[0];
+    const bool gpipe = strcmp(schedule, tt__stage_names[1]) == 0;
     const bool power = p->data > 0 && (p->data & (p->data - 1)) == 0;
-    char stages[32] = "";
-    if (p->pipeline != 1) snprintf(stages, sizeof stages, " x pipeline %d", p->pipeline);
+    char stages[48] = "";
+    if (p->pipeline != 1) snprintf(stages, sizeof stages, " x {parallel.pipeline %d}", p->pipeline);
     const bool ranks = p->data > 0 && p->tensor > 0 && p->pipeline > 0 && p->pipeline <= TT__RANKS;
     if (!ranks || (int64_t)p->data * p->tensor * p->pipeline != c->ranks)
-        tt__print(&all, "; device '%s' has %d rank%s, and data %d x tensor %d%s want %lld", c->name, c->ranks,
-                  c->ranks > 1 ? "s" : "", p->data, p->tensor, stages,
+        tt__print(&all, "; {device '%s'} has %d rank%s, and {parallel.data %d} x {parallel.tensor %d}%s want "
+                  "%lld", c->name, c->ranks, c->ranks > 1 ? "s" : "", p->data, p->tensor, stages,
                   (long long)p->data * p->tensor * p->pipeline);
     else if (p->groups < 0 || p->groups % p->data)
-        tt__print(&all, "; groups %d is not a multiple of the %d data ranks", p->groups, p->data);
+        tt__print(&all, "; {parallel.groups %d} is not a multiple of the %d data ranks", p->groups, p->data);
     else if (p->groups > p->data && !power)
-        tt__print(&all, "; groups %d is more than the data ranks, which are then a power of two, not %d",
-                  p->groups, p->data);
-    if (p->groups > TT__RANKS) tt__print(&all, "; groups %d is more than %d", p->groups, TT__RANKS);
+        tt__print(&all, "; {parallel.groups %d} is more than the data ranks, which are then a power of two, "
+                  "not %d", p->groups, p->data);
+    if (p->groups > TT__RANKS)
+        tt__print(&all, "; {parallel.groups %d} is more than %d", p->groups, TT__RANKS);
     if (p->zero < TT_ZERO_BUDGET || p->zero > 3)
-        tt__print(&all, "; zero %d is not 0, 1, 2, 3 or TT_ZERO_BUDGET", p->zero);
-    if (!gpipe && strcmp(schedule, "1f1b") != 0)
-        tt__print(&all, "; schedule '%.32s' is unknown: use 1f1b or gpipe", schedule);
-    if (p->micros < 0) tt__print(&all, "; micros %d is negative", p->micros);
-    p->schedule = gpipe ? "gpipe" : "1f1b"; /* a literal, which outlives the caller's string */
+        tt__print(&all, "; {parallel.zero %d} is not 0, 1, 2, 3 or TT_ZERO_BUDGET", p->zero);
+    if (!gpipe && strcmp(schedule, tt__stage_names[0]) != 0)
+        tt__print(&all, "; {parallel.schedule '%.32s'} is unknown: use 1f1b or gpipe", schedule);
+    if (p->micros < 0) tt__print(&all, "; {parallel.micros %d} is negative", p->micros);
+    p->schedule = tt__stage_names[gpipe]; /* a string that outlives the options */
     const int of_stage = ranks ? p->data * p->tensor : 1;
     if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
         tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
                   "them", of_stage, c->local);
     if (p->tensor > 0 && c->local < c->ranks && c->local % p->tensor && p->tensor % c->local)
-        tt__print(&all, "; tensor %d neither divides the %d ranks of a process, nor is a multiple of them",
-                  p->tensor, c->local);
-    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
+        tt__print(&all, "; {parallel.tensor %d} neither divides the %d ranks of a process, nor is a multiple "
+                  "of them", p->tensor, c->local);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "%s", text + 2) : TT_OK;
 }
 
 /* Checks options for contradictions; each option is valid by itself. Appends "; " and a sentence to *all for
@@ -101,41 +104,44 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     tt__text_buffer late = {text, sizeof text, 0}; /* options that update "backward" excludes: they need all
                                                       gradients at once */
     if (o->accumulate)
-        tt__print(&late, ", nor with accumulate, as gradients are final at the step's end only");
+        tt__print(&late, ", nor with {accumulate}, as gradients are final at the step's end only");
     if (o->optimizer.clip_norm > 0)
-        tt__print(&late, ", nor with clip_norm %g, as the norm of all gradients is known at the step's end "
+        tt__print(&late, ", nor with {clip_norm %g}, as the norm of all gradients is known at the step's end "
                   "only", o->optimizer.clip_norm);
     if (s->scales)
-        tt__print(&late, ", nor with precision '%s', as loss scaling skips whole steps",
+        tt__print(&late, ", nor with {precision '%s'}, as loss scaling skips whole steps",
                   tt__precision_names[s->precision.kind]);
-    if (p->server) tt__print(&late, ", nor with parallel.server");
-    if (staged) tt__print(&late, ", nor with parallel.pipeline");
+    if (p->server) tt__print(&late, ", nor with {parallel.server}");
+    if (staged) tt__print(&late, ", nor with {parallel.pipeline}");
 
 #define TT__RULE(broken, code, ...) \
     if (broken) { tt__print(all, "; " __VA_ARGS__); if (status == TT_OK) status = code; }
     TT__RULE(!o->memory_budget && (recompute_fits || s->offload_fits || s->zero_fits), TT_ERR_ARGUMENT,
-             "%s 'budget' chooses what fits memory_budget, which is not set",
-             recompute_fits ? "recompute" : s->offload_fits ? "offload" : "zero")
-    TT__RULE(early && late.length, TT_ERR_ARGUMENT, "update 'backward' does not go%s: use update 'end'",
+             "{%s 'budget'} chooses what fits {memory_budget}, which is not set",
+             recompute_fits ? "recompute" : s->offload_fits ? "offload" : "parallel.zero")
+    TT__RULE(early && late.length, TT_ERR_ARGUMENT, "{update 'backward'} does not go%s: use {update 'end'}",
              text + 5)
     TT__RULE(p->server && divides, TT_ERR_ARGUMENT,
-             "parallel: a parameter server keeps whole gradients and parameters: use zero 0 or 1")
-    TT__RULE(p->sequence && p->tensor == 1, TT_ERR_ARGUMENT, "parallel: sequence needs tensor > 1")
+             "{parallel.server} keeps whole gradients and parameters: use {parallel.zero 0} or 1")
+    TT__RULE(p->sequence && p->tensor == 1, TT_ERR_ARGUMENT,
+             "{parallel.sequence} needs {parallel.tensor 2} or more")
     TT__RULE(staged && (divides || p->server || p->reduce_micros), TT_ERR_ARGUMENT,
-             "parallel: pipeline does not go with %s: use zero 0 or 1 alone",
-             divides ? "zero 2, 3 and TT_ZERO_BUDGET" : p->server ? "server" : "reduce_micros")
+             "{parallel.pipeline %d} does not go with %s", p->pipeline,
+             p->zero == TT_ZERO_BUDGET ? "{parallel.zero 'budget'}: use {parallel.zero 0} or 1"
+             : divides ? "{parallel.zero} 2 and 3: use {parallel.zero 0} or 1"
+             : p->server ? "{parallel.server}" : "{parallel.reduce_micros}")
     TT__RULE(staged && !p->micros && p->schedule && strcmp(p->schedule, "gpipe") == 0, TT_ERR_ARGUMENT,
-             "parallel: schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, for "
-             "which it plans memory")
-    TT__RULE(fp8 && on_host, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'",
-             kind)
+             "{parallel.schedule 'gpipe'} needs {parallel.micros}, the most micro-batches of a step on a "
+             "data rank, for which it plans memory")
+    TT__RULE(fp8 && on_host, TT_ERR_UNSUPPORTED,
+             "{matmul 'fp8'} is for {device 'cuda'}, and the device is '%s'", kind)
     TT__RULE(fp8 && s->precision.kind == TT__32_TRUE, TT_ERR_UNSUPPORTED,
-             "matmul 'fp8' rounds 16-bit operands, of which precision '32-true' has none")
+             "{matmul 'fp8'} rounds 16-bit operands, of which {precision '32-true'} has none")
     TT__RULE(managed && on_host, TT_ERR_UNSUPPORTED,
-             "memory '%s' is for device 'cuda', and the device is '%s'", memory, kind)
+             "{memory '%s'} is for {device 'cuda'}, and the device is '%s'", memory, kind)
     TT__RULE(managed && ranks > 1, TT_ERR_UNSUPPORTED,
-             "memory '%s' is for one rank, and '%s' has %d: leave `memory` out", memory, s->group->name,
-                 ranks)
+             "{memory '%s'} is for one rank, and {device '%s'} has %d: use {memory 'device'}", memory,
+             s->group->name, ranks)
 #undef TT__RULE
     return status;
 }
@@ -161,19 +167,16 @@ static void tt__note_error(tt_context *ctx, tt__text_buffer *all, tt_status *fir
 static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__settings *s,
                             tt__text_buffer *all, tt_status *status)
 {
-    const struct {
-        const char *option, *word, *usual; const char *const *names; int n; const char *use;
-    } rows[] = {
-        {"matmul", o->matmul, "fp32", tt__matmul_names, 3, "fp32, tf32 or fp8"},
-        {"recompute", o->recompute, "cheap", tt__recompute_names, 5,
-         "none, cheap, attention, blocks or budget"},
-        {"memory", o->memory, "device", tt__memory_names, 3, "device, managed or managed-oversubscribed"},
-        {"update", o->update, "end", tt__update_names, 3, "end, backward or host"}};
+    const struct { const char *option, *word, *usual; const char *const *names; int n; } rows[] = {
+        {"matmul", o->matmul, "fp32", tt__matmul_names, TT__COUNT(tt__matmul_names)},
+        {"recompute", o->recompute, "cheap", tt__recompute_names, TT__COUNT(tt__recompute_names)},
+        {"memory", o->memory, "device", tt__memory_names, TT__COUNT(tt__memory_names)},
+        {"update", o->update, "end", tt__update_names, TT__COUNT(tt__update_names)}};
     int found[TT__COUNT(rows)];
     for (int k = 0; k < TT__COUNT(rows); k++)
         tt__note_error(ctx, all, status,
                        tt__parse(ctx, rows[k].option, rows[k].word ? rows[k].word : rows[k].usual,
-                                 rows[k].names, rows[k].n, rows[k].use, &found[k]));
+                                 rows[k].names, rows[k].n, "", &found[k]));
     s->matmul = (tt__matmul)found[0];
     s->recompute = (tt__recompute_policy)found[1];
     s->memory = (tt__memory_kind)found[2];
@@ -196,7 +199,7 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     s->zero_fits = o->parallel.zero == TT_ZERO_BUDGET;
     if (o->tune && !*o->tune)
         tt__note_error(ctx, &all, &status,
-                       tt__fail(ctx, TT_ERR_ARGUMENT, "tune '' is neither off nor on, nor a file's name"));
+                       tt__fail(ctx, TT_ERR_ARGUMENT, "{tune} '' is neither off nor on, nor a file's name"));
     s->costs = o->costs ? *o->costs : tt_costs_default();
     tt__note_error(ctx, &all, &status, tt__check_costs(ctx, &s->costs));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
@@ -209,6 +212,29 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     if (status == TT_OK) status = together;
     return status == TT_OK ? TT_OK : tt__fail(ctx, status, "%s", text + 2);
 }
+
+const char *tt_option_word(const char *option, int k)
+{
+#define TT__NAME(kind, name, op, decoupled, state, word, second, its_word) name,
+    static const char *const optimizers[] = {TT__OPTIMIZERS(TT__NAME)};
+#undef TT__NAME
+#define TT__NAME(kind, name) name,
+    static const char *const schedules[] = {TT__SCHEDULES(TT__NAME)};
+#undef TT__NAME
+    static const struct { const char *option; const char *const *words; int n; } lists[] = {
+        {"optimizer", optimizers, TT__COUNT(optimizers)},
+        {"schedule", schedules, TT__COUNT(schedules)},
+        {"precision", tt__precision_names, TT__COUNT(tt__precision_names)},
+        {"matmul", tt__matmul_names, TT__COUNT(tt__matmul_names)},
+        {"recompute", tt__recompute_names, TT__COUNT(tt__recompute_names)},
+        {"memory", tt__memory_names, TT__COUNT(tt__memory_names)},
+        {"update", tt__update_names, TT__COUNT(tt__update_names)},
+        {"parallel.schedule", tt__stage_names, TT__COUNT(tt__stage_names)}};
+    for (int j = 0; j < TT__COUNT(lists); j++)
+        if (strcmp(option, lists[j].option) == 0) return k >= 0 && k < lists[j].n ? lists[j].words[k] : NULL;
+    return NULL;
+}
+
 tt_status tt_check_options(tt_context *ctx, tt_compile_options *o)
 {
     tt__settings s;

@@ -64,6 +64,13 @@ static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16
 static const char tt__unoptimized[] = "the kernels were compiled without optimisation: compile with -O2 "
                                       "(CMake: -DCMAKE_BUILD_TYPE=Release)";
 
+/* Returns the first field that is not in TT__OPTIONS, or NULL. names may be NULL. */
+static const char *tt__unknown_option(const tt_option_name *names)
+{
+    while (names && names->field && tt__is_option(names->field, strlen(names->field))) names++;
+    return names ? names->field : NULL;
+}
+
 tt_context *tt_open(const tt_context_options *options)
 {
     tt_context_options o = options ? *options : tt_context_options_default();
@@ -91,6 +98,9 @@ tt_context *tt_open(const tt_context_options *options)
         tt__fail(ctx, TT_ERR_ARGUMENT, "timeout = %g seconds is not above 0", o.timeout);
     else if (o.threads < 0 || o.threads > 256)
         tt__fail(ctx, TT_ERR_ARGUMENT, "threads = %d is not in 0..256", o.threads);
+    else if (tt__unknown_option(o.wording.names))
+        tt__fail(ctx, TT_ERR_ARGUMENT, "wording.names has '%s', which is no field of TT__OPTIONS",
+                 tt__unknown_option(o.wording.names));
     else ctx->cpu.pool = tt__pool_new(ctx, o.threads ? o.threads : tt__usable_cpus());
     const int first = 0;
     tt_status status = ctx->cpu.pool ? TT_OK : ctx->status;

@@ -312,12 +312,12 @@ static tt__device_group *tt__find_devices(tt_context *ctx, const char *name)
         if (strncmp(name, kind->name, length) != 0 || (name[length] && !strchr(":*", name[length]))) continue;
         const int ranks = tt__device_numbers(name + length, index);
         if (!ranks)
-            tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s': after '%s' comes nothing, ':' and numbers from 0 to "
-                     "%d with commas between them, or '*' and how many, at most %d", name, kind->name,
+            tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'}: after '%s' comes nothing, ':' and numbers from 0 "
+                     "to %d with commas between them, or '*' and how many, at most %d", name, kind->name,
                      TT__DEVICES - 1, TT__RANKS);
         else if (kind->host && name[length] == ':' && (ranks > 1 || index[0]))
-            tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s' is not there: the CPU is one device, %s; %s*2 is two "
-                     "ranks that share its threads", name, kind->name, kind->name);
+            tt__fail(ctx, TT_ERR_ARGUMENT, "{device '%s'} is not there: the CPU is one device, %s; %s*2 is "
+                     "two ranks that share its threads", name, kind->name, kind->name);
         else {
             const bool in_turn = !kind->host && name[length] != ':'; /* processes of a host take devices in
                                                                         turn */
@@ -327,7 +327,7 @@ static tt__device_group *tt__find_devices(tt_context *ctx, const char *name)
         }
         return NULL;
     }
-    tt__fail(ctx, TT_ERR_UNSUPPORTED, "device '%s' is unknown: use %s", name, known);
+    tt__fail(ctx, TT_ERR_UNSUPPORTED, "{device '%s'} is unknown: use %s", name, known);
     return NULL;
 }
 
@@ -337,7 +337,7 @@ tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t cap
     if (capacity) *to = 0;
     if (!c) return ctx->status;
     if (!c->kind->backend)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "this build has no code for device '%s': define "
+        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "this build has no code for {device '%s'}: define "
                         "TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does", c->kind->name);
     if (capacity) c->kind->backend->describe(ctx, c->index[0], to, capacity);
     return tt__device_group_open(ctx, c);

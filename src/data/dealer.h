@@ -40,14 +40,14 @@ static bool tt__deal_check(tt__text_buffer *all, int batch, int accumulate, cons
     const int groups = tt__deal_groups(p), data = p->data;
     const size_t before = all->length;
     if (batch < 1 || accumulate < 1 || accumulate > batch)
-        tt__print(all, "; batch = %d and accumulate = %d; expected 1 <= accumulate <= batch", batch,
+        tt__print(all, "; {batch = %d} and {accumulate = %d}; expected 1 <= {accumulate} <= {batch}", batch,
                   accumulate);
     else if (groups < 1 || data < 0 || (data && groups % data))
-        tt__print(all, "; parallel.groups = %d and parallel.data = %d; expected the trainer's tt_parallel "
-                  "after tt_check_options", p->groups, data);
+        tt__print(all, "; {parallel.groups = %d} and {parallel.data = %d}; expected the trainer's "
+                  "tt_parallel after tt_check_options", p->groups, data);
     else if (groups > batch / accumulate)
-        tt__print(all, "; a step of batch = %d has fewer sequences than micro-batches, accumulate = %d for "
-                  "each of %d groups: set batch to %lld at least", batch, accumulate, groups,
+        tt__print(all, "; a step of {batch = %d} has fewer sequences than micro-batches, {accumulate = %d} "
+                  "for each of %d groups: set {batch} to %lld at least", batch, accumulate, groups,
                   (long long)groups * accumulate);
     return all->length == before;
 }

@@ -24,14 +24,17 @@ typedef struct tt__precision {
 static const char *const tt__precision_names[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed",
                                                   "16-true"};
 
-/* Finds `name` among the n values of an option and writes its index to *out. `use` lists the values for the
-   error message. Fails if the name is unknown. */
+/* Finds `name` among the n values of an option and writes its index to *out. Fails if the name is unknown;
+   `hint` ends the error message. */
 static tt_status tt__parse(tt_context *ctx, const char *option, const char *name, const char *const *names,
-                           int n, const char *use, int *out)
+                           int n, const char *hint, int *out)
 {
+    char list[128];
+    tt__text_buffer text = {list, sizeof list, 0};
     for (*out = 0; *out < n; ++*out) if (strcmp(name, names[*out]) == 0) return TT_OK;
     *out = 0;
-    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "%s '%s' is unknown: use %s", option, name, use);
+    for (int k = 0; k < n; k++) tt__print(&text, "%s%s", k == 0 ? "" : k < n - 1 ? ", " : " or ", names[k]);
+    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "{%s '%s'} is unknown: use %s%s", option, name, list, hint);
 }
 
 static tt_status tt__parse_precision(tt_context *ctx, const char *name, const char *residual,
@@ -41,19 +44,19 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
     int k, wide = 0;
     memset(out, 0, sizeof *out);
     tt_status status = tt__parse(ctx, "precision", name ? name : "32-true", tt__precision_names, 5,
-                                 "32-true, 16-mixed, 16-true, bf16-mixed or bf16-true", &k);
+                                 "", &k);
     if (status != TT_OK) return status;
     out->kind = (tt__precision_kind)k; /* set even if `residual` is wrong, for later checks */
     out->mixed = k == TT__BF16_MIXED || k == TT__16_MIXED;
     out->half = k == TT__32_TRUE ? TT_F32 : k >= TT__16_MIXED ? TT_F16 : TT_BF16;
     if (residual)
         status = tt__parse(ctx, "residual", residual, residuals, 2,
-                           "f32 or 16-bit, or NULL for what suits the precision", &wide);
+                           ", or NULL for what suits the precision", &wide);
     if (status != TT_OK) return status;
     out->residual_f32 = residual ? wide : k == TT__16_MIXED;
     if (!residual || out->mixed) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "residual '%s': precision '%s' has one dtype for all values; leave "
-                    "residual NULL, or use 16-mixed or bf16-mixed", residual, tt__precision_names[k]);
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "{residual '%s'}: {precision '%s'} has one dtype for all values; "
+                    "leave {residual} NULL, or use 16-mixed or bf16-mixed", residual, tt__precision_names[k]);
 }
 
 typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt__matmul;

@@ -392,7 +392,7 @@ static tt_status tt__check_neighbours(const tt_program *p)
     char a[32], b[32];
     for (int r = c->first; r + each < c->first + c->local; r++)
         if (c->no_peer[r][r + each] || c->no_peer[r + each][r])
-            return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "parallel: pipeline %d needs devices that load from "
+            return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "{parallel.pipeline %d} needs devices that load from "
                             "each other's memory, and '%s' and '%s' do not: use data or tensor ranks",
                             p->arena->stages, tt__device_name(c->kind, c->index[r], a),
                             tt__device_name(c->kind, c->index[r + each], b));
@@ -423,7 +423,7 @@ static tt_status tt__memory_suffices(const tt_program *p)
     const tt__room room = tt__memory_room("");
     if (bytes * processes <= room.bytes || (check && strcmp(check, "0") == 0)) return TT_OK;
     return tt__fail(ctx, TT_ERR_MEMORY, "the plan needs %.1f MB of this machine's memory%s, and %.1f MB can "
-                    "be had (%s %.1f MB): use smaller micro-batches, recompute, or precision bf16-true "
+                    "be had (%s %.1f MB): use smaller micro-batches, {recompute}, or {precision bf16-true} "
                     "(TINYTRAIN_MEMORY_CHECK=0 in the environment: try it all the same)",
                     1e-6 * bytes * processes, processes > 1 ? " for all its processes" : "",
                     1e-6 * room.bytes, room.of, 1e-6 * room.limit);

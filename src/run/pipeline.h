@@ -33,8 +33,8 @@ static tt_status tt__feed(tt_program *p)
     tt_status status = tt_allocate(p);
     if (status == TT_OK && p->settings.options.train && max && p->round >= max) {
         tt__forget_inputs(p);
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "a step has more than parallel.micros = %d micro-batches on "
-                        "a data rank, for which the pipeline was planned", max);
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "a step has more than {parallel.micros = %d} micro-batches "
+                        "on a data rank, for which the pipeline was planned", max);
     }
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;

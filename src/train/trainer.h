@@ -89,7 +89,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     const bool decays = s->kind != TT_CONSTANT;
     if (!(s->lr >= 0) || !isfinite(s->lr)) tt__print(&all, "; lr %g is not a finite number >= 0", s->lr);
     if (!(s->min_lr >= 0) || s->min_lr > s->lr) tt__print(&all, "; min_lr %g is not in [0, lr]", s->min_lr);
-    if ((unsigned)s->kind > TT_COSINE) tt__print(&all, "; schedule %d is unknown", (int)s->kind);
+    if (!tt_option_word("schedule", (int)s->kind)) tt__print(&all, "; schedule %d is unknown", (int)s->kind);
     if (s->warmup_steps < 0) tt__print(&all, "; warmup_steps is %lld", (long long)s->warmup_steps);
     if (o->compile.train && decays && s->total_steps < 1)
         tt__print(&all, "; total_steps must be set for a schedule that decays");
@@ -313,10 +313,9 @@ static tt_trainer *tt__trainer_new(tt_context *ctx, const tt_model *model, const
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
-    static const char *const kinds[] = {"constant", "linear", "cosine"}; /* in tt_schedule_kind's order */
     char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: settings to compare */
     snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, total_steps %lld\n",
-             kinds[(unsigned)o.schedule.kind % TT__COUNT(kinds)], tt__shortest(o.schedule.lr, lr),
+             tt_option_word("schedule", (int)o.schedule.kind), tt__shortest(o.schedule.lr, lr),
              tt__shortest(o.schedule.min_lr, min), (long long)o.schedule.warmup_steps,
              (long long)o.schedule.total_steps);
     uint64_t hash = 0;

@@ -604,12 +604,6 @@ TEST(candidates_against_all_sets)
     test_estimates = 400000;
 }
 
-static void say_flag(void *user, const char *name, const char *value, char *to, size_t capacity)
-{
-    (void)user;
-    snprintf(to, capacity, "--%s%s%s", name, value ? "=" : "", value ? value : "");
-}
-
 static void say_kilobytes(void *user, size_t bytes, char *to, size_t capacity)
 {
     (void)user;
@@ -665,14 +659,19 @@ TEST(budgets_of_a_deep_network)
     snprintf(text, sizeof text, "the plan needs %zu bytes, memory_budget is %zu: recompute \"cheap\" makes "
              "it %zu (+0.0%% FLOPs), then recompute \"", plan[0].bytes, c.memory_budget, plan[1].bytes);
     CHECK_ERROR(ctx, TT_ERR_BUDGET, text);
-    const tt_wording flags = {"--budget", "A smaller --batch", say_flag, say_kilobytes, NULL};
+    static const tt_option_name names[] = {{"memory_budget", "--budget"}, {"recompute", "--again"},
+                                           {"offload", "--offload"}, {"update", "--update"},
+                                           {"precision", "--precision"},
+                                           {"rows", "rows (--batch)"}, {NULL, NULL}};
+    const tt_wording flags = {names, say_kilobytes, NULL};
     ctx->options.wording = flags;
     CHECK(!tt_compile(t, loss, &c));
-    snprintf(text, sizeof text, "the plan needs %zu kB, --budget is %zu kB: --recompute=cheap makes it "
-             "%zu kB (+0.0%% FLOPs), then --recompute=", plan[0].bytes / 1000, c.memory_budget / 1000,
+    snprintf(text, sizeof text, "the plan needs %zu kB, --budget is %zu kB: --again cheap makes it "
+             "%zu kB (+0.0%% FLOPs), then --again ", plan[0].bytes / 1000, c.memory_budget / 1000,
              plan[1].bytes / 1000);
     CHECK_ERROR(ctx, TT_ERR_BUDGET, text);
-    CHECK_ERROR(ctx, TT_ERR_BUDGET, ". A smaller --batch needs less; --precision=bf16-true ");
+    CHECK_ERROR(ctx, TT_ERR_BUDGET, ". A micro-batch of fewer rows (--batch) needs less; "
+                "--precision bf16-true ");
     CHECK(!strchr(tt_error(ctx), '"') && !strstr(tt_error(ctx), "bytes"));
     test_estimates = 400000;
     tt_tape_free(t);

@@ -399,7 +399,7 @@ TEST(misuse_of_compile)
     c.precision = "int4";
     CHECK(!tt_compile(m.t, m.loss, &c));
     CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED,
-                "precision 'int4' is unknown: use 32-true, 16-mixed, 16-true, bf16-mixed or bf16-true");
+                "precision 'int4' is unknown: use 32-true, bf16-mixed, bf16-true, 16-mixed or 16-true");
     c.precision = "32-true";
     c.recompute = "most";
     CHECK(!tt_compile(m.t, m.loss, &c));
@@ -422,7 +422,7 @@ TEST(misuse_of_compile)
     c.memory_budget = (size_t)1 << 40;
     c.parallel.server = true;
     CHECK(!tt_compile(m.t, m.loss, &c));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "a parameter server keeps whole gradients and parameters");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parallel.server keeps whole gradients and parameters");
     c.parallel = tt_parallel_default();
     c.memory_budget = 0;
     c.recompute = "budget";
@@ -668,6 +668,66 @@ TEST(numbers_that_are_not_finite_in_an_early_update)
     remove(path);
     tt_program_free(p);
     tt_tape_free(m.t);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* Errors name options as tt_context_options.wording says, and text in braces that is no option stays. */
+TEST(options_are_named_as_the_caller_says)
+{
+    static const tt_option_name names[] = {{"update", "--update"}, {"clip_norm", "--100%"},
+                                           {"parallel.server", "--server"}, {"tune", "--tune"}, {NULL, NULL}};
+    static const tt_option_name unknown[] = {{"update", "--update"}, {"updates", "--updates"}, {NULL, NULL}};
+    test_allocator a;
+    tt_context_options co = test_options(&a);
+    co.wording.names = names;
+    tt_context *ctx = tt_open(&co);
+    REQUIRE(ctx != NULL);
+    tt_compile_options c = tt_compile_options_default();
+    c.update = "backward";
+    c.optimizer.clip_norm = 0.5f;
+    c.parallel.server = c.parallel.sequence = true;
+    c.tune = "";
+    CHECK(tt_check_options(ctx, &c) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "--tune '' is neither");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "; --update backward does not go with --100% 0.5, as the norm of all "
+                "gradients is known at the step's end only, nor with --server: use --update end; "
+                "parallel.sequence needs parallel.tensor 2 or more");
+    c = tt_compile_options_default();
+    c.precision = "{updates {";
+    CHECK(tt_check_options(ctx, &c) == TT_ERR_UNSUPPORTED);
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "precision '{updates {' is unknown");
+    TEST_CLOSE(ctx, &a);
+    co.wording.names = unknown;
+    co.logger.log = NULL;
+    CHECK(!tt_open(&co));
+    CHECK(a.live == 0);
+}
+
+/* tt_option_word lists exactly the words that tt_check_options accepts. */
+TEST(words_of_options)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    int words = 0;
+    for (int k = 0; tt_option_word("precision", k); k++)
+        for (int j = 0; tt_option_word("recompute", j); j++) {
+            tt_compile_options c = tt_compile_options_default();
+            c.precision = tt_option_word("precision", k);
+            c.recompute = tt_option_word("recompute", j);
+            c.memory_budget = 1;
+            CHECK(tt_check_options(ctx, &c) == TT_OK);
+            words++;
+        }
+    CHECK(words == 25);
+    for (int k = 0; tt_option_word("update", k); k++) {
+        tt_compile_options c = tt_compile_options_default();
+        c.update = tt_option_word("update", k);
+        CHECK(tt_check_options(ctx, &c) == TT_OK);
+    }
+    CHECK(strcmp(tt_option_word("optimizer", TT_ADAMW), "adamw") == 0);
+    CHECK(strcmp(tt_option_word("schedule", TT_COSINE), "cosine") == 0);
+    CHECK(strcmp(tt_option_word("parallel.schedule", 1), "gpipe") == 0);
+    CHECK(!tt_option_word("schedule", 3) && !tt_option_word("schedule", -1) && !tt_option_word("lr", 0));
     TEST_CLOSE(ctx, &a);
 }
 

@@ -72,7 +72,7 @@ TEST(options_refused_together)
         "max_tokens 4 is less than max_seqs 5",
         "the model has no function `record`",
         "label_smoothing 1 is not in [0, 1)",
-        "precision 'fp4' is unknown: use 32-true, 16-mixed, 16-true, bf16-mixed or bf16-true",
+        "precision 'fp4' is unknown: use 32-true, bf16-mixed, bf16-true, 16-mixed or 16-true",
         "beta1 1 is not in [0, 1)",
         "weight_decay -2 is negative",
         "clip_norm nan is negative"};
@@ -83,7 +83,7 @@ TEST(options_refused_together)
     o.compile.loss_scale.interval = -1;
     model = tt_bert_classifier(&w.m);
     CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
-    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "train options: residual 'fp32' is unknown: use f32 or 16-bit");
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "train options: residual 'fp32' is unknown: use 16-bit or f32");
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "; loss_scale: interval -1 is less than 1");
     o = train_options(&s, w.l);
     o.schedule.kind = (tt_schedule_kind)9;
