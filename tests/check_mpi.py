@@ -280,7 +280,7 @@ def main():
         return 0
     version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
     OPEN_MPI = "Open MPI" in version or "OpenRTE" in version
-    # Two parts run at a time, the longest part first: it takes as long as all others, which mostly wait.
+    # Two parts run at a time. The longest part starts first, because it takes as long as all others together.
     parts = [part for part in (emulated_gpus, bits, faults, examples, openings, signals_resume, differences)
              if not sys.argv[1:] or part.__name__ in sys.argv[1:]]
 

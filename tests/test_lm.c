@@ -1049,7 +1049,7 @@ TEST(greedy_tokens)
         tt_sampling s = tt_sampling_default();
         s.temperature = 0;
         s.max_new = 8;
-        for (int q = 0; q < 3; q++) { /* with prompts of other lengths in between */
+        for (int q = 0; q < 3; q++) { /* the second prompt is shorter than the others */
             const int length = q == 1 ? 3 : n;
             memcpy(ids + start[q], prompt, sizeof *ids * (size_t)length);
             start[q + 1] = start[q] + length;

@@ -755,7 +755,7 @@ TEST(freeze_the_head)
 TEST(freeze_embeddings_and_biases)
 {
     static const char *const patterns[] = {"*embeddings*", "*.bias", NULL};
-    freeze("distilbert", patterns, 18); /* six matrices and two norms per layer, two of the head */
+    freeze("distilbert", patterns, 18); /* six matrices and two norm weights per layer, two in the head */
     freeze("bert", patterns, 18);
 }
 

@@ -504,12 +504,12 @@ TEST(tables_and_heads)
             CHECK(split_of(n.p, "words") == expected && split_of(n.p, "head_b") == TT__WHOLE);
             if (kind == WORDS) CHECK(split_of(n.p, "head") == expected);
             CHECK(instructions(n.p, TT__OP_MEAN_LOSS) == 1);
-            /* A rank has 600 or 300 of the rows; with 300, no separate logits are stored. */
+            /* With 600 rows of a rank the loss is fused; 300 rows are less than a chunk. */
             CHECK(instructions(n.p, TT__OP_LINEAR_CROSS_ENTROPY) == (ranks == 2));
             CHECK(collectives(n.p, TT__OP_ALL_GATHER, false) == divides);
             CHECK(collectives(n.p, TT__OP_REDUCE_SCATTER, true) == divides);
-            /* Sums for words, and for attention, whose key heads four ranks cannot divide; also of
-               gradients. */
+            /* Sums of embedded words and of attention's projection; on four ranks also of the loss's
+               counts. */
             CHECK(collectives(n.p, TT__OP_ALL_REDUCE, false) == 2 * divides + (ranks == 4));
             close_net(&n);
         }

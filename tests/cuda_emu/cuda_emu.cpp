@@ -207,7 +207,7 @@ struct wide_product { // a warp's part of a warpgroup's product in flight
     const char *file;
     int line;
 };
-// until the wait, the true sums of the lanes
+// the true sums of the lanes, kept until the wait
 struct wide_sums { float *d[32]; int tiles; float sum[32][64]; };
 struct wide_call { const char *file; int line; uint32_t rows, b; }; // equal for the four warps of a warpgroup
 struct phases { // a barrier in shared memory that counts phases
@@ -247,7 +247,7 @@ static struct {
     std::vector<phases> barriers;
     std::vector<late_copies> late[EMU_MOST_THREADS];
     bool waited[EMU_MOST_THREADS]; // by thread: waited for others' copies after its last publish
-    bool copied;                   // late copies were made since `published`
+    bool copied;                   // late copies were made after `published`
     std::vector<char> published;
 } block;
 

@@ -308,7 +308,7 @@ void emu_atomic(void *p, size_t n, const char *file, int line)
 // Reports an access of the host to pinned memory that a running operation uses.
 static void check_host(const char *p, size_t n, bool write, void *pc)
 {
-    // Tries, because another thread may hold the lock and wait for this thread.
+    // Only tries to lock, because another thread may hold the lock and wait for this thread.
     std::unique_lock<std::recursive_mutex> lock(emu_lock, std::try_to_lock);
     if (!lock.owns_lock() || emu_current_op) return;
     size_t kept = 0;

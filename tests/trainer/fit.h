@@ -293,7 +293,7 @@ TEST(fit_refuses_classes_of_another_order)
     close_world(&v);
 }
 
-TEST(fit_resumes_on_the_same_data) /* refuses other classes, warns of other labels and texts */
+TEST(fit_resumes_on_the_same_data) /* tt_fit refuses other classes, and warns of other labels and texts */
 {
     setup s = small();
     rank_group w, v;
