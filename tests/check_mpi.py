@@ -114,7 +114,7 @@ FAULTS = {
     "kill": (lambda k: (k % 3, 2 + 9 * k), r"process rank \d+ .*signal 9|process \d+ \(.*\)"),
     "stop": (lambda k: (k % 3, 2 + 9 * k),
              r": rank \d, process \d \(.*\), has not come for 4 s; its last message came in \w+ '.*'|"
-             # if the fault comes before the first message
+             # the error if the fault comes before the first message
              r": \w+ '.*': rank \d, process \d \(.*\), has not come for 4 s|"
              r": (tt_allocate|a micro-batch|what losses have counted): "
              r"rank \d, process \d \(.*\), has not come for 4 s$"),

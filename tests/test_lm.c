@@ -1345,7 +1345,7 @@ TEST(continued_texts)
     s.max_new = 20;
     s.stop = end;
     s.n_stop = 1;
-    /* A text; the beginning of a document; a text whose answer the callback ends. */
+    /* k: a text; the beginning of a document; a text whose answer the callback ends. */
     for (int k = 0; k < 3; k++) {
         reported x = {"", 0, k == 2 ? 2 : 64};
         CHECK(tt_generate(g, k == 1 ? end : ids, k == 1 ? empty : start, 1, &s, out, &n) == TT_OK);
