@@ -247,7 +247,7 @@ static struct {
     std::vector<phases> barriers;
     std::vector<late_copies> late[EMU_MOST_THREADS];
     bool waited[EMU_MOST_THREADS]; // by thread: waited for others' copies after its last publish
-    bool copied;                   // late copies were made after `published`
+    bool copied;                   // late copies were made since `published` was stored
     std::vector<char> published;
 } block;
 
