@@ -50,7 +50,7 @@ template <class F> static double sustained(double seconds, F f)
 static cudaError_t fill(void *memory, size_t bytes, int element, int mantissa)
 {
     std::vector<uint32_t> pattern(((size_t)1 << 18) + 1); // an odd length, so that rows of a matrix differ
-                                                          // `one` is the exponent field of the number 1.
+    // `one` is the exponent field of the number 1.
     const uint32_t half = element == 2 ? 0xffff : 0xffffffffu, one = mantissa == 10 ? 15 : 127;
     uint64_t random = 1;
     for (uint32_t &word : pattern) {

@@ -29,8 +29,8 @@ import tempfile
 import time
 
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454ca, 0x0001, 0x1000
-MTU = 9000      # bytes of a packet: jumbo frames, so that a busy CPU carries few QUEUE: bytes that wait for a
-                # link. The sender's kernel holds WAITING more packets and drops further ones.
+MTU = 9000      # bytes of a packet: jumbo frames, so that a busy CPU carries few packets
+# QUEUE: bytes that wait for a link. The sender's kernel holds WAITING more packets and drops further ones.
 QUEUE = 1 << 15
 WAITING = 16
 NETWORK = "10.77.0"

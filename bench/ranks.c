@@ -231,8 +231,8 @@ static tt_status reduce_often(void *arg, int rank)
             job->copied = fmin(job->copied, at[2] - at[1]);
             job->go_on = run < 4 || at[2] - begin < bench.min;
         }
-        ok = ok && tt__barrier(job->group->rank_group, rank, all); /* before rank 0 decides whether to go
-                                                                      on */
+        ok = ok && tt__barrier(job->group->rank_group, rank, all); /* then all ranks know what rank 0
+                                                                      decided */
     }
     return ok ? TT_OK : TT_ERR_DEVICE;
 }

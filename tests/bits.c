@@ -426,7 +426,7 @@ static void set(tt_program *p, tt_context *ctx, tt_value v, const void *data, in
 }
 
 /* Trains without a trainer. POOLED: MiniLM's encoder, the mean of each sequence, weighted loss. OWN:
-   own_loss. */
+   the loss of own_loss. */
 static void train_by_hand(tt_context *ctx, const one_case *c, const char *device, int steps, results *r)
 {
     const bool pooled = c->model == POOLED;

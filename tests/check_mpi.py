@@ -114,7 +114,7 @@ FAULTS = {
     "kill": (lambda k: (k % 3, 2 + 9 * k), r"process rank \d+ .*signal 9|process \d+ \(.*\)"),
     "stop": (lambda k: (k % 3, 2 + 9 * k),
              r": rank \d, process \d \(.*\), has not come for 4 s; its last message came in \w+ '.*'|"
-             # if the fault comes before the first message
+             # the error if the fault comes before the first message
              r": \w+ '.*': rank \d, process \d \(.*\), has not come for 4 s|"
              r": (tt_allocate|a micro-batch|what losses have counted): "
              r"rank \d, process \d \(.*\), has not come for 4 s$"),
@@ -280,7 +280,7 @@ def main():
         return 0
     version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
     OPEN_MPI = "Open MPI" in version or "OpenRTE" in version
-    # Two parts run at a time, the longest part first: it takes as long as all others, which mostly wait.
+    # Two parts run at a time. The longest part starts first, because it takes as long as all others together.
     parts = [part for part in (emulated_gpus, bits, faults, examples, openings, signals_resume, differences)
              if not sys.argv[1:] or part.__name__ in sys.argv[1:]]
 

@@ -393,7 +393,7 @@ int main(int argc, char **argv)
     if (argc < 3) return 2;
     shared_folder = argv[1];
     local = atoi(argv[2]);
-    if (argc > 5 && strcmp(argv[3], "open") == 0) { /* FOLDER LOCAL open TIMEOUT KIND: open_until */
+    if (argc > 5 && strcmp(argv[3], "open") == 0) { /* arguments: FOLDER LOCAL open TIMEOUT KIND */
         wait_seconds = atof(argv[4]);
         return open_until(argv[5]);
     }

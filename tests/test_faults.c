@@ -519,7 +519,7 @@ static bool sweep_inputs(sweep *s)
     vc.image_size = 6;
     vc.patch_size = 2;
     vc.classes = 3;
-    for (int k = 0; k < 2; k++) { /* one context each, because parameters have equal names */
+    for (int k = 0; k < 2; k++) { /* each model has a context, because parameters have equal names */
         if (!sweep_open(s, false)) return false;
         if (k == 0) CHECK(tt_bert_new(s->ctx, &bert, &bc) == TT_OK);
         else CHECK(tt_vit_new(s->ctx, &vit, &vc) == TT_OK);

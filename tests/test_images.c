@@ -668,7 +668,7 @@ TEST(image_loader_transforms)
         size_t bytes = (size_t)(o.height * o.width * c), resized_bytes = (size_t)(H * W * c);
         uint8_t *resized = (uint8_t *)malloc(N * resized_bytes),
                 *came = (uint8_t *)calloc((size_t)(tops * lefts), 2), pixels[HEIGHT * WIDTH * 4];
-        for (int i = 0; i < N; i++) { /* channels change before the size */
+        for (int i = 0; i < N; i++) { /* the loader changes channels before the size */
             tt_image image = {pixels, HEIGHT, WIDTH, c};
             for (int p = 0; p < HEIGHT * WIDTH * c; p++)
                 pixels[p] = draw(i, p / c / WIDTH, p / c % WIDTH, s.channels == 1 ? 0 : p % c);

@@ -1049,7 +1049,7 @@ TEST(greedy_tokens)
         tt_sampling s = tt_sampling_default();
         s.temperature = 0;
         s.max_new = 8;
-        for (int q = 0; q < 3; q++) { /* with prompts of other lengths in between */
+        for (int q = 0; q < 3; q++) { /* the second prompt is shorter than the others */
             const int length = q == 1 ? 3 : n;
             memcpy(ids + start[q], prompt, sizeof *ids * (size_t)length);
             start[q + 1] = start[q] + length;
@@ -1345,7 +1345,7 @@ TEST(continued_texts)
     s.max_new = 20;
     s.stop = end;
     s.n_stop = 1;
-    /* A text; the beginning of a document; a text whose answer the callback ends. */
+    /* k: a text; the beginning of a document; a text whose answer the callback ends. */
     for (int k = 0; k < 3; k++) {
         reported x = {"", 0, k == 2 ? 2 : 64};
         CHECK(tt_generate(g, k == 1 ? end : ids, k == 1 ? empty : start, 1, &s, out, &n) == TT_OK);

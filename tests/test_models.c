@@ -755,7 +755,7 @@ TEST(freeze_the_head)
 TEST(freeze_embeddings_and_biases)
 {
     static const char *const patterns[] = {"*embeddings*", "*.bias", NULL};
-    freeze("distilbert", patterns, 18); /* six matrices and two norms per layer, two of the head */
+    freeze("distilbert", patterns, 18); /* six matrices and two norm weights per layer, two in the head */
     freeze("bert", patterns, 18);
 }
 
@@ -949,7 +949,7 @@ TEST(save_fails_and_the_old_files_stay)
               tt_bert_save(&m, folder) == TT_OK);
         for (int i = 0; i < 2; i++)
             bytes[i] = test_read(test_path(folder, i ? "config.json" : "model.safetensors"), &n[i]);
-        m.config.dropout = 0.5f; /* would change model and config.json */
+        m.config.dropout = 0.5f; /* a whole save would change both files */
         float *zeros = (float *)calloc((size_t)tt_param_size(m.word), sizeof(float));
         CHECK(tt_param_set(m.word, zeros) == TT_OK);
         free(zeros);

@@ -7,8 +7,8 @@
 #include "tinytrain.h"
 #include "test.h"
 
-/* Two parameters, each pulled to a target by a mean squared error: the gradient of element i is 2 (p_i
-   - target_i) / n. */
+/* Two parameters, each pulled to a target by a mean squared error: the gradient of element i is
+   2 (p_i - target_i) / n. */
 enum { N_BIAS = 37, ROWS = 13, COLS = 331, N_WEIGHT = ROWS * COLS, STEPS = 20 };
 
 typedef struct reference {

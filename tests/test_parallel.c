@@ -1054,7 +1054,7 @@ TEST(programs_of_other_layouts_are_refused)
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "parameter 'table' lives on device 'cpu*4'");
     o.device = "cpu*4";
     o.parallel.zero = 3;
-    n.eval = tt_compile(n.t, n.loss, &o); /* has a separate arena, with the first program's parameters */
+    n.eval = tt_compile(n.t, n.loss, &o); /* eval has a separate arena and the first program's parameters */
     CHECK(n.eval != NULL && tt_set_rank(n.eval, 0, n.ids, &(int32_t){0}, 1) == TT_ERR_ARGUMENT);
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "lives in a program that is not allocated");
     FINE(&n, run_step(&n, 0, 4));

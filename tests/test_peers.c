@@ -588,7 +588,7 @@ static void leave_out(tt_program *p)
 static char net_error[1024];
 /* Removes waits of updates in the host's memory: the waits for one group's copies to the host (one stream
    completes copies in order), or the last waits for copies back, or the host's own wait. Returns the number
-   of choices. */
+   of waits that left_wait can name. */
 static int leave_waits_out(tt_program *p)
 {
     const tt_tape *t = p->built.t;

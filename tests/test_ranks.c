@@ -261,7 +261,7 @@ TEST(ranks_wait_for_a_process_that_ends)
     static const tt__transport transport = {NULL, NULL, no_message, late_end, NULL};
     tt_context_options o = tt_context_options_default();
     o.threads = 1;
-    o.timeout = 60; /* ranks wait at most 2 seconds for an ended process */
+    o.timeout = 60; /* yet ranks wait at most 2 seconds for an ended process */
     tt_context *ctx = tt_open(&o);
     REQUIRE(ctx != NULL);
     tt__net *n = (tt__net *)calloc(1, sizeof *n);

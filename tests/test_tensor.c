@@ -504,12 +504,12 @@ TEST(tables_and_heads)
             CHECK(split_of(n.p, "words") == expected && split_of(n.p, "head_b") == TT__WHOLE);
             if (kind == WORDS) CHECK(split_of(n.p, "head") == expected);
             CHECK(instructions(n.p, TT__OP_MEAN_LOSS) == 1);
-            /* A rank has 600 or 300 of the rows; with 300, no separate logits are stored. */
+            /* With 600 rows of a rank the loss is fused; 300 rows are less than a chunk. */
             CHECK(instructions(n.p, TT__OP_LINEAR_CROSS_ENTROPY) == (ranks == 2));
             CHECK(collectives(n.p, TT__OP_ALL_GATHER, false) == divides);
             CHECK(collectives(n.p, TT__OP_REDUCE_SCATTER, true) == divides);
-            /* Sums for words, and for attention, whose key heads four ranks cannot divide; also of
-               gradients. */
+            /* Sums of embedded words and of attention's projection; on four ranks also of the loss's
+               counts. */
             CHECK(collectives(n.p, TT__OP_ALL_REDUCE, false) == 2 * divides + (ranks == 4));
             close_net(&n);
         }
@@ -556,14 +556,14 @@ TEST(regions_of_real_architectures)
     double millions;
     tensor_least = 1000000;
     loss_whole = (int64_t)16 << 20;
-    CHECK(regions(false, NULL, 2, &millions) == 12 + 1); /* one more for the table of words */
+    CHECK(regions(false, NULL, 2, &millions) == 12 + 1); /* one region more is for the table of words */
     CHECK_NEAR(millions, 42.5 + 23.44, 0.05);
     CHECK(regions(false, NULL, 4, &millions) == 12); /* 4 does not divide the rows of the table */
     CHECK(regions(true, "L/16", 2, &millions) == 48);
     CHECK_NEAR(millions, 302.16, 0.01); /* of 303.3 */
     CHECK(regions(true, "L/16", 4, &millions) == 48);
     CHECK(regions(true, "S/16", 4, &millions) == 12); /* 4 ranks cannot divide the 6 heads of S/16 */
-    CHECK(regions(true, "Ti/16", 2, &millions) == 0); /* too small to be divided */
+    CHECK(regions(true, "Ti/16", 2, &millions) == 0); /* the layers are too small to be divided */
     tensor_least = 1;
     CHECK(regions(true, "S/16", 4, &millions) == 12);
     CHECK(regions(true, "S/16", 2, &millions) == 24);

@@ -95,7 +95,7 @@ static void sweep(long count)
     CHECK(n > 200 && tolerated < n / 2); /* most calls that fail end the run */
 }
 
-TEST(any_call_may_fail_once) /* also copies between host and device */
+TEST(any_call_may_fail_once) /* and so may copies between host and device */
 {
     offload = everything;
     sweep(1);
@@ -140,7 +140,7 @@ TEST(any_call_may_fail_while_saving)
     for (int endless = 0; endless < 2; endless++) {
         const long count = endless ? 1L << 40 : 1;
         long n = 0;
-        /* Skips calls: two functions read and write all parameters. */
+        /* Skips some calls, because two functions read and write all parameters. */
         for (bool reached = true; reached; n += n < 6 ? 1 : 29) {
             trained t;
             tt_progress progress;

@@ -224,7 +224,7 @@ static long graphs_of_lengths(int lengths, int rounds)
 {
     test_allocator a;
     small_net net;
-    emu_configure(1, (size_t)16 << 20, 1, 4); /* the emulator starts in order, which is fastest */
+    emu_configure(1, (size_t)16 << 20, 1, 4); /* seed 4: the emulator starts operations in order */
     tt_context *ctx = test_open(&a);
     bool ok = CHECK(small_open(ctx, &net, false) == TT_OK);
     emu_counts before = emu_get_counts();

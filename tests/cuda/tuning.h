@@ -171,7 +171,7 @@ typedef struct tuned_run {
     /* Results */
     float w[TUNED_WEIGHTS];
     double loss[TUNED_STEPS];
-    emu_counts first, later;  /* counts of the first step, which times products; of the later steps */
+    emu_counts first, later;  /* counts of the first step, which times products, and of the later steps */
     char log[256];            /* the last line of the log */
     bool fault_met;
 } tuned_run;

@@ -207,7 +207,7 @@ struct wide_product { // a warp's part of a warpgroup's product in flight
     const char *file;
     int line;
 };
-// until the wait, the true sums of the lanes
+// the true sums of the lanes, kept until the wait
 struct wide_sums { float *d[32]; int tiles; float sum[32][64]; };
 struct wide_call { const char *file; int line; uint32_t rows, b; }; // equal for the four warps of a warpgroup
 struct phases { // a barrier in shared memory that counts phases
@@ -247,7 +247,7 @@ static struct {
     std::vector<phases> barriers;
     std::vector<late_copies> late[EMU_MOST_THREADS];
     bool waited[EMU_MOST_THREADS]; // by thread: waited for others' copies after its last publish
-    bool copied;                   // late copies were made since `published`
+    bool copied;                   // late copies were made since `published` was stored
     std::vector<char> published;
 } block;
 
@@ -824,7 +824,7 @@ void emu_phases_arrive(uint64_t *barrier, bool with_copies, const char *file, in
         b->copies = true;
         block.late[me].push_back({barrier, block.copies[me]});
         block.copies[me].clear();
-        if (emu_random() & 1) make_late_copies(me, barrier, file, line); // otherwise at the last moment
+        if (emu_random() & 1) make_late_copies(me, barrier, file, line); // else at the last moment
     } else {
         arrive(b, file, line);
     }
@@ -1968,7 +1968,7 @@ static void *allocate(size_t n, size_t charged, bool managed)
     if (total > (size_t)(last - d.base))
         emu_fatal("cudaMalloc: the address space of device %d is used up by freed allocations",
                   current_device);
-    set_access(0); // no rights, before the device's memory grows
+    set_access(0); // removes all access before the device's memory grows
     emu_allocation a{last - total + EMU_REDZONE, n, charged, false, (int)d.allocations.size(), managed};
     char *before = huge_page_of(d.bottom);
     d.bottom = last - total;

@@ -268,7 +268,7 @@ static void check(const void *address, size_t n, bool write, bool atomic, bool k
     const uintptr_t begin = (uintptr_t)p, end = begin + n;
     for (uintptr_t x = begin & ~(uintptr_t)1; x < end; x += 2, c++) {
         uint8_t mask = (uint8_t)((x >= begin ? 1 : 0) | (x + 1 < end ? 2 : 0));
-        if (shared && (c->write_op != a.op || c->write_block != a.in_block)) { // written by an earlier block
+        if (shared && (c->write_op != a.op || c->write_block != a.in_block)) { // an earlier block wrote here
             c->write_op = 0;
             c->defined = c->write_mask = 0;
         }
@@ -308,7 +308,7 @@ void emu_atomic(void *p, size_t n, const char *file, int line)
 // Reports an access of the host to pinned memory that a running operation uses.
 static void check_host(const char *p, size_t n, bool write, void *pc)
 {
-    // Tries, because another thread may hold the lock and wait for this thread.
+    // Only tries to lock, because another thread may hold the lock and wait for this thread.
     std::unique_lock<std::recursive_mutex> lock(emu_lock, std::try_to_lock);
     if (!lock.owns_lock() || emu_current_op) return;
     size_t kept = 0;

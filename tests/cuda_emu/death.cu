@@ -818,7 +818,7 @@ static bool holds_one_of(std::string text, std::string parts)
     for (size_t at = folder.empty() ? std::string::npos : text.find(folder); at != std::string::npos;
          at = text.find(folder))
         text.erase(at, folder.size());
-#if defined(__aarch64__) // lines of accesses come from a tool that may be missing
+#if defined(__aarch64__) // a tool that may be missing finds the source lines of accesses
     for (size_t at = parts.find(" at death.cu"); at != std::string::npos; at = parts.find(" at death.cu")) {
         parts.erase(at, parts.find_first_of(" |", at + 4) == std::string::npos
                             ? std::string::npos

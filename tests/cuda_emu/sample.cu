@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(128)
 enum { MOST_RANKS = 8 };
 struct ring {
     int ranks;
-    size_t chunk; // numbers of a chunk; a rank has ranks * chunk numbers
+    size_t chunk; // how many numbers a chunk has; a rank has ranks * chunk numbers
     float *data[MOST_RANKS], *received[MOST_RANKS];
     cudaStream_t copy[MOST_RANKS], compute[MOST_RANKS];
     cudaEvent_t ready[MOST_RANKS], sent[MOST_RANKS][MOST_RANKS], added[MOST_RANKS][MOST_RANKS],

@@ -727,7 +727,7 @@ struct captured { cudaGraph_t graph = nullptr; cudaGraphExec_t exec = nullptr; }
 static cudaError_t capture_two_streams(captured *c, cudaStream_t s, cudaStream_t t, float *a, float *b, int n,
                                        int rank)
 {
-    event fork, join; // may be destroyed after the capture
+    event fork, join; // both events may be destroyed after the capture
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
     OK(cudaEventRecord(fork, s));
     OK(cudaStreamWaitEvent(t, fork, 0));

@@ -304,7 +304,7 @@ TEST(loader_deals_out_to_groups)
                   memcmp(rest.index, e.index + skip, (size_t)rest.seqs * sizeof *e.index) == 0);
             log_free(&rest);
             int max = 0, more = 0;
-            /* Tokens that ranks wait for and tokens in use, in steps with several texts per micro-batch. */
+            /* Adds up tokens that ranks wait for and tokens in use, if micro-batches have several texts. */
             double largest = 0, all = 0;
             for (int at = 0; at < N;) {
                 bool in[N] = {false};

@@ -271,7 +271,7 @@ TEST(safetensors_hostile)
           tt_safetensors_find(s, "e") == 1);
     CHECK(s->begin[0] - s->begin[2] == 4);
     tt_safetensors_close(s);
-    s = tt_safetensors_open(ctx, write_header(path, "{}", data, 0, -1)); /* no tensor at all */
+    s = tt_safetensors_open(ctx, write_header(path, "{}", data, 0, -1)); /* the file has no tensor */
     REQUIRE(s);
     CHECK(tt_safetensors_count(s) == 0 && tt_safetensors_find(s, "a") == -1);
     CHECK(!tt_safetensors_metadata(s, "format"));

@@ -115,7 +115,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
             FUZZ_CHECK((found >= 0 || nul) && found < size);
             FUZZ_CHECK(!token || found < 0 || strcmp(tt_tokenizer_token(k, found), token) == 0);
         }
-        /* of the text's size, so that tools notice a read beyond it */
+        /* a copy of exactly the text's size, so that tools notice a read beyond it */
         char *exact = (char *)malloc(in.left ? in.left : 1);
         FUZZ_CHECK(exact);
         if (in.left) memcpy(exact, in.at, in.left);

@@ -44,7 +44,7 @@ static inline fuzz_run *fuzz_run_get(void)
     r.k = tt_tokenizer_open(r.ctx, "vocab.txt", true);
     r.d = tt_dataset_table(r.ctx, "texts.csv", NULL, NULL, 0, NULL);
     tt_loader_options lo = tt_loader_options_default();
-    lo.batch = 2; /* three steps an epoch */
+    lo.batch = 2; /* an epoch has three steps */
     lo.max_length = 8;
     lo.threads = 0;
     r.train = tt_loader_new(r.ctx, r.d, r.k, &lo);

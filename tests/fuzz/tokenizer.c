@@ -29,7 +29,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
             int found = tt_tokenizer_find(k, token);
             FUZZ_CHECK(found >= 0 && found < size && strcmp(tt_tokenizer_token(k, found), token) == 0);
         }
-        /* of the text's size, so that tools notice a read beyond it */
+        /* a copy of exactly the text's size, so that tools notice a read beyond it */
         char *exact = (char *)malloc(text.left ? text.left : 1);
         FUZZ_CHECK(exact);
         if (text.left) memcpy(exact, text.at, text.left);

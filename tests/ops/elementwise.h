@@ -11,7 +11,7 @@ TEST_PLAIN static void eval_activation(node *n)
         if (n->k == TT__ACT_GELU) y = x / 2 * (1 + erf(x / sqrt(2.0)));
         if (n->k == TT__ACT_GELU_TANH)
             y = x / 2 * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
-        /* Finite differences must not cross the kink. */
+        /* Finite differences must not cross the kink of ReLU. */
         if (n->k == TT__ACT_RELU) y = (g->differencing ? n->index[k] : x > 0) ? x : 0;
         if (n->k == TT__ACT_TANH) y = tanh(x);
         if (n->k == TT__ACT_SILU) y = x / (1 + exp(-x));

@@ -8,7 +8,7 @@ TEST_PLAIN static void eval_linear(node *n)
     for (int r = 0; r < n->rows; r++)
         for (int c = 0; c < n->cols; c++) {
             double sum = b ? b[c] : 0, size = fabs(sum), part[4] = {0, 0, 0, 0};
-            if (g->differencing) { /* faster, without the magnitude */
+            if (g->differencing) { /* a faster loop, without the magnitude */
                 int k = 0;
                 for (; k + 4 <= depth; k += 4)
                     for (int j = 0; j < 4; j++) part[j] += x[r * depth + k + j] * w[c * depth + k + j];

@@ -187,7 +187,7 @@ static void compile_in(tt_compile_options *o, const char *isa, const precision_c
 static bool fits(const op_case *c, const precision_case *precision)
 {
     double max = 0;
-    for (int k = 1; k <= g->n; k++) /* losses are f32 */
+    for (int k = 1; k <= g->n; k++) /* skips losses, which are f32 */
         for (int e = 0; e < g->nodes[k].rows * g->nodes[k].cols && !g->nodes[k].loss; e++)
             if (fabs(g->nodes[k].v[e]) > max) max = fabs(g->nodes[k].v[e]);
     bool ok = precision->half != TT_F16 || max < 32768;

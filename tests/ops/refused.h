@@ -327,7 +327,7 @@ TEST(numbers_that_are_not_finite)
         }
 }
 
-/* A failed micro-batch in the middle of a step ends the step without an updateand does not affect the next
+/* A failed micro-batch in the middle of a step ends the step without an update and does not affect the next
    step. */
 TEST(failed_micro_batch_ends_the_step)
 {

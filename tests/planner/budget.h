@@ -690,7 +690,7 @@ TEST(no_fixed_options_beat_a_budget)
     co.verify = false;
     test_estimates = 1200000; /* the library's default */
     for (int k = 0; k < 2 * TEST_COUNT(offloads); k++) {
-        if (TEST_SWEEP > 1 && k != 1) continue; /* k 1 takes a second in a thinned sweep */
+        if (TEST_SWEEP > 1 && k != 1) continue; /* thinned sweeps run only k 1, which takes a second */
         tt_context *ctx = open_apart(&co);
         tt_vit m;
         tt_vit_config c = tt_vit_config_default("L/16");

@@ -222,7 +222,7 @@ TEST(random_networks_replay_bit_for_bit)
     char what[512];
     for (uint64_t seed = 0; seed <= 60; seed++) {
         for (int precision = 0; precision < PRECISIONS; precision++) {
-            /* each runs half of the networks */
+            /* each precision from 5 on runs half of the networks */
             if (precision >= 5 && (int)seed % 2 == precision % 2) continue;
             for (int accumulate = 0; accumulate < 2; accumulate++) {
                 if (((int)seed + precision + 3 * accumulate) % (3 * TEST_SWEEP - 2)) continue;

@@ -245,9 +245,9 @@ TEST(updates_in_the_hosts_memory)
     together = 4096;
 }
 
-/* Checks the bytes that updates in the host's memory free on the device, copy, and need on the host. Besides
-   the group of parameters and gradients that is updated, two groups that arrive, and parameters that go back.
-   Only the copies of the first group to the host and of the last group back are waited for. */
+/* Checks the bytes that updates in the host's memory free on the device, copy, and need on the host. The
+   host has room for the group that is updated, two groups that arrive, and parameters that go back. Only the
+   copies of the first group to the host and of the last group back are waited for. */
 TEST(plans_of_updates_in_the_hosts_memory)
 {
     static char text[40000];
@@ -257,7 +257,7 @@ TEST(plans_of_updates_in_the_hosts_memory)
         {"end", "optimizer", 4 * DEEP, 2, 2},
         {"host", NULL, 3 * DEEP, 2, 2},
         {"host", "gradients", 4 * DEEP, 2, 3}, /* their norm needs the gradients on the device */
-        {"host", "parameters", 3 * DEEP - 1, 3, 3}}; /* fetched for the forward and the backward */
+        {"host", "parameters", 3 * DEEP - 1, 3, 3}}; /* forward and backward fetch the parameters */
     tt_costs slow = tt_costs_default();
     slow.update_host = 1e8;
     slow.launch = 0;

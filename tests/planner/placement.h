@@ -32,7 +32,7 @@ TEST(lifetimes_and_places_of_each_space)
     }
     for (int space = 0; space < TT__SPACES; space++)
         CHECK(tt__verify_places(t, box, n, (tt__space)space, height[space]) == TT_OK);
-    /* (40, 4) floats: x, whose place u and u2 reuse, and h or b */
+    /* two places of (40, 4) floats: one for x, later u and u2, and one for h or b */
     CHECK(height[TT__HOST] == 640 && height[TT__DEVICE] == 2 * 640);
 
     box[a - box].place = 64;
@@ -74,7 +74,7 @@ TEST(work_of_other_streams_ends_at_its_wait)
     tt_context *ctx = test_open(&a);
     static float expected[STREAM_RUNS][STREAM_NUMBERS], got[STREAM_RUNS][STREAM_NUMBERS];
     ctx->options.verify = true;
-    /* the missing wait; -1: none; -2: not late */
+    /* without: the missing wait; -1: none; -2: none, and copies are not late */
     for (int without = -2; without < 2 * STREAM_BLOCKS; without++) {
         streams s;
         ctx->late = without > -2;

@@ -354,7 +354,7 @@ static bool may_not_join(tt_context *ctx, int way, int *pairs)
     if (way == 22) b->later = true;
     if (way == 23) b->slot = 1;
     if (way == 24) b->once = 1;
-    for (int k = 0; way == 25 && k < 40; k++) /* y1 lives long */
+    for (int k = 0; way == 25 && k < 40; k++) /* these ops make y1 live long */
         by_hand(t, TT__OP_MUL, 0, other, other, tt__new_value(t, &square, TT__TRANSIENT, "meanwhile"));
     u = tt__new_value(t, &square, TT__TRANSIENT, "last");
     if (way == 26) by_hand(t, TT__OP_MUL, 0, other, y[1], u); /* u could be made in place of y1 */

@@ -263,7 +263,7 @@ TEST(fit_refuses)
     o.folder = folder;
     CHECK(tt_fit(v.r, tt_loader_source(v.l), tt_loader_source(v.all), &o, &finished) == TT_ERR_ARGUMENT);
     CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "has done 3 epochs and 0 steps, more than 1 epochs of 7 steps");
-    w.progress.epoch = INT64_MAX; /* no product with this number is computed */
+    w.progress.epoch = INT64_MAX; /* no overflow: this number is not multiplied */
     CHECK(tt_trainer_save(w.r, test_path(folder, "state.safetensors"), &w.progress) == TT_OK);
     CHECK(tt_fit(v.r, tt_loader_source(v.l), tt_loader_source(v.all), &o, &finished) == TT_ERR_ARGUMENT);
     CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "has done 9223372036854775807 epochs and 0 steps, more than 1 epoch");
@@ -293,7 +293,7 @@ TEST(fit_refuses_classes_of_another_order)
     close_world(&v);
 }
 
-TEST(fit_resumes_on_the_same_data) /* refuses other classes, warns of other labels and texts */
+TEST(fit_resumes_on_the_same_data) /* tt_fit refuses other classes, and warns of other labels and texts */
 {
     setup s = small();
     rank_group w, v;

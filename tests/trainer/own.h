@@ -215,7 +215,7 @@ TEST(fit_of_models_of_ones_own)
               a.steps == OWN_STEPS * OWN_EPOCHS);
         CHECK(tt_evaluate(a.r, &a.validation, &after) == TT_OK && after.loss < 0.7 * before.loss);
         CHECK_NEAR(a.metrics[2], language ? exp(after.loss) : sqrt(after.loss), 0);
-        b.stop_at = 7; /* in the middle of the second epoch */
+        b.stop_at = 7; /* stops in the middle of the second epoch */
         CHECK(own_fit(&b, second, false, NULL, &finished) == TT_OK && !finished &&
               tt_trainer_steps(b.r) == 7);
         CHECK(own_fit(&c, second, true, NULL, &finished) == TT_OK && finished && c.steps == a.steps - 7);

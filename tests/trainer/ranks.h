@@ -163,7 +163,7 @@ TEST(micro_batches_wait_for_their_round)
             memcpy(ids, x.ids, sizeof *ids * (size_t)x.rows);
             const bool bad = micro == bad_at[k];
             if (bad && k % 2) ids[1] = 30000, x.ids = ids; /* fails only when the round runs */
-            if (bad && k % 2 == 0) x.labels = NULL;         /* fails at once */
+            if (bad && k % 2 == 0) x.labels = NULL;         /* the call fails at once */
             const tt_status status = tt_train_batch(a.r, &x, &stats, &updated);
             CHECK(!updated && (status == TT_OK) == (micro < bad_at[k]));
             if (bad && k % 2) CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "rank 1");
@@ -262,7 +262,7 @@ TEST(evaluation_on_any_number_of_ranks_is_the_same)
         tt_batch b;
         bool more = false;
         s.train = n % 2;
-        s.batch = 24; /* divided by eight: room for three texts */
+        s.batch = 24; /* each of eight ranks has room for three texts */
         s.threads = 1 + n % 3;
         if (!open_world(&w, &s)) return;
         tt_loader_options lo = tt_loader_options_default(); /* 18 micro-batches: some rounds are short */

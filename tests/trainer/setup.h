@@ -43,7 +43,7 @@ typedef struct setup {
     tt_optimizer_options optimizer;
     tt_schedule schedule;
     int batch, accumulate, max_tokens;
-    bool accumulating;          /* o.compile.accumulate, also with one micro-batch */
+    bool accumulating;          /* sets o.compile.accumulate, also for one micro-batch */
     bool train;
     size_t memory_budget;
     const char *device;

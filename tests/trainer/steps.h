@@ -334,7 +334,7 @@ TEST(batches_that_do_not_fit)
         CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "the batch is empty (0 sequences,");
         b.ids = b.positions = b.types = b.labels = zeros;
         b.seq_start = starts;
-        /* More sequences than max_seqs: found after the tokens were copied. */
+        /* More sequences than max_seqs are found only after the tokens were copied. */
         b.seqs = b.rows = BATCH + 1;
         CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_SHAPE);
         CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "for input 'seq_start'");
