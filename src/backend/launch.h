@@ -38,7 +38,8 @@ enum { TT__FLOATS = 0 TT__DTYPES(TT__IS_FLOAT) };
 typedef struct tt__mat { void *data; tt_dtype dtype; int64_t rows, cols, ld; } tt__mat;
 
 typedef enum tt__act {
-    TT__ACT_NONE, TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RELU, TT__ACT_TANH, TT__ACT_SILU
+    TT__ACT_NONE, TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RELU, TT__ACT_TANH, TT__ACT_SILU,
+    TT__ACT_SIGMOID
 } tt__act;
 
 #define TT__MAX_IN 9
@@ -51,6 +52,8 @@ typedef enum tt__act {
    have padding. */
 #define TT__ATTRS(X) \
     X(int, act)           /* tt__act: LINEAR, ACTIVATION */ \
+    X(bool, untransposed) /* MATMUL: a b, not a b^T */ \
+    X(float, beyond)      /* MATMUL: the number in the columns beyond the rows of b */ \
     X(int, heads)         /* ATTENTION, ROTARY */ \
     X(int, key_heads)     /* ATTENTION */ \
     X(bool, causal)       /* ATTENTION */ \
@@ -65,10 +68,11 @@ typedef enum tt__act {
     X(bool, nesterov)     /* SGD */ \
     X(int, ignore_index)  /* CROSS_ENTROPY */ \
     X(bool, by_class)     /* CROSS_ENTROPY: weights belong to classes, not to rows */ \
+    X(bool, by_total)     /* losses and their backward: divided by operand TT__LOSS_TOTAL of the loss */ \
     X(float, scale)       /* SCALE, ATTENTION; FILL: the value; ROTARY: -1 turns back */ \
     X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
     X(float, dropout)     /* DROPOUT, ATTENTION */ \
-    X(float, eps)         /* LAYERNORM, RMSNORM, ADAM */ \
+    X(float, eps)         /* LAYERNORM, RMSNORM, NORMALIZE, ADAM */ \
     X(float, smoothing)   /* CROSS_ENTROPY */ \
     X(float, weight_decay) /* SGD, ADAM */ \
     X(float, beta1)       /* ADAM; SGD: momentum */ \

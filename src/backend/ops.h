@@ -19,7 +19,7 @@
                                 because the step's number of targets is not yet known there */
 #define TT__ANY_SPACE 0x80   /* its operands may be in the host's memory                                    */
 #define TT__WAITS 0x100      /* operands of a WAIT: all operands and results of another stream's work    */
-#define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be in fp8 (TT__E4M3)                  */
+#define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be in fp8 if it has 1/scale operands  */
 #define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], if out[1] is present      */
 #define TT__LOSS 0x800       /* out[0] is a mean over the targets in[TT__LOSS_TARGETS], out[TT__LOSS_COUNTS]
                                 counts them */
@@ -48,12 +48,15 @@
    device's memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
-enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two operands and an output */
+/* Numbers of operands, and of an output, of losses. TOTAL: what tt_loss_total has set. */
+enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_COUNTS = 2 };
 
 #define TT__OPS(X) \
     X(LINEAR, "linear", 6, 2, TT__BY_ROW(1 | 8) | TT__PRODUCT | TT__ACTIVATES | TT__SAVES1 | TT__BEGINS | \
       TT__WEIGHT(1) | TT__RESIDUAL(3)) \
         /* x, w, [b], [residual], [1/scale of x], [1/scale of w] -> y, [pre-activation] */ \
+    X(MATMUL, "matmul", 2, 1, TT__BY_ROW(1) | TT__PRODUCT) /* a, b -> a b^T or a b */ \
+    X(MATMUL_DB, "matmul_db", 2, 1, TT__PRODUCT) /* a, b -> a^T b, the rows of the result that exist */ \
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
     X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
         /* x, w, [b] -> y, (mean, 1/std) */ \
@@ -61,6 +64,11 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two
         /* x, w -> y, 1/rms */ \
     X(RMSNORM_BACKWARD, "rmsnorm_backward", 4, 3, TT__INPLACE0 | TT__COLUMN_SUMS) \
         /* dy, x, w, 1/rms -> [dx], [dw], [column sums of dx] */ \
+    X(SOFTMAX, "softmax", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__AGAIN) /* x -> y */ \
+    X(SOFTMAX_BACKWARD, "softmax_backward", 2, 1, TT__INPLACE0 | TT__INPLACE1) /* dy, y -> dx */ \
+    X(NORMALIZE, "normalize", 1, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
+        /* x -> y, 1/norm */ \
+    X(NORMALIZE_BACKWARD, "normalize_backward", 3, 1, TT__INPLACE0 | TT__INPLACE1) /* dy, y, 1/norm -> dx */ \
     X(ACTIVATION, "activation", 1, 1, TT__NAMED_BY_ACT | TT__INPLACE0 | TT__BY_ROW(1) | TT__AGAIN) \
         /* x -> act(x) */ \
     X(ADD, "add", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__SUMS | TT__MOVES | \
@@ -68,6 +76,9 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two
     X(ADD_ROW, "add_row", 2, 1, TT__INPLACE0 | TT__BY_ROW(1)) /* a, row -> a + row, in every row */ \
     X(SUM_ROWS, "sum_rows", 1, 1, 0) /* dy -> (1, D), the sum of all rows */ \
     X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) /* a, b -> a * b */ \
+    X(MUL_BROADCAST, "mul_broadcast", 2, 1, TT__INPLACE0 | TT__AGAIN) \
+        /* a, a column, a row or one number -> a * b */ \
+    X(ROW_DOTS, "row_dots", 2, 1, 0) /* a, b -> (rows, 1), the sum of a * b over each row */ \
     X(SWIGLU, "swiglu", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) \
         /* gate, up -> silu(gate) * up */ \
     X(SWIGLU_BACKWARD, "swiglu_backward", 3, 2, TT__INPLACE0 | TT__INPLACE1) \
@@ -84,11 +95,14 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two
     X(SET_ROWS, "set_rows", 3, 1, TT__INPLACE0) /* x, index, row -> y */ \
     X(STORE_ROWS, "store_rows", 2, 1, TT__RMW) /* x, index -> cache */ \
     X(PATCHES, "patches", 3, 1, TT__AGAIN_KEPT) /* pixels, positions, seq_start -> y */ \
-    X(CROSS_ENTROPY, "cross_entropy", 3, 3, TT__LOSS) /* logits, targets, [weights] -> loss, lse, counts */ \
-    X(SOFT_CROSS_ENTROPY, "soft_cross_entropy", 3, 3, TT__LOSS) \
-        /* logits, targets, [weights] -> loss, (lse, sum of targets), counts */ \
-    X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, TT__LOSS) \
-        /* x, target, [weights] -> loss, -, counts */ \
+    X(CROSS_ENTROPY, "cross_entropy", 7, 3, TT__LOSS) \
+        /* logits, targets, [weights], -, -, -, [total] -> loss, lse, counts */ \
+    X(SOFT_CROSS_ENTROPY, "soft_cross_entropy", 7, 3, TT__LOSS) \
+        /* logits, targets, [weights], -, -, -, [total] -> loss, (lse, sum of targets), counts */ \
+    X(MEAN_SQUARED_ERROR, "mean_squared_error", 7, 3, TT__LOSS) \
+        /* x, target, [weights], -, -, -, [total] -> loss, -, counts */ \
+    X(SIGMOID_CROSS_ENTROPY, "sigmoid_cross_entropy", 7, 3, TT__LOSS) \
+        /* logits, targets, [weights], [positive weights], -, -, [total] -> loss, -, counts */ \
     X(CAST, "cast", 1, 1, TT__CASTS | TT__AGAIN_KEPT) /* x -> x in another dtype */ \
     X(FILL, "fill", 1, 1, 0) /* [loss scale] -> constant */ \
     X(LINEAR_DX, "linear_dx", 6, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
@@ -114,6 +128,9 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two
         /* dloss, logits, targets, [weights], (lse, sum of targets), counts -> dlogits */ \
     X(MEAN_SQUARED_ERROR_BACKWARD, "mean_squared_error_backward", 5, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) /* dloss, x, target, [weights], counts -> dx */ \
+    X(SIGMOID_CROSS_ENTROPY_BACKWARD, "sigmoid_cross_entropy_backward", 6, 1, \
+      TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
+        /* dloss, logits, targets, [weights], [positive weights], counts -> dlogits */ \
     X(LINEAR_CROSS_ENTROPY, "linear_cross_entropy", 6, 5, \
       TT__LOSS | TT__WITH_RUN | TT__MEAN | TT__WEIGHT(3)) \
         /* x, targets, [weights], w, [b], [dloss] -> loss, [dx], counts, [dw], [db] */ \

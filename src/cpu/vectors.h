@@ -202,11 +202,13 @@ TT__INLINE tt__vf TT__K(act)(const int kind, tt__vf x) /* kind: tt__act */
     case TT__ACT_RELU: { tt__vi keep = ~(x < 0.0f); return (tt__vf)((tt__vi)x & keep); } /* NaN stays NaN */
     case TT__ACT_TANH: return TT__K(tanh)(x);
     case TT__ACT_SILU: return x / (1.0f + TT__K(exp)(-x));
+    case TT__ACT_SIGMOID: return 1.0f / (1.0f + TT__K(exp)(-x));
     default: return x;
     }
 }
 
-/* Returns the derivative of act at x from the saved value s: the output act(x) for RELU and TANH, else x. */
+/* Returns the derivative of act at x from the saved value s: the output act(x) for RELU, TANH and
+   SIGMOID, else x. */
 TT__INLINE tt__vf TT__K(act_derivative)(const int kind, tt__vf s)
 {
     switch (kind) {
@@ -227,6 +229,7 @@ TT__INLINE tt__vf TT__K(act_derivative)(const int kind, tt__vf s)
         tt__vf sig = 1.0f / (1.0f + TT__K(exp)(-s));
         return sig * (1.0f + s * (1.0f - sig));
     }
+    case TT__ACT_SIGMOID: return s * (1.0f - s);
     default: return TT__K(splat)(1.0f);
     }
 }
@@ -250,6 +253,7 @@ TT__OUTLINE void TT__K(act_row)(int kind, float *y, const float *x, const float 
     case TT__ACT_RELU: TT__K(act_each)(TT__ACT_RELU, y, x, saved, n); break;
     case TT__ACT_TANH: TT__K(act_each)(TT__ACT_TANH, y, x, saved, n); break;
     case TT__ACT_SILU: TT__K(act_each)(TT__ACT_SILU, y, x, saved, n); break;
+    case TT__ACT_SIGMOID: TT__K(act_each)(TT__ACT_SIGMOID, y, x, saved, n); break;
     default: TT__K(act_each)(TT__ACT_NONE, y, x, saved, n); break;
     }
 }

@@ -179,7 +179,7 @@ __device__ __forceinline__ float share_by_tanh(float x, float square)
 }
 
 // Returns an activation of x. activation_slope returns the derivative from the value that was saved: the
-// result for ReLU and tanh, the operand for the others. Where exp or tanh is rounded to 0 or 1, its slope is
+// result for ReLU, tanh and sigmoid, the operand for the others. Where exp or tanh is rounded to 0 or 1, its slope is
 // 0, and the product of that slope and a large x is left out.
 __device__ __forceinline__ float activate(int act, float x)
 {
@@ -192,6 +192,7 @@ __device__ __forceinline__ float activate(int act, float x)
     case TT__ACT_RELU: return x < 0 ? 0.0f : x; // NaN stays NaN
     case TT__ACT_TANH: return tanhf(x);
     case TT__ACT_SILU: return x * sigmoid(x);
+    case TT__ACT_SIGMOID: return sigmoid(x);
     default: return x;
     }
 }
@@ -214,6 +215,7 @@ __device__ __forceinline__ float activation_slope(int act, float x)
         float s = sigmoid(x), ds = s * (1 - s);
         return ds > 0 ? s + x * ds : s;
     }
+    case TT__ACT_SIGMOID: return x * (1 - x);
     default: return 1;
     }
 }

@@ -4,9 +4,9 @@
 #include "../cuda/device.cuh"
 #include "elementwise/cuda.cuh"
 #include "rows/cuda.cuh"
-#include "norm/cuda.cuh"
 #include "embedding/cuda.cuh"
 #include "losses/cuda.cuh"
+#include "norm/cuda.cuh"
 #include "optimizers/cuda.cuh"
 #include "collectives/cuda.cuh"
 #include "attention/cuda.cuh"
@@ -50,6 +50,8 @@ op_kernels kernels_of(int op)
     case TT__OP_ADD_ROW: return run_two<op_add_row>;
     case TT__OP_SUM_ROWS: return run_sum_rows;
     case TT__OP_MUL: return run_two<op_mul>;
+    case TT__OP_MUL_BROADCAST: return run_mul_broadcast;
+    case TT__OP_ROW_DOTS: return run_row_dots;
     case TT__OP_SWIGLU: return run_swiglu;
     case TT__OP_SWIGLU_BACKWARD: return run_swiglu_backward;
     case TT__OP_ROTARY: return run_rotary;
@@ -60,6 +62,9 @@ op_kernels kernels_of(int op)
     case TT__OP_LAYERNORM: case TT__OP_RMSNORM: return run_layernorm;
     case TT__OP_LAYERNORM_BACKWARD: case TT__OP_RMSNORM_BACKWARD:
         return {run_layernorm_backward, 0, MOST_SUM_COLUMNS};
+    case TT__OP_SOFTMAX: return run_softmax;
+    case TT__OP_NORMALIZE: return run_normalize;
+    case TT__OP_SOFTMAX_BACKWARD: case TT__OP_NORMALIZE_BACKWARD: return run_whole_rows_backward;
     case TT__OP_EMBEDDING: case TT__OP_GATHER_ROWS: return run_gather;
     case TT__OP_EMBEDDING_BACKWARD: case TT__OP_GATHER_ROWS_BACKWARD:
         return {run_table_backward, 0, MOST_SUM_COLUMNS};
@@ -73,6 +78,8 @@ op_kernels kernels_of(int op)
     case TT__OP_SOFT_CROSS_ENTROPY: return run_soft_cross_entropy;
     case TT__OP_SOFT_CROSS_ENTROPY_BACKWARD: return run_soft_cross_entropy_backward;
     case TT__OP_MEAN_SQUARED_ERROR: return run_mean_squared_error;
+    case TT__OP_SIGMOID_CROSS_ENTROPY: return run_sigmoid_cross_entropy;
+    case TT__OP_SIGMOID_CROSS_ENTROPY_BACKWARD: return run_sigmoid_cross_entropy_backward;
     case TT__OP_CROSS_ENTROPY_BACKWARD: return run_cross_entropy_backward;
     case TT__OP_MEAN_SQUARED_ERROR_BACKWARD: return run_mean_squared_error_backward;
     case TT__OP_LINEAR_CROSS_ENTROPY: return run_linear_cross_entropy;
@@ -90,6 +97,8 @@ op_kernels kernels_of(int op)
     case TT__OP_LINEAR: return run_linear;
     case TT__OP_LINEAR_DX: return run_linear_dx;
     case TT__OP_LINEAR_DW: return run_linear_dw;
+    case TT__OP_MATMUL: return run_matmul;
+    case TT__OP_MATMUL_DB: return run_matmul_db;
     case TT__OP_QUANTIZE: return run_quantize;
     case TT__OP_FP8_HISTORY: return run_fp8_history;
     case TT__OP_ATTENTION: return run_attention;

@@ -145,6 +145,7 @@ struct tt_tape {
     bool host;                                      /* the device's memory is the host's */
     bool accumulate;                                /* a step may have several micro-batches, on one rank or
                                                        on several */
+    bool by_totals;                                 /* all losses have a total (tt_loss_total) */
     int data, slots;                                /* number of data ranks; number of slots on each of them
                                                        for the leaves of sums (src/ranks/) */
     int zero;                                       /* tt_parallel.zero */
@@ -200,7 +201,7 @@ static int tt__numbers(const tt__instr *i) { return (int)(tt__ops[i->op].flags >
 
 static const char *tt__act_name(int act)
 {
-    static const char *const names[] = {"none", "gelu", "gelu_tanh", "relu", "tanh", "silu"};
+    static const char *const names[] = {"none", "gelu", "gelu_tanh", "relu", "tanh", "silu", "sigmoid"};
     return names[act];
 }
 

@@ -181,7 +181,8 @@ TEST(cuda_kernels_of_each_dtype)
     static const tt_dtype norm[][2] = {
         {TT_F32, TT_F32}, {TT_BF16, TT_F32}, {TT_BF16, TT_BF16}, {TT_F16, TT_F32}};
     static const int width[] = {200, 512, 768, 1000, 1504, 3000, 5000}, head[] = {24, 64, 80, 96, 128};
-    static const int acts[] = {TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RELU, TT__ACT_TANH, TT__ACT_SILU},
+    static const int acts[] = {TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RELU, TT__ACT_TANH, TT__ACT_SILU,
+                               TT__ACT_SIGMOID},
                      of_two[] = {TT__OP_ADD, TT__OP_MUL, TT__OP_DROPOUT};
     static const int32_t index[ROWS_] = {2, 0, 4, 2, 1};
     static const int32_t sequences[][3] = {{0, 67, 80}, {0, 141, 190}, {0, 80, 280}};
