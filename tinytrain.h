@@ -518,6 +518,20 @@ void tt_recompute(tt_tape *t, tt_value v);
 
 /* Records y = x W^T + b. x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
+typedef struct tt_matmul_options {
+    bool untransposed; /* Set it to multiply by b itself instead of its transpose; default false */
+    float scale;       /* Set it to multiply a by this number first; default 1 */
+    float beyond;      /* Set it to the number in the columns beyond the rows of b; default -1e30 (-65504 in
+                          f16), so that softmax and cross-entropy ignore these columns */
+} tt_matmul_options;
+tt_matmul_options tt_matmul_options_default(void);
+
+/* Records a product of two values, a b^T: a (rows, K), b (cols, K) -> (rows, cols). If the rows of b are an
+   axis, cols is the axis' capacity; columns beyond the actual rows of b hold `beyond` and have no gradient.
+   Do not combine them with label_smoothing, which gives each column a share. `untransposed`: a b, a (rows,
+   K), b (K, cols) -> (rows, cols). If the rows of b are an axis, K is the axis' capacity, and columns of a
+   beyond the actual rows of b are not read. NULL: defaults. */
+tt_value tt_matmul(tt_tape *t, tt_value a, tt_value b, const tt_matmul_options *o);
 /* Records a table lookup. ids i32 (rows, 1), table (vocab, D) -> (rows, D). An id outside [0, vocab) fails
    the run, and the error names the id. */
 tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table);
@@ -529,6 +543,12 @@ tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float ep
 /* Records x / sqrt(mean(x^2) + eps) * w, with the mean over a row (Zhang, Sennrich 2019). x (rows, D), w (D),
    eps >= 0 */
 tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps);
+/* Records exp(x) / sum(exp(x)) over each row. x (rows, D) -> (rows, D) */
+tt_value tt_softmax(tt_tape *t, tt_value x);
+/* Records x / max(sqrt(sum(x^2)), eps) over each row, as torch.nn.functional.normalize with p = 2. x (rows,
+   D), eps > 0 -> (rows, D) */
+tt_value tt_normalize(tt_tape *t, tt_value x, float eps);
+
 /* Table of the activations: X(ACT, function, by_result). `function` records the activation of x (rows, D),
    element by element. by_result: the backward computes the slope from the result, otherwise from x. The
    values and slopes are functions act_ACT and slope_ACT of the CPU's and of CUDA's kernels. */
@@ -537,15 +557,16 @@ tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps);
     X(GELU_TANH, tt_gelu_tanh, false) /* tanh approximation of GELU, "gelu_new" */ \
     X(RELU, tt_relu, true)            /* max(x, 0) */ \
     X(TANH, tt_tanh, true) \
-    X(SILU, tt_silu, false)           /* x / (1 + exp(-x)) */
+    X(SILU, tt_silu, false)           /* x / (1 + exp(-x)) */ \
+    X(SIGMOID, tt_sigmoid, true)      /* 1 / (1 + exp(-x)) */
 #define TT__DECLARE(ACT, function, by_result) tt_value function(tt_tape *t, tt_value x);
 TT__ACTS(TT__DECLARE)
 #undef TT__DECLARE
 
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b); /* b has a's shape, or is (1, D) and is added to every
                                                         row of a */
-tt_value tt_mul(tt_tape *t, tt_value a, tt_value b); /* a * b element by element; a and b have the same
-                                                        shape */
+/* Records a product element by element. a (rows, D), b (rows, D), (rows, 1), (1, D) or (1, 1) -> (rows, D) */
+tt_value tt_mul(tt_tape *t, tt_value a, tt_value b);
 /* Records tt_mul(t, tt_silu(t, gate), up) as one op: the backward needs only gate and up, and in 16 bits
    silu(gate) is not rounded. gate, up (rows, D) -> (rows, D) (SwiGLU: Shazeer, "GLU variants improve
    transformer", 2020) */
@@ -703,6 +724,29 @@ tt_value tt_soft_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, tt
    1) */
 tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights);
 
+typedef struct tt_sigmoid_cross_entropy_options {
+    tt_value weights;          /* Set it to weight rows: f32 (rows, 1) input, >= 0; default none (all 1). A
+                                  row with weight 0 does not count */
+    tt_value positive_weights; /* Set it to multiply the loss of each label's positive part: f32 (1, labels)
+                                  input, >= 0; default none (all 1). pos_weight of BCEWithLogitsLoss */
+} tt_sigmoid_cross_entropy_options;
+tt_sigmoid_cross_entropy_options tt_sigmoid_cross_entropy_options_default(void);
+
+/* Records the cross-entropy of sigmoids, for labels of which a row may have any number: torch.nn's
+   BCEWithLogitsLoss. With p the label's positive weight, an element's loss is -(p * target * log sigmoid(x) +
+   (1 - target) * log(1 - sigmoid(x))); the result is the mean over all elements, rows weighted by `weights`.
+   logits (rows, labels), targets f32 (rows, labels), 0..1 -> (1, 1). NULL: defaults. Targets get no gradient.
+   A row counts as predicted right if each logit is above 0 exactly where its target is above 0.5. */
+tt_value tt_sigmoid_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
+                                  const tt_sigmoid_cross_entropy_options *o);
+
+/* Divides a loss and its gradient by `total` instead of by the number of targets of a run. loss: the result
+   of one of the four losses above; total: f32 (1, 1) input, the sum of the weights of the loss's targets in
+   the whole step, over all micro-batches and data ranks. Several losses in a program that accumulates, or on
+   several data ranks, need it: the backward of the first micro-batch mixes their gradients before later
+   micro-batches are counted. Sums of losses are made by tt_scale and tt_add. */
+void tt_loss_total(tt_tape *t, tt_value loss, tt_value total);
+
 /* ==== src/api/program.h */
 /* --------------------------------------------------------------------------------------------- optimizers */
 
@@ -767,12 +811,12 @@ tt_loss_scale tt_loss_scale_default(void);
    data rank) * tensor + tensor rank. */
 typedef struct tt_parallel {
     /* Set them to the number of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor
-       / pipeline. With several data ranks, a program that trains has one loss: gradients are divided by the
-       loss's targets on all data ranks. Tensor ranks divide large embeddings, and groups of 1,000,000 weights
-       or more: consecutive linear layers with the ops between them, and attention, by heads, if the number of
-       heads is a multiple of the number of tensor ranks. Each tensor rank computes everything else whole.
-       tt_plan.split_params says how much is divided. If a program keeps a layer whole because the layer's
-       hidden values are an output, later programs with the layer's parameters keep it whole. */
+       / pipeline. With several data ranks, gradients are divided by the loss's targets on all data ranks;
+       several losses need tt_loss_total. Tensor ranks divide large embeddings, and groups of 1,000,000
+       weights or more: consecutive linear layers with the ops between them, and attention, by heads, if the
+       number of heads is a multiple of the number of tensor ranks. Each tensor rank computes everything else
+       whole. tt_plan.split_params says how much is divided. If a program keeps a layer whole because the
+       layer's hidden values are an output, later programs with the layer's parameters keep it whole. */
     int data, tensor;
     /* Set it to choose the tensors that are sharded over the data ranks; default 1 (Rajbhandari et al.,
        "ZeRO", 2020). 0: none; 1: the optimizer's state; 2: also gradients, summed after each micro-batch; 3:
@@ -2286,6 +2330,8 @@ typedef enum tt__act {
    have padding. */
 #define TT__ATTRS(X) \
     X(int, act)           /* used by LINEAR and ACTIVATION: a tt__act */ \
+    X(bool, untransposed) /* used by MATMUL: a b, not a b^T */ \
+    X(float, beyond)      /* used by MATMUL: the number in the columns beyond the rows of b */ \
     X(int, heads)         /* used by ATTENTION and ROTARY */ \
     X(int, key_heads)     /* ATTENTION */ \
     X(bool, causal)       /* ATTENTION */ \
@@ -2303,10 +2349,11 @@ typedef enum tt__act {
     X(bool, nesterov)     /* SGD */ \
     X(int, ignore_index)  /* CROSS_ENTROPY */ \
     X(bool, by_class)     /* used by CROSS_ENTROPY: weights belong to classes, not to rows */ \
+    X(bool, by_total)     /* used by losses and their backward: the divisor is operand TT__LOSS_TOTAL */ \
     X(float, scale)       /* factor of SCALE and ATTENTION; value of FILL; in ROTARY, -1 turns back */ \
     X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
     X(float, dropout)     /* used by DROPOUT and ATTENTION */ \
-    X(float, eps)         /* used by LAYERNORM, RMSNORM and ADAM */ \
+    X(float, eps)         /* used by LAYERNORM, RMSNORM, NORMALIZE and ADAM */ \
     X(float, smoothing)   /* CROSS_ENTROPY */ \
     X(float, weight_decay) /* used by SGD and ADAM */ \
     X(float, beta1)       /* used by ADAM; in SGD the momentum */ \
@@ -2453,8 +2500,8 @@ typedef struct tt__instr {
    outputs, and only if the device's memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
-enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* numbers of operands and outputs
-                                                                             of losses */
+/* Numbers of operands, and of an output, of losses. TOTAL: the operand that tt_loss_total has set. */
+enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_COUNTS = 2 };
 
 #define TT__OPS(X) \
     X(LINEAR, "linear", 6, 2, TT__BY_ROW(1 | 8) | TT__PRODUCT | TT__ACTIVATES | TT__SAVES1 | TT__BEGINS | \
@@ -2463,6 +2510,8 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* num
     X(LINEAR_DX, "linear_dx", 6, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
         /* dy, w, [saved], -, [1/scale of dy], [1/scale of w] -> dx * act'(saved), [column sums of dx] */ \
     X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy, x] -> dw, [db] */ \
+    X(MATMUL, "matmul", 2, 1, TT__BY_ROW(1) | TT__PRODUCT) /* a, b -> a b^T or a b */ \
+    X(MATMUL_DB, "matmul_db", 2, 1, TT__PRODUCT) /* a, b -> a^T b, the rows of the result that exist */ \
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
     X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
@@ -2473,6 +2522,11 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* num
         /* x, w -> y, 1/rms */ \
     X(RMSNORM_BACKWARD, "rmsnorm_backward", 4, 3, TT__INPLACE0 | TT__COLUMN_SUMS) \
         /* dy, x, w, 1/rms -> [dx], [dw], [column sums of dx] */ \
+    X(SOFTMAX, "softmax", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__AGAIN) /* x -> y */ \
+    X(SOFTMAX_BACKWARD, "softmax_backward", 2, 1, TT__INPLACE0 | TT__INPLACE1) /* dy, y -> dx */ \
+    X(NORMALIZE, "normalize", 1, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
+        /* x -> y, 1/norm */ \
+    X(NORMALIZE_BACKWARD, "normalize_backward", 3, 1, TT__INPLACE0 | TT__INPLACE1) /* dy, y, 1/norm -> dx */ \
     X(ACTIVATION, "activation", 1, 1, TT__NAMED_BY_ACT | TT__INPLACE0 | TT__BY_ROW(1) | TT__AGAIN) \
         /* x -> act(x) */ \
     X(ACTIVATION_BACKWARD, "activation_backward", 2, 2, TT__INPLACE0 | TT__INPLACE1 | TT__COLUMN_SUMS) \
@@ -2482,6 +2536,9 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* num
     X(ADD_ROW, "add_row", 2, 1, TT__INPLACE0 | TT__BY_ROW(1)) /* a, row -> a + row, in every row */ \
     X(SUM_ROWS, "sum_rows", 1, 1, 0) /* dy -> (1, D), the sum of all rows */ \
     X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) /* a, b -> a * b */ \
+    X(MUL_BROADCAST, "mul_broadcast", 2, 1, TT__INPLACE0 | TT__AGAIN) \
+        /* a, a column, a row or one number -> a * b */ \
+    X(ROW_DOTS, "row_dots", 2, 1, 0) /* a, b -> (rows, 1), the sum of a * b over each row */ \
     X(SWIGLU, "swiglu", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) \
         /* gate, up -> silu(gate) * up */ \
     X(SWIGLU_BACKWARD, "swiglu_backward", 3, 2, TT__INPLACE0 | TT__INPLACE1) \
@@ -2503,18 +2560,24 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* num
     X(SET_ROWS_BACKWARD, "set_rows_backward", 2, 2, TT__INPLACE0) /* dy, index -> [dx], [drow] */ \
     X(STORE_ROWS, "store_rows", 2, 1, TT__RMW) /* x, index -> cache */ \
     X(PATCHES, "patches", 3, 1, TT__AGAIN_KEPT) /* pixels, positions, seq_start -> y */ \
-    X(CROSS_ENTROPY, "cross_entropy", 3, 3, TT__LOSS) /* logits, targets, [weights] -> loss, lse, counts */ \
+    X(CROSS_ENTROPY, "cross_entropy", 7, 3, TT__LOSS) \
+        /* logits, targets, [weights], -, -, -, [total] -> loss, lse, counts */ \
     X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
-    X(SOFT_CROSS_ENTROPY, "soft_cross_entropy", 3, 3, TT__LOSS) \
-        /* logits, targets, [weights] -> loss, (lse, sum of targets), counts */ \
+    X(SOFT_CROSS_ENTROPY, "soft_cross_entropy", 7, 3, TT__LOSS) \
+        /* logits, targets, [weights], -, -, -, [total] -> loss, (lse, sum of targets), counts */ \
     X(SOFT_CROSS_ENTROPY_BACKWARD, "soft_cross_entropy_backward", 6, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], (lse, sum of targets), counts -> dlogits */ \
-    X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, TT__LOSS) \
-        /* x, target, [weights] -> loss, -, counts */ \
+    X(MEAN_SQUARED_ERROR, "mean_squared_error", 7, 3, TT__LOSS) \
+        /* x, target, [weights], -, -, -, [total] -> loss, -, counts */ \
     X(MEAN_SQUARED_ERROR_BACKWARD, "mean_squared_error_backward", 5, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) /* dloss, x, target, [weights], counts -> dx */ \
+    X(SIGMOID_CROSS_ENTROPY, "sigmoid_cross_entropy", 7, 3, TT__LOSS) \
+        /* logits, targets, [weights], [positive weights], -, -, [total] -> loss, -, counts */ \
+    X(SIGMOID_CROSS_ENTROPY_BACKWARD, "sigmoid_cross_entropy_backward", 6, 1, \
+      TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
+        /* dloss, logits, targets, [weights], [positive weights], counts -> dlogits */ \
     X(CAST, "cast", 1, 1, TT__CASTS | TT__AGAIN_KEPT) /* x -> x in another dtype */ \
     X(FILL, "fill", 1, 1, 0) /* [loss scale] -> constant */ \
     X(QUANTIZE, "quantize", 2, 4, 0) \
@@ -4310,6 +4373,7 @@ struct tt_tape {
     bool host;                                      /* device and host have one memory (CPU) */
     bool accumulate;                                /* a step may have several micro-batches, on one rank or
                                                        on several */
+    bool by_totals;                                 /* all losses have a total (tt_loss_total) */
     int data, slots;                                /* number of data ranks; number of leaves of the tree of
                                                        sums (src/ranks/threads.h) on each data rank */
     int zero;                                       /* tt_parallel.zero */
@@ -5233,6 +5297,13 @@ static bool tt__layout_alike(const tt_tape *t, const tt__instr *i, const tt__spl
     return true;
 }
 
+/* The layout rule of ops that read whole rows: columns must not be split. */
+static bool tt__layout_of_whole_rows(const tt_tape *t, const tt__instr *i, const tt__split *in,
+                                     tt__split *out)
+{
+    return in[0] <= TT__ROWS && tt__layout_alike(t, i, in, out);
+}
+
 /* The layout rule of ops whose rows depend on other rows. Rows must not be split; otherwise the rule is
    tt__layout_alike. */
 static bool tt__layout_by_columns(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
@@ -5667,7 +5738,11 @@ static tt__mnk tt__mnk_of(const tt__instr *i, int64_t rows, int64_t cols, int64_
 {
     tt__mnk p = {rows, w_rows, cols};              /* LINEAR: the operands are x and w                      */
     if (i->op == TT__OP_LINEAR_DX) p.n = w_cols;   /* the operands are dy and w                             */
-    if (i->op == TT__OP_LINEAR_DW) {               /* the operands are dy and x                             */
+    if (i->op == TT__OP_MATMUL && i->attr.untransposed) {
+        p.n = w_cols;
+        p.k = w_rows;
+    }
+    if (i->op == TT__OP_LINEAR_DW || i->op == TT__OP_MATMUL_DB) { /* LINEAR_DW: the operands are dy and x   */
         p.m = cols;
         p.n = w_cols;
         p.k = rows;
@@ -5699,6 +5774,12 @@ static size_t tt__sort_bytes(const tt_tape *t, const tt__instr *i)
 /* ------------------------------------------------------------------------------------------------- linear */
 
 static bool tt__reads_fp8(const tt_tape *t, const tt__instr *i) { return tt__is_fp8(tt__in(t, i, 0)->dtype); }
+
+/* Returns whether product i can have fp8 operands: whether its op has operands for 1/scale. */
+static bool tt__takes_fp8(const tt__instr *i)
+{
+    return tt__is(i, TT__PRODUCT) && tt__ops[i->op].inputs > TT__UNSCALE_IN;
+}
 
 /* Fails unless operand k of a product has floats, or fp8 that QUANTIZE made from floats of the same shape. */
 static bool tt__factor_in(tt_tape *t, const tt__instr *i, int k)
@@ -5953,6 +6034,73 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
 
 static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LINEAR_DW, {NULL},
     tt__cpu_LINEAR_DW, tt__cuda_LINEAR_DW, NULL, NULL, tt__fuse_column_sums};
+
+/* ------------------------------------------------------------------------------------------------- matmul */
+
+tt_matmul_options tt_matmul_options_default(void)
+{
+    const tt_matmul_options o = {false, 1, -1e30f};
+    return o;
+}
+
+static bool tt__shape_MATMUL(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1);
+    const bool untransposed = i->attr.untransposed;
+    if (!tt__float_in(t, i, 0) || !tt__float_in(t, i, 1)) return false;
+    if (!untransposed && b->cols != a->cols)
+        return tt__bad(t, i, 1, "(cols, %lld): the width of a is %lld", (long long)a->cols,
+                       (long long)a->cols);
+    if (untransposed && b->rows != a->cols)
+        return tt__bad(t, i, 1, "(%lld, cols): the width of a is %lld", (long long)a->cols,
+                       (long long)a->cols);
+    tt__set_shape(&out[0], a->dtype, a, untransposed ? b->cols : b->rows);
+    return true;
+}
+
+tt_value tt_matmul(tt_tape *t, tt_value a, tt_value b, const tt_matmul_options *options)
+{
+    const tt_matmul_options o = options ? *options : tt_matmul_options_default();
+    tt__instr i = tt__new_instr(TT__OP_MATMUL);
+    i.attr.untransposed = o.untransposed;
+    i.attr.beyond = o.untransposed ? 0 : o.beyond;
+    if (!(o.beyond >= -FLT_MAX && o.beyond <= FLT_MAX))
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "matmul: beyond %g must be a finite number", o.beyond);
+    if (o.scale != 1) a = tt_scale(t, a, o.scale);
+    return tt__record(t, i, "vv", a, b);
+}
+
+static void tt__backward_MATMUL(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt__instr back = *f;
+    back.attr.untransposed = !f->attr.untransposed;
+    back.attr.beyond = 0;
+    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, &back, g, TT__OP_MATMUL, "g1", "0");
+    back.attr.untransposed = false;
+    if (tt__wants(b->t, f->in[1]))
+        tt__emit_gradient(b, &back, g, TT__OP_MATMUL_DB, f->attr.untransposed ? "0g" : "g0", "1");
+}
+
+static size_t tt__cuda_MATMUL(const tt_tape *t, const tt__instr *i)
+{
+    return i->attr.untransposed ? tt__cuda_product(t, i, i->out[0], i->in[1], i->in[0])
+                                : tt__cuda_product(t, i, i->in[0], i->in[1], i->out[0]);
+}
+
+static const tt__rules tt__rules_MATMUL = {tt__shape_MATMUL, NULL, {tt__backward_MATMUL}, tt__product_bytes,
+    tt__cuda_MATMUL};
+
+/* The shape rule of MATMUL_DB. The result has the rows of the forward's operand b, and a as many columns. */
+static bool tt__shape_MATMUL_DB(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1), *to = &t->values[i->out[0]].shape;
+    tt__set_shape(&out[0], TT_F32, to, b->cols);
+    return tt__float_in(t, i, 0) && tt__shape_in(t, i, 1, a, b->cols) &&
+           (a->cols == to->rows || tt__bad(t, i, 0, "%lld columns", (long long)to->rows));
+}
+
+static const tt__rules tt__rules_MATMUL_DB = {tt__shape_MATMUL_DB, NULL, {NULL}, tt__product_bytes,
+    tt__cuda_LINEAR_DW};
 
 /* Several products of one x, such as those that make queries, keys and values or their weights' gradients,
    become one product. Their other operands must be side by side in memory: weights and their gradients row
@@ -6234,6 +6382,42 @@ static const tt__rules tt__rules_RMSNORM = {tt__shape_of_norm, tt__layout_of_nor
 static const tt__rules tt__rules_RMSNORM_BACKWARD = {tt__shape_of_norm_backward, tt__layout_of_norm_backward,
     {NULL}, tt__cpu_LAYERNORM_BACKWARD};
 
+/* -------------------------------------------------------------------------------- softmax and normalize */
+
+tt_value tt_softmax(tt_tape *t, tt_value x)
+{
+    return tt__record(t, tt__new_instr(TT__OP_SOFTMAX), "v", x);
+}
+
+static const tt__rules tt__rules_SOFTMAX = {tt__shape_elementwise, tt__layout_of_whole_rows,
+    {NULL, "gA", "0", TT__OP_SOFTMAX_BACKWARD} };
+static const tt__rules tt__rules_SOFTMAX_BACKWARD = {tt__shape_of_two, tt__layout_of_whole_rows};
+
+static bool tt__shape_NORMALIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const float eps = i->attr.eps;
+    tt__set_shape(&out[1], TT_F32, tt__in(t, i, 0), 1);
+    if (!(eps > 0)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "normalize: eps %g must be above 0", eps);
+    return tt__shape_elementwise(t, i, out);
+}
+
+tt_value tt_normalize(tt_tape *t, tt_value x, float eps)
+{
+    tt__instr i = tt__new_instr(TT__OP_NORMALIZE);
+    i.attr.eps = eps;
+    return tt__record(t, i, "v", x);
+}
+
+static bool tt__shape_NORMALIZE_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    return tt__shape_of_two(t, i, out) && tt__shape_in(t, i, 2, tt__in(t, i, 0), 1);
+}
+
+static const tt__rules tt__rules_NORMALIZE = {tt__shape_NORMALIZE, tt__layout_of_whole_rows,
+    {NULL, "gAB", "0", TT__OP_NORMALIZE_BACKWARD} };
+static const tt__rules tt__rules_NORMALIZE_BACKWARD = {tt__shape_NORMALIZE_BACKWARD,
+    tt__layout_of_whole_rows};
+
 /* ==== src/ops/elementwise/rules.h */
 /* --------------------------------------------------------------------------------------------- activation */
 
@@ -6374,9 +6558,19 @@ static const tt__rules tt__rules_SUM_ROWS = {tt__shape_SUM_ROWS, tt__layout_SUM_
 
 /* ---------------------------------------------------------------------------------------------------- mul */
 
+/* Returns whether b differs in shape from a, and every row, column or element of a can be multiplied by b. */
+static bool tt__broadcasts(const tt__shape *a, const tt__shape *b)
+{
+    const bool same_rows = tt__same_rows(a, b), one_row = b->rows == 1 && !b->axis;
+    return (same_rows || one_row) && (b->cols == a->cols || b->cols == 1) &&
+           !(same_rows && b->cols == a->cols);
+}
+
 tt_value tt_mul(tt_tape *t, tt_value a, tt_value b)
 {
-    return tt__record(t, tt__new_instr(TT__OP_MUL), "vv", a, b);
+    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b); /* if not, tt__record fails */
+    const bool spread = both && tt__broadcasts(&t->values[a.id].shape, &t->values[b.id].shape);
+    return tt__record(t, tt__new_instr(spread ? TT__OP_MUL_BROADCAST : TT__OP_MUL), "vv", a, b);
 }
 
 static void tt__backward_MUL(tt__builder *b, const tt__instr *f, int32_t g)
@@ -6386,6 +6580,52 @@ static void tt__backward_MUL(tt__builder *b, const tt__instr *f, int32_t g)
 }
 
 static const tt__rules tt__rules_MUL = {tt__shape_of_two, tt__layout_alike, {tt__backward_MUL}};
+
+static bool tt__shape_MUL_BROADCAST(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    return tt__shape_elementwise(t, i, out) && tt__float_in(t, i, 1) &&
+           (tt__broadcasts(&out[0], tt__in(t, i, 1)) || tt__bad(t, i, 1, "a row, a column or one number"));
+}
+
+static bool tt__layout_MUL_BROADCAST(const tt_tape *t, const tt__instr *i, const tt__split *in,
+                                     tt__split *out)
+{
+    out[0] = in[0];
+    return in[0] <= TT__ROWS &&
+           tt__laid_out(i, in, 1, tt__same_rows(tt__in(t, i, 0), tt__in(t, i, 1)) ? in[0] : TT__WHOLE);
+}
+
+/* Emits the backward. The gradient of b is the sum of g * a over the rows, the columns, or both. */
+static void tt__backward_MUL_BROADCAST(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt_tape *t = b->t;
+    const tt__shape row = *tt__in(t, f, 1);
+    const int op = row.cols == 1 ? TT__OP_ROW_DOTS : TT__OP_MUL;
+    const bool by_row = tt__same_rows(tt__in(t, f, 0), &row);
+    tt__shape products = t->values[g].shape;
+    if (tt__wants(t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_MUL_BROADCAST, "g1", "0");
+    if (!tt__wants(t, f->in[1])) return;
+    tt__emit_gradient(b, f, g, op, "g0", by_row ? "1" : "");
+    if (by_row || !b->ok) return;
+    if (row.cols == 1) tt__set_shape(&products, TT_F32, &products, 1);
+    const int32_t sum = tt__new_value(t, &products, TT__TRANSIENT, "d(%.56s.rows)", t->values[f->in[1]].name);
+    if (!(b->ok = sum != 0)) return;
+    t->values[sum].part = t->values[f->in[0]].part;
+    t->code[t->n_code - 1].out[0] = sum;
+    tt__emit_gradient(b, f, sum, TT__OP_SUM_ROWS, "g", "1");
+}
+
+static const tt__rules tt__rules_MUL_BROADCAST = {tt__shape_MUL_BROADCAST, tt__layout_MUL_BROADCAST,
+    {tt__backward_MUL_BROADCAST}};
+
+static bool tt__shape_ROW_DOTS(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__shape_of_two(t, i, out)) return false;
+    tt__set_shape(&out[0], TT_F32, tt__in(t, i, 0), 1);
+    return true;
+}
+
+static const tt__rules tt__rules_ROW_DOTS = {tt__shape_ROW_DOTS, tt__layout_of_whole_rows};
 
 /* ------------------------------------------------------------------------------------------------- swiglu */
 
@@ -7044,6 +7284,25 @@ static const tt__rules tt__rules_PATCHES = {tt__shape_PATCHES, NULL, {NULL}, tt_
     tt__check_PATCHES};
 
 /* ==== src/ops/losses/rules.h */
+/* -------------------------------------------------------------------------------------------- loss_total */
+
+void tt_loss_total(tt_tape *t, tt_value loss, tt_value total)
+{
+    const tt__shape one = {TT_F32, 1, 1, 0, 0};
+    int at = -1;
+    if (!tt__on_tape(t, "loss_total", 0, loss) || !tt__on_tape(t, "loss_total", 1, total)) return;
+    for (int k = 0; k < t->n_code; k++)
+        if (tt__is(&t->code[k], TT__LOSS) && t->code[k].out[0] == loss.id) at = k;
+    if (at < 0) {
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "loss_total: '%s' is not the result of a loss: give each loss its "
+                      "total before losses are added or scaled", t->values[loss.id].name);
+        return;
+    }
+    t->code[at].in[TT__LOSS_TOTAL] = total.id;
+    t->code[at].attr.by_total = true;
+    tt__weights_in(t, &t->code[at], TT__LOSS_TOTAL, &one, 1);
+}
+
 /* ------------------------------------------------------------------------------------------ cross_entropy */
 
 tt_cross_entropy_options tt_cross_entropy_options_default(void)
@@ -7079,6 +7338,7 @@ static bool tt__layout_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i, const
     (void)t;
     out[0] = out[TT__LOSS_COUNTS] = in[0] == TT__ROWS ? TT__PARTIAL : TT__WHOLE;
     out[1] = in[0];
+    if (i->attr.by_total && in[0] != TT__WHOLE) return false;
     return in[0] <= TT__ROWS && tt__laid_out(i, in, TT__LOSS_TARGETS, in[0]) &&
            tt__laid_out(i, in, TT__LOSS_WEIGHTS, i->attr.by_class ? TT__WHOLE : in[0]);
 }
@@ -7159,7 +7419,8 @@ static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
     const tt__tape_value *v = &t->values[logits];
     tt__head h = {tt__producer(t, logits), -1, k, 0, t->code[k]};
     if (h.linear < 0 || v->base != logits || v->keep || logits == root) return;
-    if (v->shape.rows <= TT__LOSS_CHUNK || t->code[k].attr.by_class) return;
+    const tt__attr *a = &t->code[k].attr;
+    if (v->shape.rows <= TT__LOSS_CHUNK || a->by_class || a->by_total) return;
     const tt__instr *linear = &t->code[h.linear];
     if (linear->op != TT__OP_LINEAR || linear->out[0] != logits || linear->attr.act || linear->in[3]) return;
     if (v->shape.rows * v->shape.cols * (int64_t)sizeof(float) < TT__LOSS_WHOLE) return;
@@ -7339,6 +7600,37 @@ static void tt__backward_MEAN_SQUARED_ERROR(tt__builder *b, const tt__instr *f, 
 static const tt__rules tt__rules_MEAN_SQUARED_ERROR = {tt__shape_MEAN_SQUARED_ERROR, NULL,
     {tt__backward_MEAN_SQUARED_ERROR}, tt__row_pairs_bytes};
 static const tt__rules tt__rules_MEAN_SQUARED_ERROR_BACKWARD = {tt__shape_of_error, NULL};
+
+/* ---------------------------------------------------------------------------------- sigmoid_cross_entropy */
+
+tt_sigmoid_cross_entropy_options tt_sigmoid_cross_entropy_options_default(void)
+{
+    tt_sigmoid_cross_entropy_options o;
+    memset(&o, 0, sizeof o);
+    return o;
+}
+
+static bool tt__shape_SIGMOID_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *logits = tt__in(t, i, 0), one_row = {TT_F32, 1, logits->cols, 0, 0};
+    bool fits = tt__shape_of_two(t, i, out) && tt__weights_in(t, i, 2, logits, 1) &&
+                tt__weights_in(t, i, 3, &one_row, logits->cols);
+    tt__set_loss(out);
+    return fits;
+}
+
+tt_value tt_sigmoid_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
+                                  const tt_sigmoid_cross_entropy_options *options)
+{
+    const tt_sigmoid_cross_entropy_options o = options ? *options
+                                                       : tt_sigmoid_cross_entropy_options_default();
+    return tt__record(t, tt__new_instr(TT__OP_SIGMOID_CROSS_ENTROPY), "vvVV", logits, targets, o.weights,
+                      o.positive_weights);
+}
+
+static const tt__rules tt__rules_SIGMOID_CROSS_ENTROPY = {tt__shape_SIGMOID_CROSS_ENTROPY, NULL,
+    {NULL, "g0123C", "0", TT__OP_SIGMOID_CROSS_ENTROPY_BACKWARD}, tt__row_pairs_bytes};
+static const tt__rules tt__rules_SIGMOID_CROSS_ENTROPY_BACKWARD = {tt__shape_of_error, NULL};
 
 /* ==== src/ops/casts/rules.h */
 /* ------------------------------------------------------------------------------------------ cast and fill */
@@ -7838,9 +8130,9 @@ typedef struct tt__known {
 } tt__known;
 
 /* Returns whether instruction i needs the step's settings as an operand. */
-static bool tt__needs_run(const tt__instr *i, bool accumulate)
+static bool tt__needs_run(const tt_tape *t, const tt__instr *i)
 {
-    if (tt__is(i, TT__MEAN)) return accumulate;
+    if (tt__is(i, TT__MEAN)) return t->accumulate && !t->by_totals;
     return tt__is(i, TT__WITH_RUN) && (tt__is(i, TT__RMW) || i->attr.dropout > 0);
 }
 
@@ -8025,7 +8317,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
             if ((which = i->out[j]) != 0 && !(wrong = tt__verify_result(t, i, j, &shape[j], known)))
                 /* A later result of the instruction may add to this one. */
                 known[t->values[which].base].defined = true;
-        if (!wrong && t->run && !i->in[TT__RUN_IN] && tt__needs_run(i, t->accumulate)) {
+        if (!wrong && t->run && !i->in[TT__RUN_IN] && tt__needs_run(t, i)) {
             wrong = "lacks the step's settings";
             which = t->run;
         }
@@ -8437,7 +8729,7 @@ static void tt__find_head(tt__tensor *s)
         if (i->in[j]) in[j] = TT__ROWS;
         if (i->in[j] && (!tt__has_rows(&t->values[i->in[j]]) || !tt__may_enter(s, i->in[j]))) return;
     }
-    if (at < 0 || s->role[at] != TT__APART || !tt__is(&t->code[at], TT__PRODUCT)) return;
+    if (at < 0 || s->role[at] != TT__APART || !tt__weight(&t->code[at])) return;
     if (!tt__may_split(s, logits) || tt__uses(t, logits) != 1 || !tt__may_enter(s, t->code[at].in[0])) return;
     const int32_t w = t->code[at].in[tt__weight(&t->code[at])];
     const tt__shape *y = &t->values[logits].shape;
@@ -9418,7 +9710,7 @@ static tt_status tt__pass_counts(tt_tape *t)
 static tt_status tt__pass_settings(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
-        if (!tt__needs_run(&t->code[k], t->accumulate)) continue;
+        if (!tt__needs_run(t, &t->code[k])) continue;
         if (!t->run) t->run = tt__new_step_value(t, TT_U8, sizeof(tt__step_settings), 0, 0, "step settings");
         if (!t->run) return TT_ERR_MEMORY;
         t->code[k].in[TT__RUN_IN] = t->run;
@@ -10561,7 +10853,7 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
    chunks are never in fp8. */
 static bool tt__pays_in_fp8(const tt_tape *t, const tt__instr *i)
 {
-    if (!tt__is(i, TT__PRODUCT) || !i->out[0]) return false;
+    if (!tt__takes_fp8(i) || !i->out[0]) return false;
     const tt_dtype dtype = tt__in(t, i, 0)->dtype;
     const tt__mnk p = tt__mnk_at_capacity(t, i);
     if (tt_dtype_bytes(dtype) != 2 || dtype != tt__in(t, i, 1)->dtype || p.n % 16) return false;
@@ -10579,7 +10871,7 @@ static tt_status tt__pass_number_factors(tt_tape *t, bool train)
     if (!number) return TT_ERR_MEMORY;
     for (int k = 0; k < t->n_code; k++) {
         tt__instr *i = &t->code[k];
-        for (int o = 0; o < 2 && tt__is(i, TT__PRODUCT); o++) {
+        for (int o = 0; o < 2 && tt__takes_fp8(i); o++) {
             int32_t *of = &number[2 * i->in[o] + tt__is_gradient_operand(i, o)];
             if (!*of) *of = ++n;
             i->factor[o] = *of;
@@ -13168,6 +13460,9 @@ TT__INLINE tt__vf TT__K(slope_SILU)(tt__vf s)
     return sig * (1.0f + s * (1.0f - sig));
 }
 
+TT__INLINE tt__vf TT__K(act_SIGMOID)(tt__vf x) { return 1.0f / (1.0f + TT__K(exp)(-x)); }
+TT__INLINE tt__vf TT__K(slope_SIGMOID)(tt__vf y) { return y * (1.0f - y); }
+
 /* Computes y = act(x) if `saved` is NULL, else y = x * act'(saved), over a row of n floats. y may be x. kind:
    an activation of TT__ACTS. */
 TT__OUTLINE void TT__K(act_row)(int kind, float *y, const float *x, const float *saved, int64_t n)
@@ -15623,6 +15918,15 @@ TT__INLINE void TT__K(row_add)(float *sum, const tt__mat *m, int64_t r, float *s
     TT__K(axpby)(sum, 1, sum, 1, TT__K(row_in)(m, r, scratch, k), m->cols);
 }
 
+/* Returns the sum of a * b over n numbers. */
+TT__INLINE float TT__K(dot_row)(const float *a, const float *b, int64_t n)
+{
+    tt__vf s = TT__K(zero)();
+    for (int64_t c = 0; c < n; c += TT__LANES)
+        s = TT__K(fma)(TT__K(load_n)(a + c, n - c), TT__K(load_n)(b + c, n - c), s);
+    return TT__K(sum)(s);
+}
+
 /* A function that computes y, which is row r of out[0] and has n columns. x[k] is row r of operand k, or NULL
    if the operand is absent; more: data of the op. */
 typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n,
@@ -15688,6 +15992,32 @@ TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
 TT__ROW_FN(row_ADD_ROW) { TT__K(axpby)(y, 1, x[0], 1, (const float *)more, n); }
 TT__RUN_ROWS(ADD_ROW, const float *row = TT__K(row_in)(&l->in[1], 0, scratch, 3);
     TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(row_ADD_ROW), row))
+/* more: the row by which every row of a is multiplied, or NULL: the operand b has one column. */
+TT__ROW_FN(row_MUL_BROADCAST)
+{
+    const float *row = (const float *)more;
+    float own[TT__LANES]; /* one float would do, but gcc cannot see that */
+    if (!row) TT__K(axpby)(y, *TT__K(row_in)(&l->in[1], l->in[1].rows > 1 ? r : 0, own, 0), x[0], 0, NULL, n);
+    for (int64_t c = 0; c < n && row; c += TT__LANES)
+        TT__K(store_n)(y + c, TT__K(load_n)(x[0] + c, n - c) * TT__K(load_n)(row + c, n - c), n - c);
+}
+TT__RUN_ROWS(MUL_BROADCAST,
+    const float *row = l->in[1].cols > 1 ? TT__K(row_in)(&l->in[1], 0, scratch, 3) : NULL;
+    TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(row_MUL_BROADCAST), row))
+
+TT__ROWS_FN(row_dots_rows)
+{
+    for (int64_t r = from; r < to; r++) {
+        const float *a = TT__K(row_in)(&l->in[0], r, scratch, 1);
+        const float *b = TT__K(row_in)(&l->in[1], r, scratch, 2);
+        const float dot = TT__K(dot_row)(a, b, l->in[0].cols);
+        TT__K(row_end)(&l->out[0], l->add[0], r, &dot, scratch, 0);
+    }
+}
+TT__FN tt_status TT__K(run_ROW_DOTS)(const tt__launch *l)
+{
+    return tt__for_rows(l, &l->in[0], 0, TT__K(row_dots_rows));
+}
 TT__RUN_MAP_OF(ACTIVATION, 0, 1, TT__K(act_row)(l->instr->attr.act, y, x[0], NULL, n))
 TT__RUN_MAP_OF(ACTIVATION_BACKWARD, 0, 2, TT__K(act_row)(l->instr->attr.act, y, x[0], x[1], n))
 
@@ -15933,6 +16263,38 @@ TT__FN tt_status TT__K(run_LINEAR_DW)(const tt__launch *l)
     return TT_OK;
 }
 
+/* Writes attr.beyond to the columns of out[0] from number `first` on. */
+TT__FN void TT__K(fill_beyond)(const tt__launch *l, int64_t first)
+{
+    const tt__mat *y = &l->out[0];
+    const size_t item = tt_dtype_bytes(y->dtype);
+    const float beyond = y->dtype == TT_F16 ? fmaxf(l->instr->attr.beyond, -65504.0f) : l->instr->attr.beyond;
+    const uint16_t half = tt__to_half(beyond, y->dtype);
+    for (int64_t r = 0; r < y->rows; r++)
+        for (int64_t c = first; c < y->cols; c++)
+            memcpy((char *)tt__at(y, r) + (size_t)c * item,
+                   y->dtype == TT_F32 ? (const void *)&beyond : (const void *)&half, item);
+}
+
+TT__FN tt_status TT__K(run_MATMUL)(const tt__launch *l)
+{
+    const tt__mat *a = &l->in[0], *b = &l->in[1];
+    const bool plain = l->instr->attr.untransposed;
+    tt__gemm_args g = TT__K(gemm_args)(l, plain ? b->rows : a->cols, a, false, b, plain);
+    TT__K(gemm)(tt__cpu_of(l)->pool, &g);
+    if (!plain && !l->add[0]) TT__K(fill_beyond)(l, b->rows);
+    return TT_OK;
+}
+
+TT__FN tt_status TT__K(run_MATMUL_DB)(const tt__launch *l)
+{
+    tt__mat a = l->in[0];
+    a.cols = l->out[0].rows;
+    tt__gemm_args g = TT__K(gemm_args)(l, a.rows, &a, true, &l->in[1], true);
+    TT__K(gemm)(tt__cpu_of(l)->pool, &g);
+    return TT_OK;
+}
+
 /* ==== src/ops/attention/cpu.h */
 /* ------------------------------------------------------------------------------------ attention: launches */
 
@@ -16102,6 +16464,53 @@ TT__FN tt_status TT__K(run_LAYERNORM_BACKWARD)(const tt__launch *l)
 }
 
 TT__FN tt_status TT__K(run_RMSNORM_BACKWARD)(const tt__launch *l) { return TT__K(run_LAYERNORM_BACKWARD)(l); }
+
+/* -------------------------------------------------------------------------------- softmax and normalize */
+
+TT__ROW_FN(row_SOFTMAX)
+{
+    int64_t c = 0;
+    tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)();
+    for (; c + TT__LANES <= n; c += TT__LANES) top = TT__K(max)(TT__K(load)(x[0] + c), top);
+    float max = TT__K(max_lane)(top), rest = 0;
+    for (; c < n; c++) max = x[0][c] > max ? x[0][c] : max;
+    for (c = 0; c < n; c += TT__LANES) {
+        const tt__vf e = TT__K(exp)(TT__K(load_n)(x[0] + c, n - c) - max);
+        TT__K(store_n)(y + c, e, n - c);
+        if (c + TT__LANES <= n) s += e;
+    }
+    for (c = n / TT__LANES * TT__LANES; c < n; c++) rest += y[c];
+    TT__K(axpby)(y, 1.0f / (TT__K(sum)(s) + rest), y, 0, NULL, n);
+}
+
+TT__RUN_MAP(SOFTMAX, 0, 1)
+
+TT__RUN_MAP_OF(SOFTMAX_BACKWARD, 0, 2, const float dot = TT__K(dot_row)(x[0], x[1], n);
+    for (int64_t c = 0; c < n; c += TT__LANES) {
+        const tt__vf dy = TT__K(load_n)(x[0] + c, n - c);
+        TT__K(store_n)(y + c, TT__K(load_n)(x[1] + c, n - c) * (dy - dot), n - c);
+    })
+
+TT__ROW_FN(row_NORMALIZE)
+{
+    float rest;
+    const float squares = TT__K(squares)(x[0], n, 0, &rest), eps = l->instr->attr.eps;
+    const float norm = sqrtf(squares + rest), inverse = 1.0f / (norm < eps ? eps : norm);
+    TT__K(axpby)(y, inverse, x[0], 0, NULL, n);
+    if (l->out[1].data) *(float *)tt__at(&l->out[1], r) = inverse;
+}
+
+TT__RUN_MAP(NORMALIZE, 0, 1)
+
+/* Computes dx = (dy - y * sum(dy * y)) / norm or, where eps has replaced the norm, dx = dy / eps. */
+TT__ROW_FN(row_NORMALIZE_BACKWARD)
+{
+    const float inverse = *(const float *)tt__at(&l->in[2], r);
+    const float dot = inverse < 1.0f / l->instr->attr.eps ? TT__K(dot_row)(x[0], x[1], n) : 0;
+    TT__K(axpby)(y, inverse, x[0], -inverse * dot, x[1], n);
+}
+
+TT__RUN_MAP(NORMALIZE_BACKWARD, 0, 2)
 
 /* ==== src/ops/embedding/cpu.h */
 /* ---------------------------------------------------------------------------------------------- embedding */
@@ -16316,7 +16725,7 @@ TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
 /* ==== src/ops/losses/cpu.h */
 /* ---------------------------------------------------------------------------------------------------- losses
    A loss has four counts: the sum of the rows' weighted losses, the sum of their weights, the sum of the
-   weights of rows whose prediction is right, and 0. */
+   weights of rows whose prediction is right, and the total of tt_loss_total, or 0. */
 
 TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
 {
@@ -16392,8 +16801,9 @@ TT__INLINE void TT__K(sum_losses)(const tt__launch *l, const int32_t *targets)
         right += w * row_right[r];
     }
     float *counts = (float *)l->out[2].data;
-    counts[0] = (float)loss; counts[1] = (float)total; counts[2] = (float)right; counts[3] = 0;
-    *(float *)l->out[0].data = (float)(loss / total);
+    counts[0] = (float)loss; counts[1] = (float)total; counts[2] = (float)right;
+    counts[3] = l->in[TT__LOSS_TOTAL].data ? *(const float *)l->in[TT__LOSS_TOTAL].data : 0;
+    *(float *)l->out[0].data = (float)(loss / (l->instr->attr.by_total ? counts[3] : total));
 }
 
 TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
@@ -16403,11 +16813,12 @@ TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, outside a
-   run, by the sum of the targets' weights. */
+/* Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, without the
+   step's settings, by the total of tt_loss_total or the sum of the targets' weights. */
 TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
 {
-    double norm = TT__RUN_OF(l) ? TT__RUN_OF(l)->loss_norm : ((const float *)counts->data)[1];
+    const int divisor = l->instr->attr.by_total ? 3 : 1;
+    double norm = TT__RUN_OF(l) ? TT__RUN_OF(l)->loss_norm : ((const float *)counts->data)[divisor];
     return norm > 0 ? (float)(*(const float *)l->in[0].data / norm) : 0.0f;
 }
 
@@ -16576,6 +16987,50 @@ TT__ROW_FN(row_MEAN_SQUARED_ERROR_BACKWARD)
 }
 
 TT__RUN_MAP(MEAN_SQUARED_ERROR_BACKWARD, 1, 2)
+
+/* Computes the mean over columns of p * target * log(1 + e^-x) + (1 - target) * log(1 + e^x), and whether the
+   row is predicted right. p: the positive weights; they are f32, as are all inputs. */
+TT__ROWS_FN(sigmoid_cross_entropy_rows)
+{
+    float *row_loss = (float *)l->workspace, *row_right = row_loss + l->in[0].rows;
+    const float *p = (const float *)l->in[3].data;
+    const int64_t n = l->in[0].cols;
+    for (int64_t r = from; r < to; r++) {
+        const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
+        const float *target = TT__K(row_in)(&l->in[1], r, scratch, 2);
+        double sum = 0;
+        bool right = true;
+        for (int64_t c = 0; c < n; c++) {
+            const float tail = log1pf(expf(-fabsf(x[c]))), above = x[c] > 0 ? x[c] : 0;
+            sum += (p ? p[c] : 1) * target[c] * (above - x[c] + tail) + (1 - target[c]) * (above + tail);
+            right = right && (x[c] > 0) == (target[c] > 0.5f);
+        }
+        row_loss[r] = (float)(sum / (double)n);
+        row_right[r] = right;
+    }
+}
+
+TT__FN tt_status TT__K(run_SIGMOID_CROSS_ENTROPY)(const tt__launch *l)
+{
+    const size_t kept = tt__align_up((size_t)l->in[0].rows * 8);
+    tt__for_rows(l, &l->in[0], kept, TT__K(sigmoid_cross_entropy_rows));
+    TT__K(sum_losses)(l, NULL);
+    return TT_OK;
+}
+
+TT__ROW_FN(row_SIGMOID_CROSS_ENTROPY_BACKWARD)
+{
+    const float w = TT__K(loss_factor)(l, &l->in[5]) * TT__K(row_weight)(l, 3, r) / (float)n;
+    const float *positive = (const float *)l->in[4].data;
+    for (int64_t c = 0; c < n; c += TT__LANES) {
+        const tt__vf v = TT__K(load_n)(x[0] + c, n - c), target = TT__K(load_n)(x[1] + c, n - c);
+        const tt__vf p = positive ? TT__K(load_n)(positive + c, n - c) : TT__K(splat)(1.0f);
+        const tt__vf above = TT__K(act_SIGMOID)(v), below = TT__K(act_SIGMOID)(-v);
+        TT__K(store_n)(y + c, ((1.0f - target) * above - p * target * below) * w, n - c);
+    }
+}
+
+TT__RUN_MAP(SIGMOID_CROSS_ENTROPY_BACKWARD, 1, 2)
 
 /* ==== src/ops/optimizers/cpu.h */
 /* ------------------------------------------------------------------------------------------------ optimizers
@@ -20531,7 +20986,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
     tt_tape *t = b->t;
     const bool train = s->options.train, accumulate = s->options.accumulate;
     const int tensor = s->options.parallel.tensor;
-    int losses = 0;
+    int losses = 0, totals = 0;
     TT__PASS(t, "record", TT_OK);
     TT__PASS(t, "inference", tt__pass_inference(t, b->root, train));
     TT__PASS(t, "prune", tt__pass_prune(t, b->root, false));
@@ -20542,11 +20997,17 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
     TT__PASS(t, "fuse", tt__pass_fuse(t, b->root, false));
     TT__PASS(t, "precision", tt__pass_precision(t, &s->precision));
     if (t->stages > 1) tt__number_stages(t);
-    for (int k = 0; k < t->n_code; k++) losses += tt__is(&t->code[k], TT__LOSS);
+    for (int k = 0; k < t->n_code; k++) {
+        losses += tt__is(&t->code[k], TT__LOSS);
+        totals += tt__is(&t->code[k], TT__LOSS) && t->code[k].attr.by_total;
+    }
+    t->by_totals = losses && totals == losses;
     tt_status status = losses ? tt__new_results(t, train, s->scales) : TT_OK;
-    if (status == TT_OK && t->accumulate && losses != 1)
-        status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "%s by the targets of one loss, but the program has %d",
-                          accumulate ? "accumulate divides" : "several data ranks divide", losses);
+    if (status == TT_OK && t->accumulate && losses > 1 && !t->by_totals)
+        status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "%s cannot count the targets of %d losses before the "
+                          "first backward: give each loss the number of its targets in a step by "
+                          "tt_loss_total (%d of them have one)", accumulate ? "accumulate" :
+                          "several data ranks", losses, totals);
     if (status != TT_OK) return status;
     if (train) TT__PASS(t, "differentiate", tt__differentiate(t, b->root, accumulate && !t->sums_micros));
     if (train && tensor > 1) TT__PASS(t, "tensor gradients", tt__pass_tensor_gradients(t));
@@ -26123,8 +26584,9 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
                         "program: it is frozen or not used", param->name);
     const tt__stored stored = tt__stored_of(param, &g.part, p->arena);
     status = tt__sum_so_far(p, &g, &stored, to);
+    const double mean = p->built.t->by_totals ? 1 : p->run.loss_norm / of->totals.targets;
     for (int64_t k = 0; k < param->size && status == TT_OK; k++)
-        to[k] = (float)(to[k] * (p->run.loss_norm / of->totals.targets / of->scale.scale));
+        to[k] = (float)(to[k] * (mean / of->scale.scale));
     return status;
 }
 

@@ -1131,6 +1131,9 @@ __device__ __forceinline__ float slope_SILU(float x)
     return ds > 0 ? s + x * ds : s;
 }
 
+__device__ __forceinline__ float act_SIGMOID(float x) { return sigmoid(x); }
+__device__ __forceinline__ float slope_SIGMOID(float y) { return y * (1 - y); }
+
 // Returns activation `act` of x. activation_slope returns the slope from the saved value. Without an
 // activation the value is x and the slope is 1.
 __device__ __forceinline__ float activate(int act, float x)
@@ -1829,6 +1832,58 @@ TT__PAIRS(TT__PAIR, TT__ACT_OF)
 #undef TT__ACT_OF
 TT__RUN_BY(ADD_ROW, run_pair<pair_ADD, true>)
 
+// Computes y = a * b, where b has one row, one column, or one number. Moves a and y once.
+struct op_mul_broadcast {
+    static constexpr int KIND = RARE;
+    tt__mat b;
+    bool wide;
+    __device__ void begin() {}
+    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        const int64_t row = b.rows > 1 ? r : 0;
+        float w[8];
+        load_group(v, g.a, r, c, n, g.vector);
+        if (b.cols > 1) load_group(w, b, row, c, n, wide);
+        else TT__UNROLL for (int j = 0; j < 8; j++) w[j] = element(b, row, 0);
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] *= w[j];
+        return true;
+    }
+};
+
+cudaError_t run_mul_broadcast(const tt__launch *l)
+{
+    return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], true,
+                      op_mul_broadcast{l->in[1], is_wide(&l->in[1])});
+}
+TT__RUN_BY(MUL_BROADCAST, run_mul_broadcast)
+
+// Computes the sum of a * b over each row, and writes it to y or (add) adds it. A warp works on a row. Moves
+// a and b once.
+__global__ void __launch_bounds__(256) row_dots(tt__mat a, tt__mat b, tt__mat y, bool add, bool wide)
+{
+    tt__begin_kernel();
+    for (int64_t r = blockIdx.x * (int64_t)8 + threadIdx.x / 32; r < a.rows; r += gridDim.x * (int64_t)8) {
+        float v[8], w[8], sum = 0;
+        for (int64_t c = 8 * (threadIdx.x % 32); c < a.cols; c += 8 * 32) {
+            load8(v, row_at(a, r), a.dtype, c, a.cols - c, wide);
+            load8(w, row_at(b, r), b.dtype, c, a.cols - c, wide);
+            TT__UNROLL for (int k = 0; k < 8; k++) sum += v[k] * w[k];
+        }
+        sum = warp_sum(sum);
+        if (threadIdx.x % 32) continue;
+        if (add) sum += element(y, r, 0);
+        store_any(y.data, y.dtype, r * y.ld, sum);
+    }
+}
+
+cudaError_t run_row_dots(const tt__launch *l)
+{
+    const tt__mat *a = &l->in[0], *b = &l->in[1];
+    return TT__LAUNCH(row_dots, grid_for(a->rows, 8, 4096), 256, 0, l->device->stream, *a, *b, l->out[0],
+                      l->add[0], is_wide(a) && is_wide(b));
+}
+TT__RUN_BY(ROW_DOTS, run_row_dots)
+
 // Arguments of rotary positions. A thread rotates up to 8 pairs of columns of a head, and the same pairs of
 // TURN_HEADS heads. Reads x and writes y once.
 enum { TURN_HEADS = 8 };
@@ -2478,6 +2533,1225 @@ TT__RUN_BY(SET_ROWS_BACKWARD, run_set_rows_backward, MOST_SET_ROWS, MOST_SUM_COL
 
 } // namespace
 
+/* ==== src/ops/embedding/cuda.cuh */
+namespace {
+
+// ---- gradients of tables: sort the rows of dy by id, and for equal ids by row; then sum rows of equal ids
+
+#ifndef TT__SORT_TILES // max number of blocks of the radix sort, smaller in tests
+#define TT__SORT_TILES 128
+#endif
+enum { TT__SORT_STEP = 1024 }; // number of ids that a block sorts at a time
+
+// The kernels below run only once or twice in a step, so the device reads their code from its memory each
+// time. Short code therefore saves more time than unrolled loops.
+
+// Loads from[k], from[k + 32], from[k + 64] and from[k + 96], or 0 from `end` on, with all loads in flight
+// together.
+__device__ __forceinline__ void load_ids(int32_t (&to)[4], const int32_t *from, int64_t k, int64_t end)
+{
+    TT__UNROLL for (int u = 0; u < 4; u++) to[u] = k + u * 32 < end ? from[k + u * 32] : 0;
+}
+
+// Sets counts[block][digit] to the number of the block's ids that have this digit. A digit is the 8 bits of
+// an id from bit `shift` on.
+__global__ void __launch_bounds__(TT__ROW_THREADS) count_digits(const int32_t *ids, int64_t n, int shift,
+                                                                int64_t tile, unsigned *counts)
+{
+    tt__begin_kernel();
+    TT__SHARED(unsigned, count, [256]);
+    const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
+    count[threadIdx.x] = 0;
+    __syncthreads();
+    for (int64_t at = from; at < to; at += TT__SORT_STEP) {
+        const int64_t k = at + threadIdx.x / 32 * 128 + threadIdx.x % 32;
+        int32_t id[4];
+        load_ids(id, ids, k, to);
+        TT__UNROLL for (int u = 0; u < 4; u++)
+            if (k + u * 32 < to) atomicAdd(&count[(uint32_t)id[u] >> shift & 255], 1u);
+    }
+    __syncthreads();
+    counts[(int64_t)blockIdx.x * 256 + threadIdx.x] = count[threadIdx.x];
+}
+
+// Sorts ids, and their rows, by digit. Ids with the same digit keep their order. If rows is NULL, the rows
+// are 0, 1, ... Thread k of a block computes the counts and places of digit k.
+__global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t *ids, const int32_t *rows,
+                                                                  int64_t n, int shift, int64_t tile,
+                                                                  const unsigned *counts, int32_t *to_ids,
+                                                                  int32_t *to_rows)
+{
+    tt__begin_kernel();
+    TT__SHARED(unsigned, place, [8][256]); // place of each warp's next id with a digit
+    TT__SHARED(unsigned, totals, [8]);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
+    unsigned before = 0, all = 0;
+    for (unsigned b = 0; b < gridDim.x; b += 8) {
+        unsigned count[8];
+        TT__UNROLL for (unsigned u = 0; u < 8; u++)
+            count[u] = b + u < gridDim.x ? counts[(int64_t)(b + u) * 256 + threadIdx.x] : 0;
+        TT__UNROLL for (unsigned u = 0; u < 8; u++) {
+            before += b + u < blockIdx.x ? count[u] : 0;
+            all += count[u];
+        }
+    }
+    unsigned sum = all; // becomes the number of ids with this digit or a lower digit of the same warp
+    for (int m = 1; m < 32; m *= 2) {
+        const unsigned other = __shfl_up_sync(0xffffffffu, sum, m);
+        if (lane >= m) sum += other;
+    }
+    if (lane == 31) totals[warp] = sum;
+    __syncthreads();
+    TT__UNROLL for (int w = 0; w < 7; w++) before += w < warp ? totals[w] : 0;
+    before += sum - all;
+    for (int64_t at = from; at < to; at += TT__SORT_STEP) {
+        const int64_t first = at + warp * 128 + lane;
+        unsigned rank[4];
+        int32_t id[4], row[4];
+        load_ids(id, ids, first, to);
+        TT__UNROLL for (int u = 0; u < 4; u++) row[u] = (int32_t)(first + u * 32);
+        if (rows) load_ids(row, rows, first, to);
+        TT__UNROLL for (int k = 0; k < 8; k++) place[warp][k * 32 + lane] = 0;
+        __syncwarp();
+        // rank: the number of ids with the same digit that come before an id among the warp's 128 ids.
+        TT__UNROLL for (int u = 0; u < 4; u++) {
+            const bool there = first + u * 32 < to;
+            const unsigned digit = (uint32_t)id[u] >> shift & 255;
+            const unsigned same = __match_any_sync(0xffffffffu, there ? digit : 256);
+            const unsigned lower = same & ((1u << lane) - 1);
+            rank[u] = place[warp][digit] + (unsigned)__popc(lower);
+            __syncwarp();
+            if (there && !lower) place[warp][digit] = rank[u] + (unsigned)__popc(same);
+            __syncwarp();
+        }
+        __syncthreads();
+        for (int w = 0; w < 8; w++) {
+            const unsigned count = place[w][threadIdx.x];
+            place[w][threadIdx.x] = before;
+            before += count;
+        }
+        __syncthreads();
+        TT__UNROLL for (int u = 0; u < 4; u++) {
+            if (first + u * 32 >= to) continue;
+            const unsigned p = place[warp][(uint32_t)id[u] >> shift & 255] + rank[u];
+            to_ids[p] = id[u];
+            to_rows[p] = row[u];
+        }
+        __syncwarp();
+    }
+}
+
+// Sorts up to TT__RANKED ids and their rows in one step: the place of an id is the number of ids that come
+// before it. A block counts these for 32 ids, and each of its 8 warps compares the 32 ids with an eighth of
+// all ids. The other blocks write zeros to `zero`.
+#ifndef TT__RANKED // tests make TT__RANKED smaller
+#define TT__RANKED 8192
+#endif
+enum { TT__ZEROS = 4096 }; // number of 16-byte vectors of zeros that a block writes at a time
+__global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, int n, int32_t *to_ids,
+                                                            int32_t *to_rows, uint4 *zero,
+                                                            int64_t zero_vectors)
+{
+    tt__begin_kernel();
+    const int ranking = (n + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    TT__SHARED(int32_t, all, [(TT__RANKED + 255) / 256 * 256]);
+    TT__SHARED(unsigned, before, [8][32]);
+    if ((int)blockIdx.x >= ranking) {
+        const int64_t step = (int64_t)(gridDim.x - ranking) * TT__ZEROS;
+        const int64_t begin = (int64_t)(blockIdx.x - ranking) * TT__ZEROS + threadIdx.x;
+        TT__ROLLED for (int64_t k = begin; k < zero_vectors; k += step)
+            TT__UNROLL for (int u = 0; u < TT__ZEROS; u += TT__ROW_THREADS)
+                if (k + u < zero_vectors) zero[k + u] = make_uint4(0, 0, 0, 0);
+        return;
+    }
+    const int from = (int)blockIdx.x * 32, each = ((n + 7) / 8 + 31) / 32 * 32; // each: ids per warp
+    const int whole = (uintptr_t)ids % 16 == 0 ? n / 4 * 4 : 0;
+    TT__ROLLED for (int k = threadIdx.x * 4; k < whole; k += 4 * TT__ROW_THREADS)
+        tt__cp_async_16(all + k, ids + k);
+    TT__ROLLED for (int k = whole + threadIdx.x; k < n; k += TT__ROW_THREADS)
+        tt__cp_async_4(all + k, ids + k);
+    // Pads the ids to 8 * each with large ids, fewer than 256.
+    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1;
+    tt__cp_async_commit();
+    tt__cp_async_wait<0>();
+    __syncthreads();
+    const int32_t id = all[from + lane];
+    unsigned count = 0;
+    for (int at = warp * each; at < (warp + 1) * each; at += 32) {
+        const int32_t largest = id + (at < from); // equal ids at earlier places come first
+        TT__UNROLL for (int k = 0; k < 32; k += 4) {
+            const int4 of = *(const int4 *)(all + at + k);
+            // The sign of a difference costs less than a comparison; the numbers are not negative.
+            count += (unsigned)(of.x - largest) >> 31;
+            count += (unsigned)(of.y - largest) >> 31;
+            count += (unsigned)(of.z - largest) >> 31;
+            count += (unsigned)(of.w - largest) >> 31;
+        }
+    }
+    TT__UNROLL for (int k = warp * 4; k < warp * 4 + 4; k++) count += k < lane && all[from + k] == id;
+    before[warp][lane] = count;
+    __syncthreads();
+    if (warp || from + lane >= n) return;
+    TT__UNROLL for (int k = 1; k < 8; k++) count += before[k][lane];
+    to_ids[count] = id;
+    to_rows[count] = from + lane;
+}
+
+enum { TT__SUMMED = 16 }; // max vectors in flight to each thread of sum_ids
+
+// Copies 8 columns of row r, beginning with column c, asynchronously to shared memory as whole vectors.
+__device__ __forceinline__ void copy_group(uint4 *to, const tt__mat &m, int64_t r, int64_t c)
+{
+    const int vectors = m.dtype == TT_F32 ? 2 : 1;
+    const uint4 *p = (const uint4 *)row_at(m, r) + c / 8 * vectors;
+    tt__cp_async_16(to, p);
+    if (vectors == 2) tt__cp_async_16(to + 1, p + 1);
+}
+
+// Sums the rows of dy that have equal ids. A block sums a chunk of `chunk` rows in sorted order. The sum of
+// an id whose rows are all in the chunk goes to row id - first of `to`, if this row exists. Otherwise the sum
+// is partial: it goes to partial[block][0] if the chunk before also has rows of the id, and to
+// partial[block][1] if the id begins in this chunk and continues in the next. wide: dy and `to` have whole
+// groups of 8 columns at multiples of 16 bytes, and shared memory has room for the rows in flight. Reads dy
+// and writes the rows of `to` once.
+__global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t *rows, int64_t n, tt__mat dy,
+                                               tt__mat to, int64_t first, bool add, bool wide, int64_t chunk,
+                                               float *partial)
+{
+    tt__begin_kernel();
+    TT__DYN_SHARED(uint4, coming);
+    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // ids of the previous row, of `largest` rows, of the next row
+    TT__SHARED(int32_t, row, [TT__SUMMED]);
+    const int64_t from = (int64_t)blockIdx.x * chunk, end = min(n, from + chunk);
+    const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
+    const int width = (int)max((int64_t)0, min(dy.cols - c, (int64_t)8)), t = (int)threadIdx.x;
+    const bool copies = wide && width > 0;
+    const int vectors = dy.dtype == TT_F32 || (add && to.dtype == TT_F32) ? 2 : 1; // vectors in 8 columns
+    const int largest = TT__SUMMED / vectors / (add ? 2 : 1), step = (int)blockDim.x * vectors;
+    // own: the thread's columns of rows of dy; old: the thread's columns of rows of `to`.
+    uint4 *const own = coming + t * vectors, *const old = own + largest * step;
+    const tt__mat parts = {partial, TT_F32, 0, dy.cols, dy.cols};
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
+    bool began = false;
+    TT__ROLLED for (int64_t k = from; k < end; k += largest) {
+        const int count = (int)min(end - k, (int64_t)largest);
+        __syncthreads();
+        if (t < count + 2) id[t] = k + t > 0 && k + t <= n ? ids[k + t - 1] : -1; // ids are at least 0
+        if (t < count) row[t] = rows[k + t];
+        __syncthreads();
+        TT__ROLLED for (int u = 0; u < count && copies; u++) {
+            const int64_t r = id[u + 1] - first;
+            copy_group(own + u * step, dy, row[u], c);
+            if (add && id[u + 2] != id[u + 1] && r >= 0 && r < to.rows) copy_group(old + u * step, to, r, c);
+        }
+        tt__cp_async_commit();
+        tt__cp_async_wait<0>();
+        if (k == from) began = id[0] == id[1];
+        TT__ROLLED for (int u = 0; u < count && width > 0; u++) {
+            if (copies) load8(v, own + u * step, dy.dtype, 0, 8, true);
+            else load_group(v, dy, row[u], c, width, false);
+            TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[j];
+            const bool last = id[u + 2] != id[u + 1];
+            if (!last && k + u + 1 < end) continue;
+            const int64_t r = id[u + 1] - first;
+            if (began || !last) {
+                store8(row_at(parts, (int64_t)blockIdx.x * 2 + !began), TT_F32, c, width, wide, sum);
+            } else if (r >= 0 && r < to.rows) {
+                if (add && copies) load8(v, old + u * step, to.dtype, 0, 8, true);
+                else if (add) load_group(v, to, r, c, width, false);
+                TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += add ? v[j] : 0;
+                store8(row_at(to, r), to.dtype, c, width, wide, sum);
+            }
+            began = false;
+            TT__UNROLL for (int j = 0; j < 8; j++) sum[j] = 0;
+        }
+    }
+}
+
+// Sums the partial sums of ids whose rows are in several chunks. The block of the chunk in which an id begins
+// sums the partial sums of this id.
+__global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, tt__mat to, int64_t first,
+                                                bool add, bool vector, int64_t chunk, float *partial)
+{
+    tt__begin_kernel();
+    const int64_t from = (int64_t)blockIdx.x * chunk, end = from + chunk;
+    const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
+    const int width = (int)min(to.cols - c, (int64_t)8);
+    if (end >= n || width <= 0 || ids[end] != ids[end - 1]) return;
+    const int32_t id = ids[end];
+    const int64_t row = id - first;
+    if ((from > 0 && ids[from - 1] == id) || row < 0 || row >= to.rows) return;
+    int64_t low = end, high = n; // ids[low] == id; ids from ids[high] on are larger
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        if (ids[middle] == id) low = middle;
+        else high = middle;
+    }
+    const int64_t last = low / chunk;
+    const tt__mat parts = {partial, TT_F32, 2 * last + 2, to.cols, to.cols};
+    const bool whole = to.cols % 8 == 0;
+    float sum[8], v[8][8];
+    load_group(sum, parts, (int64_t)blockIdx.x * 2 + 1, c, width, whole);
+    for (int64_t b = blockIdx.x + 1; b <= last; b += 8) { // 8 loads are in flight at a time
+        int64_t at[8];
+        TT__UNROLL for (int u = 0; u < 8; u++) at[u] = b + u <= last ? (b + u) * 2 : -1;
+        load_rows(v, parts, at, c, width, whole);
+        TT__UNROLL for (int u = 0; u < 8; u++)
+            TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[u][j];
+    }
+    if (add) {
+        float old[8];
+        load_group(old, to, row, c, width, vector);
+        TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += old[j];
+    }
+    store8(row_at(to, row), to.dtype, c, width, vector, sum);
+}
+
+cudaError_t run_table_backward(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const bool embedding = l->instr->op == TT__OP_EMBEDDING_BACKWARD;
+    const tt__mat *index = &l->in[embedding ? 0 : 1], *dy = &l->in[embedding ? 1 : 0], *to = &l->out[0];
+    const int64_t n = index->rows, first = embedding ? l->first_row - l->instr->attr.offset : 0;
+    const int64_t ids_end = embedding && l->whole_rows ? l->whole_rows : to->rows;
+    const size_t each = tt__align_to((size_t)n * sizeof(int32_t), TT__CUDA_ALIGN);
+    int32_t *array[4]; // two pairs of arrays: ids and rows
+    for (int k = 0; k < 4; k++) array[k] = (int32_t *)((char *)l->workspace + k * each);
+    const int32_t *ids = (const int32_t *)index->data, *rows = NULL;
+    const bool ranked = n > 0 && n <= TT__RANKED;
+    const size_t bytes = (size_t)to->rows * (size_t)to->cols * tt_dtype_bytes(to->dtype);
+    const bool filled = ranked && to->ld == to->cols && (uintptr_t)to->data % 16 == 0 && bytes % 16 == 0;
+    const op_fill zero = {0, NULL};
+    cudaError_t e = cudaSuccess;
+    if (!l->add[0] && !filled) e = run_groups(d, no_operand, no_operand, *to, false, false, zero);
+    if (!n) return e;
+    if (e == cudaSuccess && ranked) {
+        const int64_t vectors = l->add[0] || !filled ? 0 : (int64_t)(bytes / 16);
+        const int64_t fill = min((vectors + TT__ZEROS - 1) / TT__ZEROS,
+                                 8 * (int64_t)d->properties.multiProcessorCount);
+        e = TT__LAUNCH(rank_ids, blocks_for(n, 32) + (unsigned)fill, TT__ROW_THREADS, 0, d->stream, ids,
+                       (int)n, array[0], array[1], (uint4 *)to->data, vectors);
+        ids = array[0];
+        rows = array[1];
+    }
+    const int64_t tiles = min((n + TT__SORT_STEP - 1) / TT__SORT_STEP, (int64_t)TT__SORT_TILES);
+    const int64_t tile = ((n + tiles - 1) / tiles + TT__SORT_STEP - 1) / TT__SORT_STEP * TT__SORT_STEP;
+    const int64_t blocks = (n + tile - 1) / tile;
+    for (int shift = 0; e == cudaSuccess && !ranked && (shift == 0 || (ids_end - 1) >> shift > 0);
+         shift += 8) {
+        int32_t *to_ids = array[shift / 8 % 2 * 2], *to_rows = array[shift / 8 % 2 * 2 + 1];
+        e = TT__LAUNCH(count_digits, (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, ids, n, shift, tile,
+                       resident_of(l)->words);
+        if (e == cudaSuccess)
+            e = TT__LAUNCH(scatter_digits, (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, ids, rows, n,
+                           shift, tile, resident_of(l)->words, to_ids, to_rows);
+        ids = to_ids;
+        rows = to_rows;
+    }
+    const int64_t room = max((int64_t)1, (int64_t)(resident_workspace::BYTES / ((size_t)dy->cols * 8)));
+    const int64_t chunk = max((int64_t)(ranked ? 16 : 32), (n + room - 1) / room);
+    const unsigned threads = dy->cols <= 256 ? 32 : dy->cols <= 512 ? 64 : dy->cols <= 768 ? 96 : 128;
+    const dim3 grid(blocks_for(n, chunk), blocks_for(dy->cols, threads * 8));
+    const bool vector = is_wide(dy) && is_wide(to), whole = vector && dy->cols % 8 == 0;
+    if (e == cudaSuccess)
+        e = TT__LAUNCH(sum_ids, grid, threads, whole ? threads * TT__SUMMED * sizeof(uint4) : 0, d->stream,
+                       ids, rows, n, *dy, *to, first, l->add[0], whole, chunk, resident_of(l)->sums);
+    if (e == cudaSuccess && n > chunk)
+        e = TT__LAUNCH(join_ids, grid, threads, 0, d->stream, ids, n, *to, first, l->add[0], vector, chunk,
+                       resident_of(l)->sums);
+    return e;
+}
+TT__RUN_BY(EMBEDDING_BACKWARD, run_table_backward, 0, MOST_SUM_COLUMNS)
+TT__RUN_BY(GATHER_ROWS_BACKWARD, run_table_backward, 0, MOST_SUM_COLUMNS)
+
+} // namespace
+
+/* ==== src/ops/losses/cuda.cuh */
+namespace {
+
+// ================================================================================================== losses
+// A loss has four counts: the sum of the rows' weighted losses, the sum of their weights, the sum of the
+// weights of rows whose prediction is right, and the total of tt_loss_total, or 0.
+
+// Max number of thread blocks of a loss; each block writes one partial sum to the resident workspace. Tests
+// make the number smaller.
+#ifndef TT__LOSS_BLOCKS
+#define TT__LOSS_BLOCKS 1024
+#endif
+
+__device__ __forceinline__ float row_weight(const tt__mat &weights, int64_t r)
+{
+    return weights.data ? load_any(weights.data, weights.dtype, r * weights.ld) : 1.0f;
+}
+
+// Returns the number, among a loss's counts, by which the loss is divided: the total of tt_loss_total, or the
+// sum of the targets' weights. k: the operand with the counts.
+const float *divisor_of(const tt__launch *l, int k)
+{
+    return (const float *)l->in[k].data + (l->instr->attr.by_total ? 3 : 1);
+}
+
+// Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, without the
+// step's settings, by *divisor.
+__device__ __forceinline__ float loss_factor(const tt__step_settings *run, const float *dloss,
+                                             const float *divisor)
+{
+    double norm = run ? run->loss_norm : *divisor;
+    return norm > 0 ? (float)(*dloss / norm) : 0.0f;
+}
+
+// total: the operand of tt_loss_total, or NULL.
+template <int THREADS>
+__device__ __forceinline__ void store_counts(loss_sums sums, const float *total, float *counts, float *loss)
+{
+    sums.loss = block_sum<THREADS>(sums.loss);
+    sums.weight = block_sum<THREADS>(sums.weight);
+    sums.right = block_sum<THREADS>(sums.right);
+    if (threadIdx.x) return;
+    counts[0] = (float)sums.loss; counts[1] = (float)sums.weight; counts[2] = (float)sums.right;
+    counts[3] = total ? *total : 0;
+    *loss = (float)(sums.loss / (total ? *total : sums.weight));
+}
+
+template <int THREADS> __device__ __forceinline__ void store_partial(loss_sums sums, loss_sums *partial)
+{
+    sums.loss = block_sum<THREADS>(sums.loss);
+    sums.weight = block_sum<THREADS>(sums.weight);
+    sums.right = block_sum<THREADS>(sums.right);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sums;
+}
+
+__global__ void __launch_bounds__(256) loss_counts(const loss_sums *partial, int n, const float *total,
+                                                   float *counts, float *loss)
+{
+    tt__begin_kernel();
+    loss_sums sums = {0, 0, 0};
+    for (int k = (int)threadIdx.x; k < n; k += 256) {
+        sums.loss += partial[k].loss;
+        sums.weight += partial[k].weight;
+        sums.right += partial[k].right;
+    }
+    store_counts<256>(sums, total, counts, loss);
+}
+
+// Computes the counts of a loss from the partial counts of `blocks` blocks.
+cudaError_t run_loss_counts(const tt__launch *l, int blocks)
+{
+    return TT__LAUNCH(loss_counts, 1, 256, 0, l->device->stream, resident_of(l)->losses, blocks,
+                      (const float *)l->in[TT__LOSS_TOTAL].data, (float *)l->out[2].data,
+                      (float *)l->out[0].data);
+}
+
+// The result of a row of logits: log-sum-exp, loss, and whether the prediction is right. Every thread that
+// works on the row has the same result.
+struct row_result { float lse, loss; bool right; };
+
+// Merges the sums of a warp's lanes over their parts of a row. m: the largest logit; s: the sum of the
+// exponentials of logits - m; sx: the sum of the logits; right: see logit_sums.
+__device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &right)
+{
+    const float top = warp_max(m);
+    s = warp_sum(s * fast_exp(m - (top == -INFINITY ? 0 : top)));
+    sx = warp_sum(sx);
+    right = __all_sync(0xffffffffu, right);
+    m = top;
+}
+
+// Running sums of a thread over its part of a row of n logits. m is the largest logit so far, and s is the
+// sum of the exponentials of logits - m (Milakov, Gimelshein: "Online normalizer calculation for softmax",
+// 2018), so that one sweep is enough. sx is the sum of the logits. `right` tells whether `own`, the target's
+// logit, is the first of the largest logits, as in argmax.
+struct logit_sums {
+    float m, s, sx, own;
+    bool right;
+
+    __device__ __forceinline__ void begin(float logit_of_target)
+    {
+        m = -INFINITY; s = sx = 0;
+        own = logit_of_target;
+        right = own == own;
+    }
+    // Adds the logits v of columns [c, c + N). Logits of columns from n on must be -INFINITY.
+    template <int N, class INDEX>
+    __device__ __forceinline__ void add(const float (&v)[N], INDEX c, INDEX n, INDEX target, bool smooth)
+    {
+        float top = v[0], some = 0;
+        TT__UNROLL for (int k = 1; k < N; k++) top = fmaxf(top, v[k]);
+        const float to = fmaxf(m, top), base = to == -INFINITY ? 0 : to;
+        TT__UNROLL for (int k = 0; k < N; k++) some += fast_exp(v[k] - base);
+        s = s * fast_exp(m - base) + some;
+        m = to;
+        if (smooth) TT__UNROLL for (int k = 0; k < N; k++) sx += c + k < n ? v[k] : 0;
+        if (target >= c + N) right &= !(top >= own);
+        else if (target < c) right &= !(top > own);
+        else TT__UNROLL for (int k = 0; k < N; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
+    }
+    // Merges the sums of the row's THREADS threads, a warp or a block, and returns the result in each thread.
+    template <int THREADS> __device__ __forceinline__ row_result finish(int64_t n, float smoothing)
+    {
+        const int thread = (int)threadIdx.x % THREADS;
+        merge_rows(m, s, sx, right);
+        if (THREADS > 32) {
+            TT__SHARED(float4, part, [(THREADS + 31) / 32]);
+            __syncthreads(); // waits, because threads may still read `part` of the previous row
+            if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
+            __syncthreads();
+            const bool there = thread % 32 < THREADS / 32;
+            const float4 of = there ? part[thread % 32] : make_float4(-INFINITY, 0, 0, 1);
+            m = of.x; s = of.y; sx = of.z; right = of.w != 0;
+            merge_rows(m, s, sx, right);
+        }
+        const float log_s = logf(s);
+        return {m + log_s, m - own + log_s + (smoothing > 0 ? smoothing * (own - sx / (float)n) : 0), right};
+    }
+};
+
+// Returns the result of a row of n logits, computed by THREADS threads, a warp or a block. With target -1,
+// only lse is valid.
+template <int THREADS>
+__device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide,
+                                                        int64_t target, float smoothing)
+{
+    logit_sums sums;
+    sums.begin(target >= 0 ? load_any(x, dtype, target) : 0);
+    for (int64_t c = 8 * ((int)threadIdx.x % THREADS); c < n; c += 8 * THREADS) {
+        float v[8];
+        load8(v, x, dtype, c, n - c, wide, -INFINITY);
+        sums.add<8, int64_t>(v, c, n, target, smoothing > 0);
+    }
+    return sums.finish<THREADS>(n, smoothing);
+}
+
+// Returns the sum over classes of weight * (lse - logit) for a row of n logits, computed by THREADS threads,
+// a warp or a block of 256.
+template <int THREADS>
+__device__ __forceinline__ float row_of_classes(const void *x, tt_dtype dtype, int64_t n, bool wide,
+                                                const float *class_weights, float lse)
+{
+    float sum = 0;
+    for (int64_t c = 8 * ((int)threadIdx.x % THREADS); c < n; c += 8 * THREADS) {
+        float v[8];
+        load8(v, x, dtype, c, n - c, wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) sum += c + k < n ? class_weights[c + k] * (lse - v[k]) : 0;
+    }
+    return THREADS == 32 ? warp_sum(sum) : (float)block_sum<256>(sum);
+}
+
+// Computes the log-sum-exps and the partial counts of logits x (rows, n). GROUP threads work on a row: a warp
+// if there are few classes, a block if there are many. Reads each row once, or twice with weights of classes
+// and smoothing.
+template <int GROUP>
+__global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *targets, tt__mat weights,
+                                                     const float *class_weights, tt__mat lse, int ignore,
+                                                     float smoothing, bool wide, loss_sums *partial)
+{
+    tt__begin_kernel();
+    const int64_t groups = 256 / GROUP;
+    loss_sums sums = {0, 0, 0};
+    for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
+        const int32_t target = targets[r];
+        const row_result row = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, x.cols, wide,
+                                                        target == ignore ? -1 : target,
+                                                        class_weights ? 0 : smoothing);
+        float smoothed = 0;
+        if (class_weights && smoothing > 0)
+            smoothed = smoothing / (float)x.cols *
+                       row_of_classes<GROUP>(row_at(x, r), x.dtype, x.cols, wide, class_weights, row.lse);
+        if (threadIdx.x % GROUP) continue;
+        ((float *)lse.data)[r * lse.ld] = row.lse;
+        if (target == ignore) continue;
+        const double w = class_weights ? class_weights[target] : row_weight(weights, r);
+        sums.loss += class_weights ? (1 - smoothing) * w * row.loss + smoothed : w * row.loss;
+        sums.weight += w;
+        sums.right += row.right ? w : 0;
+    }
+    store_partial<256>(sums, partial);
+}
+
+// Returns the weights of classes, operand k, or NULL if the operand has weights of rows. The weights are f32,
+// as are all inputs.
+const float *class_weights_of(const tt__launch *l, int k)
+{
+    return l->instr->attr.by_class ? (const float *)l->in[k].data : NULL;
+}
+
+cudaError_t run_cross_entropy(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[0];
+    const tt__attr *a = &l->instr->attr;
+    const bool many = x->cols > 2048;
+    const unsigned blocks = grid_for(x->rows, many ? 1 : 8, TT__LOSS_BLOCKS);
+    loss_sums *partial = resident_of(l)->losses;
+    const int32_t *targets = (const int32_t *)l->in[1].data;
+    const float *classes = class_weights_of(l, 2);
+    cudaError_t e = many ? TT__LAUNCH((cross_entropy<256>), blocks, 256, 0, d->stream, *x, targets, l->in[2],
+                                      classes, l->out[1], a->ignore_index, a->smoothing, is_wide(x), partial)
+                         : TT__LAUNCH((cross_entropy<32>), blocks, 256, 0, d->stream, *x, targets, l->in[2],
+                                      classes, l->out[1], a->ignore_index, a->smoothing, is_wide(x), partial);
+    if (e != cudaSuccess) return e;
+    return run_loss_counts(l, (int)blocks);
+}
+TT__RUN_BY(CROSS_ENTROPY, run_cross_entropy)
+
+// Turns N logits, beginning with column c, into their gradients: (softmax - t) * w, where t is smoothing / n
+// for all classes, plus 1 - smoothing for class `target`.
+template <int N, class INDEX>
+__device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, int64_t n, int32_t target,
+                                                       float lse, float smoothing, float w)
+{
+    TT__UNROLL for (int k = 0; k < N; k++) {
+        x[k] = (fast_exp(x[k] - lse) - smoothing / (float)n) * w;
+        if (c + k == target) x[k] -= (1 - smoothing) * w;
+    }
+}
+
+// Turns 8 logits, beginning with column c, into their gradients if classes have weights; sum: the sum of the
+// weights. The share of each class in a smoothed target is multiplied by the weight of this class.
+__device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8], int64_t c, int64_t n,
+                                                                  int32_t target, float lse, float smoothing,
+                                                                  const float *weights, float sum,
+                                                                  float factor)
+{
+    const float each = smoothing / (float)n, own = (1 - smoothing) * weights[target];
+    TT__UNROLL for (int k = 0; k < 8; k++) {
+        const float of_class = c + k < n ? each * weights[c + k] : 0;
+        x[k] = (fast_exp(x[k] - lse) * (own + each * sum) - of_class) * factor;
+        if (c + k == target) x[k] -= own * factor;
+    }
+}
+
+// Computes the gradients of logits x (rows, n), and writes them to dx or (add) adds them. Reads x and writes
+// dx once. A thread works on eight elements of a row at a time.
+__global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x,
+                                                              const int32_t *targets, tt__mat weights,
+                                                              const float *class_weights, tt__mat lse,
+                                                              const float *divisor, tt__mat dx, bool add,
+                                                              int ignore, float smoothing, bool wide,
+                                                              const tt__step_settings *run)
+{
+    tt__begin_kernel();
+    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
+    const float factor = loss_factor(run, dloss, divisor);
+    double sum = 0; // the sum of the weights of all classes
+    if (class_weights && smoothing > 0) {
+        for (int64_t c = threadIdx.x; c < n; c += 256) sum += class_weights[c];
+        sum = block_sum<256>(sum);
+    }
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
+        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
+        const int32_t target = targets[r];
+        float v[8] = {0}, old[8];
+        if (target != ignore) {
+            const float row_lse = ((const float *)lse.data)[r * lse.ld];
+            load8(v, row_at(x, r), x.dtype, c, n - c, wide);
+            if (class_weights)
+                cross_entropy_gradient_of_classes(v, c, n, target, row_lse, smoothing, class_weights,
+                                                  (float)sum, factor);
+            else
+                cross_entropy_gradient(v, c, n, target, row_lse, smoothing, factor * row_weight(weights, r));
+        }
+        if (add) {
+            load8(old, row_at(dx, r), dx.dtype, c, n - c, wide);
+            TT__UNROLL for (int k = 0; k < 8; k++) v[k] += old[k];
+        }
+        store8(row_at(dx, r), dx.dtype, c, n - c, wide, v);
+    }
+}
+
+enum { TT__ELEMENT_BLOCKS = 4096 }; // max blocks of elementwise kernels: enough to fill any GPU a few times
+
+cudaError_t run_cross_entropy_backward(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[1], *dx = &l->out[0];
+    const tt__attr *a = &l->instr->attr;
+    const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
+    return TT__LAUNCH(cross_entropy_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x,
+                      (const int32_t *)l->in[2].data, l->in[3], class_weights_of(l, 3), l->in[4],
+                      divisor_of(l, 5), *dx, l->add[0], a->ignore_index, a->smoothing,
+                      is_wide(x) && is_wide(dx), TT__RUN_OF(l));
+}
+TT__RUN_BY(CROSS_ENTROPY_BACKWARD, run_cross_entropy_backward)
+
+// Computes the statistics (lse, sum of p) of each row and the partial counts, for logits x and probabilities
+// p of all classes. GROUP threads work on a row, as in cross_entropy. Reads the logits twice and p once.
+template <int GROUP>
+__global__ void __launch_bounds__(256) soft_cross_entropy(tt__mat x, tt__mat p, tt__mat weights,
+                                                          tt__mat stats, bool wide, loss_sums *partial)
+{
+    tt__begin_kernel();
+    const int64_t groups = 256 / GROUP, n = x.cols;
+    loss_sums sums = {0, 0, 0};
+    for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
+        const float lse = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, n, wide, -1, 0).lse;
+        float loss = 0, mass = 0;
+        for (int64_t c = 8 * (threadIdx.x % GROUP); c < n; c += 8 * GROUP) {
+            float v[8], share[8];
+            load8(v, row_at(x, r), x.dtype, c, n - c, wide);
+            load8(share, row_at(p, r), p.dtype, c, n - c, wide);
+            TT__UNROLL for (int k = 0; k < 8; k++) loss += share[k] * (lse - v[k]);
+            TT__UNROLL for (int k = 0; k < 8; k++) mass += share[k];
+        }
+        loss = GROUP == 32 ? warp_sum(loss) : block_sum<256>(loss);
+        mass = GROUP == 32 ? warp_sum(mass) : block_sum<256>(mass);
+        if (threadIdx.x % GROUP) continue;
+        ((float *)stats.data)[r * stats.ld] = lse;
+        ((float *)stats.data)[r * stats.ld + 1] = mass;
+        const double w = row_weight(weights, r);
+        sums.loss += w * loss;
+        sums.weight += w;
+    }
+    store_partial<256>(sums, partial);
+}
+
+cudaError_t run_soft_cross_entropy(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[0], *p = &l->in[1];
+    const bool many = x->cols > 2048, wide = is_wide(x) && is_wide(p);
+    const unsigned blocks = grid_for(x->rows, many ? 1 : 8, TT__LOSS_BLOCKS);
+    loss_sums *partial = resident_of(l)->losses;
+    cudaError_t e = many ? TT__LAUNCH((soft_cross_entropy<256>), blocks, 256, 0, d->stream, *x, *p, l->in[2],
+                                      l->out[1], wide, partial)
+                         : TT__LAUNCH((soft_cross_entropy<32>), blocks, 256, 0, d->stream, *x, *p, l->in[2],
+                                      l->out[1], wide, partial);
+    if (e != cudaSuccess) return e;
+    return run_loss_counts(l, (int)blocks);
+}
+TT__RUN_BY(SOFT_CROSS_ENTROPY, run_soft_cross_entropy)
+
+// Writes w * (softmax(x) * (sum of p) - p) to dx or (add) adds it. Reads x and p and writes dx once.
+__global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
+                                                                   tt__mat weights, tt__mat stats,
+                                                                   const float *divisor, tt__mat dx, bool add,
+                                                                   bool wide, const tt__step_settings *run)
+{
+    tt__begin_kernel();
+    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
+    const float factor = loss_factor(run, dloss, divisor);
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
+        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
+        const float w = factor * row_weight(weights, r), *s = (const float *)stats.data + r * stats.ld;
+        float a[8], b[8], old[8] = {0};
+        load8(a, row_at(x, r), x.dtype, c, n - c, wide);
+        load8(b, row_at(p, r), p.dtype, c, n - c, wide);
+        if (add) load8(old, row_at(dx, r), dx.dtype, c, n - c, wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) a[k] = (fast_exp(a[k] - s[0]) * s[1] - b[k]) * w + old[k];
+        store8(row_at(dx, r), dx.dtype, c, n - c, wide, a);
+    }
+}
+
+cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[1], *p = &l->in[2], *dx = &l->out[0];
+    const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
+    return TT__LAUNCH(soft_cross_entropy_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data,
+                      *x, *p, l->in[3], l->in[4], divisor_of(l, 5), *dx, l->add[0],
+                      is_wide(x) && is_wide(p) && is_wide(dx), TT__RUN_OF(l));
+}
+TT__RUN_BY(SOFT_CROSS_ENTROPY_BACKWARD, run_soft_cross_entropy_backward)
+
+// Computes the partial counts of the squared error of x and y (rows, n); the loss of a row with weight w is w
+// * the sum of (x - y)^2 / n. Reads x and y once.
+__global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide,
+                                                     loss_sums *partial)
+{
+    tt__begin_kernel();
+    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
+    loss_sums sums = {0, 0, 0};
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
+        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
+        const double w = row_weight(weights, r);
+        float a[8], b[8], s = 0;
+        load8(a, row_at(x, r), x.dtype, c, n - c, wide);
+        load8(b, row_at(y, r), y.dtype, c, n - c, wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) s += (a[k] - b[k]) * (a[k] - b[k]);
+        sums.loss += w * s;
+        if (c == 0) sums.weight += w;
+    }
+    sums.loss /= (double)n;
+    store_partial<256>(sums, partial);
+}
+
+cudaError_t run_mean_squared_error(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[0], *y = &l->in[1];
+    const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__LOSS_BLOCKS);
+    loss_sums *partial = resident_of(l)->losses;
+    cudaError_t e = TT__LAUNCH(squared_error, blocks, 256, 0, d->stream, *x, *y, l->in[2],
+                               is_wide(x) && is_wide(y), partial);
+    if (e != cudaSuccess) return e;
+    return run_loss_counts(l, (int)blocks);
+}
+TT__RUN_BY(MEAN_SQUARED_ERROR, run_mean_squared_error)
+
+// Computes 2 * w * (x - y) / n, and writes it to dx or (add) adds it. Reads x and y and writes dx once.
+__global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
+                                                              tt__mat weights, const float *divisor,
+                                                              tt__mat dx, bool add, bool wide,
+                                                              const tt__step_settings *run)
+{
+    tt__begin_kernel();
+    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
+    const float factor = loss_factor(run, dloss, divisor);
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
+        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
+        const float w = 2 * factor * row_weight(weights, r) / (float)n;
+        float a[8], b[8], old[8] = {0};
+        load8(a, row_at(x, r), x.dtype, c, n - c, wide);
+        load8(b, row_at(y, r), y.dtype, c, n - c, wide);
+        if (add) load8(old, row_at(dx, r), dx.dtype, c, n - c, wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) a[k] = (a[k] - b[k]) * w + old[k];
+        store8(row_at(dx, r), dx.dtype, c, n - c, wide, a);
+    }
+}
+
+cudaError_t run_mean_squared_error_backward(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[1], *y = &l->in[2], *dx = &l->out[0];
+    const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
+    return TT__LAUNCH(squared_error_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, *y,
+                      l->in[3], divisor_of(l, 4), *dx, l->add[0], is_wide(x) && is_wide(y) &&
+                      is_wide(dx), TT__RUN_OF(l));
+}
+TT__RUN_BY(MEAN_SQUARED_ERROR_BACKWARD, run_mean_squared_error_backward)
+
+// Computes the partial counts of the cross-entropy of sigmoids, for logits x, targets y and positive weights
+// p (NULL: all 1). A warp works on a row: an element's loss is p * y * log(1 + e^-x) + (1 - y) * log(1 +
+// e^x), the row's loss the mean. Moves x and y once.
+__global__ void __launch_bounds__(256) sigmoid_cross_entropy(tt__mat x, tt__mat y, tt__mat weights,
+                                                             const float *p, bool wide, loss_sums *partial)
+{
+    tt__begin_kernel();
+    const int64_t n = x.cols;
+    loss_sums sums = {0, 0, 0};
+    for (int64_t r = blockIdx.x * (int64_t)8 + threadIdx.x / 32; r < x.rows; r += gridDim.x * (int64_t)8) {
+        float loss = 0;
+        bool right = true;
+        for (int64_t c = 8 * (threadIdx.x % 32); c < n; c += 8 * 32) {
+            float v[8], target[8];
+            load8(v, row_at(x, r), x.dtype, c, n - c, wide);
+            load8(target, row_at(y, r), y.dtype, c, n - c, wide);
+            TT__UNROLL for (int k = 0; k < 8; k++) {
+                if (c + k >= n) continue;
+                const float tail = log1pf(fast_exp(-fabsf(v[k]))), above = v[k] > 0 ? v[k] : 0;
+                loss += (p ? p[c + k] : 1.0f) * target[k] * (above - v[k] + tail) +
+                        (1 - target[k]) * (above + tail);
+                right &= (v[k] > 0) == (target[k] > 0.5f);
+            }
+        }
+        loss = warp_sum(loss) / (float)n;
+        right = __all_sync(0xffffffffu, right);
+        if (threadIdx.x % 32) continue;
+        const double w = row_weight(weights, r);
+        sums.loss += w * loss;
+        sums.weight += w;
+        sums.right += right ? w : 0;
+    }
+    store_partial<256>(sums, partial);
+}
+
+cudaError_t run_sigmoid_cross_entropy(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[0], *y = &l->in[1];
+    const unsigned blocks = grid_for(x->rows, 8, TT__LOSS_BLOCKS);
+    loss_sums *partial = resident_of(l)->losses;
+    const cudaError_t e = TT__LAUNCH(sigmoid_cross_entropy, blocks, 256, 0, d->stream, *x, *y, l->in[2],
+                                     (const float *)l->in[3].data, is_wide(x) && is_wide(y), partial);
+    if (e != cudaSuccess) return e;
+    return run_loss_counts(l, (int)blocks);
+}
+TT__RUN_BY(SIGMOID_CROSS_ENTROPY, run_sigmoid_cross_entropy)
+
+// Computes w / n * ((1 - y) * sigmoid(x) - p * y * sigmoid(-x)), and writes it to dx or (add) adds it. Moves
+// x, y and dx once.
+__global__ void __launch_bounds__(256)
+    sigmoid_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat y, tt__mat weights, const float *p,
+                                   const float *divisor, tt__mat dx, bool add, bool wide,
+                                       const tt__step_settings *run)
+{
+    tt__begin_kernel();
+    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
+    const float factor = loss_factor(run, dloss, divisor) / (float)n;
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
+        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
+        const float w = factor * row_weight(weights, r);
+        float v[8], target[8], old[8] = {0};
+        load8(v, row_at(x, r), x.dtype, c, n - c, wide);
+        load8(target, row_at(y, r), y.dtype, c, n - c, wide);
+        if (add) load8(old, row_at(dx, r), dx.dtype, c, n - c, wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) {
+            const float positive = (p && c + k < n ? p[c + k] : 1.0f) * target[k];
+            v[k] = ((1 - target[k]) * sigmoid(v[k]) - positive * sigmoid(-v[k])) * w + old[k];
+        }
+        store8(row_at(dx, r), dx.dtype, c, n - c, wide, v);
+    }
+}
+
+cudaError_t run_sigmoid_cross_entropy_backward(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[1], *y = &l->in[2], *dx = &l->out[0];
+    const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
+    return TT__LAUNCH(sigmoid_cross_entropy_backward, blocks, 256, 0, d->stream,
+                      (const float *)l->in[0].data, *x, *y, l->in[3], (const float *)l->in[4].data,
+                      divisor_of(l, 5), *dx, l->add[0],
+                      is_wide(x) && is_wide(y) && is_wide(dx), TT__RUN_OF(l));
+}
+TT__RUN_BY(SIGMOID_CROSS_ENTROPY_BACKWARD, run_sigmoid_cross_entropy_backward)
+
+// Computes the counts of a loss from row_loss, each row's loss and hit (1: the prediction is right). If
+// row_loss is NULL, sums only the weights. Reads up to 16 bytes a row.
+__global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_loss, int64_t rows,
+                                                           const int32_t *targets, tt__mat weights,
+                                                           int ignore, float *counts, float *loss)
+{
+    tt__begin_kernel();
+    loss_sums sums = {0, 0, 0};
+    for (int64_t r = threadIdx.x; r < rows; r += 1024) {
+        if (targets[r] == ignore) continue;
+        const double w = row_weight(weights, r);
+        const float2 row = row_loss ? row_loss[r] : make_float2(0, 0);
+        sums.loss += w * row.x;
+        sums.weight += w;
+        sums.right += w * row.y;
+    }
+    store_counts<1024>(sums, NULL, counts, loss);
+}
+
+// Computes the loss and the hit (1: the prediction is right) of each row of a chunk's logits z (rows, n),
+// which are f32 in rows of whole 32 bytes. Unless dz.data is NULL, also writes the gradients dz over the rows
+// of z, in the dtype of dz, with zeros to the end of a row of z. A block works on one row and reads it twice.
+__global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets,
+                                                             tt__mat weights, const float *dloss,
+                                                             const float *divisor, float2 *row_loss,
+                                                             int ignore, float smoothing,
+                                                             const tt__step_settings *run)
+{
+    tt__begin_kernel();
+    const int64_t r = blockIdx.x, n = z.cols;
+    const int32_t target = targets[r];
+    const float *x = (const float *)row_at(z, r);
+    const row_result row = row_cross_entropy<1024>(x, TT_F32, n, true, target == ignore ? -1 : target,
+                                                   smoothing);
+    if (threadIdx.x == 0)
+        row_loss[r] = target == ignore ? make_float2(0, 0) : make_float2(row.loss, row.right ? 1.0f : 0.0f);
+    if (!dz.data) return;
+    const float w = loss_factor(run, dloss, divisor) * row_weight(weights, r);
+    for (int64_t c0 = 0; c0 < n; c0 += 8 * 1024) {
+        const int64_t c = c0 + 8 * threadIdx.x;
+        float v[8] = {0};
+        if (c < n && target != ignore) {
+            load8(v, x, TT_F32, c, n - c, true);
+            cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
+            TT__UNROLL for (int k = 0; k < 8; k++) if (c + k >= n) v[k] = 0;
+        }
+        __syncthreads(); // 16-bit gradients are written over logits that other threads read in this round
+        if (c < n) store8(row_at(dz, r), dz.dtype, c, 8, true, v);
+    }
+}
+
+// Does the work of linear_cross_entropy, with gradients, for rows that fit into shared memory. As many blocks
+// run as the device holds, and each works on one row after another. A thread copies its own columns, four of
+// every 4,096, to shared memory. Once the thread has written the gradients of a row, it fetches its columns
+// of the block's next row. It sums the first of a row's ROW_PARTS parts while the other parts are in flight.
+// Reads and writes n * (4 + bytes of an element of dz) bytes a row.
+enum { ROW_PARTS = 4 };
+__global__ void __launch_bounds__(1024, 1)
+    linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
+                                  const float *dloss, const float *divisor, float2 *row_loss, int ignore,
+                                  float smoothing, const tt__step_settings *run)
+{
+    tt__begin_kernel();
+    TT__DYN_SHARED(float, logits);
+    const int n = (int)z.cols, end = (n + 7) / 8 * 8, first = 4 * (int)threadIdx.x;
+    const int each = (n + ROW_PARTS * 4096 - 1) / (ROW_PARTS * 4096) * 4096; // number of columns of a part
+    const float factor = loss_factor(run, dloss, divisor);
+    int64_t r = blockIdx.x;
+    int32_t target = targets[r];
+    float own = target == ignore ? 0 : ((const float *)row_at(z, r))[target];
+    for (int part = 0; part < ROW_PARTS; part++) {
+        for (int c = part * each + first; c < min(end, (part + 1) * each); c += 4096)
+            tt__cp_async_16(logits + c, (const float *)row_at(z, r) + c);
+        tt__cp_async_commit();
+    }
+    while (r < z.rows) {
+        const int64_t next = r + gridDim.x;
+        const float *x = next < z.rows ? (const float *)row_at(z, next) : NULL;
+        logit_sums sums;
+        const int32_t of_next = x ? targets[next] : ignore; // used after the sums, which hide the load
+        const float w = factor * row_weight(weights, r);
+        sums.begin(own);
+        const auto add = [&](int part) { // adds the thread's columns of a part
+            for (int c = part * each + first; c < min(n, (part + 1) * each); c += 4096) {
+                const float4 q = *(const float4 *)(logits + c);
+                float v[4] = {q.x, q.y, q.z, q.w};
+                TT__UNROLL for (int k = 1; k < 4; k++) if (c + k >= n) v[k] = -INFINITY;
+                sums.add(v, c, n, target == ignore ? -1 : target, smoothing > 0);
+            }
+        };
+        tt__cp_async_wait<3>();
+        add(0);
+        tt__cp_async_wait<2>();
+        add(1);
+        tt__cp_async_wait<1>();
+        add(2);
+        tt__cp_async_wait<0>();
+        add(3);
+        const row_result row = sums.finish<1024>(n, smoothing);
+        own = of_next == ignore ? 0 : x[of_next];
+        if (threadIdx.x == 0)
+            row_loss[r] = target == ignore ? make_float2(0, 0)
+                                           : make_float2(row.loss, row.right ? 1.0f : 0.0f);
+        for (int part = 0; part < ROW_PARTS; part++) {
+            for (int c = part * each + first; c < min(end, (part + 1) * each); c += 4096) {
+                const float4 q = *(const float4 *)(logits + c);
+                float v[4] = {q.x, q.y, q.z, q.w};
+                cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
+                TT__UNROLL for (int k = 0; k < 4; k++) if (c + k >= n || target == ignore) v[k] = 0;
+                void *to = row_at(dz, r);
+                const unsigned place = (unsigned)c / 4;
+                if (dz.dtype == TT_F32) {
+                    ((float4 *)to)[place] = make_float4(v[0], v[1], v[2], v[3]);
+                } else {
+                    ((uint2 *)to)[place] = make_uint2(pack_as(dz.dtype, v[0], v[1]),
+                                                      pack_as(dz.dtype, v[2], v[3]));
+                }
+                if (x) tt__cp_async_16(logits + c, x + c); // after the store, which has read the old logits
+            }
+            tt__cp_async_commit();
+        }
+        r = next;
+        target = of_next;
+    }
+}
+
+cudaError_t linear(const tt__launch *l, const tt__mat *x, const tt__mat *w, const tt__mat *b,
+                   const tt__mat *y);
+cudaError_t linear_dx(const tt__launch *l, const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add);
+cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
+                      const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b);
+
+tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
+{
+    tt__mat part = *m;
+    if (m->data) part.data = (char *)m->data + (size_t)(first * m->ld) * tt_dtype_bytes(m->dtype);
+    part.rows = n;
+    return part;
+}
+
+#ifndef TT__LOSS_CACHE // max bytes of a row's logits in shared memory; smaller in tests
+#define TT__LOSS_CACHE ((size_t)1 << 20)
+#endif
+
+// Returns the matrix to which the chunks of rows add their contributions to gradient m. The matrix is m
+// itself, unless m has 16 bits and there are several chunks (many). Then it is an f32 matrix at *at in the
+// workspace, rounded to m at the end.
+tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
+{
+    tt__mat sums = *m;
+    if (!m->data || m->dtype == TT_F32 || !many) return sums;
+    sums.data = *at;
+    sums.dtype = TT_F32;
+    sums.ld = m->cols;
+    *at += tt__align_to((size_t)(m->rows * m->cols) * sizeof(float), TT__CUDA_ALIGN);
+    return sums;
+}
+
+// The tail: the classes after the last multiple of 64, if the number of classes is not a multiple of 8.
+// cuBLASLt has only slow kernels for a product with such a size (1.68 ms instead of 0.26 ms for 2,048 x
+// 50,257 x 768 on an H200). The tail therefore has its own products. They read copies of the weight's rows
+// and the bias's elements, padded with zeros to a multiple of 8. Padding w itself would need room after w
+// wherever it is stored: as the parameter, as shards, gathered, offloaded and cast.
+struct class_tail {
+    int64_t first, count; // the first class, and the number of classes; 0: there is no tail
+    tt__mat w, b, dw, db; // w, dw: (rows, in); b, db: (1, rows); rows is count padded; dw and db are f32
+};
+
+// Copies x to the upper left of `to`, and fills the rest of `to` with zeros. A thread copies eight columns.
+__global__ void __launch_bounds__(256) copy_padded(tt__mat x, tt__mat to)
+{
+    tt__begin_kernel();
+    const int64_t per_row = (to.cols + 7) / 8, i = blockIdx.x * (int64_t)256 + threadIdx.x;
+    const int64_t r = i / per_row, c = i % per_row * 8;
+    float v[8];
+    if (r >= to.rows) return;
+    TT__UNROLL for (int k = 0; k < 8; k++) v[k] = r < x.rows && c + k < x.cols ? element(x, r, c + k) : 0.0f;
+    store8(row_at(to, r), to.dtype, c, to.cols - c, to.ld % 8 == 0, v);
+}
+
+cudaError_t run_copy_padded(tt__device *d, const tt__mat &x, const tt__mat &to)
+{
+    return TT__LAUNCH(copy_padded, blocks_for(to.rows * ((to.cols + 7) / 8), 256), 256, 0, d->stream, x, to);
+}
+
+cudaError_t make_class_tail(tt__device *d, const tt__mat *w, const tt__mat *b, bool gradients, char **at,
+                            class_tail *tail)
+{
+    memset(tail, 0, sizeof *tail);
+    tail->first = w->rows;
+    if (w->rows % 8 == 0) return cudaSuccess;
+    const int64_t rows = (w->rows % 64 + 7) / 8 * 8;
+    tail->first = w->rows / 64 * 64;
+    tail->count = w->rows % 64;
+    const auto place = [&](tt__mat *m, tt_dtype dtype, int64_t m_rows, int64_t cols) {
+        *m = {*at, dtype, m_rows, cols, cols};
+        *at += tt__align_to((size_t)(m_rows * cols) * tt_dtype_bytes(dtype), TT__CUDA_ALIGN);
+    };
+    place(&tail->w, w->dtype, rows, w->cols);
+    if (b->data) place(&tail->b, b->dtype, 1, rows);
+    if (gradients) place(&tail->dw, TT_F32, rows, w->cols);
+    if (gradients && b->data) place(&tail->db, TT_F32, 1, rows);
+    cudaError_t e = run_copy_padded(d, rows_of(w, tail->first, tail->count), tail->w);
+    if (e == cudaSuccess && b->data)
+        e = run_copy_padded(d, columns_of(b, tail->first, tail->count), tail->b);
+    return e;
+}
+
+// The three products of a chunk of rows of the loss: logits, dx and dw. The rows of the logits z and of their
+// gradients dz have room for the zeros after the tail; z is f32.
+struct loss_products {
+    const tt__launch *l;
+    tt__mat w, b; // w: the rows of the classes before the tail; b: the whole bias
+    class_tail tail;
+
+    cudaError_t logits(const tt__mat *x, const tt__mat *z) const
+    {
+        const tt__mat whole = columns_of(z, 0, tail.first), rest = columns_of(z, tail.first, tail.w.rows);
+        const cudaError_t e = linear(l, x, &w, &b, &whole);
+        return e == cudaSuccess && tail.count ? linear(l, x, &tail.w, &tail.b, &rest) : e;
+    }
+    cudaError_t dx(const tt__mat *dz, const tt__mat *dx, bool add) const
+    {
+        const tt__mat whole = columns_of(dz, 0, tail.first), rest = columns_of(dz, tail.first, tail.w.rows);
+        cudaError_t e = cudaSuccess;
+        if (tail.first) e = linear_dx(l, &whole, &w, dx, add);
+        if (e == cudaSuccess && tail.count) e = linear_dx(l, &rest, &tail.w, dx, add || tail.first > 0);
+        return e;
+    }
+    // Adds a chunk's contributions to dw and db; the gradients of the tail are summed in tail.dw and tail.db.
+    // first: whether the chunk is the first.
+    cudaError_t dw(const tt__mat *dz, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w,
+                   bool add_b, bool first) const
+    {
+        const tt__mat whole = columns_of(dz, 0, tail.first), rest = columns_of(dz, tail.first, tail.w.rows);
+        const tt__mat of_w = rows_of(dw, 0, tail.first), of_b = columns_of(db, 0, tail.first);
+        const tt__mat rest_w = dw->data ? tail.dw : no_operand, rest_b = db->data ? tail.db : no_operand;
+        cudaError_t e = cudaSuccess;
+        if (tail.first) e = linear_dw(l, &whole, x, &of_w, &of_b, add_w, add_b);
+        if (e == cudaSuccess && tail.count) e = linear_dw(l, &rest, x, &rest_w, &rest_b, !first, !first);
+        return e;
+    }
+    // Writes or adds the gradients of the tail to dw and db, after the last chunk.
+    cudaError_t finish(const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b) const
+    {
+        if (!tail.count) return cudaSuccess;
+        const tt__mat of_w = rows_of(dw, tail.first, tail.count);
+        const tt__mat of_b = columns_of(db, tail.first, tail.count);
+        const tt__mat from_w = rows_of(&tail.dw, 0, tail.count), from_b = columns_of(&tail.db, 0, tail.count);
+        cudaError_t e = cudaSuccess;
+        if (dw->data) e = run_groups(l->device, from_w, no_operand, of_w, add_w, false, op_scale{1.0f});
+        if (e == cudaSuccess && db->data)
+            e = run_groups(l->device, from_b, no_operand, of_b, add_b, false, op_scale{1.0f});
+        return e;
+    }
+};
+
+// Computes, for a chunk's logits z, the loss and hit of each row and the gradients dz.
+cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *dz, const int32_t *targets,
+                          tt__mat weights, float2 *row_loss)
+{
+    tt__device *d = l->device;
+    const tt__attr *a = &l->instr->attr;
+    const float *divisor = (const float *)l->out[2].data + 1, *dloss = (const float *)l->in[5].data;
+    const size_t cache = (size_t)tt__align_to((size_t)z->cols, 8) * sizeof(float), spare = 2048;
+    if (!dz->data || cache + spare > d->properties.sharedMemPerBlockOptin || cache > TT__LOSS_CACHE)
+        return TT__LAUNCH(linear_cross_entropy, (unsigned)z->rows, 1024, 0, d->stream, *z, *dz, targets,
+                          weights, dloss, divisor, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
+    int resident = 1;
+    cudaError_t e = cudaFuncSetAttribute(linear_cross_entropy_resident,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         (int)(d->properties.sharedMemPerBlockOptin - spare));
+    if (e == cudaSuccess)
+        e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, linear_cross_entropy_resident, 1024,
+                                                          cache);
+    if (e != cudaSuccess) return e;
+    const unsigned blocks = grid_for(z->rows, 1, d->properties.multiProcessorCount * max(resident, 1));
+    return TT__LAUNCH(linear_cross_entropy_resident, blocks, 1024, cache, d->stream, *z, *dz, targets,
+                      weights, dloss, divisor, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
+}
+
+// Returns the bytes at the end of the workspace for products whose operands must be copied (padded_matmul).
+int64_t loss_products_bytes(const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *w = &l->in[3];
+    const int64_t ld = (w->rows + 7) / 8 * 8;
+    const tt__mat z = {NULL, TT_F32, x->rows, ld, ld};
+    return max(tt__cuda_padded_bytes(x, w, &z, &z),
+               max(tt__cuda_padded_bytes(x, w, &z, x), tt__cuda_padded_bytes(x, w, &z, w)));
+}
+
+// Computes a linear layer, its cross-entropy and their gradients, one chunk of rows after another, as the CPU
+// does. tt__cuda_LINEAR_CROSS_ENTROPY describes the layout of the workspace.
+cudaError_t run_linear_cross_entropy(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *b = &l->in[4], *dx = &l->out[1],
+        *dw = &l->out[3], *db = &l->out[4];
+    const tt__attr *a = &l->instr->attr;
+    const int32_t *targets = (const int32_t *)l->in[1].data;
+    const int64_t rows = x->rows, classes = w->rows, ld = (classes + 7) / 8 * 8;
+    const int64_t row_bytes = ld * (int64_t)sizeof(float);
+    const size_t kept = tt__align_to((size_t)rows * sizeof(float2), TT__CUDA_ALIGN);
+    char *at = (char *)l->workspace + kept;
+    char *const end = (char *)l->workspace + l->instr->workspace - loss_products_bytes(l);
+    loss_products products = {l, *w, *b, {}};
+    cudaError_t e = make_class_tail(d, w, b, dw->data || db->data, &at, &products.tail);
+    products.w.rows = products.tail.first;
+    const bool many = rows > min((int64_t)TT__CUDA_LOSS_CHUNK, (int64_t)(end - at) / row_bytes);
+    const tt__mat to_w = loss_sums_of(dw, many, &at), to_b = loss_sums_of(db, many, &at);
+    const bool sums_w = to_w.data != dw->data, sums_b = to_b.data != db->data;
+    const bool add_w = l->add[3] && !sums_w, add_b = l->add[4] && !sums_b;
+    const int64_t largest = min((int64_t)TT__CUDA_LOSS_CHUNK, (int64_t)(end - at) / row_bytes);
+    const int64_t chunks = (rows + largest - 1) / largest;
+    float2 *row_loss = (float2 *)l->workspace;
+    float *counts = (float *)l->out[2].data, *loss = (float *)l->out[0].data;
+    if (e == cudaSuccess)
+        e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, (const float2 *)NULL, rows, targets,
+                       *weights, a->ignore_index, counts, loss);
+    for (int64_t r = 0, n; r < rows && e == cudaSuccess; r += n) {
+        n = min((rows + chunks - 1) / chunks, rows - r);
+        tt__mat z = {at, TT_F32, n, classes, ld}, dz = z, xs = rows_of(x, r, n), dxs = rows_of(dx, r, n);
+        dz.dtype = x->dtype;
+        dz.ld = ld * (int64_t)(4 / tt_dtype_bytes(x->dtype));
+        if (!dx->data && !dw->data && !db->data) dz.data = NULL;
+        e = products.logits(&xs, &z);
+        if (e == cudaSuccess)
+            e = run_loss_rows(l, &z, &dz, targets + r, rows_of(weights, r, n), row_loss + r);
+        if (e == cudaSuccess && dx->data) e = products.dx(&dz, &dxs, l->add[1]);
+        if (e == cudaSuccess && dz.data)
+            e = products.dw(&dz, &xs, &to_w, &to_b, r > 0 || add_w, r > 0 || add_b, r == 0);
+    }
+    if (e == cudaSuccess) e = products.finish(&to_w, &to_b, add_w, add_b);
+    if (e == cudaSuccess && sums_w)
+        e = run_groups(d, to_w, no_operand, *dw, l->add[3], false, op_scale{1.0f});
+    if (e == cudaSuccess && sums_b)
+        e = run_groups(d, to_b, no_operand, *db, l->add[4], false, op_scale{1.0f});
+    if (e == cudaSuccess)
+        e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, row_loss, rows, targets, *weights,
+                       a->ignore_index, counts, loss);
+    return e;
+}
+TT__RUN_BY(LINEAR_CROSS_ENTROPY, run_linear_cross_entropy)
+
+} // namespace
+
 /* ==== src/ops/norm/cuda.cuh */
 namespace {
 
@@ -3105,1126 +4379,132 @@ cudaError_t run_with_dropout(const tt__launch *l)
     return e != cudaSuccess ? e : forward ? run_layernorm(norm) : run_dropout(dropout);
 }
 
-} // namespace
+// ---- softmax and normalize: GROUP threads work on a row, a warp or a block
 
-/* ==== src/ops/embedding/cuda.cuh */
-namespace {
-
-// ---- gradients of tables: sort the rows of dy by id, and for equal ids by row; then sum rows of equal ids
-
-#ifndef TT__SORT_TILES // max number of blocks of the radix sort, smaller in tests
-#define TT__SORT_TILES 128
-#endif
-enum { TT__SORT_STEP = 1024 }; // number of ids that a block sorts at a time
-
-// The kernels below run only once or twice in a step, so the device reads their code from its memory each
-// time. Short code therefore saves more time than unrolled loops.
-
-// Loads from[k], from[k + 32], from[k + 64] and from[k + 96], or 0 from `end` on, with all loads in flight
-// together.
-__device__ __forceinline__ void load_ids(int32_t (&to)[4], const int32_t *from, int64_t k, int64_t end)
+template <int GROUP> __device__ __forceinline__ float group_sum(float v)
 {
-    TT__UNROLL for (int u = 0; u < 4; u++) to[u] = k + u * 32 < end ? from[k + u * 32] : 0;
+    return GROUP == 32 ? warp_sum(v) : block_sum<256>(v);
 }
 
-// Sets counts[block][digit] to the number of the block's ids that have this digit. A digit is the 8 bits of
-// an id from bit `shift` on.
-__global__ void __launch_bounds__(TT__ROW_THREADS) count_digits(const int32_t *ids, int64_t n, int shift,
-                                                                int64_t tile, unsigned *counts)
+// Writes v to columns [c, c + 8) of row r of y or, if `add`, adds v to them.
+__device__ __forceinline__ void put_columns(const tt__mat &y, int64_t r, int64_t c, bool add, bool wide,
+                                            float (&v)[8])
 {
-    tt__begin_kernel();
-    TT__SHARED(unsigned, count, [256]);
-    const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
-    count[threadIdx.x] = 0;
-    __syncthreads();
-    for (int64_t at = from; at < to; at += TT__SORT_STEP) {
-        const int64_t k = at + threadIdx.x / 32 * 128 + threadIdx.x % 32;
-        int32_t id[4];
-        load_ids(id, ids, k, to);
-        TT__UNROLL for (int u = 0; u < 4; u++)
-            if (k + u * 32 < to) atomicAdd(&count[(uint32_t)id[u] >> shift & 255], 1u);
-    }
-    __syncthreads();
-    counts[(int64_t)blockIdx.x * 256 + threadIdx.x] = count[threadIdx.x];
-}
-
-// Sorts ids, and their rows, by digit. Ids with the same digit keep their order. If rows is NULL, the rows
-// are 0, 1, ... Thread k of a block computes the counts and places of digit k.
-__global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t *ids, const int32_t *rows,
-                                                                  int64_t n, int shift, int64_t tile,
-                                                                  const unsigned *counts, int32_t *to_ids,
-                                                                  int32_t *to_rows)
-{
-    tt__begin_kernel();
-    TT__SHARED(unsigned, place, [8][256]); // place of each warp's next id with a digit
-    TT__SHARED(unsigned, totals, [8]);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
-    unsigned before = 0, all = 0;
-    for (unsigned b = 0; b < gridDim.x; b += 8) {
-        unsigned count[8];
-        TT__UNROLL for (unsigned u = 0; u < 8; u++)
-            count[u] = b + u < gridDim.x ? counts[(int64_t)(b + u) * 256 + threadIdx.x] : 0;
-        TT__UNROLL for (unsigned u = 0; u < 8; u++) {
-            before += b + u < blockIdx.x ? count[u] : 0;
-            all += count[u];
-        }
-    }
-    unsigned sum = all; // becomes the number of ids with this digit or a lower digit of the same warp
-    for (int m = 1; m < 32; m *= 2) {
-        const unsigned other = __shfl_up_sync(0xffffffffu, sum, m);
-        if (lane >= m) sum += other;
-    }
-    if (lane == 31) totals[warp] = sum;
-    __syncthreads();
-    TT__UNROLL for (int w = 0; w < 7; w++) before += w < warp ? totals[w] : 0;
-    before += sum - all;
-    for (int64_t at = from; at < to; at += TT__SORT_STEP) {
-        const int64_t first = at + warp * 128 + lane;
-        unsigned rank[4];
-        int32_t id[4], row[4];
-        load_ids(id, ids, first, to);
-        TT__UNROLL for (int u = 0; u < 4; u++) row[u] = (int32_t)(first + u * 32);
-        if (rows) load_ids(row, rows, first, to);
-        TT__UNROLL for (int k = 0; k < 8; k++) place[warp][k * 32 + lane] = 0;
-        __syncwarp();
-        // rank: the number of ids with the same digit that come before an id among the warp's 128 ids.
-        TT__UNROLL for (int u = 0; u < 4; u++) {
-            const bool there = first + u * 32 < to;
-            const unsigned digit = (uint32_t)id[u] >> shift & 255;
-            const unsigned same = __match_any_sync(0xffffffffu, there ? digit : 256);
-            const unsigned lower = same & ((1u << lane) - 1);
-            rank[u] = place[warp][digit] + (unsigned)__popc(lower);
-            __syncwarp();
-            if (there && !lower) place[warp][digit] = rank[u] + (unsigned)__popc(same);
-            __syncwarp();
-        }
-        __syncthreads();
-        for (int w = 0; w < 8; w++) {
-            const unsigned count = place[w][threadIdx.x];
-            place[w][threadIdx.x] = before;
-            before += count;
-        }
-        __syncthreads();
-        TT__UNROLL for (int u = 0; u < 4; u++) {
-            if (first + u * 32 >= to) continue;
-            const unsigned p = place[warp][(uint32_t)id[u] >> shift & 255] + rank[u];
-            to_ids[p] = id[u];
-            to_rows[p] = row[u];
-        }
-        __syncwarp();
-    }
-}
-
-// Sorts up to TT__RANKED ids and their rows in one step: the place of an id is the number of ids that come
-// before it. A block counts these for 32 ids, and each of its 8 warps compares the 32 ids with an eighth of
-// all ids. The other blocks write zeros to `zero`.
-#ifndef TT__RANKED // tests make TT__RANKED smaller
-#define TT__RANKED 8192
-#endif
-enum { TT__ZEROS = 4096 }; // number of 16-byte vectors of zeros that a block writes at a time
-__global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, int n, int32_t *to_ids,
-                                                            int32_t *to_rows, uint4 *zero,
-                                                            int64_t zero_vectors)
-{
-    tt__begin_kernel();
-    const int ranking = (n + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    TT__SHARED(int32_t, all, [(TT__RANKED + 255) / 256 * 256]);
-    TT__SHARED(unsigned, before, [8][32]);
-    if ((int)blockIdx.x >= ranking) {
-        const int64_t step = (int64_t)(gridDim.x - ranking) * TT__ZEROS;
-        const int64_t begin = (int64_t)(blockIdx.x - ranking) * TT__ZEROS + threadIdx.x;
-        TT__ROLLED for (int64_t k = begin; k < zero_vectors; k += step)
-            TT__UNROLL for (int u = 0; u < TT__ZEROS; u += TT__ROW_THREADS)
-                if (k + u < zero_vectors) zero[k + u] = make_uint4(0, 0, 0, 0);
-        return;
-    }
-    const int from = (int)blockIdx.x * 32, each = ((n + 7) / 8 + 31) / 32 * 32; // each: ids per warp
-    const int whole = (uintptr_t)ids % 16 == 0 ? n / 4 * 4 : 0;
-    TT__ROLLED for (int k = threadIdx.x * 4; k < whole; k += 4 * TT__ROW_THREADS)
-        tt__cp_async_16(all + k, ids + k);
-    TT__ROLLED for (int k = whole + threadIdx.x; k < n; k += TT__ROW_THREADS)
-        tt__cp_async_4(all + k, ids + k);
-    // Pads the ids to 8 * each with large ids, fewer than 256.
-    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1;
-    tt__cp_async_commit();
-    tt__cp_async_wait<0>();
-    __syncthreads();
-    const int32_t id = all[from + lane];
-    unsigned count = 0;
-    for (int at = warp * each; at < (warp + 1) * each; at += 32) {
-        const int32_t largest = id + (at < from); // equal ids at earlier places come first
-        TT__UNROLL for (int k = 0; k < 32; k += 4) {
-            const int4 of = *(const int4 *)(all + at + k);
-            // The sign of a difference costs less than a comparison; the numbers are not negative.
-            count += (unsigned)(of.x - largest) >> 31;
-            count += (unsigned)(of.y - largest) >> 31;
-            count += (unsigned)(of.z - largest) >> 31;
-            count += (unsigned)(of.w - largest) >> 31;
-        }
-    }
-    TT__UNROLL for (int k = warp * 4; k < warp * 4 + 4; k++) count += k < lane && all[from + k] == id;
-    before[warp][lane] = count;
-    __syncthreads();
-    if (warp || from + lane >= n) return;
-    TT__UNROLL for (int k = 1; k < 8; k++) count += before[k][lane];
-    to_ids[count] = id;
-    to_rows[count] = from + lane;
-}
-
-enum { TT__SUMMED = 16 }; // max vectors in flight to each thread of sum_ids
-
-// Copies 8 columns of row r, beginning with column c, asynchronously to shared memory as whole vectors.
-__device__ __forceinline__ void copy_group(uint4 *to, const tt__mat &m, int64_t r, int64_t c)
-{
-    const int vectors = m.dtype == TT_F32 ? 2 : 1;
-    const uint4 *p = (const uint4 *)row_at(m, r) + c / 8 * vectors;
-    tt__cp_async_16(to, p);
-    if (vectors == 2) tt__cp_async_16(to + 1, p + 1);
-}
-
-// Sums the rows of dy that have equal ids. A block sums a chunk of `chunk` rows in sorted order. The sum of
-// an id whose rows are all in the chunk goes to row id - first of `to`, if this row exists. Otherwise the sum
-// is partial: it goes to partial[block][0] if the chunk before also has rows of the id, and to
-// partial[block][1] if the id begins in this chunk and continues in the next. wide: dy and `to` have whole
-// groups of 8 columns at multiples of 16 bytes, and shared memory has room for the rows in flight. Reads dy
-// and writes the rows of `to` once.
-__global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t *rows, int64_t n, tt__mat dy,
-                                               tt__mat to, int64_t first, bool add, bool wide, int64_t chunk,
-                                               float *partial)
-{
-    tt__begin_kernel();
-    TT__DYN_SHARED(uint4, coming);
-    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // ids of the previous row, of `largest` rows, of the next row
-    TT__SHARED(int32_t, row, [TT__SUMMED]);
-    const int64_t from = (int64_t)blockIdx.x * chunk, end = min(n, from + chunk);
-    const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
-    const int width = (int)max((int64_t)0, min(dy.cols - c, (int64_t)8)), t = (int)threadIdx.x;
-    const bool copies = wide && width > 0;
-    const int vectors = dy.dtype == TT_F32 || (add && to.dtype == TT_F32) ? 2 : 1; // vectors in 8 columns
-    const int largest = TT__SUMMED / vectors / (add ? 2 : 1), step = (int)blockDim.x * vectors;
-    // own: the thread's columns of rows of dy; old: the thread's columns of rows of `to`.
-    uint4 *const own = coming + t * vectors, *const old = own + largest * step;
-    const tt__mat parts = {partial, TT_F32, 0, dy.cols, dy.cols};
-    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
-    bool began = false;
-    TT__ROLLED for (int64_t k = from; k < end; k += largest) {
-        const int count = (int)min(end - k, (int64_t)largest);
-        __syncthreads();
-        if (t < count + 2) id[t] = k + t > 0 && k + t <= n ? ids[k + t - 1] : -1; // ids are at least 0
-        if (t < count) row[t] = rows[k + t];
-        __syncthreads();
-        TT__ROLLED for (int u = 0; u < count && copies; u++) {
-            const int64_t r = id[u + 1] - first;
-            copy_group(own + u * step, dy, row[u], c);
-            if (add && id[u + 2] != id[u + 1] && r >= 0 && r < to.rows) copy_group(old + u * step, to, r, c);
-        }
-        tt__cp_async_commit();
-        tt__cp_async_wait<0>();
-        if (k == from) began = id[0] == id[1];
-        TT__ROLLED for (int u = 0; u < count && width > 0; u++) {
-            if (copies) load8(v, own + u * step, dy.dtype, 0, 8, true);
-            else load_group(v, dy, row[u], c, width, false);
-            TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[j];
-            const bool last = id[u + 2] != id[u + 1];
-            if (!last && k + u + 1 < end) continue;
-            const int64_t r = id[u + 1] - first;
-            if (began || !last) {
-                store8(row_at(parts, (int64_t)blockIdx.x * 2 + !began), TT_F32, c, width, wide, sum);
-            } else if (r >= 0 && r < to.rows) {
-                if (add && copies) load8(v, old + u * step, to.dtype, 0, 8, true);
-                else if (add) load_group(v, to, r, c, width, false);
-                TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += add ? v[j] : 0;
-                store8(row_at(to, r), to.dtype, c, width, wide, sum);
-            }
-            began = false;
-            TT__UNROLL for (int j = 0; j < 8; j++) sum[j] = 0;
-        }
-    }
-}
-
-// Sums the partial sums of ids whose rows are in several chunks. The block of the chunk in which an id begins
-// sums the partial sums of this id.
-__global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, tt__mat to, int64_t first,
-                                                bool add, bool vector, int64_t chunk, float *partial)
-{
-    tt__begin_kernel();
-    const int64_t from = (int64_t)blockIdx.x * chunk, end = from + chunk;
-    const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
-    const int width = (int)min(to.cols - c, (int64_t)8);
-    if (end >= n || width <= 0 || ids[end] != ids[end - 1]) return;
-    const int32_t id = ids[end];
-    const int64_t row = id - first;
-    if ((from > 0 && ids[from - 1] == id) || row < 0 || row >= to.rows) return;
-    int64_t low = end, high = n; // ids[low] == id; ids from ids[high] on are larger
-    while (high - low > 1) {
-        const int64_t middle = (low + high) / 2;
-        if (ids[middle] == id) low = middle;
-        else high = middle;
-    }
-    const int64_t last = low / chunk;
-    const tt__mat parts = {partial, TT_F32, 2 * last + 2, to.cols, to.cols};
-    const bool whole = to.cols % 8 == 0;
-    float sum[8], v[8][8];
-    load_group(sum, parts, (int64_t)blockIdx.x * 2 + 1, c, width, whole);
-    for (int64_t b = blockIdx.x + 1; b <= last; b += 8) { // 8 loads are in flight at a time
-        int64_t at[8];
-        TT__UNROLL for (int u = 0; u < 8; u++) at[u] = b + u <= last ? (b + u) * 2 : -1;
-        load_rows(v, parts, at, c, width, whole);
-        TT__UNROLL for (int u = 0; u < 8; u++)
-            TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[u][j];
-    }
+    float old[8];
     if (add) {
-        float old[8];
-        load_group(old, to, row, c, width, vector);
-        TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += old[j];
+        load8(old, row_at(y, r), y.dtype, c, y.cols - c, wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) v[k] += old[k];
     }
-    store8(row_at(to, row), to.dtype, c, width, vector, sum);
+    store8(row_at(y, r), y.dtype, c, y.cols - c, wide, v);
 }
 
-cudaError_t run_table_backward(const tt__launch *l)
-{
-    tt__device *d = l->device;
-    const bool embedding = l->instr->op == TT__OP_EMBEDDING_BACKWARD;
-    const tt__mat *index = &l->in[embedding ? 0 : 1], *dy = &l->in[embedding ? 1 : 0], *to = &l->out[0];
-    const int64_t n = index->rows, first = embedding ? l->first_row - l->instr->attr.offset : 0;
-    const int64_t ids_end = embedding && l->whole_rows ? l->whole_rows : to->rows;
-    const size_t each = tt__align_to((size_t)n * sizeof(int32_t), TT__CUDA_ALIGN);
-    int32_t *array[4]; // two pairs of arrays: ids and rows
-    for (int k = 0; k < 4; k++) array[k] = (int32_t *)((char *)l->workspace + k * each);
-    const int32_t *ids = (const int32_t *)index->data, *rows = NULL;
-    const bool ranked = n > 0 && n <= TT__RANKED;
-    const size_t bytes = (size_t)to->rows * (size_t)to->cols * tt_dtype_bytes(to->dtype);
-    const bool filled = ranked && to->ld == to->cols && (uintptr_t)to->data % 16 == 0 && bytes % 16 == 0;
-    const op_fill zero = {0, NULL};
-    cudaError_t e = cudaSuccess;
-    if (!l->add[0] && !filled) e = run_groups(d, no_operand, no_operand, *to, false, false, zero);
-    if (!n) return e;
-    if (e == cudaSuccess && ranked) {
-        const int64_t vectors = l->add[0] || !filled ? 0 : (int64_t)(bytes / 16);
-        const int64_t fill = min((vectors + TT__ZEROS - 1) / TT__ZEROS,
-                                 8 * (int64_t)d->properties.multiProcessorCount);
-        e = TT__LAUNCH(rank_ids, blocks_for(n, 32) + (unsigned)fill, TT__ROW_THREADS, 0, d->stream, ids,
-                       (int)n, array[0], array[1], (uint4 *)to->data, vectors);
-        ids = array[0];
-        rows = array[1];
-    }
-    const int64_t tiles = min((n + TT__SORT_STEP - 1) / TT__SORT_STEP, (int64_t)TT__SORT_TILES);
-    const int64_t tile = ((n + tiles - 1) / tiles + TT__SORT_STEP - 1) / TT__SORT_STEP * TT__SORT_STEP;
-    const int64_t blocks = (n + tile - 1) / tile;
-    for (int shift = 0; e == cudaSuccess && !ranked && (shift == 0 || (ids_end - 1) >> shift > 0);
-         shift += 8) {
-        int32_t *to_ids = array[shift / 8 % 2 * 2], *to_rows = array[shift / 8 % 2 * 2 + 1];
-        e = TT__LAUNCH(count_digits, (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, ids, n, shift, tile,
-                       resident_of(l)->words);
-        if (e == cudaSuccess)
-            e = TT__LAUNCH(scatter_digits, (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, ids, rows, n,
-                           shift, tile, resident_of(l)->words, to_ids, to_rows);
-        ids = to_ids;
-        rows = to_rows;
-    }
-    const int64_t room = max((int64_t)1, (int64_t)(resident_workspace::BYTES / ((size_t)dy->cols * 8)));
-    const int64_t chunk = max((int64_t)(ranked ? 16 : 32), (n + room - 1) / room);
-    const unsigned threads = dy->cols <= 256 ? 32 : dy->cols <= 512 ? 64 : dy->cols <= 768 ? 96 : 128;
-    const dim3 grid(blocks_for(n, chunk), blocks_for(dy->cols, threads * 8));
-    const bool vector = is_wide(dy) && is_wide(to), whole = vector && dy->cols % 8 == 0;
-    if (e == cudaSuccess)
-        e = TT__LAUNCH(sum_ids, grid, threads, whole ? threads * TT__SUMMED * sizeof(uint4) : 0, d->stream,
-                       ids, rows, n, *dy, *to, first, l->add[0], whole, chunk, resident_of(l)->sums);
-    if (e == cudaSuccess && n > chunk)
-        e = TT__LAUNCH(join_ids, grid, threads, 0, d->stream, ids, n, *to, first, l->add[0], vector, chunk,
-                       resident_of(l)->sums);
-    return e;
-}
-TT__RUN_BY(EMBEDDING_BACKWARD, run_table_backward, 0, MOST_SUM_COLUMNS)
-TT__RUN_BY(GATHER_ROWS_BACKWARD, run_table_backward, 0, MOST_SUM_COLUMNS)
-
-} // namespace
-
-/* ==== src/ops/losses/cuda.cuh */
-namespace {
-
-// ================================================================================================== losses
-// A loss has four counts: the sum of the rows' weighted losses, the sum of their weights, the sum of the
-// weights of rows whose prediction is right, and 0.
-
-// Max number of thread blocks of a loss; each block writes one partial sum to the resident workspace. Tests
-// make the number smaller.
-#ifndef TT__LOSS_BLOCKS
-#define TT__LOSS_BLOCKS 1024
-#endif
-
-__device__ __forceinline__ float row_weight(const tt__mat &weights, int64_t r)
-{
-    return weights.data ? load_any(weights.data, weights.dtype, r * weights.ld) : 1.0f;
-}
-
-// Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, outside a
-// run, by the sum of the targets' weights.
-__device__ __forceinline__ float loss_factor(const tt__step_settings *run, const float *dloss,
-                                             const float *counts)
-{
-    double norm = run ? run->loss_norm : counts[1];
-    return norm > 0 ? (float)(*dloss / norm) : 0.0f;
-}
-
-template <int THREADS>
-__device__ __forceinline__ void store_counts(loss_sums sums, float *counts, float *loss)
-{
-    sums.loss = block_sum<THREADS>(sums.loss);
-    sums.weight = block_sum<THREADS>(sums.weight);
-    sums.right = block_sum<THREADS>(sums.right);
-    if (threadIdx.x) return;
-    counts[0] = (float)sums.loss; counts[1] = (float)sums.weight; counts[2] = (float)sums.right;
-    counts[3] = 0;
-    *loss = (float)(sums.loss / sums.weight);
-}
-
-template <int THREADS> __device__ __forceinline__ void store_partial(loss_sums sums, loss_sums *partial)
-{
-    sums.loss = block_sum<THREADS>(sums.loss);
-    sums.weight = block_sum<THREADS>(sums.weight);
-    sums.right = block_sum<THREADS>(sums.right);
-    if (threadIdx.x == 0) partial[blockIdx.x] = sums;
-}
-
-__global__ void __launch_bounds__(256) loss_counts(const loss_sums *partial, int n, float *counts,
-                                                   float *loss)
-{
-    tt__begin_kernel();
-    loss_sums sums = {0, 0, 0};
-    for (int k = (int)threadIdx.x; k < n; k += 256) {
-        sums.loss += partial[k].loss;
-        sums.weight += partial[k].weight;
-        sums.right += partial[k].right;
-    }
-    store_counts<256>(sums, counts, loss);
-}
-
-// The result of a row of logits: log-sum-exp, loss, and whether the prediction is right. Every thread that
-// works on the row has the same result.
-struct row_result { float lse, loss; bool right; };
-
-// Merges the sums of a warp's lanes over their parts of a row. m: the largest logit; s: the sum of the
-// exponentials of logits - m; sx: the sum of the logits; right: see logit_sums.
-__device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &right)
-{
-    const float top = warp_max(m);
-    s = warp_sum(s * fast_exp(m - (top == -INFINITY ? 0 : top)));
-    sx = warp_sum(sx);
-    right = __all_sync(0xffffffffu, right);
-    m = top;
-}
-
-// Running sums of a thread over its part of a row of n logits. m is the largest logit so far, and s is the
-// sum of the exponentials of logits - m (Milakov, Gimelshein: "Online normalizer calculation for softmax",
-// 2018), so that one sweep is enough. sx is the sum of the logits. `right` tells whether `own`, the target's
-// logit, is the first of the largest logits, as in argmax.
-struct logit_sums {
-    float m, s, sx, own;
-    bool right;
-
-    __device__ __forceinline__ void begin(float logit_of_target)
-    {
-        m = -INFINITY; s = sx = 0;
-        own = logit_of_target;
-        right = own == own;
-    }
-    // Adds the logits v of columns [c, c + N). Logits of columns from n on must be -INFINITY.
-    template <int N, class INDEX>
-    __device__ __forceinline__ void add(const float (&v)[N], INDEX c, INDEX n, INDEX target, bool smooth)
-    {
-        float top = v[0], some = 0;
-        TT__UNROLL for (int k = 1; k < N; k++) top = fmaxf(top, v[k]);
-        const float to = fmaxf(m, top), base = to == -INFINITY ? 0 : to;
-        TT__UNROLL for (int k = 0; k < N; k++) some += fast_exp(v[k] - base);
-        s = s * fast_exp(m - base) + some;
-        m = to;
-        if (smooth) TT__UNROLL for (int k = 0; k < N; k++) sx += c + k < n ? v[k] : 0;
-        if (target >= c + N) right &= !(top >= own);
-        else if (target < c) right &= !(top > own);
-        else TT__UNROLL for (int k = 0; k < N; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
-    }
-    // Merges the sums of the row's THREADS threads, a warp or a block, and returns the result in each thread.
-    template <int THREADS> __device__ __forceinline__ row_result finish(int64_t n, float smoothing)
-    {
-        const int thread = (int)threadIdx.x % THREADS;
-        merge_rows(m, s, sx, right);
-        if (THREADS > 32) {
-            TT__SHARED(float4, part, [(THREADS + 31) / 32]);
-            __syncthreads(); // waits, because threads may still read `part` of the previous row
-            if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
-            __syncthreads();
-            const bool there = thread % 32 < THREADS / 32;
-            const float4 of = there ? part[thread % 32] : make_float4(-INFINITY, 0, 0, 1);
-            m = of.x; s = of.y; sx = of.z; right = of.w != 0;
-            merge_rows(m, s, sx, right);
-        }
-        const float log_s = logf(s);
-        return {m + log_s, m - own + log_s + (smoothing > 0 ? smoothing * (own - sx / (float)n) : 0), right};
-    }
-};
-
-// Returns the result of a row of n logits, computed by THREADS threads, a warp or a block. With target -1,
-// only lse is valid.
-template <int THREADS>
-__device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide,
-                                                        int64_t target, float smoothing)
-{
-    logit_sums sums;
-    sums.begin(target >= 0 ? load_any(x, dtype, target) : 0);
-    for (int64_t c = 8 * ((int)threadIdx.x % THREADS); c < n; c += 8 * THREADS) {
-        float v[8];
-        load8(v, x, dtype, c, n - c, wide, -INFINITY);
-        sums.add<8, int64_t>(v, c, n, target, smoothing > 0);
-    }
-    return sums.finish<THREADS>(n, smoothing);
-}
-
-// Returns the sum over classes of weight * (lse - logit) for a row of n logits, computed by THREADS threads,
-// a warp or a block of 256.
-template <int THREADS>
-__device__ __forceinline__ float row_of_classes(const void *x, tt_dtype dtype, int64_t n, bool wide,
-                                                const float *class_weights, float lse)
-{
-    float sum = 0;
-    for (int64_t c = 8 * ((int)threadIdx.x % THREADS); c < n; c += 8 * THREADS) {
-        float v[8];
-        load8(v, x, dtype, c, n - c, wide);
-        TT__UNROLL for (int k = 0; k < 8; k++) sum += c + k < n ? class_weights[c + k] * (lse - v[k]) : 0;
-    }
-    return THREADS == 32 ? warp_sum(sum) : (float)block_sum<256>(sum);
-}
-
-// Computes the log-sum-exps and the partial counts of logits x (rows, n). GROUP threads work on a row: a warp
-// if there are few classes, a block if there are many. Reads each row once, or twice with weights of classes
-// and smoothing.
+// Computes y = exp(x - m) / sum(exp(x - m)), where m is the log-sum-exp of the row. Reads a row three times.
 template <int GROUP>
-__global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *targets, tt__mat weights,
-                                                     const float *class_weights, tt__mat lse, int ignore,
-                                                     float smoothing, bool wide, loss_sums *partial)
-{
-    tt__begin_kernel();
-    const int64_t groups = 256 / GROUP;
-    loss_sums sums = {0, 0, 0};
-    for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
-        const int32_t target = targets[r];
-        const row_result row = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, x.cols, wide,
-                                                        target == ignore ? -1 : target,
-                                                        class_weights ? 0 : smoothing);
-        float smoothed = 0;
-        if (class_weights && smoothing > 0)
-            smoothed = smoothing / (float)x.cols *
-                       row_of_classes<GROUP>(row_at(x, r), x.dtype, x.cols, wide, class_weights, row.lse);
-        if (threadIdx.x % GROUP) continue;
-        ((float *)lse.data)[r * lse.ld] = row.lse;
-        if (target == ignore) continue;
-        const double w = class_weights ? class_weights[target] : row_weight(weights, r);
-        sums.loss += class_weights ? (1 - smoothing) * w * row.loss + smoothed : w * row.loss;
-        sums.weight += w;
-        sums.right += row.right ? w : 0;
-    }
-    store_partial<256>(sums, partial);
-}
-
-// Returns the weights of classes, operand k, or NULL if the operand has weights of rows. The weights are f32,
-// as are all inputs.
-const float *class_weights_of(const tt__launch *l, int k)
-{
-    return l->instr->attr.by_class ? (const float *)l->in[k].data : NULL;
-}
-
-cudaError_t run_cross_entropy(const tt__launch *l)
-{
-    tt__device *d = l->device;
-    const tt__mat *x = &l->in[0];
-    const tt__attr *a = &l->instr->attr;
-    const bool many = x->cols > 2048;
-    const unsigned blocks = grid_for(x->rows, many ? 1 : 8, TT__LOSS_BLOCKS);
-    loss_sums *partial = resident_of(l)->losses;
-    const int32_t *targets = (const int32_t *)l->in[1].data;
-    const float *classes = class_weights_of(l, 2);
-    cudaError_t e = many ? TT__LAUNCH((cross_entropy<256>), blocks, 256, 0, d->stream, *x, targets, l->in[2],
-                                      classes, l->out[1], a->ignore_index, a->smoothing, is_wide(x), partial)
-                         : TT__LAUNCH((cross_entropy<32>), blocks, 256, 0, d->stream, *x, targets, l->in[2],
-                                      classes, l->out[1], a->ignore_index, a->smoothing, is_wide(x), partial);
-    if (e != cudaSuccess) return e;
-    return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
-                      (float *)l->out[0].data);
-}
-TT__RUN_BY(CROSS_ENTROPY, run_cross_entropy)
-
-// Turns N logits, beginning with column c, into their gradients: (softmax - t) * w, where t is smoothing / n
-// for all classes, plus 1 - smoothing for class `target`.
-template <int N, class INDEX>
-__device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, int64_t n, int32_t target,
-                                                       float lse, float smoothing, float w)
-{
-    TT__UNROLL for (int k = 0; k < N; k++) {
-        x[k] = (fast_exp(x[k] - lse) - smoothing / (float)n) * w;
-        if (c + k == target) x[k] -= (1 - smoothing) * w;
-    }
-}
-
-// Turns 8 logits, beginning with column c, into their gradients if classes have weights; sum: the sum of the
-// weights. The share of each class in a smoothed target is multiplied by the weight of this class.
-__device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8], int64_t c, int64_t n,
-                                                                  int32_t target, float lse, float smoothing,
-                                                                  const float *weights, float sum,
-                                                                  float factor)
-{
-    const float each = smoothing / (float)n, own = (1 - smoothing) * weights[target];
-    TT__UNROLL for (int k = 0; k < 8; k++) {
-        const float of_class = c + k < n ? each * weights[c + k] : 0;
-        x[k] = (fast_exp(x[k] - lse) * (own + each * sum) - of_class) * factor;
-        if (c + k == target) x[k] -= own * factor;
-    }
-}
-
-// Computes the gradients of logits x (rows, n), and writes them to dx or (add) adds them. Reads x and writes
-// dx once. A thread works on eight elements of a row at a time.
-__global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x,
-                                                              const int32_t *targets, tt__mat weights,
-                                                              const float *class_weights, tt__mat lse,
-                                                              const float *counts, tt__mat dx, bool add,
-                                                              int ignore, float smoothing, bool wide,
-                                                              const tt__step_settings *run)
-{
-    tt__begin_kernel();
-    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
-    const float factor = loss_factor(run, dloss, counts);
-    double sum = 0; // the sum of the weights of all classes
-    if (class_weights && smoothing > 0) {
-        for (int64_t c = threadIdx.x; c < n; c += 256) sum += class_weights[c];
-        sum = block_sum<256>(sum);
-    }
-    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
-        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
-        const int32_t target = targets[r];
-        float v[8] = {0}, old[8];
-        if (target != ignore) {
-            const float row_lse = ((const float *)lse.data)[r * lse.ld];
-            load8(v, row_at(x, r), x.dtype, c, n - c, wide);
-            if (class_weights)
-                cross_entropy_gradient_of_classes(v, c, n, target, row_lse, smoothing, class_weights,
-                                                  (float)sum, factor);
-            else
-                cross_entropy_gradient(v, c, n, target, row_lse, smoothing, factor * row_weight(weights, r));
-        }
-        if (add) {
-            load8(old, row_at(dx, r), dx.dtype, c, n - c, wide);
-            TT__UNROLL for (int k = 0; k < 8; k++) v[k] += old[k];
-        }
-        store8(row_at(dx, r), dx.dtype, c, n - c, wide, v);
-    }
-}
-
-enum { TT__ELEMENT_BLOCKS = 4096 }; // max blocks of elementwise kernels: enough to fill any GPU a few times
-
-cudaError_t run_cross_entropy_backward(const tt__launch *l)
-{
-    tt__device *d = l->device;
-    const tt__mat *x = &l->in[1], *dx = &l->out[0];
-    const tt__attr *a = &l->instr->attr;
-    const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
-    return TT__LAUNCH(cross_entropy_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x,
-                      (const int32_t *)l->in[2].data, l->in[3], class_weights_of(l, 3), l->in[4],
-                      (const float *)l->in[5].data, *dx, l->add[0], a->ignore_index, a->smoothing,
-                      is_wide(x) && is_wide(dx), TT__RUN_OF(l));
-}
-TT__RUN_BY(CROSS_ENTROPY_BACKWARD, run_cross_entropy_backward)
-
-// Computes the statistics (lse, sum of p) of each row and the partial counts, for logits x and probabilities
-// p of all classes. GROUP threads work on a row, as in cross_entropy. Reads the logits twice and p once.
-template <int GROUP>
-__global__ void __launch_bounds__(256) soft_cross_entropy(tt__mat x, tt__mat p, tt__mat weights,
-                                                          tt__mat stats, bool wide, loss_sums *partial)
+__global__ void __launch_bounds__(256) softmax(tt__mat x, tt__mat y, bool add, bool wide)
 {
     tt__begin_kernel();
     const int64_t groups = 256 / GROUP, n = x.cols;
-    loss_sums sums = {0, 0, 0};
     for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
-        const float lse = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, n, wide, -1, 0).lse;
-        float loss = 0, mass = 0;
+        const float m = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, n, wide, -1, 0).lse;
+        float v[8], sum = 0;
         for (int64_t c = 8 * (threadIdx.x % GROUP); c < n; c += 8 * GROUP) {
-            float v[8], share[8];
+            load8(v, row_at(x, r), x.dtype, c, n - c, wide, -INFINITY);
+            TT__UNROLL for (int k = 0; k < 8; k++) sum += fast_exp(v[k] - m);
+        }
+        const float factor = 1.0f / group_sum<GROUP>(sum);
+        for (int64_t c = 8 * (threadIdx.x % GROUP); c < n; c += 8 * GROUP) {
             load8(v, row_at(x, r), x.dtype, c, n - c, wide);
-            load8(share, row_at(p, r), p.dtype, c, n - c, wide);
-            TT__UNROLL for (int k = 0; k < 8; k++) loss += share[k] * (lse - v[k]);
-            TT__UNROLL for (int k = 0; k < 8; k++) mass += share[k];
+            TT__UNROLL for (int k = 0; k < 8; k++) v[k] = fast_exp(v[k] - m) * factor;
+            put_columns(y, r, c, add, wide, v);
         }
-        loss = GROUP == 32 ? warp_sum(loss) : block_sum<256>(loss);
-        mass = GROUP == 32 ? warp_sum(mass) : block_sum<256>(mass);
-        if (threadIdx.x % GROUP) continue;
-        ((float *)stats.data)[r * stats.ld] = lse;
-        ((float *)stats.data)[r * stats.ld + 1] = mass;
-        const double w = row_weight(weights, r);
-        sums.loss += w * loss;
-        sums.weight += w;
-    }
-    store_partial<256>(sums, partial);
-}
-
-cudaError_t run_soft_cross_entropy(const tt__launch *l)
-{
-    tt__device *d = l->device;
-    const tt__mat *x = &l->in[0], *p = &l->in[1];
-    const bool many = x->cols > 2048, wide = is_wide(x) && is_wide(p);
-    const unsigned blocks = grid_for(x->rows, many ? 1 : 8, TT__LOSS_BLOCKS);
-    loss_sums *partial = resident_of(l)->losses;
-    cudaError_t e = many ? TT__LAUNCH((soft_cross_entropy<256>), blocks, 256, 0, d->stream, *x, *p, l->in[2],
-                                      l->out[1], wide, partial)
-                         : TT__LAUNCH((soft_cross_entropy<32>), blocks, 256, 0, d->stream, *x, *p, l->in[2],
-                                      l->out[1], wide, partial);
-    if (e != cudaSuccess) return e;
-    return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
-                      (float *)l->out[0].data);
-}
-TT__RUN_BY(SOFT_CROSS_ENTROPY, run_soft_cross_entropy)
-
-// Writes w * (softmax(x) * (sum of p) - p) to dx or (add) adds it. Reads x and p and writes dx once.
-__global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
-                                                                   tt__mat weights, tt__mat stats,
-                                                                   const float *counts, tt__mat dx, bool add,
-                                                                   bool wide, const tt__step_settings *run)
-{
-    tt__begin_kernel();
-    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
-    const float factor = loss_factor(run, dloss, counts);
-    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
-        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
-        const float w = factor * row_weight(weights, r), *s = (const float *)stats.data + r * stats.ld;
-        float a[8], b[8], old[8] = {0};
-        load8(a, row_at(x, r), x.dtype, c, n - c, wide);
-        load8(b, row_at(p, r), p.dtype, c, n - c, wide);
-        if (add) load8(old, row_at(dx, r), dx.dtype, c, n - c, wide);
-        TT__UNROLL for (int k = 0; k < 8; k++) a[k] = (fast_exp(a[k] - s[0]) * s[1] - b[k]) * w + old[k];
-        store8(row_at(dx, r), dx.dtype, c, n - c, wide, a);
     }
 }
 
-cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
-{
-    tt__device *d = l->device;
-    const tt__mat *x = &l->in[1], *p = &l->in[2], *dx = &l->out[0];
-    const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
-    return TT__LAUNCH(soft_cross_entropy_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data,
-                      *x, *p, l->in[3], l->in[4], (const float *)l->in[5].data, *dx, l->add[0],
-                      is_wide(x) && is_wide(p) && is_wide(dx), TT__RUN_OF(l));
-}
-TT__RUN_BY(SOFT_CROSS_ENTROPY_BACKWARD, run_soft_cross_entropy_backward)
-
-// Computes the partial counts of the squared error of x and y (rows, n); the loss of a row with weight w is w
-// * the sum of (x - y)^2 / n. Reads x and y once.
-__global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide,
-                                                     loss_sums *partial)
+// Computes y = x / max(norm, eps), and stores the factor to `inverse` unless its data is NULL. Reads a row
+// twice.
+template <int GROUP>
+__global__ void __launch_bounds__(256) normalize(tt__mat x, tt__mat y, tt__mat inverse, float eps, bool add,
+                                                 bool wide)
 {
     tt__begin_kernel();
-    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
-    loss_sums sums = {0, 0, 0};
-    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
-        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
-        const double w = row_weight(weights, r);
-        float a[8], b[8], s = 0;
-        load8(a, row_at(x, r), x.dtype, c, n - c, wide);
-        load8(b, row_at(y, r), y.dtype, c, n - c, wide);
-        TT__UNROLL for (int k = 0; k < 8; k++) s += (a[k] - b[k]) * (a[k] - b[k]);
-        sums.loss += w * s;
-        if (c == 0) sums.weight += w;
-    }
-    sums.loss /= (double)n;
-    store_partial<256>(sums, partial);
-}
-
-cudaError_t run_mean_squared_error(const tt__launch *l)
-{
-    tt__device *d = l->device;
-    const tt__mat *x = &l->in[0], *y = &l->in[1];
-    const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__LOSS_BLOCKS);
-    loss_sums *partial = resident_of(l)->losses;
-    cudaError_t e = TT__LAUNCH(squared_error, blocks, 256, 0, d->stream, *x, *y, l->in[2],
-                               is_wide(x) && is_wide(y), partial);
-    if (e != cudaSuccess) return e;
-    return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
-                      (float *)l->out[0].data);
-}
-TT__RUN_BY(MEAN_SQUARED_ERROR, run_mean_squared_error)
-
-// Computes 2 * w * (x - y) / n, and writes it to dx or (add) adds it. Reads x and y and writes dx once.
-__global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
-                                                              tt__mat weights, const float *counts,
-                                                              tt__mat dx, bool add, bool wide,
-                                                              const tt__step_settings *run)
-{
-    tt__begin_kernel();
-    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
-    const float factor = loss_factor(run, dloss, counts);
-    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
-        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
-        const float w = 2 * factor * row_weight(weights, r) / (float)n;
-        float a[8], b[8], old[8] = {0};
-        load8(a, row_at(x, r), x.dtype, c, n - c, wide);
-        load8(b, row_at(y, r), y.dtype, c, n - c, wide);
-        if (add) load8(old, row_at(dx, r), dx.dtype, c, n - c, wide);
-        TT__UNROLL for (int k = 0; k < 8; k++) a[k] = (a[k] - b[k]) * w + old[k];
-        store8(row_at(dx, r), dx.dtype, c, n - c, wide, a);
-    }
-}
-
-cudaError_t run_mean_squared_error_backward(const tt__launch *l)
-{
-    tt__device *d = l->device;
-    const tt__mat *x = &l->in[1], *y = &l->in[2], *dx = &l->out[0];
-    const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
-    return TT__LAUNCH(squared_error_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, *y,
-                      l->in[3], (const float *)l->in[4].data, *dx, l->add[0], is_wide(x) && is_wide(y) &&
-                      is_wide(dx), TT__RUN_OF(l));
-}
-TT__RUN_BY(MEAN_SQUARED_ERROR_BACKWARD, run_mean_squared_error_backward)
-
-// Computes the counts of a loss from row_loss, each row's loss and hit (1: the prediction is right). If
-// row_loss is NULL, sums only the weights. Reads up to 16 bytes a row.
-__global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_loss, int64_t rows,
-                                                           const int32_t *targets, tt__mat weights,
-                                                           int ignore, float *counts, float *loss)
-{
-    tt__begin_kernel();
-    loss_sums sums = {0, 0, 0};
-    for (int64_t r = threadIdx.x; r < rows; r += 1024) {
-        if (targets[r] == ignore) continue;
-        const double w = row_weight(weights, r);
-        const float2 row = row_loss ? row_loss[r] : make_float2(0, 0);
-        sums.loss += w * row.x;
-        sums.weight += w;
-        sums.right += w * row.y;
-    }
-    store_counts<1024>(sums, counts, loss);
-}
-
-// Computes the loss and the hit (1: the prediction is right) of each row of a chunk's logits z (rows, n),
-// which are f32 in rows of whole 32 bytes. Unless dz.data is NULL, also writes the gradients dz over the rows
-// of z, in the dtype of dz, with zeros to the end of a row of z. A block works on one row and reads it twice.
-__global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets,
-                                                             tt__mat weights, const float *dloss,
-                                                             const float *counts, float2 *row_loss,
-                                                             int ignore, float smoothing,
-                                                                 const tt__step_settings *run)
-{
-    tt__begin_kernel();
-    const int64_t r = blockIdx.x, n = z.cols;
-    const int32_t target = targets[r];
-    const float *x = (const float *)row_at(z, r);
-    const row_result row = row_cross_entropy<1024>(x, TT_F32, n, true, target == ignore ? -1 : target,
-                                                   smoothing);
-    if (threadIdx.x == 0)
-        row_loss[r] = target == ignore ? make_float2(0, 0) : make_float2(row.loss, row.right ? 1.0f : 0.0f);
-    if (!dz.data) return;
-    const float w = loss_factor(run, dloss, counts) * row_weight(weights, r);
-    for (int64_t c0 = 0; c0 < n; c0 += 8 * 1024) {
-        const int64_t c = c0 + 8 * threadIdx.x;
-        float v[8] = {0};
-        if (c < n && target != ignore) {
-            load8(v, x, TT_F32, c, n - c, true);
-            cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
-            TT__UNROLL for (int k = 0; k < 8; k++) if (c + k >= n) v[k] = 0;
+    const int64_t groups = 256 / GROUP, n = x.cols;
+    for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
+        float v[8], sum = 0;
+        for (int64_t c = 8 * (threadIdx.x % GROUP); c < n; c += 8 * GROUP) {
+            load8(v, row_at(x, r), x.dtype, c, n - c, wide);
+            TT__UNROLL for (int k = 0; k < 8; k++) sum += v[k] * v[k];
         }
-        __syncthreads(); // 16-bit gradients are written over logits that other threads read in this round
-        if (c < n) store8(row_at(dz, r), dz.dtype, c, 8, true, v);
-    }
-}
-
-// Does the work of linear_cross_entropy, with gradients, for rows that fit into shared memory. As many blocks
-// run as the device holds, and each works on one row after another. A thread copies its own columns, four of
-// every 4,096, to shared memory. Once the thread has written the gradients of a row, it fetches its columns
-// of the block's next row. It sums the first of a row's ROW_PARTS parts while the other parts are in flight.
-// Reads and writes n * (4 + bytes of an element of dz) bytes a row.
-enum { ROW_PARTS = 4 };
-__global__ void __launch_bounds__(1024, 1)
-    linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
-                                  const float *dloss, const float *counts, float2 *row_loss, int ignore,
-                                  float smoothing, const tt__step_settings *run)
-{
-    tt__begin_kernel();
-    TT__DYN_SHARED(float, logits);
-    const int n = (int)z.cols, end = (n + 7) / 8 * 8, first = 4 * (int)threadIdx.x;
-    const int each = (n + ROW_PARTS * 4096 - 1) / (ROW_PARTS * 4096) * 4096; // number of columns of a part
-    const float factor = loss_factor(run, dloss, counts);
-    int64_t r = blockIdx.x;
-    int32_t target = targets[r];
-    float own = target == ignore ? 0 : ((const float *)row_at(z, r))[target];
-    for (int part = 0; part < ROW_PARTS; part++) {
-        for (int c = part * each + first; c < min(end, (part + 1) * each); c += 4096)
-            tt__cp_async_16(logits + c, (const float *)row_at(z, r) + c);
-        tt__cp_async_commit();
-    }
-    while (r < z.rows) {
-        const int64_t next = r + gridDim.x;
-        const float *x = next < z.rows ? (const float *)row_at(z, next) : NULL;
-        logit_sums sums;
-        const int32_t of_next = x ? targets[next] : ignore; // used after the sums, which hide the load
-        const float w = factor * row_weight(weights, r);
-        sums.begin(own);
-        const auto add = [&](int part) { // adds the thread's columns of a part
-            for (int c = part * each + first; c < min(n, (part + 1) * each); c += 4096) {
-                const float4 q = *(const float4 *)(logits + c);
-                float v[4] = {q.x, q.y, q.z, q.w};
-                TT__UNROLL for (int k = 1; k < 4; k++) if (c + k >= n) v[k] = -INFINITY;
-                sums.add(v, c, n, target == ignore ? -1 : target, smoothing > 0);
-            }
-        };
-        tt__cp_async_wait<3>();
-        add(0);
-        tt__cp_async_wait<2>();
-        add(1);
-        tt__cp_async_wait<1>();
-        add(2);
-        tt__cp_async_wait<0>();
-        add(3);
-        const row_result row = sums.finish<1024>(n, smoothing);
-        own = of_next == ignore ? 0 : x[of_next];
-        if (threadIdx.x == 0)
-            row_loss[r] = target == ignore ? make_float2(0, 0)
-                                           : make_float2(row.loss, row.right ? 1.0f : 0.0f);
-        for (int part = 0; part < ROW_PARTS; part++) {
-            for (int c = part * each + first; c < min(end, (part + 1) * each); c += 4096) {
-                const float4 q = *(const float4 *)(logits + c);
-                float v[4] = {q.x, q.y, q.z, q.w};
-                cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
-                TT__UNROLL for (int k = 0; k < 4; k++) if (c + k >= n || target == ignore) v[k] = 0;
-                void *to = row_at(dz, r);
-                const unsigned place = (unsigned)c / 4;
-                if (dz.dtype == TT_F32) {
-                    ((float4 *)to)[place] = make_float4(v[0], v[1], v[2], v[3]);
-                } else {
-                    ((uint2 *)to)[place] = make_uint2(pack_as(dz.dtype, v[0], v[1]),
-                                                      pack_as(dz.dtype, v[2], v[3]));
-                }
-                if (x) tt__cp_async_16(logits + c, x + c); // after the store, which has read the old logits
-            }
-            tt__cp_async_commit();
+        const float norm = sqrtf(group_sum<GROUP>(sum)), factor = 1.0f / (norm < eps ? eps : norm);
+        if (inverse.data && threadIdx.x % GROUP == 0) ((float *)inverse.data)[r * inverse.ld] = factor;
+        for (int64_t c = 8 * (threadIdx.x % GROUP); c < n; c += 8 * GROUP) {
+            load8(v, row_at(x, r), x.dtype, c, n - c, wide);
+            TT__UNROLL for (int k = 0; k < 8; k++) v[k] *= factor;
+            put_columns(y, r, c, add, wide, v);
         }
-        r = next;
-        target = of_next;
     }
 }
 
-cudaError_t linear(const tt__launch *l, const tt__mat *x, const tt__mat *w, const tt__mat *b,
-                   const tt__mat *y);
-cudaError_t linear_dx(const tt__launch *l, const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add);
-cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
-                      const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b);
-
-tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
-{
-    tt__mat part = *m;
-    if (m->data) part.data = (char *)m->data + (size_t)(first * m->ld) * tt_dtype_bytes(m->dtype);
-    part.rows = n;
-    return part;
-}
-
-#ifndef TT__LOSS_CACHE // max bytes of a row's logits in shared memory; smaller in tests
-#define TT__LOSS_CACHE ((size_t)1 << 20)
-#endif
-
-// Returns the matrix to which the chunks of rows add their contributions to gradient m. The matrix is m
-// itself, unless m has 16 bits and there are several chunks (many). Then it is an f32 matrix at *at in the
-// workspace, rounded to m at the end.
-tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
-{
-    tt__mat sums = *m;
-    if (!m->data || m->dtype == TT_F32 || !many) return sums;
-    sums.data = *at;
-    sums.dtype = TT_F32;
-    sums.ld = m->cols;
-    *at += tt__align_to((size_t)(m->rows * m->cols) * sizeof(float), TT__CUDA_ALIGN);
-    return sums;
-}
-
-// The tail: the classes after the last multiple of 64, if the number of classes is not a multiple of 8.
-// cuBLASLt has only slow kernels for a product with such a size (1.68 ms instead of 0.26 ms for 2,048 x
-// 50,257 x 768 on an H200). The tail therefore has its own products. They read copies of the weight's rows
-// and the bias's elements, padded with zeros to a multiple of 8. Padding w itself would need room after w
-// wherever it is stored: as the parameter, as shards, gathered, offloaded and cast.
-struct class_tail {
-    int64_t first, count; // the first class, and the number of classes; 0: there is no tail
-    tt__mat w, b, dw, db; // w, dw: (rows, in); b, db: (1, rows); rows is count padded; dw and db are f32
-};
-
-// Copies x to the upper left of `to`, and fills the rest of `to` with zeros. A thread copies eight columns.
-__global__ void __launch_bounds__(256) copy_padded(tt__mat x, tt__mat to)
+// Computes the gradient of softmax, y * (dy - sum(dy * y)), or of normalize if inverse.data is not NULL:
+// inverse * (dy - y * sum(dy * y)) or, where `inverse` is at its limit 1 / eps, inverse * dy. Reads a row
+// twice.
+template <int GROUP>
+__global__ void __launch_bounds__(256) whole_rows_backward(tt__mat dy, tt__mat y, tt__mat inverse,
+                                                           float limit, tt__mat dx, bool add, bool wide)
 {
     tt__begin_kernel();
-    const int64_t per_row = (to.cols + 7) / 8, i = blockIdx.x * (int64_t)256 + threadIdx.x;
-    const int64_t r = i / per_row, c = i % per_row * 8;
-    float v[8];
-    if (r >= to.rows) return;
-    TT__UNROLL for (int k = 0; k < 8; k++) v[k] = r < x.rows && c + k < x.cols ? element(x, r, c + k) : 0.0f;
-    store8(row_at(to, r), to.dtype, c, to.cols - c, to.ld % 8 == 0, v);
-}
-
-cudaError_t run_copy_padded(tt__device *d, const tt__mat &x, const tt__mat &to)
-{
-    return TT__LAUNCH(copy_padded, blocks_for(to.rows * ((to.cols + 7) / 8), 256), 256, 0, d->stream, x, to);
-}
-
-cudaError_t make_class_tail(tt__device *d, const tt__mat *w, const tt__mat *b, bool gradients, char **at,
-                            class_tail *tail)
-{
-    memset(tail, 0, sizeof *tail);
-    tail->first = w->rows;
-    if (w->rows % 8 == 0) return cudaSuccess;
-    const int64_t rows = (w->rows % 64 + 7) / 8 * 8;
-    tail->first = w->rows / 64 * 64;
-    tail->count = w->rows % 64;
-    const auto place = [&](tt__mat *m, tt_dtype dtype, int64_t m_rows, int64_t cols) {
-        *m = {*at, dtype, m_rows, cols, cols};
-        *at += tt__align_to((size_t)(m_rows * cols) * tt_dtype_bytes(dtype), TT__CUDA_ALIGN);
-    };
-    place(&tail->w, w->dtype, rows, w->cols);
-    if (b->data) place(&tail->b, b->dtype, 1, rows);
-    if (gradients) place(&tail->dw, TT_F32, rows, w->cols);
-    if (gradients && b->data) place(&tail->db, TT_F32, 1, rows);
-    cudaError_t e = run_copy_padded(d, rows_of(w, tail->first, tail->count), tail->w);
-    if (e == cudaSuccess && b->data)
-        e = run_copy_padded(d, columns_of(b, tail->first, tail->count), tail->b);
-    return e;
-}
-
-// The three products of a chunk of rows of the loss: logits, dx and dw. The rows of the logits z and of their
-// gradients dz have room for the zeros after the tail; z is f32.
-struct loss_products {
-    const tt__launch *l;
-    tt__mat w, b; // w: the rows of the classes before the tail; b: the whole bias
-    class_tail tail;
-
-    cudaError_t logits(const tt__mat *x, const tt__mat *z) const
-    {
-        const tt__mat whole = columns_of(z, 0, tail.first), rest = columns_of(z, tail.first, tail.w.rows);
-        const cudaError_t e = linear(l, x, &w, &b, &whole);
-        return e == cudaSuccess && tail.count ? linear(l, x, &tail.w, &tail.b, &rest) : e;
+    const int64_t groups = 256 / GROUP, n = y.cols;
+    for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < y.rows; r += gridDim.x * groups) {
+        const float factor = inverse.data ? ((const float *)inverse.data)[r * inverse.ld] : 0;
+        float v[8], d[8], dot = 0;
+        for (int64_t c = 8 * (threadIdx.x % GROUP); c < n; c += 8 * GROUP) {
+            load8(d, row_at(dy, r), dy.dtype, c, n - c, wide);
+            load8(v, row_at(y, r), y.dtype, c, n - c, wide);
+            TT__UNROLL for (int k = 0; k < 8; k++) dot += d[k] * v[k];
+        }
+        dot = group_sum<GROUP>(dot);
+        if (inverse.data && factor >= limit) dot = 0;
+        for (int64_t c = 8 * (threadIdx.x % GROUP); c < n; c += 8 * GROUP) {
+            load8(d, row_at(dy, r), dy.dtype, c, n - c, wide);
+            load8(v, row_at(y, r), y.dtype, c, n - c, wide);
+            TT__UNROLL for (int k = 0; k < 8; k++)
+                v[k] = inverse.data ? factor * (d[k] - v[k] * dot) : v[k] * (d[k] - dot);
+            put_columns(dx, r, c, add, wide, v);
+        }
     }
-    cudaError_t dx(const tt__mat *dz, const tt__mat *dx, bool add) const
-    {
-        const tt__mat whole = columns_of(dz, 0, tail.first), rest = columns_of(dz, tail.first, tail.w.rows);
-        cudaError_t e = cudaSuccess;
-        if (tail.first) e = linear_dx(l, &whole, &w, dx, add);
-        if (e == cudaSuccess && tail.count) e = linear_dx(l, &rest, &tail.w, dx, add || tail.first > 0);
-        return e;
-    }
-    // Adds a chunk's contributions to dw and db; the gradients of the tail are summed in tail.dw and tail.db.
-    // first: whether the chunk is the first.
-    cudaError_t dw(const tt__mat *dz, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w,
-                   bool add_b, bool first) const
-    {
-        const tt__mat whole = columns_of(dz, 0, tail.first), rest = columns_of(dz, tail.first, tail.w.rows);
-        const tt__mat of_w = rows_of(dw, 0, tail.first), of_b = columns_of(db, 0, tail.first);
-        const tt__mat rest_w = dw->data ? tail.dw : no_operand, rest_b = db->data ? tail.db : no_operand;
-        cudaError_t e = cudaSuccess;
-        if (tail.first) e = linear_dw(l, &whole, x, &of_w, &of_b, add_w, add_b);
-        if (e == cudaSuccess && tail.count) e = linear_dw(l, &rest, x, &rest_w, &rest_b, !first, !first);
-        return e;
-    }
-    // Writes or adds the gradients of the tail to dw and db, after the last chunk.
-    cudaError_t finish(const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b) const
-    {
-        if (!tail.count) return cudaSuccess;
-        const tt__mat of_w = rows_of(dw, tail.first, tail.count);
-        const tt__mat of_b = columns_of(db, tail.first, tail.count);
-        const tt__mat from_w = rows_of(&tail.dw, 0, tail.count), from_b = columns_of(&tail.db, 0, tail.count);
-        cudaError_t e = cudaSuccess;
-        if (dw->data) e = run_groups(l->device, from_w, no_operand, of_w, add_w, false, op_scale{1.0f});
-        if (e == cudaSuccess && db->data)
-            e = run_groups(l->device, from_b, no_operand, of_b, add_b, false, op_scale{1.0f});
-        return e;
-    }
-};
-
-// Computes, for a chunk's logits z, the loss and hit of each row and the gradients dz.
-cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *dz, const int32_t *targets,
-                          tt__mat weights, float2 *row_loss)
-{
-    tt__device *d = l->device;
-    const tt__attr *a = &l->instr->attr;
-    const float *counts = (const float *)l->out[2].data, *dloss = (const float *)l->in[5].data;
-    const size_t cache = (size_t)tt__align_to((size_t)z->cols, 8) * sizeof(float), spare = 2048;
-    if (!dz->data || cache + spare > d->properties.sharedMemPerBlockOptin || cache > TT__LOSS_CACHE)
-        return TT__LAUNCH(linear_cross_entropy, (unsigned)z->rows, 1024, 0, d->stream, *z, *dz, targets,
-                          weights, dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
-    int resident = 1;
-    cudaError_t e = cudaFuncSetAttribute(linear_cross_entropy_resident,
-                                         cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         (int)(d->properties.sharedMemPerBlockOptin - spare));
-    if (e == cudaSuccess)
-        e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, linear_cross_entropy_resident, 1024,
-                                                          cache);
-    if (e != cudaSuccess) return e;
-    const unsigned blocks = grid_for(z->rows, 1, d->properties.multiProcessorCount * max(resident, 1));
-    return TT__LAUNCH(linear_cross_entropy_resident, blocks, 1024, cache, d->stream, *z, *dz, targets,
-                      weights, dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
 }
 
-// Returns the bytes at the end of the workspace for products whose operands must be copied (padded_matmul).
-int64_t loss_products_bytes(const tt__launch *l)
-{
-    const tt__mat *x = &l->in[0], *w = &l->in[3];
-    const int64_t ld = (w->rows + 7) / 8 * 8;
-    const tt__mat z = {NULL, TT_F32, x->rows, ld, ld};
-    return max(tt__cuda_padded_bytes(x, w, &z, &z),
-               max(tt__cuda_padded_bytes(x, w, &z, x), tt__cuda_padded_bytes(x, w, &z, w)));
-}
+enum { WARP_COLUMNS = 1024 }; // in wider rows, a block works on a row
 
-// Computes a linear layer, its cross-entropy and their gradients, one chunk of rows after another, as the CPU
-// does. tt__cuda_LINEAR_CROSS_ENTROPY describes the layout of the workspace.
-cudaError_t run_linear_cross_entropy(const tt__launch *l)
+cudaError_t run_softmax(const tt__launch *l)
 {
-    tt__device *d = l->device;
-    const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *b = &l->in[4], *dx = &l->out[1],
-        *dw = &l->out[3], *db = &l->out[4];
-    const tt__attr *a = &l->instr->attr;
-    const int32_t *targets = (const int32_t *)l->in[1].data;
-    const int64_t rows = x->rows, classes = w->rows, ld = (classes + 7) / 8 * 8;
-    const int64_t row_bytes = ld * (int64_t)sizeof(float);
-    const size_t kept = tt__align_to((size_t)rows * sizeof(float2), TT__CUDA_ALIGN);
-    char *at = (char *)l->workspace + kept;
-    char *const end = (char *)l->workspace + l->instr->workspace - loss_products_bytes(l);
-    loss_products products = {l, *w, *b, {}};
-    cudaError_t e = make_class_tail(d, w, b, dw->data || db->data, &at, &products.tail);
-    products.w.rows = products.tail.first;
-    const bool many = rows > min((int64_t)TT__CUDA_LOSS_CHUNK, (int64_t)(end - at) / row_bytes);
-    const tt__mat to_w = loss_sums_of(dw, many, &at), to_b = loss_sums_of(db, many, &at);
-    const bool sums_w = to_w.data != dw->data, sums_b = to_b.data != db->data;
-    const bool add_w = l->add[3] && !sums_w, add_b = l->add[4] && !sums_b;
-    const int64_t largest = min((int64_t)TT__CUDA_LOSS_CHUNK, (int64_t)(end - at) / row_bytes);
-    const int64_t chunks = (rows + largest - 1) / largest;
-    float2 *row_loss = (float2 *)l->workspace;
-    float *counts = (float *)l->out[2].data, *loss = (float *)l->out[0].data;
-    if (e == cudaSuccess)
-        e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, (const float2 *)NULL, rows, targets,
-                       *weights, a->ignore_index, counts, loss);
-    for (int64_t r = 0, n; r < rows && e == cudaSuccess; r += n) {
-        n = min((rows + chunks - 1) / chunks, rows - r);
-        tt__mat z = {at, TT_F32, n, classes, ld}, dz = z, xs = rows_of(x, r, n), dxs = rows_of(dx, r, n);
-        dz.dtype = x->dtype;
-        dz.ld = ld * (int64_t)(4 / tt_dtype_bytes(x->dtype));
-        if (!dx->data && !dw->data && !db->data) dz.data = NULL;
-        e = products.logits(&xs, &z);
-        if (e == cudaSuccess)
-            e = run_loss_rows(l, &z, &dz, targets + r, rows_of(weights, r, n), row_loss + r);
-        if (e == cudaSuccess && dx->data) e = products.dx(&dz, &dxs, l->add[1]);
-        if (e == cudaSuccess && dz.data)
-            e = products.dw(&dz, &xs, &to_w, &to_b, r > 0 || add_w, r > 0 || add_b, r == 0);
-    }
-    if (e == cudaSuccess) e = products.finish(&to_w, &to_b, add_w, add_b);
-    if (e == cudaSuccess && sums_w)
-        e = run_groups(d, to_w, no_operand, *dw, l->add[3], false, op_scale{1.0f});
-    if (e == cudaSuccess && sums_b)
-        e = run_groups(d, to_b, no_operand, *db, l->add[4], false, op_scale{1.0f});
-    if (e == cudaSuccess)
-        e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, row_loss, rows, targets, *weights,
-                       a->ignore_index, counts, loss);
-    return e;
+    const tt__mat *x = &l->in[0], *y = &l->out[0];
+    const bool many = x->cols > WARP_COLUMNS, wide = is_wide(x) && is_wide(y);
+    const unsigned blocks = grid_for(x->rows, many ? 1 : 8, TT__ELEMENT_BLOCKS);
+    return TT__LAUNCH(many ? softmax<256> : softmax<32>, blocks, 256, 0, l->device->stream, *x, *y, l->add[0],
+                      wide);
 }
-TT__RUN_BY(LINEAR_CROSS_ENTROPY, run_linear_cross_entropy)
+TT__RUN_BY(SOFTMAX, run_softmax)
+
+cudaError_t run_normalize(const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *y = &l->out[0];
+    const bool many = x->cols > WARP_COLUMNS, wide = is_wide(x) && is_wide(y);
+    const unsigned blocks = grid_for(x->rows, many ? 1 : 8, TT__ELEMENT_BLOCKS);
+    return TT__LAUNCH(many ? normalize<256> : normalize<32>, blocks, 256, 0, l->device->stream, *x, *y,
+                      l->out[1], l->instr->attr.eps, l->add[0], wide);
+}
+TT__RUN_BY(NORMALIZE, run_normalize)
+
+cudaError_t run_whole_rows_backward(const tt__launch *l)
+{
+    const tt__mat *dy = &l->in[0], *y = &l->in[1], *dx = &l->out[0];
+    const bool many = y->cols > WARP_COLUMNS, wide = is_wide(dy) && is_wide(y) && is_wide(dx);
+    const unsigned blocks = grid_for(y->rows, many ? 1 : 8, TT__ELEMENT_BLOCKS);
+    return TT__LAUNCH(many ? whole_rows_backward<256> : whole_rows_backward<32>, blocks, 256, 0,
+                      l->device->stream, *dy, *y, l->in[2], 1.0f / l->instr->attr.eps, *dx, l->add[0], wide);
+}
+TT__RUN_BY(SOFTMAX_BACKWARD, run_whole_rows_backward)
+TT__RUN_BY(NORMALIZE_BACKWARD, run_whole_rows_backward)
 
 } // namespace
 
@@ -9518,6 +9798,39 @@ cudaError_t run_linear_dw(const tt__launch *l)
     return linear_dw(l, &l->in[0], &l->in[1], &l->out[0], &l->out[1], l->add[0], l->add[1]);
 }
 TT__RUN_BY(LINEAR_DW, run_linear_dw)
+
+// Writes attr.beyond to the columns of out[0] from number `first` on.
+cudaError_t fill_beyond(const tt__launch *l, int64_t first)
+{
+    const tt__mat *y = &l->out[0];
+    const float beyond = l->instr->attr.beyond, lowest = y->dtype == TT_F16 ? -65504.0f : beyond;
+    if (first >= y->cols) return cudaSuccess;
+    return run_groups(l->device, no_operand, no_operand, columns_of(y, first, y->cols - first), false, true,
+                      op_fill{max(beyond, lowest), NULL});
+}
+
+cudaError_t run_matmul(const tt__launch *l)
+{
+    const tt__mat *a = &l->in[0], *b = &l->in[1];
+    if (l->instr->attr.untransposed) {
+        product g = linear_dx_of(a, b, &l->out[0], l->add[0]);
+        g.k = b->rows;
+        return matmul(l, &g);
+    }
+    const tt__mat y = columns_of(&l->out[0], 0, b->rows);
+    product g = linear_of(a, b, &no_operand, &y);
+    g.accumulate = l->add[0];
+    const cudaError_t e = matmul(l, &g);
+    return e == cudaSuccess && !l->add[0] ? fill_beyond(l, b->rows) : e;
+}
+TT__RUN_BY(MATMUL, run_matmul)
+
+cudaError_t run_matmul_db(const tt__launch *l)
+{
+    const tt__mat a = columns_of(&l->in[0], 0, l->out[0].rows);
+    return linear_dw(l, &a, &l->in[1], &l->out[0], &no_operand, l->add[0], false);
+}
+TT__RUN_BY(MATMUL_DB, run_matmul_db)
 
 } // namespace
 

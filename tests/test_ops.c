@@ -39,6 +39,7 @@
 #include "ops/numbers.h"
 #include "ops/attention_ways.h"
 #include "ops/refused.h"
+#include "ops/several_losses.h"
 #include "ops/cuda_products.h"
 #include "ops/cuda_launches.h"
 #include "ops/cuda_dropout.h"
@@ -55,7 +56,8 @@ static const test_case tests[] = {
     TEST_CASE_IN_PARTS(gradient_avx512_tiles), TEST_CASE_IN_PARTS(gradient_neon),
     TEST_CASE_IN_PARTS(gradient_neon_dot), TEST_CASE_IN_PARTS(gradient_cuda),
     TEST_CASE_IN_PARTS(attention_by_warpgroups), TEST_CASE(every_op_has_a_case),
-    TEST_CASE(activations_far_from_zero),
+    TEST_CASE(activations_far_from_zero), TEST_CASE(matmul_ignores_columns_beyond), TEST_CASE(several_losses),
+    TEST_CASE(sigmoid_cross_entropy_counts),
     TEST_CASE(rotary_scaling),
     TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads),
     TEST_CASE(precisions_train_alike), TEST_CASE(stochastic_rounding_is_unbiased),

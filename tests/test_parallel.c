@@ -1063,7 +1063,7 @@ TEST(programs_of_other_layouts_are_refused)
     close_net(&n);
 }
 
-TEST(several_losses_on_ranks_are_refused)
+TEST(several_losses_on_ranks_need_totals)
 {
     setup s = setup_of((layout){"cpu*2", 1, 0}, "32-true", 2, 1);
     net n;
@@ -1072,8 +1072,9 @@ TEST(several_losses_on_ranks_are_refused)
     tt_compile_options o = options_of(&s);
     o.accumulate = false;
     CHECK(!tt_compile(n.t, tt_add(n.t, n.loss, more), &o));
-    CHECK_ERROR(n.ctx, TT_ERR_UNSUPPORTED, "several data ranks divide by the targets of one loss, but the "
-                "program has 2");
+    CHECK_ERROR(n.ctx, TT_ERR_UNSUPPORTED, "several data ranks cannot count the targets of 2 losses before "
+                "the first backward: give each loss the number of its targets in a step by tt_loss_total (0 "
+                "of them have one)");
     close_net(&n);
 }
 
@@ -1483,7 +1484,7 @@ static const test_case tests[] = {
     TEST_CASE(states_resume_on_other_ranks),
     TEST_CASE(ranks_that_contradict_are_refused),
     TEST_CASE(programs_of_other_layouts_are_refused),
-    TEST_CASE(several_losses_on_ranks_are_refused),
+    TEST_CASE(several_losses_on_ranks_need_totals),
     TEST_CASE(misuse_of_ranks),
     TEST_CASE(bad_inputs_of_a_rank_are_named),
     TEST_CASE(each_launch_of_a_rank_fails),

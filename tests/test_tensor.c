@@ -17,8 +17,9 @@ static int64_t tensor_least = 1, loss_whole = 0; /* tiny layers and losses are d
 
 enum { SEQS = 3, TOKENS = 24, LONG = 600, WIDTH = 32, IMAGE = 8 * 8, CLASSES = 5 };
 
-typedef enum net_kind { BERT, DISTIL, VIT, GATED, SHARED, TIED, WORDS, NETS } net_kind;
-static const char *const net_names[NETS] = {"BERT", "DistilBERT", "ViT", "gated", "shared", "tied", "words"};
+typedef enum net_kind { BERT, DISTIL, VIT, GATED, MIXED, SHARED, TIED, WORDS, NETS } net_kind;
+static const char *const net_names[NETS] = {"BERT", "DistilBERT", "ViT", "gated", "mixed", "shared", "tied",
+                                            "words"};
 
 typedef struct net {
     net_kind kind;
@@ -85,6 +86,31 @@ static tt_value record_gated(net *n)
     tt_output(t, kept);
     x = tt_add(t, x, tt_linear(t, kept, matrix(ctx, "last", WIDTH, WIDTH), NULL));
     return tt_mean_squared_error(t, x, n->target, tt__handle(t, 0));
+}
+
+/* Records a layer with a sigmoid inside, which ranks can divide, and one with a softmax inside, which they
+   cannot. Ranks may hold the operands of the normalisation and of the products of two values by rows. */
+static tt_value record_mixed(net *n)
+{
+    tt_context *ctx = n->ctx;
+    tt_tape *t = n->t;
+    const int64_t tokens = tt_axis(t, "tokens", TOKENS), seqs = tt_axis(t, "seqs", SEQS);
+    tt_matmul_options scaled = tt_matmul_options_default(), plain = scaled;
+    scaled.scale = 0.5f;
+    plain.untransposed = true;
+    n->x = tt_input(t, "x", TT_F32, tokens, WIDTH);
+    n->target = tt_input(t, "target", TT_F32, tokens, WIDTH);
+    n->in.seq_start = tt_seq_start(t, "seq_start", seqs);
+    tt_value x = tt_add(t, n->x, tt_linear(t, n->x, matrix(ctx, "in", WIDTH, WIDTH), NULL));
+    for (int k = 0; k < 2; k++) {
+        tt_value h = tt_normalize(t, x, 1e-3f);
+        h = tt_linear(t, h, matrix(ctx, k ? "up.1" : "up.0", 64, WIDTH), NULL);
+        h = k ? tt_softmax(t, h) : tt_sigmoid(t, h);
+        x = tt_add(t, x, tt_linear(t, h, matrix(ctx, k ? "down.1" : "down.0", WIDTH, 64), NULL));
+    }
+    tt_value y = tt_normalize(t, x, 1e-3f), shares = tt_softmax(t, tt_matmul(t, y, x, &scaled));
+    x = tt_add(t, x, tt_matmul(t, shares, y, &plain));
+    return tt_sigmoid_cross_entropy(t, x, n->target, NULL);
 }
 
 /* Records four layers. The first norm is applied to whole values and to values that ranks may hold by rows.
@@ -180,7 +206,8 @@ static bool record(net *n, net_kind kind)
     vit.patch_size = 4;
     vit.channels = 1;
     if (kind >= GATED) {
-        n->loss = kind == GATED ? record_gated(n) : kind == SHARED ? record_shared(n) : record_words(n);
+        n->loss = kind == GATED ? record_gated(n) : kind == MIXED ? record_mixed(n)
+                : kind == SHARED ? record_shared(n) : record_words(n);
     } else {
         tt_value logits;
         if (kind == VIT) {
@@ -236,7 +263,7 @@ static void set_inputs(net *n, int rank, int batch, int seqs, bool short_one)
     for (int k = 0; k < (TOKENS + 1) * WIDTH; k++) x[k] = (float)(int32_t)test_random(&state) * 0x1p-31f;
     const int rows = start[seqs];
     CHECK(tt_set_rank(n->p, rank, n->in.seq_start, start, seqs + 1) == TT_OK);
-    if (n->kind == GATED || n->kind == SHARED) {
+    if (n->kind >= GATED && n->kind <= SHARED) {
         CHECK(tt_set_rank(n->p, rank, n->x, x, rows) == TT_OK);
         CHECK(tt_set_rank(n->p, rank, n->target, x + WIDTH, rows) == TT_OK);
         return;

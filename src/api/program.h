@@ -67,12 +67,12 @@ tt_loss_scale tt_loss_scale_default(void);
    data rank) * tensor + tensor rank. */
 typedef struct tt_parallel {
     /* Set them to the number of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor
-       / pipeline. With several data ranks, a program that trains has one loss: gradients are divided by the
-       loss's targets on all data ranks. Tensor ranks divide large embeddings, and groups of 1,000,000 weights
-       or more: consecutive linear layers with the ops between them, and attention, by heads, if the number of
-       heads is a multiple of the number of tensor ranks. Each tensor rank computes everything else whole.
-       tt_plan.split_params says how much is divided. If a program keeps a layer whole because the layer's
-       hidden values are an output, later programs with the layer's parameters keep it whole. */
+       / pipeline. With several data ranks, gradients are divided by the loss's targets on all data ranks;
+       several losses need tt_loss_total. Tensor ranks divide large embeddings, and groups of 1,000,000
+       weights or more: consecutive linear layers with the ops between them, and attention, by heads, if the
+       number of heads is a multiple of the number of tensor ranks. Each tensor rank computes everything else
+       whole. tt_plan.split_params says how much is divided. If a program keeps a layer whole because the
+       layer's hidden values are an output, later programs with the layer's parameters keep it whole. */
     int data, tensor;
     /* Set it to choose the tensors that are sharded over the data ranks; default 1 (Rajbhandari et al.,
        "ZeRO", 2020). 0: none; 1: the optimizer's state; 2: also gradients, summed after each micro-batch; 3:

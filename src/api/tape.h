@@ -50,6 +50,20 @@ void tt_recompute(tt_tape *t, tt_value v);
 
 /* Records y = x W^T + b. x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
+typedef struct tt_matmul_options {
+    bool untransposed; /* Set it to multiply by b itself instead of its transpose; default false */
+    float scale;       /* Set it to multiply a by this number first; default 1 */
+    float beyond;      /* Set it to the number in the columns beyond the rows of b; default -1e30 (-65504 in
+                          f16), so that softmax and cross-entropy ignore these columns */
+} tt_matmul_options;
+tt_matmul_options tt_matmul_options_default(void);
+
+/* Records a product of two values, a b^T: a (rows, K), b (cols, K) -> (rows, cols). If the rows of b are an
+   axis, cols is the axis' capacity; columns beyond the actual rows of b hold `beyond` and have no gradient.
+   Do not combine them with label_smoothing, which gives each column a share. `untransposed`: a b, a (rows,
+   K), b (K, cols) -> (rows, cols). If the rows of b are an axis, K is the axis' capacity, and columns of a
+   beyond the actual rows of b are not read. NULL: defaults. */
+tt_value tt_matmul(tt_tape *t, tt_value a, tt_value b, const tt_matmul_options *o);
 /* Records a table lookup. ids i32 (rows, 1), table (vocab, D) -> (rows, D). An id outside [0, vocab) fails
    the run, and the error names the id. */
 tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table);
@@ -61,6 +75,12 @@ tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float ep
 /* Records x / sqrt(mean(x^2) + eps) * w, with the mean over a row (Zhang, Sennrich 2019). x (rows, D), w (D),
    eps >= 0 */
 tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps);
+/* Records exp(x) / sum(exp(x)) over each row. x (rows, D) -> (rows, D) */
+tt_value tt_softmax(tt_tape *t, tt_value x);
+/* Records x / max(sqrt(sum(x^2)), eps) over each row, as torch.nn.functional.normalize with p = 2. x (rows,
+   D), eps > 0 -> (rows, D) */
+tt_value tt_normalize(tt_tape *t, tt_value x, float eps);
+
 /* Table of the activations: X(ACT, function, by_result). `function` records the activation of x (rows, D),
    element by element. by_result: the backward computes the slope from the result, otherwise from x. The
    values and slopes are functions act_ACT and slope_ACT of the CPU's and of CUDA's kernels. */
@@ -69,15 +89,16 @@ tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps);
     X(GELU_TANH, tt_gelu_tanh, false) /* tanh approximation of GELU, "gelu_new" */ \
     X(RELU, tt_relu, true)            /* max(x, 0) */ \
     X(TANH, tt_tanh, true) \
-    X(SILU, tt_silu, false)           /* x / (1 + exp(-x)) */
+    X(SILU, tt_silu, false)           /* x / (1 + exp(-x)) */ \
+    X(SIGMOID, tt_sigmoid, true)      /* 1 / (1 + exp(-x)) */
 #define TT__DECLARE(ACT, function, by_result) tt_value function(tt_tape *t, tt_value x);
 TT__ACTS(TT__DECLARE)
 #undef TT__DECLARE
 
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b); /* b has a's shape, or is (1, D) and is added to every
                                                         row of a */
-tt_value tt_mul(tt_tape *t, tt_value a, tt_value b); /* a * b element by element; a and b have the same
-                                                        shape */
+/* Records a product element by element. a (rows, D), b (rows, D), (rows, 1), (1, D) or (1, 1) -> (rows, D) */
+tt_value tt_mul(tt_tape *t, tt_value a, tt_value b);
 /* Records tt_mul(t, tt_silu(t, gate), up) as one op: the backward needs only gate and up, and in 16 bits
    silu(gate) is not rounded. gate, up (rows, D) -> (rows, D) (SwiGLU: Shazeer, "GLU variants improve
    transformer", 2020) */
@@ -234,3 +255,26 @@ tt_value tt_soft_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, tt
 /* Records the mean over all elements of (x - target)^2, rows weighted by `weights` (rows, 1) or none -> (1,
    1) */
 tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights);
+
+typedef struct tt_sigmoid_cross_entropy_options {
+    tt_value weights;          /* Set it to weight rows: f32 (rows, 1) input, >= 0; default none (all 1). A
+                                  row with weight 0 does not count */
+    tt_value positive_weights; /* Set it to multiply the loss of each label's positive part: f32 (1, labels)
+                                  input, >= 0; default none (all 1). pos_weight of BCEWithLogitsLoss */
+} tt_sigmoid_cross_entropy_options;
+tt_sigmoid_cross_entropy_options tt_sigmoid_cross_entropy_options_default(void);
+
+/* Records the cross-entropy of sigmoids, for labels of which a row may have any number: torch.nn's
+   BCEWithLogitsLoss. With p the label's positive weight, an element's loss is -(p * target * log sigmoid(x) +
+   (1 - target) * log(1 - sigmoid(x))); the result is the mean over all elements, rows weighted by `weights`.
+   logits (rows, labels), targets f32 (rows, labels), 0..1 -> (1, 1). NULL: defaults. Targets get no gradient.
+   A row counts as predicted right if each logit is above 0 exactly where its target is above 0.5. */
+tt_value tt_sigmoid_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
+                                  const tt_sigmoid_cross_entropy_options *o);
+
+/* Divides a loss and its gradient by `total` instead of by the number of targets of a run. loss: the result
+   of one of the four losses above; total: f32 (1, 1) input, the sum of the weights of the loss's targets in
+   the whole step, over all micro-batches and data ranks. Several losses in a program that accumulates, or on
+   several data ranks, need it: the backward of the first micro-batch mixes their gradients before later
+   micro-batches are counted. Sums of losses are made by tt_scale and tt_add. */
+void tt_loss_total(tt_tape *t, tt_value loss, tt_value total);

@@ -52,6 +52,8 @@ typedef enum tt__act {
    have padding. */
 #define TT__ATTRS(X) \
     X(int, act)           /* used by LINEAR and ACTIVATION: a tt__act */ \
+    X(bool, untransposed) /* used by MATMUL: a b, not a b^T */ \
+    X(float, beyond)      /* used by MATMUL: the number in the columns beyond the rows of b */ \
     X(int, heads)         /* used by ATTENTION and ROTARY */ \
     X(int, key_heads)     /* ATTENTION */ \
     X(bool, causal)       /* ATTENTION */ \
@@ -69,10 +71,11 @@ typedef enum tt__act {
     X(bool, nesterov)     /* SGD */ \
     X(int, ignore_index)  /* CROSS_ENTROPY */ \
     X(bool, by_class)     /* used by CROSS_ENTROPY: weights belong to classes, not to rows */ \
+    X(bool, by_total)     /* used by losses and their backward: the divisor is operand TT__LOSS_TOTAL */ \
     X(float, scale)       /* factor of SCALE and ATTENTION; value of FILL; in ROTARY, -1 turns back */ \
     X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
     X(float, dropout)     /* used by DROPOUT and ATTENTION */ \
-    X(float, eps)         /* used by LAYERNORM, RMSNORM and ADAM */ \
+    X(float, eps)         /* used by LAYERNORM, RMSNORM, NORMALIZE and ADAM */ \
     X(float, smoothing)   /* CROSS_ENTROPY */ \
     X(float, weight_decay) /* used by SGD and ADAM */ \
     X(float, beta1)       /* used by ADAM; in SGD the momentum */ \

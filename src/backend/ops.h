@@ -50,8 +50,8 @@
    outputs, and only if the device's memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
-enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* numbers of operands and outputs
-                                                                             of losses */
+/* Numbers of operands, and of an output, of losses. TOTAL: the operand that tt_loss_total has set. */
+enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_TOTAL = 6, TT__LOSS_COUNTS = 2 };
 
 #define TT__OPS(X) \
     X(LINEAR, "linear", 6, 2, TT__BY_ROW(1 | 8) | TT__PRODUCT | TT__ACTIVATES | TT__SAVES1 | TT__BEGINS | \
@@ -60,6 +60,8 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* num
     X(LINEAR_DX, "linear_dx", 6, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
         /* dy, w, [saved], -, [1/scale of dy], [1/scale of w] -> dx * act'(saved), [column sums of dx] */ \
     X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy, x] -> dw, [db] */ \
+    X(MATMUL, "matmul", 2, 1, TT__BY_ROW(1) | TT__PRODUCT) /* a, b -> a b^T or a b */ \
+    X(MATMUL_DB, "matmul_db", 2, 1, TT__PRODUCT) /* a, b -> a^T b, the rows of the result that exist */ \
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
     X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
@@ -70,6 +72,11 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* num
         /* x, w -> y, 1/rms */ \
     X(RMSNORM_BACKWARD, "rmsnorm_backward", 4, 3, TT__INPLACE0 | TT__COLUMN_SUMS) \
         /* dy, x, w, 1/rms -> [dx], [dw], [column sums of dx] */ \
+    X(SOFTMAX, "softmax", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__AGAIN) /* x -> y */ \
+    X(SOFTMAX_BACKWARD, "softmax_backward", 2, 1, TT__INPLACE0 | TT__INPLACE1) /* dy, y -> dx */ \
+    X(NORMALIZE, "normalize", 1, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
+        /* x -> y, 1/norm */ \
+    X(NORMALIZE_BACKWARD, "normalize_backward", 3, 1, TT__INPLACE0 | TT__INPLACE1) /* dy, y, 1/norm -> dx */ \
     X(ACTIVATION, "activation", 1, 1, TT__NAMED_BY_ACT | TT__INPLACE0 | TT__BY_ROW(1) | TT__AGAIN) \
         /* x -> act(x) */ \
     X(ACTIVATION_BACKWARD, "activation_backward", 2, 2, TT__INPLACE0 | TT__INPLACE1 | TT__COLUMN_SUMS) \
@@ -79,6 +86,9 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* num
     X(ADD_ROW, "add_row", 2, 1, TT__INPLACE0 | TT__BY_ROW(1)) /* a, row -> a + row, in every row */ \
     X(SUM_ROWS, "sum_rows", 1, 1, 0) /* dy -> (1, D), the sum of all rows */ \
     X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) /* a, b -> a * b */ \
+    X(MUL_BROADCAST, "mul_broadcast", 2, 1, TT__INPLACE0 | TT__AGAIN) \
+        /* a, a column, a row or one number -> a * b */ \
+    X(ROW_DOTS, "row_dots", 2, 1, 0) /* a, b -> (rows, 1), the sum of a * b over each row */ \
     X(SWIGLU, "swiglu", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) \
         /* gate, up -> silu(gate) * up */ \
     X(SWIGLU_BACKWARD, "swiglu_backward", 3, 2, TT__INPLACE0 | TT__INPLACE1) \
@@ -100,18 +110,24 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* num
     X(SET_ROWS_BACKWARD, "set_rows_backward", 2, 2, TT__INPLACE0) /* dy, index -> [dx], [drow] */ \
     X(STORE_ROWS, "store_rows", 2, 1, TT__RMW) /* x, index -> cache */ \
     X(PATCHES, "patches", 3, 1, TT__AGAIN_KEPT) /* pixels, positions, seq_start -> y */ \
-    X(CROSS_ENTROPY, "cross_entropy", 3, 3, TT__LOSS) /* logits, targets, [weights] -> loss, lse, counts */ \
+    X(CROSS_ENTROPY, "cross_entropy", 7, 3, TT__LOSS) \
+        /* logits, targets, [weights], -, -, -, [total] -> loss, lse, counts */ \
     X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
-    X(SOFT_CROSS_ENTROPY, "soft_cross_entropy", 3, 3, TT__LOSS) \
-        /* logits, targets, [weights] -> loss, (lse, sum of targets), counts */ \
+    X(SOFT_CROSS_ENTROPY, "soft_cross_entropy", 7, 3, TT__LOSS) \
+        /* logits, targets, [weights], -, -, -, [total] -> loss, (lse, sum of targets), counts */ \
     X(SOFT_CROSS_ENTROPY_BACKWARD, "soft_cross_entropy_backward", 6, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], (lse, sum of targets), counts -> dlogits */ \
-    X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, TT__LOSS) \
-        /* x, target, [weights] -> loss, -, counts */ \
+    X(MEAN_SQUARED_ERROR, "mean_squared_error", 7, 3, TT__LOSS) \
+        /* x, target, [weights], -, -, -, [total] -> loss, -, counts */ \
     X(MEAN_SQUARED_ERROR_BACKWARD, "mean_squared_error_backward", 5, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) /* dloss, x, target, [weights], counts -> dx */ \
+    X(SIGMOID_CROSS_ENTROPY, "sigmoid_cross_entropy", 7, 3, TT__LOSS) \
+        /* logits, targets, [weights], [positive weights], -, -, [total] -> loss, -, counts */ \
+    X(SIGMOID_CROSS_ENTROPY_BACKWARD, "sigmoid_cross_entropy_backward", 6, 1, \
+      TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
+        /* dloss, logits, targets, [weights], [positive weights], counts -> dlogits */ \
     X(CAST, "cast", 1, 1, TT__CASTS | TT__AGAIN_KEPT) /* x -> x in another dtype */ \
     X(FILL, "fill", 1, 1, 0) /* [loss scale] -> constant */ \
     X(QUANTIZE, "quantize", 2, 4, 0) \

@@ -54,7 +54,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
     tt_tape *t = b->t;
     const bool train = s->options.train, accumulate = s->options.accumulate;
     const int tensor = s->options.parallel.tensor;
-    int losses = 0;
+    int losses = 0, totals = 0;
     TT__PASS(t, "record", TT_OK);
     TT__PASS(t, "inference", tt__pass_inference(t, b->root, train));
     TT__PASS(t, "prune", tt__pass_prune(t, b->root, false));
@@ -65,11 +65,17 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
     TT__PASS(t, "fuse", tt__pass_fuse(t, b->root, false));
     TT__PASS(t, "precision", tt__pass_precision(t, &s->precision));
     if (t->stages > 1) tt__number_stages(t);
-    for (int k = 0; k < t->n_code; k++) losses += tt__is(&t->code[k], TT__LOSS);
+    for (int k = 0; k < t->n_code; k++) {
+        losses += tt__is(&t->code[k], TT__LOSS);
+        totals += tt__is(&t->code[k], TT__LOSS) && t->code[k].attr.by_total;
+    }
+    t->by_totals = losses && totals == losses;
     tt_status status = losses ? tt__new_results(t, train, s->scales) : TT_OK;
-    if (status == TT_OK && t->accumulate && losses != 1)
-        status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "%s by the targets of one loss, but the program has %d",
-                          accumulate ? "accumulate divides" : "several data ranks divide", losses);
+    if (status == TT_OK && t->accumulate && losses > 1 && !t->by_totals)
+        status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "%s cannot count the targets of %d losses before the "
+                          "first backward: give each loss the number of its targets in a step by "
+                          "tt_loss_total (%d of them have one)", accumulate ? "accumulate" :
+                          "several data ranks", losses, totals);
     if (status != TT_OK) return status;
     if (train) TT__PASS(t, "differentiate", tt__differentiate(t, b->root, accumulate && !t->sums_micros));
     if (train && tensor > 1) TT__PASS(t, "tensor gradients", tt__pass_tensor_gradients(t));

@@ -239,6 +239,9 @@ TT__INLINE tt__vf TT__K(slope_SILU)(tt__vf s)
     return sig * (1.0f + s * (1.0f - sig));
 }
 
+TT__INLINE tt__vf TT__K(act_SIGMOID)(tt__vf x) { return 1.0f / (1.0f + TT__K(exp)(-x)); }
+TT__INLINE tt__vf TT__K(slope_SIGMOID)(tt__vf y) { return y * (1.0f - y); }
+
 /* Computes y = act(x) if `saved` is NULL, else y = x * act'(saved), over a row of n floats. y may be x. kind:
    an activation of TT__ACTS. */
 TT__OUTLINE void TT__K(act_row)(int kind, float *y, const float *x, const float *saved, int64_t n)

@@ -214,6 +214,9 @@ __device__ __forceinline__ float slope_SILU(float x)
     return ds > 0 ? s + x * ds : s;
 }
 
+__device__ __forceinline__ float act_SIGMOID(float x) { return sigmoid(x); }
+__device__ __forceinline__ float slope_SIGMOID(float y) { return y * (1 - y); }
+
 // Returns activation `act` of x. activation_slope returns the slope from the saved value. Without an
 // activation the value is x and the slope is 1.
 __device__ __forceinline__ float activate(int act, float x)

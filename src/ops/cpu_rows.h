@@ -2,6 +2,7 @@
 #include "../base/base.h"
 #include "scratch.h"
 #include "cpu_launch.h"
+#include "../cpu/variants.h"
 #include "../cpu/kernels.h"
 #include "../cpu/vectors.h"
 #include "../cpu/rows.h"
@@ -47,6 +48,15 @@ TT__INLINE void TT__K(row_end)(const tt__mat *m, bool add, int64_t r, const floa
 TT__INLINE void TT__K(row_add)(float *sum, const tt__mat *m, int64_t r, float *scratch, int k)
 {
     TT__K(axpby)(sum, 1, sum, 1, TT__K(row_in)(m, r, scratch, k), m->cols);
+}
+
+/* Returns the sum of a * b over n numbers. */
+TT__INLINE float TT__K(dot_row)(const float *a, const float *b, int64_t n)
+{
+    tt__vf s = TT__K(zero)();
+    for (int64_t c = 0; c < n; c += TT__LANES)
+        s = TT__K(fma)(TT__K(load_n)(a + c, n - c), TT__K(load_n)(b + c, n - c), s);
+    return TT__K(sum)(s);
 }
 
 /* A function that computes y, which is row r of out[0] and has n columns. x[k] is row r of operand k, or NULL

@@ -26,6 +26,13 @@ static bool tt__layout_alike(const tt_tape *t, const tt__instr *i, const tt__spl
     return true;
 }
 
+/* The layout rule of ops that read whole rows: columns must not be split. */
+static bool tt__layout_of_whole_rows(const tt_tape *t, const tt__instr *i, const tt__split *in,
+                                     tt__split *out)
+{
+    return in[0] <= TT__ROWS && tt__layout_alike(t, i, in, out);
+}
+
 /* The layout rule of ops whose rows depend on other rows. Rows must not be split; otherwise the rule is
    tt__layout_alike. */
 static bool tt__layout_by_columns(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)

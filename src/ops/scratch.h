@@ -230,7 +230,11 @@ static tt__mnk tt__mnk_of(const tt__instr *i, int64_t rows, int64_t cols, int64_
 {
     tt__mnk p = {rows, w_rows, cols};              /* LINEAR: the operands are x and w                      */
     if (i->op == TT__OP_LINEAR_DX) p.n = w_cols;   /* the operands are dy and w                             */
-    if (i->op == TT__OP_LINEAR_DW) {               /* the operands are dy and x                             */
+    if (i->op == TT__OP_MATMUL && i->attr.untransposed) {
+        p.n = w_cols;
+        p.k = w_rows;
+    }
+    if (i->op == TT__OP_LINEAR_DW || i->op == TT__OP_MATMUL_DB) { /* LINEAR_DW: the operands are dy and x   */
         p.m = cols;
         p.n = w_cols;
         p.k = rows;

@@ -22,7 +22,7 @@
    chunks are never in fp8. */
 static bool tt__pays_in_fp8(const tt_tape *t, const tt__instr *i)
 {
-    if (!tt__is(i, TT__PRODUCT) || !i->out[0]) return false;
+    if (!tt__takes_fp8(i) || !i->out[0]) return false;
     const tt_dtype dtype = tt__in(t, i, 0)->dtype;
     const tt__mnk p = tt__mnk_at_capacity(t, i);
     if (tt_dtype_bytes(dtype) != 2 || dtype != tt__in(t, i, 1)->dtype || p.n % 16) return false;
@@ -40,7 +40,7 @@ static tt_status tt__pass_number_factors(tt_tape *t, bool train)
     if (!number) return TT_ERR_MEMORY;
     for (int k = 0; k < t->n_code; k++) {
         tt__instr *i = &t->code[k];
-        for (int o = 0; o < 2 && tt__is(i, TT__PRODUCT); o++) {
+        for (int o = 0; o < 2 && tt__takes_fp8(i); o++) {
             int32_t *of = &number[2 * i->in[o] + tt__is_gradient_operand(i, o)];
             if (!*of) *of = ++n;
             i->factor[o] = *of;

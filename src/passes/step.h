@@ -65,7 +65,7 @@ static tt_status tt__pass_counts(tt_tape *t)
 static tt_status tt__pass_settings(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
-        if (!tt__needs_run(&t->code[k], t->accumulate)) continue;
+        if (!tt__needs_run(t, &t->code[k])) continue;
         if (!t->run) t->run = tt__new_step_value(t, TT_U8, sizeof(tt__step_settings), 0, 0, "step settings");
         if (!t->run) return TT_ERR_MEMORY;
         t->code[k].in[TT__RUN_IN] = t->run;

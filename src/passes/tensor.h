@@ -204,7 +204,7 @@ static void tt__find_head(tt__tensor *s)
         if (i->in[j]) in[j] = TT__ROWS;
         if (i->in[j] && (!tt__has_rows(&t->values[i->in[j]]) || !tt__may_enter(s, i->in[j]))) return;
     }
-    if (at < 0 || s->role[at] != TT__APART || !tt__is(&t->code[at], TT__PRODUCT)) return;
+    if (at < 0 || s->role[at] != TT__APART || !tt__weight(&t->code[at])) return;
     if (!tt__may_split(s, logits) || tt__uses(t, logits) != 1 || !tt__may_enter(s, t->code[at].in[0])) return;
     const int32_t w = t->code[at].in[tt__weight(&t->code[at])];
     const tt__shape *y = &t->values[logits].shape;

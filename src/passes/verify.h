@@ -30,9 +30,9 @@ typedef struct tt__known {
 } tt__known;
 
 /* Returns whether instruction i needs the step's settings as an operand. */
-static bool tt__needs_run(const tt__instr *i, bool accumulate)
+static bool tt__needs_run(const tt_tape *t, const tt__instr *i)
 {
-    if (tt__is(i, TT__MEAN)) return accumulate;
+    if (tt__is(i, TT__MEAN)) return t->accumulate && !t->by_totals;
     return tt__is(i, TT__WITH_RUN) && (tt__is(i, TT__RMW) || i->attr.dropout > 0);
 }
 
@@ -217,7 +217,7 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
             if ((which = i->out[j]) != 0 && !(wrong = tt__verify_result(t, i, j, &shape[j], known)))
                 /* A later result of the instruction may add to this one. */
                 known[t->values[which].base].defined = true;
-        if (!wrong && t->run && !i->in[TT__RUN_IN] && tt__needs_run(i, t->accumulate)) {
+        if (!wrong && t->run && !i->in[TT__RUN_IN] && tt__needs_run(t, i)) {
             wrong = "lacks the step's settings";
             which = t->run;
         }

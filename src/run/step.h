@@ -329,7 +329,8 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
                         "program: it is frozen or not used", param->name);
     const tt__stored stored = tt__stored_of(param, &g.part, p->arena);
     status = tt__sum_so_far(p, &g, &stored, to);
+    const double mean = p->built.t->by_totals ? 1 : p->run.loss_norm / of->totals.targets;
     for (int64_t k = 0; k < param->size && status == TT_OK; k++)
-        to[k] = (float)(to[k] * (p->run.loss_norm / of->totals.targets / of->scale.scale));
+        to[k] = (float)(to[k] * (mean / of->scale.scale));
     return status;
 }

@@ -141,6 +141,7 @@ struct tt_tape {
     bool host;                                      /* device and host have one memory (CPU) */
     bool accumulate;                                /* a step may have several micro-batches, on one rank or
                                                        on several */
+    bool by_totals;                                 /* all losses have a total (tt_loss_total) */
     int data, slots;                                /* number of data ranks; number of leaves of the tree of
                                                        sums (src/ranks/threads.h) on each data rank */
     int zero;                                       /* tt_parallel.zero */

@@ -18,7 +18,8 @@ CUDA_T_test_ops    := reference_cuda gradient_cuda attention_by_warpgroups stoch
                       cuda_programs_with_dropout_and_norms \
                       cuda_backward_by_warpgroups biases_of_attention_cuda cuda_products_of_one_x \
                       matmul_in_tf32 quantize history_of_fp8_scales matmul_in_fp8 \
-                      training_in_fp8 parameters_begin_on_the_device device_described_cuda
+                      training_in_fp8 parameters_begin_on_the_device device_described_cuda \
+                      matmul_ignores_columns_beyond several_losses sigmoid_cross_entropy_counts
 CUDA_T_test_tensor := gradients_of_ranks_cuda
 CUDA_T_test_pipeline := stages_on_cuda stages_that_are_apart_are_refused
 CUDA_T_test_lm     := golden_lm greedy_tokens

@@ -28,6 +28,25 @@
     X(linear_used_twice, LINEAR, int h = linear(V(ROWS, D), W(D, D), B(D)); return add(gelu(h), h);) \
     X(linear_weight_as_value, LINEAR, int w = W(D, D); \
         return add(linear(V(ROWS, D), w, 0), gather_rows(param_value(w), I(ROWS, D)));) \
+    X(matmul, MATMUL, return matmul(V(ROWS, D), V(SEQS, D));) \
+    X(matmul_wide, MATMUL, return matmul(V(SEQS, D), gelu(V(ROWS, D)));) \
+    X(matmul_fixed, MATMUL, return matmul(gelu(V(ROWS, D)), V(FIXED, D));) \
+    X(matmul_self, MATMUL, int x = tanh_(V(ROWS, D)); return matmul(x, x);) \
+    X(matmul_scaled, MATMUL, \
+        return matmul_of(tanh_(V(PICKED, D)), V(ROWS, D), false, -0.3f, 0.5f);) \
+    X(matmul_weight, MATMUL, int w = W(O, D); \
+        return add(matmul(V(ROWS, D), param_value(w)), linear(V(ROWS, D), w, 0));) \
+    X(matmul_slices, MATMUL, int x = linear(V(ROWS, D), W(2 * O, D), B(2 * O)); \
+        return matmul(slice(x, 0, O), slice(x, O, O));) \
+    X(matmul_of_rows, MATMUL, int x = gelu(V(ROWS, D)); \
+        return gather_rows(matmul(tanh_(x), x), I(PICKED, R));) \
+    X(matmul_untransposed, MATMUL, int w = W(D, O); \
+        return matmul_of(gelu(V(ROWS, D)), param_value(w), true, 1, 0);) \
+    X(matmul_attends, MATMUL, int x = gelu(V(ROWS, D)); int y = tanh_(V(SEQS, D)); \
+        return matmul_of(softmax(matmul_of(x, y, false, 0.5f, -16384)), y, true, 1, 0);) \
+    X(matmul_negatives, MATMUL, int x = normalize(linear(V(ROWS, D), W(O, D), B(O)), 1e-1f); \
+        int y = normalize(linear(V(SEQS, D), W(O, D), B(O)), 1e-1f); \
+        return cross_entropy(matmul_of(x, y, false, 4, -16384), true, 0, true);) \
     X(embedding, EMBEDDING, return embedding(I(ROWS, C), W(C, D));) \
     X(embedding_offset, EMBEDDING, int w = W(C + 3, D); \
         return add(embedding_offset(I(ROWS, C + 1), w, 2), embedding(I(ROWS, 2), w));) \
@@ -56,6 +75,23 @@
     X(relu, ACTIVATION, return relu(V(ROWS, D));) \
     X(tanh, ACTIVATION, return tanh_(V(ROWS, D));) \
     X(silu, ACTIVATION, return silu(V(ROWS, D));) \
+    X(sigmoid, ACTIVATION, return sigmoid(V(ROWS, D));) \
+    X(sigmoid_far, ACTIVATION, return sigmoid(scale(V(ROWS, D), 60));) \
+    X(linear_sigmoid, LINEAR, return sigmoid(linear(V(ROWS, D), W(O, D), B(O)));) \
+    X(softmax, SOFTMAX, return softmax(V(ROWS, D));) \
+    X(softmax_of_value, SOFTMAX, int x = gelu(V(ROWS, D)); return mul(x, softmax(x));) \
+    X(softmax_far, SOFTMAX, return softmax(scale(V(ROWS, D), 16));) \
+    X(softmax_slice, SOFTMAX, return softmax(slice(gelu(V(ROWS, D + 2)), 1, D));) \
+    X(softmax_layer, SOFTMAX, return linear(softmax(linear(V(ROWS, D), W(O, D), B(O))), W(D, O), B(D));) \
+    X(softmax_of_rows, SOFTMAX, int x = gelu(V(ROWS, D)); return gather_rows(softmax(x), I(PICKED, R));) \
+    X(normalize, NORMALIZE, return normalize(V(ROWS, D), 1e-12f);) \
+    X(normalize_small, NORMALIZE, return normalize(scale(gelu(V(ROWS, D)), 0.01f), 1);) \
+    X(normalize_of_value, NORMALIZE, int x = tanh_(V(ROWS, D)); return add(x, normalize(x, 1e-6f));) \
+    X(normalize_slice, NORMALIZE, return normalize(slice(tanh_(V(ROWS, D + 2)), 1, D), 1e-12f);) \
+    X(normalize_layer, NORMALIZE, \
+        return linear(normalize(linear(V(ROWS, D), W(O, D), B(O)), 0.1f), W(D, O), B(D));) \
+    X(normalize_of_rows, NORMALIZE, int x = tanh_(V(ROWS, D)); \
+        return gather_rows(normalize(x, 1e-12f), I(PICKED, R));) \
     X(gelu_far, ACTIVATION, return gelu(scale(V(ROWS, D), 30));) \
     X(gelu_tanh_far, ACTIVATION, return gelu_tanh(scale(V(ROWS, D), 30));) \
     X(gelu_tanh_very_far, ACTIVATION, return scale(gelu_tanh(scale(V(ROWS, D), 1e25f)), 1e-25f);) \
@@ -73,6 +109,15 @@
     X(mul_self, MUL, int x = V(ROWS, D); return mul(x, x);) \
     X(mul_gated, MUL, int x = V(ROWS, D); return mul(silu(linear(x, W(O, D), 0)), linear(x, W(O, D), 0));) \
     X(mul_slices, MUL, int x = gelu(V(ROWS, 2 * D)); return mul(slice(x, 0, D), slice(x, D, D));) \
+    X(mul_row, MUL_BROADCAST, return mul(V(ROWS, D), gelu(V(FIXED, D)));) \
+    X(mul_column, MUL_BROADCAST, return mul(V(ROWS, D), sigmoid(V(ROWS, 1)));) \
+    X(mul_number, MUL_BROADCAST, return mul(gelu(V(ROWS, D)), V(FIXED, 1));) \
+    X(mul_parameter, MUL_BROADCAST, int w = W(1, D); int x = gelu(V(ROWS, D)); \
+        return mul(add(x, mul(x, param_value(w))), param_value(w));) \
+    X(mul_gates, MUL_BROADCAST, int x = linear(V(ROWS, D), W(O + 1, D), B(O + 1)); \
+        return linear(mul(slice(x, 1, O), slice(x, 0, 1)), W(D, O), 0);) \
+    X(mul_column_of_rows, MUL_BROADCAST, int x = gelu(V(ROWS, D)); \
+        return gather_rows(mul(x, tanh_(V(ROWS, 1))), I(PICKED, R));) \
     X(add_row, ADD_ROW, return add_row(V(ROWS, D), gelu(V(FIXED, D)));) \
     X(add_row_of_value, ADD_ROW, int x = gelu(V(ROWS, D)); return mul(x, add_row(x, gelu(V(FIXED, D))));) \
     X(add_row_layer, ADD_ROW, int row = linear(V(FIXED, D), W(O, D), 0); \
@@ -254,6 +299,16 @@
         return scale(soft_cross_entropy(linear(gelu(V(ROWS, D)), W(C, D), B(C)), true), 2.5f);) \
     X(soft_cross_entropy_slice, SOFT_CROSS_ENTROPY, \
         return soft_cross_entropy(slice(gelu(V(ROWS, 2 * C)), C, C), false);) \
+    X(sigmoid_cross_entropy, SIGMOID_CROSS_ENTROPY, \
+        return sigmoid_cross_entropy(V(ROWS, C), false, false);) \
+    X(sigmoid_cross_entropy_weighted, SIGMOID_CROSS_ENTROPY, \
+        return sigmoid_cross_entropy(V(ROWS, C), true, false);) \
+    X(sigmoid_cross_entropy_positive, SIGMOID_CROSS_ENTROPY, \
+        return sigmoid_cross_entropy(scale(V(ROWS, C), 10), false, true);) \
+    X(sigmoid_cross_entropy_linear, SIGMOID_CROSS_ENTROPY, \
+        return scale(sigmoid_cross_entropy(linear(gelu(V(ROWS, D)), W(C, D), B(C)), true, true), 2.5f);) \
+    X(sigmoid_cross_entropy_slice, SIGMOID_CROSS_ENTROPY, \
+        return sigmoid_cross_entropy(slice(gelu(V(ROWS, 2 * C)), C, C), true, true);) \
     X(squared_error, MEAN_SQUARED_ERROR, return squared_error(V(ROWS, D), input(ROWS, R, D, 1), false);) \
     X(squared_error_weighted, MEAN_SQUARED_ERROR, \
         return squared_error(V(ROWS, D), input(ROWS, R, D, 1), true);) \

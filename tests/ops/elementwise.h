@@ -15,8 +15,9 @@ TEST_PLAIN static void eval_activation(node *n)
         if (n->k == TT__ACT_RELU) y = (g->differencing ? n->index[k] : x > 0) ? x : 0;
         if (n->k == TT__ACT_TANH) y = tanh(x);
         if (n->k == TT__ACT_SILU) y = x / (1 + exp(-x));
+        if (n->k == TT__ACT_SIGMOID) y = 1 / (1 + exp(-x));
         n->v[k] = y;
-        note(n, n->k == TT__ACT_TANH ? 1 : x);
+        note(n, n->k == TT__ACT_TANH || n->k == TT__ACT_SIGMOID ? 1 : x);
     }
     note(n, IN(0)->magnitude);
 }
@@ -33,6 +34,7 @@ static int gelu(int x) { return activation(x, TT__ACT_GELU, tt_gelu(g->tape, g->
 static int gelu_tanh(int x) { return activation(x, TT__ACT_GELU_TANH, tt_gelu_tanh(g->tape, g->nodes[x].t)); }
 static int relu(int x) { return activation(x, TT__ACT_RELU, tt_relu(g->tape, g->nodes[x].t)); }
 static int tanh_(int x) { return activation(x, TT__ACT_TANH, tt_tanh(g->tape, g->nodes[x].t)); }
+static int sigmoid(int x) { return activation(x, TT__ACT_SIGMOID, tt_sigmoid(g->tape, g->nodes[x].t)); }
 static int silu(int x) { return activation(x, TT__ACT_SILU, tt_silu(g->tape, g->nodes[x].t)); }
 
 TEST_PLAIN static void eval_add(node *n)
@@ -85,8 +87,10 @@ static int swiglu(int gate, int up)
 
 TEST_PLAIN static void eval_mul(node *n)
 {
+    const node *b = IN(1);
     for (int k = 0; k < n->rows * n->cols; k++) {
-        n->v[k] = IN(0)->v[k] * IN(1)->v[k];
+        const int r = b->rows == 1 ? 0 : k / n->cols, c = b->cols == 1 ? 0 : k % n->cols;
+        n->v[k] = IN(0)->v[k] * b->v[r * b->cols + c];
         note(n, fabs(n->v[k]));
     }
     note(n, IN(0)->magnitude * IN(1)->magnitude);

@@ -32,3 +32,42 @@ static int linear(int x, int w, int b)
     record(at, tt_linear(g->tape, g->nodes[x].t, g->nodes[w].param, g->nodes[b].param));
     return at;
 }
+
+/* The product a b^T, or a b with `flag`, for the actual rows of b. Other columns of a b^T hold n->a. */
+TEST_PLAIN static void eval_matmul(node *n)
+{
+    const node *a = IN(0), *b = IN(1);
+    for (int r = 0; r < n->rows; r++)
+        for (int c = 0; c < n->cols; c++) {
+            double sum = 0, size = 0;
+            const int depth = n->flag ? b->rows : a->cols;
+            for (int k = 0; k < depth && (n->flag || c < b->rows); k++) {
+                const double term = n->b * a->v[r * a->cols + k] *
+                                    (n->flag ? b->v[k * b->cols + c] : b->v[c * b->cols + k]);
+                sum += term;
+                size += fabs(term);
+            }
+            n->v[r * n->cols + c] = n->flag || c < b->rows ? sum : n->a;
+            note(n, size);
+        }
+}
+
+/* Returns the width of a product with the rows of b, which are at capacity if they are an axis. */
+static int capacity(const node *b) { return b->rows + (g->axes && b->kind ? 3 : 0); }
+
+static int matmul_of(int a, int b, bool untransposed, float scale, float beyond)
+{
+    const node *x = &g->nodes[a], *w = &g->nodes[b];
+    const int at = new_node(eval_matmul, x->kind, x->rows, untransposed ? w->cols : capacity(w), a, b, 0);
+    tt_matmul_options o = tt_matmul_options_default();
+    o.untransposed = untransposed;
+    o.scale = scale;
+    o.beyond = beyond;
+    g->nodes[at].flag = untransposed;
+    g->nodes[at].a = beyond;
+    g->nodes[at].b = scale;
+    record(at, tt_matmul(g->tape, g->nodes[a].t, g->nodes[b].t, &o));
+    return at;
+}
+
+static int matmul(int a, int b) { return matmul_of(a, b, false, 1, 0.25f); }

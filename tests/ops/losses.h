@@ -28,7 +28,8 @@ enum { UNWEIGHTED, BY_ROW, BY_CLASS };
 static int cross_entropy(int logits, bool ignored, float smoothing, int weighted)
 {
     node *x = &g->nodes[logits];
-    int targets = new_index(x->kind, x->rows, x->cols),
+    const int classes = x->eval == eval_matmul ? g->nodes[x->in[1]].rows : x->cols;
+    int targets = new_index(x->kind, x->rows, classes),
         weights = weighted == BY_CLASS ? input(FIXED, 1, x->cols, 1)
                   : weighted ? input(x->kind, x->rows, 1, 1) : 0;
     tt_cross_entropy_options o = tt_cross_entropy_options_default();
@@ -111,5 +112,48 @@ static int squared_error(int x, int target, bool weighted)
     int at = new_node(eval_squared_error, FIXED, 1, 1, x, target, weights);
     g->nodes[at].loss = true;
     record(at, tt_mean_squared_error(g->tape, g->nodes[x].t, g->nodes[target].t, g->nodes[weights].t));
+    return at;
+}
+
+TEST_PLAIN static void eval_sigmoid_cross_entropy(node *n)
+{
+    const int cols = IN(0)->cols;
+    double loss = 0, total = 0;
+    for (int r = 0; r < IN(0)->rows; r++) {
+        const double w = n->in[2] ? IN(2)->v[r] : 1;
+        double sum = 0;
+        for (int c = 0; c < cols; c++) {
+            const double x = IN(0)->v[r * cols + c], target = IN(1)->v[r * cols + c];
+            const double p = n->in[3] ? IN(3)->v[c] : 1;
+            const double above = x > 0 ? x + log1p(exp(-x)) : log1p(exp(x)); /* log(1 + e^x) */
+            sum += p * target * (above - x) + (1 - target) * above;
+            note(n, (p * fabs(target) + fabs(1 - target)) * (fabs(x) + 1));
+        }
+        loss += w * sum / cols;
+        total += w;
+    }
+    n->v[0] = loss / total;
+}
+
+/* Records a cross entropy of sigmoids. Targets are 0, 1 and numbers between. */
+static int sigmoid_cross_entropy(int logits, bool weighted, bool positive)
+{
+    node *x = &g->nodes[logits];
+    const int kind = x->kind, rows = x->rows, cols = x->cols;
+    const int targets = input(kind, rows, cols, 1), weights = weighted ? input(kind, rows, 1, 1) : 0;
+    const int labels = positive ? input(FIXED, 1, cols, 1) : 0;
+    tt_sigmoid_cross_entropy_options o = tt_sigmoid_cross_entropy_options_default();
+    for (int k = 0; k < rows * cols; k++)
+        g->nodes[targets].v[k] = k % 3 == 1 ? 0 : k % 3 ? 1 : (double)(float)fabs(g->nodes[targets].v[k]);
+    for (int r = 0; r < rows && weighted; r++) /* every third row, but not the first, does not count */
+        g->nodes[weights].v[r] = r % 3 == 2 ? 0 : (double)(float)fabs(g->nodes[weights].v[r]) + 0.125 * !r;
+    for (int c = 0; c < cols && positive; c++)
+        g->nodes[labels].v[c] = (double)(float)(3 * fabs(g->nodes[labels].v[c]));
+    const int at = new_node(eval_sigmoid_cross_entropy, FIXED, 1, 1, logits, targets, weights);
+    g->nodes[at].in[3] = labels;
+    g->nodes[at].loss = true;
+    o.weights = g->nodes[weights].t;
+    o.positive_weights = g->nodes[labels].t;
+    record(at, tt_sigmoid_cross_entropy(g->tape, g->nodes[logits].t, g->nodes[targets].t, &o));
     return at;
 }

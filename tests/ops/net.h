@@ -55,6 +55,8 @@ static const size_set sizes[] = {
     {"whole_classes_of_rows_kept", 1, 8, 2, 5003, 3, {9, 2}, "cross_entropy_linear", true},
     {"whole_classes_of_rows_read_twice", 1, 8, 2, 5301, 3, {9, 2}, "cross_entropy_linear", true},
     {"norm_of_1500", 1, 1500, 2, 2, 2, {3}, "layernorm", false},
+    {"whole_rows_of_1500", 1, 1500, 2, 2, 2, {3}, "softmax", false},
+    {"whole_rows_of_1500", 1, 1500, 2, 2, 2, {3}, "normalize", false},
     {"pooled", 1, 5, 3, 2, 3, {9, 20, 27, 3}, "mean_pool*", false},
     {"tall", 1, 11, 1030, 9, 3, {1000, 35}, "linear_residual", false},
     {"causal_picked", 1, 5, 2, 2, 60, {300, 80}, "rows_of_attention_packed", false},

@@ -45,3 +45,41 @@ static int rmsnorm(int x, int w, float eps)
     record(at, tt_rmsnorm(g->tape, g->nodes[x].t, g->nodes[w].param, eps));
     return at;
 }
+
+TEST_PLAIN static void eval_softmax(node *n)
+{
+    for (int r = 0; r < n->rows; r++) {
+        const double *x = IN(0)->v + r * n->cols;
+        double max = x[0], sum = 0;
+        for (int c = 1; c < n->cols; c++) max = x[c] > max ? x[c] : max;
+        for (int c = 0; c < n->cols; c++) sum += exp(x[c] - max);
+        for (int c = 0; c < n->cols; c++) n->v[r * n->cols + c] = exp(x[c] - max) / sum;
+    }
+    note(n, 1 + IN(0)->magnitude / 8);
+}
+
+static int softmax(int x)
+{
+    int at = new_node(eval_softmax, g->nodes[x].kind, g->nodes[x].rows, g->nodes[x].cols, x, 0, 0);
+    record(at, tt_softmax(g->tape, g->nodes[x].t));
+    return at;
+}
+
+TEST_PLAIN static void eval_normalize(node *n)
+{
+    for (int r = 0; r < n->rows; r++) {
+        const double *x = IN(0)->v + r * n->cols;
+        double squares = 0;
+        for (int c = 0; c < n->cols; c++) squares += x[c] * x[c];
+        for (int c = 0; c < n->cols; c++) n->v[r * n->cols + c] = x[c] / fmax(sqrt(squares), n->a);
+    }
+    note(n, 1);
+}
+
+static int normalize(int x, float eps)
+{
+    int at = new_node(eval_normalize, g->nodes[x].kind, g->nodes[x].rows, g->nodes[x].cols, x, 0, 0);
+    g->nodes[at].a = eps;
+    record(at, tt_normalize(g->tape, g->nodes[x].t, eps));
+    return at;
+}

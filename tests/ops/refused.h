@@ -23,6 +23,10 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(linear_dtype, TT_ERR_SHAPE, "linear", "'i'", tt_linear(t, i, w, NULL)) \
     X(linear_no_weight, TT_ERR_ARGUMENT, "linear", "NULL", tt_linear(t, x, NULL, NULL)) \
     X(linear_no_value, TT_ERR_ARGUMENT, "linear", "operand 0", tt_linear(t, tt__handle(t, 999), w, NULL)) \
+    X(matmul_width, TT_ERR_SHAPE, "matmul", "'y'", tt_matmul(t, x, y, NULL)) \
+    X(matmul_untransposed, TT_ERR_SHAPE, "matmul", "(6, cols)", tt_matmul(t, x, z, &plain)) \
+    X(matmul_dtype, TT_ERR_SHAPE, "matmul", "'pairs'", tt_matmul(t, x, pairs, NULL)) \
+    X(matmul_beyond, TT_ERR_ARGUMENT, "matmul", "beyond -inf", tt_matmul(t, x, x, &endless)) \
     X(embedding_offset, TT_ERR_ARGUMENT, "embedding", "offset 5 is not in 0..4", \
         tt_embedding_offset(t, i, w, 5)) \
     X(embedding_dtype, TT_ERR_SHAPE, "embedding", "'x'", tt_embedding(t, x, w)) \
@@ -37,6 +41,21 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(gelu_tanh_dtype, TT_ERR_SHAPE, "gelu_tanh", "'i'", tt_gelu_tanh(t, i)) \
     X(relu_dtype, TT_ERR_SHAPE, "relu", "'i'", tt_relu(t, i)) \
     X(tanh_dtype, TT_ERR_SHAPE, "tanh", "'i'", tt_tanh(t, i)) \
+    X(sigmoid_dtype, TT_ERR_SHAPE, "sigmoid", "'i'", tt_sigmoid(t, i)) \
+    X(softmax_dtype, TT_ERR_SHAPE, "softmax", "'i'", tt_softmax(t, i)) \
+    X(normalize_dtype, TT_ERR_SHAPE, "normalize", "'i'", tt_normalize(t, i, 1e-12f)) \
+    X(normalize_eps, TT_ERR_ARGUMENT, "normalize", "eps 0 must be above 0", tt_normalize(t, x, 0)) \
+    X(normalize_eps_nan, TT_ERR_ARGUMENT, "normalize", "must be above 0", tt_normalize(t, x, NAN)) \
+    X(sigmoid_targets_shape, TT_ERR_SHAPE, "sigmoid_cross_entropy", "'y'", \
+      tt_sigmoid_cross_entropy(t, x, y, NULL)) \
+    X(sigmoid_weights, TT_ERR_SHAPE, "sigmoid_cross_entropy", "(rows<=8, 1)", \
+      tt_sigmoid_cross_entropy(t, x, x, &by_label)) \
+    X(sigmoid_positive_weights, TT_ERR_SHAPE, "sigmoid_cross_entropy", "(1, 6)", \
+      tt_sigmoid_cross_entropy(t, x, x, &by_row)) \
+    X(loss_total_of_value, TT_ERR_ARGUMENT, "loss_total", "'x' is not the result of a loss", \
+      (tt_loss_total(t, x, one), tt__handle(t, 0))) \
+    X(loss_total_shape, TT_ERR_SHAPE, "mean_squared_error", "(1, 1)", \
+      (tt_loss_total(t, tt_mean_squared_error(t, x, x, tt__handle(t, 0)), z), tt__handle(t, 0))) \
     X(silu_dtype, TT_ERR_SHAPE, "silu", "'i'", tt_silu(t, i)) \
     X(soft_targets_shape, TT_ERR_SHAPE, "soft_cross_entropy", "'y'", \
       tt_soft_cross_entropy(t, x, y, tt__handle(t, 0))) \
@@ -44,6 +63,8 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(add_width, TT_ERR_SHAPE, "add", "'y'", tt_add(t, x, y)) \
     X(add_rows, TT_ERR_SHAPE, "add", "'z'", tt_add(t, x, z)) \
     X(add_dtype, TT_ERR_SHAPE, "add", "'i'", tt_add(t, i, i)) \
+    X(mul_rows, TT_ERR_SHAPE, "mul", "'z'", tt_mul(t, x, z)) \
+    X(mul_smaller, TT_ERR_SHAPE, "mul", "'x'", tt_mul(t, one, x)) \
     X(scale_dtype, TT_ERR_SHAPE, "scale", "'i'", tt_scale(t, i, 2)) \
     X(rotary_heads, TT_ERR_SHAPE, "rotary", "4 heads", rotary_of(t, x, i, 4, 2, 10000, 1)) \
     X(rotary_no_heads, TT_ERR_SHAPE, "rotary", "0 heads", rotary_of(t, x, i, 0, 2, 10000, 1)) \
@@ -161,6 +182,13 @@ TEST(ops_refuse_wrong_operands)
         tt_value s = tt_seq_start(t, "s", seqs);
         tt_cross_entropy_options weighted = tt_cross_entropy_options_default(), smooth = weighted,
                                  classes = weighted, both = weighted;
+        const tt_value one = tt_input(t, "one", TT_F32, 1, 1);
+        tt_matmul_options plain = tt_matmul_options_default(), endless = plain;
+        plain.untransposed = true;
+        endless.beyond = -INFINITY;
+        tt_sigmoid_cross_entropy_options by_row = tt_sigmoid_cross_entropy_options_default(),
+                                         by_label = by_row;
+        by_label.weights = by_row.positive_weights = y;
         weighted.weights = both.weights = y;
         classes.class_weights = both.class_weights = z;
         smooth.label_smoothing = 1;

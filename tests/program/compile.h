@@ -481,7 +481,8 @@ TEST(misuse_of_compile)
     c.accumulate = true;
     CHECK(!tt_compile(t, both, &c));
     CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED,
-                "accumulate divides by the targets of one loss, but the program has 2");
+                "accumulate cannot count the targets of 2 losses before the first backward: give each loss "
+                "the number of its targets in a step by tt_loss_total (0 of them have one)");
     tt_value scalar = tt_linear(t,
                                 tt_reshape(t, tt_param_value(t, tt_param_find(ctx, "norm.bias")), 1, WIDTH),
                                 param2(ctx, "scalar", 1, WIDTH, init_of(TT_INIT_ONES, 0)), NULL);

@@ -30,6 +30,32 @@ TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
 TT__ROW_FN(row_ADD_ROW) { TT__K(axpby)(y, 1, x[0], 1, (const float *)more, n); }
 TT__RUN_ROWS(ADD_ROW, const float *row = TT__K(row_in)(&l->in[1], 0, scratch, 3);
     TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(row_ADD_ROW), row))
+/* more: the row by which every row of a is multiplied, or NULL: the operand b has one column. */
+TT__ROW_FN(row_MUL_BROADCAST)
+{
+    const float *row = (const float *)more;
+    float own[TT__LANES]; /* one float would do, but gcc cannot see that */
+    if (!row) TT__K(axpby)(y, *TT__K(row_in)(&l->in[1], l->in[1].rows > 1 ? r : 0, own, 0), x[0], 0, NULL, n);
+    for (int64_t c = 0; c < n && row; c += TT__LANES)
+        TT__K(store_n)(y + c, TT__K(load_n)(x[0] + c, n - c) * TT__K(load_n)(row + c, n - c), n - c);
+}
+TT__RUN_ROWS(MUL_BROADCAST,
+    const float *row = l->in[1].cols > 1 ? TT__K(row_in)(&l->in[1], 0, scratch, 3) : NULL;
+    TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(row_MUL_BROADCAST), row))
+
+TT__ROWS_FN(row_dots_rows)
+{
+    for (int64_t r = from; r < to; r++) {
+        const float *a = TT__K(row_in)(&l->in[0], r, scratch, 1);
+        const float *b = TT__K(row_in)(&l->in[1], r, scratch, 2);
+        const float dot = TT__K(dot_row)(a, b, l->in[0].cols);
+        TT__K(row_end)(&l->out[0], l->add[0], r, &dot, scratch, 0);
+    }
+}
+TT__FN tt_status TT__K(run_ROW_DOTS)(const tt__launch *l)
+{
+    return tt__for_rows(l, &l->in[0], 0, TT__K(row_dots_rows));
+}
 TT__RUN_MAP_OF(ACTIVATION, 0, 1, TT__K(act_row)(l->instr->attr.act, y, x[0], NULL, n))
 TT__RUN_MAP_OF(ACTIVATION_BACKWARD, 0, 2, TT__K(act_row)(l->instr->attr.act, y, x[0], x[1], n))
 

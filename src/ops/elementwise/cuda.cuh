@@ -62,6 +62,58 @@ TT__PAIRS(TT__PAIR, TT__ACT_OF)
 #undef TT__ACT_OF
 TT__RUN_BY(ADD_ROW, run_pair<pair_ADD, true>)
 
+// Computes y = a * b, where b has one row, one column, or one number. Moves a and y once.
+struct op_mul_broadcast {
+    static constexpr int KIND = RARE;
+    tt__mat b;
+    bool wide;
+    __device__ void begin() {}
+    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        const int64_t row = b.rows > 1 ? r : 0;
+        float w[8];
+        load_group(v, g.a, r, c, n, g.vector);
+        if (b.cols > 1) load_group(w, b, row, c, n, wide);
+        else TT__UNROLL for (int j = 0; j < 8; j++) w[j] = element(b, row, 0);
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] *= w[j];
+        return true;
+    }
+};
+
+cudaError_t run_mul_broadcast(const tt__launch *l)
+{
+    return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], true,
+                      op_mul_broadcast{l->in[1], is_wide(&l->in[1])});
+}
+TT__RUN_BY(MUL_BROADCAST, run_mul_broadcast)
+
+// Computes the sum of a * b over each row, and writes it to y or (add) adds it. A warp works on a row. Moves
+// a and b once.
+__global__ void __launch_bounds__(256) row_dots(tt__mat a, tt__mat b, tt__mat y, bool add, bool wide)
+{
+    tt__begin_kernel();
+    for (int64_t r = blockIdx.x * (int64_t)8 + threadIdx.x / 32; r < a.rows; r += gridDim.x * (int64_t)8) {
+        float v[8], w[8], sum = 0;
+        for (int64_t c = 8 * (threadIdx.x % 32); c < a.cols; c += 8 * 32) {
+            load8(v, row_at(a, r), a.dtype, c, a.cols - c, wide);
+            load8(w, row_at(b, r), b.dtype, c, a.cols - c, wide);
+            TT__UNROLL for (int k = 0; k < 8; k++) sum += v[k] * w[k];
+        }
+        sum = warp_sum(sum);
+        if (threadIdx.x % 32) continue;
+        if (add) sum += element(y, r, 0);
+        store_any(y.data, y.dtype, r * y.ld, sum);
+    }
+}
+
+cudaError_t run_row_dots(const tt__launch *l)
+{
+    const tt__mat *a = &l->in[0], *b = &l->in[1];
+    return TT__LAUNCH(row_dots, grid_for(a->rows, 8, 4096), 256, 0, l->device->stream, *a, *b, l->out[0],
+                      l->add[0], is_wide(a) && is_wide(b));
+}
+TT__RUN_BY(ROW_DOTS, run_row_dots)
+
 // Arguments of rotary positions. A thread rotates up to 8 pairs of columns of a head, and the same pairs of
 // TURN_HEADS heads. Reads x and writes y once.
 enum { TURN_HEADS = 8 };

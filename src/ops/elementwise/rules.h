@@ -149,9 +149,19 @@ static const tt__rules tt__rules_SUM_ROWS = {tt__shape_SUM_ROWS, tt__layout_SUM_
 
 /* ---------------------------------------------------------------------------------------------------- mul */
 
+/* Returns whether b differs in shape from a, and every row, column or element of a can be multiplied by b. */
+static bool tt__broadcasts(const tt__shape *a, const tt__shape *b)
+{
+    const bool same_rows = tt__same_rows(a, b), one_row = b->rows == 1 && !b->axis;
+    return (same_rows || one_row) && (b->cols == a->cols || b->cols == 1) &&
+           !(same_rows && b->cols == a->cols);
+}
+
 tt_value tt_mul(tt_tape *t, tt_value a, tt_value b)
 {
-    return tt__record(t, tt__new_instr(TT__OP_MUL), "vv", a, b);
+    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b); /* if not, tt__record fails */
+    const bool spread = both && tt__broadcasts(&t->values[a.id].shape, &t->values[b.id].shape);
+    return tt__record(t, tt__new_instr(spread ? TT__OP_MUL_BROADCAST : TT__OP_MUL), "vv", a, b);
 }
 
 static void tt__backward_MUL(tt__builder *b, const tt__instr *f, int32_t g)
@@ -161,6 +171,52 @@ static void tt__backward_MUL(tt__builder *b, const tt__instr *f, int32_t g)
 }
 
 static const tt__rules tt__rules_MUL = {tt__shape_of_two, tt__layout_alike, {tt__backward_MUL}};
+
+static bool tt__shape_MUL_BROADCAST(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    return tt__shape_elementwise(t, i, out) && tt__float_in(t, i, 1) &&
+           (tt__broadcasts(&out[0], tt__in(t, i, 1)) || tt__bad(t, i, 1, "a row, a column or one number"));
+}
+
+static bool tt__layout_MUL_BROADCAST(const tt_tape *t, const tt__instr *i, const tt__split *in,
+                                     tt__split *out)
+{
+    out[0] = in[0];
+    return in[0] <= TT__ROWS &&
+           tt__laid_out(i, in, 1, tt__same_rows(tt__in(t, i, 0), tt__in(t, i, 1)) ? in[0] : TT__WHOLE);
+}
+
+/* Emits the backward. The gradient of b is the sum of g * a over the rows, the columns, or both. */
+static void tt__backward_MUL_BROADCAST(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt_tape *t = b->t;
+    const tt__shape row = *tt__in(t, f, 1);
+    const int op = row.cols == 1 ? TT__OP_ROW_DOTS : TT__OP_MUL;
+    const bool by_row = tt__same_rows(tt__in(t, f, 0), &row);
+    tt__shape products = t->values[g].shape;
+    if (tt__wants(t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_MUL_BROADCAST, "g1", "0");
+    if (!tt__wants(t, f->in[1])) return;
+    tt__emit_gradient(b, f, g, op, "g0", by_row ? "1" : "");
+    if (by_row || !b->ok) return;
+    if (row.cols == 1) tt__set_shape(&products, TT_F32, &products, 1);
+    const int32_t sum = tt__new_value(t, &products, TT__TRANSIENT, "d(%.56s.rows)", t->values[f->in[1]].name);
+    if (!(b->ok = sum != 0)) return;
+    t->values[sum].part = t->values[f->in[0]].part;
+    t->code[t->n_code - 1].out[0] = sum;
+    tt__emit_gradient(b, f, sum, TT__OP_SUM_ROWS, "g", "1");
+}
+
+static const tt__rules tt__rules_MUL_BROADCAST = {tt__shape_MUL_BROADCAST, tt__layout_MUL_BROADCAST,
+    {tt__backward_MUL_BROADCAST}};
+
+static bool tt__shape_ROW_DOTS(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    if (!tt__shape_of_two(t, i, out)) return false;
+    tt__set_shape(&out[0], TT_F32, tt__in(t, i, 0), 1);
+    return true;
+}
+
+static const tt__rules tt__rules_ROW_DOTS = {tt__shape_ROW_DOTS, tt__layout_of_whole_rows};
 
 /* ------------------------------------------------------------------------------------------------- swiglu */
 

@@ -64,3 +64,35 @@ TT__FN tt_status TT__K(run_LINEAR_DW)(const tt__launch *l)
     if (db->data) TT__K(column_sums)(l, db, l->add[1]);
     return TT_OK;
 }
+
+/* Writes attr.beyond to the columns of out[0] from number `first` on. */
+TT__FN void TT__K(fill_beyond)(const tt__launch *l, int64_t first)
+{
+    const tt__mat *y = &l->out[0];
+    const size_t item = tt_dtype_bytes(y->dtype);
+    const float beyond = y->dtype == TT_F16 ? fmaxf(l->instr->attr.beyond, -65504.0f) : l->instr->attr.beyond;
+    const uint16_t half = tt__to_half(beyond, y->dtype);
+    for (int64_t r = 0; r < y->rows; r++)
+        for (int64_t c = first; c < y->cols; c++)
+            memcpy((char *)tt__at(y, r) + (size_t)c * item,
+                   y->dtype == TT_F32 ? (const void *)&beyond : (const void *)&half, item);
+}
+
+TT__FN tt_status TT__K(run_MATMUL)(const tt__launch *l)
+{
+    const tt__mat *a = &l->in[0], *b = &l->in[1];
+    const bool plain = l->instr->attr.untransposed;
+    tt__gemm_args g = TT__K(gemm_args)(l, plain ? b->rows : a->cols, a, false, b, plain);
+    TT__K(gemm)(tt__cpu_of(l)->pool, &g);
+    if (!plain && !l->add[0]) TT__K(fill_beyond)(l, b->rows);
+    return TT_OK;
+}
+
+TT__FN tt_status TT__K(run_MATMUL_DB)(const tt__launch *l)
+{
+    tt__mat a = l->in[0];
+    a.cols = l->out[0].rows;
+    tt__gemm_args g = TT__K(gemm_args)(l, a.rows, &a, true, &l->in[1], true);
+    TT__K(gemm)(tt__cpu_of(l)->pool, &g);
+    return TT_OK;
+}

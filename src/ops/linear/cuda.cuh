@@ -116,4 +116,37 @@ cudaError_t run_linear_dw(const tt__launch *l)
 }
 TT__RUN_BY(LINEAR_DW, run_linear_dw)
 
+// Writes attr.beyond to the columns of out[0] from number `first` on.
+cudaError_t fill_beyond(const tt__launch *l, int64_t first)
+{
+    const tt__mat *y = &l->out[0];
+    const float beyond = l->instr->attr.beyond, lowest = y->dtype == TT_F16 ? -65504.0f : beyond;
+    if (first >= y->cols) return cudaSuccess;
+    return run_groups(l->device, no_operand, no_operand, columns_of(y, first, y->cols - first), false, true,
+                      op_fill{max(beyond, lowest), NULL});
+}
+
+cudaError_t run_matmul(const tt__launch *l)
+{
+    const tt__mat *a = &l->in[0], *b = &l->in[1];
+    if (l->instr->attr.untransposed) {
+        product g = linear_dx_of(a, b, &l->out[0], l->add[0]);
+        g.k = b->rows;
+        return matmul(l, &g);
+    }
+    const tt__mat y = columns_of(&l->out[0], 0, b->rows);
+    product g = linear_of(a, b, &no_operand, &y);
+    g.accumulate = l->add[0];
+    const cudaError_t e = matmul(l, &g);
+    return e == cudaSuccess && !l->add[0] ? fill_beyond(l, b->rows) : e;
+}
+TT__RUN_BY(MATMUL, run_matmul)
+
+cudaError_t run_matmul_db(const tt__launch *l)
+{
+    const tt__mat a = columns_of(&l->in[0], 0, l->out[0].rows);
+    return linear_dw(l, &a, &l->in[1], &l->out[0], &no_operand, l->add[0], false);
+}
+TT__RUN_BY(MATMUL_DB, run_matmul_db)
+
 } // namespace

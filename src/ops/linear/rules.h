@@ -13,6 +13,12 @@
 
 static bool tt__reads_fp8(const tt_tape *t, const tt__instr *i) { return tt__is_fp8(tt__in(t, i, 0)->dtype); }
 
+/* Returns whether product i can have fp8 operands: whether its op has operands for 1/scale. */
+static bool tt__takes_fp8(const tt__instr *i)
+{
+    return tt__is(i, TT__PRODUCT) && tt__ops[i->op].inputs > TT__UNSCALE_IN;
+}
+
 /* Fails unless operand k of a product has floats, or fp8 that QUANTIZE made from floats of the same shape. */
 static bool tt__factor_in(tt_tape *t, const tt__instr *i, int k)
 {
@@ -266,6 +272,73 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
 
 static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LINEAR_DW, {NULL},
     tt__cpu_LINEAR_DW, tt__cuda_LINEAR_DW, NULL, NULL, tt__fuse_column_sums};
+
+/* ------------------------------------------------------------------------------------------------- matmul */
+
+tt_matmul_options tt_matmul_options_default(void)
+{
+    const tt_matmul_options o = {false, 1, -1e30f};
+    return o;
+}
+
+static bool tt__shape_MATMUL(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1);
+    const bool untransposed = i->attr.untransposed;
+    if (!tt__float_in(t, i, 0) || !tt__float_in(t, i, 1)) return false;
+    if (!untransposed && b->cols != a->cols)
+        return tt__bad(t, i, 1, "(cols, %lld): the width of a is %lld", (long long)a->cols,
+                       (long long)a->cols);
+    if (untransposed && b->rows != a->cols)
+        return tt__bad(t, i, 1, "(%lld, cols): the width of a is %lld", (long long)a->cols,
+                       (long long)a->cols);
+    tt__set_shape(&out[0], a->dtype, a, untransposed ? b->cols : b->rows);
+    return true;
+}
+
+tt_value tt_matmul(tt_tape *t, tt_value a, tt_value b, const tt_matmul_options *options)
+{
+    const tt_matmul_options o = options ? *options : tt_matmul_options_default();
+    tt__instr i = tt__new_instr(TT__OP_MATMUL);
+    i.attr.untransposed = o.untransposed;
+    i.attr.beyond = o.untransposed ? 0 : o.beyond;
+    if (!(o.beyond >= -FLT_MAX && o.beyond <= FLT_MAX))
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "matmul: beyond %g must be a finite number", o.beyond);
+    if (o.scale != 1) a = tt_scale(t, a, o.scale);
+    return tt__record(t, i, "vv", a, b);
+}
+
+static void tt__backward_MATMUL(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt__instr back = *f;
+    back.attr.untransposed = !f->attr.untransposed;
+    back.attr.beyond = 0;
+    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, &back, g, TT__OP_MATMUL, "g1", "0");
+    back.attr.untransposed = false;
+    if (tt__wants(b->t, f->in[1]))
+        tt__emit_gradient(b, &back, g, TT__OP_MATMUL_DB, f->attr.untransposed ? "0g" : "g0", "1");
+}
+
+static size_t tt__cuda_MATMUL(const tt_tape *t, const tt__instr *i)
+{
+    return i->attr.untransposed ? tt__cuda_product(t, i, i->out[0], i->in[1], i->in[0])
+                                : tt__cuda_product(t, i, i->in[0], i->in[1], i->out[0]);
+}
+
+static const tt__rules tt__rules_MATMUL = {tt__shape_MATMUL, NULL, {tt__backward_MATMUL}, tt__product_bytes,
+    tt__cuda_MATMUL};
+
+/* The shape rule of MATMUL_DB. The result has the rows of the forward's operand b, and a as many columns. */
+static bool tt__shape_MATMUL_DB(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1), *to = &t->values[i->out[0]].shape;
+    tt__set_shape(&out[0], TT_F32, to, b->cols);
+    return tt__float_in(t, i, 0) && tt__shape_in(t, i, 1, a, b->cols) &&
+           (a->cols == to->rows || tt__bad(t, i, 0, "%lld columns", (long long)to->rows));
+}
+
+static const tt__rules tt__rules_MATMUL_DB = {tt__shape_MATMUL_DB, NULL, {NULL}, tt__product_bytes,
+    tt__cuda_LINEAR_DW};
 
 /* Several products of one x, such as those that make queries, keys and values or their weights' gradients,
    become one product. Their other operands must be side by side in memory: weights and their gradients row

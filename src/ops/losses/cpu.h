@@ -11,7 +11,7 @@
 
 /* ---------------------------------------------------------------------------------------------------- losses
    A loss has four counts: the sum of the rows' weighted losses, the sum of their weights, the sum of the
-   weights of rows whose prediction is right, and 0. */
+   weights of rows whose prediction is right, and the total of tt_loss_total, or 0. */
 
 TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
 {
@@ -87,8 +87,9 @@ TT__INLINE void TT__K(sum_losses)(const tt__launch *l, const int32_t *targets)
         right += w * row_right[r];
     }
     float *counts = (float *)l->out[2].data;
-    counts[0] = (float)loss; counts[1] = (float)total; counts[2] = (float)right; counts[3] = 0;
-    *(float *)l->out[0].data = (float)(loss / total);
+    counts[0] = (float)loss; counts[1] = (float)total; counts[2] = (float)right;
+    counts[3] = l->in[TT__LOSS_TOTAL].data ? *(const float *)l->in[TT__LOSS_TOTAL].data : 0;
+    *(float *)l->out[0].data = (float)(loss / (l->instr->attr.by_total ? counts[3] : total));
 }
 
 TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
@@ -98,11 +99,12 @@ TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, outside a
-   run, by the sum of the targets' weights. */
+/* Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, without the
+   step's settings, by the total of tt_loss_total or the sum of the targets' weights. */
 TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
 {
-    double norm = TT__RUN_OF(l) ? TT__RUN_OF(l)->loss_norm : ((const float *)counts->data)[1];
+    const int divisor = l->instr->attr.by_total ? 3 : 1;
+    double norm = TT__RUN_OF(l) ? TT__RUN_OF(l)->loss_norm : ((const float *)counts->data)[divisor];
     return norm > 0 ? (float)(*(const float *)l->in[0].data / norm) : 0.0f;
 }
 
@@ -271,3 +273,47 @@ TT__ROW_FN(row_MEAN_SQUARED_ERROR_BACKWARD)
 }
 
 TT__RUN_MAP(MEAN_SQUARED_ERROR_BACKWARD, 1, 2)
+
+/* Computes the mean over columns of p * target * log(1 + e^-x) + (1 - target) * log(1 + e^x), and whether the
+   row is predicted right. p: the positive weights; they are f32, as are all inputs. */
+TT__ROWS_FN(sigmoid_cross_entropy_rows)
+{
+    float *row_loss = (float *)l->workspace, *row_right = row_loss + l->in[0].rows;
+    const float *p = (const float *)l->in[3].data;
+    const int64_t n = l->in[0].cols;
+    for (int64_t r = from; r < to; r++) {
+        const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
+        const float *target = TT__K(row_in)(&l->in[1], r, scratch, 2);
+        double sum = 0;
+        bool right = true;
+        for (int64_t c = 0; c < n; c++) {
+            const float tail = log1pf(expf(-fabsf(x[c]))), above = x[c] > 0 ? x[c] : 0;
+            sum += (p ? p[c] : 1) * target[c] * (above - x[c] + tail) + (1 - target[c]) * (above + tail);
+            right = right && (x[c] > 0) == (target[c] > 0.5f);
+        }
+        row_loss[r] = (float)(sum / (double)n);
+        row_right[r] = right;
+    }
+}
+
+TT__FN tt_status TT__K(run_SIGMOID_CROSS_ENTROPY)(const tt__launch *l)
+{
+    const size_t kept = tt__align_up((size_t)l->in[0].rows * 8);
+    tt__for_rows(l, &l->in[0], kept, TT__K(sigmoid_cross_entropy_rows));
+    TT__K(sum_losses)(l, NULL);
+    return TT_OK;
+}
+
+TT__ROW_FN(row_SIGMOID_CROSS_ENTROPY_BACKWARD)
+{
+    const float w = TT__K(loss_factor)(l, &l->in[5]) * TT__K(row_weight)(l, 3, r) / (float)n;
+    const float *positive = (const float *)l->in[4].data;
+    for (int64_t c = 0; c < n; c += TT__LANES) {
+        const tt__vf v = TT__K(load_n)(x[0] + c, n - c), target = TT__K(load_n)(x[1] + c, n - c);
+        const tt__vf p = positive ? TT__K(load_n)(positive + c, n - c) : TT__K(splat)(1.0f);
+        const tt__vf above = TT__K(act_SIGMOID)(v), below = TT__K(act_SIGMOID)(-v);
+        TT__K(store_n)(y + c, ((1.0f - target) * above - p * target * below) * w, n - c);
+    }
+}
+
+TT__RUN_MAP(SIGMOID_CROSS_ENTROPY_BACKWARD, 1, 2)

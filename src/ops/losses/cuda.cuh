@@ -11,7 +11,7 @@ namespace {
 
 // ================================================================================================== losses
 // A loss has four counts: the sum of the rows' weighted losses, the sum of their weights, the sum of the
-// weights of rows whose prediction is right, and 0.
+// weights of rows whose prediction is right, and the total of tt_loss_total, or 0.
 
 // Max number of thread blocks of a loss; each block writes one partial sum to the resident workspace. Tests
 // make the number smaller.
@@ -24,25 +24,33 @@ __device__ __forceinline__ float row_weight(const tt__mat &weights, int64_t r)
     return weights.data ? load_any(weights.data, weights.dtype, r * weights.ld) : 1.0f;
 }
 
-// Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, outside a
-// run, by the sum of the targets' weights.
-__device__ __forceinline__ float loss_factor(const tt__step_settings *run, const float *dloss,
-                                             const float *counts)
+// Returns the number, among a loss's counts, by which the loss is divided: the total of tt_loss_total, or the
+// sum of the targets' weights. k: the operand with the counts.
+const float *divisor_of(const tt__launch *l, int k)
 {
-    double norm = run ? run->loss_norm : counts[1];
+    return (const float *)l->in[k].data + (l->instr->attr.by_total ? 3 : 1);
+}
+
+// Returns the factor of all rows' gradients: the gradient of the loss, divided by loss_norm or, without the
+// step's settings, by *divisor.
+__device__ __forceinline__ float loss_factor(const tt__step_settings *run, const float *dloss,
+                                             const float *divisor)
+{
+    double norm = run ? run->loss_norm : *divisor;
     return norm > 0 ? (float)(*dloss / norm) : 0.0f;
 }
 
+// total: the operand of tt_loss_total, or NULL.
 template <int THREADS>
-__device__ __forceinline__ void store_counts(loss_sums sums, float *counts, float *loss)
+__device__ __forceinline__ void store_counts(loss_sums sums, const float *total, float *counts, float *loss)
 {
     sums.loss = block_sum<THREADS>(sums.loss);
     sums.weight = block_sum<THREADS>(sums.weight);
     sums.right = block_sum<THREADS>(sums.right);
     if (threadIdx.x) return;
     counts[0] = (float)sums.loss; counts[1] = (float)sums.weight; counts[2] = (float)sums.right;
-    counts[3] = 0;
-    *loss = (float)(sums.loss / sums.weight);
+    counts[3] = total ? *total : 0;
+    *loss = (float)(sums.loss / (total ? *total : sums.weight));
 }
 
 template <int THREADS> __device__ __forceinline__ void store_partial(loss_sums sums, loss_sums *partial)
@@ -53,8 +61,8 @@ template <int THREADS> __device__ __forceinline__ void store_partial(loss_sums s
     if (threadIdx.x == 0) partial[blockIdx.x] = sums;
 }
 
-__global__ void __launch_bounds__(256) loss_counts(const loss_sums *partial, int n, float *counts,
-                                                   float *loss)
+__global__ void __launch_bounds__(256) loss_counts(const loss_sums *partial, int n, const float *total,
+                                                   float *counts, float *loss)
 {
     tt__begin_kernel();
     loss_sums sums = {0, 0, 0};
@@ -63,7 +71,15 @@ __global__ void __launch_bounds__(256) loss_counts(const loss_sums *partial, int
         sums.weight += partial[k].weight;
         sums.right += partial[k].right;
     }
-    store_counts<256>(sums, counts, loss);
+    store_counts<256>(sums, total, counts, loss);
+}
+
+// Computes the counts of a loss from the partial counts of `blocks` blocks.
+cudaError_t run_loss_counts(const tt__launch *l, int blocks)
+{
+    return TT__LAUNCH(loss_counts, 1, 256, 0, l->device->stream, resident_of(l)->losses, blocks,
+                      (const float *)l->in[TT__LOSS_TOTAL].data, (float *)l->out[2].data,
+                      (float *)l->out[0].data);
 }
 
 // The result of a row of logits: log-sum-exp, loss, and whether the prediction is right. Every thread that
@@ -214,8 +230,7 @@ cudaError_t run_cross_entropy(const tt__launch *l)
                          : TT__LAUNCH((cross_entropy<32>), blocks, 256, 0, d->stream, *x, targets, l->in[2],
                                       classes, l->out[1], a->ignore_index, a->smoothing, is_wide(x), partial);
     if (e != cudaSuccess) return e;
-    return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
-                      (float *)l->out[0].data);
+    return run_loss_counts(l, (int)blocks);
 }
 TT__RUN_BY(CROSS_ENTROPY, run_cross_entropy)
 
@@ -251,13 +266,13 @@ __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8],
 __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x,
                                                               const int32_t *targets, tt__mat weights,
                                                               const float *class_weights, tt__mat lse,
-                                                              const float *counts, tt__mat dx, bool add,
+                                                              const float *divisor, tt__mat dx, bool add,
                                                               int ignore, float smoothing, bool wide,
                                                               const tt__step_settings *run)
 {
     tt__begin_kernel();
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
-    const float factor = loss_factor(run, dloss, counts);
+    const float factor = loss_factor(run, dloss, divisor);
     double sum = 0; // the sum of the weights of all classes
     if (class_weights && smoothing > 0) {
         for (int64_t c = threadIdx.x; c < n; c += 256) sum += class_weights[c];
@@ -294,7 +309,7 @@ cudaError_t run_cross_entropy_backward(const tt__launch *l)
     const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
     return TT__LAUNCH(cross_entropy_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x,
                       (const int32_t *)l->in[2].data, l->in[3], class_weights_of(l, 3), l->in[4],
-                      (const float *)l->in[5].data, *dx, l->add[0], a->ignore_index, a->smoothing,
+                      divisor_of(l, 5), *dx, l->add[0], a->ignore_index, a->smoothing,
                       is_wide(x) && is_wide(dx), TT__RUN_OF(l));
 }
 TT__RUN_BY(CROSS_ENTROPY_BACKWARD, run_cross_entropy_backward)
@@ -342,20 +357,19 @@ cudaError_t run_soft_cross_entropy(const tt__launch *l)
                          : TT__LAUNCH((soft_cross_entropy<32>), blocks, 256, 0, d->stream, *x, *p, l->in[2],
                                       l->out[1], wide, partial);
     if (e != cudaSuccess) return e;
-    return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
-                      (float *)l->out[0].data);
+    return run_loss_counts(l, (int)blocks);
 }
 TT__RUN_BY(SOFT_CROSS_ENTROPY, run_soft_cross_entropy)
 
 // Writes w * (softmax(x) * (sum of p) - p) to dx or (add) adds it. Reads x and p and writes dx once.
 __global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
                                                                    tt__mat weights, tt__mat stats,
-                                                                   const float *counts, tt__mat dx, bool add,
+                                                                   const float *divisor, tt__mat dx, bool add,
                                                                    bool wide, const tt__step_settings *run)
 {
     tt__begin_kernel();
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
-    const float factor = loss_factor(run, dloss, counts);
+    const float factor = loss_factor(run, dloss, divisor);
     for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
         const int64_t r = i / per_row, c = (i - r * per_row) * 8;
         const float w = factor * row_weight(weights, r), *s = (const float *)stats.data + r * stats.ld;
@@ -374,7 +388,7 @@ cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
     const tt__mat *x = &l->in[1], *p = &l->in[2], *dx = &l->out[0];
     const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
     return TT__LAUNCH(soft_cross_entropy_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data,
-                      *x, *p, l->in[3], l->in[4], (const float *)l->in[5].data, *dx, l->add[0],
+                      *x, *p, l->in[3], l->in[4], divisor_of(l, 5), *dx, l->add[0],
                       is_wide(x) && is_wide(p) && is_wide(dx), TT__RUN_OF(l));
 }
 TT__RUN_BY(SOFT_CROSS_ENTROPY_BACKWARD, run_soft_cross_entropy_backward)
@@ -410,20 +424,19 @@ cudaError_t run_mean_squared_error(const tt__launch *l)
     cudaError_t e = TT__LAUNCH(squared_error, blocks, 256, 0, d->stream, *x, *y, l->in[2],
                                is_wide(x) && is_wide(y), partial);
     if (e != cudaSuccess) return e;
-    return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
-                      (float *)l->out[0].data);
+    return run_loss_counts(l, (int)blocks);
 }
 TT__RUN_BY(MEAN_SQUARED_ERROR, run_mean_squared_error)
 
 // Computes 2 * w * (x - y) / n, and writes it to dx or (add) adds it. Reads x and y and writes dx once.
 __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
-                                                              tt__mat weights, const float *counts,
+                                                              tt__mat weights, const float *divisor,
                                                               tt__mat dx, bool add, bool wide,
                                                               const tt__step_settings *run)
 {
     tt__begin_kernel();
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
-    const float factor = loss_factor(run, dloss, counts);
+    const float factor = loss_factor(run, dloss, divisor);
     for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
         const int64_t r = i / per_row, c = (i - r * per_row) * 8;
         const float w = 2 * factor * row_weight(weights, r) / (float)n;
@@ -442,10 +455,95 @@ cudaError_t run_mean_squared_error_backward(const tt__launch *l)
     const tt__mat *x = &l->in[1], *y = &l->in[2], *dx = &l->out[0];
     const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
     return TT__LAUNCH(squared_error_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, *y,
-                      l->in[3], (const float *)l->in[4].data, *dx, l->add[0], is_wide(x) && is_wide(y) &&
+                      l->in[3], divisor_of(l, 4), *dx, l->add[0], is_wide(x) && is_wide(y) &&
                       is_wide(dx), TT__RUN_OF(l));
 }
 TT__RUN_BY(MEAN_SQUARED_ERROR_BACKWARD, run_mean_squared_error_backward)
+
+// Computes the partial counts of the cross-entropy of sigmoids, for logits x, targets y and positive weights
+// p (NULL: all 1). A warp works on a row: an element's loss is p * y * log(1 + e^-x) + (1 - y) * log(1 +
+// e^x), the row's loss the mean. Moves x and y once.
+__global__ void __launch_bounds__(256) sigmoid_cross_entropy(tt__mat x, tt__mat y, tt__mat weights,
+                                                             const float *p, bool wide, loss_sums *partial)
+{
+    tt__begin_kernel();
+    const int64_t n = x.cols;
+    loss_sums sums = {0, 0, 0};
+    for (int64_t r = blockIdx.x * (int64_t)8 + threadIdx.x / 32; r < x.rows; r += gridDim.x * (int64_t)8) {
+        float loss = 0;
+        bool right = true;
+        for (int64_t c = 8 * (threadIdx.x % 32); c < n; c += 8 * 32) {
+            float v[8], target[8];
+            load8(v, row_at(x, r), x.dtype, c, n - c, wide);
+            load8(target, row_at(y, r), y.dtype, c, n - c, wide);
+            TT__UNROLL for (int k = 0; k < 8; k++) {
+                if (c + k >= n) continue;
+                const float tail = log1pf(fast_exp(-fabsf(v[k]))), above = v[k] > 0 ? v[k] : 0;
+                loss += (p ? p[c + k] : 1.0f) * target[k] * (above - v[k] + tail) +
+                        (1 - target[k]) * (above + tail);
+                right &= (v[k] > 0) == (target[k] > 0.5f);
+            }
+        }
+        loss = warp_sum(loss) / (float)n;
+        right = __all_sync(0xffffffffu, right);
+        if (threadIdx.x % 32) continue;
+        const double w = row_weight(weights, r);
+        sums.loss += w * loss;
+        sums.weight += w;
+        sums.right += right ? w : 0;
+    }
+    store_partial<256>(sums, partial);
+}
+
+cudaError_t run_sigmoid_cross_entropy(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[0], *y = &l->in[1];
+    const unsigned blocks = grid_for(x->rows, 8, TT__LOSS_BLOCKS);
+    loss_sums *partial = resident_of(l)->losses;
+    const cudaError_t e = TT__LAUNCH(sigmoid_cross_entropy, blocks, 256, 0, d->stream, *x, *y, l->in[2],
+                                     (const float *)l->in[3].data, is_wide(x) && is_wide(y), partial);
+    if (e != cudaSuccess) return e;
+    return run_loss_counts(l, (int)blocks);
+}
+TT__RUN_BY(SIGMOID_CROSS_ENTROPY, run_sigmoid_cross_entropy)
+
+// Computes w / n * ((1 - y) * sigmoid(x) - p * y * sigmoid(-x)), and writes it to dx or (add) adds it. Moves
+// x, y and dx once.
+__global__ void __launch_bounds__(256)
+    sigmoid_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat y, tt__mat weights, const float *p,
+                                   const float *divisor, tt__mat dx, bool add, bool wide,
+                                       const tt__step_settings *run)
+{
+    tt__begin_kernel();
+    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
+    const float factor = loss_factor(run, dloss, divisor) / (float)n;
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
+        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
+        const float w = factor * row_weight(weights, r);
+        float v[8], target[8], old[8] = {0};
+        load8(v, row_at(x, r), x.dtype, c, n - c, wide);
+        load8(target, row_at(y, r), y.dtype, c, n - c, wide);
+        if (add) load8(old, row_at(dx, r), dx.dtype, c, n - c, wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) {
+            const float positive = (p && c + k < n ? p[c + k] : 1.0f) * target[k];
+            v[k] = ((1 - target[k]) * sigmoid(v[k]) - positive * sigmoid(-v[k])) * w + old[k];
+        }
+        store8(row_at(dx, r), dx.dtype, c, n - c, wide, v);
+    }
+}
+
+cudaError_t run_sigmoid_cross_entropy_backward(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[1], *y = &l->in[2], *dx = &l->out[0];
+    const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
+    return TT__LAUNCH(sigmoid_cross_entropy_backward, blocks, 256, 0, d->stream,
+                      (const float *)l->in[0].data, *x, *y, l->in[3], (const float *)l->in[4].data,
+                      divisor_of(l, 5), *dx, l->add[0],
+                      is_wide(x) && is_wide(y) && is_wide(dx), TT__RUN_OF(l));
+}
+TT__RUN_BY(SIGMOID_CROSS_ENTROPY_BACKWARD, run_sigmoid_cross_entropy_backward)
 
 // Computes the counts of a loss from row_loss, each row's loss and hit (1: the prediction is right). If
 // row_loss is NULL, sums only the weights. Reads up to 16 bytes a row.
@@ -463,7 +561,7 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
         sums.weight += w;
         sums.right += w * row.y;
     }
-    store_counts<1024>(sums, counts, loss);
+    store_counts<1024>(sums, NULL, counts, loss);
 }
 
 // Computes the loss and the hit (1: the prediction is right) of each row of a chunk's logits z (rows, n),
@@ -471,9 +569,9 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
 // of z, in the dtype of dz, with zeros to the end of a row of z. A block works on one row and reads it twice.
 __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets,
                                                              tt__mat weights, const float *dloss,
-                                                             const float *counts, float2 *row_loss,
+                                                             const float *divisor, float2 *row_loss,
                                                              int ignore, float smoothing,
-                                                                 const tt__step_settings *run)
+                                                             const tt__step_settings *run)
 {
     tt__begin_kernel();
     const int64_t r = blockIdx.x, n = z.cols;
@@ -484,7 +582,7 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
     if (threadIdx.x == 0)
         row_loss[r] = target == ignore ? make_float2(0, 0) : make_float2(row.loss, row.right ? 1.0f : 0.0f);
     if (!dz.data) return;
-    const float w = loss_factor(run, dloss, counts) * row_weight(weights, r);
+    const float w = loss_factor(run, dloss, divisor) * row_weight(weights, r);
     for (int64_t c0 = 0; c0 < n; c0 += 8 * 1024) {
         const int64_t c = c0 + 8 * threadIdx.x;
         float v[8] = {0};
@@ -506,14 +604,14 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
 enum { ROW_PARTS = 4 };
 __global__ void __launch_bounds__(1024, 1)
     linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
-                                  const float *dloss, const float *counts, float2 *row_loss, int ignore,
+                                  const float *dloss, const float *divisor, float2 *row_loss, int ignore,
                                   float smoothing, const tt__step_settings *run)
 {
     tt__begin_kernel();
     TT__DYN_SHARED(float, logits);
     const int n = (int)z.cols, end = (n + 7) / 8 * 8, first = 4 * (int)threadIdx.x;
     const int each = (n + ROW_PARTS * 4096 - 1) / (ROW_PARTS * 4096) * 4096; // number of columns of a part
-    const float factor = loss_factor(run, dloss, counts);
+    const float factor = loss_factor(run, dloss, divisor);
     int64_t r = blockIdx.x;
     int32_t target = targets[r];
     float own = target == ignore ? 0 : ((const float *)row_at(z, r))[target];
@@ -710,11 +808,11 @@ cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *
 {
     tt__device *d = l->device;
     const tt__attr *a = &l->instr->attr;
-    const float *counts = (const float *)l->out[2].data, *dloss = (const float *)l->in[5].data;
+    const float *divisor = (const float *)l->out[2].data + 1, *dloss = (const float *)l->in[5].data;
     const size_t cache = (size_t)tt__align_to((size_t)z->cols, 8) * sizeof(float), spare = 2048;
     if (!dz->data || cache + spare > d->properties.sharedMemPerBlockOptin || cache > TT__LOSS_CACHE)
         return TT__LAUNCH(linear_cross_entropy, (unsigned)z->rows, 1024, 0, d->stream, *z, *dz, targets,
-                          weights, dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
+                          weights, dloss, divisor, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
     int resident = 1;
     cudaError_t e = cudaFuncSetAttribute(linear_cross_entropy_resident,
                                          cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -725,7 +823,7 @@ cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *
     if (e != cudaSuccess) return e;
     const unsigned blocks = grid_for(z->rows, 1, d->properties.multiProcessorCount * max(resident, 1));
     return TT__LAUNCH(linear_cross_entropy_resident, blocks, 1024, cache, d->stream, *z, *dz, targets,
-                      weights, dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
+                      weights, dloss, divisor, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
 }
 
 // Returns the bytes at the end of the workspace for products whose operands must be copied (padded_matmul).

@@ -10,6 +10,25 @@
 #include "../scratch.h"
 #include "../linear/rules.h"
 
+/* -------------------------------------------------------------------------------------------- loss_total */
+
+void tt_loss_total(tt_tape *t, tt_value loss, tt_value total)
+{
+    const tt__shape one = {TT_F32, 1, 1, 0, 0};
+    int at = -1;
+    if (!tt__on_tape(t, "loss_total", 0, loss) || !tt__on_tape(t, "loss_total", 1, total)) return;
+    for (int k = 0; k < t->n_code; k++)
+        if (tt__is(&t->code[k], TT__LOSS) && t->code[k].out[0] == loss.id) at = k;
+    if (at < 0) {
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "loss_total: '%s' is not the result of a loss: give each loss its "
+                      "total before losses are added or scaled", t->values[loss.id].name);
+        return;
+    }
+    t->code[at].in[TT__LOSS_TOTAL] = total.id;
+    t->code[at].attr.by_total = true;
+    tt__weights_in(t, &t->code[at], TT__LOSS_TOTAL, &one, 1);
+}
+
 /* ------------------------------------------------------------------------------------------ cross_entropy */
 
 tt_cross_entropy_options tt_cross_entropy_options_default(void)
@@ -45,6 +64,7 @@ static bool tt__layout_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i, const
     (void)t;
     out[0] = out[TT__LOSS_COUNTS] = in[0] == TT__ROWS ? TT__PARTIAL : TT__WHOLE;
     out[1] = in[0];
+    if (i->attr.by_total && in[0] != TT__WHOLE) return false;
     return in[0] <= TT__ROWS && tt__laid_out(i, in, TT__LOSS_TARGETS, in[0]) &&
            tt__laid_out(i, in, TT__LOSS_WEIGHTS, i->attr.by_class ? TT__WHOLE : in[0]);
 }
@@ -125,7 +145,8 @@ static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
     const tt__tape_value *v = &t->values[logits];
     tt__head h = {tt__producer(t, logits), -1, k, 0, t->code[k]};
     if (h.linear < 0 || v->base != logits || v->keep || logits == root) return;
-    if (v->shape.rows <= TT__LOSS_CHUNK || t->code[k].attr.by_class) return;
+    const tt__attr *a = &t->code[k].attr;
+    if (v->shape.rows <= TT__LOSS_CHUNK || a->by_class || a->by_total) return;
     const tt__instr *linear = &t->code[h.linear];
     if (linear->op != TT__OP_LINEAR || linear->out[0] != logits || linear->attr.act || linear->in[3]) return;
     if (v->shape.rows * v->shape.cols * (int64_t)sizeof(float) < TT__LOSS_WHOLE) return;
@@ -305,3 +326,34 @@ static void tt__backward_MEAN_SQUARED_ERROR(tt__builder *b, const tt__instr *f, 
 static const tt__rules tt__rules_MEAN_SQUARED_ERROR = {tt__shape_MEAN_SQUARED_ERROR, NULL,
     {tt__backward_MEAN_SQUARED_ERROR}, tt__row_pairs_bytes};
 static const tt__rules tt__rules_MEAN_SQUARED_ERROR_BACKWARD = {tt__shape_of_error, NULL};
+
+/* ---------------------------------------------------------------------------------- sigmoid_cross_entropy */
+
+tt_sigmoid_cross_entropy_options tt_sigmoid_cross_entropy_options_default(void)
+{
+    tt_sigmoid_cross_entropy_options o;
+    memset(&o, 0, sizeof o);
+    return o;
+}
+
+static bool tt__shape_SIGMOID_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *logits = tt__in(t, i, 0), one_row = {TT_F32, 1, logits->cols, 0, 0};
+    bool fits = tt__shape_of_two(t, i, out) && tt__weights_in(t, i, 2, logits, 1) &&
+                tt__weights_in(t, i, 3, &one_row, logits->cols);
+    tt__set_loss(out);
+    return fits;
+}
+
+tt_value tt_sigmoid_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
+                                  const tt_sigmoid_cross_entropy_options *options)
+{
+    const tt_sigmoid_cross_entropy_options o = options ? *options
+                                                       : tt_sigmoid_cross_entropy_options_default();
+    return tt__record(t, tt__new_instr(TT__OP_SIGMOID_CROSS_ENTROPY), "vvVV", logits, targets, o.weights,
+                      o.positive_weights);
+}
+
+static const tt__rules tt__rules_SIGMOID_CROSS_ENTROPY = {tt__shape_SIGMOID_CROSS_ENTROPY, NULL,
+    {NULL, "g0123C", "0", TT__OP_SIGMOID_CROSS_ENTROPY_BACKWARD}, tt__row_pairs_bytes};
+static const tt__rules tt__rules_SIGMOID_CROSS_ENTROPY_BACKWARD = {tt__shape_of_error, NULL};

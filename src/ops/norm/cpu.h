@@ -5,6 +5,7 @@
 #include "../../cpu/variants.h"
 #include "../../cpu/kernels.h"
 #include "../../cpu/vectors.h"
+#include "../../cpu/rows.h"
 #include "../cpu_rows.h"
 #include "../cpu_column_sums.h"
 
@@ -112,3 +113,50 @@ TT__FN tt_status TT__K(run_LAYERNORM_BACKWARD)(const tt__launch *l)
 }
 
 TT__FN tt_status TT__K(run_RMSNORM_BACKWARD)(const tt__launch *l) { return TT__K(run_LAYERNORM_BACKWARD)(l); }
+
+/* -------------------------------------------------------------------------------- softmax and normalize */
+
+TT__ROW_FN(row_SOFTMAX)
+{
+    int64_t c = 0;
+    tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)();
+    for (; c + TT__LANES <= n; c += TT__LANES) top = TT__K(max)(TT__K(load)(x[0] + c), top);
+    float max = TT__K(max_lane)(top), rest = 0;
+    for (; c < n; c++) max = x[0][c] > max ? x[0][c] : max;
+    for (c = 0; c < n; c += TT__LANES) {
+        const tt__vf e = TT__K(exp)(TT__K(load_n)(x[0] + c, n - c) - max);
+        TT__K(store_n)(y + c, e, n - c);
+        if (c + TT__LANES <= n) s += e;
+    }
+    for (c = n / TT__LANES * TT__LANES; c < n; c++) rest += y[c];
+    TT__K(axpby)(y, 1.0f / (TT__K(sum)(s) + rest), y, 0, NULL, n);
+}
+
+TT__RUN_MAP(SOFTMAX, 0, 1)
+
+TT__RUN_MAP_OF(SOFTMAX_BACKWARD, 0, 2, const float dot = TT__K(dot_row)(x[0], x[1], n);
+    for (int64_t c = 0; c < n; c += TT__LANES) {
+        const tt__vf dy = TT__K(load_n)(x[0] + c, n - c);
+        TT__K(store_n)(y + c, TT__K(load_n)(x[1] + c, n - c) * (dy - dot), n - c);
+    })
+
+TT__ROW_FN(row_NORMALIZE)
+{
+    float rest;
+    const float squares = TT__K(squares)(x[0], n, 0, &rest), eps = l->instr->attr.eps;
+    const float norm = sqrtf(squares + rest), inverse = 1.0f / (norm < eps ? eps : norm);
+    TT__K(axpby)(y, inverse, x[0], 0, NULL, n);
+    if (l->out[1].data) *(float *)tt__at(&l->out[1], r) = inverse;
+}
+
+TT__RUN_MAP(NORMALIZE, 0, 1)
+
+/* Computes dx = (dy - y * sum(dy * y)) / norm or, where eps has replaced the norm, dx = dy / eps. */
+TT__ROW_FN(row_NORMALIZE_BACKWARD)
+{
+    const float inverse = *(const float *)tt__at(&l->in[2], r);
+    const float dot = inverse < 1.0f / l->instr->attr.eps ? TT__K(dot_row)(x[0], x[1], n) : 0;
+    TT__K(axpby)(y, inverse, x[0], -inverse * dot, x[1], n);
+}
+
+TT__RUN_MAP(NORMALIZE_BACKWARD, 0, 2)

@@ -6,6 +6,7 @@
 #include "../../cuda/groups.cuh"
 #include "../../cuda/kernels.cuh"
 #include "../elementwise/cuda.cuh"
+#include "../losses/cuda.cuh"
 
 namespace {
 
@@ -632,5 +633,132 @@ cudaError_t run_with_dropout(const tt__launch *l)
     const cudaError_t e = forward ? run_dropout(dropout) : run_layernorm_backward(norm);
     return e != cudaSuccess ? e : forward ? run_layernorm(norm) : run_dropout(dropout);
 }
+
+// ---- softmax and normalize: GROUP threads work on a row, a warp or a block
+
+template <int GROUP> __device__ __forceinline__ float group_sum(float v)
+{
+    return GROUP == 32 ? warp_sum(v) : block_sum<256>(v);
+}
+
+// Writes v to columns [c, c + 8) of row r of y or, if `add`, adds v to them.
+__device__ __forceinline__ void put_columns(const tt__mat &y, int64_t r, int64_t c, bool add, bool wide,
+                                            float (&v)[8])
+{
+    float old[8];
+    if (add) {
+        load8(old, row_at(y, r), y.dtype, c, y.cols - c, wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) v[k] += old[k];
+    }
+    store8(row_at(y, r), y.dtype, c, y.cols - c, wide, v);
+}
+
+// Computes y = exp(x - m) / sum(exp(x - m)), where m is the log-sum-exp of the row. Reads a row three times.
+template <int GROUP>
+__global__ void __launch_bounds__(256) softmax(tt__mat x, tt__mat y, bool add, bool wide)
+{
+    tt__begin_kernel();
+    const int64_t groups = 256 / GROUP, n = x.cols;
+    for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
+        const float m = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, n, wide, -1, 0).lse;
+        float v[8], sum = 0;
+        for (int64_t c = 8 * (threadIdx.x % GROUP); c < n; c += 8 * GROUP) {
+            load8(v, row_at(x, r), x.dtype, c, n - c, wide, -INFINITY);
+            TT__UNROLL for (int k = 0; k < 8; k++) sum += fast_exp(v[k] - m);
+        }
+        const float factor = 1.0f / group_sum<GROUP>(sum);
+        for (int64_t c = 8 * (threadIdx.x % GROUP); c < n; c += 8 * GROUP) {
+            load8(v, row_at(x, r), x.dtype, c, n - c, wide);
+            TT__UNROLL for (int k = 0; k < 8; k++) v[k] = fast_exp(v[k] - m) * factor;
+            put_columns(y, r, c, add, wide, v);
+        }
+    }
+}
+
+// Computes y = x / max(norm, eps), and stores the factor to `inverse` unless its data is NULL. Reads a row
+// twice.
+template <int GROUP>
+__global__ void __launch_bounds__(256) normalize(tt__mat x, tt__mat y, tt__mat inverse, float eps, bool add,
+                                                 bool wide)
+{
+    tt__begin_kernel();
+    const int64_t groups = 256 / GROUP, n = x.cols;
+    for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
+        float v[8], sum = 0;
+        for (int64_t c = 8 * (threadIdx.x % GROUP); c < n; c += 8 * GROUP) {
+            load8(v, row_at(x, r), x.dtype, c, n - c, wide);
+            TT__UNROLL for (int k = 0; k < 8; k++) sum += v[k] * v[k];
+        }
+        const float norm = sqrtf(group_sum<GROUP>(sum)), factor = 1.0f / (norm < eps ? eps : norm);
+        if (inverse.data && threadIdx.x % GROUP == 0) ((float *)inverse.data)[r * inverse.ld] = factor;
+        for (int64_t c = 8 * (threadIdx.x % GROUP); c < n; c += 8 * GROUP) {
+            load8(v, row_at(x, r), x.dtype, c, n - c, wide);
+            TT__UNROLL for (int k = 0; k < 8; k++) v[k] *= factor;
+            put_columns(y, r, c, add, wide, v);
+        }
+    }
+}
+
+// Computes the gradient of softmax, y * (dy - sum(dy * y)), or of normalize if inverse.data is not NULL:
+// inverse * (dy - y * sum(dy * y)) or, where `inverse` is at its limit 1 / eps, inverse * dy. Reads a row
+// twice.
+template <int GROUP>
+__global__ void __launch_bounds__(256) whole_rows_backward(tt__mat dy, tt__mat y, tt__mat inverse,
+                                                           float limit, tt__mat dx, bool add, bool wide)
+{
+    tt__begin_kernel();
+    const int64_t groups = 256 / GROUP, n = y.cols;
+    for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < y.rows; r += gridDim.x * groups) {
+        const float factor = inverse.data ? ((const float *)inverse.data)[r * inverse.ld] : 0;
+        float v[8], d[8], dot = 0;
+        for (int64_t c = 8 * (threadIdx.x % GROUP); c < n; c += 8 * GROUP) {
+            load8(d, row_at(dy, r), dy.dtype, c, n - c, wide);
+            load8(v, row_at(y, r), y.dtype, c, n - c, wide);
+            TT__UNROLL for (int k = 0; k < 8; k++) dot += d[k] * v[k];
+        }
+        dot = group_sum<GROUP>(dot);
+        if (inverse.data && factor >= limit) dot = 0;
+        for (int64_t c = 8 * (threadIdx.x % GROUP); c < n; c += 8 * GROUP) {
+            load8(d, row_at(dy, r), dy.dtype, c, n - c, wide);
+            load8(v, row_at(y, r), y.dtype, c, n - c, wide);
+            TT__UNROLL for (int k = 0; k < 8; k++)
+                v[k] = inverse.data ? factor * (d[k] - v[k] * dot) : v[k] * (d[k] - dot);
+            put_columns(dx, r, c, add, wide, v);
+        }
+    }
+}
+
+enum { WARP_COLUMNS = 1024 }; // in wider rows, a block works on a row
+
+cudaError_t run_softmax(const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *y = &l->out[0];
+    const bool many = x->cols > WARP_COLUMNS, wide = is_wide(x) && is_wide(y);
+    const unsigned blocks = grid_for(x->rows, many ? 1 : 8, TT__ELEMENT_BLOCKS);
+    return TT__LAUNCH(many ? softmax<256> : softmax<32>, blocks, 256, 0, l->device->stream, *x, *y, l->add[0],
+                      wide);
+}
+TT__RUN_BY(SOFTMAX, run_softmax)
+
+cudaError_t run_normalize(const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *y = &l->out[0];
+    const bool many = x->cols > WARP_COLUMNS, wide = is_wide(x) && is_wide(y);
+    const unsigned blocks = grid_for(x->rows, many ? 1 : 8, TT__ELEMENT_BLOCKS);
+    return TT__LAUNCH(many ? normalize<256> : normalize<32>, blocks, 256, 0, l->device->stream, *x, *y,
+                      l->out[1], l->instr->attr.eps, l->add[0], wide);
+}
+TT__RUN_BY(NORMALIZE, run_normalize)
+
+cudaError_t run_whole_rows_backward(const tt__launch *l)
+{
+    const tt__mat *dy = &l->in[0], *y = &l->in[1], *dx = &l->out[0];
+    const bool many = y->cols > WARP_COLUMNS, wide = is_wide(dy) && is_wide(y) && is_wide(dx);
+    const unsigned blocks = grid_for(y->rows, many ? 1 : 8, TT__ELEMENT_BLOCKS);
+    return TT__LAUNCH(many ? whole_rows_backward<256> : whole_rows_backward<32>, blocks, 256, 0,
+                      l->device->stream, *dy, *y, l->in[2], 1.0f / l->instr->attr.eps, *dx, l->add[0], wide);
+}
+TT__RUN_BY(SOFTMAX_BACKWARD, run_whole_rows_backward)
+TT__RUN_BY(NORMALIZE_BACKWARD, run_whole_rows_backward)
 
 } // namespace

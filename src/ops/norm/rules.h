@@ -84,3 +84,39 @@ static const tt__rules tt__rules_RMSNORM = {tt__shape_of_norm, tt__layout_of_nor
     {NULL, "g01B", "01", TT__OP_RMSNORM_BACKWARD} };
 static const tt__rules tt__rules_RMSNORM_BACKWARD = {tt__shape_of_norm_backward, tt__layout_of_norm_backward,
     {NULL}, tt__cpu_LAYERNORM_BACKWARD};
+
+/* -------------------------------------------------------------------------------- softmax and normalize */
+
+tt_value tt_softmax(tt_tape *t, tt_value x)
+{
+    return tt__record(t, tt__new_instr(TT__OP_SOFTMAX), "v", x);
+}
+
+static const tt__rules tt__rules_SOFTMAX = {tt__shape_elementwise, tt__layout_of_whole_rows,
+    {NULL, "gA", "0", TT__OP_SOFTMAX_BACKWARD} };
+static const tt__rules tt__rules_SOFTMAX_BACKWARD = {tt__shape_of_two, tt__layout_of_whole_rows};
+
+static bool tt__shape_NORMALIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const float eps = i->attr.eps;
+    tt__set_shape(&out[1], TT_F32, tt__in(t, i, 0), 1);
+    if (!(eps > 0)) return tt__tape_fail(t, TT_ERR_ARGUMENT, "normalize: eps %g must be above 0", eps);
+    return tt__shape_elementwise(t, i, out);
+}
+
+tt_value tt_normalize(tt_tape *t, tt_value x, float eps)
+{
+    tt__instr i = tt__new_instr(TT__OP_NORMALIZE);
+    i.attr.eps = eps;
+    return tt__record(t, i, "v", x);
+}
+
+static bool tt__shape_NORMALIZE_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    return tt__shape_of_two(t, i, out) && tt__shape_in(t, i, 2, tt__in(t, i, 0), 1);
+}
+
+static const tt__rules tt__rules_NORMALIZE = {tt__shape_NORMALIZE, tt__layout_of_whole_rows,
+    {NULL, "gAB", "0", TT__OP_NORMALIZE_BACKWARD} };
+static const tt__rules tt__rules_NORMALIZE_BACKWARD = {tt__shape_NORMALIZE_BACKWARD,
+    tt__layout_of_whole_rows};
