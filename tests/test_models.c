@@ -1256,8 +1256,9 @@ TEST(heads_that_lack_a_tensor)
 /* Makes a dataset of four texts of three classes. */
 static tt_dataset *of_three(tt_context *ctx, const char *const *names)
 {
-    const tt_text text[] = {{"a", 1, 0}, {"b", 1, 1}, {"c", 1, 2}, {"d", 1, 2}};
-    return tt_dataset_texts(ctx, text, 4, names, 3);
+    const tt_text text[] = {{.text = "a", .bytes = 1}, {.text = "b", .bytes = 1, .label = 1},
+                            {.text = "c", .bytes = 1, .label = 2}, {.text = "d", .bytes = 1, .label = 2}};
+    return tt_dataset_texts(ctx, TT_TASK_CLASS, text, 4, names, 3);
 }
 
 TEST(models_keep_the_numbers_of_their_classes)

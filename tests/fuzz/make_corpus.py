@@ -444,6 +444,16 @@ write(
     b"\6\x02text,label,split\na,x,train\nb,y,validation\nc,x,validation\nd,y,test\n",
 )
 
+LINES = b'{"text":"good","text_pair":"film","label":%s}\n{"text":"bad","label":%s,"split":"test"}\n'
+write("table", "good_lines", b"\x40\0" + LINES % (b'"a"', b"2"))
+write("table", "good_lines_labels", b"\xc0\3" + LINES % (b'["a","b"]', b"[]"))
+write("table", "good_lines_values", b"\xc0\6" + LINES % (b"[0,1]", b"[true,0.0]"))
+write("table", "good_lines_scores", b"\xc0\1" + LINES % (b"-2.5e0", b"[1]"))
+write("table", "good_lines_tags", b'\xc0\2{"tokens":["good","film"],"tags":["O",-100]}\n{"tokens":["a"],"tags":["B-X"]}\n')
+write("table", "good_conll", b"\x80\2-DOCSTART- O\n\ngood NN O\nfilm\tNN\tB-X \r\n\nbad O")
+write("table", "good_labels", b'\x80\3text,label\ngood,"a, b"\nbad,\n')
+write("table", "good_scores", b'\x80\1text,text_pair,label\ngood,film,".5,1e2"\nbad,,"-1,+2."\n')
+
 # ---- runs
 
 write("state", "good_unchanged", b"")
