@@ -1284,19 +1284,47 @@ int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* returns -1 i
    order. If none names TT_TOKEN_EOS, which ends a document, it is "<|endoftext|>" if that token exists; so it
    is, with a warning to the logger, if config.json names a token that ordinary texts contain. */
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
-/* Writes the ids of a text into ids (room for max_tokens), including the tokens around it: [CLS] and [SEP] of
-   WordPiece, else those of the post-processor; the text is cut so that all fit. Returns the number of ids; 0
-   if max_tokens has no room for the tokens around the text; -1 when out of memory (texts of more than 4096
-   bytes need memory if they are normalized, as do words of more than 64 bytes in byte-pair encoding, and all
-   texts with Metaspace or Unigram). Invalid UTF-8 bytes become U+FFFD, which WordPiece drops. As in
-   transformers, a special token spelled out in a text, such as [SEP] in capitals or <|endoftext|>, becomes
-   that token if the vocabulary has it: a text can forge the structure of a sequence, so remove such words
-   from texts that you don't trust. */
+/* The range of bytes [begin, end) of a text. */
+typedef struct tt_span { size_t begin, end; } tt_span;
+
+/* One text or a pair of texts to be encoded, and the arrays that receive the result. Set all other fields to
+   0. */
+typedef struct tt_encoding {
+    const char *text;
+    size_t bytes;
+    const char *pair;   /* the second text of a pair; NULL: one text */
+    size_t pair_bytes;
+    bool special;       /* adds the tokens around the texts: [CLS] and [SEP] of WordPiece, else those of the
+                           post-processor */
+    int max_tokens;     /* cuts texts at their ends so that no more ids than this number result; 0: texts are
+                           whole. Of a pair the longer text is cut until both are equally long, then both, as
+                           truncation "longest_first" of transformers does */
+    int64_t room;       /* number of ids for which each of the arrays has room */
+    int32_t *ids;       /* (room) NULL: not wanted */
+    int32_t *types;     /* (room) the token type of each id: that of the post-processor's template, or,
+                           without a template, 0 in the first text and 1 in the second; NULL: not wanted */
+    tt_span *spans;     /* (room) the bytes of its text, the first or the second, that each id comes from;
+                           {0, 0} for tokens around the texts; NULL: not wanted. Spans are the offsets of the
+                           package tokenizers, which counts characters. Characters that a normalizer makes
+                           have the span of the character that they replace, and so does a token for a part
+                           of a character. "trim_offsets" of the post-processor leaves out white space at
+                           the ends */
+} tt_encoding;
+
+/* Encodes one text or a pair, and writes the first `room` results into the arrays of e. Returns the number of
+   ids; 0 if max_tokens has no room for the tokens around the texts; -1 when out of memory (texts of more than
+   4096 bytes need memory if they are normalized, as do words of more than 64 bytes in byte-pair encoding, and
+   all texts with Metaspace or Unigram), and for a pair unless tt_tokenizer_pairs. Invalid UTF-8 bytes become
+   U+FFFD, which WordPiece drops. As in transformers, a special token spelled out in a text, such as [SEP] in
+   capitals or <|endoftext|>, becomes that token if the vocabulary has it: a text can forge the structure of a
+   sequence, so remove such words from texts that you don't trust. */
+int64_t tt_tokenizer_encode(const tt_tokenizer *k, const tt_encoding *e);
+/* Returns whether pairs of texts can be encoded: false if the post-processor has no template for pairs, or
+   one that does not have the first text and then the second, each once. */
+bool tt_tokenizer_pairs(const tt_tokenizer *k);
+/* Writes the ids of one text into ids (room for max_tokens), special tokens included, as tt_tokenizer_encode
+   with `max_tokens`. */
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens);
-/* Writes the first `room` ids of a whole text into ids, with the tokens around it if `special`. Returns how
-   many ids the text has; -1 when out of memory. */
-int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
-                            int64_t room);
 /* Writes the text of n ids to `to`, always terminated, cut at capacity (0: not written). Returns the bytes of
    the whole text, or -1 when out of memory. The text is UTF-8 and may contain NULs; U+FFFD replaces bytes
    that form no character, so the last character of a growing text may change. Ids without a token are left
@@ -1323,33 +1351,76 @@ void tt_decode_stream_free(tt_decode_stream *s);
    UTF-16, UTF-32 or Latin-1. */
 tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, size_t bytes, size_t *begin);
 
-/* A set of labelled texts in memory, or of labelled images. */
+/* The form of the labels that a model learns, and of its predictions. */
+typedef enum tt_task {
+    TT_TASK_CLASS,  /* one class for each text or image */
+    TT_TASK_LABELS, /* any number of labels for each text: a value of 0 or 1 for each label */
+    TT_TASK_SCORES, /* one or more numbers for each text */
+    TT_TASK_TAGS,   /* a tag for each word of a text */
+    TT_TASK_EMBED   /* no labels: an embedding of each text. A dataset has another task */
+} tt_task;
+
+/* A set of labelled texts in memory, or of labelled images. Its classes are the classes of TT_TASK_CLASS, the
+   labels of TT_TASK_LABELS, the scores of TT_TASK_SCORES or the tags of TT_TASK_TAGS. */
 typedef struct tt_dataset tt_dataset;
 
-/* A text, which may contain NULs, and the number of its class. */
-typedef struct tt_text { const char *text; size_t bytes; int label; } tt_text;
+/* A word of a text: the bytes [begin, end), at least one, and the number of its tag; -1: no tag, the word
+   does not count in the loss. */
+typedef struct tt_word { size_t begin, end; int tag; } tt_word;
 
-/* Makes a dataset of the caller's texts, at least one, with labels 0 to classes - 1. class_names: (classes)
-   UTF-8. The function copies everything. examples/datasets.h reads IMDb's reviews with it. */
-tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t count,
+/* A text, which may contain NULs, perhaps with a second text, and its labels. */
+typedef struct tt_text {
+    const char *text;
+    size_t bytes;
+    int label;            /* TT_TASK_CLASS: the number of the class, 0..classes - 1 */
+    const char *pair;     /* the second text of a pair; NULL: none */
+    size_t pair_bytes;
+    const float *values;  /* (classes) TT_TASK_LABELS: 0 or 1 for each label; TT_TASK_SCORES: the numbers */
+    const tt_word *words; /* (n_words) TT_TASK_TAGS: words in the order of the text, which do not overlap */
+    int n_words;
+} tt_text;
+
+/* Makes a dataset of the caller's texts, at least one. class_names: (classes) UTF-8. The function copies
+   everything. With TT_TASK_TAGS texts have no pairs. examples/datasets.h reads IMDb's reviews with it. */
+tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
 
-/* Names of a table's columns, and how its fields are separated. */
+/* Names of the columns of a table, and how fields and labels are separated. */
 typedef struct tt_table_options {
-    const char *text_column, *label_column; /* Set them if your columns have other names; default "text" and
-                                               "label" */
+    const char *text_column, *label_column; /* Set them if your columns have other names; default NULL: "text"
+                                               and "label"; "tokens" and "tags" for TT_TASK_TAGS */
     const char *split_column;               /* Set it if the column has another name; default "split". A file
                                                may lack this column */
+    const char *pair_column;                /* Set it if the column of second texts has another name; default
+                                               "text_pair". A file may lack this column. TT_TASK_TAGS ignores
+                                               it */
     char delimiter;                         /* Set it to separate fields by another character; default 0: a
                                                comma in a .csv file, else a tab */
     bool unquoted;                          /* Set it to read double quotes as ordinary characters; default
                                                false */
+    tt_task task;                           /* Set it to say how labels are read; default TT_TASK_CLASS */
+    char label_delimiter;                   /* Set it to separate the labels or scores in one field of a CSV
+                                               or TSV file by another character; default ',' */
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
 
-/* Reads a dataset from a table in a text file, such as CSV or TSV. A header names the columns, in any order;
-   there may be other columns. The file is UTF-8 (see tt_text_begin) with RFC 4180 quoting; empty lines are
-   skipped. Lines end with LF or CR LF, or, in a file without any LF, with CR. Errors name the line.
+/* Reads a dataset from a table in a text file in UTF-8 (see tt_text_begin), by the end of its name:
+   - .jsonl or .json: each line is a JSON object; its members are the columns.
+   - With TT_TASK_TAGS any other file is in the format of CoNLL: a line for each word, which begins with the
+     word and ends with its tag; spaces or tabs divide them and the columns between them. An empty line ends
+     a sentence. Lines that begin with -DOCSTART- are skipped.
+   - .csv, .tsv and others: a header names the columns; quoting is that of RFC 4180.
+   Columns are in any order; there may be other columns. Empty lines are skipped. Lines end with LF or CR LF,
+   or, in a file without any LF, with CR. Errors name the line.
+   The label of a row depends on the task:
+   - TT_TASK_CLASS: a word; in JSON a string or a number.
+   - TT_TASK_LABELS: words with label_delimiter between them, perhaps none; in JSON a list of strings, or a
+     list of 0 and 1 (or false and true), one for each class.
+   - TT_TASK_SCORES: numbers with label_delimiter between them, equally many in all rows; in JSON a number or
+     a list of numbers.
+   - TT_TASK_TAGS: in JSON a list of strings or numbers, one for each string of the list in the text column.
+     A space joins the words to a text.
+   Lists of 0 and 1 and scores have the classes LABEL_0, LABEL_1 and so on, unless `classes` names them.
    split: the function keeps the rows whose split column has this word; NULL keeps all rows. "validation",
    "valid", "val" and "dev" are synonyms. If split is one of these, "train" or "test", a row with any other
    word is an error. In a file without a split column, "test" is a tenth of the rows of each class, chosen by
@@ -1357,7 +1428,7 @@ tt_table_options tt_table_options_default(void);
    dataset of 0 rows, which is no error: take some of "train" with tt_dataset_split.
    classes: labels are numbered in the order of `classes` (n_classes names). With NULL and 0 the function
    numbers the distinct labels of the rows that it keeps, in byte order, or by value if all are numbers, such
-   as -1, 0, 2.5, 10. Labels must be UTF-8, like config.json. o NULL: defaults. */
+   as -1, 0, 2.5, 10. o NULL: defaults. */
 tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes,
                              int n_classes, const tt_table_options *o);
 
@@ -1401,14 +1472,29 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source);
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n);
 void tt_dataset_free(tt_dataset *d);
 int64_t tt_dataset_count(const tt_dataset *d);
+tt_task tt_dataset_task(const tt_dataset *d);
 /* Returns a text followed by a NUL, or "" for an image. bytes may be NULL. */
 const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
-int tt_dataset_label(const tt_dataset *d, int64_t i);
+/* Returns the second text of a pair, followed by a NUL, or NULL if there is none. bytes may be NULL. */
+const char *tt_dataset_pair(const tt_dataset *d, int64_t i, size_t *bytes);
+int tt_dataset_label(const tt_dataset *d, int64_t i); /* the number of the class; -1 for other tasks */
+/* Returns the (classes) values of TT_TASK_LABELS and TT_TASK_SCORES; NULL for other tasks. */
+const float *tt_dataset_values(const tt_dataset *d, int64_t i);
+/* Returns the (n) words of TT_TASK_TAGS; NULL for other tasks, and then sets *n to 0. */
+const tt_word *tt_dataset_words(const tt_dataset *d, int64_t i, int *n);
 int tt_dataset_classes(const tt_dataset *d);
 const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
 /* Sorts n class names as tt_dataset_table numbers labels: in byte order, or by value if all are numbers. */
 void tt_sort_class_names(const char **names, int n);
-void tt_dataset_counts(const tt_dataset *d, int64_t *counts); /* (classes) texts or images of each class */
+/* Counts the texts or images of each class or label, or the words of each tag. counts: (classes). All scores
+   have the number of all texts. */
+void tt_dataset_counts(const tt_dataset *d, int64_t *counts);
+/* Computes weights (classes) with which all classes matter equally. The weight of a class or tag is that of
+   "balanced" in scikit-learn: the number of all texts or words with tags / (classes * the number of those of
+   the class); 0 if the class has none. The weight of a label is for a text that has the label, beside 1 for a
+   text without the label: the number of texts without / with the label; 1 if no text has the label. The
+   weights of scores are 1. */
+tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
 
 /* How a loader makes batches. It shuffles the dataset by (seed, epoch), sorts it by length within windows of
    `window` batches (longest first), and cuts it into steps of `batch` sequences; then it shuffles the order
@@ -1419,6 +1505,7 @@ void tt_dataset_counts(const tt_dataset *d, int64_t *counts); /* (classes) texts
    With parallel.groups > 1 the loader instead deals out the sequences of a step so that the micro-batches
    have similar numbers of tokens, and each group has equally many micro-batches, as far as there are
    sequences: the micro-batches are the same for any number of ranks.
+   A pair of texts is one sequence, cut as tt_tokenizer_encode cuts pairs.
    tt_loader_new tokenizes all texts once, on the context's threads (about 100 MB of text a second each), and
    keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
    and the tokenizer until the loader is freed. */
@@ -1481,9 +1568,13 @@ typedef struct tt_batch {
     int rows;                 /* tokens of all sequences together; 0 if there are none, as with images */
     const int32_t *ids;       /* (rows) */
     const int32_t *positions; /* (rows) 0, 1, ... within each sequence */
-    const int32_t *types;     /* (rows) token types, all 0 */
+    const int32_t *types;     /* (rows) token types: 0, and in the second text of a pair 1 if the tokenizer's
+                                 template says so */
     const int32_t *seq_start; /* (seqs + 1) */
-    const int32_t *labels;    /* (seqs) */
+    const int32_t *labels;    /* (seqs) class of each sequence; -1 for other tasks */
+    const float *label_values; /* (seqs, values) values of TT_TASK_LABELS and TT_TASK_SCORES */
+    int values;               /* number of labels or scores */
+    const int32_t *tags;      /* (rows) TT_TASK_TAGS: the tag of a word at its first token, else -100 */
     const int64_t *index;     /* (seqs) index in the dataset */
     const uint8_t *pixels;    /* (seqs, image_bytes) */
     int64_t image_bytes;      /* height * width * channels */
@@ -1652,13 +1743,14 @@ typedef struct tt_model {
        gives. The names of the inputs are those of a batch's arrays. */
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
     tt_metric metric;
-    int classes;      /* number of classes, and of logits in a row of the output (for tt_predict). 0: the
-                         output is something else */
+    int classes;      /* number of logits in a row of the output (for tt_predict): of classes, labels, scores
+                         or tags. 0: the output is something else */
     const char *unit; /* unit of speeds: "tokens", "images", in the characters of a metric's name. NULL:
                          "examples" */
     int max_length;   /* rows of the longest possible sequence; 0: the model has no sequences */
     bool same_length; /* all sequences have max_length rows, as images do: the trainer knows their positions
                          and starts, and batches may leave them out */
+    tt_task task;     /* how tt_predict turns logits into predictions; default TT_TASK_CLASS */
 } tt_model;
 
 /* Inputs of BERT, ViT and decoders, for all sequences one after another. An image is a sequence: a class
@@ -1678,22 +1770,37 @@ tt_inputs tt_text_inputs(tt_tape *t, const tt_train_options *o);
 tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int64_t image_bytes);
 
 /* BERT (Devlin et al. 2019), MiniLM (Wang et al. 2020), DistilBERT (Sanh et al. 2019), RoBERTa (Liu et al.
-   2019) and BigBird (Zaheer et al. 2020) share one encoder. Parameters have the names of transformers'
-   ...ForSequenceClassification. */
+   2019), XLM-RoBERTa (Conneau et al. 2020), CamemBERT (Martin et al. 2020), ALBERT (Lan et al. 2020) and
+   BigBird (Zaheer et al. 2020) share one encoder. The task decides the head. Parameters have the names of
+   transformers' ...ForSequenceClassification, for TT_TASK_TAGS of ...ForTokenClassification. With
+   TT_TASK_EMBED there is no classifier, and files have the names of transformers' ...Model. */
 typedef enum tt_bert_kind {
     TT_BERT,
-    TT_DISTILBERT, /* head: pre_classifier, ReLU; BERT's head: pooler, tanh */
-    TT_ROBERTA,    /* positions start at pad_token + 1, no token types; head: classifier.dense, tanh */
-    TT_BIG_BIRD    /* head: classifier.dense, `activation`. Its pooler is kept but unused */
+    TT_DISTILBERT, /* head: pre_classifier, ReLU; BERT's head: pooler, tanh. With TT_TASK_TAGS every kind's
+                      head is the classifier alone */
+    TT_ROBERTA,    /* positions start at pad_token + 1, one token type; head: classifier.dense, tanh */
+    TT_BIG_BIRD,   /* head: classifier.dense, `activation`. Its pooler is kept but unused */
+    TT_XLM_ROBERTA, TT_CAMEMBERT, /* RoBERTa with other vocabularies */
+    TT_ALBERT      /* all layers share one set of parameters, and embeddings have embedding_size columns;
+                      head: pooler, tanh. A pipeline has at most two stages */
 } tt_bert_kind;
+/* How the embedding of a sequence is made from its last hidden states: their mean, or that of the first
+   token. */
+typedef enum tt_pooling { TT_POOL_MEAN, TT_POOL_CLS } tt_pooling;
 typedef struct tt_bert_config {
     tt_bert_kind kind;
+    tt_task task;             /* default TT_TASK_CLASS */
     int vocab_size, hidden_size, layers, heads, intermediate_size, max_positions;
     int type_vocab_size;      /* 0: no token types */
-    int pad_token;            /* id of the padding token: RoBERTa 1, BigBird 0 by default */
+    int embedding_size;       /* ALBERT: columns of the embeddings. Default 128 */
+    int pad_token;            /* id of the padding token: RoBERTa and its kin 1, BigBird 0 by default */
     bool pooler;              /* BERT: the classifier reads a dense layer + tanh of the first token. Default
                                  true */
-    int classes;
+    int classes;              /* number of classes, labels, scores or tags. TT_TASK_EMBED: 0 */
+    tt_pooling pooling;       /* for tt_bert_embed. Default TT_POOL_MEAN */
+    bool normalize;           /* tt_bert_embed divides each embedding by its length. Default false */
+    int max_length;           /* TT_TASK_EMBED: tokens of the longest text; 0: limited by
+                                 max_positions alone. Default 0 */
     const char *activation;   /* "gelu", "gelu_new", "relu", "silu" */
     float layer_norm_eps, initializer_range;
     float dropout;            /* dropout of embeddings and residual branches */
@@ -1711,6 +1818,10 @@ typedef struct tt_bert_config {
                                  false */
 } tt_bert_config;
 tt_bert_config tt_bert_config_default(tt_bert_kind kind); /* sizes of the base model, 2 classes */
+typedef struct tt_head {
+    tt_task task;
+    int outputs; /* number of classes, labels, scores or tags; 0: the number in config.json */
+} tt_head;
 
 typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden) */
     tt_param *q_w, *q_b, *k_w, *k_b, *v_w, *v_b;
@@ -1724,11 +1835,12 @@ typedef struct tt_bert {
     /* storage for config.activation; class names (classes) of config.json's id2label, UTF-8 */
     char activation[32], (*class_names)[64];
     tt_param *word, *position, *type;       /* (vocab, hidden), (max_positions, hidden), (type_vocab,
-                                               hidden) */
+                                               hidden); ALBERT: embedding_size instead of hidden */
     tt_param *norm_w, *norm_b;
-    tt_bert_layer *layer;
+    tt_param *mapping_w, *mapping_b;        /* ALBERT: (hidden, embedding_size), (hidden) */
+    tt_bert_layer *layer;                   /* (layers); those of ALBERT name the same parameters */
     tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
-    tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes) */
+    tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes); TT_TASK_EMBED: NULL */
     tt_param *pooler_w, *pooler_b;          /* BigBird's pooler, which the logits do not depend on */
     bool new_head; /* the layers between the last hidden states and the logits begin with random weights, at
                       least in part */
@@ -1739,31 +1851,53 @@ typedef struct tt_bert {
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config);
 /* Loads a Hugging Face folder: config.json and model.safetensors (tensor names with or without a prefix such
    as "bert."), or instead of it the files that model.safetensors.index.json names. Tensors stream into place
-   when a program allocates its arena. classes 0: the number in config.json. If the file lacks the classifier
-   or the layer before it, or if the classifier has another size, these layers start with random weights:
-   new_head is true, and the logger gets a warning with their names. A missing or misshapen tensor of the body
-   is an error, reported before anything of config.json's sizes is allocated. */
+   when a program allocates its arena. classes 0: the task and the number in config.json; else TT_TASK_CLASS.
+   If the file lacks the classifier or the layer before it, or if the classifier has another size, or is of
+   tokens while the model's is of sequences, these layers start with random weights: new_head is true, and the
+   logger gets a warning with their names. A missing or misshapen tensor of the body is an error, reported
+   before anything of config.json's sizes is allocated.
+   The task in config.json is TT_TASK_TAGS if "architectures" names a class ...ForTokenClassification, else
+   that of "problem_type"; without problem_type TT_TASK_SCORES if there is one class, as in transformers, else
+   TT_TASK_CLASS. A folder with the modules.json of sentence-transformers, whose "architectures" names no
+   class ...Classification, has TT_TASK_EMBED; max_length, pooling and normalize are read from its files. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
+/* Loads a folder as tt_bert_load does, for another task. head NULL: the task and the number of the folder's
+   own files. */
+tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head);
 /* Writes config.json and model.safetensors into a folder, which it creates if necessary. Each file is
-   replaced atomically, and transformers can read both. If classes share a name, id2label has all of them and
-   label2id the last. The function refuses class names that are not UTF-8, and a changed `config` that could
-   not be loaded, before it writes anything. */
+   replaced atomically, and transformers can read both. With TT_TASK_EMBED the function also writes
+   modules.json, sentence_bert_config.json, 1_Pooling/config.json and, if the config says normalize,
+   2_Normalize/config.json: with the tokenizer's files, sentence-transformers can read the folder. If classes
+   share a name, id2label has all of them and label2id the last. The function refuses class names that are
+   not UTF-8, and a changed `config` that could not be loaded, before it writes anything. */
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes */
 
-/* Makes a model and a dataset with equally many classes, named by at most 63 bytes each, agree on the numbers
-   of the classes; call it before a loader reads the dataset. If both have the same names, the model keeps its
-   numbers and the dataset's labels change: call it for each dataset, also for one that tt_dataset_split took
-   out before. Otherwise the model takes the dataset's names, and the logger gets a warning if the classifier
-   is from a checkpoint. */
+/* Makes a model and a dataset of one task with equally many classes, named by at most 63 bytes each, agree
+   on the numbers of the classes (labels, scores or tags); call it before a loader reads the dataset. If both
+   have the same names, the model keeps its numbers and the dataset's labels change: call it for each
+   dataset, also for one that tt_dataset_split took out before. Otherwise the model takes the dataset's
+   names, and the logger gets a warning if the classifier is from a checkpoint. */
 tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d);
-/* Record the encoder on a tape. They return the last hidden states (rows, hidden), and the logits (seqs,
-   classes). */
+/* Records the encoder on a tape. Returns the last hidden states (rows, hidden). */
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
+/* Records the encoder, and sets hidden[0] to the input of the first layer and hidden[k] to the output of
+   layer k, all (rows, hidden); `hidden` has room for layers + 1 values. Returns the last of them. */
+tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_value *hidden);
+/* Records the encoder and the head. Returns the logits (seqs, classes), for TT_TASK_TAGS (rows, classes). A
+   model with TT_TASK_EMBED has no logits: the tape fails. */
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
-/* Returns the model for a trainer: its loss is the mean cross-entropy of the classes in "labels". m must stay
+/* Records the encoder, and the embedding of each sequence according to the config's pooling and normalize.
+   Any task. Returns the embeddings (seqs, hidden) (Reimers, Gurevych, "Sentence-BERT", 2019). */
+tt_value tt_bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in);
+/* Returns the model for a trainer. Its output are the logits, and its loss is that of the task: with
+   TT_TASK_CLASS the mean cross-entropy of the classes in "labels", with TT_TASK_TAGS that of the tags in
+   "tags", with TT_TASK_LABELS the mean sigmoid cross-entropy and with TT_TASK_SCORES the mean squared error
+   of all numbers in "label_values". Accuracy is the share of sequences or, with TT_TASK_TAGS, of tokens that
+   are predicted right; with TT_TASK_LABELS all labels of a sequence must be right. With TT_TASK_EMBED the
+   output are the embeddings; there is no loss, and the trainer needs compile.train = false. m must stay
    valid. */
-tt_model tt_bert_classifier(const tt_bert *m);
+tt_model tt_bert_model(const tt_bert *m);
 
 /* ViT (Dosovitskiy et al. 2021). Parameters have the names of transformers' ViTForImageClassification. */
 typedef struct tt_vit_config {
@@ -1833,7 +1967,7 @@ tt_image_options tt_vit_image_options(const tt_vit *m);
 tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d); /* as tt_bert_name_classes */
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);
-tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_classifier */
+tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_model */
 
 /* Decoders: GPT-2 (Radford et al. 2019), LLaMA 1 to 3 (Touvron et al. 2023), Mistral, Qwen2, GPT-NeoX and
    Pythia (Black et al. 2022), Falcon (Almazrouei et al. 2023). Parameters have the names of transformers'
@@ -2042,7 +2176,8 @@ struct tt_train_options {
                                         lr 5e-5, no warm-up */
     /* Set them to change the cross-entropy that trains classifiers and language models
        (tt_cross_entropy_options); default 0 and NULL. Evaluations use the plain one. class_weights (one for
-       each class; copied) are for classifiers; the loss and the accuracy of a step are then weighted means. A
+       each class; copied) are for classifiers; the loss and the accuracy of a step are then weighted means.
+       With TT_TASK_LABELS class_weights are the positive weights of the labels, and smoothing is refused. A
        model of your own reads them in an f32 input "class_weights" of (1, classes); in an evaluation they are
        ones. */
     float label_smoothing;
@@ -2100,16 +2235,24 @@ tt_status tt_evaluate(tt_trainer *t, const tt_source *source, tt_stats *stats);
 /* Evaluates a model that has classes as tt_evaluate does, and writes its confusion matrix, counts (classes,
    classes): counts[i * classes + j] examples of class i are predicted as class j. The prediction is the
    largest logit, the first of equal ones. Batches must have "labels". stats may be NULL. Returns
-   TT_ERR_ARGUMENT if the model has no classes or a batch no labels; other errors are those of tt_evaluate. */
+   TT_ERR_ARGUMENT if the model's task is not TT_TASK_CLASS or a batch has no labels; other errors are those
+   of tt_evaluate. */
 tt_status tt_confusion(tt_trainer *t, const tt_source *source, tt_stats *stats, int64_t *counts);
 /* Computes the model's output for a batch, as tt_get gives it, on data rank 0. Data that only the loss reads,
    such as labels, may be missing. */
 tt_status tt_forward(tt_trainer *t, const tt_batch *batch, float *to, size_t capacity);
-/* Computes the class probabilities of a batch, (seqs, classes), on data rank 0; the model must have classes.
+/* Computes the predictions of the model's task for a batch, on data rank 0, and writes them to `predictions`:
+   TT_TASK_CLASS: probabilities of the classes, (seqs, classes), which sum to 1 for each sequence.
+   TT_TASK_LABELS: a probability for each label, (seqs, classes).
+   TT_TASK_SCORES: scores, (seqs, classes).
+   TT_TASK_TAGS: probabilities of the tags of each token, (rows, classes).
+   TT_TASK_EMBED: embeddings, (seqs, hidden).
    Data that only the loss reads may be missing. */
-tt_status tt_predict(tt_trainer *t, const tt_batch *batch, float *probabilities);
-/* Computes the `classes` probabilities of one text (cut to the model's length). */
-tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text, float *probabilities);
+tt_status tt_predict(tt_trainer *t, const tt_batch *batch, float *predictions);
+/* Computes the predictions for one text, or for a text and its pair (NULL: none), cut to the model's length.
+   Any task but TT_TASK_TAGS. */
+tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text, const char *pair,
+                          float *predictions);
 
 /* Progress of a run, stored with the state so that the caller can resume. */
 typedef struct tt_progress {
@@ -28366,6 +28509,7 @@ typedef struct tt__json {
     const char *text;
     size_t bytes, at;
     size_t base;             /* offset of the text in its file, for errors */
+    long long line;          /* the text is this line of its file, for errors; 0: not told */
     tt__json_node *nodes;
     int count, capacity;
     uint32_t *sorted;        /* nodes of the members of each object, sorted by key */
@@ -28385,12 +28529,14 @@ static void tt__json_free(tt__json *j)
 TT_PRINTF(3, 4)
 static bool tt__json_fail(const tt__json *j, size_t offset, const char *format, ...)
 {
-    char what[512];
+    char what[512], line[40] = "";
     va_list args;
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: not valid JSON: %s", j->path, j->base + offset, what);
+    if (j->line) snprintf(line, sizeof line, ", line %lld", j->line);
+    tt__fail(j->ctx, TT_ERR_FORMAT, "'%s'%s, byte %zu: not valid JSON: %s", j->path, line, j->base + offset,
+             what);
     return false;
 }
 
@@ -28662,13 +28808,15 @@ static bool tt__json_value(tt__json *j, int depth)
 }
 
 /* Parses a text that is one JSON value, which becomes node 0. The text must live only until the function
-   returns; path and context must live as long as j. The caller frees j even after an error. */
-static tt_status tt__json_parse(tt__json *j, tt_context *ctx, const char *path, size_t base, const char *text,
-                                size_t bytes)
+   returns; path and context must live as long as j. line: see tt__json. The caller frees j even after an
+   error. */
+static tt_status tt__json_parse_line(tt__json *j, tt_context *ctx, const char *path, long long line,
+                                     size_t base, const char *text, size_t bytes)
 {
     memset(j, 0, sizeof *j);
     j->ctx = ctx;
     j->path = path;
+    j->line = line;
     j->text = text;
     j->bytes = bytes;
     j->base = base;
@@ -28684,6 +28832,12 @@ static tt_status tt__json_parse(tt__json *j, tt_context *ctx, const char *path, 
     if (j->at < bytes) return tt__json_expected(j, j->at, "expected the end after the value"), ctx->status;
     j->text = NULL;
     return TT_OK;
+}
+
+static tt_status tt__json_parse(tt__json *j, tt_context *ctx, const char *path, size_t base, const char *text,
+                                size_t bytes)
+{
+    return tt__json_parse_line(j, ctx, path, 0, base, text, bytes);
 }
 
 static tt_status tt__json_open(tt__json *j, tt_context *ctx, const char *path)
@@ -29531,10 +29685,20 @@ typedef struct tt__model {
     bool cuts;                    /* no merge crosses the start of a run of U+2581: words are cut there */
 } tt__model;
 
-typedef struct tt__around { int32_t ids[TT__AROUND]; int n; } tt__around;
+typedef struct tt__around { int32_t ids[TT__AROUND], types[TT__AROUND]; int n; } tt__around;
+
+/* The ids that the post-processor puts around one text, or around and between a pair of texts. */
+typedef struct tt__template {
+    tt__around around[3];          /* ids before the first text; after it; after the second text of a pair */
+    int32_t types[2];              /* the token type of each text's ids */
+} tt__template;
 
 typedef struct tt__finisher {
-    tt__around before, behind;     /* ids to put before a text's ids; ids to put after them */
+    tt__template one, two;         /* templates of one text and of a pair */
+    int templates;                 /* number of post-processors that put ids around texts */
+    int trims;                     /* number of post-processors that leave white space out of spans */
+    bool trims_prefix[TT__STEP_LIMIT]; /* of each: a space may have been put before the text */
+    bool pairs;                    /* `two` is a pair's first text and then its second, each once */
     int32_t roles[TT_TOKEN_COUNT]; /* the id for each tt_special_token; -1: none */
     tt__step_list decode;
     bool decodes;                  /* the file has a decoder; otherwise spaces join tokens */
@@ -29735,8 +29899,9 @@ typedef struct tt__encoder tt__encoder;
 struct tt__encoder {
     const tt_tokenizer *k;
     void (*word)(tt__encoder *e, const char *text, size_t bytes); /* adds the ids of a word */
-    int32_t *ids;
-    int64_t count, room;   /* number of ids so far; max number of ids to store */
+    int32_t *ids;          /* NULL: ids are not stored */
+    tt_span *spans;        /* the bytes that each id comes from in the text; NULL: not wanted */
+    int64_t count, room;   /* number of ids so far; max number of ids and spans to store */
     bool whole;            /* count the ids of the whole text; else stop after `room` ids */
     bool failed;           /* out of memory */
     bool ascii;            /* the whole text is ASCII */
@@ -29745,6 +29910,14 @@ struct tt__encoder {
     size_t front;          /* number of bytes at the start of `origin` that came from the first character of
                               the text before normalization. A part that begins with one of these bytes is
                               the first part of the text */
+    /* The fields from here to `at` are used if spans are wanted. whole_text: the text before all changes;
+       layer: the text that normalizers and splitters have made of it so far; map: the span of each byte of
+       `layer` in `whole_text`; NULL: both are the same text. */
+    const char *whole_text, *layer;
+    size_t whole_bytes;
+    const tt_span *map;
+    tt__buffer maps[TT__SPLIT_TEXT + TT__STEP_LIMIT]; /* memory of `map` for each buffer of text */
+    const char *at;        /* byte-pair encoding: the end of the symbols of the word that have been added */
     tt__buffer buffers[TT__BUFFERS];
     char few[TT__SPLIT_TEXT][TT__FEW]; /* initial memory of the first buffers, enough for short texts */
 };
@@ -29759,11 +29932,70 @@ static void tt__encoder_free(tt__encoder *e)
 {
     for (int i = 0; i < TT__COUNT(e->buffers); i++)
         if (e->buffers[i].memory) tt__free(e->k->ctx, e->buffers[i].memory);
+    for (int i = 0; i < TT__COUNT(e->maps) && e->spans; i++) tt__free(e->k->ctx, e->maps[i].memory);
 }
 
-static void tt__encoder_id(tt__encoder *e, int32_t id)
+/* Returns the span in the whole text of the byte at `at` of the current layer: of the character that has the
+   byte, or that it was made of. */
+static tt_span tt__encoder_span(const tt__encoder *e, const char *at)
 {
-    if (e->count < e->room) e->ids[e->count] = id;
+    const size_t i = (size_t)(at - e->layer);
+    tt_span span = {i, i};
+    if (e->map) return e->map[i];
+    while (span.begin && i - span.begin < 3 && ((uint8_t)e->whole_text[span.begin] & 0xC0) == 0x80)
+        span.begin--;
+    span.end = span.begin;
+    tt__utf8_next(e->whole_text, e->whole_bytes, &span.end);
+    if (span.end <= i) span.begin = i, span.end = i + 1; /* a byte of no character */
+    return span;
+}
+
+/* Returns whether the character at text[*at] counts as white space when spans are trimmed: white space, or
+   U+0120, which stands for a space in byte-level encoding. Moves *at past the character. */
+static bool tt__is_trimmed(const tt__encoder *e, const char *text, size_t bytes, size_t *at)
+{
+    const uint32_t c = tt__utf8_next(text, bytes, at);
+    return c == 0x120 || (c != TT__INVALID && (e->k->unicode->bits[c] & TT__IS_SPACE));
+}
+
+/* Leaves white space at the ends of the token `text` out of its span, as process_offsets of the package
+   `tokenizers` does. prefix: a space at the start of the whole text may have been put there. */
+static void tt__encoder_trim(const tt__encoder *e, const char *text, size_t bytes, bool prefix, tt_span *span)
+{
+    size_t leading = 0, trailing = 0, from, walked, end = span->end;
+    for (size_t at = 0; at < bytes && tt__is_trimmed(e, text, bytes, &at);) leading++;
+    for (size_t at = bytes; at; at = from, trailing++) {
+        size_t next = from = tt__utf8_last(text, at);
+        if (!tt__is_trimmed(e, text, bytes, &next)) break;
+    }
+    if (leading == 1 && prefix && (!e->count || !span->begin)) leading = 0;
+    for (; leading && span->begin < span->end; leading--)
+        tt__utf8_next(e->whole_text, e->whole_bytes, &span->begin);
+    for (walked = 0; walked < trailing && end; walked++)
+        while (--end && ((uint8_t)e->whole_text[end] & 0xC0) == 0x80) {}
+    if (walked == trailing) span->end = end > span->begin ? end : span->begin;
+}
+
+/* Adds the span of a token: of the bytes `text` of the current layer. added: it is an added token, whose text
+   is that of the layer. */
+static void tt__encoder_add_span(tt__encoder *e, int32_t id, const char *text, size_t bytes, bool added)
+{
+    const tt__finisher *f = &e->k->finish;
+    const tt__slice *token = &e->k->vocab.text[id];
+    tt_span *to = &e->spans[e->count];
+    *to = tt__encoder_span(e, text);
+    if (!bytes) to->end = to->begin;
+    else if (bytes > 1) to->end = tt__encoder_span(e, text + bytes - 1).end;
+    for (int i = 0; i < f->trims; i++)
+        tt__encoder_trim(e, added ? text : e->k->vocab.texts + token->start, added ? bytes : token->bytes,
+                         f->trims_prefix[i], to);
+}
+
+/* Adds an id, which stands for the bytes `text` of the current layer. */
+static inline void tt__encoder_id(tt__encoder *e, int32_t id, const char *text, size_t bytes)
+{
+    if (e->count < e->room && e->ids) e->ids[e->count] = id;
+    if (e->count < e->room && e->spans) tt__encoder_add_span(e, id, text, bytes, false);
     e->count++;
 }
 
@@ -29810,12 +30042,14 @@ typedef struct tt__rewrite {
     tt__buffer *to;
     char *out;             /* the new text so far, n bytes */
     size_t n, room;
-    bool aligns;           /* the front matters; otherwise the fields below are unused */
+    bool aligns;           /* the front or spans matter; otherwise the fields below are unused */
     const char *text;      /* the old text */
     size_t bytes, front;
     size_t at, to_front;   /* bytes of the old text read so far; bytes of the new front so far */
     size_t size;           /* bytes of the last piece, whose change may still decrease; 0: no piece */
     int64_t change;        /* change of the last piece */
+    tt__buffer *map;       /* spans of the new text's bytes, the first `mapped` of them; NULL: not wanted */
+    size_t mapped;
 } tt__rewrite;
 
 /* Makes room for `more` bytes of the new text. Returns false if memory ran out, now or earlier. */
@@ -29838,12 +30072,32 @@ static bool tt__rewrite_room(tt__rewrite *w, size_t more)
 /* Begins a new text in one of the encoder's buffers. */
 static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *text, size_t bytes, bool aligns)
 {
-    tt__rewrite w = {e, &e->buffers[buffer], NULL, 0, 0, aligns, text, bytes, e->front, 0, 0, 0, 0};
+    tt__rewrite w = {e, &e->buffers[buffer], NULL, 0, 0, aligns, text, bytes, e->front, 0, 0, 0, 0,
+                     e->spans ? &e->maps[buffer] : NULL, 0};
     const bool few = buffer < TT__SPLIT_TEXT && !w.to->memory;
     w.out = few ? e->few[buffer] : (char *)w.to->memory;
     w.room = few ? (size_t)TT__FEW : w.to->bytes;
     tt__rewrite_room(&w, bytes);
     return w;
+}
+
+/* Sets the spans of the last piece's bytes, which are those of the old character that it belongs to. */
+static void tt__rewrite_map(tt__rewrite *w)
+{
+    const size_t all = (w->mapped + w->size) * sizeof(tt_span);
+    const size_t old = w->change > 0 && w->at ? w->at - 1 : w->at;
+    if (all > w->map->bytes) {
+        void *larger = tt__try_alloc(w->e->k->ctx, 2 * all);
+        w->e->failed |= !larger;
+        if (!larger) return;
+        if (w->mapped) memcpy(larger, w->map->memory, w->mapped * sizeof(tt_span));
+        tt__free(w->e->k->ctx, w->map->memory);
+        w->map->memory = larger;
+        w->map->bytes = 2 * all;
+    }
+    tt_span *spans = (tt_span *)w->map->memory, span = {0, 0};
+    if (w->bytes) span = tt__encoder_span(w->e, w->text + (old < w->bytes ? old : w->bytes - 1));
+    for (size_t i = 0; i < w->size; i++) spans[w->mapped++] = span;
 }
 
 /* Ends the last piece: moves past the old characters that it replaces, and counts its bytes in the new front
@@ -29852,6 +30106,7 @@ static void tt__rewrite_pass(tt__rewrite *w)
 {
     const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
     if (!w->size) return;
+    if (w->map) tt__rewrite_map(w);
     if (with) w->to_front += w->size;
     for (int64_t n = w->change; n <= 0 && w->at < w->bytes; n++) tt__utf8_next(w->text, w->bytes, &w->at);
     w->size = 0;
@@ -29898,11 +30153,23 @@ static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, con
     if (made < old) w->change -= old - made; /* no effect if the new text is still empty */
 }
 
-/* Ends the new text and returns it. */
+/* Writes `to` before the old text, as a part of its first character, and that character. Returns the bytes of
+   the character. */
+static size_t tt__rewrite_prepend(tt__rewrite *w, const char *to, size_t to_bytes)
+{
+    size_t first = 0;
+    tt__utf8_next(w->text, w->bytes, &first);
+    tt__rewrite_put(w, to, to_bytes, 0);
+    tt__rewrite_put(w, w->text, first, 1);
+    return first;
+}
+
+/* Ends the new text and returns it. If spans are wanted, the text becomes the encoder's layer. */
 static const char *tt__rewrite_end(tt__rewrite *w, size_t *bytes)
 {
     tt__rewrite_pass(w);
     if (w->aligns) w->e->front = w->to_front;
+    if (w->map && !w->e->failed) w->e->layer = w->out, w->e->map = (const tt_span *)w->map->memory;
     *bytes = w->n;
     return w->out;
 }
@@ -30211,7 +30478,7 @@ static void tt__normalize_ascii_by(tt_tokenizer *k)
 static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes)
 {
     const tt_tokenizer *k = e->k;
-    bool aligns = false; /* whether a splitter needs e->front */
+    bool aligns = e->spans != NULL; /* whether spans are wanted, or a splitter needs e->front */
     for (int i = 0; i < k->split.n; i++) aligns |= k->split.all[i].prefix_first;
     e->front = 0;
     if (*bytes) tt__utf8_next(text, *bytes, &e->front);
@@ -30236,9 +30503,7 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
             tt__rewrite_composition(&w, s->kind, text, *bytes);
             break;
         case TT__STEP_PREPEND:
-            tt__utf8_next(text, *bytes, &first);
-            tt__rewrite_put(&w, s->to, s->to_bytes, 0);
-            tt__rewrite_put(&w, text, first, 1);
+            first = tt__rewrite_prepend(&w, s->to, s->to_bytes);
             tt__rewrite_part(&w, text + first, *bytes - first, NULL, 0);
             break;
         case TT__STEP_PRECOMPILED: tt__rewrite_precompiled(&w, s, text, *bytes); break;
@@ -30386,18 +30651,26 @@ static void tt__split_text(tt__encoder *e, int step, const char *text, size_t by
     const bool marked = *text == ' ' ||
                         (metaspace && bytes >= s->to_bytes && memcmp(text, s->to, s->to_bytes) == 0);
     const bool prefix = s->prefix_space || s->prefix_always || (s->prefix_first && first);
+    const char *const layer = e->layer;
+    const tt_span *const map = e->map;
     if (metaspace || (prefix && !marked)) {
-        tt__rewrite w = tt__rewrite_begin(e, TT__SPLIT_TEXT + step, text, bytes, false);
-        if (prefix && !marked) tt__rewrite_put(&w, metaspace ? s->to : " ", metaspace ? s->to_bytes : 1, 0);
-        if (metaspace) tt__rewrite_replaced(&w, s, text, bytes);
-        else tt__rewrite_put(&w, text, bytes, 0);
+        tt__rewrite w = tt__rewrite_begin(e, TT__SPLIT_TEXT + step, text, bytes, e->spans != NULL);
+        const size_t front = e->front;
+        size_t from = 0;
+        if (prefix && !marked)
+            from = tt__rewrite_prepend(&w, metaspace ? s->to : " ", metaspace ? s->to_bytes : 1);
+        if (metaspace) tt__rewrite_replaced(&w, s, text + from, bytes - from);
+        else tt__rewrite_part(&w, text + from, bytes - from, NULL, 0);
         text = tt__rewrite_end(&w, &bytes);
+        e->front = front;
     }
     for (size_t at = 0, end; at < bytes && !tt__encoder_done(e); at = end) {
         end = tt__piece_end(k, step, text, bytes, at);
         if (step + 1 == k->split.n) e->word(e, text + at, end - at);
         else tt__split_text(e, step + 1, text + at, end - at, tt__is_first(e, first, text, at));
     }
+    e->layer = layer;
+    e->map = map;
 }
 
 /* ==== src/text/wordpiece.h */
@@ -30434,11 +30707,11 @@ static __attribute__((noinline)) void tt__wordpiece_pieces(tt__encoder *e, const
         const int id = tt__wordpiece_next(e, at ? &k->model.rest : &k->vocab.by_word, text + at, bytes - at,
                                           &taken);
         known = id >= 0;
-        if (known) tt__encoder_id(e, id);
+        if (known) tt__encoder_id(e, id, text + at, taken);
     }
     if (known) return;
     e->count = before;
-    tt__encoder_id(e, k->model.unk);
+    tt__encoder_id(e, k->model.unk, text, bytes);
 }
 
 static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
@@ -30447,7 +30720,7 @@ static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
     int id = -1; /* most words are short and one token */
     if (bytes <= 8 && bytes <= (uint64_t)e->k->model.word_chars)
         id = tt__token_slot(&v->by_word, text, bytes, tt__part_head(e, text, bytes))->id;
-    if (id >= 0) tt__encoder_id(e, id);
+    if (id >= 0) tt__encoder_id(e, id, text, bytes);
     else tt__wordpiece_pieces(e, text, bytes);
 }
 
@@ -30471,51 +30744,66 @@ static const tt__bpe_rule *tt__bpe_merge(const tt_tokenizer *k, int32_t left, in
     return &m->merges[at];
 }
 
-/* Writes the symbols of one character, and returns how many it wrote. The symbols are the character's token
-   or, without one, the tokens of its bytes. Without these too, the character is unknown: sets *unknown and
-   writes nothing, as following unknown characters may share one unknown token. */
-static size_t tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, int32_t *to, bool *unknown)
+/* The symbols of a word. bytes: the number of bytes of the word that each symbol stands for; NULL: not
+   wanted. */
+typedef struct tt__bpe_symbols { int32_t *ids, *bytes; size_t n; } tt__bpe_symbols;
+
+static void tt__bpe_put(tt__bpe_symbols *s, int32_t id, size_t bytes)
+{
+    if (s->bytes) s->bytes[s->n] = (int32_t)bytes;
+    s->ids[s->n++] = id;
+}
+
+/* Adds the symbols of one character, of `of` bytes. The symbols are the character's token or, without one,
+   the tokens of its bytes. Without these too, the character is unknown: adds its bytes to *unknown and no
+   symbol, as following unknown characters may share one unknown token. */
+static void tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, size_t of, tt__bpe_symbols *s, size_t *unknown)
 {
     char text[4];
-    size_t n = 0, bytes = (size_t)tt__utf8_put(c, text), missing = 0;
+    size_t bytes = (size_t)tt__utf8_put(c, text), missing = 0;
     int id = -1;
     if (k->mapped_at == k->split.n) id = tt__token_find(&k->vocab.by_word, text, bytes);
     else if (tt__char_byte(c) >= 0) id = k->model.bytes[tt__char_byte(c)];
     if (id >= 0) {
-        if (*unknown) to[n++] = k->model.unk;
-        *unknown = false;
-        to[n++] = id;
-        return n;
+        if (*unknown) tt__bpe_put(s, k->model.unk, *unknown);
+        *unknown = 0;
+        tt__bpe_put(s, id, of);
+        return;
     }
     for (size_t i = 0; i < bytes; i++) missing += k->model.fallback[(uint8_t)text[i]] < 0;
     if (k->model.byte_fallback && !missing) {
-        for (size_t i = 0; i < bytes; i++) to[n++] = k->model.fallback[(uint8_t)text[i]];
+        for (size_t i = 0; i < bytes; i++) tt__bpe_put(s, k->model.fallback[(uint8_t)text[i]], 1);
     } else if (k->model.unk >= 0) {
-        if (*unknown && !k->model.fuse_unk) to[n++] = k->model.unk;
-        *unknown = true;
+        if (*unknown && !k->model.fuse_unk) tt__bpe_put(s, k->model.unk, *unknown), *unknown = 0;
+        *unknown += of;
     }
-    return n;
 }
 
-/* Writes the symbols of a word, at most 2 * bytes + 1. Returns their number. */
-static size_t tt__bpe_symbols(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *to)
+/* Sets the symbols of a word, at most 2 * bytes + 1. */
+static void tt__bpe_split(const tt_tokenizer *k, const char *text, size_t bytes, tt__bpe_symbols *s)
 {
     const bool mapped = k->mapped_at < k->split.n;
-    bool unknown = false;
-    size_t n = 0;
-    for (size_t at = 0; at < bytes;) {
+    size_t unknown = 0;
+    s->n = 0;
+    for (size_t at = 0, from = 0; at < bytes; from = at) {
         int32_t id = mapped && !unknown ? k->model.bytes[(uint8_t)text[at]] : -1;
-        if (id >= 0) to[n++] = id, at++;
-        else n += tt__bpe_symbol(k, tt__next_char(mapped, text, bytes, &at), to + n, &unknown);
+        if (id >= 0) {
+            tt__bpe_put(s, id, 1);
+            at++;
+        } else {
+            const uint32_t c = tt__next_char(mapped, text, bytes, &at);
+            tt__bpe_symbol(k, c, at - from, s, &unknown);
+        }
     }
-    if (unknown) to[n++] = k->model.unk;
-    return n;
+    if (unknown) tt__bpe_put(s, k->model.unk, unknown);
 }
 
-/* Merges the symbols of a short word in place. Returns how many symbols are left. */
-static size_t tt__bpe_merge_short(const tt_tokenizer *k, int32_t *symbols, size_t n)
+/* Merges the symbols of a short word in place. */
+static void tt__bpe_merge_short(const tt_tokenizer *k, tt__bpe_symbols *s)
 {
     const tt__bpe_rule *merges[2 * TT__BPE_SHORT + 1];
+    int32_t *symbols = s->ids;
+    size_t n = s->n;
     for (size_t i = 0; i + 1 < n; i++) merges[i] = tt__bpe_merge(k, symbols[i], symbols[i + 1]);
     while (n > 1) {
         uint32_t best = UINT32_MAX; /* the rank of a pair that has no merge */
@@ -30525,6 +30813,10 @@ static size_t tt__bpe_merge_short(const tt_tokenizer *k, int32_t *symbols, size_
         if (best == UINT32_MAX) break;
         symbols[at] = merges[at]->id;
         n--;
+        if (s->bytes) {
+            s->bytes[at] += s->bytes[at + 1];
+            memmove(s->bytes + at + 1, s->bytes + at + 2, (n - at - 1) * sizeof *s->bytes);
+        }
         for (size_t i = at + 1; i < n; i++) {
             symbols[i] = symbols[i + 1];
             merges[i - 1] = merges[i];
@@ -30532,7 +30824,7 @@ static size_t tt__bpe_merge_short(const tt_tokenizer *k, int32_t *symbols, size_
         if (at + 1 < n) merges[at] = tt__bpe_merge(k, symbols[at], symbols[at + 1]);
         if (at > 0) merges[at - 1] = tt__bpe_merge(k, symbols[at - 1], symbols[at]);
     }
-    return n;
+    s->n = n;
 }
 
 typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: symbol is gone */
@@ -30570,17 +30862,19 @@ static tt__bpe_pair tt__bpe_pop(tt__bpe_pair *heap, size_t *n)
     return top;
 }
 
-/* Merges the n symbols of a word of any length in place, in time O(n log n). Returns how many symbols are
-   left. */
-static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
+/* Merges the n symbols of a word of any length in place, in time O(n log n). */
+static void tt__bpe_merge_long(tt__encoder *e, tt__bpe_symbols *s)
 {
     const tt_tokenizer *k = e->k;
-    size_t pairs = 0, left = 0;
-    if (n > INT32_MAX / 2) { e->failed = true; return 0; }
+    int32_t *symbols = s->ids;
+    const size_t n = s->n;
+    size_t pairs = 0;
+    s->n = 0;
+    if (n > INT32_MAX / 2) { e->failed = true; return; }
     tt__bpe_link *links = (tt__bpe_link *)tt__encoder_room(e, TT__POINTS, n, sizeof *links);
     /* The heap gets at most 3 n pairs: one for each symbol, and two new ones for each merge. */
     tt__bpe_pair *heap = (tt__bpe_pair *)tt__encoder_room(e, TT__HEAP, 3 * n, sizeof *heap);
-    if (e->failed) return 0;
+    if (e->failed) return;
     for (size_t i = 0; i < n; i++) {
         const tt__bpe_link link = {symbols[i], (int32_t)i - 1, i + 1 < n ? (int32_t)i + 1 : -1};
         links[i] = link;
@@ -30593,6 +30887,7 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
         tt__bpe_link *second = &links[first->after];
         const tt__bpe_rule *m = tt__bpe_merge(k, first->id, second->id);
         if (m->pair == UINT64_MAX || m->id != top.id) continue; /* an earlier merge changed the pair */
+        if (s->bytes) s->bytes[top.at] += s->bytes[first->after];
         first->id = top.id;
         first->after = second->after;
         second->id = -1;
@@ -30601,34 +30896,47 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
         tt__bpe_push(k, heap, &pairs, links, top.at);
     }
     for (size_t i = 0; i < n; i++)
-        if (links[i].id >= 0) symbols[left++] = links[i].id;
-    return left;
+        if (links[i].id >= 0) tt__bpe_put(s, links[i].id, s->bytes ? (size_t)s->bytes[i] : 0);
 }
 
-/* Adds the ids of a word or of a part of it. No run of U+2581 begins inside the part. */
+/* Adds the ids of a word or of a part of it. No run of U+2581 begins inside the part. e->at moves on by the
+   bytes of the symbols, as the package `tokenizers` counts: an unknown character without a symbol is not
+   among these. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
     const tt__model *m = &k->model;
-    int32_t few[2 * TT__BPE_SHORT + 1], *symbols = few;
+    int32_t few[2][2 * TT__BPE_SHORT + 1];
+    tt__bpe_symbols s = {few[0], e->spans ? few[1] : NULL, 0};
     const int id = tt__word_token(e, text, bytes);
     if (id >= 0 && (m->ignore_merges || __atomic_load_n(&m->whole[id], __ATOMIC_RELAXED) == 1)) {
-        tt__encoder_id(e, id);
+        tt__encoder_id(e, id, e->at, bytes);
+        e->at += bytes;
         return;
     }
-    if (bytes > TT__BPE_SHORT) symbols = (int32_t *)tt__encoder_room(e, TT__SYMBOLS, 2 * bytes + 1, 4);
-    if (!symbols) return;
-    size_t n = tt__bpe_symbols(k, text, bytes, symbols);
-    n = bytes > TT__BPE_SHORT ? tt__bpe_merge_long(e, symbols, n) : tt__bpe_merge_short(k, symbols, n);
+    if (bytes > TT__BPE_SHORT) {
+        const size_t most = 2 * bytes + 1;
+        s.ids = (int32_t *)tt__encoder_room(e, TT__SYMBOLS, most, 8);
+        if (!s.ids) return;
+        s.bytes = e->spans ? s.ids + most : NULL;
+    }
+    tt__bpe_split(k, text, bytes, &s);
+    if (bytes > TT__BPE_SHORT) tt__bpe_merge_long(e, &s);
+    else tt__bpe_merge_short(k, &s);
     if (id >= 0 && !e->failed)
-        __atomic_store_n(&m->whole[id], (uint8_t)(n == 1 && symbols[0] == id ? 1 : 2), __ATOMIC_RELAXED);
-    for (size_t i = 0; i < n; i++) tt__encoder_id(e, symbols[i]);
+        __atomic_store_n(&m->whole[id], (uint8_t)(s.n == 1 && s.ids[0] == id ? 1 : 2), __ATOMIC_RELAXED);
+    for (size_t i = 0; i < s.n; i++) {
+        const size_t of = s.bytes ? (size_t)s.bytes[i] : 0;
+        tt__encoder_id(e, s.ids[i], e->at, of);
+        e->at += of;
+    }
 }
 
 static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
 {
     size_t from = 0;
     bool mark = true;
+    e->at = text;
     for (size_t at = 0; e->k->model.cuts && at + 2 < bytes && !tt__encoder_done(e);) {
         const bool here = memcmp(text + at, "\xE2\x96\x81", 3) == 0;
         if (here && !mark) {
@@ -30668,8 +30976,9 @@ static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
     const int id = tt__token_find(&k->vocab.by_word, text, bytes);
     bool fallback = k->model.byte_fallback && id < 0;
     for (size_t i = 0; i < bytes && fallback; i++) fallback = k->model.fallback[(uint8_t)text[i]] >= 0;
-    if (!fallback) tt__encoder_id(e, id >= 0 ? id : k->model.unk);
-    for (size_t i = 0; i < bytes && fallback; i++) tt__encoder_id(e, k->model.fallback[(uint8_t)text[i]]);
+    if (!fallback) tt__encoder_id(e, id >= 0 ? id : k->model.unk, text, bytes);
+    for (size_t i = 0; i < bytes && fallback; i++)
+        tt__encoder_id(e, k->model.fallback[(uint8_t)text[i]], text, bytes);
 }
 
 /* Encodes a word with Unigram (Kudo 2018, section 3.2): finds the tokens with the largest sum of scores, by
@@ -30705,7 +31014,7 @@ static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
     for (size_t at = 0, to; at < bytes && !tt__encoder_done(e); at = to) {
         to = (size_t)best[at].to;
         if (best[at].next != k->model.unk) {
-            tt__encoder_id(e, best[at].next);
+            tt__encoder_id(e, best[at].next, text + at, to - at);
             continue;
         }
         while (to < bytes && best[to].next == k->model.unk) to = (size_t)best[to].to;
@@ -30721,6 +31030,15 @@ static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes
     return at < bytes && (k->unicode->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
 }
 
+/* Adds the id of an added token, which the bytes `text` of the current layer spell, with the white space that
+   the token takes in. */
+static void tt__encoder_added(tt__encoder *e, int32_t id, const char *text, size_t bytes)
+{
+    if (e->count < e->room && e->ids) e->ids[e->count] = id;
+    if (e->count < e->room && e->spans) tt__encoder_add_span(e, id, text, bytes, true);
+    e->count++;
+}
+
 /* Finds the added tokens in a text, adds their ids, and encodes the parts between them. tree: 0: the text is
    not normalized yet; 1: it is. first: the text is the first part of the whole text. */
 static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t bytes, bool first);
@@ -30731,9 +31049,13 @@ static void tt__cut_between(tt__encoder *e, int tree, const char *text, size_t b
         tt__split_text(e, 0, text, bytes, first);
         return;
     }
+    const char *const layer = e->layer;
+    const tt_span *const map = e->map;
     text = e->origin = tt__normalize(e, text, &bytes);
     e->origin_bytes = bytes;
     if (!e->failed) tt__cut_text(e, 1, text, bytes, first);
+    e->layer = layer;
+    e->map = map;
 }
 
 static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t bytes, bool first)
@@ -30762,18 +31084,18 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
         if (a->rstrip) stop = white_to;
         const bool starts = tree ? tt__is_first(e, first, text, from) : first && !from;
         if (from < start) tt__cut_between(e, tree, text + from, start - from, starts);
-        if (!e->failed) tt__encoder_id(e, a->id);
+        if (!e->failed) tt__encoder_added(e, a->id, text + start, stop - start);
         from = stop;
     }
     const bool starts = tree ? tt__is_first(e, first, text, from) : first && !from;
     if (from < bytes && !tt__encoder_done(e)) tt__cut_between(e, tree, text + from, bytes - from, starts);
 }
 
-/* Encodes a text, without the ids that the post-processor adds. Stores the first `room` ids. Returns the
-   number of ids; unless `whole`, encoding may end after `room` ids, and the count with it. -1: out of
-   memory. */
-static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int64_t room,
-                          bool whole)
+/* Encodes a text, without the ids that the post-processor adds. Stores the first `room` ids and spans; ids or
+   spans may be NULL. Returns the number of ids; unless `whole`, encoding may end after `room` ids, and the
+   count with it. -1: out of memory. */
+static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, tt_span *spans,
+                          int64_t room, bool whole)
 {
     static void (*const words[])(tt__encoder *, const char *, size_t) = {tt__bpe_word, tt__unigram_word,
                                                                         tt__wordpiece_word};
@@ -30781,13 +31103,16 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
     tt__encoder_init(&e, k);
     e.word = words[k->model.kind];
     e.ids = ids;
+    e.spans = spans;
+    e.whole_text = e.layer = text;
+    e.whole_bytes = bytes;
     e.room = room;
     e.whole = whole;
     e.ascii = tt__is_ascii(text, bytes);
     const size_t valid = e.ascii ? bytes : tt__utf8_invalid(text, bytes);
     if (valid < bytes) { /* replaces invalid bytes by U+FFFD */
-        tt__rewrite w = tt__rewrite_begin(&e, TT__CLEAN_TEXT, text, bytes, false);
-        tt__rewrite_put(&w, text, valid, 0);
+        tt__rewrite w = tt__rewrite_begin(&e, TT__CLEAN_TEXT, text, bytes, spans != NULL);
+        tt__rewrite_part(&w, text, valid, NULL, 0);
         for (size_t at = valid; at < bytes;) {
             const uint32_t c = tt__utf8_next(text, bytes, &at);
             tt__rewrite_point(&w, c == TT__INVALID ? 0xFFFD : c, 0);
@@ -30799,39 +31124,123 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
     return e.failed ? -1 : e.count;
 }
 
-/* Does the work of tt_tokenize. Returns the number of ids of the text. Unless `whole`, encoding may end after
-   max_tokens ids, and the count with it. -1: out of memory. */
-static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens,
-                        bool whole)
+/* The result of tt__encode_texts. n: number of ids; whole: number of ids before texts were cut. Both are -1
+   when out of memory. */
+typedef struct tt__encoded { int64_t n, whole; } tt__encoded;
+
+/* Returns the number of ids that stand around a text or, if `pair`, around a pair of texts. */
+static int tt__ids_around(const tt_tokenizer *k, bool pair)
 {
-    const int around = k->finish.before.n + k->finish.behind.n, room = max_tokens - around;
-    if (room < 0) return 0;
-    const int64_t n = tt__encode(k, text, bytes, ids + k->finish.before.n, room, whole);
-    const int64_t kept = tt__min(n, room);
-    if (n < 0) return -1;
-    for (int i = 0; i < k->finish.before.n; i++) ids[i] = k->finish.before.ids[i];
-    for (int i = 0; i < k->finish.behind.n; i++) ids[k->finish.before.n + kept + i] = k->finish.behind.ids[i];
-    return (int)tt__min(n + around, INT_MAX);
+    const tt__template *t = pair ? &k->finish.two : &k->finish.one;
+    return t->around[0].n + t->around[1].n + t->around[2].n;
 }
+
+/* Returns whether an id of a text may have another token type than 0; if `pairs`, also of a pair. */
+static bool tt__has_types(const tt_tokenizer *k, bool pairs)
+{
+    const tt__template *const templates[] = {&k->finish.one, &k->finish.two};
+    int32_t types = 0;
+    for (int n = 0; n < 1 + pairs; n++) {
+        types |= templates[n]->types[0] | (n ? templates[n]->types[1] : 0);
+        for (int part = 0; part < 3; part++)
+            for (int i = 0; i < templates[n]->around[part].n; i++)
+                types |= templates[n]->around[part].types[i];
+    }
+    return types != 0;
+}
+
+/* Writes ids that stand around texts, from index `at` on. */
+static void tt__encode_around(const tt_encoding *o, const tt__around *around, int64_t at)
+{
+    for (int i = 0; i < around->n && at + i < o->room; i++) {
+        if (o->ids) o->ids[at + i] = around->ids[i];
+        if (o->types) o->types[at + i] = around->types[i];
+        if (o->spans) o->spans[at + i].begin = o->spans[at + i].end = 0;
+    }
+}
+
+/* Encodes a text of type `type` from index `at` on, at most `most` ids of it. Returns the number of ids;
+   unless `whole`, encoding may end after `most` ids. */
+static int64_t tt__encode_part(const tt_tokenizer *k, const tt_encoding *o, int second, int64_t at,
+                               int64_t most, bool whole)
+{
+    const char *text = second ? o->pair : o->text;
+    const size_t bytes = second ? o->pair_bytes : o->bytes;
+    const int64_t room = at < o->room ? tt__min(most, o->room - at) : 0;
+    const int32_t type = (o->pair ? &k->finish.two : &k->finish.one)->types[second];
+    const int64_t n = tt__encode(k, text, bytes, o->ids && room ? o->ids + at : NULL,
+                                 o->spans && room ? o->spans + at : NULL, room, whole || room < most);
+    for (int64_t i = 0; i < tt__min(n, room) && o->types; i++) o->types[at + i] = type;
+    return n;
+}
+
+/* Sets how many of the n[0] and n[1] ids of a pair are kept so that `most` remain, as truncation
+   "longest_first" of the package `tokenizers` does. */
+static void tt__encode_cut(const int64_t n[2], int64_t most, int64_t kept[2])
+{
+    const int longer = n[0] > n[1] ? 0 : 1, other = 1 - longer;
+    kept[0] = n[0];
+    kept[1] = n[1];
+    if (n[0] + n[1] <= most) return;
+    kept[longer] = tt__max(n[other], most - n[other]);
+    if (kept[longer] + n[other] <= most) return;
+    kept[other] = most / 2;
+    kept[longer] = most - most / 2;
+}
+
+/* Does the work of tt_tokenizer_encode. Unless `whole`, encoding of one text may end once max_tokens ids are
+   there, and the counts with it. */
+static tt__encoded tt__encode_texts(const tt_tokenizer *k, const tt_encoding *o, bool whole)
+{
+    static const tt__around none[3] = {{{0}, {0}, 0}};
+    const tt__template *t = o->pair ? &k->finish.two : &k->finish.one;
+    const tt__around *around = o->special ? t->around : none;
+    const int used = o->special ? tt__ids_around(k, o->pair != NULL) : 0;
+    const int64_t most = o->max_tokens ? o->max_tokens - used : INT64_MAX;
+    int64_t n[2] = {0, 0}, kept[2] = {0, 0}, from = around[0].n, second;
+    tt__encoded failed = {-1, -1}, empty = {0, 0}, done;
+    if (o->pair && !k->finish.pairs) return failed;
+    if (most < 0) return empty;
+    n[0] = tt__encode_part(k, o, 0, from, most, whole || o->pair);
+    if (n[0] < 0) return failed;
+    kept[0] = tt__min(n[0], most);
+    second = from + kept[0] + around[1].n;
+    if (o->pair) {
+        n[1] = tt__encode_part(k, o, 1, second, most, true);
+        if (n[1] < 0) return failed;
+        tt__encode_cut(n, most, kept);
+        const int64_t to = from + kept[0] + around[1].n;
+        if (to != second && tt__encode_part(k, o, 1, to, kept[1], false) < 0) return failed;
+        second = to;
+    }
+    tt__encode_around(o, &around[0], 0);
+    tt__encode_around(o, &around[1], second - around[1].n);
+    tt__encode_around(o, &around[2], second + kept[1]);
+    done.n = second + kept[1] + around[2].n;
+    done.whole = done.n + n[0] - kept[0] + n[1] - kept[1];
+    return done;
+}
+
+int64_t tt_tokenizer_encode(const tt_tokenizer *k, const tt_encoding *e)
+{
+    return tt__encode_texts(k, e, e->max_tokens == 0).n;
+}
+
+bool tt_tokenizer_pairs(const tt_tokenizer *k) { return k->finish.pairs; }
 
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens)
 {
-    return (int)tt__min(tt__tokenize(k, text, bytes, ids, max_tokens, false), max_tokens);
+    const tt_encoding o = {text, bytes, NULL, 0, true, max_tokens, max_tokens, ids, NULL, NULL};
+    return max_tokens > 0 ? (int)tt__encode_texts(k, &o, false).n : 0;
 }
 
-int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
-                            int64_t room)
+/* Writes the first `room` ids of a whole text into ids, with the tokens around it if `special`. Returns the
+   number of ids of the text; -1: out of memory. */
+static int64_t tt__encode_ids(const tt_tokenizer *k, const char *text, size_t bytes, bool special,
+                              int32_t *ids, int64_t room)
 {
-    int64_t count = 0;
-    for (int i = 0; special && i < k->finish.before.n; i++, count++)
-        if (count < room) ids[count] = k->finish.before.ids[i];
-    const int64_t left = tt__max(0, room - count);
-    const int64_t n = tt__encode(k, text, bytes, left ? ids + count : NULL, left, true);
-    if (n < 0) return -1;
-    count += n;
-    for (int i = 0; special && i < k->finish.behind.n; i++, count++)
-        if (count < room) ids[count] = k->finish.behind.ids[i];
-    return count;
+    const tt_encoding o = {text, bytes, NULL, 0, special, 0, room, ids, NULL, NULL};
+    return tt__encode_texts(k, &o, true).n;
 }
 
 /* ==== src/text/decode.h */
@@ -31559,74 +31968,126 @@ static tt_status tt__read_id(const tt__json *j, int node, const char *what, int 
 }
 
 /* ==== src/text/template.h */
-/* ---- ids around a text */
+/* ---- ids around texts */
 
-/* Inserts an id at index `at` of a list of ids that are put before or after each text. */
+/* Inserts an id with a token type at index `at` of a list of ids that are put around texts. */
 static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int node, tt__around *to, int at,
-                                int id)
+                                int id, int type)
 {
     if (id >= k->size || k->vocab.text[id].bytes == TT__NO_TOKEN)
         return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the post_processor adds the id %d, which no "
                         "token has", j->path, j->base + j->nodes[node].offset, id);
     if (to->n == TT__AROUND)
         return tt__unsupported(j, node, "post_processor", "that begins here", "at most 16 ids on each side");
-    memmove(to->ids + at + 1, to->ids + at, (size_t)(to->n++ - at) * sizeof *to->ids);
+    memmove(to->ids + at + 1, to->ids + at, (size_t)(to->n - at) * sizeof *to->ids);
+    memmove(to->types + at + 1, to->types + at, (size_t)(to->n++ - at) * sizeof *to->types);
     to->ids[at] = id;
+    to->types[at] = type;
     return TT_OK;
 }
 
-/* Reads the template of a post-processor: {"single": [{"SpecialToken": {"id": name}}, {"Sequence": {"id":
-   "A"}}, ...], "special_tokens": {name: {"ids": [...]}}}. */
-static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
+/* Reads a list of a template, [{"SpecialToken": {"id": name, "type_id": n}}, {"Sequence": {"id": "A",
+   "type_id": n}}, ...]: sets the types of the texts "A" and "B" and adds the ids around them to `to`. Sets
+   *order to the texts in their order, as letters; room: at most room - 1 of them. */
+static tt_status tt__read_pieces(const tt_tokenizer *k, const tt__json *j, int node, int list,
+                                 tt__template *to, char *order, int room)
 {
-    tt_status status;
-    int list = tt__json_member(j, node, "single", true, 1 << TT__JSON_ARRAY, "an array", &status);
-    int sequences = 0, before = 0; /* number of ids before the text */
-    tt__finisher *finish = &k->finish;
-    for (int child = list + 1; list >= 0 && child < j->nodes[list].after && status == TT_OK;
+    tt_status status = TT_OK;
+    int texts = 0, before = 0; /* number of ids before the first text */
+    for (int child = list + 1; child < j->nodes[list].after && status == TT_OK;
          child = j->nodes[child].after) {
-        const char *name = tt__json_text(j, tt__json_get(j, tt__json_get(j, child, "SpecialToken"), "id"));
-        if (tt__json_get(j, child, "Sequence") >= 0) sequences++;
-        else if (!name) return tt__json_wrong(j, "single", child, NULL, "SpecialToken or Sequence");
-        else {
-            int token = tt__json_get(j, tt__json_get(j, node, "special_tokens"), name);
-            int ids = tt__json_get(j, token, "ids"), id;
-            if (ids < 0 || j->nodes[ids].kind != TT__JSON_ARRAY)
-                return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"special_tokens\" has no \"ids\" of "
-                                "'%.200s'", j->path, j->base + j->nodes[child].offset, name);
-            for (int at = ids + 1; at < j->nodes[ids].after && status == TT_OK; at = j->nodes[at].after) {
-                status = tt__read_id(j, at, name, &id);
-                if (status == TT_OK)
-                    status = sequences
-                           ? tt__add_around(k, j, child, &finish->behind, finish->behind.n, id)
-                           : tt__add_around(k, j, child, &finish->before, before++, id);
-            }
+        const int text = tt__json_get(j, child, "Sequence"), token = tt__json_get(j, child, "SpecialToken");
+        const char *name = tt__json_text(j, tt__json_get(j, token, "id")), *letter;
+        int64_t type = 0;
+        if (text < 0 && !name)
+            return tt__json_wrong(j, "single", child, NULL, "SpecialToken or Sequence");
+        status = tt__json_read_int(j, text < 0 ? token : text, "type_id", false, 0, UINT8_MAX, &type);
+        if (text >= 0) {
+            letter = tt__json_text(j, tt__json_get(j, text, "id"));
+            if (texts < 2) to->types[texts] = (int32_t)type;
+            if (texts < room - 1) order[texts++] = letter ? *letter : 'A';
+            continue;
+        }
+        const int tokens = tt__json_get(j, tt__json_get(j, node, "special_tokens"), name);
+        const int ids = tt__json_get(j, tokens, "ids");
+        if (ids < 0 || j->nodes[ids].kind != TT__JSON_ARRAY)
+            return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"special_tokens\" has no \"ids\" of "
+                            "'%.200s'", j->path, j->base + j->nodes[child].offset, name);
+        tt__around *around = &to->around[tt__min(texts, 2)];
+        for (int at = ids + 1, id; at < j->nodes[ids].after && status == TT_OK; at = j->nodes[at].after) {
+            status = tt__read_id(j, at, name, &id);
+            if (status == TT_OK)
+                status = tt__add_around(k, j, child, around, texts ? around->n : before++, id, (int)type);
         }
     }
-    if (status == TT_OK && sequences != 1)
-        return tt__unsupported(j, node, "TemplateProcessing", "that begins here",
-                               "one Sequence in \"single\"");
+    order[texts] = 0;
     return status;
 }
 
-/* Reads member "cls" or "sep", which is [text, id], and notes the token to put before or after each text. If
-   the id is null, looks up the token's text. */
-static tt_status tt__read_roberta(tt_tokenizer *k, const tt__json *j, int node, const char *key)
+/* Reads a post-processor of type TemplateProcessing: {"single": [...], "pair": [...], "special_tokens":
+   {name: {"ids": [...]}}}; see tt__read_pieces. */
+static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
 {
-    int pair = tt__json_get(j, node, key), id = -1;
+    tt_status status;
+    char order[4];
+    int list = tt__json_member(j, node, "single", true, 1 << TT__JSON_ARRAY, "an array", &status);
+    if (status == TT_OK) status = tt__read_pieces(k, j, node, list, &k->finish.one, order, TT__COUNT(order));
+    if (status == TT_OK && strlen(order) != 1)
+        return tt__unsupported(j, node, "TemplateProcessing", "that begins here",
+                               "one Sequence in \"single\"");
+    if (status == TT_OK)
+        list = tt__json_member(j, node, "pair", false, 1 << TT__JSON_ARRAY, "an array", &status);
+    if (status == TT_OK && list >= 0)
+        status = tt__read_pieces(k, j, node, list, &k->finish.two, order, TT__COUNT(order));
+    k->finish.pairs &= list >= 0 && strcmp(order, "AB") == 0;
+    return status;
+}
+
+/* Reads member "cls" or "sep", which is [text, id], into *id. If the id is null, looks up the token's
+   text. */
+static tt_status tt__read_cls(tt_tokenizer *k, const tt__json *j, int node, const char *key, int *id)
+{
+    int pair = tt__json_get(j, node, key);
     const char *text = pair >= 0 && j->nodes[pair].kind == TT__JSON_ARRAY && j->nodes[pair].count == 2
                      ? tt__json_text(j, pair + 1) : NULL;
     if (!text)
         return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the post_processor needs \"%s\", a token and "
                         "its id", j->path, j->base + j->nodes[node].offset, key);
-    tt_status status = TT_OK;
-    if (j->nodes[pair + 2].kind != TT__JSON_NULL) status = tt__read_id(j, pair + 2, text, &id);
-    else if ((id = tt__any_token(k, text, strlen(text))) < 0)
-        status = tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no token '%.200s'", j->path, text);
-    if (status != TT_OK) return status;
-    if (strcmp(key, "cls") == 0)
-        return tt__add_around(k, j, node, &k->finish.before, 0, id);
-    return tt__add_around(k, j, node, &k->finish.behind, k->finish.behind.n, id);
+    if (j->nodes[pair + 2].kind != TT__JSON_NULL) return tt__read_id(j, pair + 2, text, id);
+    if ((*id = tt__any_token(k, text, strlen(text))) >= 0) return TT_OK;
+    return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no token '%.200s'", j->path, text);
+}
+
+/* Reads a post-processor of type BertProcessing, [CLS] A [SEP] B [SEP] with type 1 from B on, or
+   RobertaProcessing, <s> A </s></s> B </s> without types. */
+static tt_status tt__read_bert_processing(tt_tokenizer *k, const tt__json *j, int node, bool roberta)
+{
+    tt__template *one = &k->finish.one, *two = &k->finish.two;
+    const int second = !roberta;
+    int cls = 0, sep = 0;
+    tt_status status = tt__read_cls(k, j, node, "cls", &cls);
+    if (status == TT_OK) status = tt__read_cls(k, j, node, "sep", &sep);
+    const struct { tt__around *to; int id, at, type; } ids[] = {
+        {&one->around[0], cls, 0, 0}, {&one->around[1], sep, one->around[1].n, 0},
+        {&two->around[0], cls, 0, 0}, {&two->around[1], sep, 0, 0}, {&two->around[2], sep, 0, second},
+        {&two->around[1], sep, 0, 0}}; /* the last is RoBERTa's alone */
+    for (int i = 0; i < TT__COUNT(ids) - second && status == TT_OK; i++)
+        status = tt__add_around(k, j, node, ids[i].to, ids[i].at, ids[i].id, ids[i].type);
+    two->types[1] = second;
+    return status;
+}
+
+/* Reads whether a ByteLevel or RobertaProcessing leaves white space out of spans. */
+static tt_status tt__read_trim(tt_tokenizer *k, const tt__json *j, int node)
+{
+    bool trim = true, prefix = true;
+    tt_status status = tt__json_read_bool(j, node, "trim_offsets", &trim);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "add_prefix_space", &prefix);
+    if (status != TT_OK || !trim) return status;
+    if (k->finish.trims == TT__STEP_LIMIT)
+        return tt__unsupported(j, node, "post_processor", "with trim_offsets", "at most 16 of them");
+    k->finish.trims_prefix[k->finish.trims++] = prefix;
+    return TT_OK;
 }
 
 static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node)
@@ -31634,13 +32095,16 @@ static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node
     tt_status status = TT_OK;
     const char *type = node < 0 ? NULL : tt__read_type(k, j, node, "post_processor", "processors",
                                                        tt__read_processor, &status);
-    if (!type || strcmp(type, "ByteLevel") == 0) return status; /* adds no ids */
+    if (!type) return status;
+    const bool bytes = strcmp(type, "ByteLevel") == 0;
+    if (bytes || strcmp(type, "RobertaProcessing") == 0) status = tt__read_trim(k, j, node);
+    if (bytes || status != TT_OK) return status; /* ByteLevel adds no ids */
+    if (k->finish.templates++) k->finish.pairs = false; /* no template says what two of them make of a pair */
     if (strcmp(type, "TemplateProcessing") == 0) return tt__read_template(k, j, node);
-    if (strcmp(type, "RobertaProcessing") != 0 && strcmp(type, "BertProcessing") != 0)
-        return tt__unsupported(j, node, "post_processor", type, "Sequence, ByteLevel, TemplateProcessing, "
-                               "RobertaProcessing or BertProcessing");
-    status = tt__read_roberta(k, j, node, "cls");
-    return status == TT_OK ? tt__read_roberta(k, j, node, "sep") : status;
+    const bool roberta = strcmp(type, "RobertaProcessing") == 0;
+    if (roberta || strcmp(type, "BertProcessing") == 0) return tt__read_bert_processing(k, j, node, roberta);
+    return tt__unsupported(j, node, "post_processor", type, "Sequence, ByteLevel, TemplateProcessing, "
+                           "RobertaProcessing or BertProcessing");
 }
 
 /* ==== src/text/vocabulary.h */
@@ -32248,6 +32712,13 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
 /* ==== src/text/build.h */
 /* ------------------------------------------------------------------------------------ tokenizer: building */
 
+/* Returns whether tokenizer_config.json says "add_prefix_space". */
+static bool tt__prefix_given(const tt__json *config)
+{
+    const int node = config->count ? tt__json_get(config, 0, "add_prefix_space") : -1;
+    return node >= 0 && config->nodes[node].kind != TT__JSON_NULL;
+}
+
 /* Applies "add_prefix_space" of tokenizer_config.json and, for LlamaTokenizer, "legacy" of the same file. */
 static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const tt__json *config)
 {
@@ -32256,8 +32727,7 @@ static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const 
     tt_status status = TT_OK;
     if (config->count) status = tt__json_read_bool(config, 0, "add_prefix_space", &prefix);
     if (config->count && status == TT_OK) status = tt__json_read_bool(config, 0, "legacy", &legacy);
-    const int node = config->count ? tt__json_get(config, 0, "add_prefix_space") : -1;
-    const bool given = node >= 0 && config->nodes[node].kind != TT__JSON_NULL;
+    const bool given = tt__prefix_given(config);
     for (int i = 0; i < k->split.n; i++) {
         tt__step *s = &k->split.all[i];
         if (s->kind == TT__STEP_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
@@ -32342,6 +32812,10 @@ static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
     if (status == TT_OK) status = tt__finish_model(k, &r, model, unk);
     if (status == TT_OK) status = tt__place_added(k, j->path);
     if (status == TT_OK) status = tt__read_processor(k, j, tt__json_get(j, 0, "post_processor"));
+    const bool told = r.first == TT__FIRST_BYTES && (r.vocab || tt__prefix_given(r.config));
+    for (int i = 0; told && i < k->split.n; i++) /* the post-processor trims what the splitter puts there */
+        for (int t = 0; t < k->finish.trims && k->split.all[i].kind == TT__STEP_BYTES; t++)
+            k->finish.trims_prefix[t] = k->split.all[i].prefix_space;
     return status;
 }
 
@@ -32351,6 +32825,8 @@ static tt_tokenizer *tt__tokenizer_new(tt_context *ctx)
     if (!k) return NULL;
     k->ctx = ctx;
     for (int role = 0; role < TT_TOKEN_COUNT; role++) k->finish.roles[role] = -1;
+    k->finish.pairs = true;
+    k->finish.two.types[1] = 1;
     if ((k->unicode = tt__unicode_new(ctx))) return k;
     tt_tokenizer_free(k);
     return NULL;
@@ -32972,22 +33448,27 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
 /* ==== src/data/dataset.h */
 /* ---------------------------------------------------------------------------------------------- datasets */
 
-/* A text or an image with its class. */
+/* A text or an image with its labels. */
 typedef struct tt__example {
-    const char *text, *label_text; /* label_text: the label in a table, before classes are numbered */
-    size_t bytes;                  /* number of bytes of the text */
+    const char *text, *pair;       /* pair: the second text of a pair; NULL: none */
+    size_t bytes, pair_bytes;      /* number of bytes of the texts */
     int64_t number;                /* number of the image in its source */
-    int label;                     /* number of the class */
+    int label;                     /* number of the class; 0 for other tasks than TT_TASK_CLASS */
+    int n_words;                   /* number of words; while a table is read, number of its labels */
+    float *values;                 /* (classes) values of TT_TASK_LABELS and TT_TASK_SCORES */
+    tt_word *words;                /* (n_words) words of TT_TASK_TAGS */
 } tt__example;
 
 struct tt_dataset {
     tt_context *ctx;
+    tt_task task;
+    bool pairs;              /* at least one text has a second text */
     tt__example *examples;
     int count, capacity;
     const char **classes;
     int n_classes;
-    tt__chunk *chunks;       /* copies of the caller's texts and class names */
-    tt__file_bytes file;     /* bytes of a table: texts and labels, unquoted in place and ended by NULs */
+    tt__chunk *chunks;       /* copies of texts and class names; values and words */
+    tt__file_bytes file;     /* bytes of a CSV table: texts and labels, unquoted in place and ended by NULs */
     bool images;             /* the examples are images, not texts */
     tt_image_source source;  /* source of the images */
 };
@@ -33012,9 +33493,30 @@ const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes)
     return d->images ? "" : d->examples[i].text;
 }
 
+tt_task tt_dataset_task(const tt_dataset *d) { return d->task; }
+
+const char *tt_dataset_pair(const tt_dataset *d, int64_t i, size_t *bytes)
+{
+    const tt__example *e = i >= 0 && i < d->count ? &d->examples[i] : NULL;
+    if (bytes) *bytes = e && e->pair ? e->pair_bytes : 0;
+    return e ? e->pair : NULL;
+}
+
 int tt_dataset_label(const tt_dataset *d, int64_t i)
 {
-    return i >= 0 && i < d->count ? d->examples[i].label : -1;
+    return d->task == TT_TASK_CLASS && i >= 0 && i < d->count ? d->examples[i].label : -1;
+}
+
+const float *tt_dataset_values(const tt_dataset *d, int64_t i)
+{
+    return i >= 0 && i < d->count ? d->examples[i].values : NULL;
+}
+
+const tt_word *tt_dataset_words(const tt_dataset *d, int64_t i, int *n)
+{
+    const bool tags = d->task == TT_TASK_TAGS && i >= 0 && i < d->count;
+    *n = tags ? d->examples[i].n_words : 0;
+    return tags ? d->examples[i].words : NULL;
 }
 
 int tt_dataset_classes(const tt_dataset *d) { return d->n_classes; }
@@ -33026,7 +33528,31 @@ const char *tt_dataset_class_name(const tt_dataset *d, int class_index)
 void tt_dataset_counts(const tt_dataset *d, int64_t *counts)
 {
     for (int c = 0; c < d->n_classes; c++) counts[c] = 0;
-    for (int i = 0; i < d->count; i++) counts[d->examples[i].label]++;
+    for (int i = 0; i < d->count; i++) {
+        const tt__example *e = &d->examples[i];
+        if (d->task == TT_TASK_CLASS) counts[e->label]++;
+        for (int c = 0; c < d->n_classes && e->values; c++)
+            counts[c] += d->task == TT_TASK_SCORES || e->values[c] > 0;
+        for (int w = 0; w < e->n_words; w++)
+            if (e->words[w].tag >= 0) counts[e->words[w].tag]++;
+    }
+}
+
+tt_status tt_dataset_weights(const tt_dataset *d, float *weights)
+{
+    const int n = d->n_classes;
+    int64_t *counts = (int64_t *)tt__calloc(d->ctx, sizeof *counts * (size_t)n), all = 0;
+    if (!counts) return TT_ERR_MEMORY;
+    tt_dataset_counts(d, counts);
+    for (int c = 0; c < n; c++) all += counts[c];
+    for (int c = 0; c < n; c++) {
+        const double count = (double)counts[c], own = d->task == TT_TASK_LABELS ? (double)d->count - count
+                                                                               : (double)all / n;
+        weights[c] = counts[c] ? (float)(own / count) : 0;
+        if (d->task == TT_TASK_SCORES || (d->task == TT_TASK_LABELS && !counts[c])) weights[c] = 1;
+    }
+    tt__free(d->ctx, counts);
+    return TT_OK;
 }
 
 /* Renumbers the classes: class from[k] gets the number to[k], for each k below the number of classes. */
@@ -33035,13 +33561,21 @@ static tt_status tt__dataset_renumber(tt_dataset *d, const uint32_t *from, const
     const size_t n = (size_t)d->n_classes;
     int *number = (int *)tt__alloc(d->ctx, sizeof *number * n);
     const char **names = number ? (const char **)tt__alloc(d->ctx, sizeof *names * n) : NULL;
-    for (size_t k = 0; k < n && names; k++) number[from[k]] = (int)to[k];
-    for (size_t k = 0; k < n && names; k++) names[number[k]] = d->classes[k];
-    for (int i = 0; i < d->count && names; i++) d->examples[i].label = number[d->examples[i].label];
-    if (names) memcpy((void *)d->classes, (const void *)names, sizeof *names * n);
+    float *row = names ? (float *)tt__alloc(d->ctx, sizeof *row * n) : NULL;
+    for (size_t k = 0; k < n && row; k++) number[from[k]] = (int)to[k];
+    for (size_t k = 0; k < n && row; k++) names[number[k]] = d->classes[k];
+    for (tt__example *e = d->examples; row && e < d->examples + d->count; e++) {
+        if (d->task == TT_TASK_CLASS) e->label = number[e->label];
+        for (size_t k = 0; k < n && e->values; k++) row[number[k]] = e->values[k];
+        if (e->values) memcpy(e->values, row, sizeof *row * n);
+        for (int w = 0; w < e->n_words; w++)
+            if (e->words[w].tag >= 0) e->words[w].tag = number[e->words[w].tag];
+    }
+    if (row) memcpy((void *)d->classes, (const void *)names, sizeof *names * n);
     tt__free(d->ctx, number);
     tt__free(d->ctx, (void *)names);
-    return names ? TT_OK : TT_ERR_MEMORY;
+    tt__free(d->ctx, row);
+    return row ? TT_OK : TT_ERR_MEMORY;
 }
 
 /* Returns dataset d if `status` is TT_OK; otherwise frees d and returns NULL. */
@@ -33136,43 +33670,103 @@ static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key
 /* ---- datasets of texts and images that the caller provides */
 
 /* Creates an empty dataset with copies of the class names. Returns NULL after an error. */
-static tt_dataset *tt__dataset_new(tt_context *ctx, const char *const *class_names, int classes)
+static tt_dataset *tt__dataset_new(tt_context *ctx, tt_task task, const char *const *class_names, int classes)
 {
     tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
     if (!d) return NULL;
     d->ctx = ctx;
+    d->task = task;
     return tt__dataset_end(d, tt__dataset_classes(d, class_names, classes));
+}
+
+/* Copies the text, the second text, the values and the words of an example into the dataset's memory. */
+static tt_status tt__dataset_copy(tt_dataset *d, tt__example *e)
+{
+    const size_t values = e->values ? sizeof *e->values * (size_t)d->n_classes : 0;
+    const size_t words = sizeof *e->words * (size_t)e->n_words;
+    char *text = e->text ? tt__chunks_text(d->ctx, &d->chunks, e->text, e->bytes) : NULL;
+    char *pair = e->pair ? tt__chunks_text(d->ctx, &d->chunks, e->pair, e->pair_bytes) : NULL;
+    void *copy = values ? tt__chunks_take(d->ctx, &d->chunks, values) : NULL;
+    void *tags = words ? tt__chunks_take(d->ctx, &d->chunks, words) : NULL;
+    if ((e->text && !text) || (e->pair && !pair) || (values && !copy) || (words && !tags))
+        return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %zu bytes of text %d",
+                        e->bytes + e->pair_bytes, d->count - 1);
+    if (values) memcpy(copy, e->values, values);
+    if (words) memcpy(tags, e->words, words);
+    e->text = text;
+    e->pair = pair;
+    e->values = (float *)copy;
+    e->words = (tt_word *)tags;
+    d->pairs |= pair != NULL;
+    return TT_OK;
+}
+
+/* Checks the labels of the caller's text number d->count. */
+static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
+{
+    const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES;
+    const size_t first = 0, *end = &first; /* end of the word before */
+    if ((!text->text && text->bytes) || (!text->words && text->n_words))
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %s %d is NULL",
+                        text->words || !text->n_words ? "text" : "the list of words of text", d->count);
+    if (values && !text->values)
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: the values of text %d are NULL; expected "
+                        "%d", d->count, d->n_classes);
+    for (int c = 0; c < d->n_classes && values; c++) {
+        const float x = text->values[c];
+        if (d->task == TT_TASK_SCORES ? !isfinite(x) : !(x >= 0 && x <= 1))
+            return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: value %d of text %d is %g; expected "
+                            "%s", c, d->count, x,
+                            d->task == TT_TASK_SCORES ? "a finite number" : "0 or 1, or a number between");
+    }
+    if (d->task != TT_TASK_TAGS) return TT_OK;
+    if (text->pair)
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %d has a second text; texts whose "
+                        "words have tags have none", d->count);
+    for (const tt_word *w = text->words; w < text->words + text->n_words; end = &w->end, w++)
+        if (w->begin < *end || w->end <= w->begin || w->end > text->bytes || w->tag < -1 ||
+            w->tag >= d->n_classes)
+            return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: word %d of text %d is bytes %zu to "
+                            "%zu with tag %d; expected bytes from %zu on within %zu, in order, and a tag up "
+                            "to %d, or -1", (int)(w - text->words), d->count, w->begin, w->end, w->tag, *end,
+                            text->bytes, d->n_classes - 1);
+    return TT_OK;
 }
 
 /* Adds an image, or a copy of a text. */
 static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *text, int label)
 {
-    if (text && !text->text && text->bytes)
-        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "%s: text %d is NULL", of, d->count);
-    char *copy = text ? tt__chunks_text(d->ctx, &d->chunks, text->text, text->bytes) : NULL;
-    if (text && !copy)
-        return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %zu bytes of text %d", text->bytes,
-                        d->count);
-    if (label < 0 || label >= d->n_classes)
+    if (text && tt__dataset_check(d, text) != TT_OK) return d->ctx->status;
+    if (d->task == TT_TASK_CLASS && (label < 0 || label >= d->n_classes))
         return tt__fail(d->ctx, TT_ERR_ARGUMENT, "%s: %s %d has label %d; labels go from 0 to %d", of,
                         d->images ? "image" : "text", d->count, label, d->n_classes - 1);
     tt__example *e = tt__dataset_add(d, of);
     if (!e) return TT_ERR_MEMORY;
     e->number = d->count - 1;
-    e->label = label;
-    e->text = copy;
-    e->bytes = text ? text->bytes : 0;
-    return TT_OK;
+    e->label = d->task == TT_TASK_CLASS ? label : 0;
+    if (!text) return TT_OK;
+    e->text = text->text ? text->text : "";
+    e->bytes = text->bytes;
+    e->pair = text->pair;
+    e->pair_bytes = text->pair ? text->pair_bytes : 0;
+    const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES;
+    e->values = values ? (float *)(uintptr_t)text->values : NULL;
+    e->words = (tt_word *)(uintptr_t)text->words;
+    e->n_words = d->task == TT_TASK_TAGS ? text->n_words : 0;
+    return tt__dataset_copy(d, e);
 }
 
-tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t count,
+static bool tt__is_task(tt_task task) { return (int)task >= TT_TASK_CLASS && task <= TT_TASK_TAGS; }
+
+tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes)
 {
-    if (count < 1 || count > INT_MAX || !texts || classes < 1 || !class_names)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %lld texts%s of %d classes%s; expected at "
-                        "least one text and one class", (long long)count, texts ? "" : " (NULL)", classes,
-                        class_names ? "" : " (NULL)"), (tt_dataset *)NULL;
-    tt_dataset *d = tt__dataset_new(ctx, class_names, classes);
+    if (count < 1 || count > INT_MAX || !texts || classes < 1 || !class_names || !tt__is_task(task))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %lld texts%s of %d classes%s, task %d; "
+                        "expected at least one text and one class, and one of tt_task", (long long)count,
+                        texts ? "" : " (NULL)", classes, class_names ? "" : " (NULL)", (int)task),
+               (tt_dataset *)NULL;
+    tt_dataset *d = tt__dataset_new(ctx, task, class_names, classes);
     tt_status status = d ? TT_OK : ctx->status;
     for (int64_t i = 0; i < count && status == TT_OK; i++)
         status = tt__dataset_put(d, "tt_dataset_texts", &texts[i], texts[i].label);
@@ -33188,7 +33782,7 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
                         (long long)source->count, source->labels ? "" : " without labels", source->classes,
                         source->class_names ? "" : " without class_names",
                         source->read ? "" : " without read"), (tt_dataset *)NULL;
-    tt_dataset *d = tt__dataset_new(ctx, source->class_names, source->classes);
+    tt_dataset *d = tt__dataset_new(ctx, TT_TASK_CLASS, source->class_names, source->classes);
     tt_status status = d ? TT_OK : ctx->status;
     if (d) {
         d->images = true;
@@ -33201,20 +33795,231 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
     return tt__dataset_end(d, status);
 }
 
-/* ==== src/data/tables.h */
-/* ---- tables: comma- or tab-separated files with a header */
+/* ==== src/data/labels.h */
+/* ---- tables: the labels of rows, and their classes */
 
+typedef struct tt__label_name { const char *name; int number; } tt__label_name;
+
+/* The columns of a table that are read. */
+enum { TT__COLUMN_TEXT, TT__COLUMN_LABEL, TT__COLUMN_SPLIT, TT__COLUMN_PAIR, TT__COLUMNS };
+
+/* A file of rows: a table, lines of JSON, or words with tags. */
 typedef struct tt__table {
     tt_context *ctx;
     const char *path;
     char *text;
     size_t bytes, at;
     long long line, row_line; /* line numbers of `at` and of the row's start: fields may have newlines */
-    const char *column[3];    /* names of columns, indexed by TT__COLUMN_TEXT and so on */
+    const char *column[TT__COLUMNS]; /* names of columns */
     char separator;
+    char between;             /* separates the labels in a field */
     bool unquoted;            /* quotes are ordinary characters */
     bool splits;              /* the table has a split column */
+    long long first_line;     /* line of the first row of JSON; 0: no row was read */
+    tt_task task;
+    const uint32_t *order;    /* the caller's classes sorted by name; NULL: labels become the classes */
+    tt__label_name *names;    /* labels of all rows, one row after another; example i has n_words of them */
+    int n_names, cap_names;
+    float *values;            /* values of all rows, `width` for each */
+    int n_values, cap_values, width;
 } tt__table;
+
+/* Fails because of the row that is being read. */
+TT_PRINTF(2, 3)
+static tt_status tt__row_fail(const tt__table *t, const char *format, ...)
+{
+    char what[800];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: %s", t->path, t->row_line, what);
+}
+
+/* Returns whether a class name is a number such as -1 or 2.5, and sets *value to it. */
+static bool tt__is_number(const char *name, double *value)
+{
+    const char *digits = "0123456789", *c = name + (*name == '-' || *name == '+'), *whole = c;
+    c += strspn(c, digits);
+    if (c == whole) return false;
+    if (*c == '.') c += 1 + strspn(c + 1, digits);
+    if (*c || c - name > TT__JSON_NUMBER) return false;
+    *value = tt__json_double(name, (size_t)(c - name));
+    return true;
+}
+
+static int tt__by_class_name(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static int tt__by_class_number(const void *a, const void *b)
+{
+    double x = 0, y = 0;
+    tt__is_number(*(const char *const *)a, &x);
+    tt__is_number(*(const char *const *)b, &y);
+    return x != y ? (x > y) - (x < y) : tt__by_class_name(a, b);
+}
+
+void tt_sort_class_names(const char **names, int n)
+{
+    double x;
+    bool all = true;
+    for (int k = 0; k < n; k++) all = all && tt__is_number(names[k], &x);
+    if (n > 0) qsort((void *)names, (size_t)n, sizeof *names, all ? tt__by_class_number : tt__by_class_name);
+}
+
+/* Returns the number of the class with name `label`, or -1 if no class has that name. order: the classes
+   sorted by name, from tt__table_given. */
+static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char *label)
+{
+    for (int low = 0, high = d->n_classes; low < high;) {
+        int middle = low + (high - low) / 2, compared = strcmp(d->classes[order[middle]], label);
+        if (compared == 0) return (int)order[middle];
+        if (compared < 0) low = middle + 1;
+        else high = middle;
+    }
+    return -1;
+}
+
+/* Gives example e another label, or its next word a tag. name: it must live as long as the dataset; "": the
+   word has no tag. */
+static tt_status tt__table_name(const tt_dataset *d, tt__table *t, tt__example *e, const char *name)
+{
+    const int number = t->order && *name ? tt__find_class(d, t->order, name) : -1;
+    if (t->order && *name && number < 0)
+        return tt__row_fail(t, "the %s '%.200s' is none of the %d classes given, of which the first is "
+                            "'%.200s'", t->task == TT_TASK_TAGS ? "tag" : "label", name, d->n_classes,
+                            d->classes[0]);
+    if (!TT__GROW(t->ctx, t->names, t->n_names, t->cap_names)) return t->ctx->status;
+    t->names[t->n_names].name = name;
+    t->names[t->n_names++].number = number;
+    e->n_words++;
+    return TT_OK;
+}
+
+static tt_status tt__table_value(tt__table *t, float x)
+{
+    if (!TT__GROW(t->ctx, t->values, t->n_values, t->cap_values)) return t->ctx->status;
+    t->values[t->n_values++] = x;
+    return TT_OK;
+}
+
+/* Ends the labels of the dataset's last row, whose values begin at index `first`: a row must have as many
+   values as the rows before, or as there are classes. */
+static tt_status tt__table_row_end(const tt_dataset *d, tt__table *t, int first)
+{
+    const int n = t->n_values - first, width = t->width ? t->width : t->order ? d->n_classes : n;
+    if (!n && !t->width && t->task == TT_TASK_LABELS) return TT_OK; /* labels are names in this file */
+    if (n && t->task == TT_TASK_LABELS && (t->n_names || (d->count > 1 && !t->width)))
+        return tt__row_fail(t, "the label has %d numbers, but labels of this file are names: write names "
+                            "in all rows, or 0 or 1 for each class in all rows", n);
+    if (!n && !t->width)
+        return tt__row_fail(t, "the label is an empty list; expected a score");
+    if (n != width)
+        return tt__row_fail(t, "the label has %d number%s; expected %d, as %s", n, n == 1 ? "" : "s", width,
+                            t->order ? "there are classes" : "in the rows before");
+    t->width = width;
+    return TT_OK;
+}
+
+/* Makes a class for each distinct label. Numbers the classes in the byte order of the labels or, if all
+   labels are numbers, in the order of their values. */
+static tt_status tt__table_classes(tt_dataset *d, tt__table *t)
+{
+    const char *twice, *last = "";
+    const tt__strings names = {t->n_names ? &t->names->name : &last, sizeof *t->names};
+    uint32_t *order = tt__sort_strings(d->ctx, names, t->n_names, &twice);
+    for (int i = 0; i < t->n_names && order; i++) { /* numbers in byte order; a word without a tag has none */
+        tt__label_name *at = &t->names[order[i]];
+        d->n_classes += strcmp(last, at->name) != 0;
+        at->number = d->n_classes - 1;
+        last = at->name;
+    }
+    tt__free(d->ctx, order);
+    if (!order) return TT_ERR_MEMORY;
+    if (!d->n_classes)
+        return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s': no %s; add labels, or give the names of the classes",
+                        t->path, t->task == TT_TASK_TAGS ? "word has a tag" : "row has a label");
+    if (!(d->classes = (const char **)tt__alloc(d->ctx, (size_t)d->n_classes * sizeof *d->classes)))
+        return TT_ERR_MEMORY;
+    for (int i = 0; i < t->n_names; i++)
+        if (t->names[i].number >= 0) d->classes[t->names[i].number] = t->names[i].name;
+    tt_sort_class_names(d->classes, d->n_classes);
+    const tt__strings classes = {d->classes, sizeof *d->classes};
+    if (!(order = tt__sort_strings(d->ctx, classes, d->n_classes, &twice))) return TT_ERR_MEMORY;
+    for (int i = 0; i < t->n_names; i++)
+        if (t->names[i].number >= 0) t->names[i].number = (int)order[t->names[i].number];
+    tt__free(d->ctx, order);
+    return TT_OK;
+}
+
+/* Copies the caller's class names into the dataset. Sets *order to the numbers of the classes sorted by name,
+   for tt__find_class; the caller frees *order. */
+static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int n, uint32_t **order)
+{
+    const char *twice;
+    tt_status status = tt__dataset_classes(d, classes, n);
+    if (status != TT_OK) return status;
+    tt__strings names = {d->classes, sizeof *d->classes};
+    if (!(*order = tt__sort_strings(d->ctx, names, n, &twice))) return TT_ERR_MEMORY;
+    if (!twice) return TT_OK;
+    return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the class '%.200s' is given twice", twice);
+}
+
+/* Names the classes of a file that has values and no names: LABEL_0, LABEL_1, ..., as transformers does. */
+static tt_status tt__table_unnamed(tt_dataset *d, int n)
+{
+    char name[24];
+    d->classes = (const char **)tt__alloc(d->ctx, sizeof *d->classes * (size_t)n);
+    if (!d->classes) return TT_ERR_MEMORY;
+    for (; d->n_classes < n; d->n_classes++) {
+        snprintf(name, sizeof name, "LABEL_%d", d->n_classes);
+        d->classes[d->n_classes] = tt__chunks_text(d->ctx, &d->chunks, name, strlen(name));
+        if (!d->classes[d->n_classes])
+            return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the names of %d classes", n);
+    }
+    return TT_OK;
+}
+
+/* Gives the examples the numbers of their classes, or their values. */
+static tt_status tt__table_set(tt_dataset *d, const tt__table *t)
+{
+    const size_t n = (size_t)d->n_classes;
+    const tt__label_name *name = t->names;
+    const bool values = t->task == TT_TASK_LABELS || t->task == TT_TASK_SCORES;
+    size_t bytes = 0;
+    float *to = NULL;
+    if (values && (!tt__mul_size(n * sizeof *to, (size_t)d->count, &bytes) ||
+                   !(to = (float *)tt__chunks_take(d->ctx, &d->chunks, bytes))))
+        return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for %d values of each of the %d rows of '%s'",
+                        d->n_classes, d->count, t->path);
+    if (t->width) memcpy(to, t->values, bytes);
+    else if (values) memset(to, 0, bytes);
+    for (tt__example *e = d->examples; e < d->examples + d->count; e++) {
+        for (int k = 0; k < e->n_words; k++, name++) {
+            if (t->task == TT_TASK_CLASS) e->label = name->number;
+            else if (values) to[name->number] = 1;
+            else e->words[k].tag = name->number;
+        }
+        e->values = to;
+        if (values) to += n;
+        if (t->task != TT_TASK_TAGS) e->n_words = 0;
+    }
+    return TT_OK;
+}
+
+/* Ends a dataset whose rows were read: determines its classes, and sets the labels of its examples. */
+static tt_status tt__table_labels(tt_dataset *d, tt__table *t)
+{
+    tt_status status = TT_OK;
+    if (!d->count) return TT_OK;
+    if (!t->order) status = t->width ? tt__table_unnamed(d, t->width) : tt__table_classes(d, t);
+    return status == TT_OK ? tt__table_set(d, t) : status;
+}
+
+/* ==== src/data/tables.h */
+/* ---- tables: comma- or tab-separated files with a header */
 
 typedef struct tt__field { char *text; size_t bytes; bool last; } tt__field;
 
@@ -33299,8 +34104,6 @@ static bool tt__table_row(tt__table *t)
     return t->at < t->bytes;
 }
 
-enum { TT__COLUMN_TEXT, TT__COLUMN_LABEL, TT__COLUMN_SPLIT, TT__COLUMNS };
-
 static bool tt__field_is(const tt__field *f, const char *text)
 {
     return strlen(text) == f->bytes && memcmp(text, f->text, f->bytes) == 0;
@@ -33323,16 +34126,15 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
         for (int i = 0; i < TT__COLUMNS; i++) {
             if (!tt__field_is(&field, t->column[i])) continue;
             if (column[i] >= 0)
-                return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: two columns are named '%.200s'",
-                                t->path, t->row_line, t->column[i]);
+                return tt__row_fail(t, "two columns are named '%.200s'", t->column[i]);
             column[i] = *columns;
         }
         if (*columns == INT_MAX - 1)
-            return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: too many columns", t->path, t->row_line);
+            return tt__row_fail(t, "too many columns");
     }
     const char other = *columns == 1 ? tt__table_other_separator(there, strlen(there)) : 0;
     for (int i = 0; i < TT__COLUMNS; i++)
-        if (column[i] < 0 && i != TT__COLUMN_SPLIT)
+        if (column[i] < 0 && i < TT__COLUMN_SPLIT)
             return tt__fail(t->ctx, TT_ERR_FORMAT,
                             "'%.300s', line %lld: the header's %d columns, separated by %s, have none named "
                             "'%.100s', but %.300s%s%s%s%s", t->path, t->row_line, *columns,
@@ -33355,33 +34157,83 @@ static int tt__split_of(const char *name)
     return strcmp(name, "test") == 0 ? TT__SPLIT_TEST : TT__SPLIT_OTHER;
 }
 
-/* Returns the number of the class with name `label`, or -1 if no class has that name. order: the classes
-   sorted by name, from tt__table_given. */
-static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char *label)
+/* Sets *keep: does a row with the text `part` in its split column belong to part `split` (NULL: all rows)? */
+static tt_status tt__table_part(const tt__table *t, const char *part, size_t bytes, const char *split,
+                                bool *keep)
 {
-    for (int low = 0, high = d->n_classes; low < high;) {
-        int middle = low + (high - low) / 2, compared = strcmp(d->classes[order[middle]], label);
-        if (compared == 0) return (int)order[middle];
-        if (compared < 0) low = middle + 1;
-        else high = middle;
-    }
-    return -1;
+    const int wanted = split ? tt__split_of(split) : TT__SPLIT_OTHER;
+    const int is = wanted && strlen(part) == bytes ? tt__split_of(part) : TT__SPLIT_OTHER;
+    const tt__field field = {(char *)(uintptr_t)part, bytes, false};
+    *keep = !split || (wanted ? is == wanted : tt__field_is(&field, split));
+    if (!wanted || is) return TT_OK;
+    return tt__row_fail(t, "the %.100s is '%.100s'; expected train, validation (or valid, val, dev) or test",
+                        t->column[TT__COLUMN_SPLIT], part);
 }
 
-/* Reads the table's rows that belong to part `split` (NULL: all rows) into dataset d. order: the caller's
-   classes sorted by name, from tt__table_given; NULL if the labels in the table become the classes. */
-static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, const uint32_t *order)
+/* Returns whether a text is a number such as -1, .5 or 2e-3 that a float holds, and sets *value to it. */
+static bool tt__is_score(const char *text, float *value)
+{
+    const char *digits = "0123456789", *c = text + (*text == '-' || *text == '+'), *from = c;
+    c += strspn(c, digits);
+    size_t n = (size_t)(c - from);
+    if (*c == '.') n += strspn(c + 1, digits), c += 1 + strspn(c + 1, digits);
+    if (n && (*c == 'e' || *c == 'E')) {
+        from = c + 1 + (c[1] == '-' || c[1] == '+');
+        c = from + strspn(from, digits);
+        if (c == from) return false;
+    }
+    if (!n || *c || c - text > TT__JSON_NUMBER) return false;
+    const double x = tt__json_double(text, (size_t)(c - text));
+    *value = fabs(x) <= FLT_MAX ? (float)x : 0;
+    return fabs(x) <= FLT_MAX;
+}
+
+/* Reads one label of a field: the class, or one of several labels or scores. */
+static tt_status tt__table_label(const tt_dataset *d, tt__table *t, tt__example *e, const char *label)
+{
+    float score = 0;
+    if (!*label)
+        return tt__row_fail(t, "%s is empty", t->task == TT_TASK_CLASS ? "the label" : "a label");
+    if (t->task != TT_TASK_SCORES) return tt__table_name(d, t, e, label);
+    if (tt__is_score(label, &score)) return tt__table_value(t, score);
+    return tt__row_fail(t, "the score '%.200s' is not a number that a float holds, such as 2.5", label);
+}
+
+/* Reads the label of a row, whose field ends with a NUL: cuts it in place into the labels or scores. */
+static tt_status tt__table_field_labels(const tt_dataset *d, tt__table *t, tt__example *e,
+                                        const tt__field *field)
+{
+    const int first = t->n_values;
+    char *at = field->text, *end = at + field->bytes;
+    bool more = t->task != TT_TASK_LABELS || field->bytes;
+    tt_status status = TT_OK;
+    if (strlen(at) != field->bytes)
+        return tt__row_fail(t, "the label holds a NUL");
+    if (t->task == TT_TASK_CLASS) return tt__table_label(d, t, e, at);
+    while (more && status == TT_OK) {
+        char *stop = strchr(at, t->between), *last = stop ? stop : end;
+        more = stop != NULL;
+        while (at < last && *at == ' ') at++;
+        while (last > at && last[-1] == ' ') last--;
+        *last = 0;
+        status = tt__table_label(d, t, e, at);
+        if (more) at = stop + 1;
+    }
+    return status == TT_OK ? tt__table_row_end(d, t, first) : status;
+}
+
+/* Reads the table's rows that belong to part `split` (NULL: all rows) into dataset d. */
+static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split)
 {
     tt_context *ctx = d->ctx;
     int column[TT__COLUMNS], columns = 0;
     char separator[24];
     tt_status status = tt__table_header(t, column, &columns);
     t->splits = column[TT__COLUMN_SPLIT] >= 0;
-    if (!t->splits) split = NULL;
-    int wanted = split ? tt__split_of(split) : TT__SPLIT_OTHER;
     while (status == TT_OK && tt__table_row(t)) {
         tt__field fields[TT__COLUMNS], field = {NULL, 0, false};
         int n = 0;
+        bool keep = true;
         memset(fields, 0, sizeof fields);
         do {
             status = tt__table_field(t, &field);
@@ -33391,138 +34243,288 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
         } while (status == TT_OK && !field.last);
         if (status != TT_OK) break;
         if (n != columns)
-            return tt__fail(ctx, TT_ERR_FORMAT,
-                            "'%s', line %lld: %d columns; the header has %d: put fields that hold %s or "
-                            "newlines in double quotes", t->path, t->row_line, n, columns,
-                            tt__table_separator(t->separator, separator));
-        const tt__field *label = &fields[TT__COLUMN_LABEL], *part = &fields[TT__COLUMN_SPLIT];
-        int is = wanted && strlen(part->text) == part->bytes ? tt__split_of(part->text) : TT__SPLIT_OTHER;
-        if (wanted && !is)
-            return tt__fail(ctx, TT_ERR_FORMAT,
-                            "'%s', line %lld: the %.100s is '%.100s'; expected train, validation (or "
-                            "valid, val, dev) or test", t->path, t->row_line, t->column[TT__COLUMN_SPLIT],
-                            part->text);
-        if (wanted ? is != wanted : split && !tt__field_is(part, split)) continue;
-        if (!label->bytes)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label is empty", t->path, t->row_line);
-        if (strlen(label->text) != label->bytes)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label holds a NUL", t->path,
-                            t->row_line);
+            return tt__row_fail(t, "%d columns; the header has %d: put fields that hold %s or newlines in "
+                                "double quotes", n, columns, tt__table_separator(t->separator, separator));
+        const tt__field *part = &fields[TT__COLUMN_SPLIT];
+        if (t->splits) status = tt__table_part(t, part->text, part->bytes, split, &keep);
+        if (status != TT_OK || !keep) continue;
         tt__example *e = tt__dataset_add(d, t->path);
         if (!e) return ctx->status;
         e->text = fields[TT__COLUMN_TEXT].text;
         e->bytes = fields[TT__COLUMN_TEXT].bytes;
-        e->label_text = label->text;
-        if (!order) continue;
-        e->label = tt__find_class(d, order, label->text);
-        if (e->label < 0)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label '%.200s' is none of the %d "
-                            "classes given, of which the first is '%.200s'", t->path, t->row_line,
-                            label->text, d->n_classes, d->classes[0]);
+        e->pair = fields[TT__COLUMN_PAIR].text;
+        e->pair_bytes = fields[TT__COLUMN_PAIR].bytes;
+        d->pairs |= e->pair != NULL;
+        status = tt__table_field_labels(d, t, e, &fields[TT__COLUMN_LABEL]);
     }
-    if (status != TT_OK || d->count || (wanted && wanted != TT__SPLIT_TRAIN)) return status;
-    if (!split) return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has a header and no rows", t->path);
-    return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split);
-}
-
-/* Returns whether a class name is a number such as -1 or 2.5, and sets *value to it. */
-static bool tt__is_number(const char *name, double *value)
-{
-    const char *digits = "0123456789", *c = name + (*name == '-' || *name == '+'), *whole = c;
-    c += strspn(c, digits);
-    if (c == whole) return false;
-    if (*c == '.') c += 1 + strspn(c + 1, digits);
-    if (*c || c - name > TT__JSON_NUMBER) return false;
-    *value = tt__json_double(name, (size_t)(c - name));
-    return true;
-}
-
-static bool tt__less_number(const void *arg, uint32_t a, uint32_t b)
-{
-    const double *values = (const double *)arg;
-    return values[a] != values[b] ? values[a] < values[b] : a < b;
-}
-
-static int tt__by_class_name(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-static int tt__by_class_number(const void *a, const void *b)
-{
-    double x = 0, y = 0;
-    tt__is_number(*(const char *const *)a, &x);
-    tt__is_number(*(const char *const *)b, &y);
-    return x != y ? (x > y) - (x < y) : tt__by_class_name(a, b);
-}
-
-void tt_sort_class_names(const char **names, int n)
-{
-    double x;
-    bool all = true;
-    for (int k = 0; k < n; k++) all = all && tt__is_number(names[k], &x);
-    if (n > 0) qsort((void *)names, (size_t)n, sizeof *names, all ? tt__by_class_number : tt__by_class_name);
-}
-
-/* Renumbers classes in the order of their values if all their names are numbers. Before, the classes are in
-   the byte order of their names. */
-static tt_status tt__table_numbers(tt_dataset *d)
-{
-    const size_t n = (size_t)d->n_classes;
-    double *values = (double *)tt__alloc(d->ctx, sizeof *values * n);
-    uint32_t *order = values ? (uint32_t *)tt__alloc(d->ctx, sizeof *order * 2 * n) : NULL;
-    tt_status status = order ? TT_OK : TT_ERR_MEMORY;
-    bool all = order != NULL;
-    for (uint32_t k = 0; k < n && all; k++) {
-        all = tt__is_number(d->classes[k], &values[k]);
-        order[k] = order[n + k] = k;
-    }
-    if (all) {
-        tt__sort_indices(order, n, tt__less_number, values);
-        status = tt__dataset_renumber(d, order, order + n);
-    }
-    tt__free(d->ctx, order);
-    tt__free(d->ctx, values);
     return status;
 }
 
-/* Makes a class for each distinct label. Numbers the classes in the byte order of the labels or, if all
-   labels are numbers, in the order of their values. */
-static tt_status tt__table_classes(tt_dataset *d)
+/* ==== src/data/rows.h */
+/* ---- rows of other kinds: lines of JSON, and words with tags in the format of CoNLL */
+
+/* Fails because column `column` of a line of JSON differs from what was expected. node: the column's value;
+   -1: the column is missing. */
+static tt_status tt__row_wrong(const tt__table *t, const tt__json *j, int node, int column,
+                               const char *expected)
 {
-    if (!d->count) return TT_OK;
-    tt__strings labels = {&d->examples->label_text, sizeof *d->examples};
-    const char *twice, *last = NULL;
-    uint32_t *order = tt__sort_strings(d->ctx, labels, d->count, &twice);
-    for (int i = 0; order && i < d->count; i++) {
-        tt__example *e = &d->examples[order[i]];
-        d->n_classes += !last || strcmp(last, e->label_text) != 0;
-        e->label = d->n_classes - 1;
-        last = e->label_text;
-    }
-    if (order) d->classes = (const char **)tt__alloc(d->ctx, (size_t)d->n_classes * sizeof *d->classes);
-    for (int i = 0; d->classes && i < d->count; i++)
-        d->classes[d->examples[i].label] = d->examples[i].label_text;
-    tt__free(d->ctx, order);
-    return d->classes ? tt__table_numbers(d) : TT_ERR_MEMORY;
+    char there[300] = "";
+    tt__text list = {there, sizeof there, 0};
+    if (node >= 0)
+        return tt__row_fail(t, "\"%.100s\" is %s; expected %s", t->column[column],
+                            tt__json_kind_name(j, node), expected);
+    for (int child = 1; child < j->nodes[0].after; child = j->nodes[child].after)
+        tt__print(&list, "%s\"%.100s\"", child > 1 ? ", " : "", j->pool + j->nodes[child].key);
+    const char *more = list.length >= sizeof there ? "..." : "";
+    return tt__row_fail(t, "the object has no \"%.100s\", but %s%s; expected %s: name the column in the "
+                        "table options", t->column[column], *there ? there : "no members", more, expected);
 }
 
-/* Copies the caller's class names into the dataset. Sets *order to the numbers of the classes sorted by name,
-   for tt__find_class; the caller frees *order. */
-static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int n, uint32_t **order)
+/* Copies the text of a string of a line of JSON, into *text and *bytes. Returns false if memory runs out. */
+static bool tt__row_text(tt_dataset *d, const tt__json *j, int node, const char **text, size_t *bytes)
 {
-    const char *twice;
-    tt_status status = tt__dataset_classes(d, classes, n);
-    if (status != TT_OK) return status;
-    tt__strings names = {d->classes, sizeof *d->classes};
-    if (!(*order = tt__sort_strings(d->ctx, names, n, &twice))) return TT_ERR_MEMORY;
-    if (!twice) return TT_OK;
-    return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the class '%.200s' is given twice", twice);
+    *bytes = (size_t)j->nodes[node].count;
+    *text = tt__chunks_text(d->ctx, &d->chunks, j->pool + j->nodes[node].integer, *bytes);
+    return *text != NULL;
 }
+
+/* Returns a copy of a label or tag of a line of JSON: the text of a string, or the digits of a number as the
+   line writes the number; "" for the tag -100. Returns NULL after an error. */
+static const char *tt__row_name(tt_dataset *d, const tt__table *t, const tt__json *j, const char *line,
+                                int node)
+{
+    const tt__json_node *at = &j->nodes[node];
+    const char *text = line + at->offset, *name;
+    size_t bytes = strspn(text, "+-.0123456789eE");
+    if (at->kind != TT__JSON_NUMBER_KIND && !tt__json_text(j, node))
+        return tt__row_wrong(t, j, node, TT__COLUMN_LABEL, "a string without U+0000, or a number"),
+               (const char *)NULL;
+    if (at->kind == TT__JSON_STRING) text = tt__json_text(j, node), bytes = (size_t)at->count;
+    else if (t->task == TT_TASK_TAGS && at->exact && at->integer == -100) bytes = 0;
+    else if (!bytes) return NULL;
+    if (at->kind == TT__JSON_STRING && !bytes)
+        return tt__row_fail(t, "%s is empty", t->task == TT_TASK_CLASS ? "the label" : "a label"),
+               (const char *)NULL;
+    name = tt__chunks_text(d->ctx, &d->chunks, text, bytes);
+    if (!name) tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the labels of '%s'", t->path);
+    return name;
+}
+
+/* Reads the list of words of a line of JSON, and the list of their tags. A space joins the words. */
+static tt_status tt__row_words(tt_dataset *d, tt__table *t, const tt__json *j, const char *line, int words,
+                               int tags, tt__example *e)
+{
+    static const char list[] = "a list, as the words and tags of TT_TASK_TAGS are";
+    if (words < 0 || j->nodes[words].kind != TT__JSON_ARRAY)
+        return tt__row_wrong(t, j, words, TT__COLUMN_TEXT, list);
+    if (tags < 0 || j->nodes[tags].kind != TT__JSON_ARRAY)
+        return tt__row_wrong(t, j, tags, TT__COLUMN_LABEL, list);
+    const int n = j->nodes[words].count;
+    if (n != j->nodes[tags].count)
+        return tt__row_fail(t, "%d words and %d tags; expected a tag for each word", n, j->nodes[tags].count);
+    size_t bytes = 0, at = 0;
+    for (int w = words + 1; w < j->nodes[words].after; w = j->nodes[w].after) {
+        if (j->nodes[w].kind != TT__JSON_STRING)
+            return tt__row_wrong(t, j, w, TT__COLUMN_TEXT, "a list of strings");
+        if (!j->nodes[w].count)
+            return tt__row_fail(t, "a word is empty: leave it out, and its tag");
+        bytes += (size_t)j->nodes[w].count + 1;
+    }
+    char *text = (char *)tt__chunks_take(d->ctx, &d->chunks, bytes ? bytes : 1);
+    e->words = (tt_word *)tt__chunks_take(d->ctx, &d->chunks, sizeof *e->words * (size_t)(n ? n : 1));
+    if (!text || !e->words)
+        return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the words of '%s'", t->path);
+    for (int w = words + 1, k = 0; k < n; w = j->nodes[w].after, k++) {
+        e->words[k].begin = at;
+        memcpy(text + at, j->pool + j->nodes[w].integer, (size_t)j->nodes[w].count);
+        e->words[k].end = at += (size_t)j->nodes[w].count;
+        text[at++] = ' ';
+    }
+    e->text = text;
+    e->bytes = at ? at - 1 : 0;
+    text[e->bytes] = 0;
+    for (int tag = tags + 1; tag < j->nodes[tags].after; tag = j->nodes[tag].after) {
+        const char *name = tt__row_name(d, t, j, line, tag);
+        if (!name || tt__table_name(d, t, e, name) != TT_OK) return t->ctx->status;
+    }
+    return TT_OK;
+}
+
+/* Reads an element of a list of labels: the name of a label, or 0 or 1; or a score. */
+static tt_status tt__row_label(tt_dataset *d, tt__table *t, const tt__json *j, const char *line, int node,
+                               tt__example *e)
+{
+    const tt__json_node *at = &j->nodes[node];
+    const bool truth = at->kind == TT__JSON_TRUE || at->kind == TT__JSON_FALSE;
+    const double x = truth ? at->kind == TT__JSON_TRUE : at->number;
+    const bool number = at->kind == TT__JSON_NUMBER_KIND;
+    if (t->task == TT_TASK_SCORES && (!number || !(fabs(x) <= FLT_MAX)))
+        return tt__row_wrong(t, j, node, TT__COLUMN_LABEL, "a score, a number that a float holds, or a list "
+                             "of scores");
+    if (t->task == TT_TASK_SCORES) return tt__table_value(t, (float)x);
+    if (number && x != 0 && x != 1)
+        return tt__row_fail(t, "the label has the number %g; expected 0 or 1 for each class, or the names "
+                            "of labels in quotes", x);
+    if (number || truth) return tt__table_value(t, (float)x);
+    if (at->kind != TT__JSON_STRING)
+        return tt__row_wrong(t, j, node, TT__COLUMN_LABEL, "a list of names, or of 0 and 1 for each class");
+    const char *name = tt__row_name(d, t, j, line, node);
+    return name ? tt__table_name(d, t, e, name) : t->ctx->status;
+}
+
+static tt_status tt__row_labels(tt_dataset *d, tt__table *t, const tt__json *j, const char *line, int node,
+                                tt__example *e)
+{
+    const int first = t->n_values;
+    const bool list = node >= 0 && j->nodes[node].kind == TT__JSON_ARRAY;
+    tt_status status = TT_OK;
+    if (node < 0 || (!list && t->task == TT_TASK_LABELS))
+        return tt__row_wrong(t, j, node, TT__COLUMN_LABEL,
+                             t->task == TT_TASK_CLASS ? "a string or a number"
+                             : t->task == TT_TASK_LABELS ? "a list of labels" : "a score or scores");
+    if (t->task == TT_TASK_CLASS) {
+        const char *name = tt__row_name(d, t, j, line, node);
+        return name ? tt__table_name(d, t, e, name) : t->ctx->status;
+    }
+    if (!list) status = tt__row_label(d, t, j, line, node, e);
+    for (int child = node + 1; list && child < j->nodes[node].after && status == TT_OK;
+         child = j->nodes[child].after)
+        status = tt__row_label(d, t, j, line, child, e);
+    return status == TT_OK ? tt__table_row_end(d, t, first) : status;
+}
+
+/* Adds the example of a line of JSON to the dataset if it belongs to part `split` (NULL: all lines). */
+static tt_status tt__json_row(tt_dataset *d, tt__table *t, const tt__json *j, const char *line,
+                              const char *split)
+{
+    int at[TT__COLUMNS];
+    bool keep = true;
+    tt_status status = TT_OK;
+    if (j->nodes[0].kind != TT__JSON_OBJECT)
+        return tt__row_fail(t, "the line is %s; expected an object with the columns as members: write an "
+                            "object on each line, as jq -c '.[]' does of a list", tt__json_kind_name(j, 0));
+    for (int i = 0; i < TT__COLUMNS; i++) {
+        at[i] = tt__json_get(j, 0, t->column[i]);
+        if (i >= TT__COLUMN_SPLIT && at[i] >= 0 && j->nodes[at[i]].kind == TT__JSON_NULL) at[i] = -1;
+        if (i >= TT__COLUMN_SPLIT && at[i] >= 0 && j->nodes[at[i]].kind != TT__JSON_STRING)
+            return tt__row_wrong(t, j, at[i], i, "a string");
+    }
+    const int part = at[TT__COLUMN_SPLIT];
+    if (!t->first_line) t->first_line = t->row_line, t->splits = part >= 0;
+    if (split && t->splits != (part >= 0))
+        return tt__row_fail(t, "%s \"%.100s\", unlike line %lld: write it in all rows or in none",
+                            part < 0 ? "no" : "a", t->column[TT__COLUMN_SPLIT], t->first_line);
+    if (part >= 0)
+        status = tt__table_part(t, j->pool + j->nodes[part].integer, (size_t)j->nodes[part].count, split,
+                                &keep);
+    if (status != TT_OK || !keep) return status;
+    tt__example *e = tt__dataset_add(d, t->path);
+    if (!e) return t->ctx->status;
+    if (t->task == TT_TASK_TAGS)
+        return tt__row_words(d, t, j, line, at[TT__COLUMN_TEXT], at[TT__COLUMN_LABEL], e);
+    for (int i = 0; i < 2; i++) {
+        const int column = i ? TT__COLUMN_PAIR : TT__COLUMN_TEXT, node = at[column];
+        if (i && node < 0) continue;
+        if (node < 0 || j->nodes[node].kind != TT__JSON_STRING)
+            return tt__row_wrong(t, j, node, column, "a string");
+        if (!tt__row_text(d, j, node, i ? &e->pair : &e->text, i ? &e->pair_bytes : &e->bytes))
+            return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the %d texts of '%s'", d->count,
+                            t->path);
+    }
+    d->pairs |= e->pair != NULL;
+    return tt__row_labels(d, t, j, line, at[TT__COLUMN_LABEL], e);
+}
+
+/* Reads a file whose lines are JSON objects. The dataset keeps copies, so that the file is closed. */
+static tt_status tt__read_json_rows(tt_dataset *d, tt__table *t, const char *split)
+{
+    tt_status status = TT_OK;
+    while (status == TT_OK && tt__table_row(t)) {
+        const char *line = t->text + t->at, *end = (const char *)memchr(line, '\n', t->bytes - t->at);
+        const size_t bytes = end ? (size_t)(end - line) : t->bytes - t->at;
+        tt__json j;
+        status = tt__json_parse_line(&j, d->ctx, t->path, t->line, t->at, line, bytes);
+        if (status == TT_OK) status = tt__json_row(d, t, &j, line, split);
+        tt__json_free(&j);
+        t->at += bytes;
+    }
+    tt__file_close(d->ctx, &d->file);
+    memset(&d->file, 0, sizeof d->file);
+    return status;
+}
+
+/* A sentence while its lines are read from a file in the format of CoNLL. The text overwrites the lines. */
+typedef struct tt__sentence { char *text; size_t bytes; tt_word *words; int n, capacity; } tt__sentence;
+
+/* Adds the sentence to the dataset, and begins another one. */
+static tt_status tt__sentence_end(tt_dataset *d, const tt__table *t, tt__sentence *s)
+{
+    if (!s->n) return TT_OK;
+    tt__example *e = &d->examples[d->count - 1]; /* tt__conll_line has added it */
+    const size_t bytes = sizeof *e->words * (size_t)s->n;
+    if (!(e->words = (tt_word *)tt__chunks_take(d->ctx, &d->chunks, bytes)))
+        return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the words of '%s'", t->path);
+    memcpy(e->words, s->words, bytes);
+    e->text = s->text;
+    e->bytes = s->bytes;
+    s->text[s->bytes] = 0;
+    s->n = 0;
+    return TT_OK;
+}
+
+/* Reads a line [line, end), a word and its tag, into the sentence. */
+static tt_status tt__conll_line(tt_dataset *d, tt__table *t, tt__sentence *s, char *line, const char *end)
+{
+    const char *word_end = line, *tag = end;
+    while (word_end < end && *word_end != ' ' && *word_end != '\t') word_end++;
+    while (tag > word_end && tag[-1] != ' ' && tag[-1] != '\t') tag--;
+    if (word_end == end || word_end == line)
+        return tt__row_fail(t, "'%.*s' is %s; expected a word, columns that are not read, and a tag, with "
+                            "spaces or tabs between them", (int)tt__min(end - line, 200), line,
+                            word_end == line ? "no word at the line's start" : "one column");
+    const char *name = tt__chunks_text(d->ctx, &d->chunks, tag, (size_t)(end - tag));
+    if (!name || !TT__GROW(d->ctx, s->words, s->n, s->capacity))
+        return tt__fail(t->ctx, TT_ERR_MEMORY, "out of memory for the tags of '%s'", t->path);
+    if (strlen(name) != (size_t)(end - tag))
+        return tt__row_fail(t, "the tag holds a NUL");
+    if (!s->n && !tt__dataset_add(d, t->path)) return t->ctx->status;
+    if (!s->n) s->text = line, s->bytes = 0;
+    else s->text[s->bytes++] = ' ';
+    const size_t bytes = (size_t)(word_end - line);
+    memmove(s->text + s->bytes, line, bytes);
+    s->words[s->n].begin = s->bytes;
+    s->words[s->n++].end = s->bytes += bytes;
+    return tt__table_name(d, t, &d->examples[d->count - 1], name);
+}
+
+/* Reads a file in the format of CoNLL: a word, perhaps other columns, and a tag on each line; an empty line
+   after each sentence. */
+static tt_status tt__read_conll(tt_dataset *d, tt__table *t)
+{
+    static const char document[] = "-DOCSTART-";
+    tt__sentence s = {NULL, 0, NULL, 0, 0};
+    tt_status status = TT_OK;
+    for (; t->at < t->bytes && status == TT_OK; t->line++) {
+        char *line = t->text + t->at, *stop = (char *)memchr(line, '\n', t->bytes - t->at);
+        char *end = stop ? stop : t->text + t->bytes;
+        t->at = (size_t)(end - t->text) + (stop != NULL);
+        t->row_line = t->line;
+        while (end > line && (end[-1] == ' ' || end[-1] == '\t' || end[-1] == '\r')) end--;
+        if ((size_t)(end - line) >= sizeof document - 1 && memcmp(line, document, sizeof document - 1) == 0)
+            continue;
+        status = end == line ? tt__sentence_end(d, t, &s) : tt__conll_line(d, t, &s, line, end);
+    }
+    if (status == TT_OK) status = tt__sentence_end(d, t, &s);
+    tt__free(d->ctx, s.words);
+    return status;
+}
+
+/* ==== src/data/read.h */
+/* ---- tables of all kinds */
 
 tt_table_options tt_table_options_default(void)
 {
-    tt_table_options o = {"text", "label", "split", 0, false};
+    tt_table_options o = {NULL, NULL, "split", "text_pair", 0, false, TT_TASK_CLASS, ','};
     return o;
 }
 
@@ -33548,49 +34550,100 @@ static tt_dataset *tt__table_divided(tt_dataset *d, const char *path, const char
     return result;
 }
 
+/* Checks options, and sets the names of columns. */
+static tt_status tt__table_check(tt__table *t, const tt_table_options *o)
+{
+    const bool tags = o->task == TT_TASK_TAGS;
+    const char *names[TT__COLUMNS] = {o->text_column ? o->text_column : tags ? "tokens" : "text",
+                                      o->label_column ? o->label_column : tags ? "tags" : "label",
+                                      o->split_column, o->pair_column};
+    bool good = true;
+    for (int i = 0; i < TT__COLUMNS; i++) t->column[i] = names[i] ? names[i] : "NULL";
+    for (int i = 0; i < TT__COLUMNS; i++)
+        for (int k = 0; k <= i; k++) good &= names[i] && (k == i || strcmp(t->column[i], t->column[k]) != 0);
+    if (!good)
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: the columns of text, label, split and pair "
+                        "are '%.100s', '%.100s', '%.100s' and '%.100s'; expected four names", t->column[0],
+                        t->column[1], t->column[2], t->column[3]);
+    if (o->delimiter && (strchr("\"\n\r", o->delimiter) || (unsigned char)o->delimiter >= 0x80))
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT,
+                        "table options: the delimiter has the code %d; a table's columns cannot be divided "
+                        "by quotes, by ends of lines, or by bytes beyond ASCII", (unsigned char)o->delimiter);
+    if (!o->label_delimiter || (unsigned char)o->label_delimiter >= 0x80)
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: the label_delimiter has the code %d; labels "
+                        "are divided by a character of ASCII, such as a comma",
+                        (unsigned char)o->label_delimiter);
+    if (!tt__is_task(o->task))
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "table options: task = %d; expected one of tt_task, %d to "
+                        "%d", (int)o->task, TT_TASK_CLASS, TT_TASK_TAGS);
+    return TT_OK;
+}
+
+/* Returns whether a path ends with `ending`, in lower-case or in capitals. */
+static bool tt__ends_in(const char *path, const char *ending)
+{
+    const size_t n = strlen(path), m = strlen(ending);
+    bool same = n >= m;
+    for (size_t i = 0; i < m && same; i++) {
+        const char c = path[n - m + i];
+        same = (c >= 'A' && c <= 'Z' ? c + 32 : c) == ending[i];
+    }
+    return same;
+}
+
+/* Opens a file and reads its rows that belong to part `split` into dataset d. */
+static tt_status tt__table_file(tt_dataset *d, tt__table *t, const tt_table_options *o, const char *split)
+{
+    const bool lines = tt__ends_in(t->path, ".jsonl") || tt__ends_in(t->path, ".json");
+    tt_status status = tt__file_open(d->ctx, t->path, &d->file);
+    if (status != TT_OK) return status;
+    t->text = d->file.bytes;
+    t->bytes = d->file.size;
+    t->separator = o->delimiter ? o->delimiter : tt__ends_in(t->path, ".csv") ? ',' : '\t';
+    t->between = o->label_delimiter;
+    t->unquoted = o->unquoted;
+    status = tt_text_begin(d->ctx, t->path, t->text, t->bytes, &t->at);
+    if (status == TT_OK && t->bytes && !memchr(t->text, '\n', t->bytes))
+        for (size_t i = 0; i < t->bytes; i++)
+            if (t->text[i] == '\r') t->text[i] = '\n';
+    if (status == TT_OK)
+        status = lines ? tt__read_json_rows(d, t, split)
+               : o->task == TT_TASK_TAGS ? tt__read_conll(d, t) : tt__table_read(d, t, split);
+    const int part = split && t->splits ? tt__split_of(split) : TT__SPLIT_OTHER;
+    if (status != TT_OK || d->count || (part && part != TT__SPLIT_TRAIN)) return status;
+    if (!split || !t->splits) return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has %sno rows", t->path, lines ||
+                                              o->task == TT_TASK_TAGS ? "" : "a header and ");
+    return tt__fail(d->ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split);
+}
+
 tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes,
                              int n_classes, const tt_table_options *options)
 {
     tt_table_options o = options ? *options : tt_table_options_default();
     uint32_t *order = NULL;
-    bool splits = false; /* the table has a split column */
+    tt__table t;
+    memset(&t, 0, sizeof t);
+    t.ctx = ctx;
+    t.path = path;
+    t.task = o.task;
+    t.line = 1;
     if ((classes != NULL) != (n_classes > 0) || n_classes < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes given%s; give at least one, or NULL and 0 to "
                         "take them from the file", path, n_classes, classes ? "" : " as NULL"),
                (tt_dataset *)NULL;
-    const char *text = o.text_column ? o.text_column : "NULL";
-    const char *label = o.label_column ? o.label_column : "NULL";
-    const char *part = o.split_column ? o.split_column : "NULL";
-    bool named = o.text_column && o.label_column && o.split_column;
-    if (!named || strcmp(text, label) == 0 || strcmp(text, part) == 0 || strcmp(label, part) == 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                 "table options: the columns of text, label and split are '%.100s', '%.100s' and '%.100s'; "
-                 "expected three names", text, label, part), (tt_dataset *)NULL;
-    if (o.delimiter && (strchr("\"\n\r", o.delimiter) || (unsigned char)o.delimiter >= 0x80))
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                 "table options: the delimiter has the code %d; a table's columns cannot be divided by "
-                 "quotes, by ends of lines, or by bytes beyond ASCII", (unsigned char)o.delimiter),
-               (tt_dataset *)NULL;
+    if (tt__table_check(&t, &o) != TT_OK) return NULL;
     tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
     if (!d) return NULL;
     d->ctx = ctx;
+    d->task = o.task;
     tt_status status = classes ? tt__table_given(d, classes, n_classes, &order) : TT_OK;
-    if (status == TT_OK) status = tt__file_open(ctx, path, &d->file);
-    if (status == TT_OK) {
-        const bool csv = tt__match("*.csv", path) || tt__match("*.CSV", path);
-        const char between = o.delimiter ? o.delimiter : csv ? ',' : '\t';
-        tt__table t = {ctx, path, d->file.bytes, d->file.size, 0, 1, 1, {text, label, part}, between,
-                       o.unquoted, false};
-        status = tt_text_begin(ctx, path, t.text, t.bytes, &t.at);
-        if (status == TT_OK && t.bytes && !memchr(t.text, '\n', t.bytes))
-            for (size_t i = 0; i < t.bytes; i++)
-                if (t.text[i] == '\r') t.text[i] = '\n';
-        if (status == TT_OK) status = tt__table_read(d, &t, split, order);
-        splits = t.splits;
-    }
-    if (status == TT_OK && !classes) status = tt__table_classes(d);
+    t.order = order;
+    if (status == TT_OK) status = tt__table_file(d, &t, &o, split);
+    if (status == TT_OK) status = tt__table_labels(d, &t);
     tt__free(ctx, order);
-    if (status == TT_OK && split && !splits) return tt__table_divided(d, path, split, o.split_column);
+    tt__free(ctx, t.names);
+    tt__free(ctx, t.values);
+    if (status == TT_OK && split && !t.splits) return tt__table_divided(d, path, split, o.split_column);
     return tt__dataset_end(d, status);
 }
 
@@ -33682,8 +34735,14 @@ static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, in
     return TT_OK;
 }
 
-/* The tokens of a text. ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens. */
-typedef struct tt__tokens { const void *ids; int count; } tt__tokens;
+/* The tokens of a text or a pair. ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens;
+   types: NULL if all are 0; tags: for TT_TASK_TAGS, as in tt_batch. */
+typedef struct tt__tokens {
+    const void *ids;
+    const uint8_t *types;
+    const int32_t *tags;
+    int count;
+} tt__tokens;
 
 typedef struct tt__loader_thread {
     struct tt_loader *loader;
@@ -33717,10 +34776,12 @@ struct tt_loader {
     /* ---- fields for texts, all of which are tokenized when the loader is created */
     const tt_tokenizer *k;
     bool wide;                     /* ids need more than 16 bits */
+    bool typed;                    /* token types may differ from 0 */
     bool sort;                     /* sort the texts of a window by length, and shuffle the window's steps */
     tt__tokens *tokens;            /* the tokens of each of `count` texts */
     tt__chunk *chunks;             /* memory of the ids */
-    int32_t *scratch;              /* max_length ids for each thread, while texts are tokenized */
+    int32_t *scratch;              /* max_length ids and types for each thread, while texts are tokenized */
+    tt_span *spans;                /* max_length spans for each thread, too, for TT_TASK_TAGS */
     int longest;                   /* number of tokens of the longest text before it is cut */
     int64_t cut;                   /* number of texts cut to max_length */
     int64_t empty;                 /* the first text without a token; -1: none */
@@ -33735,6 +34796,8 @@ struct tt_loader {
     uint32_t *dealt, *by_length;
     int *ends, *micro_of, *filled;
     int32_t *ids, *positions, *types, *seq_start;
+    int32_t *tags;                 /* tags of the micro-batch, for TT_TASK_TAGS */
+    float *label_values;           /* values of the micro-batch, for TT_TASK_LABELS and TT_TASK_SCORES */
 
     /* ---- fields for images. Threads make the images of micro-batches `base` to `base` + slots - 1, while
        the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, and all fields of a
@@ -33762,27 +34825,68 @@ struct tt_loader {
 
 #define TT__TEXTS_AT_ONCE 64 /* number of texts that one task tokenizes */
 
+/* Returns whether a token that comes from the bytes `span` belongs to a word: the bytes overlap, or the token
+   is white space directly before the word, such as a mark of SentencePiece that is a token of its own. */
+static bool tt__token_of_word(const tt__example *e, const tt_span *span, const tt_word *word)
+{
+    if (span->end > word->begin) return span->begin < word->end;
+    for (size_t i = span->begin; i < span->end; i++)
+        if ((unsigned char)e->text[i] > ' ') return false;
+    return span->end == word->begin;
+}
+
+/* Sets the tags of n tokens: the first token of a word has the word's tag, all others have -100. spans: the
+   bytes of the text that the tokens from `first` on and before `end` come from. */
+static void tt__loader_tags(const tt__example *e, const tt_span *spans, int first, int end, int n,
+                            int32_t *tags)
+{
+    int word = 0;
+    for (int i = 0; i < n; i++) {
+        tags[i] = -100;
+        if (i < first || i >= end) continue;
+        while (word < e->n_words && e->words[word].end <= spans[i].begin) word++;
+        if (word == e->n_words || !tt__token_of_word(e, &spans[i], &e->words[word])) continue;
+        if (e->words[word].tag >= 0) tags[i] = e->words[word].tag;
+        /* The other tokens of the word are left out. */
+        while (i + 1 < n && i + 1 < end && spans[i + 1].begin < e->words[word].end) tags[++i] = -100;
+        word++;
+    }
+}
+
 /* Tokenizes the texts of one task: TT__TEXTS_AT_ONCE consecutive texts. */
 static void tt__loader_task(void *arg, int64_t task, int thread)
 {
     tt_loader *l = (tt_loader *)arg;
-    int32_t *from = l->scratch + (size_t)thread * (size_t)l->o.max_length;
+    int32_t *from = l->scratch + (size_t)thread * 2 * (size_t)l->o.max_length;
+    int32_t *types = from + l->o.max_length;
+    tt_span *spans = l->spans ? l->spans + (size_t)thread * (size_t)l->o.max_length : NULL;
     int64_t first = task * TT__TEXTS_AT_ONCE, end = tt__min(l->d->count, first + TT__TEXTS_AT_ONCE);
     for (int64_t text = first; text < end; text++) {
         const tt__example *e = &l->d->examples[text];
-        int whole = tt__tokenize(l->k, e->text, e->bytes, from, l->o.max_length, true);
-        int n = (int)tt__min(whole, l->o.max_length);
+        const tt_encoding o = {e->text, e->bytes, e->pair, e->pair_bytes, true, l->o.max_length,
+                               l->o.max_length, from, types, spans};
+        const tt__encoded made = tt__encode_texts(l->k, &o, true);
+        const int n = (int)made.n;
+        const size_t bytes = (size_t)tt__max(n, 0) * (l->wide ? 4 : 2), typed = l->typed ? (size_t)n : 0;
+        const size_t tags = spans ? (size_t)tt__max(n, 0) * sizeof(int32_t) : 0; /* tags, ids, types */
         pthread_mutex_lock(&l->mutex);
-        void *ids = n < 0 ? NULL : tt__chunks_take(l->ctx, &l->chunks, (size_t)n * (l->wide ? 4 : 2));
-        l->failed |= !ids;
+        char *all = n < 0 ? NULL : (char *)tt__chunks_take(l->ctx, &l->chunks, tags + bytes + typed);
+        l->failed |= !all;
         if (n == 0 && (l->empty < 0 || text < l->empty)) l->empty = text;
-        l->longest = (int)tt__max(l->longest, whole);
-        l->cut += whole > n;
+        l->longest = (int)tt__max(l->longest, tt__min(made.whole, INT_MAX));
+        l->cut += made.whole > n;
         pthread_mutex_unlock(&l->mutex);
-        if (!ids) return;
-        if (l->wide) memcpy(ids, from, (size_t)n * 4);
-        else for (int i = 0; i < n; i++) ((uint16_t *)ids)[i] = (uint16_t)from[i];
+        if (!all) return;
+        char *ids = all + tags;
+        const tt__around *around = l->k->finish.one.around;
+        if (spans)
+            tt__loader_tags(e, spans, around[0].n, n - around[1].n, n, (int32_t *)(void *)all);
+        if (l->wide) memcpy(ids, from, bytes);
+        else for (int i = 0; i < n; i++) ((uint16_t *)(void *)ids)[i] = (uint16_t)from[i];
+        for (int i = 0; i < n && l->typed; i++) ids[bytes + (size_t)i] = (char)types[i];
         l->tokens[text].ids = ids;
+        l->tokens[text].tags = spans ? (const int32_t *)(const void *)all : NULL;
+        l->tokens[text].types = l->typed ? (const uint8_t *)ids + bytes : NULL;
         l->tokens[text].count = n;
     }
 }
@@ -33806,15 +34910,20 @@ static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 static bool tt__loader_tokenize(tt_loader *l)
 {
     tt_context *ctx = l->ctx;
-    size_t count = (size_t)l->d->count, scratch;
-    if (!tt__mul_size((size_t)l->o.max_length, (size_t)ctx->cpu.pool->threads * sizeof *l->scratch, &scratch))
+    size_t count = (size_t)l->d->count, scratch, spans;
+    if (!tt__mul_size((size_t)l->o.max_length, (size_t)ctx->cpu.pool->threads * 2 * sizeof *l->scratch,
+                     &scratch))
         scratch = SIZE_MAX;
+    if (!tt__mul_size(scratch, sizeof *l->spans / (2 * sizeof *l->scratch), &spans)) spans = SIZE_MAX;
     if (!(l->tokens = (tt__tokens *)tt__calloc(ctx, count * sizeof *l->tokens)) ||
-        !(l->scratch = (int32_t *)tt__alloc(ctx, scratch)))
+        !(l->scratch = (int32_t *)tt__alloc(ctx, scratch)) ||
+        (l->d->task == TT_TASK_TAGS && !(l->spans = (tt_span *)tt__alloc(ctx, spans))))
         return false;
     tt__parallel(ctx->cpu.pool, tt__ceil_div(l->d->count, TT__TEXTS_AT_ONCE), tt__loader_task, l);
     tt__free(ctx, l->scratch);
+    tt__free(ctx, l->spans);
     l->scratch = NULL;
+    l->spans = NULL;
     if (l->failed)
         return tt__fail(ctx, TT_ERR_MEMORY, "loader: out of memory for the tokens of %d texts", l->d->count),
             false;
@@ -33841,6 +34950,8 @@ static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_o
 {
     batch->seqs = seqs;
     batch->labels = l->labels;
+    batch->label_values = l->label_values;
+    batch->values = l->label_values ? l->d->n_classes : 0;
     batch->index = l->index;
     batch->last_of_step = last_of_step;
     if (last_of_step) l->deal.step++, l->in_step = l->micro = 0;
@@ -34141,11 +35252,12 @@ void tt_loader_free(tt_loader *l)
     tt__chunks_free(ctx, &l->chunks);
     void *const owned[] = {l->ring, l->deal.order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
                            l->by_length, l->ends, l->micro_of, l->filled, l->ids, l->positions, l->types,
-                           l->seq_start, l->labels, l->index, l};
+                           l->seq_start, l->labels, l->label_values, l->tags, l->spans, l->index, l};
     tt__free_all(ctx, owned, TT__COUNT(owned));
 }
 
-static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_loader_options *o)
+static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
+                                  const tt_loader_options *o)
 {
     char text[640] = "";
     tt__text all = {text, sizeof text, 0};
@@ -34165,6 +35277,12 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     else if (texts && most > INT32_MAX / o->max_length && !o->max_tokens)
         tt__print(&all, "; batch = %d of max_length = %d are more tokens than can be counted: set max_tokens",
                   o->batch, o->max_length);
+    if (texts && d->pairs && !k->finish.pairs)
+        tt__print(&all, "; the dataset has pairs of texts, and the tokenizer's post_processor does not say "
+                  "how to join them: add a \"pair\" with $A and then $B to its TemplateProcessing");
+    else if (texts && d->pairs && o->max_length >= 2 && o->max_length < tt__ids_around(k, true))
+        tt__print(&all, "; max_length = %d; pairs of texts need at least %d, for the tokens around the texts",
+                  o->max_length, tt__ids_around(k, true));
     if (texts && o->window < 0)
         tt__print(&all, "; window = %d; expected 0 (no sorting) or more batches", o->window);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
@@ -34176,7 +35294,11 @@ static bool tt__loader_allocate(tt_loader *l) /* for a loader of texts */
     if (!tt__loader_tokenize(l)) return false;
     size_t seqs = (size_t)l->deal.max_seqs, rows = (size_t)l->max_tokens;
     size_t window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
-    size_t step_texts = (size_t)tt__min(l->d->count, l->o.batch);
+    size_t step_texts = (size_t)tt__min(l->d->count, l->o.batch), values = 0;
+    const bool valued = l->d->task == TT_TASK_LABELS || l->d->task == TT_TASK_SCORES;
+    if (!tt__mul_size(seqs * sizeof *l->label_values, (size_t)l->d->n_classes, &values)) values = SIZE_MAX;
+    if (l->d->task == TT_TASK_TAGS && !(l->tags = (int32_t *)tt__alloc(ctx, rows * 4))) return false;
+    if (valued && !(l->label_values = (float *)tt__alloc(ctx, values))) return false;
     return (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) &&
            (l->step_order = (uint32_t *)tt__alloc(ctx, (size_t)l->window_steps * 4)) &&
            (l->dealt = (uint32_t *)tt__alloc(ctx, step_texts * 4)) &&
@@ -34220,7 +35342,8 @@ static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt
                  why[0] ? ": " : "", why);
         return NULL;
     }
-    tt_loader *l = tt__loader_check(ctx, d, &o) == TT_OK ? (tt_loader *)tt__calloc(ctx, sizeof *l) : NULL;
+    if (tt__loader_check(ctx, d, k, &o) != TT_OK) return NULL;
+    tt_loader *l = (tt_loader *)tt__calloc(ctx, sizeof *l);
     if (!l) return NULL;
     pthread_mutex_init(&l->mutex, NULL);
     pthread_cond_init(&l->work, NULL);
@@ -34235,6 +35358,7 @@ static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt
     bool ok = tt__deal_begin(ctx, &l->deal, d->count, o.batch, o.accumulate, &o.parallel);
     if (o.drop_last) l->deal.used = (l->deal.steps = d->count / o.batch) * o.batch;
     l->wide = k && k->size > 65536;
+    l->typed = k && tt__has_types(k, d->pairs);
     l->sort = k && o.shuffle && o.window > 1;
     l->window_steps = l->sort ? tt__min(o.window, l->deal.steps) : 1;
     l->window_at = l->empty = -1;
@@ -34369,6 +35493,10 @@ static uint64_t tt__loader_source_hash(void *self)
         int count = l->tokens[i].count;
         hash = tt__hash_on(hash, &count, sizeof count);
         hash = tt__hash_on(hash, l->tokens[i].ids, (size_t)count * (l->wide ? 4 : 2));
+        if (l->typed) hash = tt__hash_on(hash, l->tokens[i].types, (size_t)count);
+        if (l->tags) hash = tt__hash_on(hash, l->tokens[i].tags, sizeof(int32_t) * (size_t)count);
+        if (l->label_values)
+            hash = tt__hash_on(hash, l->d->examples[i].values, sizeof(float) * (size_t)l->d->n_classes);
     }
     return hash;
 }
@@ -34389,6 +35517,8 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
         tt__print(&text, "height %d\nwidth %d\nchannels %d\nresize_height %d\nresize_width %d\npad %d\n"
                   "random_crop %d\nflip %d\n", i->height, i->width, i->channels, i->resize_height,
                   i->resize_width, i->pad, i->random_crop, i->flip);
+    if (l->d->task != TT_TASK_CLASS) tt__print(&text, "task %d\n", (int)l->d->task);
+    if (l->d->pairs) tt__print(&text, "pairs 1\n");
     if (i->resize_shortest) tt__print(&text, "resize_shortest %d\n", i->resize_shortest);
     if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
@@ -34480,11 +35610,16 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
         const uint32_t text = l->dealt[l->in_step];
         const tt__tokens *tokens = &l->tokens[text];
         l->seq_start[seqs] = rows;
-        l->labels[seqs] = l->d->examples[text].label;
+        l->labels[seqs] = tt_dataset_label(l->d, text);
         l->index[seqs] = text;
+        if (l->label_values)
+            memcpy(l->label_values + (size_t)seqs * (size_t)l->d->n_classes, l->d->examples[text].values,
+                   sizeof *l->label_values * (size_t)l->d->n_classes);
         for (int i = 0; i < tokens->count; i++, rows++) {
             l->ids[rows] = l->wide ? ((const int32_t *)tokens->ids)[i] : ((const uint16_t *)tokens->ids)[i];
             l->positions[rows] = i;
+            if (l->typed) l->types[rows] = tokens->types[i];
+            if (l->tags) l->tags[rows] = tokens->tags[i];
         }
     }
     l->seq_start[seqs] = rows;
@@ -34492,6 +35627,7 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
     batch->ids = l->ids;
     batch->positions = l->positions;
     batch->types = l->types;
+    batch->tags = l->tags;
     batch->seq_start = l->seq_start;
     return tt__loader_give(l, batch, seqs, l->in_step == in_step);
 }
@@ -34505,7 +35641,7 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
     if (n < 1 || n >= d->count)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_split: %lld %s of %d; at least one must go and one "
                         "stay", (long long)n, d->images ? "images" : "texts", d->count), (tt_dataset *)NULL;
-    tt_dataset *part = tt__dataset_new(ctx, d->classes, d->n_classes);
+    tt_dataset *part = tt__dataset_new(ctx, d->task, d->classes, d->n_classes);
     uint32_t *order = part ? (uint32_t *)tt__alloc(ctx, sizeof *order * (size_t)d->count) : NULL;
     uint64_t key = tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, TT__SHUFFLE_SPLIT,
                                   (uint64_t)d->count);
@@ -34513,16 +35649,10 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
     if (part) part->images = d->images, part->source = d->source;
     for (int k = 0; k < (int)n && status == TT_OK; k++) {
         tt__example *from = &d->examples[order[k]], *to = tt__dataset_add(part, "tt_dataset_split");
-        bool copies = to && from->text;
-        char *text = copies ? tt__chunks_text(ctx, &part->chunks, from->text, from->bytes) : NULL;
-        if (!to || (copies && !text))
+        if (to) *to = *from;
+        if (!to || tt__dataset_copy(part, to) != TT_OK)
             status = tt__fail(ctx, TT_ERR_MEMORY, "tt_dataset_split: out of memory for %lld of %d",
                               (long long)n, d->count);
-        else {
-            *to = *from;
-            to->text = text;
-            to->label_text = NULL;
-        }
     }
     if (status == TT_OK) { /* removes the chosen examples; the others keep their order */
         for (int k = 0; k < (int)n; k++) d->examples[order[k]].label = -1;
@@ -34665,7 +35795,8 @@ static const char *tt__added_text(const tt_tokenizer *k, int id)
    special token; 0 if the text does not begin with the spelling of that token. */
 static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text, size_t bytes)
 {
-    const char *begin = s->fronts ? tt__added_text(s->tokenizer, s->tokenizer->finish.before.ids[0]) : NULL;
+    const tt_tokenizer *k = s->tokenizer;
+    const char *begin = s->fronts ? tt__added_text(k, k->finish.one.around[0].ids[0]) : NULL;
     const size_t length = begin ? strlen(begin) : 0;
     size_t skip = 0;
     while (skip < bytes && text[skip] && strchr(" \t\r\n", text[skip])) skip++;
@@ -34700,13 +35831,13 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
             if (!*scratch) return TT_ERR_MEMORY;
             *capacity = n + 16;
         }
-        n = tt_tokenizer_encode(s->tokenizer, text, bytes, false, *scratch, *capacity);
+        n = tt__encode_ids(s->tokenizer, text, bytes, false, *scratch, *capacity);
         if (n > *capacity) {
             tt__free(s->ctx, *scratch);
             *capacity = 0;
             *scratch = (int32_t *)tt__alloc(s->ctx, sizeof **scratch * (size_t)n);
             if (!*scratch) return TT_ERR_MEMORY;
-            n = tt_tokenizer_encode(s->tokenizer, text, bytes, false, *scratch, *capacity = n);
+            n = tt__encode_ids(s->tokenizer, text, bytes, false, *scratch, *capacity = n);
         }
         if (n < 0)
             return tt__fail(s->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", s->store->path);
@@ -34714,11 +35845,11 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     if (!tt__stream_grow(s, s->fronts + n + 1, room)) return TT_ERR_MEMORY;
     const size_t front = sizeof **scratch * (size_t)s->fronts;
     const bool begun = s->fronts && n >= s->fronts &&
-                       memcmp(*scratch, s->tokenizer->finish.before.ids, front) == 0;
+                       memcmp(*scratch, s->tokenizer->finish.one.around[0].ids, front) == 0;
     const bool ended = n && tt__added_text(s->tokenizer, s->end) && (*scratch)[n - 1] == s->end;
     s->spelled[0] += begun;
     s->spelled[1] += ended;
-    const int32_t *before = s->tokenizer->finish.before.ids;
+    const int32_t *before = s->tokenizer->finish.one.around[0].ids;
     for (int k = 0; k < s->fronts && !begun; k++) tt__stream_push(s->store, before[k]);
     for (int64_t k = 0; k < n; k++) {
         const int32_t id = s->tokenizer ? (*scratch)[k] : (uint8_t)text[k];
@@ -34778,7 +35909,7 @@ static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, cons
     s->tokenizer = o->tokenizer;
     s->texts = true;
     s->vocab = o->vocab ? o->vocab : o->tokenizer ? tt_tokenizer_size(o->tokenizer) : TT__BYTE_END + 1;
-    s->fronts = o->tokenizer && !o->bare ? o->tokenizer->finish.before.n : 0;
+    s->fronts = o->tokenizer && !o->bare ? o->tokenizer->finish.one.around[0].n : 0;
     const int usual = o->tokenizer ? tt_tokenizer_special(o->tokenizer, TT_TOKEN_EOS) : TT__BYTE_END;
     s->end = o->end >= 0 ? o->end : usual;
     s->store->width = s->vocab > 65536 ? 4 : 2;
@@ -34803,7 +35934,7 @@ static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
             tt__log(s->ctx, TT_LOG_WARNING, "tokens", "'%s': %lld document%s out '%.60s', which is put %s "
                     "each: they have it once", s->store->path, (long long)s->spelled[at],
                     s->spelled[at] == 1 ? " spells" : "s spell",
-                    tt_tokenizer_token(s->tokenizer, at ? s->end : s->tokenizer->finish.before.ids[0]),
+                    tt_tokenizer_token(s->tokenizer, at ? s->end : s->tokenizer->finish.one.around[0].ids[0]),
                     at ? "behind" : "in front of");
     if (status == TT_OK && s->count < 2)
         status = tt__fail(s->ctx, TT_ERR_FORMAT, "token stream of '%s': there are no tokens to train on",
@@ -35045,7 +36176,7 @@ static tt_status tt__stream_count_bytes(void *arg, const int32_t *ids, int64_t n
         const int32_t *from = x->document;
         const size_t front = sizeof *from * (size_t)s->fronts;
         /* A stream may begin within a document, which then lacks the special tokens at its start. */
-        if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->finish.before.ids, front) == 0)
+        if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->finish.one.around[0].ids, front) == 0)
             from += s->fronts;
         const int64_t n_text = x->n - (from - x->document);
         const int64_t bytes = tt_tokenizer_decode(s->tokenizer, from, n_text, false, NULL, 0);
@@ -35293,7 +36424,8 @@ typedef struct tt__architecture {
     const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
     const char *activation_key, *more;   /* key of the activation; constant members of config.json */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
-    const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number */
+    const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number.
+                                    Without %d all layers share the parameters of one */
     const tt__tensor_row *model, *layer; /* n_model rows for the model, n_layer rows for each layer */
     const tt__config_row *config;        /* n_config rows */
     int n_model, n_layer, n_config;
@@ -35308,6 +36440,9 @@ typedef struct tt__architecture {
     size_t image_size;          /* offset of the field in the config's struct; 0: no such field */
     void (*print)(tt__text *json, const void *self, const void *config); /* prints further members; or NULL */
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
+    /* Returns what follows class_name in "architectures", which depends on the head. "Model": there is no
+       classifier, and tensors' names in files have no prefix. NULL: nothing follows class_name. */
+    const char *(*head)(const void *config);
 } tt__architecture;
 
 /* Initialises the fields `bytes` to `range` of an architecture with the structs X, X_config and X_layer. */
@@ -35342,6 +36477,19 @@ static void *tt__pointer_at(const void *self, size_t offset)
     return p;
 }
 
+/* Returns what follows the architecture's class name in config.json. */
+static const char *tt__head_name(const tt__architecture *a, const void *config)
+{
+    return a->head ? a->head(config) : "";
+}
+
+/* Returns the number of outputs of a model's classifier; 0: the model has no classifier. */
+static int tt__outputs(const tt__architecture *a, const void *config)
+{
+    const bool bare = strcmp(tt__head_name(a, config), "Model") == 0;
+    return a->classes && !bare ? tt__int_field(config, a->classes) : 0;
+}
+
 /* A checkpoint that is being read: its config.json and its open files of tensors. */
 typedef struct tt__checkpoint {
     char path[TT__PATH];   /* path of config.json, for messages */
@@ -35349,6 +36497,7 @@ typedef struct tt__checkpoint {
     tt__json config;       /* config.json; empty: the checkpoint has none */
     tt_safetensors **file; /* `files` open files */
     int files, spelling;   /* spelling: number of the naming of the tensors */
+    bool other_head;       /* the checkpoint's classifier is for another task: the model gets a new one */
 } tt__checkpoint;
 
 /* The parameters of a model that exists or is to be made. */
@@ -35356,7 +36505,9 @@ typedef struct tt__layout {
     tt_context *ctx;
     const tt__architecture *a;
     char *self, *layer_self; /* structs of the model and of its first layer; NULL: not made yet */
-    int layers, spelling;    /* spelling: number of the naming of the tensors */
+    int layers;              /* number of layers with parameters: 1 if all layers share them */
+    int spelling;            /* number of the naming of the tensors */
+    bool bare;               /* names in saved files have no prefix */
     const tt__checkpoint *from; /* the checkpoint to read; NULL: none */
     tt__sizes size;
 } tt__layout;
@@ -35372,14 +36523,15 @@ static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, cons
     l.a = a;
     l.self = (char *)(uintptr_t)self;
     l.layer_self = self ? (char *)tt__pointer_at(self, a->layers_at) : NULL;
-    l.layers = tt__int_field(config, a->layers);
     l.spelling = from ? from->spelling : a->spelling;
+    l.layers = strstr(a->layer_prefix[l.spelling], "%d") ? tt__int_field(config, a->layers) : 1;
     l.from = from;
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
         if (r->letter) l.size[r->letter - 'A'] = tt__int_field(config, r->offset);
     }
-    if (a->classes) l.size['C' - 'A'] = tt__int_field(config, a->classes);
+    l.bare = strcmp(tt__head_name(a, config), "Model") == 0;
+    l.size['C' - 'A'] = tt__outputs(a, config);
     a->sizes(config, l.size);
     return l;
 }
@@ -35641,11 +36793,12 @@ static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, in
     return NULL;
 }
 
-/* Returns whether a tensor of the file is a classifier (C rows) with another number of classes than the
-   model, so that the model's classifier keeps its random initial values. */
-static bool tt__starts_anew(const tt__tensor_row *row, const tt_tensor_info *info, const int64_t *dims)
+/* Returns whether a tensor of the checkpoint is a classifier (letter C, K or N) for another task or with
+   another number of classes than the model's, which then keeps its random initial values. */
+static bool tt__starts_anew(const tt__layout *l, const tt__tensor_row *row, const tt_tensor_info *info,
+                            const int64_t *dims)
 {
-    return row->head && row->shape[0] == 'C' && info->dims[0] != dims[0];
+    return row->head && strchr("CKN", row->shape[0]) && (l->from->other_head || info->dims[0] != dims[0]);
 }
 
 /* Fails because tensor k, `name`, is missing. If all tensors of its layer are missing, the message instead
@@ -35680,7 +36833,7 @@ static tt_status tt__layout_check(const tt__layout *l)
         if (!ndim || !row->name[l->spelling]) continue;
         tt_safetensors *file = tt__layout_find(l, name, &index);
         tt_status status = TT_OK;
-        if (file && !tt__starts_anew(row, &file->infos[index], dims))
+        if (file && !tt__starts_anew(l, row, &file->infos[index], dims))
             status = tt__tensor_fits(file, index, ndim, dims, tt__layout_part(l, row), name);
         if (!file && !row->head) status = tt__layout_lacks(l, k, name);
         if (status != TT_OK) return status;
@@ -35725,7 +36878,7 @@ static tt_status tt__layout_attach(const tt__layout *l)
         tt_safetensors *file = tt__layout_find(l, name, &index);
         const tt_tensor_info *info = file ? &file->infos[index] : NULL;
         if (info) unused -= part < 2; /* the three parts of a packed tensor count once */
-        const bool of_others = info && tt__starts_anew(row, info, dims);
+        const bool of_others = info && tt__starts_anew(l, row, info, dims);
         if (!info || of_others) {
             tt__print(&anew[of_others], "%s'%s'", anew[of_others].length ? ", " : "", name);
             if (of_others) classes = info->dims[0];
@@ -35740,10 +36893,13 @@ static tt_status tt__layout_attach(const tt__layout *l)
     if (anew[0].length)
         tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' has no %s: what it lacks starts anew, with "
                 "values that must be trained", path, text[0]);
-    if (anew[1].length)
+    if (anew[1].length && l->from->other_head)
+        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' has a classifier for another task: %s start with "
+                "random values, which must be trained", path, text[1]);
+    else if (anew[1].length)
         tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' is of %lld classes, and %lld are asked for: %s "
                 "start anew, with values that must be trained", path, (long long)classes,
-                (long long)l->size['C' - 'A'], text[1]);
+                (long long)tt__int_field(l->self + l->a->config_at, l->a->classes), text[1]);
     for (int f = 0; f < l->from->files; f++)
         for (int k = 0; k < files[f]->count && unused > 0; k++)
             unused -= tt__is_buffer(l, files[f]->infos[k].name);
@@ -35975,7 +37131,9 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         param[params].order = tt__row_order(l, row, ndim, dims);
         param[params++].tensor = f.tensors - (part > 1);
         if (part > 1) continue; /* stored in the tensor of the first part */
-        memcpy(f.names[f.tensors], name, sizeof name);
+        const char *prefix = l->a->prefix[l->spelling];
+        const bool cut = l->bare && strncmp(name, prefix, strlen(prefix)) == 0;
+        snprintf(f.names[f.tensors], sizeof name, "%s", name + (cut ? strlen(prefix) : 0));
         f.info[f.tensors].name = f.names[f.tensors];
         f.info[f.tensors].dtype = tt__dtypes[*dtype].safetensors;
         f.info[f.tensors].ndim = tt__file_dims(l, row, f.info[f.tensors].dims);
@@ -36134,7 +37292,8 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
     tt__text all = {text, sizeof text, 0};
     const int hidden = tt__int_field(config, a->hidden), layers = tt__int_field(config, a->layers);
     const int heads = a->heads ? tt__int_field(config, a->heads) : 0;
-    const int classes = a->classes ? tt__int_field(config, a->classes) : 1;
+    const bool classifies = a->classes && strcmp(tt__head_name(a, config), "Model") != 0;
+    const int classes = classifies ? tt__int_field(config, a->classes) : 1;
     const char *activation = (const char *)tt__pointer_at(config, a->activation);
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
@@ -36177,11 +37336,12 @@ static void tt__model_free(const tt__architecture *a, void *self)
 /* Creates a model from a config that has been checked. */
 static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void *self, const void *config)
 {
-    const int params = ctx->n_params, classes = a->classes ? tt__int_field(config, a->classes) : 0;
+    const int params = ctx->n_params, classes = tt__outputs(a, config);
+    const int n_layers = tt__int_field(config, a->layers);
     const char *activation = (const char *)tt__pointer_at(config, a->activation);
     char *to = (char *)self;
     char(*names)[64] = classes ? (char(*)[64])tt__alloc(ctx, sizeof *names * (size_t)classes) : NULL;
-    void *layers = tt__calloc(ctx, a->layer_bytes * (size_t)tt__int_field(config, a->layers));
+    void *layers = tt__calloc(ctx, a->layer_bytes * (size_t)n_layers);
     tt_status status = (names || !classes) && layers ? TT_OK : TT_ERR_MEMORY;
     for (int k = 0; k < classes && names; k++) snprintf(names[k], sizeof names[k], "LABEL_%d", k);
     memset(self, 0, a->bytes);
@@ -36195,6 +37355,8 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     memcpy(to + a->layers_at, &layers, sizeof layers);
     tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
     if (status == TT_OK) status = tt__layout_new(&l, tt__float_field(config, a->range));
+    for (int k = l.layers; k < n_layers && status == TT_OK; k++) /* layers that share parameters */
+        memcpy((char *)layers + (size_t)k * a->layer_bytes, layers, a->layer_bytes);
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);
     tt__model_free(a, self);
@@ -36227,7 +37389,7 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
     }
     if (status == TT_OK) status = tt__model_make(ctx, a, self, config);
     if (status != TT_OK) return status;
-    if (a->classes && from->config.count && classes == own_classes)
+    if (tt__outputs(a, config) && from->config.count && classes == own_classes && !from->other_head)
         status = tt__read_labels(&from->config, (char(*)[64])tt__pointer_at(self, a->names_at), classes);
     l = tt__layout_of(ctx, a, self, config, from);
     if (status == TT_OK) status = tt__layout_attach(&l);
@@ -36250,8 +37412,8 @@ static void tt__print_config(tt__text *json, const void *arg)
     const tt__architecture *a = s->a;
     const char *dtype = tt__dtypes[s->dtype].config;
     char number[32];
-    tt__print(json, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n", a->class_name,
-              a->type);
+    tt__print(json, "{\n  \"architectures\": [\"%s%s\"],\n  \"model_type\": \"%s\",\n", a->class_name,
+              tt__head_name(a, s->config), a->type);
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
         const char *value = number, *key = r->key[a->spelling];
@@ -36264,10 +37426,10 @@ static void tt__print_config(tt__text *json, const void *arg)
     tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key, (const char *)s->self + a->activation_at,
               a->more);
     if (a->print) a->print(json, s->self, s->config);
-    tt__print(json, "  \"dtype\": \"%s\"%s\n", dtype, a->classes ? "," : "\n}");
-    if (!a->classes) return;
-    tt__print_labels(json, (const char(*)[64])tt__pointer_at(s->self, a->names_at),
-                     tt__int_field(s->config, a->classes), s->last);
+    const int classes = tt__outputs(a, s->config);
+    tt__print(json, "  \"dtype\": \"%s\"%s\n", dtype, classes ? "," : "\n}");
+    if (!classes) return;
+    tt__print_labels(json, (const char(*)[64])tt__pointer_at(s->self, a->names_at), classes, s->last);
 }
 
 /* Writes model.safetensors and config.json into a folder. spelling: number of the tensors' naming. most: max
@@ -36281,9 +37443,9 @@ static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, cons
     if (status != TT_OK) return status;
     tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
     l.spelling = spelling;
-    if (a->classes)
+    if (tt__outputs(a, config))
         status = tt__last_of_names(ctx, (const char(*)[64])tt__pointer_at(self, a->names_at),
-                                   tt__int_field(config, a->classes), &s.last);
+                                   tt__outputs(a, config), &s.last);
     if (status == TT_OK) status = tt__layout_save(&l, folder, most, &s.dtype);
     if (status == TT_OK) status = tt__save_printed(ctx, folder, "config.json", tt__print_config, &s);
     tt__free(ctx, s.last);
@@ -36300,8 +37462,13 @@ static void tt__list_names(tt__text *to, const char *const *names, int n)
 
 /* Does the work of tt_bert_name_classes and tt_vit_name_classes. names: the model's class names, (classes,
    64). kept: the model's classifier comes from a checkpoint. */
-static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classes, bool kept, tt_dataset *d)
+static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[64], int classes, bool kept,
+                                  tt_dataset *d)
 {
+    static const char *const tasks[] = {"CLASS", "LABELS", "SCORES", "TAGS", "EMBED"};
+    if (d->task != task)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset's task is TT_TASK_%s, the model's TT_TASK_%s: "
+                        "load the model for the dataset's task (tt_bert_load_head)", tasks[d->task], tasks[task]);
     if (d->n_classes != classes)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, the model %d", d->n_classes,
                         classes);
@@ -36493,14 +37660,38 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
     return tt__sequence_inputs(t, o->max_seqs, (int64_t)o->max_seqs * length, image_bytes);
 }
 
-/* Records the loss of a classifier from its logits (seqs, classes), and names it "loss". */
-static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, const tt_train_options *o)
+/* Records the cross-entropy of logits (rows, classes) with targets i32 (rows, 1), and names it "loss". */
+static tt_value tt__classify(tt_tape *t, tt_value logits, tt_value targets, const tt_train_options *o)
 {
     tt_cross_entropy_options c = tt_cross_entropy_options_default();
     c.label_smoothing = o->label_smoothing;
     if (o->class_weights)
         c.class_weights = tt_input(t, "class_weights", TT_F32, 1, tt_value_width(t, logits));
-    tt_value loss = tt_cross_entropy(t, logits, in->labels, &c);
+    tt_value loss = tt_cross_entropy(t, logits, targets, &c);
+    tt_name(t, loss, "loss");
+    return loss;
+}
+
+/* Records the loss of a task from the logits, (seqs, n) or, of TT_TASK_TAGS, (rows, n). Declares the input of
+   the targets, "label_values" or "tags", except the "labels" of TT_TASK_CLASS. */
+static tt_value tt__task_loss(tt_tape *t, tt_task task, tt_value logits, const tt_inputs *in,
+                              const tt_train_options *o)
+{
+    const int64_t rows = tt_value_axis(t, logits), n = tt_value_width(t, logits);
+    tt_value none = {0, 0}, loss;
+    if (task == TT_TASK_CLASS) return tt__classify(t, logits, in->labels, o);
+    if (task == TT_TASK_TAGS) return tt__classify(t, logits, tt_input(t, "tags", TT_I32, rows, 1), o);
+    if (o->label_smoothing > 0)
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "label_smoothing is %g, and the task has no classes to smooth: set "
+                      "it to 0", o->label_smoothing);
+    tt_value values = tt_input(t, "label_values", TT_F32, rows, n);
+    if (task == TT_TASK_LABELS) {
+        tt_sigmoid_cross_entropy_options c = tt_sigmoid_cross_entropy_options_default();
+        if (o->class_weights) c.positive_weights = tt_input(t, "class_weights", TT_F32, 1, n);
+        loss = tt_sigmoid_cross_entropy(t, logits, values, &c);
+    } else {
+        loss = tt_mean_squared_error(t, logits, values, none);
+    }
     tt_name(t, loss, "loss");
     return loss;
 }
@@ -36509,32 +37700,44 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, c
 /* --------------------------------------------------------------------------------------------------- BERT */
 
 /* Sets the sizes that the letters in the tables' shapes stand for: H hidden, I intermediate, V vocab, P
-   positions, T types, C classes. Three letters stand for the hidden size under a condition, otherwise for 0:
-   Q if the model has a head before the classifier, B in BigBird, U if queries, keys and values have
-   biases. */
+   positions, T types, E the embedding size, which is the hidden size unless the kind is ALBERT. Five letters
+   stand for the hidden size under a condition, otherwise for 0: Q if a layer precedes the classifier, R in
+   RoBERTa without a classifier, B in BigBird, M in ALBERT, U if queries, keys and values have biases. Three
+   letters stand for the number of classes: C if there is a classifier, K if it is one of sequences, N if it
+   is one of tokens. */
 static void tt__bert_sizes(const void *config, tt__sizes size);
 static void tt__bert_check(tt__text *all, const void *config);
 static void tt__bert_print(tt__text *json, const void *self, const void *config);
+static const char *tt__bert_head(const void *config);
 
 /* Naming 1 of tensors is DistilBERT's; naming 0 is that of the other variants. */
 #define T(field, name, shape, init, head) TT__TENSOR(tt_bert, field, name, name, shape, init, head)
 #define W(...) TT__WEIGHT_BIAS(tt_bert, __VA_ARGS__)
 #define TT__BERT_EMBEDDINGS \
-    T(word, ".embeddings.word_embeddings.weight", "VH", 'n', false), \
-    T(position, ".embeddings.position_embeddings.weight", "PH", 'n', false), \
-    T(type, ".embeddings.token_type_embeddings.weight", "TH", 'n', false), \
-    W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "H", "H", '1', false)
+    T(word, ".embeddings.word_embeddings.weight", "VE", 'n', false), \
+    T(position, ".embeddings.position_embeddings.weight", "PE", 'n', false), \
+    T(type, ".embeddings.token_type_embeddings.weight", "TE", 'n', false), \
+    W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "E", "E", '1', false)
 static const tt__tensor_row tt__bert_tensors[] = {
     TT__BERT_EMBEDDINGS,
     W(head, ".pooler.dense", "pre_classifier", "QH", "Q", 'n', true),
     W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
 };
-static const tt__tensor_row tt__roberta_tensors[] = { /* tensors of RoBERTa and BigBird */
+static const tt__tensor_row tt__albert_tensors[] = {
+    TT__BERT_EMBEDDINGS,
+    W(mapping, ".encoder.embedding_hidden_mapping_in", ".encoder.embedding_hidden_mapping_in", "ME", "M", 'n',
+      false),
+    W(head, ".pooler", ".pooler", "QH", "Q", 'n', true),
+    W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
+};
+static const tt__tensor_row tt__roberta_tensors[] = { /* tensors of RoBERTa and its kin, and of BigBird */
     TT__BERT_EMBEDDINGS,
     T(pooler_w, ".pooler.weight", "BB", 'n', 2),
     T(pooler_b, ".pooler.bias", "B", '0', 2),
+    W(head, ".pooler.dense", ".pooler.dense", "RH", "R", 'n', 2),
     W(head, "classifier.dense", "classifier.dense", "QH", "Q", 'n', true),
-    W(classifier, "classifier.out_proj", "classifier.out_proj", "CH", "C", 'n', true),
+    W(classifier, "classifier.out_proj", "classifier.out_proj", "KH", "K", 'n', true),
+    W(classifier, "classifier", "classifier", "NH", "N", 'n', true),
 };
 #undef TT__BERT_EMBEDDINGS
 #undef T
@@ -36551,39 +37754,62 @@ static const tt__tensor_row tt__bert_layer_tensors[] = {
     W(output_norm, "output.LayerNorm", "output_layer_norm", "H", "H", '1'),
 #undef W
 };
-/* The fields of config.json: BERT and DistilBERT use the first 12 rows, RoBERTa the first 13, BigBird all
-   rows. */
-static const tt__config_row tt__bert_rows[] = {
+static const tt__tensor_row tt__albert_layer_tensors[] = { /* a layer of ALBERT has one naming */
+#define W(field, name, ...) TT__WEIGHT_BIAS(tt_bert_layer, field, name, name, __VA_ARGS__, false)
+    W(q, "attention.query", "HH", "H", 'n'),
+    W(k, "attention.key", "HH", "H", 'n'),
+    W(v, "attention.value", "HH", "H", 'n'),
+    W(attention, "attention.dense", "HH", "H", 'n'),
+    W(attention_norm, "attention.LayerNorm", "H", "H", '1'),
+    W(up, "ffn", "IH", "I", 'n'),
+    W(down, "ffn_output", "HI", "H", 'n'),
+    W(output_norm, "full_layer_layer_norm", "H", "H", '1'),
+#undef W
+};
+/* The fields of config.json: BERT and DistilBERT use the first 12 rows, RoBERTa and its kin the first 13,
+   BigBird all rows. ALBERT has a table of its own. */
 #define C(...) TT__CONFIG(tt_bert, __VA_ARGS__)
-    C(vocab_size, 'N', 'V', "vocab_size", "vocab_size"),
-    C(hidden_size, 'N', 'H', "hidden_size", "dim"),
-    C(layers, 'N', 0, "num_hidden_layers", "n_layers"),
-    C(heads, 'N', 0, "num_attention_heads", "n_heads"),
-    C(intermediate_size, 'N', 'I', "intermediate_size", "hidden_dim"),
-    C(max_positions, 'N', 'P', "max_position_embeddings", "max_position_embeddings"),
-    C(type_vocab_size, '0', 'T', "type_vocab_size", NULL),
-    C(layer_norm_eps, 'f', 0, "layer_norm_eps", NULL),
-    C(initializer_range, 'f', 0, "initializer_range", "initializer_range"),
-    C(dropout, 'p', 0, "hidden_dropout_prob", "dropout"),
-    C(attention_dropout, 'p', 0, "attention_probs_dropout_prob", "attention_dropout"),
+#define TT__BERT_SIZES \
+    C(vocab_size, 'N', 'V', "vocab_size", "vocab_size"), \
+    C(hidden_size, 'N', 'H', "hidden_size", "dim"), \
+    C(layers, 'N', 0, "num_hidden_layers", "n_layers"), \
+    C(heads, 'N', 0, "num_attention_heads", "n_heads"), \
+    C(intermediate_size, 'N', 'I', "intermediate_size", "hidden_dim"), \
+    C(max_positions, 'N', 'P', "max_position_embeddings", "max_position_embeddings"), \
+    C(type_vocab_size, '0', 'T', "type_vocab_size", NULL), \
+    C(layer_norm_eps, 'f', 0, "layer_norm_eps", NULL), \
+    C(initializer_range, 'f', 0, "initializer_range", "initializer_range"), \
+    C(dropout, 'p', 0, "hidden_dropout_prob", "dropout"), \
+    C(attention_dropout, 'p', 0, "attention_probs_dropout_prob", "attention_dropout")
+static const tt__config_row tt__bert_rows[] = {
+    TT__BERT_SIZES,
     C(classifier_dropout, 'p', 0, "classifier_dropout", "seq_classif_dropout"),
     C(pad_token, '0', 0, "pad_token_id", NULL),
     C(block_size, 'n', 0, "block_size", NULL),
     C(random_blocks, '0', 0, "num_random_blocks", NULL),
     C(qkv_bias, 'b', 0, "use_bias", NULL),
     C(scale_embeddings, 'b', 0, "rescale_embeddings", NULL),
-#undef C
 };
+static const tt__config_row tt__albert_rows[] = {
+    TT__BERT_SIZES,
+    C(classifier_dropout, 'p', 0, "classifier_dropout_prob", NULL),
+    C(embedding_size, 'n', 'E', "embedding_size", NULL),
+};
+#undef TT__BERT_SIZES
+#undef C
 
 /* Flags for each BERT variant. */
 enum {
     TT__BERT_HEAD = 1,       /* a linear layer precedes the classifier; else the option `pooler` decides */
-    TT__BERT_OFFSET = 2,     /* positions start at pad_token + 1, and the model has one token type */
+    TT__BERT_OFFSET = 2,     /* positions start at pad_token + 1 */
     TT__BERT_SPARSE = 4,     /* the options block_sparse, qkv_bias and scale_embeddings apply */
     TT__BERT_DROP_SUM = 8,   /* dropout of the embeddings comes before their norm, not after it */
     TT__BERT_DROP_OUT = 16,  /* the attention's output has dropout */
     TT__BERT_DROP_HEAD = 32, /* the input of the layer before the classifier has dropout */
-    TT__BERT_DROP_AS = 64    /* classifier_dropout defaults to `dropout` if config.json lacks it */
+    TT__BERT_DROP_AS = 64,   /* classifier_dropout defaults to `dropout` if config.json lacks it */
+    TT__BERT_DROP_TAGS = 128, /* the classifier of tokens has `dropout` instead of classifier_dropout */
+    TT__BERT_SHARED = 256    /* layers share their parameters, embeddings have embedding_size columns, and
+                                the MLP has no dropout */
 };
 /* A BERT variant: its architecture (names and tables), its flags, and the defaults of its base model. */
 typedef struct tt__bert_kind {
@@ -36592,42 +37818,62 @@ typedef struct tt__bert_kind {
     tt_value (*head)(tt_tape *, tt_value); /* activation of the head; NULL: the layers' activation */
     int vocab, positions, types, pad, layers;
     const char *activation;
-    float eps, classifier_dropout;
+    float eps, dropout, classifier_dropout; /* dropout: of hidden states and of attention weights */
 } tt__bert_kind;
 
-#define TT__BERT_FILES(table, rows, name, spelling, class_name, type, act, more, before, layers) { \
-    name, spelling, class_name, type, act, more, {before, before}, {layers ".%d.", layers ".%d."}, \
-    tt__##table##_tensors, tt__bert_layer_tensors, tt__bert_rows, TT__COUNT(tt__##table##_tensors), \
-    TT__COUNT(tt__bert_layer_tensors), rows, TT__STRUCTS(tt_bert), tt__bert_sizes, tt__bert_check, NULL, 0, \
-    tt__bert_print, NULL}
+#define TT__BERT_FILES(table, layer, config, rows, name, spelling, class_name, type, act, more, before, \
+                       layers) \
+    {name, spelling, class_name, type, act, more, {before, before}, {layers ".", layers "."}, \
+     tt__##table##_tensors, tt__##layer##_tensors, tt__##config##_rows, TT__COUNT(tt__##table##_tensors), \
+     TT__COUNT(tt__##layer##_tensors), rows, TT__STRUCTS(tt_bert), tt__bert_sizes, tt__bert_check, NULL, 0, \
+     tt__bert_print, NULL, tt__bert_head}
+#define TT__ROBERTA_FILES(name, class_name, type) \
+    TT__BERT_FILES(roberta, bert_layer, bert, 13, name, 0, class_name, type, "hidden_act", \
+                   "  \"position_embedding_type\": \"absolute\",\n  \"bos_token_id\": 0,\n" \
+                   "  \"eos_token_id\": 2,\n", "roberta.", "encoder.layer.%d"), \
+    TT__BERT_HEAD | TT__BERT_OFFSET | TT__BERT_DROP_OUT | TT__BERT_DROP_HEAD | TT__BERT_DROP_AS, tt_tanh
 
 static const tt__bert_kind tt__bert_kinds[] = { /* in the order of tt_bert_kind */
-    {TT__BERT_FILES(bert, 12, "BERT", 0, "BertForSequenceClassification", "bert", "hidden_act",
+    {TT__BERT_FILES(bert, bert_layer, bert, 12, "BERT", 0, "Bert", "bert",
+                    "hidden_act",
                     "  \"position_embedding_type\": \"absolute\",\n  \"pad_token_id\": 0,\n", "bert.",
-                    "encoder.layer"),
-     TT__BERT_DROP_OUT | TT__BERT_DROP_AS, tt_tanh, 30522, 512, 2, 0, 12, "gelu", 1e-12f, 0.1f},
-    {TT__BERT_FILES(bert, 12, "DistilBERT", 1, "DistilBertForSequenceClassification", "distilbert",
-                    "activation",
+                    "encoder.layer.%d"),
+     TT__BERT_DROP_OUT | TT__BERT_DROP_AS, tt_tanh, 30522, 512, 2, 0, 12, "gelu", 1e-12f, 0.1f, 0.1f},
+    {TT__BERT_FILES(bert, bert_layer, bert, 12, "DistilBERT", 1, "DistilBert",
+                    "distilbert", "activation",
                     "  \"sinusoidal_pos_embds\": false,\n  \"tie_weights_\": true,\n  \"qa_dropout\": 0.1,\n"
-                    "  \"pad_token_id\": 0,\n", "distilbert.", "transformer.layer"),
-     TT__BERT_HEAD, tt_relu, 30522, 512, 0, 0, 6, "gelu", 1e-12f, 0.2f},
-    {TT__BERT_FILES(roberta, 13, "RoBERTa", 0, "RobertaForSequenceClassification", "roberta", "hidden_act",
-                    "  \"position_embedding_type\": \"absolute\",\n  \"bos_token_id\": 0,\n"
-                    "  \"eos_token_id\": 2,\n", "roberta.", "encoder.layer"),
-     TT__BERT_HEAD | TT__BERT_OFFSET | TT__BERT_DROP_OUT | TT__BERT_DROP_HEAD | TT__BERT_DROP_AS, tt_tanh,
-     50265, 514, 1, 1, 12, "gelu", 1e-5f, 0.1f},
-    {TT__BERT_FILES(roberta, TT__COUNT(tt__bert_rows), "BigBird", 0, "BigBirdForSequenceClassification",
-                    "big_bird", "hidden_act",
+                    "  \"pad_token_id\": 0,\n", "distilbert.", "transformer.layer.%d"),
+     TT__BERT_HEAD | TT__BERT_DROP_TAGS, tt_relu, 30522, 512, 0, 0, 6, "gelu", 1e-12f, 0.1f, 0.2f},
+    {TT__ROBERTA_FILES("RoBERTa", "Roberta", "roberta"), 50265, 514, 1, 1, 12,
+     "gelu", 1e-5f, 0.1f, 0.1f},
+    {TT__BERT_FILES(roberta, bert_layer, bert, TT__COUNT(tt__bert_rows), "BigBird", 0,
+                    "BigBird", "big_bird", "hidden_act",
                     "  \"bos_token_id\": 1,\n  \"eos_token_id\": 2,\n  \"sep_token_id\": 66,\n", "bert.",
-                    "encoder.layer"),
+                    "encoder.layer.%d"),
      TT__BERT_HEAD | TT__BERT_SPARSE | TT__BERT_DROP_SUM | TT__BERT_DROP_OUT | TT__BERT_DROP_HEAD |
-     TT__BERT_DROP_AS, NULL, 50358, 4096, 2, 0, 12, "gelu_new", 1e-12f, 0.1f},
+     TT__BERT_DROP_AS, NULL, 50358, 4096, 2, 0, 12, "gelu_new", 1e-12f, 0.1f, 0.1f},
+    {TT__ROBERTA_FILES("XLM-RoBERTa", "XLMRoberta", "xlm-roberta"), 250002, 514, 1, 1,
+     12, "gelu", 1e-5f, 0.1f, 0.1f},
+    {TT__ROBERTA_FILES("CamemBERT", "Camembert", "camembert"), 32005, 514, 1, 1, 12,
+     "gelu", 1e-5f, 0.1f, 0.1f},
+    {TT__BERT_FILES(albert, albert_layer, albert, TT__COUNT(tt__albert_rows), "ALBERT", 0,
+                    "Albert", "albert", "hidden_act",
+                    "  \"position_embedding_type\": \"absolute\",\n  \"num_hidden_groups\": 1,\n"
+                    "  \"inner_group_num\": 1,\n  \"pad_token_id\": 0,\n  \"bos_token_id\": 2,\n"
+                    "  \"eos_token_id\": 3,\n", "albert.", "encoder.albert_layer_groups.0.albert_layers.0"),
+     TT__BERT_SHARED | TT__BERT_DROP_OUT, tt_tanh, 30000, 512, 2, 0, 12, "gelu_new", 1e-12f, 0, 0.1f},
 };
 
 static const tt__bert_kind *tt__bert_of(const tt_bert_config *c)
 {
     const bool known = (int)c->kind > 0 && (int)c->kind < TT__COUNT(tt__bert_kinds);
     return &tt__bert_kinds[known ? c->kind : TT_BERT];
+}
+
+/* Returns the row of the position embedding that belongs to the first token of a sequence. */
+static int tt__bert_offset(const tt_bert_config *c)
+{
+    return tt__bert_of(c)->flags & TT__BERT_OFFSET ? c->pad_token + 1 : 0;
 }
 
 tt_bert_config tt_bert_config_default(tt_bert_kind kind)
@@ -36643,14 +37889,15 @@ tt_bert_config tt_bert_config_default(tt_bert_kind kind)
     c.intermediate_size = 3072;
     c.max_positions = k->positions;
     c.type_vocab_size = k->types;
+    c.embedding_size = k->flags & TT__BERT_SHARED ? 128 : 0;
     c.pad_token = k->pad;
     c.pooler = !(k->flags & TT__BERT_HEAD);
     c.classes = 2;
     c.activation = k->activation;
     c.layer_norm_eps = k->eps;
     c.initializer_range = 0.02f;
-    c.dropout = 0.1f;
-    c.attention_dropout = 0.1f;
+    c.dropout = k->dropout;
+    c.attention_dropout = k->dropout;
     c.classifier_dropout = k->classifier_dropout;
     c.block_sparse = (k->flags & TT__BERT_SPARSE) != 0;
     c.block_size = 64;
@@ -36663,7 +37910,13 @@ static void tt__bert_sizes(const void *config, tt__sizes size)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
     const int flags = tt__bert_of(c)->flags;
-    size['Q' - 'A'] = flags & TT__BERT_HEAD || c->pooler ? c->hidden_size : 0;
+    /* In transformers BERT and RoBERTa without a classifier have a pooler, which embeddings do not use. */
+    const bool embeds = c->task == TT_TASK_EMBED, dense = flags & TT__BERT_HEAD ? !embeds : c->pooler;
+    size['Q' - 'A'] = dense && c->task != TT_TASK_TAGS ? c->hidden_size : 0;
+    size['R' - 'A'] = flags & TT__BERT_OFFSET && embeds ? c->hidden_size : 0;
+    size[(c->task == TT_TASK_TAGS ? 'N' : 'K') - 'A'] = size['C' - 'A'];
+    size['E' - 'A'] = flags & TT__BERT_SHARED ? c->embedding_size : c->hidden_size;
+    size['M' - 'A'] = flags & TT__BERT_SHARED ? c->hidden_size : 0;
     size['B' - 'A'] = flags & TT__BERT_SPARSE ? c->hidden_size : 0;
     size['U' - 'A'] = !(flags & TT__BERT_SPARSE) || c->qkv_bias ? c->hidden_size : 0;
 }
@@ -36674,10 +37927,11 @@ static void tt__bert_check(tt__text *all, const void *config)
     const int flags = tt__bert_of(c)->flags;
     const double listed = (double)c->heads * c->random_blocks * c->max_positions /
                           (double)tt__max(1, c->block_size);
+    if ((unsigned)c->task > TT_TASK_EMBED) tt__print(all, "; task %d is unknown", (int)c->task);
+    if ((unsigned)c->pooling > TT_POOL_CLS) tt__print(all, "; pooling %d is unknown", (int)c->pooling);
+    if (c->max_length < 0) tt__print(all, "; max_length is %d", c->max_length);
     if (flags & TT__BERT_OFFSET && c->max_positions <= c->pad_token + 1)
         tt__print(all, "; pad_token %d leaves none of %d max_positions", c->pad_token, c->max_positions);
-    if (flags & TT__BERT_OFFSET && c->type_vocab_size > 1)
-        tt__print(all, "; type_vocab_size is %d, of which only 1 is supported", c->type_vocab_size);
     if (!(flags & TT__BERT_SPARSE)) return;
     if ((c->max_positions - 1) / tt__max(1, c->block_size) > UINT16_MAX)
         tt__print(all, "; max_positions are more than 65536 blocks of %d", c->block_size);
@@ -36686,25 +37940,42 @@ static void tt__bert_check(tt__text *all, const void *config)
         tt__print(all, "; block_size is %d", c->block_size);
 }
 
+/* Values of "problem_type" in config.json, in the order of tt_task. */
+static const char *const tt__problem_types[] = {"single_label_classification", "multi_label_classification",
+                                                "regression"};
+
 static void tt__bert_print(tt__text *json, const void *self, const void *config)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
     (void)self;
+    if (c->task <= TT_TASK_SCORES)
+        tt__print(json, "  \"problem_type\": \"%s\",\n", tt__problem_types[c->task]);
     if (tt__bert_of(c)->flags & TT__BERT_SPARSE)
         tt__print(json, "  \"attention_type\": \"%s\",\n",
                   c->block_sparse ? "block_sparse" : "original_full");
 }
 
+/* Returns what follows the kind's name in the name of transformers' class. */
+static const char *tt__bert_head(const void *config)
+{
+    const tt_task task = ((const tt_bert_config *)config)->task;
+    return task == TT_TASK_TAGS    ? "ForTokenClassification"
+           : task == TT_TASK_EMBED ? "Model"
+                                   : "ForSequenceClassification";
+}
+
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 {
-    return tt__model_new(ctx, &tt__bert_of(config)->a, m, config);
+    tt_bert_config c = *config;
+    if (c.task == TT_TASK_EMBED) c.classes = 0;
+    return tt__model_new(ctx, &tt__bert_of(config)->a, m, &c);
 }
 
 void tt_bert_free(tt_bert *m) { tt__model_free(&tt__bert_of(&m->config)->a, m); }
 
 tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d)
 {
-    return tt__name_classes(m->ctx, m->class_names, m->config.classes, !m->new_head, d);
+    return tt__name_classes(m->ctx, m->config.task, m->class_names, m->config.classes, !m->new_head, d);
 }
 
 /* ==== src/models/big_bird.h */
@@ -36807,10 +38078,161 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
                 if (tt__big_bird_may(i, x[k], most)) list[found++] = x[k];
         }
 }
-/* Returns the row of the position embedding that belongs to the first token of a sequence. */
-static int tt__bert_offset(const tt_bert_config *c)
+
+/* ==== src/models/embedder.h */
+/* ------------------------------------------------------------------------ folders of sentence-transformers
+   The files that a folder has beside those of transformers: modules.json lists the modules, 1_Pooling has the
+   pooling, 2_Normalize says that embeddings have length 1, and sentence_bert_config.json has the max number
+   of tokens. */
+
+/* Keys of 1_Pooling/config.json up to version 5 of sentence-transformers, and the values of "pooling_mode"
+   since then. The first two are in the order of tt_pooling. */
+static const struct { const char *key, *mode; } tt__poolings[] = {
+    {"pooling_mode_mean_tokens", "mean"},
+    {"pooling_mode_cls_token", "cls"},
+    {"pooling_mode_max_tokens", "max"},
+    {"pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens"},
+    {"pooling_mode_weightedmean_tokens", "weightedmean"},
+    {"pooling_mode_lasttoken", "lasttoken"},
+};
+
+/* Reads the pooling from a module's config.json. */
+static tt_status tt__pooling_read(const tt__json *j, tt_pooling *pooling)
 {
-    return tt__bert_of(c)->flags & TT__BERT_OFFSET ? c->pad_token + 1 : 0;
+    const char *mode = NULL;
+    int number = -1;
+    tt_status status = tt__json_read_string(j, 0, "pooling_mode", false, &mode);
+    for (int k = 0; k < TT__COUNT(tt__poolings) && status == TT_OK; k++) {
+        bool set = false;
+        if (!mode) status = tt__json_read_bool(j, 0, tt__poolings[k].key, &set);
+        if (mode ? strcmp(mode, tt__poolings[k].mode) != 0 : !set) continue;
+        if (number >= 0)
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s' has the poolings '%s' and '%s'; one of 'mean' "
+                            "and 'cls' is supported", j->path, tt__poolings[number].mode,
+                            tt__poolings[k].mode);
+        number = k;
+    }
+    if (status != TT_OK) return status;
+    if (number > TT_POOL_CLS || number < 0)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the pooling is '%s'; 'mean' and 'cls' are "
+                        "supported", j->path, number < 0 ? mode ? mode : "none" : tt__poolings[number].mode);
+    *pooling = (tt_pooling)number;
+    return TT_OK;
+}
+
+/* Reads a module that modules.json lists in node `module` of j. */
+static tt_status tt__module_read(const tt__json *j, int module, const char *folder, tt_bert_config *c)
+{
+    const char *type = NULL, *path = "";
+    char of_module[TT__PATH], file[TT__PATH];
+    tt__json own;
+    memset(&own, 0, sizeof own);
+    tt_status status = tt__json_read_string(j, module, "type", true, &type);
+    if (status == TT_OK) status = tt__json_read_string(j, module, "path", false, &path);
+    if (status != TT_OK) return status;
+    const char *dot = strrchr(type, '.'), *name = dot ? dot + 1 : type;
+    if (strcmp(name, "Transformer") == 0 && *path)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the encoder is in the folder '%s'; move its files "
+                        "to '%s' and set this module's path to \"\"", j->path, path, folder);
+    if (strcmp(name, "Transformer") == 0 || strcmp(name, "Dropout") == 0) return TT_OK;
+    if (strcmp(name, "Normalize") == 0) c->normalize = true;
+    if (strcmp(name, "Normalize") == 0) return TT_OK;
+    if (strcmp(name, "Pooling") != 0)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the module '%s' is not supported; Transformer, "
+                        "Pooling, Dropout and Normalize are", j->path, type);
+    status = tt__path_join(j->ctx, of_module, folder, path);
+    if (status == TT_OK) status = tt__path_join(j->ctx, file, of_module, "config.json");
+    if (status == TT_OK) status = tt__json_open(&own, j->ctx, file);
+    if (status == TT_OK) status = tt__pooling_read(&own, &c->pooling);
+    tt__json_free(&own);
+    return status;
+}
+
+/* If a folder has modules.json, sets the task to TT_TASK_EMBED, and pooling, normalize and max_length to what
+   the folder's files say. */
+static tt_status tt__embedder_read(tt_context *ctx, const char *folder, tt_bert_config *c)
+{
+    static const char length_file[] = "sentence_bert_config.json";
+    char path[TT__PATH];
+    bool listed = false, sized = false;
+    tt__json j;
+    memset(&j, 0, sizeof j);
+    tt_status status = tt__folder_has(ctx, folder, "modules.json", &listed);
+    if (status != TT_OK || !listed) return status;
+    c->task = TT_TASK_EMBED;
+    status = tt__path_join(ctx, path, folder, "modules.json");
+    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
+    const bool list = status == TT_OK && j.count && j.nodes[0].kind == TT__JSON_ARRAY;
+    if (status == TT_OK && !list)
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not a list of modules", path);
+    for (int k = 0, at = 1; list && k < j.nodes[0].count && status == TT_OK; k++, at = j.nodes[at].after)
+        status = tt__module_read(&j, at, folder, c);
+    tt__json_free(&j);
+    if (status == TT_OK) status = tt__folder_has(ctx, folder, length_file, &sized);
+    if (status != TT_OK || !sized) return status;
+    int64_t length = 0;
+    status = tt__path_join(ctx, path, folder, length_file);
+    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
+    if (status == TT_OK) status = tt__json_read_int(&j, 0, "max_seq_length", false, 1, INT_MAX, &length);
+    tt__json_free(&j);
+    c->max_length = (int)length;
+    return status;
+}
+
+static void tt__print_modules(tt__text *json, const void *config)
+{
+    static const char *const modules[] = {"Transformer", "Pooling", "Normalize"};
+    const int count = ((const tt_bert_config *)config)->normalize ? 3 : 2;
+    tt__print(json, "[\n");
+    for (int k = 0; k < count; k++) {
+        tt__print(json, "  {\"idx\": %d, \"name\": \"%d\", \"path\": \"", k, k);
+        if (k) tt__print(json, "%d_%s", k, modules[k]);
+        tt__print(json, "\", \"type\": \"sentence_transformers.models.%s\"}%s\n", modules[k],
+                  k + 1 < count ? "," : "");
+    }
+    tt__print(json, "]\n");
+}
+
+static void tt__print_pooling(tt__text *json, const void *config)
+{
+    const tt_bert_config *c = (const tt_bert_config *)config;
+    tt__print(json, "{\n  \"word_embedding_dimension\": %d", c->hidden_size);
+    for (int k = 0; k < TT__COUNT(tt__poolings); k++)
+        tt__print(json, ",\n  \"%s\": %s", tt__poolings[k].key, k == (int)c->pooling ? "true" : "false");
+    tt__print(json, "\n}\n");
+}
+
+static void tt__print_normalize(tt__text *json, const void *config)
+{
+    (void)config;
+    tt__print(json, "{}\n");
+}
+
+static void tt__print_length(tt__text *json, const void *config)
+{
+    const tt_bert_config *c = (const tt_bert_config *)config;
+    tt__print(json, "{\n  \"max_seq_length\": %d,\n  \"do_lower_case\": false\n}\n",
+              c->max_length ? c->max_length : c->max_positions - tt__bert_offset(c));
+}
+
+/* Writes the files of sentence-transformers if the task is TT_TASK_EMBED. */
+static tt_status tt__embedder_save(tt_context *ctx, const char *folder, const tt_bert_config *c)
+{
+    static const struct { const char *folder, *file; void (*print)(tt__text *, const void *); } files[] = {
+        {"", "sentence_bert_config.json", tt__print_length},
+        {"1_Pooling", "config.json", tt__print_pooling},
+        {"2_Normalize", "config.json", tt__print_normalize},
+        {"", "modules.json", tt__print_modules},
+    };
+    char path[TT__PATH];
+    tt_status status = TT_OK;
+    for (int k = 0; c->task == TT_TASK_EMBED && k < TT__COUNT(files) && status == TT_OK; k++) {
+        if (files[k].print == tt__print_normalize && !c->normalize) continue;
+        status = tt__path_join(ctx, path, folder, files[k].folder);
+        if (status == TT_OK && *files[k].folder) status = tt__make_folder(ctx, path);
+        if (status == TT_OK) status = tt__save_printed(ctx, path, files[k].file, files[k].print, c);
+    }
+    return status;
 }
 
 /* ==== src/models/bert.h */
@@ -36818,7 +38240,7 @@ static int tt__bert_offset(const tt_bert_config *c)
    Records a BERT model on a tape, and loads and saves a model's folder. */
 
 /* Records the sum of the embeddings of tokens, positions and types, which the norm then reads. The result has
-   the shape (rows, hidden). */
+   the shape (rows, hidden), in ALBERT (rows, embedding_size). */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
@@ -36829,7 +38251,8 @@ static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in
     if (flags & TT__BERT_SPARSE && c->scale_embeddings)
         words = tt_scale(t, words, sqrtf((float)c->hidden_size));
     tt_value x = tt_add(t, words, places);
-    if (m->type && flags & TT__BERT_OFFSET) return tt_add(t, x, tt_param_value(t, m->type));
+    if (m->type && flags & TT__BERT_OFFSET && c->type_vocab_size == 1)
+        return tt_add(t, x, tt_param_value(t, m->type));
     return m->type ? tt_add(t, x, tt_embedding(t, in->types, m->type)) : x;
 }
 
@@ -36853,7 +38276,7 @@ static tt_attention_options tt__bert_attention(const tt_bert_config *c, int laye
     return o;
 }
 
-tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
+tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_value *hidden)
 {
     const tt_bert_config *c = &m->config;
     const int flags = tt__bert_of(c)->flags;
@@ -36866,12 +38289,14 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt__tape_fail(t, TT_ERR_MEMORY, "no memory for the lists of blocks");
         return tt__handle(t, 0);
     }
-    /* All values below except h have the shape (rows, hidden). */
+    /* The values of a layer, except h, have the shape (rows, hidden). */
     tt_value x = tt__bert_embed(m, t, in);
     if (flags & TT__BERT_DROP_SUM) x = tt_dropout(t, x, c->dropout);
     x = tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps);
     if (!(flags & TT__BERT_DROP_SUM)) x = tt_dropout(t, x, c->dropout);
+    if (m->mapping_w) x = tt_linear(t, x, m->mapping_w, m->mapping_b);
     tt_name(t, x, "embeddings");
+    if (hidden) hidden[0] = x;
     for (int k = 0; k < c->layers; k++) {
         const tt_bert_layer *l = &m->layer[k];
         tt_value q = tt_linear(t, x, l->q_w, l->q_b), key = tt_linear(t, x, l->k_w, l->k_b);
@@ -36886,49 +38311,114 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt_value h = tt_linear(t, x, l->up_w, l->up_b); /* (rows, intermediate) */
         h = tt__activation_of(m->activation)(t, h);
         tt_name(t, h, "layer.%d.intermediate", k);
-        h = tt_dropout(t, tt_linear(t, h, l->down_w, l->down_b), c->dropout);
+        h = tt_linear(t, h, l->down_w, l->down_b);
+        if (!(flags & TT__BERT_SHARED)) h = tt_dropout(t, h, c->dropout);
         x = tt_add(t, h, x);
         tt_block_end(t, x); /* before the norm, because the norm's backward reads x */
         x = tt_layernorm(t, x, l->output_norm_w, l->output_norm_b, c->layer_norm_eps);
         tt_name(t, x, "layer.%d", k);
+        if (hidden) hidden[k + 1] = x;
     }
     tt__free(m->ctx, lists);
     return x;
 }
 
+tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
+{
+    return tt_bert_hidden(m, t, in, NULL);
+}
+
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
-    tt_value h = tt_gather_rows(t, tt_bert_encode(m, t, in), in->first); /* [CLS] of each: (seqs, hidden) */
-    const tt__bert_kind *k = tt__bert_of(&m->config);
-    if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, m->config.classifier_dropout);
+    const tt_bert_config *c = &m->config;
+    const tt__bert_kind *k = tt__bert_of(c);
+    const bool tags = c->task == TT_TASK_TAGS;
+    const float dropout = tags && k->flags & TT__BERT_DROP_TAGS ? c->dropout : c->classifier_dropout;
+    if (c->task == TT_TASK_EMBED)
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_bert_logits: the model's task is TT_TASK_EMBED, so it has no "
+                      "classifier: record tt_bert_embed, or load the folder with another task");
+    tt_value h = tt_bert_encode(m, t, in);
+    if (!tags) h = tt_gather_rows(t, h, in->first); /* [CLS] of each sequence: (seqs, hidden) */
     if (m->head_w) {
+        if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, c->classifier_dropout);
         h = tt_linear(t, h, m->head_w, m->head_b);
         h = (k->head ? k->head : tt__activation_of(m->activation))(t, h);
     }
-    h = tt_linear(t, tt_dropout(t, h, m->config.classifier_dropout), m->classifier_w, m->classifier_b);
+    h = tt_linear(t, tt_dropout(t, h, dropout), m->classifier_w, m->classifier_b);
     tt_name(t, h, "logits");
+    return h;
+}
+
+tt_value tt_bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
+{
+    tt_value h = tt_bert_encode(m, t, in);
+    if (m->config.pooling == TT_POOL_CLS) h = tt_gather_rows(t, h, in->first);
+    else h = tt_mean_pool(t, h, in->seq_start);
+    if (m->config.normalize) h = tt_normalize(t, h, 1e-12f); /* eps of torch.nn.functional.normalize */
+    tt_name(t, h, "embedding");
     return h;
 }
 
 static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
 {
+    const tt_bert *m = (const tt_bert *)self;
     tt_inputs in = tt_text_inputs(t, o);
-    *output = tt_bert_logits((const tt_bert *)self, t, &in);
-    return tt__classify(t, *output, &in, o);
+    if (m->config.task == TT_TASK_EMBED) {
+        if (o->compile.train)
+            tt__tape_fail(t, TT_ERR_ARGUMENT, "the model's task is TT_TASK_EMBED, which has no loss: set "
+                          "compile.train = false, or record a loss of your own from tt_bert_embed");
+        return *output = tt_bert_embed(m, t, &in);
+    }
+    *output = tt_bert_logits(m, t, &in);
+    return tt__task_loss(t, m->config.task, *output, &in, o);
 }
 
-tt_model tt_bert_classifier(const tt_bert *m)
+tt_model tt_bert_model(const tt_bert *m)
 {
     const tt_bert_config *c = &m->config;
-    const int length = c->max_positions - tt__bert_offset(c);
-    tt_model model = {m, tt__bert_record, tt_accuracy(), c->classes, "tokens", length, false};
+    const int positions = c->max_positions - tt__bert_offset(c);
+    const bool limit = c->task == TT_TASK_EMBED && c->max_length > 0 && c->max_length < positions;
+    const tt_metric none = {NULL, NULL, false};
+    const bool numbers = c->task == TT_TASK_SCORES || c->task == TT_TASK_EMBED;
+    tt_model model = {m, tt__bert_record, numbers ? none : tt_accuracy(), c->classes, "tokens",
+                      limit ? c->max_length : positions, false, c->task};
     return model;
+}
+
+/* Returns whether the class that "architectures" of config.json names matches a pattern. */
+static bool tt__bert_is(const tt__json *j, const char *pattern)
+{
+    const int classes = tt__json_get(j, 0, "architectures");
+    const bool any = classes >= 0 && j->nodes[classes].kind == TT__JSON_ARRAY && j->nodes[classes].count;
+    const char *name = any ? tt__json_text(j, classes + 1) : NULL;
+    return name && tt__match(pattern, name);
+}
+
+/* Reads the task from "architectures" and "problem_type" of config.json. c->classes has been read. */
+static tt_status tt__bert_read_task(const tt__json *j, tt_bert_config *c)
+{
+    const char *type = NULL;
+    if (tt__bert_is(j, "*ForTokenClassification")) {
+        c->task = TT_TASK_TAGS;
+        return TT_OK;
+    }
+    tt_status status = tt__json_read_string(j, 0, "problem_type", false, &type);
+    if (status == TT_OK && !type && c->classes == 1) c->task = TT_TASK_SCORES;
+    if (status != TT_OK || !type) return status;
+    for (int k = 0; k < TT__COUNT(tt__problem_types); k++)
+        if (strcmp(type, tt__problem_types[k]) == 0) {
+            c->task = (tt_task)k;
+            return TT_OK;
+        }
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': problem_type is '%s'; 'single_label_classification', "
+                    "'multi_label_classification' and 'regression' are supported", j->path, type);
 }
 
 static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
 {
     const char *type = NULL, *position = "absolute", *attention = "block_sparse";
     bool decoder = false;
+    int64_t groups[2] = {1, 1}; /* ALBERT: groups of layers that share parameters, layers of a group */
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &type);
     if (status != TT_OK) return status;
     int kind = 0;
@@ -36945,10 +38435,14 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     if (k->flags & TT__BERT_DROP_AS) c->classifier_dropout = -1;
     status = tt__config_read(j, &k->a, c);
     if (c->classifier_dropout < 0) c->classifier_dropout = c->dropout;
+    if (status == TT_OK) status = tt__bert_read_task(j, c);
     if (status == TT_OK) status = tt__json_read_string(j, 0, "position_embedding_type", false, &position);
     if (status == TT_OK && sparse)
         status = tt__json_read_string(j, 0, "attention_type", false, &attention);
     if (status == TT_OK) status = tt__json_read_bool(j, 0, "is_decoder", &decoder);
+    for (int g = 0; g < 2 && k->flags & TT__BERT_SHARED && status == TT_OK; g++)
+        status = tt__json_read_int(j, 0, g ? "inner_group_num" : "num_hidden_groups", false, 1, INT32_MAX,
+                                   &groups[g]);
     if (status != TT_OK) return status;
     c->block_sparse = sparse && strcmp(attention, "block_sparse") == 0;
     if (strcmp(position, "absolute") != 0)
@@ -36957,27 +38451,44 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     if (!c->block_sparse && sparse && strcmp(attention, "original_full") != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': attention_type is '%s'; 'block_sparse' and "
                         "'original_full' are supported", j->path, attention);
+    if (groups[0] != 1 || groups[1] != 1)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': num_hidden_groups is %lld and inner_group_num "
+                        "%lld; only an ALBERT with 1 and 1 is supported", j->path, (long long)groups[0],
+                        (long long)groups[1]);
     if (decoder)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': is_decoder is true; only encoders are supported",
                         j->path);
     return TT_OK;
 }
 
-tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes)
+tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head)
 {
     tt_bert_config config;
     tt__checkpoint from;
     memset(m, 0, sizeof *m);
     tt_status status = tt__checkpoint_open(ctx, folder, &from);
     if (status == TT_OK) status = tt__bert_read_config(&from.config, &config);
+    /* A classifier may have been saved into a folder of sentence-transformers. */
+    if (status == TT_OK && !tt__bert_is(&from.config, "*For*Classification"))
+        status = tt__embedder_read(ctx, folder, &config);
     if (status == TT_OK) status = tt__shards_open(ctx, folder, &from);
     if (status == TT_OK) {
         const tt__architecture *a = &tt__bert_of(&config)->a;
+        const tt_task own = config.task;
+        if (head) config.task = head->task;
         from.spelling = a->spelling;
-        status = tt__model_load(a, m, &config, &from, classes, 0);
+        from.other_head = (own == TT_TASK_TAGS) != (config.task == TT_TASK_TAGS);
+        if (config.task == TT_TASK_EMBED) config.classes = 0;
+        status = tt__model_load(a, m, &config, &from, head ? head->outputs : 0, 0);
     }
     tt__checkpoint_close(ctx, &from);
     return status;
+}
+
+tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes)
+{
+    const tt_head head = {TT_TASK_CLASS, classes};
+    return tt_bert_load_head(ctx, m, folder, classes ? &head : NULL);
 }
 
 tt_status tt_bert_save(const tt_bert *m, const char *folder)
@@ -36985,7 +38496,8 @@ tt_status tt_bert_save(const tt_bert *m, const char *folder)
     tt_bert_config config = m->config;
     config.activation = m->activation;
     const tt__architecture *a = &tt__bert_of(&config)->a;
-    return tt__model_save(m->ctx, a, m, &config, a->spelling, 0, folder);
+    tt_status status = tt__model_save(m->ctx, a, m, &config, a->spelling, 0, folder);
+    return status == TT_OK ? tt__embedder_save(m->ctx, folder, &config) : status;
 }
 
 /* ==== src/models/vit.h */
@@ -37177,7 +38689,7 @@ static const tt__architecture tt__vit = {
     {"encoder.layer.%d.", "encoder.layers.encoder_layer_%d."}, tt__vit_tensors, tt__vit_layer_tensors,
     tt__vit_rows, TT__COUNT(tt__vit_tensors), TT__COUNT(tt__vit_layer_tensors), TT__COUNT(tt__vit_rows),
     TT__STRUCTS(tt_vit), tt__vit_sizes, tt__vit_check, tt__vit_adapt,
-    offsetof(tt_vit_config, image_size), NULL, NULL};
+    offsetof(tt_vit_config, image_size), NULL, NULL, NULL};
 
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config)
 {
@@ -37188,7 +38700,7 @@ void tt_vit_free(tt_vit *m) { tt__model_free(&tt__vit, m); }
 
 tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d)
 {
-    return tt__name_classes(m->ctx, m->class_names, m->config.classes, !m->new_head, d);
+    return tt__name_classes(m->ctx, TT_TASK_CLASS, m->class_names, m->config.classes, !m->new_head, d);
 }
 
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in)
@@ -37249,7 +38761,7 @@ static tt_value tt__vit_record(const void *self, tt_tape *t, const tt_train_opti
     const int64_t bytes = (int64_t)c->image_size * c->image_size * c->channels;
     tt_inputs in = tt_image_inputs(t, o, tt__vit_tokens(c), bytes);
     *output = tt_vit_logits(m, t, &in);
-    return tt__classify(t, *output, &in, o);
+    return tt__classify(t, *output, in.labels, o);
 }
 
 tt_image_options tt_vit_image_options(const tt_vit *m)
@@ -37267,7 +38779,8 @@ tt_image_options tt_vit_image_options(const tt_vit *m)
 tt_model tt_vit_classifier(const tt_vit *m)
 {
     const tt_vit_config *c = &m->config;
-    tt_model model = {m, tt__vit_record, tt_accuracy(), c->classes, "images", tt__vit_tokens(c), true};
+    tt_model model = {m, tt__vit_record, tt_accuracy(), c->classes, "images", tt__vit_tokens(c), true,
+                      TT_TASK_CLASS};
     return model;
 }
 
@@ -37700,7 +39213,7 @@ typedef struct tt__lm_kind {
     sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), 0, 0, offsetof(tt_lm, layer), \
     offsetof(tt_lm_config, hidden_size), offsetof(tt_lm_config, layers), 0, 0, \
     offsetof(tt_lm_config, activation), offsetof(tt_lm_config, initializer_range), tt__lm_sizes, \
-    tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers}
+    tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers, NULL}
 
 static const tt__lm_kind tt__lm_kinds[] = {
     {TT__LM_FILES(gpt2, "gpt2", "GPT2LMHeadModel", "activation_function", "transformer.", "h."),
@@ -38823,7 +40336,8 @@ static tt_value tt__lm_record(const void *self, tt_tape *t, const tt_train_optio
 tt_model tt_lm_model(const tt_lm *m)
 {
     const tt_lm_config *c = &m->config;
-    tt_model model = {m, tt__lm_record, tt_perplexity(), 0, "tokens", c->max_positions, false};
+    tt_model model = {m, tt__lm_record, tt_perplexity(), 0, "tokens", c->max_positions, false,
+                      TT_TASK_CLASS};
     return model;
 }
 
@@ -39244,9 +40758,9 @@ static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *te
     const size_t bytes = strlen(text);
     int64_t n = (int64_t)bytes;
     int32_t first; /* the first special token that the tokenizer puts around a text */
-    if (k) n = tt_tokenizer_encode(k, text, bytes, true, ids, room);
+    if (k) n = tt__encode_ids(k, text, bytes, true, ids, room);
     else for (int64_t i = 0; i < n && i < room; i++) ids[i] = (uint8_t)text[i];
-    if (k && n > 1 && ids[0] == ids[1] && tt_tokenizer_encode(k, "", 0, true, &first, 1) && first == ids[0]) {
+    if (k && n > 1 && ids[0] == ids[1] && tt__encode_ids(k, "", 0, true, &first, 1) && first == ids[0]) {
         tt__log(g->ctx, TT_LOG_WARNING, "generate", "the text spells out '%s', which is put in front of a "
                 "text: it has it once", tt_tokenizer_token(k, first));
         n--;
@@ -39729,6 +41243,12 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
         return tt__fail(r->ctx, TT_ERR_SHAPE,
                         "the images of the batch have %lld bytes (height * width * channels), those of the "
                         "model %lld", (long long)b->image_bytes, (long long)r->inputs[pixels].width);
+    const int values = tt__input_named(r, "label_values");
+    if (values >= 0 && b->label_values && b->values != r->inputs[values].width)
+        return tt__fail(r->ctx, TT_ERR_SHAPE,
+                        "the batch has %d label_values for each sequence, those of the model are %lld: the "
+                        "dataset and the model need equally many labels or scores", b->values,
+                        (long long)r->inputs[values].width);
     return TT_OK;
 }
 
@@ -39749,6 +41269,8 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         {"seq_start", start, (int64_t)b->seqs + 1},
         {"first", start, b->seqs},
         {"labels", b->labels, b->seqs},
+        {"label_values", b->label_values, b->seqs},
+        {"tags", b->tags, rows},
         {"class_weights", weights, 1}};
     tt_status status = TT_OK;
     for (int k = 0; k < r->n_inputs; k++) r->rows[k] = 0;
@@ -39768,7 +41290,8 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
             return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL)", input->name);
         int64_t as_others = 0; /* number of rows of other inputs with this axis */
         for (int j = 0; j < r->n_inputs && input->axis; j++)
-            if (r->inputs[j].axis == input->axis) as_others = tt__max(as_others, r->rows[j]);
+            if (r->inputs[j].axis == input->axis && r->inputs[j].rows == input->rows) /* not tt_seq_start */
+                as_others = tt__max(as_others, r->rows[j]);
         r->rows[k] = as_others ? as_others : input->rows;
         status = tt_set_rank(p, rank, input->value, r->zeros, r->rows[k]);
     }
@@ -40060,8 +41583,8 @@ tt_status tt_confusion(tt_trainer *r, const tt_source *source, tt_stats *stats, 
     const size_t classes = (size_t)r->model.classes, seqs = (size_t)r->options.max_seqs;
     tt_stats own;
     tt__confusion c;
-    if (!classes)
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model with classes");
+    if (!classes || r->model.task != TT_TASK_CLASS)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model with a class of each sequence");
     memset(&c, 0, sizeof c);
     c.counts = counts;
     for (size_t k = 0; k < classes * classes; k++) counts[k] = 0;
@@ -40083,44 +41606,79 @@ tt_status tt_forward(tt_trainer *r, const tt_batch *b, float *to, size_t capacit
     return status == TT_OK ? tt_get_rank(r->eval, 0, r->output, to, capacity) : status;
 }
 
-tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
+/* Replaces n logits by the predictions of a task. Returns false if one of them is not finite. */
+static bool tt__predictions(tt_task task, int n, float *x)
 {
-    int classes = r->model.classes;
-    if (!classes)
+    float most = x[0];
+    double sum = 0;
+    if (task != TT_TASK_CLASS && task != TT_TASK_TAGS) {
+        for (int c = 0; c < n; c++) sum += x[c];
+        for (int c = 0; c < n && task == TT_TASK_LABELS; c++) x[c] = (float)(1 / (1 + exp(-(double)x[c])));
+        return isfinite(sum);
+    }
+    for (int c = 1; c < n; c++) most = x[c] > most ? x[c] : most;
+    for (int c = 0; c < n; c++) sum += x[c] = expf(x[c] - most);
+    for (int c = 0; c < n; c++) x[c] = (float)(x[c] / sum);
+    return isfinite(sum);
+}
+
+tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *predictions)
+{
+    const int n = r->model.task == TT_TASK_EMBED ? (int)r->output_width : r->model.classes;
+    const bool tags = r->model.task == TT_TASK_TAGS;
+    if (!n)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT,
                         "tt_predict needs a model with classes; tt_forward gives any output");
-    tt_status status = tt_forward(r, b, probabilities, (size_t)b->seqs * (size_t)classes);
-    for (int s = 0; s < b->seqs && status == TT_OK; s++) {
-        float *x = probabilities + (size_t)s * (size_t)classes, most = x[0];
-        double sum = 0;
-        for (int c = 1; c < classes; c++) most = x[c] > most ? x[c] : most;
-        for (int c = 0; c < classes; c++) sum += x[c] = expf(x[c] - most);
-        if (!isfinite(sum)) {
-            char cause[300];
-            const bool bad = tt__bad_parameter(r->eval, cause, sizeof cause);
-            return tt__fail(r->ctx, TT_ERR_NUMERIC, "the prediction for sequence %d is not finite%s%s", s,
-                            bad ? ": " : "", cause);
-        }
-        for (int c = 0; c < classes; c++) x[c] = (float)(x[c] / sum);
+    const int rows = tags ? b->rows : b->seqs;
+    tt_status status = tt_forward(r, b, predictions, (size_t)rows * (size_t)n);
+    for (int k = 0; k < rows && status == TT_OK; k++) {
+        if (tt__predictions(r->model.task, n, predictions + (size_t)k * (size_t)n)) continue;
+        char cause[300];
+        const bool bad = tt__bad_parameter(r->eval, cause, sizeof cause);
+        status = tt__fail(r->ctx, TT_ERR_NUMERIC, "the prediction for %s %d is not finite%s%s",
+                          tags ? "token" : "sequence", k, bad ? ": " : "", cause);
     }
     return status;
 }
 
-tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text, float *probabilities)
+tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text, const char *pair,
+                          float *predictions)
 {
+    if (r->model.task == TT_TASK_TAGS)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_predict_text: the model predicts a tag of each token: "
+                        "give tt_predict a batch, whose `rows` tells the size of the result");
     int most = (int)tt__min(r->model.max_length, r->options.max_tokens);
     int32_t *ids = (int32_t *)tt__calloc(r->ctx, sizeof *ids * 3 * (size_t)most), start[2] = {0, 0};
+    tt_encoding e;
     tt_batch b;
+    memset(&e, 0, sizeof e);
     memset(&b, 0, sizeof b);
     if (!ids) return TT_ERR_MEMORY;
+    e.text = text;
+    e.bytes = strlen(text);
+    e.pair = pair;
+    e.pair_bytes = pair ? strlen(pair) : 0;
+    e.special = true;
+    e.max_tokens = most;
+    e.room = most;
+    e.ids = ids;
+    e.types = ids + 2 * most;
+    const int64_t n = tt_tokenizer_encode(k, &e);
+    if (n < 0) {
+        tt__free(r->ctx, ids);
+        if (!pair || tt_tokenizer_pairs(k)) return TT_ERR_MEMORY;
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_predict_text: the tokenizer has no template for pairs "
+                        "of texts (\"post_processor\" of tokenizer.json): give it one text, or take a tokenizer "
+                        "of a model for pairs");
+    }
     b.seqs = 1;
-    b.rows = start[1] = tt_tokenize(k, text, strlen(text), ids, most);
+    b.rows = start[1] = (int32_t)n;
     for (int32_t row = 0; row < b.rows; row++) ids[most + row] = row;
     b.ids = ids;
     b.positions = ids + most;
-    b.types = ids + 2 * most;
+    b.types = e.types;
     b.seq_start = start;
-    tt_status status = tt_predict(r, &b, probabilities);
+    tt_status status = tt_predict(r, &b, predictions);
     tt__free(r->ctx, ids);
     return status;
 }

@@ -167,19 +167,13 @@ static inline void show_classes(const tt_dataset *d, const char *what)
     free(counts), free((void *)names);
 }
 
-/* Sets the weights of --class-weights for a dataset to train on. Balanced weights are examples / (classes *
-   examples of the class), as in scikit-learn. */
+/* Sets the weights of --class-weights for a dataset to train on (see tt_dataset_weights). */
 static inline void weigh_classes(cli_training *run, const tt_dataset *d)
 {
     const int classes = tt_dataset_classes(d);
     if (strcmp(run->class_weights, "balanced") != 0) return;
-    int64_t *counts = (int64_t *)made(NULL, calloc((size_t)classes, sizeof *counts));
     run->weights = (float *)made(NULL, calloc((size_t)classes, sizeof *run->weights));
-    tt_dataset_counts(d, counts);
-    for (int c = 0; c < classes; c++)
-        if (counts[c])
-            run->weights[c] = (float)((double)tt_dataset_count(d) / ((double)classes * (double)counts[c]));
-    free(counts);
+    if (tt_dataset_weights(d, run->weights) != TT_OK) die("out of memory for the weights of classes");
 }
 
 enum { CLI_MOST_F1 = 2000 }; /* max classes for which F1 is printed: it needs classes^2 counts */

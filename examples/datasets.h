@@ -133,7 +133,7 @@ static inline bool imdb_choose(tt_context *ctx, imdb_list *l, int first, int n, 
         texts[i].bytes = (size_t)snprintf(number[i], sizeof number[i], "%d", i);
         texts[i].text = number[i];
     }
-    tt_dataset *all = ok ? tt_dataset_texts(ctx, texts, there, imdb_classes, 1) : NULL;
+    tt_dataset *all = ok ? tt_dataset_texts(ctx, TT_TASK_CLASS, texts, there, imdb_classes, 1) : NULL;
     tt_dataset *chosen = all ? tt_dataset_split(all, n) : NULL;
     if (ok && !chosen) ok = dataset_fail(why, "%s", tt_error(ctx));
     for (int i = 0; i < n && ok; i++) texts[atoi(tt_dataset_text(chosen, i, NULL))].label = 1;
@@ -163,7 +163,7 @@ static inline tt_dataset *imdb_read(tt_context *ctx, const imdb_list *l, char wh
             ok = dataset_fail(why, "%s", tt_error(ctx));
         if (ok && begin) memmove(text, text + begin, texts[i].bytes -= begin);
     }
-    tt_dataset *d = ok ? tt_dataset_texts(ctx, texts, l->count, imdb_classes, 2) : NULL;
+    tt_dataset *d = ok ? tt_dataset_texts(ctx, TT_TASK_CLASS, texts, l->count, imdb_classes, 2) : NULL;
     if (ok && !d) dataset_fail(why, "%s", tt_error(ctx));
     for (int i = 0; texts && i < l->count; i++) free((void *)(uintptr_t)texts[i].text);
     free(texts);

@@ -94,7 +94,8 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     }
     tt_tokenizer *k = open_tokenizer(ctx, folder, &m);
     const size_t bytes = strlen(text);
-    const int64_t n = k ? tt_tokenizer_encode(k, text, bytes, true, NULL, 0) : (int64_t)bytes;
+    const tt_encoding prompt = {.text = text, .bytes = bytes, .special = true};
+    const int64_t n = k ? tt_tokenizer_encode(k, &prompt) : (int64_t)bytes;
     const int64_t max = (n > 1 ? n : 1) + opt.lm.tokens;
     tt_generator_options o = tt_generator_options_default();
     const char *all = opt.run.device ? opt.run.device : "";

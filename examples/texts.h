@@ -29,7 +29,9 @@ static inline void check_table(cli_table *table, const char *data)
     if (table->delimiter && table->delimiter[1])
         die("--delimiter is one character, or \\t for a tab, not '%s'", table->delimiter);
     const char *ending = data ? strrchr(data, '.') : NULL;
-    const bool known = ending && (strcasecmp(ending, ".tsv") == 0 || strcasecmp(ending, ".csv") == 0);
+    static const char *const endings[] = {".tsv", ".csv", ".jsonl", ".json"};
+    bool known = false;
+    for (int i = 0; i < 4 && ending; i++) known |= strcasecmp(ending, endings[i]) == 0;
     table->is_table = known || table->delimiter || (data && stat(data, &s) == 0 && !S_ISDIR(s.st_mode));
 }
 

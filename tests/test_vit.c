@@ -252,12 +252,13 @@ TEST(another_head)
 TEST(classes_keep_their_numbers)
 {
     static const char *const names[] = {"LABEL_2", "LABEL_0", "LABEL_1"};
-    const tt_text texts[] = {{"a", 1, 0}, {"b", 1, 1}, {"c", 1, 2}};
+    const tt_text texts[] = {{.text = "a", .bytes = 1}, {.text = "b", .bytes = 1, .label = 1},
+                             {.text = "c", .bytes = 1, .label = 2}};
     test_allocator a;
     test_log log;
     tt_vit m;
     tt_context *ctx = test_open_logged(&a, &log);
-    tt_dataset *d = tt_dataset_texts(ctx, texts, 3, names, 3);
+    tt_dataset *d = tt_dataset_texts(ctx, TT_TASK_CLASS, texts, 3, names, 3);
     CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit"), 0, 3) == TT_OK && !m.new_head);
     CHECK(tt_vit_name_classes(&m, d) == TT_OK && log.warnings == 0);
     for (int c = 0; c < 3; c++)
@@ -797,7 +798,7 @@ TEST(misuse)
     TEST_CLOSE(ctx, &a);
     ctx = test_open(&a);
     CHECK(tt_bert_new(ctx, &text, &c) == TT_OK);
-    tt_model model = tt_bert_classifier(&text);
+    tt_model model = tt_bert_model(&text);
     r = tt_trainer_new(ctx, &model, &o);
     CHECK(r != NULL && tt_predict(r, &b, p) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the batch is empty (3 sequences, 0 tokens)");

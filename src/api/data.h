@@ -12,33 +12,76 @@
    UTF-16, UTF-32 or Latin-1. */
 tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, size_t bytes, size_t *begin);
 
-/* A set of labelled texts in memory, or of labelled images. */
+/* The form of the labels that a model learns, and of its predictions. */
+typedef enum tt_task {
+    TT_TASK_CLASS,  /* one class for each text or image */
+    TT_TASK_LABELS, /* any number of labels for each text: a value of 0 or 1 for each label */
+    TT_TASK_SCORES, /* one or more numbers for each text */
+    TT_TASK_TAGS,   /* a tag for each word of a text */
+    TT_TASK_EMBED   /* no labels: an embedding of each text. A dataset has another task */
+} tt_task;
+
+/* A set of labelled texts in memory, or of labelled images. Its classes are the classes of TT_TASK_CLASS, the
+   labels of TT_TASK_LABELS, the scores of TT_TASK_SCORES or the tags of TT_TASK_TAGS. */
 typedef struct tt_dataset tt_dataset;
 
-/* A text, which may contain NULs, and the number of its class. */
-typedef struct tt_text { const char *text; size_t bytes; int label; } tt_text;
+/* A word of a text: the bytes [begin, end), at least one, and the number of its tag; -1: no tag, the word
+   does not count in the loss. */
+typedef struct tt_word { size_t begin, end; int tag; } tt_word;
 
-/* Makes a dataset of the caller's texts, at least one, with labels 0 to classes - 1. class_names: (classes)
-   UTF-8. The function copies everything. examples/datasets.h reads IMDb's reviews with it. */
-tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t count,
+/* A text, which may contain NULs, perhaps with a second text, and its labels. */
+typedef struct tt_text {
+    const char *text;
+    size_t bytes;
+    int label;            /* TT_TASK_CLASS: the number of the class, 0..classes - 1 */
+    const char *pair;     /* the second text of a pair; NULL: none */
+    size_t pair_bytes;
+    const float *values;  /* (classes) TT_TASK_LABELS: 0 or 1 for each label; TT_TASK_SCORES: the numbers */
+    const tt_word *words; /* (n_words) TT_TASK_TAGS: words in the order of the text, which do not overlap */
+    int n_words;
+} tt_text;
+
+/* Makes a dataset of the caller's texts, at least one. class_names: (classes) UTF-8. The function copies
+   everything. With TT_TASK_TAGS texts have no pairs. examples/datasets.h reads IMDb's reviews with it. */
+tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
 
-/* Names of a table's columns, and how its fields are separated. */
+/* Names of the columns of a table, and how fields and labels are separated. */
 typedef struct tt_table_options {
-    const char *text_column, *label_column; /* Set them if your columns have other names; default "text" and
-                                               "label" */
+    const char *text_column, *label_column; /* Set them if your columns have other names; default NULL: "text"
+                                               and "label"; "tokens" and "tags" for TT_TASK_TAGS */
     const char *split_column;               /* Set it if the column has another name; default "split". A file
                                                may lack this column */
+    const char *pair_column;                /* Set it if the column of second texts has another name; default
+                                               "text_pair". A file may lack this column. TT_TASK_TAGS ignores
+                                               it */
     char delimiter;                         /* Set it to separate fields by another character; default 0: a
                                                comma in a .csv file, else a tab */
     bool unquoted;                          /* Set it to read double quotes as ordinary characters; default
                                                false */
+    tt_task task;                           /* Set it to say how labels are read; default TT_TASK_CLASS */
+    char label_delimiter;                   /* Set it to separate the labels or scores in one field of a CSV
+                                               or TSV file by another character; default ',' */
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
 
-/* Reads a dataset from a table in a text file, such as CSV or TSV. A header names the columns, in any order;
-   there may be other columns. The file is UTF-8 (see tt_text_begin) with RFC 4180 quoting; empty lines are
-   skipped. Lines end with LF or CR LF, or, in a file without any LF, with CR. Errors name the line.
+/* Reads a dataset from a table in a text file in UTF-8 (see tt_text_begin), by the end of its name:
+   - .jsonl or .json: each line is a JSON object; its members are the columns.
+   - With TT_TASK_TAGS any other file is in the format of CoNLL: a line for each word, which begins with the
+     word and ends with its tag; spaces or tabs divide them and the columns between them. An empty line ends
+     a sentence. Lines that begin with -DOCSTART- are skipped.
+   - .csv, .tsv and others: a header names the columns; quoting is that of RFC 4180.
+   Columns are in any order; there may be other columns. Empty lines are skipped. Lines end with LF or CR LF,
+   or, in a file without any LF, with CR. Errors name the line.
+   The label of a row depends on the task:
+   - TT_TASK_CLASS: a word; in JSON a string or a number.
+   - TT_TASK_LABELS: words with label_delimiter between them, perhaps none; in JSON a list of strings, or a
+     list of 0 and 1 (or false and true), one for each class.
+   - TT_TASK_SCORES: numbers with label_delimiter between them, equally many in all rows; in JSON a number or
+     a list of numbers.
+   - TT_TASK_TAGS: in JSON a list of strings or numbers, one for each string of the list in the text column.
+     A space joins the words to a text.
+   Lists of 0 and 1 and scores have the classes LABEL_0, LABEL_1 and so on, unless `classes` names them.
    split: the function keeps the rows whose split column has this word; NULL keeps all rows. "validation",
    "valid", "val" and "dev" are synonyms. If split is one of these, "train" or "test", a row with any other
    word is an error. In a file without a split column, "test" is a tenth of the rows of each class, chosen by
@@ -46,7 +89,7 @@ tt_table_options tt_table_options_default(void);
    dataset of 0 rows, which is no error: take some of "train" with tt_dataset_split.
    classes: labels are numbered in the order of `classes` (n_classes names). With NULL and 0 the function
    numbers the distinct labels of the rows that it keeps, in byte order, or by value if all are numbers, such
-   as -1, 0, 2.5, 10. Labels must be UTF-8, like config.json. o NULL: defaults. */
+   as -1, 0, 2.5, 10. o NULL: defaults. */
 tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes,
                              int n_classes, const tt_table_options *o);
 
@@ -90,14 +133,29 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source);
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n);
 void tt_dataset_free(tt_dataset *d);
 int64_t tt_dataset_count(const tt_dataset *d);
+tt_task tt_dataset_task(const tt_dataset *d);
 /* Returns a text followed by a NUL, or "" for an image. bytes may be NULL. */
 const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
-int tt_dataset_label(const tt_dataset *d, int64_t i);
+/* Returns the second text of a pair, followed by a NUL, or NULL if there is none. bytes may be NULL. */
+const char *tt_dataset_pair(const tt_dataset *d, int64_t i, size_t *bytes);
+int tt_dataset_label(const tt_dataset *d, int64_t i); /* the number of the class; -1 for other tasks */
+/* Returns the (classes) values of TT_TASK_LABELS and TT_TASK_SCORES; NULL for other tasks. */
+const float *tt_dataset_values(const tt_dataset *d, int64_t i);
+/* Returns the (n) words of TT_TASK_TAGS; NULL for other tasks, and then sets *n to 0. */
+const tt_word *tt_dataset_words(const tt_dataset *d, int64_t i, int *n);
 int tt_dataset_classes(const tt_dataset *d);
 const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
 /* Sorts n class names as tt_dataset_table numbers labels: in byte order, or by value if all are numbers. */
 void tt_sort_class_names(const char **names, int n);
-void tt_dataset_counts(const tt_dataset *d, int64_t *counts); /* (classes) texts or images of each class */
+/* Counts the texts or images of each class or label, or the words of each tag. counts: (classes). All scores
+   have the number of all texts. */
+void tt_dataset_counts(const tt_dataset *d, int64_t *counts);
+/* Computes weights (classes) with which all classes matter equally. The weight of a class or tag is that of
+   "balanced" in scikit-learn: the number of all texts or words with tags / (classes * the number of those of
+   the class); 0 if the class has none. The weight of a label is for a text that has the label, beside 1 for a
+   text without the label: the number of texts without / with the label; 1 if no text has the label. The
+   weights of scores are 1. */
+tt_status tt_dataset_weights(const tt_dataset *d, float *weights);
 
 /* How a loader makes batches. It shuffles the dataset by (seed, epoch), sorts it by length within windows of
    `window` batches (longest first), and cuts it into steps of `batch` sequences; then it shuffles the order
@@ -108,6 +166,7 @@ void tt_dataset_counts(const tt_dataset *d, int64_t *counts); /* (classes) texts
    With parallel.groups > 1 the loader instead deals out the sequences of a step so that the micro-batches
    have similar numbers of tokens, and each group has equally many micro-batches, as far as there are
    sequences: the micro-batches are the same for any number of ranks.
+   A pair of texts is one sequence, cut as tt_tokenizer_encode cuts pairs.
    tt_loader_new tokenizes all texts once, on the context's threads (about 100 MB of text a second each), and
    keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
    and the tokenizer until the loader is freed. */
@@ -170,9 +229,13 @@ typedef struct tt_batch {
     int rows;                 /* tokens of all sequences together; 0 if there are none, as with images */
     const int32_t *ids;       /* (rows) */
     const int32_t *positions; /* (rows) 0, 1, ... within each sequence */
-    const int32_t *types;     /* (rows) token types, all 0 */
+    const int32_t *types;     /* (rows) token types: 0, and in the second text of a pair 1 if the tokenizer's
+                                 template says so */
     const int32_t *seq_start; /* (seqs + 1) */
-    const int32_t *labels;    /* (seqs) */
+    const int32_t *labels;    /* (seqs) class of each sequence; -1 for other tasks */
+    const float *label_values; /* (seqs, values) values of TT_TASK_LABELS and TT_TASK_SCORES */
+    int values;               /* number of labels or scores */
+    const int32_t *tags;      /* (rows) TT_TASK_TAGS: the tag of a word at its first token, else -100 */
     const int64_t *index;     /* (seqs) index in the dataset */
     const uint8_t *pixels;    /* (seqs, image_bytes) */
     int64_t image_bytes;      /* height * width * channels */

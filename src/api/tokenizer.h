@@ -67,19 +67,47 @@ int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* returns -1 i
    order. If none names TT_TOKEN_EOS, which ends a document, it is "<|endoftext|>" if that token exists; so it
    is, with a warning to the logger, if config.json names a token that ordinary texts contain. */
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
-/* Writes the ids of a text into ids (room for max_tokens), including the tokens around it: [CLS] and [SEP] of
-   WordPiece, else those of the post-processor; the text is cut so that all fit. Returns the number of ids; 0
-   if max_tokens has no room for the tokens around the text; -1 when out of memory (texts of more than 4096
-   bytes need memory if they are normalized, as do words of more than 64 bytes in byte-pair encoding, and all
-   texts with Metaspace or Unigram). Invalid UTF-8 bytes become U+FFFD, which WordPiece drops. As in
-   transformers, a special token spelled out in a text, such as [SEP] in capitals or <|endoftext|>, becomes
-   that token if the vocabulary has it: a text can forge the structure of a sequence, so remove such words
-   from texts that you don't trust. */
+/* The range of bytes [begin, end) of a text. */
+typedef struct tt_span { size_t begin, end; } tt_span;
+
+/* One text or a pair of texts to be encoded, and the arrays that receive the result. Set all other fields to
+   0. */
+typedef struct tt_encoding {
+    const char *text;
+    size_t bytes;
+    const char *pair;   /* the second text of a pair; NULL: one text */
+    size_t pair_bytes;
+    bool special;       /* adds the tokens around the texts: [CLS] and [SEP] of WordPiece, else those of the
+                           post-processor */
+    int max_tokens;     /* cuts texts at their ends so that no more ids than this number result; 0: texts are
+                           whole. Of a pair the longer text is cut until both are equally long, then both, as
+                           truncation "longest_first" of transformers does */
+    int64_t room;       /* number of ids for which each of the arrays has room */
+    int32_t *ids;       /* (room) NULL: not wanted */
+    int32_t *types;     /* (room) the token type of each id: that of the post-processor's template, or,
+                           without a template, 0 in the first text and 1 in the second; NULL: not wanted */
+    tt_span *spans;     /* (room) the bytes of its text, the first or the second, that each id comes from;
+                           {0, 0} for tokens around the texts; NULL: not wanted. Spans are the offsets of the
+                           package tokenizers, which counts characters. Characters that a normalizer makes
+                           have the span of the character that they replace, and so does a token for a part
+                           of a character. "trim_offsets" of the post-processor leaves out white space at
+                           the ends */
+} tt_encoding;
+
+/* Encodes one text or a pair, and writes the first `room` results into the arrays of e. Returns the number of
+   ids; 0 if max_tokens has no room for the tokens around the texts; -1 when out of memory (texts of more than
+   4096 bytes need memory if they are normalized, as do words of more than 64 bytes in byte-pair encoding, and
+   all texts with Metaspace or Unigram), and for a pair unless tt_tokenizer_pairs. Invalid UTF-8 bytes become
+   U+FFFD, which WordPiece drops. As in transformers, a special token spelled out in a text, such as [SEP] in
+   capitals or <|endoftext|>, becomes that token if the vocabulary has it: a text can forge the structure of a
+   sequence, so remove such words from texts that you don't trust. */
+int64_t tt_tokenizer_encode(const tt_tokenizer *k, const tt_encoding *e);
+/* Returns whether pairs of texts can be encoded: false if the post-processor has no template for pairs, or
+   one that does not have the first text and then the second, each once. */
+bool tt_tokenizer_pairs(const tt_tokenizer *k);
+/* Writes the ids of one text into ids (room for max_tokens), special tokens included, as tt_tokenizer_encode
+   with `max_tokens`. */
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens);
-/* Writes the first `room` ids of a whole text into ids, with the tokens around it if `special`. Returns how
-   many ids the text has; -1 when out of memory. */
-int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
-                            int64_t room);
 /* Writes the text of n ids to `to`, always terminated, cut at capacity (0: not written). Returns the bytes of
    the whole text, or -1 when out of memory. The text is UTF-8 and may contain NULs; U+FFFD replaces bytes
    that form no character, so the last character of a growing text may change. Ids without a token are left

@@ -5,22 +5,27 @@
 
 /* ---------------------------------------------------------------------------------------------- datasets */
 
-/* A text or an image with its class. */
+/* A text or an image with its labels. */
 typedef struct tt__example {
-    const char *text, *label_text; /* label_text: the label in a table, before classes are numbered */
-    size_t bytes;                  /* number of bytes of the text */
+    const char *text, *pair;       /* pair: the second text of a pair; NULL: none */
+    size_t bytes, pair_bytes;      /* number of bytes of the texts */
     int64_t number;                /* number of the image in its source */
-    int label;                     /* number of the class */
+    int label;                     /* number of the class; 0 for other tasks than TT_TASK_CLASS */
+    int n_words;                   /* number of words; while a table is read, number of its labels */
+    float *values;                 /* (classes) values of TT_TASK_LABELS and TT_TASK_SCORES */
+    tt_word *words;                /* (n_words) words of TT_TASK_TAGS */
 } tt__example;
 
 struct tt_dataset {
     tt_context *ctx;
+    tt_task task;
+    bool pairs;              /* at least one text has a second text */
     tt__example *examples;
     int count, capacity;
     const char **classes;
     int n_classes;
-    tt__chunk *chunks;       /* copies of the caller's texts and class names */
-    tt__file_bytes file;     /* bytes of a table: texts and labels, unquoted in place and ended by NULs */
+    tt__chunk *chunks;       /* copies of texts and class names; values and words */
+    tt__file_bytes file;     /* bytes of a CSV table: texts and labels, unquoted in place and ended by NULs */
     bool images;             /* the examples are images, not texts */
     tt_image_source source;  /* source of the images */
 };
@@ -45,9 +50,30 @@ const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes)
     return d->images ? "" : d->examples[i].text;
 }
 
+tt_task tt_dataset_task(const tt_dataset *d) { return d->task; }
+
+const char *tt_dataset_pair(const tt_dataset *d, int64_t i, size_t *bytes)
+{
+    const tt__example *e = i >= 0 && i < d->count ? &d->examples[i] : NULL;
+    if (bytes) *bytes = e && e->pair ? e->pair_bytes : 0;
+    return e ? e->pair : NULL;
+}
+
 int tt_dataset_label(const tt_dataset *d, int64_t i)
 {
-    return i >= 0 && i < d->count ? d->examples[i].label : -1;
+    return d->task == TT_TASK_CLASS && i >= 0 && i < d->count ? d->examples[i].label : -1;
+}
+
+const float *tt_dataset_values(const tt_dataset *d, int64_t i)
+{
+    return i >= 0 && i < d->count ? d->examples[i].values : NULL;
+}
+
+const tt_word *tt_dataset_words(const tt_dataset *d, int64_t i, int *n)
+{
+    const bool tags = d->task == TT_TASK_TAGS && i >= 0 && i < d->count;
+    *n = tags ? d->examples[i].n_words : 0;
+    return tags ? d->examples[i].words : NULL;
 }
 
 int tt_dataset_classes(const tt_dataset *d) { return d->n_classes; }
@@ -59,7 +85,31 @@ const char *tt_dataset_class_name(const tt_dataset *d, int class_index)
 void tt_dataset_counts(const tt_dataset *d, int64_t *counts)
 {
     for (int c = 0; c < d->n_classes; c++) counts[c] = 0;
-    for (int i = 0; i < d->count; i++) counts[d->examples[i].label]++;
+    for (int i = 0; i < d->count; i++) {
+        const tt__example *e = &d->examples[i];
+        if (d->task == TT_TASK_CLASS) counts[e->label]++;
+        for (int c = 0; c < d->n_classes && e->values; c++)
+            counts[c] += d->task == TT_TASK_SCORES || e->values[c] > 0;
+        for (int w = 0; w < e->n_words; w++)
+            if (e->words[w].tag >= 0) counts[e->words[w].tag]++;
+    }
+}
+
+tt_status tt_dataset_weights(const tt_dataset *d, float *weights)
+{
+    const int n = d->n_classes;
+    int64_t *counts = (int64_t *)tt__calloc(d->ctx, sizeof *counts * (size_t)n), all = 0;
+    if (!counts) return TT_ERR_MEMORY;
+    tt_dataset_counts(d, counts);
+    for (int c = 0; c < n; c++) all += counts[c];
+    for (int c = 0; c < n; c++) {
+        const double count = (double)counts[c], own = d->task == TT_TASK_LABELS ? (double)d->count - count
+                                                                               : (double)all / n;
+        weights[c] = counts[c] ? (float)(own / count) : 0;
+        if (d->task == TT_TASK_SCORES || (d->task == TT_TASK_LABELS && !counts[c])) weights[c] = 1;
+    }
+    tt__free(d->ctx, counts);
+    return TT_OK;
 }
 
 /* Renumbers the classes: class from[k] gets the number to[k], for each k below the number of classes. */
@@ -68,13 +118,21 @@ static tt_status tt__dataset_renumber(tt_dataset *d, const uint32_t *from, const
     const size_t n = (size_t)d->n_classes;
     int *number = (int *)tt__alloc(d->ctx, sizeof *number * n);
     const char **names = number ? (const char **)tt__alloc(d->ctx, sizeof *names * n) : NULL;
-    for (size_t k = 0; k < n && names; k++) number[from[k]] = (int)to[k];
-    for (size_t k = 0; k < n && names; k++) names[number[k]] = d->classes[k];
-    for (int i = 0; i < d->count && names; i++) d->examples[i].label = number[d->examples[i].label];
-    if (names) memcpy((void *)d->classes, (const void *)names, sizeof *names * n);
+    float *row = names ? (float *)tt__alloc(d->ctx, sizeof *row * n) : NULL;
+    for (size_t k = 0; k < n && row; k++) number[from[k]] = (int)to[k];
+    for (size_t k = 0; k < n && row; k++) names[number[k]] = d->classes[k];
+    for (tt__example *e = d->examples; row && e < d->examples + d->count; e++) {
+        if (d->task == TT_TASK_CLASS) e->label = number[e->label];
+        for (size_t k = 0; k < n && e->values; k++) row[number[k]] = e->values[k];
+        if (e->values) memcpy(e->values, row, sizeof *row * n);
+        for (int w = 0; w < e->n_words; w++)
+            if (e->words[w].tag >= 0) e->words[w].tag = number[e->words[w].tag];
+    }
+    if (row) memcpy((void *)d->classes, (const void *)names, sizeof *names * n);
     tt__free(d->ctx, number);
     tt__free(d->ctx, (void *)names);
-    return names ? TT_OK : TT_ERR_MEMORY;
+    tt__free(d->ctx, row);
+    return row ? TT_OK : TT_ERR_MEMORY;
 }
 
 /* Returns dataset d if `status` is TT_OK; otherwise frees d and returns NULL. */
@@ -169,43 +227,103 @@ static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key
 /* ---- datasets of texts and images that the caller provides */
 
 /* Creates an empty dataset with copies of the class names. Returns NULL after an error. */
-static tt_dataset *tt__dataset_new(tt_context *ctx, const char *const *class_names, int classes)
+static tt_dataset *tt__dataset_new(tt_context *ctx, tt_task task, const char *const *class_names, int classes)
 {
     tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
     if (!d) return NULL;
     d->ctx = ctx;
+    d->task = task;
     return tt__dataset_end(d, tt__number_classes(d, class_names, classes));
+}
+
+/* Copies the text, the second text, the values and the words of an example into the dataset's memory. */
+static tt_status tt__dataset_copy(tt_dataset *d, tt__example *e)
+{
+    const size_t values = e->values ? sizeof *e->values * (size_t)d->n_classes : 0;
+    const size_t words = sizeof *e->words * (size_t)e->n_words;
+    char *text = e->text ? tt__chunks_text(d->ctx, &d->chunks, e->text, e->bytes) : NULL;
+    char *pair = e->pair ? tt__chunks_text(d->ctx, &d->chunks, e->pair, e->pair_bytes) : NULL;
+    void *copy = values ? tt__chunks_take(d->ctx, &d->chunks, values) : NULL;
+    void *tags = words ? tt__chunks_take(d->ctx, &d->chunks, words) : NULL;
+    if ((e->text && !text) || (e->pair && !pair) || (values && !copy) || (words && !tags))
+        return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %zu bytes of text %d",
+                        e->bytes + e->pair_bytes, d->count - 1);
+    if (values) memcpy(copy, e->values, values);
+    if (words) memcpy(tags, e->words, words);
+    e->text = text;
+    e->pair = pair;
+    e->values = (float *)copy;
+    e->words = (tt_word *)tags;
+    d->pairs |= pair != NULL;
+    return TT_OK;
+}
+
+/* Checks the labels of the caller's text number d->count. */
+static tt_status tt__dataset_check(const tt_dataset *d, const tt_text *text)
+{
+    const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES;
+    const size_t first = 0, *end = &first; /* end of the word before */
+    if ((!text->text && text->bytes) || (!text->words && text->n_words))
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %s %d is NULL",
+                        text->words || !text->n_words ? "text" : "the list of words of text", d->count);
+    if (values && !text->values)
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: the values of text %d are NULL; expected "
+                        "%d", d->count, d->n_classes);
+    for (int c = 0; c < d->n_classes && values; c++) {
+        const float x = text->values[c];
+        if (d->task == TT_TASK_SCORES ? !isfinite(x) : !(x >= 0 && x <= 1))
+            return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: value %d of text %d is %g; expected "
+                            "%s", c, d->count, x,
+                            d->task == TT_TASK_SCORES ? "a finite number" : "0 or 1, or a number between");
+    }
+    if (d->task != TT_TASK_TAGS) return TT_OK;
+    if (text->pair)
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text %d has a second text; texts whose "
+                        "words have tags have none", d->count);
+    for (const tt_word *w = text->words; w < text->words + text->n_words; end = &w->end, w++)
+        if (w->begin < *end || w->end <= w->begin || w->end > text->bytes || w->tag < -1 ||
+            w->tag >= d->n_classes)
+            return tt__fail(d->ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: word %d of text %d is bytes %zu to "
+                            "%zu with tag %d; expected bytes from %zu on within %zu, in order, and a tag up "
+                            "to %d, or -1", (int)(w - text->words), d->count, w->begin, w->end, w->tag, *end,
+                            text->bytes, d->n_classes - 1);
+    return TT_OK;
 }
 
 /* Adds an image, or a copy of a text. */
 static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *text, int label)
 {
-    if (text && !text->text && text->bytes)
-        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "%s: text %d is NULL", of, d->count);
-    char *copy = text ? tt__chunks_text(d->ctx, &d->chunks, text->text, text->bytes) : NULL;
-    if (text && !copy)
-        return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %zu bytes of text %d", text->bytes,
-                        d->count);
-    if (label < 0 || label >= d->n_classes)
+    if (text && tt__dataset_check(d, text) != TT_OK) return d->ctx->status;
+    if (d->task == TT_TASK_CLASS && (label < 0 || label >= d->n_classes))
         return tt__fail(d->ctx, TT_ERR_ARGUMENT, "%s: %s %d has label %d; labels go from 0 to %d", of,
                         d->images ? "image" : "text", d->count, label, d->n_classes - 1);
     tt__example *e = tt__dataset_add(d, of);
     if (!e) return TT_ERR_MEMORY;
     e->number = d->count - 1;
-    e->label = label;
-    e->text = copy;
-    e->bytes = text ? text->bytes : 0;
-    return TT_OK;
+    e->label = d->task == TT_TASK_CLASS ? label : 0;
+    if (!text) return TT_OK;
+    e->text = text->text ? text->text : "";
+    e->bytes = text->bytes;
+    e->pair = text->pair;
+    e->pair_bytes = text->pair ? text->pair_bytes : 0;
+    const bool values = d->task == TT_TASK_LABELS || d->task == TT_TASK_SCORES;
+    e->values = values ? (float *)(uintptr_t)text->values : NULL;
+    e->words = (tt_word *)(uintptr_t)text->words;
+    e->n_words = d->task == TT_TASK_TAGS ? text->n_words : 0;
+    return tt__dataset_copy(d, e);
 }
 
-tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t count,
+static bool tt__is_task(tt_task task) { return (int)task >= TT_TASK_CLASS && task <= TT_TASK_TAGS; }
+
+tt_dataset *tt_dataset_texts(tt_context *ctx, tt_task task, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes)
 {
-    if (count < 1 || count > INT_MAX || !texts || classes < 1 || !class_names)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %lld texts%s of %d classes%s; expected at "
-                        "least one text and one class", (long long)count, texts ? "" : " (NULL)", classes,
-                        class_names ? "" : " (NULL)"), (tt_dataset *)NULL;
-    tt_dataset *d = tt__dataset_new(ctx, class_names, classes);
+    if (count < 1 || count > INT_MAX || !texts || classes < 1 || !class_names || !tt__is_task(task))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %lld texts%s of %d classes%s, task %d; "
+                        "expected at least one text and one class, and one of tt_task", (long long)count,
+                        texts ? "" : " (NULL)", classes, class_names ? "" : " (NULL)", (int)task),
+               (tt_dataset *)NULL;
+    tt_dataset *d = tt__dataset_new(ctx, task, class_names, classes);
     tt_status status = d ? TT_OK : ctx->status;
     for (int64_t i = 0; i < count && status == TT_OK; i++)
         status = tt__dataset_put(d, "tt_dataset_texts", &texts[i], texts[i].label);
@@ -221,7 +339,7 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
                         (long long)source->count, source->labels ? "" : " without labels", source->classes,
                         source->class_names ? "" : " without class_names",
                         source->read ? "" : " without read"), (tt_dataset *)NULL;
-    tt_dataset *d = tt__dataset_new(ctx, source->class_names, source->classes);
+    tt_dataset *d = tt__dataset_new(ctx, TT_TASK_CLASS, source->class_names, source->classes);
     tt_status status = d ? TT_OK : ctx->status;
     if (d) {
         d->images = true;

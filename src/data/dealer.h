@@ -1,6 +1,7 @@
 #pragma once
 #include "../base/base.h"
 #include "../files/lists.h"
+#include "../text/types.h"
 #include "../text/encode.h"
 #include "resize.h"
 #include "dataset.h"
@@ -92,8 +93,14 @@ static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, in
     return TT_OK;
 }
 
-/* The tokens of a text. ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens. */
-typedef struct tt__tokens { const void *ids; int count; } tt__tokens;
+/* The tokens of a text or a pair. ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens;
+   types: NULL if all are 0; tags: for TT_TASK_TAGS, as in tt_batch. */
+typedef struct tt__tokens {
+    const void *ids;
+    const uint8_t *types;
+    const int32_t *tags;
+    int count;
+} tt__tokens;
 
 typedef struct tt__loader_thread {
     struct tt_loader *loader;
@@ -127,10 +134,12 @@ struct tt_loader {
     /* ---- fields for texts, all of which are tokenized when the loader is created */
     const tt_tokenizer *k;
     bool wide;                     /* ids need more than 16 bits */
+    bool typed;                    /* token types may differ from 0 */
     bool sort;                     /* sort the texts of a window by length, and shuffle the window's steps */
     tt__tokens *tokens;            /* the tokens of each of `count` texts */
     tt__chunk *chunks;             /* memory of the ids */
-    int32_t *scratch;              /* max_length ids for each thread, while texts are tokenized */
+    int32_t *scratch;              /* max_length ids and types for each thread, while texts are tokenized */
+    tt_span *spans;                /* max_length spans for each thread, too, for TT_TASK_TAGS */
     int longest;                   /* number of tokens of the longest text before it is cut */
     int64_t cut;                   /* number of texts cut to max_length */
     int64_t empty;                 /* the first text without a token; -1: none */
@@ -145,6 +154,8 @@ struct tt_loader {
     uint32_t *dealt, *by_length;
     int *ends, *micro_of, *filled;
     int32_t *ids, *positions, *types, *seq_start;
+    int32_t *tags;                 /* tags of the micro-batch, for TT_TASK_TAGS */
+    float *label_values;           /* values of the micro-batch, for TT_TASK_LABELS and TT_TASK_SCORES */
 
     /* ---- fields for images. Threads make the images of micro-batches `base` to `base` + slots - 1, while
        the trainer reads micro-batch `base`. The mutex guards stop, cursor, base, busy, and all fields of a
@@ -172,27 +183,68 @@ struct tt_loader {
 
 #define TT__TEXTS_AT_ONCE 64 /* number of texts that one task tokenizes */
 
+/* Returns whether a token that comes from the bytes `span` belongs to a word: the bytes overlap, or the token
+   is white space directly before the word, such as a mark of SentencePiece that is a token of its own. */
+static bool tt__token_of_word(const tt__example *e, const tt_span *span, const tt_word *word)
+{
+    if (span->end > word->begin) return span->begin < word->end;
+    for (size_t i = span->begin; i < span->end; i++)
+        if ((unsigned char)e->text[i] > ' ') return false;
+    return span->end == word->begin;
+}
+
+/* Sets the tags of n tokens: the first token of a word has the word's tag, all others have -100. spans: the
+   bytes of the text that the tokens from `first` on and before `end` come from. */
+static void tt__loader_tags(const tt__example *e, const tt_span *spans, int first, int end, int n,
+                            int32_t *tags)
+{
+    int word = 0;
+    for (int i = 0; i < n; i++) {
+        tags[i] = -100;
+        if (i < first || i >= end) continue;
+        while (word < e->n_words && e->words[word].end <= spans[i].begin) word++;
+        if (word == e->n_words || !tt__token_of_word(e, &spans[i], &e->words[word])) continue;
+        if (e->words[word].tag >= 0) tags[i] = e->words[word].tag;
+        /* The other tokens of the word are left out. */
+        while (i + 1 < n && i + 1 < end && spans[i + 1].begin < e->words[word].end) tags[++i] = -100;
+        word++;
+    }
+}
+
 /* Tokenizes the texts of one task: TT__TEXTS_AT_ONCE consecutive texts. */
 static void tt__loader_task(void *arg, int64_t task, int thread)
 {
     tt_loader *l = (tt_loader *)arg;
-    int32_t *from = l->scratch + (size_t)thread * (size_t)l->o.max_length;
+    int32_t *from = l->scratch + (size_t)thread * 2 * (size_t)l->o.max_length;
+    int32_t *types = from + l->o.max_length;
+    tt_span *spans = l->spans ? l->spans + (size_t)thread * (size_t)l->o.max_length : NULL;
     int64_t first = task * TT__TEXTS_AT_ONCE, end = tt__min(l->d->count, first + TT__TEXTS_AT_ONCE);
     for (int64_t text = first; text < end; text++) {
         const tt__example *e = &l->d->examples[text];
-        int whole = tt__tokenize_text(l->k, e->text, e->bytes, from, l->o.max_length, true);
-        int n = (int)tt__min(whole, l->o.max_length);
+        const tt_encoding o = {e->text, e->bytes, e->pair, e->pair_bytes, true, l->o.max_length,
+                               l->o.max_length, from, types, spans};
+        const tt__encoded made = tt__encode_texts(l->k, &o, true);
+        const int n = (int)made.n;
+        const size_t bytes = (size_t)tt__max(n, 0) * (l->wide ? 4 : 2), typed = l->typed ? (size_t)n : 0;
+        const size_t tags = spans ? (size_t)tt__max(n, 0) * sizeof(int32_t) : 0; /* tags, ids, types */
         pthread_mutex_lock(&l->mutex);
-        void *ids = n < 0 ? NULL : tt__chunks_take(l->ctx, &l->chunks, (size_t)n * (l->wide ? 4 : 2));
-        l->failed |= !ids;
+        char *all = n < 0 ? NULL : (char *)tt__chunks_take(l->ctx, &l->chunks, tags + bytes + typed);
+        l->failed |= !all;
         if (n == 0 && (l->empty < 0 || text < l->empty)) l->empty = text;
-        l->longest = (int)tt__max(l->longest, whole);
-        l->cut += whole > n;
+        l->longest = (int)tt__max(l->longest, tt__min(made.whole, INT_MAX));
+        l->cut += made.whole > n;
         pthread_mutex_unlock(&l->mutex);
-        if (!ids) return;
-        if (l->wide) memcpy(ids, from, (size_t)n * 4);
-        else for (int i = 0; i < n; i++) ((uint16_t *)ids)[i] = (uint16_t)from[i];
+        if (!all) return;
+        char *ids = all + tags;
+        const tt__around *around = l->k->finish.one.around;
+        if (spans)
+            tt__loader_tags(e, spans, around[0].n, n - around[1].n, n, (int32_t *)(void *)all);
+        if (l->wide) memcpy(ids, from, bytes);
+        else for (int i = 0; i < n; i++) ((uint16_t *)(void *)ids)[i] = (uint16_t)from[i];
+        for (int i = 0; i < n && l->typed; i++) ids[bytes + (size_t)i] = (char)types[i];
         l->tokens[text].ids = ids;
+        l->tokens[text].tags = spans ? (const int32_t *)(const void *)all : NULL;
+        l->tokens[text].types = l->typed ? (const uint8_t *)ids + bytes : NULL;
         l->tokens[text].count = n;
     }
 }
@@ -216,15 +268,20 @@ static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 static bool tt__loader_tokenize(tt_loader *l)
 {
     tt_context *ctx = l->ctx;
-    size_t count = (size_t)l->d->count, scratch;
-    if (!tt__mul_size((size_t)l->o.max_length, (size_t)ctx->cpu.pool->threads * sizeof *l->scratch, &scratch))
+    size_t count = (size_t)l->d->count, scratch, spans;
+    if (!tt__mul_size((size_t)l->o.max_length, (size_t)ctx->cpu.pool->threads * 2 * sizeof *l->scratch,
+                     &scratch))
         scratch = SIZE_MAX;
+    if (!tt__mul_size(scratch, sizeof *l->spans / (2 * sizeof *l->scratch), &spans)) spans = SIZE_MAX;
     if (!(l->tokens = (tt__tokens *)tt__calloc(ctx, count * sizeof *l->tokens)) ||
-        !(l->scratch = (int32_t *)tt__alloc(ctx, scratch)))
+        !(l->scratch = (int32_t *)tt__alloc(ctx, scratch)) ||
+        (l->d->task == TT_TASK_TAGS && !(l->spans = (tt_span *)tt__alloc(ctx, spans))))
         return false;
     tt__run_tasks(ctx->cpu.pool, tt__ceil_div(l->d->count, TT__TEXTS_AT_ONCE), tt__loader_task, l);
     tt__free(ctx, l->scratch);
+    tt__free(ctx, l->spans);
     l->scratch = NULL;
+    l->spans = NULL;
     if (l->failed)
         return tt__fail(ctx, TT_ERR_MEMORY, "loader: out of memory for the tokens of %d texts", l->d->count),
             false;
@@ -251,6 +308,8 @@ static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_o
 {
     batch->seqs = seqs;
     batch->labels = l->labels;
+    batch->label_values = l->label_values;
+    batch->values = l->label_values ? l->d->n_classes : 0;
     batch->index = l->index;
     batch->last_of_step = last_of_step;
     if (last_of_step) l->deal.step++, l->in_step = l->micro = 0;

@@ -1,6 +1,5 @@
 #pragma once
 #include "../base/base.h"
-#include "../files/lists.h"
 #include "dataset.h"
 #include "dealer.h"
 
@@ -12,7 +11,7 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
     if (n < 1 || n >= d->count)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_split: %lld %s of %d; at least one must go and one "
                         "stay", (long long)n, d->images ? "images" : "texts", d->count), (tt_dataset *)NULL;
-    tt_dataset *part = tt__dataset_new(ctx, d->classes, d->n_classes);
+    tt_dataset *part = tt__dataset_new(ctx, d->task, d->classes, d->n_classes);
     uint32_t *order = part ? (uint32_t *)tt__alloc(ctx, sizeof *order * (size_t)d->count) : NULL;
     uint64_t key = tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, TT__SHUFFLE_SPLIT,
                                   (uint64_t)d->count);
@@ -20,16 +19,10 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
     if (part) part->images = d->images, part->source = d->source;
     for (int k = 0; k < (int)n && status == TT_OK; k++) {
         tt__example *from = &d->examples[order[k]], *to = tt__dataset_add(part, "tt_dataset_split");
-        bool copies = to && from->text;
-        char *text = copies ? tt__chunks_text(ctx, &part->chunks, from->text, from->bytes) : NULL;
-        if (!to || (copies && !text))
+        if (to) *to = *from;
+        if (!to || tt__dataset_copy(part, to) != TT_OK)
             status = tt__fail(ctx, TT_ERR_MEMORY, "tt_dataset_split: out of memory for %lld of %d",
                               (long long)n, d->count);
-        else {
-            *to = *from;
-            to->text = text;
-            to->label_text = NULL;
-        }
     }
     if (status == TT_OK) { /* removes the chosen examples; the others keep their order */
         for (int k = 0; k < (int)n; k++) d->examples[order[k]].label = -1;

@@ -2,6 +2,7 @@
 #include "../base/base.h"
 #include "../context/params.h"
 #include "../files/lists.h"
+#include "../text/encode.h"
 #include "resize.h"
 #include "dataset.h"
 #include "dealer.h"
@@ -28,11 +29,12 @@ void tt_loader_free(tt_loader *l)
     tt__chunks_free(ctx, &l->chunks);
     void *const owned[] = {l->ring, l->deal.order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
                            l->by_length, l->ends, l->micro_of, l->filled, l->ids, l->positions, l->types,
-                           l->seq_start, l->labels, l->index, l};
+                           l->seq_start, l->labels, l->label_values, l->tags, l->spans, l->index, l};
     tt__free_all(ctx, owned, TT__COUNT(owned));
 }
 
-static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_loader_options *o)
+static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
+                                  const tt_loader_options *o)
 {
     char text[640] = "";
     tt__text_buffer all = {text, sizeof text, 0};
@@ -52,6 +54,12 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     else if (texts && max > INT32_MAX / o->max_length && !o->max_tokens)
         tt__print(&all, "; batch = %d of max_length = %d are more tokens than can be counted: set max_tokens",
                   o->batch, o->max_length);
+    if (texts && d->pairs && !k->finish.pairs)
+        tt__print(&all, "; the dataset has pairs of texts, and the tokenizer's post_processor does not say "
+                  "how to join them: add a \"pair\" with $A and then $B to its TemplateProcessing");
+    else if (texts && d->pairs && o->max_length >= 2 && o->max_length < tt__ids_around(k, true))
+        tt__print(&all, "; max_length = %d; pairs of texts need at least %d, for the tokens around the texts",
+                  o->max_length, tt__ids_around(k, true));
     if (texts && o->window < 0)
         tt__print(&all, "; window = %d; expected 0 (no sorting) or more batches", o->window);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
@@ -63,7 +71,11 @@ static bool tt__loader_allocate(tt_loader *l) /* for a loader of texts */
     if (!tt__loader_tokenize(l)) return false;
     size_t seqs = (size_t)l->deal.max_seqs, rows = (size_t)l->max_tokens;
     size_t window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
-    size_t step_texts = (size_t)tt__min(l->d->count, l->o.batch);
+    size_t step_texts = (size_t)tt__min(l->d->count, l->o.batch), values = 0;
+    const bool valued = l->d->task == TT_TASK_LABELS || l->d->task == TT_TASK_SCORES;
+    if (!tt__mul_size(seqs * sizeof *l->label_values, (size_t)l->d->n_classes, &values)) values = SIZE_MAX;
+    if (l->d->task == TT_TASK_TAGS && !(l->tags = (int32_t *)tt__alloc(ctx, rows * 4))) return false;
+    if (valued && !(l->label_values = (float *)tt__alloc(ctx, values))) return false;
     return (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) &&
            (l->step_order = (uint32_t *)tt__alloc(ctx, (size_t)l->window_steps * 4)) &&
            (l->dealt = (uint32_t *)tt__alloc(ctx, step_texts * 4)) &&
@@ -107,7 +119,8 @@ static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt
                  why[0] ? ": " : "", why);
         return NULL;
     }
-    tt_loader *l = tt__loader_check(ctx, d, &o) == TT_OK ? (tt_loader *)tt__calloc(ctx, sizeof *l) : NULL;
+    if (tt__loader_check(ctx, d, k, &o) != TT_OK) return NULL;
+    tt_loader *l = (tt_loader *)tt__calloc(ctx, sizeof *l);
     if (!l) return NULL;
     pthread_mutex_init(&l->mutex, NULL);
     pthread_cond_init(&l->work, NULL);
@@ -122,6 +135,7 @@ static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt
     bool ok = tt__deal_begin(ctx, &l->deal, d->count, o.batch, o.accumulate, &o.parallel);
     if (o.drop_last) l->deal.used = (l->deal.steps = d->count / o.batch) * o.batch;
     l->wide = k && k->size > 65536;
+    l->typed = k && tt__has_types(k, d->pairs);
     l->sort = k && o.shuffle && o.window > 1;
     l->window_steps = l->sort ? tt__min(o.window, l->deal.steps) : 1;
     l->window_at = l->empty = -1;
@@ -256,6 +270,10 @@ static uint64_t tt__loader_source_hash(void *self)
         int count = l->tokens[i].count;
         hash = tt__hash_on(hash, &count, sizeof count);
         hash = tt__hash_on(hash, l->tokens[i].ids, (size_t)count * (l->wide ? 4 : 2));
+        if (l->typed) hash = tt__hash_on(hash, l->tokens[i].types, (size_t)count);
+        if (l->tags) hash = tt__hash_on(hash, l->tokens[i].tags, sizeof(int32_t) * (size_t)count);
+        if (l->label_values)
+            hash = tt__hash_on(hash, l->d->examples[i].values, sizeof(float) * (size_t)l->d->n_classes);
     }
     return hash;
 }
@@ -276,6 +294,8 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
         tt__print(&text, "height %d\nwidth %d\nchannels %d\nresize_height %d\nresize_width %d\npad %d\n"
                   "random_crop %d\nflip %d\n", i->height, i->width, i->channels, i->resize_height,
                   i->resize_width, i->pad, i->random_crop, i->flip);
+    if (l->d->task != TT_TASK_CLASS) tt__print(&text, "task %d\n", (int)l->d->task);
+    if (l->d->pairs) tt__print(&text, "pairs 1\n");
     if (i->resize_shortest) tt__print(&text, "resize_shortest %d\n", i->resize_shortest);
     if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
@@ -367,11 +387,16 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
         const uint32_t text = l->dealt[l->in_step];
         const tt__tokens *tokens = &l->tokens[text];
         l->seq_start[seqs] = rows;
-        l->labels[seqs] = l->d->examples[text].label;
+        l->labels[seqs] = tt_dataset_label(l->d, text);
         l->index[seqs] = text;
+        if (l->label_values)
+            memcpy(l->label_values + (size_t)seqs * (size_t)l->d->n_classes, l->d->examples[text].values,
+                   sizeof *l->label_values * (size_t)l->d->n_classes);
         for (int i = 0; i < tokens->count; i++, rows++) {
             l->ids[rows] = l->wide ? ((const int32_t *)tokens->ids)[i] : ((const uint16_t *)tokens->ids)[i];
             l->positions[rows] = i;
+            if (l->typed) l->types[rows] = tokens->types[i];
+            if (l->tags) l->tags[rows] = tokens->tags[i];
         }
     }
     l->seq_start[seqs] = rows;
@@ -379,6 +404,7 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
     batch->ids = l->ids;
     batch->positions = l->positions;
     batch->types = l->types;
+    batch->tags = l->tags;
     batch->seq_start = l->seq_start;
     return tt__loader_give(l, batch, seqs, l->in_step == in_step);
 }

@@ -2,6 +2,7 @@
 #include "../base/base.h"
 #include "../files/lists.h"
 #include "../text/types.h"
+#include "../text/encode.h"
 
 /* ------------------------------------------------------------------------------------------ token streams */
 
@@ -96,7 +97,8 @@ static const char *tt__added_text(const tt_tokenizer *k, int id)
    special token; 0 if the text does not begin with the spelling of that token. */
 static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text, size_t bytes)
 {
-    const char *begin = s->fronts ? tt__added_text(s->tokenizer, s->tokenizer->finish.before.ids[0]) : NULL;
+    const tt_tokenizer *k = s->tokenizer;
+    const char *begin = s->fronts ? tt__added_text(k, k->finish.one.around[0].ids[0]) : NULL;
     const size_t length = begin ? strlen(begin) : 0;
     size_t skip = 0;
     while (skip < bytes && text[skip] && strchr(" \t\r\n", text[skip])) skip++;
@@ -131,13 +133,13 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
             if (!*scratch) return TT_ERR_MEMORY;
             *capacity = n + 16;
         }
-        n = tt_tokenizer_encode(s->tokenizer, text, bytes, false, *scratch, *capacity);
+        n = tt__encode_ids(s->tokenizer, text, bytes, false, *scratch, *capacity);
         if (n > *capacity) {
             tt__free(s->ctx, *scratch);
             *capacity = 0;
             *scratch = (int32_t *)tt__alloc(s->ctx, sizeof **scratch * (size_t)n);
             if (!*scratch) return TT_ERR_MEMORY;
-            n = tt_tokenizer_encode(s->tokenizer, text, bytes, false, *scratch, *capacity = n);
+            n = tt__encode_ids(s->tokenizer, text, bytes, false, *scratch, *capacity = n);
         }
         if (n < 0)
             return tt__fail(s->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", s->store->path);
@@ -145,11 +147,11 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     if (!tt__stream_grow(s, s->fronts + n + 1, room)) return TT_ERR_MEMORY;
     const size_t front = sizeof **scratch * (size_t)s->fronts;
     const bool begun = s->fronts && n >= s->fronts &&
-                       memcmp(*scratch, s->tokenizer->finish.before.ids, front) == 0;
+                       memcmp(*scratch, s->tokenizer->finish.one.around[0].ids, front) == 0;
     const bool ended = n && tt__added_text(s->tokenizer, s->end) && (*scratch)[n - 1] == s->end;
     s->spelled[0] += begun;
     s->spelled[1] += ended;
-    const int32_t *before = s->tokenizer->finish.before.ids;
+    const int32_t *before = s->tokenizer->finish.one.around[0].ids;
     for (int k = 0; k < s->fronts && !begun; k++) tt__stream_push(s->store, before[k]);
     for (int64_t k = 0; k < n; k++) {
         const int32_t id = s->tokenizer ? (*scratch)[k] : (uint8_t)text[k];
@@ -209,7 +211,7 @@ static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, cons
     s->tokenizer = o->tokenizer;
     s->texts = true;
     s->vocab = o->vocab ? o->vocab : o->tokenizer ? tt_tokenizer_size(o->tokenizer) : TT__BYTE_END + 1;
-    s->fronts = o->tokenizer && !o->bare ? o->tokenizer->finish.before.n : 0;
+    s->fronts = o->tokenizer && !o->bare ? o->tokenizer->finish.one.around[0].n : 0;
     const int usual = o->tokenizer ? tt_tokenizer_special(o->tokenizer, TT_TOKEN_EOS) : TT__BYTE_END;
     s->end = o->end >= 0 ? o->end : usual;
     s->store->width = s->vocab > 65536 ? 4 : 2;
@@ -234,7 +236,7 @@ static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
             tt__log(s->ctx, TT_LOG_WARNING, "tokens", "'%s': %lld document%s out '%.60s', which is put %s "
                     "each: they have it once", s->store->path, (long long)s->spelled[at],
                     s->spelled[at] == 1 ? " spells" : "s spell",
-                    tt_tokenizer_token(s->tokenizer, at ? s->end : s->tokenizer->finish.before.ids[0]),
+                    tt_tokenizer_token(s->tokenizer, at ? s->end : s->tokenizer->finish.one.around[0].ids[0]),
                     at ? "behind" : "in front of");
     if (status == TT_OK && s->count < 2)
         status = tt__fail(s->ctx, TT_ERR_FORMAT, "token stream of '%s': there are no tokens to train on",
@@ -476,7 +478,7 @@ static tt_status tt__stream_count_bytes(void *arg, const int32_t *ids, int64_t n
         const int32_t *from = x->document;
         const size_t front = sizeof *from * (size_t)s->fronts;
         /* A stream may begin within a document, which then lacks the special tokens at its start. */
-        if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->finish.before.ids, front) == 0)
+        if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->finish.one.around[0].ids, front) == 0)
             from += s->fronts;
         const int64_t n_text = x->n - (from - x->document);
         const int64_t bytes = tt_tokenizer_decode(s->tokenizer, from, n_text, false, NULL, 0);

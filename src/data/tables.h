@@ -1,22 +1,10 @@
 #pragma once
 #include "../base/base.h"
-#include "../files/lists.h"
 #include "../files/json.h"
 #include "dataset.h"
+#include "labels.h"
 
 /* ---- tables: comma- or tab-separated files with a header */
-
-typedef struct tt__table {
-    tt_context *ctx;
-    const char *path;
-    char *text;
-    size_t bytes, at;
-    long long line, row_line; /* line numbers of `at` and of the row's start: fields may have newlines */
-    const char *column[3];    /* names of columns, indexed by TT__COLUMN_TEXT and so on */
-    char separator;
-    bool unquoted;            /* quotes are ordinary characters */
-    bool splits;              /* the table has a split column */
-} tt__table;
 
 typedef struct tt__field { char *text; size_t bytes; bool last; } tt__field;
 
@@ -101,8 +89,6 @@ static bool tt__table_row(tt__table *t)
     return t->at < t->bytes;
 }
 
-enum { TT__COLUMN_TEXT, TT__COLUMN_LABEL, TT__COLUMN_SPLIT, TT__COLUMNS };
-
 static bool tt__field_is(const tt__field *f, const char *text)
 {
     return strlen(text) == f->bytes && memcmp(text, f->text, f->bytes) == 0;
@@ -125,16 +111,15 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
         for (int i = 0; i < TT__COLUMNS; i++) {
             if (!tt__field_is(&field, t->column[i])) continue;
             if (column[i] >= 0)
-                return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: two columns are named '%.200s'",
-                                t->path, t->row_line, t->column[i]);
+                return tt__row_fail(t, "two columns are named '%.200s'", t->column[i]);
             column[i] = *columns;
         }
         if (*columns == INT_MAX - 1)
-            return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: too many columns", t->path, t->row_line);
+            return tt__row_fail(t, "too many columns");
     }
     const char other = *columns == 1 ? tt__table_other_separator(there, strlen(there)) : 0;
     for (int i = 0; i < TT__COLUMNS; i++)
-        if (column[i] < 0 && i != TT__COLUMN_SPLIT)
+        if (column[i] < 0 && i < TT__COLUMN_SPLIT)
             return tt__fail(t->ctx, TT_ERR_FORMAT,
                             "'%.300s', line %lld: the header's %d columns, separated by %s, have none named "
                             "'%.100s', but %.300s%s%s%s%s", t->path, t->row_line, *columns,
@@ -157,33 +142,83 @@ static int tt__split_of(const char *name)
     return strcmp(name, "test") == 0 ? TT__SPLIT_TEST : TT__SPLIT_OTHER;
 }
 
-/* Returns the number of the class with name `label`, or -1 if no class has that name. order: the classes
-   sorted by name, from tt__table_given. */
-static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char *label)
+/* Sets *keep: does a row with the text `part` in its split column belong to part `split` (NULL: all rows)? */
+static tt_status tt__table_part(const tt__table *t, const char *part, size_t bytes, const char *split,
+                                bool *keep)
 {
-    for (int low = 0, high = d->n_classes; low < high;) {
-        int middle = low + (high - low) / 2, compared = strcmp(d->classes[order[middle]], label);
-        if (compared == 0) return (int)order[middle];
-        if (compared < 0) low = middle + 1;
-        else high = middle;
-    }
-    return -1;
+    const int wanted = split ? tt__split_of(split) : TT__SPLIT_OTHER;
+    const int is = wanted && strlen(part) == bytes ? tt__split_of(part) : TT__SPLIT_OTHER;
+    const tt__field field = {(char *)(uintptr_t)part, bytes, false};
+    *keep = !split || (wanted ? is == wanted : tt__field_is(&field, split));
+    if (!wanted || is) return TT_OK;
+    return tt__row_fail(t, "the %.100s is '%.100s'; expected train, validation (or valid, val, dev) or test",
+                        t->column[TT__COLUMN_SPLIT], part);
 }
 
-/* Reads the table's rows that belong to part `split` (NULL: all rows) into dataset d. order: the caller's
-   classes sorted by name, from tt__table_given; NULL if the labels in the table become the classes. */
-static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, const uint32_t *order)
+/* Returns whether a text is a number such as -1, .5 or 2e-3 that a float holds, and sets *value to it. */
+static bool tt__is_score(const char *text, float *value)
+{
+    const char *digits = "0123456789", *c = text + (*text == '-' || *text == '+'), *from = c;
+    c += strspn(c, digits);
+    size_t n = (size_t)(c - from);
+    if (*c == '.') n += strspn(c + 1, digits), c += 1 + strspn(c + 1, digits);
+    if (n && (*c == 'e' || *c == 'E')) {
+        from = c + 1 + (c[1] == '-' || c[1] == '+');
+        c = from + strspn(from, digits);
+        if (c == from) return false;
+    }
+    if (!n || *c || c - text > TT__JSON_NUMBER) return false;
+    const double x = tt__json_double(text, (size_t)(c - text));
+    *value = fabs(x) <= FLT_MAX ? (float)x : 0;
+    return fabs(x) <= FLT_MAX;
+}
+
+/* Reads one label of a field: the class, or one of several labels or scores. */
+static tt_status tt__table_label(const tt_dataset *d, tt__table *t, tt__example *e, const char *label)
+{
+    float score = 0;
+    if (!*label)
+        return tt__row_fail(t, "%s is empty", t->task == TT_TASK_CLASS ? "the label" : "a label");
+    if (t->task != TT_TASK_SCORES) return tt__table_name(d, t, e, label);
+    if (tt__is_score(label, &score)) return tt__table_value(t, score);
+    return tt__row_fail(t, "the score '%.200s' is not a number that a float holds, such as 2.5", label);
+}
+
+/* Reads the label of a row, whose field ends with a NUL: cuts it in place into the labels or scores. */
+static tt_status tt__table_field_labels(const tt_dataset *d, tt__table *t, tt__example *e,
+                                        const tt__field *field)
+{
+    const int first = t->n_values;
+    char *at = field->text, *end = at + field->bytes;
+    bool more = t->task != TT_TASK_LABELS || field->bytes;
+    tt_status status = TT_OK;
+    if (strlen(at) != field->bytes)
+        return tt__row_fail(t, "the label holds a NUL");
+    if (t->task == TT_TASK_CLASS) return tt__table_label(d, t, e, at);
+    while (more && status == TT_OK) {
+        char *stop = strchr(at, t->between), *last = stop ? stop : end;
+        more = stop != NULL;
+        while (at < last && *at == ' ') at++;
+        while (last > at && last[-1] == ' ') last--;
+        *last = 0;
+        status = tt__table_label(d, t, e, at);
+        if (more) at = stop + 1;
+    }
+    return status == TT_OK ? tt__table_row_end(d, t, first) : status;
+}
+
+/* Reads the table's rows that belong to part `split` (NULL: all rows) into dataset d. */
+static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split)
 {
     tt_context *ctx = d->ctx;
     int column[TT__COLUMNS], columns = 0;
     char separator[24];
     tt_status status = tt__table_header(t, column, &columns);
     t->splits = column[TT__COLUMN_SPLIT] >= 0;
-    if (!t->splits) split = NULL;
-    int wanted = split ? tt__split_of(split) : TT__SPLIT_OTHER;
     while (status == TT_OK && tt__table_row(t)) {
         tt__field fields[TT__COLUMNS], field = {NULL, 0, false};
         int n = 0;
+        bool keep = true;
         memset(fields, 0, sizeof fields);
         do {
             status = tt__table_field(t, &field);
@@ -193,205 +228,19 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
         } while (status == TT_OK && !field.last);
         if (status != TT_OK) break;
         if (n != columns)
-            return tt__fail(ctx, TT_ERR_FORMAT,
-                            "'%s', line %lld: %d columns; the header has %d: put fields that hold %s or "
-                            "newlines in double quotes", t->path, t->row_line, n, columns,
-                            tt__table_separator(t->separator, separator));
-        const tt__field *label = &fields[TT__COLUMN_LABEL], *part = &fields[TT__COLUMN_SPLIT];
-        int is = wanted && strlen(part->text) == part->bytes ? tt__split_of(part->text) : TT__SPLIT_OTHER;
-        if (wanted && !is)
-            return tt__fail(ctx, TT_ERR_FORMAT,
-                            "'%s', line %lld: the %.100s is '%.100s'; expected train, validation (or "
-                            "valid, val, dev) or test", t->path, t->row_line, t->column[TT__COLUMN_SPLIT],
-                            part->text);
-        if (wanted ? is != wanted : split && !tt__field_is(part, split)) continue;
-        if (!label->bytes)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label is empty", t->path, t->row_line);
-        if (strlen(label->text) != label->bytes)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label holds a NUL", t->path,
-                            t->row_line);
+            return tt__row_fail(t, "%d columns; the header has %d: put fields that hold %s or newlines in "
+                                "double quotes", n, columns, tt__table_separator(t->separator, separator));
+        const tt__field *part = &fields[TT__COLUMN_SPLIT];
+        if (t->splits) status = tt__table_part(t, part->text, part->bytes, split, &keep);
+        if (status != TT_OK || !keep) continue;
         tt__example *e = tt__dataset_add(d, t->path);
         if (!e) return ctx->status;
         e->text = fields[TT__COLUMN_TEXT].text;
         e->bytes = fields[TT__COLUMN_TEXT].bytes;
-        e->label_text = label->text;
-        if (!order) continue;
-        e->label = tt__find_class(d, order, label->text);
-        if (e->label < 0)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label '%.200s' is none of the %d "
-                            "classes given, of which the first is '%.200s'", t->path, t->row_line,
-                            label->text, d->n_classes, d->classes[0]);
+        e->pair = fields[TT__COLUMN_PAIR].text;
+        e->pair_bytes = fields[TT__COLUMN_PAIR].bytes;
+        d->pairs |= e->pair != NULL;
+        status = tt__table_field_labels(d, t, e, &fields[TT__COLUMN_LABEL]);
     }
-    if (status != TT_OK || d->count || (wanted && wanted != TT__SPLIT_TRAIN)) return status;
-    if (!split) return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has a header and no rows", t->path);
-    return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split);
-}
-
-/* Returns whether a class name is a number such as -1 or 2.5, and sets *value to it. */
-static bool tt__is_number(const char *name, double *value)
-{
-    const char *digits = "0123456789", *c = name + (*name == '-' || *name == '+'), *whole = c;
-    c += strspn(c, digits);
-    if (c == whole) return false;
-    if (*c == '.') c += 1 + strspn(c + 1, digits);
-    if (*c || c - name > TT__JSON_NUMBER) return false;
-    *value = tt__json_double(name, (size_t)(c - name));
-    return true;
-}
-
-static bool tt__less_number(const void *arg, uint32_t a, uint32_t b)
-{
-    const double *values = (const double *)arg;
-    return values[a] != values[b] ? values[a] < values[b] : a < b;
-}
-
-static int tt__by_class_name(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-static int tt__by_class_number(const void *a, const void *b)
-{
-    double x = 0, y = 0;
-    tt__is_number(*(const char *const *)a, &x);
-    tt__is_number(*(const char *const *)b, &y);
-    return x != y ? (x > y) - (x < y) : tt__by_class_name(a, b);
-}
-
-void tt_sort_class_names(const char **names, int n)
-{
-    double x;
-    bool all = true;
-    for (int k = 0; k < n; k++) all = all && tt__is_number(names[k], &x);
-    if (n > 0) qsort((void *)names, (size_t)n, sizeof *names, all ? tt__by_class_number : tt__by_class_name);
-}
-
-/* Renumbers classes in the order of their values if all their names are numbers. Before, the classes are in
-   the byte order of their names. */
-static tt_status tt__table_numbers(tt_dataset *d)
-{
-    const size_t n = (size_t)d->n_classes;
-    double *values = (double *)tt__alloc(d->ctx, sizeof *values * n);
-    uint32_t *order = values ? (uint32_t *)tt__alloc(d->ctx, sizeof *order * 2 * n) : NULL;
-    tt_status status = order ? TT_OK : TT_ERR_MEMORY;
-    bool all = order != NULL;
-    for (uint32_t k = 0; k < n && all; k++) {
-        all = tt__is_number(d->classes[k], &values[k]);
-        order[k] = order[n + k] = k;
-    }
-    if (all) {
-        tt__sort_indices(order, n, tt__less_number, values);
-        status = tt__dataset_renumber(d, order, order + n);
-    }
-    tt__free(d->ctx, order);
-    tt__free(d->ctx, values);
     return status;
-}
-
-/* Makes a class for each distinct label. Numbers the classes in the byte order of the labels or, if all
-   labels are numbers, in the order of their values. */
-static tt_status tt__table_classes(tt_dataset *d)
-{
-    if (!d->count) return TT_OK;
-    tt__strings labels = {&d->examples->label_text, sizeof *d->examples};
-    const char *twice, *last = NULL;
-    uint32_t *order = tt__sort_strings(d->ctx, labels, d->count, &twice);
-    for (int i = 0; order && i < d->count; i++) {
-        tt__example *e = &d->examples[order[i]];
-        d->n_classes += !last || strcmp(last, e->label_text) != 0;
-        e->label = d->n_classes - 1;
-        last = e->label_text;
-    }
-    if (order) d->classes = (const char **)tt__alloc(d->ctx, (size_t)d->n_classes * sizeof *d->classes);
-    for (int i = 0; d->classes && i < d->count; i++)
-        d->classes[d->examples[i].label] = d->examples[i].label_text;
-    tt__free(d->ctx, order);
-    return d->classes ? tt__table_numbers(d) : TT_ERR_MEMORY;
-}
-
-/* Copies the caller's class names into the dataset. Sets *order to the numbers of the classes sorted by name,
-   for tt__find_class; the caller frees *order. */
-static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int n, uint32_t **order)
-{
-    const char *twice;
-    tt_status status = tt__number_classes(d, classes, n);
-    if (status != TT_OK) return status;
-    tt__strings names = {d->classes, sizeof *d->classes};
-    if (!(*order = tt__sort_strings(d->ctx, names, n, &twice))) return TT_ERR_MEMORY;
-    if (!twice) return TT_OK;
-    return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the class '%.200s' is given twice", twice);
-}
-
-tt_table_options tt_table_options_default(void)
-{
-    tt_table_options o = {"text", "label", "split", 0, false};
-    return o;
-}
-
-/* Divides the rows of a table that has no split column: a random tenth of the rows is "test", all others are
-   "train", and "validation" is empty. Returns the part named `split`. Frees d unless d is the result. */
-static tt_dataset *tt__table_divided(tt_dataset *d, const char *path, const char *split, const char *column)
-{
-    int part = tt__split_of(split);
-    tt_dataset *held = NULL, *result;
-    if (part == TT__SPLIT_VALIDATION) return d->count = 0, d;
-    if (!part)
-        tt__fail(d->ctx, TT_ERR_ARGUMENT,
-                 "'%s' has no column '%.100s', so its rows are \"train\" or \"test\", not '%.200s'", path,
-                 column, split);
-    else if (d->count < 2)
-        tt__fail(d->ctx, TT_ERR_FORMAT,
-                 "'%s' has one row and no column '%.100s': it cannot be divided into \"train\" and \"test\"",
-                 path, column);
-    else
-        held = tt_dataset_split(d, (d->count + 9) / 10);
-    result = part == TT__SPLIT_TEST ? held : held ? d : NULL;
-    tt_dataset_free(result == d ? held : d);
-    return result;
-}
-
-tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes,
-                             int n_classes, const tt_table_options *options)
-{
-    tt_table_options o = options ? *options : tt_table_options_default();
-    uint32_t *order = NULL;
-    bool splits = false; /* the table has a split column */
-    if ((classes != NULL) != (n_classes > 0) || n_classes < 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes given%s; give at least one, or NULL and 0 to "
-                        "take them from the file", path, n_classes, classes ? "" : " as NULL"),
-               (tt_dataset *)NULL;
-    const char *text = o.text_column ? o.text_column : "NULL";
-    const char *label = o.label_column ? o.label_column : "NULL";
-    const char *part = o.split_column ? o.split_column : "NULL";
-    bool named = o.text_column && o.label_column && o.split_column;
-    if (!named || strcmp(text, label) == 0 || strcmp(text, part) == 0 || strcmp(label, part) == 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                 "table options: the columns of text, label and split are '%.100s', '%.100s' and '%.100s'; "
-                 "expected three names", text, label, part), (tt_dataset *)NULL;
-    if (o.delimiter && (strchr("\"\n\r", o.delimiter) || (unsigned char)o.delimiter >= 0x80))
-        return tt__fail(ctx, TT_ERR_ARGUMENT,
-                 "table options: the delimiter has the code %d; a table's columns cannot be divided by "
-                 "quotes, by ends of lines, or by bytes beyond ASCII", (unsigned char)o.delimiter),
-               (tt_dataset *)NULL;
-    tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
-    if (!d) return NULL;
-    d->ctx = ctx;
-    tt_status status = classes ? tt__table_given(d, classes, n_classes, &order) : TT_OK;
-    if (status == TT_OK) status = tt__file_open(ctx, path, &d->file);
-    if (status == TT_OK) {
-        const bool csv = tt__match("*.csv", path) || tt__match("*.CSV", path);
-        const char between = o.delimiter ? o.delimiter : csv ? ',' : '\t';
-        tt__table t = {ctx, path, d->file.bytes, d->file.size, 0, 1, 1, {text, label, part}, between,
-                       o.unquoted, false};
-        status = tt_text_begin(ctx, path, t.text, t.bytes, &t.at);
-        if (status == TT_OK && t.bytes && !memchr(t.text, '\n', t.bytes))
-            for (size_t i = 0; i < t.bytes; i++)
-                if (t.text[i] == '\r') t.text[i] = '\n';
-        if (status == TT_OK) status = tt__table_read(d, &t, split, order);
-        splits = t.splits;
-    }
-    if (status == TT_OK && !classes) status = tt__table_classes(d);
-    tt__free(ctx, order);
-    if (status == TT_OK && split && !splits) return tt__table_divided(d, path, split, o.split_column);
-    return tt__dataset_end(d, status);
 }

@@ -35,6 +35,7 @@ typedef struct tt__json {
     const char *text;
     size_t bytes, at;
     size_t base;             /* offset of the text in its file, for errors */
+    long long line;          /* the text is this line of its file, for errors; 0: not told */
     tt__json_node *nodes;
     int count, capacity;
     uint32_t *sorted;        /* nodes of the members of each object, sorted by key */
@@ -54,12 +55,14 @@ static void tt__json_free(tt__json *j)
 TT_PRINTF(3, 4)
 static bool tt__json_fail(const tt__json *j, size_t offset, const char *format, ...)
 {
-    char what[512];
+    char what[512], line[40] = "";
     va_list args;
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: not valid JSON: %s", j->path, j->base + offset, what);
+    if (j->line) snprintf(line, sizeof line, ", line %lld", j->line);
+    tt__fail(j->ctx, TT_ERR_FORMAT, "'%s'%s, byte %zu: not valid JSON: %s", j->path, line, j->base + offset,
+             what);
     return false;
 }
 
@@ -331,13 +334,15 @@ static bool tt__json_value(tt__json *j, int depth)
 }
 
 /* Parses a text that is one JSON value, which becomes node 0. The text must live only until the function
-   returns; path and context must live as long as j. The caller frees j even after an error. */
-static tt_status tt__json_parse(tt__json *j, tt_context *ctx, const char *path, size_t base, const char *text,
-                                size_t bytes)
+   returns; path and context must live as long as j. line: see tt__json. The caller frees j even after an
+   error. */
+static tt_status tt__json_parse_line(tt__json *j, tt_context *ctx, const char *path, long long line,
+                                     size_t base, const char *text, size_t bytes)
 {
     memset(j, 0, sizeof *j);
     j->ctx = ctx;
     j->path = path;
+    j->line = line;
     j->text = text;
     j->bytes = bytes;
     j->base = base;
@@ -353,6 +358,12 @@ static tt_status tt__json_parse(tt__json *j, tt_context *ctx, const char *path, 
     if (j->at < bytes) return tt__json_expected(j, j->at, "expected the end after the value"), ctx->status;
     j->text = NULL;
     return TT_OK;
+}
+
+static tt_status tt__json_parse(tt__json *j, tt_context *ctx, const char *path, size_t base, const char *text,
+                                size_t bytes)
+{
+    return tt__json_parse_line(j, ctx, path, 0, base, text, bytes);
 }
 
 static tt_status tt__json_open(tt__json *j, tt_context *ctx, const char *path)

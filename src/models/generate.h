@@ -6,6 +6,7 @@
 #include "../context/memory.h"
 #include "../compile/program.h"
 #include "../files/lists.h"
+#include "../text/encode.h"
 #include "lm_tape.h"
 
 /* --------------------------------------------------------------------------------------------- generation
@@ -424,9 +425,9 @@ static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *te
     const size_t bytes = strlen(text);
     int64_t n = (int64_t)bytes;
     int32_t first; /* the first special token that the tokenizer puts around a text */
-    if (k) n = tt_tokenizer_encode(k, text, bytes, true, ids, room);
+    if (k) n = tt__encode_ids(k, text, bytes, true, ids, room);
     else for (int64_t i = 0; i < n && i < room; i++) ids[i] = (uint8_t)text[i];
-    if (k && n > 1 && ids[0] == ids[1] && tt_tokenizer_encode(k, "", 0, true, &first, 1) && first == ids[0]) {
+    if (k && n > 1 && ids[0] == ids[1] && tt__encode_ids(k, "", 0, true, &first, 1) && first == ids[0]) {
         tt__log(g->ctx, TT_LOG_WARNING, "generate", "the text spells out '%s', which is put in front of a "
                 "text: it has it once", tt_tokenizer_token(k, first));
         n--;

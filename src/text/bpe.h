@@ -24,51 +24,66 @@ static const tt__bpe_rule *tt__bpe_merge(const tt_tokenizer *k, int32_t left, in
     return &m->merges[at];
 }
 
-/* Writes the symbols of one character, and returns how many it wrote. The symbols are the character's token
-   or, without one, the tokens of its bytes. Without these too, the character is unknown: sets *unknown and
-   writes nothing, as following unknown characters may share one unknown token. */
-static size_t tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, int32_t *to, bool *unknown)
+/* The symbols of a word. bytes: the number of bytes of the word that each symbol stands for; NULL: not
+   wanted. */
+typedef struct tt__bpe_symbols { int32_t *ids, *bytes; size_t n; } tt__bpe_symbols;
+
+static void tt__bpe_put(tt__bpe_symbols *s, int32_t id, size_t bytes)
+{
+    if (s->bytes) s->bytes[s->n] = (int32_t)bytes;
+    s->ids[s->n++] = id;
+}
+
+/* Adds the symbols of one character, of `of` bytes. The symbols are the character's token or, without one,
+   the tokens of its bytes. Without these too, the character is unknown: adds its bytes to *unknown and no
+   symbol, as following unknown characters may share one unknown token. */
+static void tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, size_t of, tt__bpe_symbols *s, size_t *unknown)
 {
     char text[4];
-    size_t n = 0, bytes = (size_t)tt__utf8_put(c, text), missing = 0;
+    size_t bytes = (size_t)tt__utf8_put(c, text), missing = 0;
     int id = -1;
     if (k->mapped_at == k->split.n) id = tt__token_find(&k->vocab.by_word, text, bytes);
     else if (tt__char_byte(c) >= 0) id = k->model.bytes[tt__char_byte(c)];
     if (id >= 0) {
-        if (*unknown) to[n++] = k->model.unk;
-        *unknown = false;
-        to[n++] = id;
-        return n;
+        if (*unknown) tt__bpe_put(s, k->model.unk, *unknown);
+        *unknown = 0;
+        tt__bpe_put(s, id, of);
+        return;
     }
     for (size_t i = 0; i < bytes; i++) missing += k->model.fallback[(uint8_t)text[i]] < 0;
     if (k->model.byte_fallback && !missing) {
-        for (size_t i = 0; i < bytes; i++) to[n++] = k->model.fallback[(uint8_t)text[i]];
+        for (size_t i = 0; i < bytes; i++) tt__bpe_put(s, k->model.fallback[(uint8_t)text[i]], 1);
     } else if (k->model.unk >= 0) {
-        if (*unknown && !k->model.fuse_unk) to[n++] = k->model.unk;
-        *unknown = true;
+        if (*unknown && !k->model.fuse_unk) tt__bpe_put(s, k->model.unk, *unknown), *unknown = 0;
+        *unknown += of;
     }
-    return n;
 }
 
-/* Writes the symbols of a word, at most 2 * bytes + 1. Returns their number. */
-static size_t tt__bpe_symbols(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *to)
+/* Sets the symbols of a word, at most 2 * bytes + 1. */
+static void tt__bpe_split(const tt_tokenizer *k, const char *text, size_t bytes, tt__bpe_symbols *s)
 {
     const bool mapped = k->mapped_at < k->split.n;
-    bool unknown = false;
-    size_t n = 0;
-    for (size_t at = 0; at < bytes;) {
+    size_t unknown = 0;
+    s->n = 0;
+    for (size_t at = 0, from = 0; at < bytes; from = at) {
         int32_t id = mapped && !unknown ? k->model.bytes[(uint8_t)text[at]] : -1;
-        if (id >= 0) to[n++] = id, at++;
-        else n += tt__bpe_symbol(k, tt__next_char(mapped, text, bytes, &at), to + n, &unknown);
+        if (id >= 0) {
+            tt__bpe_put(s, id, 1);
+            at++;
+        } else {
+            const uint32_t c = tt__next_char(mapped, text, bytes, &at);
+            tt__bpe_symbol(k, c, at - from, s, &unknown);
+        }
     }
-    if (unknown) to[n++] = k->model.unk;
-    return n;
+    if (unknown) tt__bpe_put(s, k->model.unk, unknown);
 }
 
-/* Merges the symbols of a short word in place. Returns how many symbols are left. */
-static size_t tt__bpe_merge_short(const tt_tokenizer *k, int32_t *symbols, size_t n)
+/* Merges the symbols of a short word in place. */
+static void tt__bpe_merge_short(const tt_tokenizer *k, tt__bpe_symbols *s)
 {
     const tt__bpe_rule *merges[2 * TT__BPE_SHORT + 1];
+    int32_t *symbols = s->ids;
+    size_t n = s->n;
     for (size_t i = 0; i + 1 < n; i++) merges[i] = tt__bpe_merge(k, symbols[i], symbols[i + 1]);
     while (n > 1) {
         uint32_t best = UINT32_MAX; /* the rank of a pair that has no merge */
@@ -78,6 +93,10 @@ static size_t tt__bpe_merge_short(const tt_tokenizer *k, int32_t *symbols, size_
         if (best == UINT32_MAX) break;
         symbols[at] = merges[at]->id;
         n--;
+        if (s->bytes) {
+            s->bytes[at] += s->bytes[at + 1];
+            memmove(s->bytes + at + 1, s->bytes + at + 2, (n - at - 1) * sizeof *s->bytes);
+        }
         for (size_t i = at + 1; i < n; i++) {
             symbols[i] = symbols[i + 1];
             merges[i - 1] = merges[i];
@@ -85,7 +104,7 @@ static size_t tt__bpe_merge_short(const tt_tokenizer *k, int32_t *symbols, size_
         if (at + 1 < n) merges[at] = tt__bpe_merge(k, symbols[at], symbols[at + 1]);
         if (at > 0) merges[at - 1] = tt__bpe_merge(k, symbols[at - 1], symbols[at]);
     }
-    return n;
+    s->n = n;
 }
 
 typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: symbol is gone */
@@ -123,17 +142,19 @@ static tt__bpe_pair tt__bpe_pop(tt__bpe_pair *heap, size_t *n)
     return top;
 }
 
-/* Merges the n symbols of a word of any length in place, in time O(n log n). Returns how many symbols are
-   left. */
-static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
+/* Merges the n symbols of a word of any length in place, in time O(n log n). */
+static void tt__bpe_merge_long(tt__encoder *e, tt__bpe_symbols *s)
 {
     const tt_tokenizer *k = e->k;
-    size_t pairs = 0, left = 0;
-    if (n > INT32_MAX / 2) { e->failed = true; return 0; }
+    int32_t *symbols = s->ids;
+    const size_t n = s->n;
+    size_t pairs = 0;
+    s->n = 0;
+    if (n > INT32_MAX / 2) { e->failed = true; return; }
     tt__bpe_link *links = (tt__bpe_link *)tt__encoder_room(e, TT__POINTS, n, sizeof *links);
     /* The heap gets at most 3 n pairs: one for each symbol, and two new ones for each merge. */
     tt__bpe_pair *heap = (tt__bpe_pair *)tt__encoder_room(e, TT__HEAP, 3 * n, sizeof *heap);
-    if (e->failed) return 0;
+    if (e->failed) return;
     for (size_t i = 0; i < n; i++) {
         const tt__bpe_link link = {symbols[i], (int32_t)i - 1, i + 1 < n ? (int32_t)i + 1 : -1};
         links[i] = link;
@@ -146,6 +167,7 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
         tt__bpe_link *second = &links[first->after];
         const tt__bpe_rule *m = tt__bpe_merge(k, first->id, second->id);
         if (m->pair == UINT64_MAX || m->id != top.id) continue; /* an earlier merge changed the pair */
+        if (s->bytes) s->bytes[top.at] += s->bytes[first->after];
         first->id = top.id;
         first->after = second->after;
         second->id = -1;
@@ -154,34 +176,47 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
         tt__bpe_push(k, heap, &pairs, links, top.at);
     }
     for (size_t i = 0; i < n; i++)
-        if (links[i].id >= 0) symbols[left++] = links[i].id;
-    return left;
+        if (links[i].id >= 0) tt__bpe_put(s, links[i].id, s->bytes ? (size_t)s->bytes[i] : 0);
 }
 
-/* Adds the ids of a word or of a part of it. No run of U+2581 begins inside the part. */
+/* Adds the ids of a word or of a part of it. No run of U+2581 begins inside the part. e->at moves on by the
+   bytes of the symbols, as the package `tokenizers` counts: an unknown character without a symbol is not
+   among these. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
     const tt__token_model *m = &k->model;
-    int32_t few[2 * TT__BPE_SHORT + 1], *symbols = few;
+    int32_t few[2][2 * TT__BPE_SHORT + 1];
+    tt__bpe_symbols s = {few[0], e->spans ? few[1] : NULL, 0};
     const int id = tt__word_token(e, text, bytes);
     if (id >= 0 && (m->ignore_merges || __atomic_load_n(&m->whole[id], __ATOMIC_RELAXED) == 1)) {
-        tt__encoder_id(e, id);
+        tt__encoder_id(e, id, e->at, bytes);
+        e->at += bytes;
         return;
     }
-    if (bytes > TT__BPE_SHORT) symbols = (int32_t *)tt__encoder_room(e, TT__SYMBOLS, 2 * bytes + 1, 4);
-    if (!symbols) return;
-    size_t n = tt__bpe_symbols(k, text, bytes, symbols);
-    n = bytes > TT__BPE_SHORT ? tt__bpe_merge_long(e, symbols, n) : tt__bpe_merge_short(k, symbols, n);
+    if (bytes > TT__BPE_SHORT) {
+        const size_t max = 2 * bytes + 1;
+        s.ids = (int32_t *)tt__encoder_room(e, TT__SYMBOLS, max, 8);
+        if (!s.ids) return;
+        s.bytes = e->spans ? s.ids + max : NULL;
+    }
+    tt__bpe_split(k, text, bytes, &s);
+    if (bytes > TT__BPE_SHORT) tt__bpe_merge_long(e, &s);
+    else tt__bpe_merge_short(k, &s);
     if (id >= 0 && !e->failed)
-        __atomic_store_n(&m->whole[id], (uint8_t)(n == 1 && symbols[0] == id ? 1 : 2), __ATOMIC_RELAXED);
-    for (size_t i = 0; i < n; i++) tt__encoder_id(e, symbols[i]);
+        __atomic_store_n(&m->whole[id], (uint8_t)(s.n == 1 && s.ids[0] == id ? 1 : 2), __ATOMIC_RELAXED);
+    for (size_t i = 0; i < s.n; i++) {
+        const size_t of = s.bytes ? (size_t)s.bytes[i] : 0;
+        tt__encoder_id(e, s.ids[i], e->at, of);
+        e->at += of;
+    }
 }
 
 static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
 {
     size_t from = 0;
     bool mark = true;
+    e->at = text;
     for (size_t at = 0; e->k->model.cuts && at + 2 < bytes && !tt__encoder_done(e);) {
         const bool here = memcmp(text + at, "\xE2\x96\x81", 3) == 0;
         if (here && !mark) {

@@ -13,6 +13,13 @@
 
 /* ------------------------------------------------------------------------------------ tokenizer: building */
 
+/* Returns whether tokenizer_config.json says "add_prefix_space". */
+static bool tt__prefix_given(const tt__json *config)
+{
+    const int node = config->count ? tt__json_get(config, 0, "add_prefix_space") : -1;
+    return node >= 0 && config->nodes[node].kind != TT__JSON_NULL;
+}
+
 /* Applies "add_prefix_space" of tokenizer_config.json and, for LlamaTokenizer, "legacy" of the same file. */
 static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const tt__json *config)
 {
@@ -21,8 +28,7 @@ static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const 
     tt_status status = TT_OK;
     if (config->count) status = tt__json_read_bool(config, 0, "add_prefix_space", &prefix);
     if (config->count && status == TT_OK) status = tt__json_read_bool(config, 0, "legacy", &legacy);
-    const int node = config->count ? tt__json_get(config, 0, "add_prefix_space") : -1;
-    const bool given = node >= 0 && config->nodes[node].kind != TT__JSON_NULL;
+    const bool given = tt__prefix_given(config);
     for (int i = 0; i < k->split.n; i++) {
         tt__text_step *s = &k->split.all[i];
         if (s->kind == TT__STEP_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
@@ -107,6 +113,10 @@ static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
     if (status == TT_OK) status = tt__finish_model(k, &r, model, unk);
     if (status == TT_OK) status = tt__place_added(k, j->path);
     if (status == TT_OK) status = tt__read_processor(k, j, tt__json_get(j, 0, "post_processor"));
+    const bool reported = r.first == TT__FIRST_BYTES && (r.vocab || tt__prefix_given(r.config));
+    for (int i = 0; reported && i < k->split.n; i++) /* the post-processor trims what the splitter puts there */
+        for (int t = 0; t < k->finish.trims && k->split.all[i].kind == TT__STEP_BYTES; t++)
+            k->finish.trims_prefix[t] = k->split.all[i].prefix_space;
     return status;
 }
 
@@ -116,6 +126,8 @@ static tt_tokenizer *tt__tokenizer_new(tt_context *ctx)
     if (!k) return NULL;
     k->ctx = ctx;
     for (int role = 0; role < TT_TOKEN_COUNT; role++) k->finish.roles[role] = -1;
+    k->finish.pairs = true;
+    k->finish.two.types[1] = 1;
     if ((k->unicode = tt__unicode_new(ctx))) return k;
     tt_tokenizer_free(k);
     return NULL;

@@ -18,6 +18,15 @@ static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes
     return at < bytes && (k->unicode->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
 }
 
+/* Adds the id of an added token, which the bytes `text` of the current layer spell, with the white space that
+   the token takes in. */
+static void tt__encoder_added(tt__encoder *e, int32_t id, const char *text, size_t bytes)
+{
+    if (e->count < e->room && e->ids) e->ids[e->count] = id;
+    if (e->count < e->room && e->spans) tt__encoder_add_span(e, id, text, bytes, true);
+    e->count++;
+}
+
 /* Finds the added tokens in a text, adds their ids, and encodes the parts between them. tree: 0: the text is
    not normalized yet; 1: it is. first: the text is the first part of the whole text. */
 static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t bytes, bool first);
@@ -28,9 +37,13 @@ static void tt__cut_between(tt__encoder *e, int tree, const char *text, size_t b
         tt__split_text(e, 0, text, bytes, first);
         return;
     }
+    const char *const layer = e->layer;
+    const tt_span *const map = e->map;
     text = e->origin = tt__normalize(e, text, &bytes);
     e->origin_bytes = bytes;
     if (!e->failed) tt__cut_text(e, 1, text, bytes, first);
+    e->layer = layer;
+    e->map = map;
 }
 
 static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t bytes, bool first)
@@ -59,18 +72,18 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
         if (a->rstrip) stop = white_to;
         const bool starts = tree ? tt__is_first(e, first, text, from) : first && !from;
         if (from < start) tt__cut_between(e, tree, text + from, start - from, starts);
-        if (!e->failed) tt__encoder_id(e, a->id);
+        if (!e->failed) tt__encoder_added(e, a->id, text + start, stop - start);
         from = stop;
     }
     const bool starts = tree ? tt__is_first(e, first, text, from) : first && !from;
     if (from < bytes && !tt__encoder_done(e)) tt__cut_between(e, tree, text + from, bytes - from, starts);
 }
 
-/* Encodes a text, without the ids that the post-processor adds. Stores the first `room` ids. Returns the
-   number of ids; unless `whole`, encoding may end after `room` ids, and the count with it. -1: out of
-   memory. */
-static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int64_t room,
-                          bool whole)
+/* Encodes a text, without the ids that the post-processor adds. Stores the first `room` ids and spans; ids or
+   spans may be NULL. Returns the number of ids; unless `whole`, encoding may end after `room` ids, and the
+   count with it. -1: out of memory. */
+static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, tt_span *spans,
+                          int64_t room, bool whole)
 {
     static void (*const words[])(tt__encoder *, const char *, size_t) = {tt__bpe_word, tt__unigram_word,
                                                                         tt__wordpiece_word};
@@ -78,13 +91,16 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
     tt__encoder_init(&e, k);
     e.word = words[k->model.kind];
     e.ids = ids;
+    e.spans = spans;
+    e.whole_text = e.layer = text;
+    e.whole_bytes = bytes;
     e.room = room;
     e.whole = whole;
     e.ascii = tt__is_ascii(text, bytes);
     const size_t valid = e.ascii ? bytes : tt__utf8_invalid(text, bytes);
     if (valid < bytes) { /* replaces invalid bytes by U+FFFD */
-        tt__rewrite w = tt__rewrite_begin(&e, TT__CLEAN_TEXT, text, bytes, false);
-        tt__rewrite_put(&w, text, valid, 0);
+        tt__rewrite w = tt__rewrite_begin(&e, TT__CLEAN_TEXT, text, bytes, spans != NULL);
+        tt__rewrite_part(&w, text, valid, NULL, 0);
         for (size_t at = valid; at < bytes;) {
             const uint32_t c = tt__utf8_next(text, bytes, &at);
             tt__rewrite_point(&w, c == TT__INVALID ? 0xFFFD : c, 0);
@@ -96,37 +112,121 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
     return e.failed ? -1 : e.count;
 }
 
-/* Does the work of tt_tokenize. Returns the number of ids of the text. Unless `whole`, encoding may end after
-   max_tokens ids, and the count with it. -1: out of memory. */
-static int tt__tokenize_text(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens,
-                        bool whole)
+/* The result of tt__encode_texts. n: number of ids; whole: number of ids before texts were cut. Both are -1
+   when out of memory. */
+typedef struct tt__encoded { int64_t n, whole; } tt__encoded;
+
+/* Returns the number of ids that stand around a text or, if `pair`, around a pair of texts. */
+static int tt__ids_around(const tt_tokenizer *k, bool pair)
 {
-    const int around = k->finish.before.n + k->finish.after.n, room = max_tokens - around;
-    if (room < 0) return 0;
-    const int64_t n = tt__encode(k, text, bytes, ids + k->finish.before.n, room, whole);
-    const int64_t kept = tt__min(n, room);
-    if (n < 0) return -1;
-    for (int i = 0; i < k->finish.before.n; i++) ids[i] = k->finish.before.ids[i];
-    for (int i = 0; i < k->finish.after.n; i++) ids[k->finish.before.n + kept + i] = k->finish.after.ids[i];
-    return (int)tt__min(n + around, INT_MAX);
+    const tt__template *t = pair ? &k->finish.two : &k->finish.one;
+    return t->around[0].n + t->around[1].n + t->around[2].n;
 }
+
+/* Returns whether an id of a text may have another token type than 0; if `pairs`, also of a pair. */
+static bool tt__has_types(const tt_tokenizer *k, bool pairs)
+{
+    const tt__template *const templates[] = {&k->finish.one, &k->finish.two};
+    int32_t types = 0;
+    for (int n = 0; n < 1 + pairs; n++) {
+        types |= templates[n]->types[0] | (n ? templates[n]->types[1] : 0);
+        for (int part = 0; part < 3; part++)
+            for (int i = 0; i < templates[n]->around[part].n; i++)
+                types |= templates[n]->around[part].types[i];
+    }
+    return types != 0;
+}
+
+/* Writes ids that stand around texts, from index `at` on. */
+static void tt__encode_around(const tt_encoding *o, const tt__around *around, int64_t at)
+{
+    for (int i = 0; i < around->n && at + i < o->room; i++) {
+        if (o->ids) o->ids[at + i] = around->ids[i];
+        if (o->types) o->types[at + i] = around->types[i];
+        if (o->spans) o->spans[at + i].begin = o->spans[at + i].end = 0;
+    }
+}
+
+/* Encodes a text of type `type` from index `at` on, at most `max` ids of it. Returns the number of ids;
+   unless `whole`, encoding may end after `max` ids. */
+static int64_t tt__encode_part(const tt_tokenizer *k, const tt_encoding *o, int second, int64_t at,
+                               int64_t max, bool whole)
+{
+    const char *text = second ? o->pair : o->text;
+    const size_t bytes = second ? o->pair_bytes : o->bytes;
+    const int64_t room = at < o->room ? tt__min(max, o->room - at) : 0;
+    const int32_t type = (o->pair ? &k->finish.two : &k->finish.one)->types[second];
+    const int64_t n = tt__encode(k, text, bytes, o->ids && room ? o->ids + at : NULL,
+                                 o->spans && room ? o->spans + at : NULL, room, whole || room < max);
+    for (int64_t i = 0; i < tt__min(n, room) && o->types; i++) o->types[at + i] = type;
+    return n;
+}
+
+/* Sets how many of the n[0] and n[1] ids of a pair are kept so that `max` remain, as truncation
+   "longest_first" of the package `tokenizers` does. */
+static void tt__encode_cut(const int64_t n[2], int64_t max, int64_t kept[2])
+{
+    const int longer = n[0] > n[1] ? 0 : 1, other = 1 - longer;
+    kept[0] = n[0];
+    kept[1] = n[1];
+    if (n[0] + n[1] <= max) return;
+    kept[longer] = tt__max(n[other], max - n[other]);
+    if (kept[longer] + n[other] <= max) return;
+    kept[other] = max / 2;
+    kept[longer] = max - max / 2;
+}
+
+/* Does the work of tt_tokenizer_encode. Unless `whole`, encoding of one text may end once max_tokens ids are
+   there, and the counts with it. */
+static tt__encoded tt__encode_texts(const tt_tokenizer *k, const tt_encoding *o, bool whole)
+{
+    static const tt__around none[3] = {{{0}, {0}, 0}};
+    const tt__template *t = o->pair ? &k->finish.two : &k->finish.one;
+    const tt__around *around = o->special ? t->around : none;
+    const int used = o->special ? tt__ids_around(k, o->pair != NULL) : 0;
+    const int64_t max = o->max_tokens ? o->max_tokens - used : INT64_MAX;
+    int64_t n[2] = {0, 0}, kept[2] = {0, 0}, from = around[0].n, second;
+    tt__encoded failed = {-1, -1}, empty = {0, 0}, done;
+    if (o->pair && !k->finish.pairs) return failed;
+    if (max < 0) return empty;
+    n[0] = tt__encode_part(k, o, 0, from, max, whole || o->pair);
+    if (n[0] < 0) return failed;
+    kept[0] = tt__min(n[0], max);
+    second = from + kept[0] + around[1].n;
+    if (o->pair) {
+        n[1] = tt__encode_part(k, o, 1, second, max, true);
+        if (n[1] < 0) return failed;
+        tt__encode_cut(n, max, kept);
+        const int64_t to = from + kept[0] + around[1].n;
+        if (to != second && tt__encode_part(k, o, 1, to, kept[1], false) < 0) return failed;
+        second = to;
+    }
+    tt__encode_around(o, &around[0], 0);
+    tt__encode_around(o, &around[1], second - around[1].n);
+    tt__encode_around(o, &around[2], second + kept[1]);
+    done.n = second + kept[1] + around[2].n;
+    done.whole = done.n + n[0] - kept[0] + n[1] - kept[1];
+    return done;
+}
+
+int64_t tt_tokenizer_encode(const tt_tokenizer *k, const tt_encoding *e)
+{
+    return tt__encode_texts(k, e, e->max_tokens == 0).n;
+}
+
+bool tt_tokenizer_pairs(const tt_tokenizer *k) { return k->finish.pairs; }
 
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens)
 {
-    return (int)tt__min(tt__tokenize_text(k, text, bytes, ids, max_tokens, false), max_tokens);
+    const tt_encoding o = {text, bytes, NULL, 0, true, max_tokens, max_tokens, ids, NULL, NULL};
+    return max_tokens > 0 ? (int)tt__encode_texts(k, &o, false).n : 0;
 }
 
-int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
-                            int64_t room)
+/* Writes the first `room` ids of a whole text into ids, with the tokens around it if `special`. Returns the
+   number of ids of the text; -1: out of memory. */
+static int64_t tt__encode_ids(const tt_tokenizer *k, const char *text, size_t bytes, bool special,
+                              int32_t *ids, int64_t room)
 {
-    int64_t count = 0;
-    for (int i = 0; special && i < k->finish.before.n; i++, count++)
-        if (count < room) ids[count] = k->finish.before.ids[i];
-    const int64_t left = tt__max(0, room - count);
-    const int64_t n = tt__encode(k, text, bytes, left ? ids + count : NULL, left, true);
-    if (n < 0) return -1;
-    count += n;
-    for (int i = 0; special && i < k->finish.after.n; i++, count++)
-        if (count < room) ids[count] = k->finish.after.ids[i];
-    return count;
+    const tt_encoding o = {text, bytes, NULL, 0, special, 0, room, ids, NULL, NULL};
+    return tt__encode_texts(k, &o, true).n;
 }

@@ -1,6 +1,7 @@
 #pragma once
 #include "../base/base.h"
 #include "../files/utf8.h"
+#include "code_points.h"
 #include "types.h"
 #include "lookups.h"
 
@@ -31,8 +32,9 @@ typedef struct tt__encoder tt__encoder;
 struct tt__encoder {
     const tt_tokenizer *k;
     void (*word)(tt__encoder *e, const char *text, size_t bytes); /* adds the ids of a word */
-    int32_t *ids;
-    int64_t count, room;   /* number of ids so far; max number of ids to store */
+    int32_t *ids;          /* NULL: ids are not stored */
+    tt_span *spans;        /* the bytes that each id comes from in the text; NULL: not wanted */
+    int64_t count, room;   /* number of ids so far; max number of ids and spans to store */
     bool whole;            /* count the ids of the whole text; else stop after `room` ids */
     bool failed;           /* out of memory */
     bool ascii;            /* the whole text is ASCII */
@@ -41,6 +43,14 @@ struct tt__encoder {
     size_t front;          /* number of bytes at the start of `origin` that came from the first character of
                               the text before normalization. A part that begins with one of these bytes is
                               the first part of the text */
+    /* The fields from here to `at` are used if spans are wanted. whole_text: the text before all changes;
+       layer: the text that normalizers and splitters have made of it so far; map: the span of each byte of
+       `layer` in `whole_text`; NULL: both are the same text. */
+    const char *whole_text, *layer;
+    size_t whole_bytes;
+    const tt_span *map;
+    tt__buffer maps[TT__SPLIT_TEXT + TT__STEP_LIMIT]; /* memory of `map` for each buffer of text */
+    const char *at;        /* byte-pair encoding: the end of the symbols of the word that have been added */
     tt__buffer buffers[TT__BUFFERS];
     char few[TT__SPLIT_TEXT][TT__FEW]; /* initial memory of the first buffers, enough for short texts */
 };
@@ -55,11 +65,70 @@ static void tt__encoder_free(tt__encoder *e)
 {
     for (int i = 0; i < TT__COUNT(e->buffers); i++)
         if (e->buffers[i].memory) tt__free(e->k->ctx, e->buffers[i].memory);
+    for (int i = 0; i < TT__COUNT(e->maps) && e->spans; i++) tt__free(e->k->ctx, e->maps[i].memory);
 }
 
-static void tt__encoder_id(tt__encoder *e, int32_t id)
+/* Returns the span in the whole text of the byte at `at` of the current layer: of the character that has the
+   byte, or that it was made of. */
+static tt_span tt__encoder_span(const tt__encoder *e, const char *at)
 {
-    if (e->count < e->room) e->ids[e->count] = id;
+    const size_t i = (size_t)(at - e->layer);
+    tt_span span = {i, i};
+    if (e->map) return e->map[i];
+    while (span.begin && i - span.begin < 3 && ((uint8_t)e->whole_text[span.begin] & 0xC0) == 0x80)
+        span.begin--;
+    span.end = span.begin;
+    tt__utf8_next(e->whole_text, e->whole_bytes, &span.end);
+    if (span.end <= i) span.begin = i, span.end = i + 1; /* a byte of no character */
+    return span;
+}
+
+/* Returns whether the character at text[*at] counts as white space when spans are trimmed: white space, or
+   U+0120, which stands for a space in byte-level encoding. Moves *at past the character. */
+static bool tt__is_trimmed(const tt__encoder *e, const char *text, size_t bytes, size_t *at)
+{
+    const uint32_t c = tt__utf8_next(text, bytes, at);
+    return c == 0x120 || (c != TT__INVALID && (e->k->unicode->bits[c] & TT__IS_SPACE));
+}
+
+/* Leaves white space at the ends of the token `text` out of its span, as process_offsets of the package
+   `tokenizers` does. prefix: a space at the start of the whole text may have been put there. */
+static void tt__encoder_trim(const tt__encoder *e, const char *text, size_t bytes, bool prefix, tt_span *span)
+{
+    size_t leading = 0, trailing = 0, from, walked, end = span->end;
+    for (size_t at = 0; at < bytes && tt__is_trimmed(e, text, bytes, &at);) leading++;
+    for (size_t at = bytes; at; at = from, trailing++) {
+        size_t next = from = tt__utf8_last(text, at);
+        if (!tt__is_trimmed(e, text, bytes, &next)) break;
+    }
+    if (leading == 1 && prefix && (!e->count || !span->begin)) leading = 0;
+    for (; leading && span->begin < span->end; leading--)
+        tt__utf8_next(e->whole_text, e->whole_bytes, &span->begin);
+    for (walked = 0; walked < trailing && end; walked++)
+        while (--end && ((uint8_t)e->whole_text[end] & 0xC0) == 0x80) {}
+    if (walked == trailing) span->end = end > span->begin ? end : span->begin;
+}
+
+/* Adds the span of a token: of the bytes `text` of the current layer. added: it is an added token, whose text
+   is that of the layer. */
+static void tt__encoder_add_span(tt__encoder *e, int32_t id, const char *text, size_t bytes, bool added)
+{
+    const tt__finisher *f = &e->k->finish;
+    const tt__text_slice *token = &e->k->vocab.text[id];
+    tt_span *to = &e->spans[e->count];
+    *to = tt__encoder_span(e, text);
+    if (!bytes) to->end = to->begin;
+    else if (bytes > 1) to->end = tt__encoder_span(e, text + bytes - 1).end;
+    for (int i = 0; i < f->trims; i++)
+        tt__encoder_trim(e, added ? text : e->k->vocab.texts + token->start, added ? bytes : token->bytes,
+                         f->trims_prefix[i], to);
+}
+
+/* Adds an id, which stands for the bytes `text` of the current layer. */
+static inline void tt__encoder_id(tt__encoder *e, int32_t id, const char *text, size_t bytes)
+{
+    if (e->count < e->room && e->ids) e->ids[e->count] = id;
+    if (e->count < e->room && e->spans) tt__encoder_add_span(e, id, text, bytes, false);
     e->count++;
 }
 

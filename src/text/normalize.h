@@ -19,12 +19,14 @@ typedef struct tt__rewrite {
     tt__buffer *to;
     char *out;             /* the new text so far, n bytes */
     size_t n, room;
-    bool aligns;           /* the front matters; otherwise the fields below are unused */
+    bool aligns;           /* the front or spans matter; otherwise the fields below are unused */
     const char *text;      /* the old text */
     size_t bytes, front;
     size_t at, to_front;   /* bytes of the old text read so far; bytes of the new front so far */
     size_t size;           /* bytes of the last piece, whose change may still decrease; 0: no piece */
     int64_t change;        /* change of the last piece */
+    tt__buffer *map;       /* spans of the new text's bytes, the first `mapped` of them; NULL: not wanted */
+    size_t mapped;
 } tt__rewrite;
 
 /* Makes room for `more` bytes of the new text. Returns false if memory ran out, now or earlier. */
@@ -47,12 +49,32 @@ static bool tt__rewrite_room(tt__rewrite *w, size_t more)
 /* Begins a new text in one of the encoder's buffers. */
 static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *text, size_t bytes, bool aligns)
 {
-    tt__rewrite w = {e, &e->buffers[buffer], NULL, 0, 0, aligns, text, bytes, e->front, 0, 0, 0, 0};
+    tt__rewrite w = {e, &e->buffers[buffer], NULL, 0, 0, aligns, text, bytes, e->front, 0, 0, 0, 0,
+                     e->spans ? &e->maps[buffer] : NULL, 0};
     const bool few = buffer < TT__SPLIT_TEXT && !w.to->memory;
     w.out = few ? e->few[buffer] : (char *)w.to->memory;
     w.room = few ? (size_t)TT__FEW : w.to->bytes;
     tt__rewrite_room(&w, bytes);
     return w;
+}
+
+/* Sets the spans of the last piece's bytes, which are those of the old character that it belongs to. */
+static void tt__rewrite_map(tt__rewrite *w)
+{
+    const size_t all = (w->mapped + w->size) * sizeof(tt_span);
+    const size_t old = w->change > 0 && w->at ? w->at - 1 : w->at;
+    if (all > w->map->bytes) {
+        void *larger = tt__try_alloc(w->e->k->ctx, 2 * all);
+        w->e->failed |= !larger;
+        if (!larger) return;
+        if (w->mapped) memcpy(larger, w->map->memory, w->mapped * sizeof(tt_span));
+        tt__free(w->e->k->ctx, w->map->memory);
+        w->map->memory = larger;
+        w->map->bytes = 2 * all;
+    }
+    tt_span *spans = (tt_span *)w->map->memory, span = {0, 0};
+    if (w->bytes) span = tt__encoder_span(w->e, w->text + (old < w->bytes ? old : w->bytes - 1));
+    for (size_t i = 0; i < w->size; i++) spans[w->mapped++] = span;
 }
 
 /* Ends the last piece: moves past the old characters that it replaces, and counts its bytes in the new front
@@ -61,6 +83,7 @@ static void tt__rewrite_pass(tt__rewrite *w)
 {
     const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
     if (!w->size) return;
+    if (w->map) tt__rewrite_map(w);
     if (with) w->to_front += w->size;
     for (int64_t n = w->change; n <= 0 && w->at < w->bytes; n++) tt__utf8_next(w->text, w->bytes, &w->at);
     w->size = 0;
@@ -107,11 +130,23 @@ static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, con
     if (made < old) w->change -= old - made; /* no effect if the new text is still empty */
 }
 
-/* Ends the new text and returns it. */
+/* Writes `to` before the old text, as a part of its first character, and that character. Returns the bytes of
+   the character. */
+static size_t tt__rewrite_prepend(tt__rewrite *w, const char *to, size_t to_bytes)
+{
+    size_t first = 0;
+    tt__utf8_next(w->text, w->bytes, &first);
+    tt__rewrite_put(w, to, to_bytes, 0);
+    tt__rewrite_put(w, w->text, first, 1);
+    return first;
+}
+
+/* Ends the new text and returns it. If spans are wanted, the text becomes the encoder's layer. */
 static const char *tt__rewrite_end(tt__rewrite *w, size_t *bytes)
 {
     tt__rewrite_pass(w);
     if (w->aligns) w->e->front = w->to_front;
+    if (w->map && !w->e->failed) w->e->layer = w->out, w->e->map = (const tt_span *)w->map->memory;
     *bytes = w->n;
     return w->out;
 }
@@ -420,7 +455,7 @@ static void tt__normalize_ascii_by(tt_tokenizer *k)
 static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes)
 {
     const tt_tokenizer *k = e->k;
-    bool aligns = false; /* whether a splitter needs e->front */
+    bool aligns = e->spans != NULL; /* whether spans are wanted, or a splitter needs e->front */
     for (int i = 0; i < k->split.n; i++) aligns |= k->split.all[i].prefix_first;
     e->front = 0;
     if (*bytes) tt__utf8_next(text, *bytes, &e->front);
@@ -445,9 +480,7 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
             tt__rewrite_composition(&w, s->kind, text, *bytes);
             break;
         case TT__STEP_PREPEND:
-            tt__utf8_next(text, *bytes, &first);
-            tt__rewrite_put(&w, s->to, s->to_bytes, 0);
-            tt__rewrite_put(&w, text, first, 1);
+            first = tt__rewrite_prepend(&w, s->to, s->to_bytes);
             tt__rewrite_part(&w, text + first, *bytes - first, NULL, 0);
             break;
         case TT__STEP_PRECOMPILED: tt__rewrite_precompiled(&w, s, text, *bytes); break;

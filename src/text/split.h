@@ -141,16 +141,24 @@ static void tt__split_text(tt__encoder *e, int step, const char *text, size_t by
     const bool marked = *text == ' ' ||
                         (metaspace && bytes >= s->to_bytes && memcmp(text, s->to, s->to_bytes) == 0);
     const bool prefix = s->prefix_space || s->prefix_always || (s->prefix_first && first);
+    const char *const layer = e->layer;
+    const tt_span *const map = e->map;
     if (metaspace || (prefix && !marked)) {
-        tt__rewrite w = tt__rewrite_begin(e, TT__SPLIT_TEXT + step, text, bytes, false);
-        if (prefix && !marked) tt__rewrite_put(&w, metaspace ? s->to : " ", metaspace ? s->to_bytes : 1, 0);
-        if (metaspace) tt__rewrite_replaced(&w, s, text, bytes);
-        else tt__rewrite_put(&w, text, bytes, 0);
+        tt__rewrite w = tt__rewrite_begin(e, TT__SPLIT_TEXT + step, text, bytes, e->spans != NULL);
+        const size_t front = e->front;
+        size_t from = 0;
+        if (prefix && !marked)
+            from = tt__rewrite_prepend(&w, metaspace ? s->to : " ", metaspace ? s->to_bytes : 1);
+        if (metaspace) tt__rewrite_replaced(&w, s, text + from, bytes - from);
+        else tt__rewrite_part(&w, text + from, bytes - from, NULL, 0);
         text = tt__rewrite_end(&w, &bytes);
+        e->front = front;
     }
     for (size_t at = 0, end; at < bytes && !tt__encoder_done(e); at = end) {
         end = tt__shard_end(k, step, text, bytes, at);
         if (step + 1 == k->split.n) e->word(e, text + at, end - at);
         else tt__split_text(e, step + 1, text + at, end - at, tt__is_first(e, first, text, at));
     }
+    e->layer = layer;
+    e->map = map;
 }

@@ -150,10 +150,20 @@ typedef struct tt__token_model {
     bool cuts;                    /* no merge crosses the start of a run of U+2581: words are cut there */
 } tt__token_model;
 
-typedef struct tt__around { int32_t ids[TT__AROUND]; int n; } tt__around;
+typedef struct tt__around { int32_t ids[TT__AROUND], types[TT__AROUND]; int n; } tt__around;
+
+/* The ids that the post-processor puts around one text, or around and between a pair of texts. */
+typedef struct tt__template {
+    tt__around around[3];          /* ids before the first text; after it; after the second text of a pair */
+    int32_t types[2];              /* the token type of each text's ids */
+} tt__template;
 
 typedef struct tt__finisher {
-    tt__around before, after;     /* ids to put before a text's ids; ids to put after them */
+    tt__template one, two;         /* templates of one text and of a pair */
+    int templates;                 /* number of post-processors that put ids around texts */
+    int trims;                     /* number of post-processors that leave white space out of spans */
+    bool trims_prefix[TT__STEP_LIMIT]; /* of each: a space may have been put before the text */
+    bool pairs;                    /* `two` is a pair's first text and then its second, each once */
     int32_t roles[TT_TOKEN_COUNT]; /* the id for each tt_special_token; -1: none */
     tt__step_list decode;
     bool decodes;                  /* the file has a decoder; otherwise spaces join tokens */

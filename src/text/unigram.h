@@ -31,8 +31,9 @@ static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
     const int id = tt__token_find(&k->vocab.by_word, text, bytes);
     bool fallback = k->model.byte_fallback && id < 0;
     for (size_t i = 0; i < bytes && fallback; i++) fallback = k->model.fallback[(uint8_t)text[i]] >= 0;
-    if (!fallback) tt__encoder_id(e, id >= 0 ? id : k->model.unk);
-    for (size_t i = 0; i < bytes && fallback; i++) tt__encoder_id(e, k->model.fallback[(uint8_t)text[i]]);
+    if (!fallback) tt__encoder_id(e, id >= 0 ? id : k->model.unk, text, bytes);
+    for (size_t i = 0; i < bytes && fallback; i++)
+        tt__encoder_id(e, k->model.fallback[(uint8_t)text[i]], text, bytes);
 }
 
 /* Encodes a word with Unigram (Kudo 2018, section 3.2): finds the tokens with the largest sum of scores, by
@@ -68,7 +69,7 @@ static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
     for (size_t at = 0, to; at < bytes && !tt__encoder_done(e); at = to) {
         to = (size_t)best[at].to;
         if (best[at].next != k->model.unk) {
-            tt__encoder_id(e, best[at].next);
+            tt__encoder_id(e, best[at].next, text + at, to - at);
             continue;
         }
         while (to < bytes && best[to].next == k->model.unk) to = (size_t)best[to].to;

@@ -38,11 +38,11 @@ static __attribute__((noinline)) void tt__wordpiece_pieces(tt__encoder *e, const
         const int id = tt__wordpiece_next(e, at ? &k->model.rest : &k->vocab.by_word, text + at, bytes - at,
                                           &taken);
         known = id >= 0;
-        if (known) tt__encoder_id(e, id);
+        if (known) tt__encoder_id(e, id, text + at, taken);
     }
     if (known) return;
     e->count = before;
-    tt__encoder_id(e, k->model.unk);
+    tt__encoder_id(e, k->model.unk, text, bytes);
 }
 
 static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
@@ -51,6 +51,6 @@ static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
     int id = -1; /* most words are short and one token */
     if (bytes <= 8 && bytes <= (uint64_t)e->k->model.word_chars)
         id = tt__token_slot(&v->by_word, text, bytes, tt__part_head(e, text, bytes))->id;
-    if (id >= 0) tt__encoder_id(e, id);
+    if (id >= 0) tt__encoder_id(e, id, text, bytes);
     else tt__wordpiece_pieces(e, text, bytes);
 }

@@ -429,6 +429,12 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
         return tt__fail(r->ctx, TT_ERR_SHAPE,
                         "the images of the batch have %lld bytes (height * width * channels), those of the "
                         "model %lld", (long long)b->image_bytes, (long long)r->inputs[pixels].width);
+    const int values = tt__input_named(r, "label_values");
+    if (values >= 0 && b->label_values && b->values != r->inputs[values].width)
+        return tt__fail(r->ctx, TT_ERR_SHAPE,
+                        "the batch has %d label_values for each sequence, those of the model are %lld: the "
+                        "dataset and the model need equally many labels or scores", b->values,
+                        (long long)r->inputs[values].width);
     return TT_OK;
 }
 
@@ -449,6 +455,8 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         {"seq_start", start, (int64_t)b->seqs + 1},
         {"first", start, b->seqs},
         {"labels", b->labels, b->seqs},
+        {"label_values", b->label_values, b->seqs},
+        {"tags", b->tags, rows},
         {"class_weights", weights, 1}};
     tt_status status = TT_OK;
     for (int k = 0; k < r->n_inputs; k++) r->rows[k] = 0;
@@ -468,7 +476,8 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
             return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL)", input->name);
         int64_t as_others = 0; /* number of rows of other inputs with this axis */
         for (int j = 0; j < r->n_inputs && input->axis; j++)
-            if (r->inputs[j].axis == input->axis) as_others = tt__max(as_others, r->rows[j]);
+            if (r->inputs[j].axis == input->axis && r->inputs[j].rows == input->rows) /* not tt_seq_start */
+                as_others = tt__max(as_others, r->rows[j]);
         r->rows[k] = as_others ? as_others : input->rows;
         status = tt_set_rank(p, rank, input->value, r->zeros, r->rows[k]);
     }

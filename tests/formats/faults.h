@@ -3,6 +3,32 @@
 
 /* --------------------------------------------------------------------------------- failures of allocation */
 
+/* Reads pairs with labels and sentences with tags from files of a folder, and makes their batches. */
+static bool use_tasks(tt_context *ctx, const char *folder, const tt_tokenizer *k)
+{
+    static const struct { const char *name; tt_task task; } files[] = {
+        {"pairs.jsonl", TT_TASK_LABELS}, {"scores.csv", TT_TASK_SCORES}, {"tags.jsonl", TT_TASK_TAGS},
+        {"tags.conll", TT_TASK_TAGS}};
+    bool ok = true;
+    for (int i = 0; i < TEST_COUNT(files) && ok; i++) {
+        tt_table_options o = tt_table_options_default();
+        o.task = files[i].task;
+        char path[800];
+        snprintf(path, sizeof path, "%s/%s", folder, files[i].name);
+        tt_dataset *d = tt_dataset_table(ctx, path, NULL, NULL, 0, &o);
+        tt_dataset *part = d ? tt_dataset_split(d, 1) : NULL;
+        float weights[8];
+        ok = part && tt_dataset_weights(d, weights) == TT_OK;
+        tt_loader *l = ok ? tt_loader_new(ctx, d, k, NULL) : NULL;
+        tt_batch b;
+        ok = l && tt_loader_next(l, &b) && (b.tags || b.label_values);
+        tt_loader_free(l);
+        tt_dataset_free(part);
+        tt_dataset_free(d);
+    }
+    return ok;
+}
+
 static bool use_everything(tt_context *ctx, const char *folder, const char *csv, const char *safetensors)
 {
     static const char *const classes[] = {"c0", "c1", "c2"}, *const metadata[] = {"step", "3", NULL};
@@ -12,8 +38,9 @@ static bool use_everything(tt_context *ctx, const char *folder, const char *csv,
     if (w) ok = tt_safetensors_end(w) == TT_OK && ok;
     tt_safetensors *s = ok ? tt_safetensors_open(ctx, safetensors) : NULL;
     tt_tokenizer *k = s ? tt_tokenizer_load(ctx, folder) : NULL;
-    static const tt_text texts[] = {{"x", 1, 0}, {"y", 1, 1}, {"z", 1, 2}};
-    tt_dataset *i = k ? tt_dataset_texts(ctx, texts, 3, classes, 3) : NULL;
+    static const tt_text texts[] = {{.text = "x", .bytes = 1}, {.text = "y", .bytes = 1, .label = 1},
+                                    {.text = "z", .bytes = 1, .label = 2}};
+    tt_dataset *i = k ? tt_dataset_texts(ctx, TT_TASK_CLASS, texts, 3, classes, 3) : NULL;
     tt_dataset *c = i ? tt_dataset_table(ctx, csv, NULL, classes, 3, NULL) : NULL;
     tt_dataset *d = c ? tt_dataset_table(ctx, csv, NULL, NULL, 0, NULL) : NULL;
     tt_loader_options o = tt_loader_options_default();
@@ -24,6 +51,7 @@ static bool use_everything(tt_context *ctx, const char *folder, const char *csv,
     while (l && tt_loader_next(l, &b)) steps += b.last_of_step;
     ok = l && steps == tt_loader_steps(l) && tt_loader_status(l) == TT_OK;
     tt_loader_free(l);
+    ok = ok && use_tasks(ctx, folder, k);
     tt_dataset_free(d);
     tt_dataset_free(c);
     tt_dataset_free(i);
@@ -41,6 +69,14 @@ TEST(allocation_failures)
     test_write(path, "[UNK]\n[CLS]\n[SEP]\na\nb\nc\nd\ne\nf\ng\nh\ni\nj\nk\nl\nm\nn\n", 46);
     snprintf(path, sizeof path, "%s/tokenizer_config.json", folder);
     test_write(path, "{\"do_lower_case\": true, \"a\": [1, 2, {\"x\": \"y\"}]}", 48);
+    static const char pairs[] = "{\"text\":\"a\",\"text_pair\":\"b c\",\"label\":[\"x\"]}\n"
+                                "{\"text\":\"d\",\"label\":[\"y\",\"x\"]}\n{\"text\":\"d\",\"label\":[]}\n";
+    static const char tags[] = "{\"tokens\":[\"a\",\"b\"],\"tags\":[0,1]}\n{\"tokens\":[\"a\"],\"tags\":[1]}\n";
+    static const char scores[] = "text,label\na,\"1,2\"\nb,\"3,4\"\nc,\"5,6\"\n", conll[] = "a X\nb Y\n\nc X\n";
+    test_write(test_path(folder, "pairs.jsonl"), pairs, sizeof pairs - 1);
+    test_write(test_path(folder, "scores.csv"), scores, sizeof scores - 1);
+    test_write(test_path(folder, "tags.jsonl"), tags, sizeof tags - 1);
+    test_write(test_path(folder, "tags.conll"), conll, sizeof conll - 1);
     snprintf(safetensors, sizeof safetensors, "%s/a.safetensors", folder);
     snprintf(csv, sizeof csv, "%s/a.tsv", folder);
     FILE *f = fopen(csv, "w");

@@ -279,8 +279,8 @@ TEST(table_options)
     static const char text[] = "id;review;text;stars;part\n1;\"so; so\";no;3;train\n2;good, cheap;no;5;dev\n";
     const char *path = test_write(test_path(test_folder(), "a.csv"), text, sizeof text - 1);
     tt_table_options o = tt_table_options_default();
-    CHECK(strcmp(o.text_column, "text") == 0 && strcmp(o.label_column, "label") == 0);
-    CHECK(strcmp(o.split_column, "split") == 0 && !o.delimiter);
+    CHECK(!o.text_column && !o.label_column && strcmp(o.pair_column, "text_pair") == 0);
+    CHECK(strcmp(o.split_column, "split") == 0 && !o.delimiter && o.task == TT_TASK_CLASS);
     o.text_column = "review", o.label_column = "stars", o.split_column = "part", o.delimiter = ';';
     tt_dataset *d = tt_dataset_table(ctx, path, NULL, NULL, 0, &o);
     tt_dataset *e = tt_dataset_table(ctx, path, "val", NULL, 0, &o);
@@ -306,10 +306,10 @@ TEST(table_options)
     o = tt_table_options_default();
     o.label_column = "text";
     CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "'text', 'text' and 'split'; expected three names");
-    o.label_column = NULL;
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "'text', 'text', 'split' and 'text_pair'; expected four names");
+    o.label_column = NULL, o.split_column = NULL;
     CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, &o));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "'text', 'NULL' and 'split'");
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "'text', 'label', 'NULL' and 'text_pair'");
     TEST_CLOSE(ctx, &a);
 }
 
@@ -496,11 +496,12 @@ TEST(imdb_encodings)
 TEST(dataset_texts)
 {
     static const char *const names[] = {"no", "yes"}, *const wrong[] = {"no", "\xff"};
-    tt_text texts[] = {{"a\0b", 3, 1}, {NULL, 0, 0}, {"longer", 4, 1}, {"d", 1, 0}};
+    tt_text texts[] = {{.text = "a\0b", .bytes = 3, .label = 1}, {.text = NULL},
+                       {.text = "longer", .bytes = 4, .label = 1}, {.text = "d", .bytes = 1}};
     test_allocator a;
     tt_context *ctx = test_open(&a);
     size_t bytes;
-    tt_dataset *d = tt_dataset_texts(ctx, texts, 4, names, 2);
+    tt_dataset *d = tt_dataset_texts(ctx, TT_TASK_CLASS, texts, 4, names, 2);
     REQUIRE(d);
     CHECK(tt_dataset_count(d) == 4 && tt_dataset_classes(d) == 2);
     CHECK(memcmp(tt_dataset_text(d, 0, &bytes), "a\0b", 4) == 0 && bytes == 3 && tt_dataset_label(d, 0) == 1);
@@ -512,17 +513,17 @@ TEST(dataset_texts)
     CHECK(tt_dataset_label(part, 0) != tt_dataset_label(part, 1) && tt_dataset_count(d) == 2);
     tt_dataset_free(part);
     tt_dataset_free(d);
-    CHECK(!tt_dataset_texts(ctx, texts, 0, names, 2) &&
-          !tt_dataset_texts(ctx, texts, (int64_t)INT_MAX + 1, names, 2));
+    CHECK(!tt_dataset_texts(ctx, TT_TASK_CLASS, texts, 0, names, 2) &&
+          !tt_dataset_texts(ctx, TT_TASK_CLASS, texts, (int64_t)INT_MAX + 1, names, 2));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: 2147483648 texts of 2 classes");
-    CHECK(!tt_dataset_texts(ctx, NULL, 4, NULL, 2));
+    CHECK(!tt_dataset_texts(ctx, TT_TASK_CLASS, NULL, 4, NULL, 2));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "4 texts (NULL) of 2 classes (NULL)");
-    CHECK(!tt_dataset_texts(ctx, texts, 4, names, 1));
+    CHECK(!tt_dataset_texts(ctx, TT_TASK_CLASS, texts, 4, names, 1));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "text 0 has label 1; labels go from 0 to 0");
-    CHECK(!tt_dataset_texts(ctx, texts, 4, wrong, 2));
+    CHECK(!tt_dataset_texts(ctx, TT_TASK_CLASS, texts, 4, wrong, 2));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "breaks off at byte 0xff");
     texts[1].bytes = 1;
-    CHECK(!tt_dataset_texts(ctx, texts, 4, names, 2));
+    CHECK(!tt_dataset_texts(ctx, TT_TASK_CLASS, texts, 4, names, 2));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: text 1 is NULL");
     TEST_CLOSE(ctx, &a);
 }

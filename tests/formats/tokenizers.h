@@ -19,6 +19,14 @@ static size_t unescape(const char *from, size_t n, char *to)
     return used;
 }
 
+/* Encodes one text without cutting it, as tt_tokenizer_encode does. */
+static int64_t encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
+                      int64_t room)
+{
+    const tt_encoding e = {.text = text, .bytes = bytes, .special = special, .room = room, .ids = ids};
+    return tt_tokenizer_encode(k, &e);
+}
+
 static void golden(const char *vocab, const char *cases, bool lowercase)
 {
     test_allocator a;
@@ -116,7 +124,7 @@ static void golden_bpe(const char *folder)
         for (int skip = 0; skip < 2; skip++) back[skip] = field(&at, end, &decoded[skip]);
         list[numbers] = 0;
         for (char *p = list; *p && wanted < 4000; wanted++) want[wanted] = (int32_t)strtol(p, &p, 10);
-        const int64_t have = tt_tokenizer_encode(k, text, bytes, true, got, 4000);
+        const int64_t have = encode(k, text, bytes, true, got, 4000);
         bool same = have == wanted && memcmp(got, want, (size_t)wanted * 4) == 0;
         snprintf(message, sizeof message, "%.150s, line %d: %.80s", path, lines + 1, line);
         test__check(same, __FILE__, __LINE__, message);
@@ -237,7 +245,7 @@ TEST(tokenizer_bpe_damaged)
             loaded += t != NULL;
             refused += !t;
             if (!t) CHECK(tt_error_code(ctx) != TT_OK && *tt_error(ctx));
-            const int64_t have = t ? tt_tokenizer_encode(t, text, sizeof text - 1, true, ids, 200) : 0;
+            const int64_t have = t ? encode(t, text, sizeof text - 1, true, ids, 200) : 0;
             CHECK(have >= 0 && have <= 200);
             if (t) CHECK(tt_tokenizer_decode(t, ids, have, false, to, sizeof to) >= 0);
             tt_tokenizer_free(t);
@@ -249,7 +257,7 @@ TEST(tokenizer_bpe_damaged)
         for (long at = 1; !done; at += 1 + at / 8) {
             a.fail_at = a.calls + at;
             tt_tokenizer *t = tt_tokenizer_load(ctx, folder);
-            const int64_t have = t ? tt_tokenizer_encode(t, text, sizeof text - 1, true, ids, 200) : -1;
+            const int64_t have = t ? encode(t, text, sizeof text - 1, true, ids, 200) : -1;
             done = a.calls < a.fail_at;
             a.fail_at = 0;
             CHECK(done ? have > 0 : t ? have == -1 || have > 0 : tt_error_code(ctx) == TT_ERR_MEMORY);
@@ -330,7 +338,7 @@ TEST(tokenizer_classes_of_transformers)
         test_write(test_path(folder, "config.json"), json, strlen(json));
         tt_tokenizer *t = tt_tokenizer_load(ctx, folder);
         REQUIRE(t);
-        const int64_t count = tt_tokenizer_encode(t, rows[k].text, strlen(rows[k].text), true, ids, 20);
+        const int64_t count = encode(t, rows[k].text, strlen(rows[k].text), true, ids, 20);
         CHECK(count == rows[k].n && memcmp(ids, rows[k].ids, sizeof *ids * (size_t)rows[k].n) == 0);
         tt_tokenizer_free(t);
         TEST_CLOSE(ctx, &a);
@@ -362,7 +370,7 @@ TEST(tokenizer_normalizers_in_turn)
     tt_tokenizer *k = tt_tokenizer_load(ctx, folder);
     if (!k) CHECK_ERROR(ctx, TT_OK, "a tokenizer");
     for (int i = 0; i < TEST_COUNT(rows) && k; i++) {
-        CHECK(tt_tokenizer_encode(k, rows[i].text, strlen(rows[i].text), true, ids, 20) == rows[i].n);
+        CHECK(encode(k, rows[i].text, strlen(rows[i].text), true, ids, 20) == rows[i].n);
         CHECK(memcmp(ids, rows[i].ids, (size_t)rows[i].n * sizeof *ids) == 0);
     }
     tt_tokenizer_free(k);

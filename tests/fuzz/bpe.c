@@ -7,6 +7,19 @@
 
 enum { MOST_TOKENS = 512 };
 
+/* Encodes one text without cutting it. With room for MOST_TOKENS also checks the spans of the tokens. */
+static int64_t encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
+                      int64_t room)
+{
+    static tt_span spans[MOST_TOKENS];
+    const tt_encoding e = {.text = text, .bytes = bytes, .special = special, .room = room, .ids = ids,
+                           .spans = room == MOST_TOKENS ? spans : NULL};
+    const int64_t n = tt_tokenizer_encode(k, &e);
+    for (int64_t i = 0; i < n && i < room && e.spans; i++)
+        FUZZ_CHECK(spans[i].begin <= spans[i].end && spans[i].end <= bytes);
+    return n;
+}
+
 static const char *const files[] = {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"};
 
 static const char *in_folder(const char *folder, int file)
@@ -65,12 +78,12 @@ static int64_t encodes(const tt_tokenizer *k, const char *text, size_t bytes, bo
                        int32_t *ids)
 {
     static int32_t other[MOST_TOKENS];
-    const int64_t count = tt_tokenizer_encode(k, text, bytes, special, ids, MOST_TOKENS);
+    const int64_t count = encode(k, text, bytes, special, ids, MOST_TOKENS);
     const int64_t here = count < MOST_TOKENS ? count : MOST_TOKENS;
     FUZZ_CHECK(count >= 0 || fuzz_refused);
     for (int64_t i = 0; i < here; i++) FUZZ_CHECK(ids[i] >= 0 && ids[i] < tt_tokenizer_size(k));
     for (int64_t i = 0; i < here; i++) FUZZ_CHECK(tt_tokenizer_token(k, ids[i]) != NULL);
-    const int64_t again = tt_tokenizer_encode(k, text, bytes, special, other, room);
+    const int64_t again = encode(k, text, bytes, special, other, room);
     FUZZ_CHECK(fuzz_refused || again == count);
     const int64_t both = again < 0 || count < 0 ? 0 : here < room ? here : room;
     FUZZ_CHECK(memcmp(ids, other, sizeof *ids * (size_t)both) == 0);

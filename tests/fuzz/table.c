@@ -1,7 +1,8 @@
-/* Fuzzes a table of texts and labels. Texts and labels are in range, they are unchanged when written with
-   quotes and read again, and a loader gives each text once.
+/* Fuzzes a table of texts and labels: CSV, TSV, lines of JSON or CoNLL, for each task. Texts and labels are in
+   range, those of classes are unchanged when written with quotes and read again, and a loader gives each text
+   once.
 
-   Input: a byte of flags; a byte for the size of batches; the file. */
+   Input: a byte of flags; a byte for the size of batches and the task; the file. */
 #include "fuzz.h"
 
 enum { MOST_LENGTH = 16 };
@@ -72,7 +73,14 @@ static void load_batches(tt_context *ctx, const tt_dataset *d, int batch)
             }
             for (int i = 0; i < b.rows; i++)
                 FUZZ_CHECK(b.ids[i] >= 0 && b.ids[i] < tt_tokenizer_size(k) && b.positions[i] >= 0 &&
-                           b.types[i] == 0);
+                           b.types[i] >= 0 && b.types[i] <= 1);
+            const tt_task task = tt_dataset_task(d);
+            FUZZ_CHECK((b.tags != NULL) == (task == TT_TASK_TAGS));
+            FUZZ_CHECK((b.label_values != NULL) == (task == TT_TASK_LABELS || task == TT_TASK_SCORES));
+            for (int i = 0; i < b.rows && b.tags; i++)
+                FUZZ_CHECK(b.tags[i] == -100 || (b.tags[i] >= 0 && b.tags[i] < tt_dataset_classes(d)));
+            for (int i = 0; i < b.seqs * b.values; i++)
+                FUZZ_CHECK(b.label_values[i] == tt_dataset_values(d, b.index[i / b.values])[i % b.values]);
             seen += b.seqs;
             steps += b.last_of_step;
         }
@@ -88,15 +96,30 @@ static void check(tt_context *ctx, tt_dataset *d, int batch, size_t most_bytes, 
     int64_t count = tt_dataset_count(d), some = 1 + batch % count;
     int classes = tt_dataset_classes(d);
     for (int k = 0; k < classes; k++) FUZZ_CHECK(*tt_dataset_class_name(d, k));
-    for (int k = 1; k < classes && !gives; k++)
+    for (int k = 1; k < classes && !gives && !strpbrk(tt_dataset_class_name(d, k), "0123456789"); k++)
         FUZZ_CHECK(strcmp(tt_dataset_class_name(d, k - 1), tt_dataset_class_name(d, k)) < 0);
     for (int64_t i = 0; i < count; i++) {
         size_t length;
         const char *text = tt_dataset_text(d, i, &length);
         FUZZ_CHECK(length <= most_bytes && text[length] == 0);
+        if (tt_dataset_task(d) != TT_TASK_CLASS) {
+            const float *values = tt_dataset_values(d, i);
+            int words;
+            size_t end = 0;
+            const tt_word *word = tt_dataset_words(d, i, &words);
+            for (int c = 0; c < classes && values; c++)
+                FUZZ_CHECK(tt_dataset_task(d) == TT_TASK_SCORES ? values[c] - values[c] == 0
+                                                                : values[c] == 0 || values[c] == 1);
+            for (int w = 0; w < words; end = word[w++].end)
+                FUZZ_CHECK(word[w].begin >= end && word[w].end > word[w].begin && word[w].end <= length &&
+                           word[w].tag >= -1 && word[w].tag < classes);
+            continue;
+        }
         FUZZ_CHECK(tt_dataset_label(d, i) >= 0 && tt_dataset_label(d, i) < classes);
+        const char *pair = tt_dataset_pair(d, i, &length);
+        if (pair) FUZZ_CHECK(length <= most_bytes && pair[length] == 0);
     }
-    write_again(ctx, d);
+    if (tt_dataset_task(d) == TT_TASK_CLASS) write_again(ctx, d);
     load_batches(ctx, d, batch);
     tt_dataset *part = tt_dataset_split(d, some);
     if (some == count) FUZZ_CHECK(part || *tt_error(ctx));
@@ -111,7 +134,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
     static const char *const given[] = {"pos", "neg", "1"};
     fuzz_input in = {bytes, n};
     int flags = fuzz_byte(&in), batch = fuzz_byte(&in);
-    const char *path = flags & 1 ? "in.tsv" : "in.csv", *split = splits[flags / 2 % 4];
+    const char *path = flags & 64 ? "in.jsonl" : flags & 1 ? "in.tsv" : "in.csv", *split = splits[flags / 2 % 4];
     bool gives = (flags & 8) != 0;
     tt_table_options o = tt_table_options_default();
     if (flags & 16) {
@@ -121,6 +144,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
         o.delimiter = ';';
     }
     o.unquoted = (flags & 32) != 0;
+    if (flags & 128) o.task = (tt_task)(1 + batch % 3);
     fuzz_remove_all();
     fuzz_write(path, in.at, in.left);
 
