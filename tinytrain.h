@@ -1389,12 +1389,13 @@ void tt_decode_stream_free(tt_decode_stream *s);
    UTF-16, UTF-32 or Latin-1. */
 tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, size_t bytes, size_t *begin);
 
-/* The form of the labels that a model learns. */
+/* The form of the labels that a model learns, and of its predictions. */
 typedef enum tt_task {
     TT_TASK_CLASS,  /* one class for each text or image */
     TT_TASK_LABELS, /* any number of labels for each text: a value of 0 or 1 for each label */
     TT_TASK_SCORES, /* one or more numbers for each text */
-    TT_TASK_TAGS    /* a tag for each word of a text */
+    TT_TASK_TAGS,   /* a tag for each word of a text */
+    TT_TASK_EMBED   /* no labels: an embedding of each text. A dataset has another task */
 } tt_task;
 
 /* A set of labelled texts in memory, or of labelled images. Its classes are the classes of TT_TASK_CLASS, the
@@ -1783,13 +1784,14 @@ typedef struct tt_model {
        gives. An input has the name of the array in a batch that is the input's data. */
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
     tt_metric metric;
-    int classes;      /* number of classes, and of logits in a row of the output (for tt_predict). 0: the
-                         model has no classes */
+    int classes;      /* number of logits in a row of the output (for tt_predict): of classes, labels, scores
+                         or tags. 0: the output is something else */
     const char *unit; /* unit of speeds: "tokens", "images", in the characters of a metric's name. NULL:
                          "examples" */
     int max_length;   /* rows of the longest possible sequence; 0: the model has no sequences */
-    bool same_length; /* all sequences have max_length rows, as images do: batches may then leave out
-                         positions and starts, which the trainer knows */
+    bool same_length; /* all sequences have max_length rows, as images do: the trainer knows their positions
+                         and starts, and batches may leave them out */
+    tt_task task;     /* how tt_predict turns logits into predictions; default TT_TASK_CLASS */
 } tt_model;
 
 /* Inputs of BERT, ViT and decoders, for all sequences one after another. An image is a sequence: a class
@@ -1809,24 +1811,37 @@ tt_inputs tt_text_inputs(tt_tape *t, const tt_train_options *o);
 tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int64_t image_bytes);
 
 /* BERT (Devlin et al. 2019), MiniLM (Wang et al. 2020), DistilBERT (Sanh et al. 2019), RoBERTa (Liu et al.
-   2019) and BigBird (Zaheer et al. 2020) share one encoder. Parameters have the names of transformers'
-   ...ForSequenceClassification. */
+   2019), XLM-RoBERTa (Conneau et al. 2020), CamemBERT (Martin et al. 2020), ALBERT (Lan et al. 2020) and
+   BigBird (Zaheer et al. 2020) share one encoder. The task decides the head. Parameters have the names of
+   transformers' ...ForSequenceClassification, for TT_TASK_TAGS of ...ForTokenClassification. With
+   TT_TASK_EMBED there is no classifier, and files have the names of transformers' ...Model. */
 typedef enum tt_bert_kind {
     TT_BERT,
-    TT_DISTILBERT, /* before the classifier: pre_classifier and ReLU (in BERT: pooler and tanh) */
-    TT_ROBERTA,    /* positions start at pad_token + 1; no token types; before the classifier:
-                      classifier.dense and tanh */
-    TT_BIG_BIRD    /* before the classifier: classifier.dense and `activation`; the pooler is kept but
-                      unused */
+    TT_DISTILBERT, /* head: pre_classifier, ReLU; BERT's head: pooler, tanh. With TT_TASK_TAGS every kind's
+                      head is the classifier alone */
+    TT_ROBERTA,    /* positions start at pad_token + 1, one token type; head: classifier.dense, tanh */
+    TT_BIG_BIRD,   /* head: classifier.dense, `activation`. Its pooler is kept but unused */
+    TT_XLM_ROBERTA, TT_CAMEMBERT, /* RoBERTa with other vocabularies */
+    TT_ALBERT      /* all layers share one set of parameters, and embeddings have embedding_size columns;
+                      head: pooler, tanh. A pipeline has at most two stages */
 } tt_bert_kind;
+/* How the embedding of a sequence is made from its last hidden states: their mean, or that of the first
+   token. */
+typedef enum tt_pooling { TT_POOL_MEAN, TT_POOL_CLS } tt_pooling;
 typedef struct tt_bert_config {
     tt_bert_kind kind;
+    tt_task task;             /* default TT_TASK_CLASS */
     int vocab_size, hidden_size, layers, heads, intermediate_size, max_positions;
     int type_vocab_size;      /* 0: no token types */
-    int pad_token;            /* id of the padding token: RoBERTa 1, BigBird 0 by default */
+    int embedding_size;       /* ALBERT: columns of the embeddings. Default 128 */
+    int pad_token;            /* id of the padding token: RoBERTa and its kin 1, BigBird 0 by default */
     bool pooler;              /* BERT: the classifier reads a dense layer + tanh of the first token. Default
                                  true */
-    int classes;
+    int classes;              /* number of classes, labels, scores or tags. TT_TASK_EMBED: 0 */
+    tt_pooling pooling;       /* for tt_bert_embed. Default TT_POOL_MEAN */
+    bool normalize;           /* tt_bert_embed divides each embedding by its length. Default false */
+    int max_length;           /* TT_TASK_EMBED: tokens of the longest text; 0: limited by
+                                 max_positions alone. Default 0 */
     const char *activation;   /* "gelu", "gelu_new", "relu", "silu" */
     float layer_norm_eps, initializer_range;
     float dropout;            /* dropout of embeddings and residual branches */
@@ -1844,7 +1859,11 @@ typedef struct tt_bert_config {
     bool scale_embeddings;    /* BigBird: word embeddings are multiplied by sqrt(hidden_size). Default
                                  false */
 } tt_bert_config;
-tt_bert_config tt_bert_config_default(tt_bert_kind kind); /* the base model, 2 classes */
+tt_bert_config tt_bert_config_default(tt_bert_kind kind); /* sizes of the base model, 2 classes */
+typedef struct tt_head {
+    tt_task task;
+    int outputs; /* number of classes, labels, scores or tags; 0: the number in config.json */
+} tt_head;
 
 typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden) */
     tt_param *q_w, *q_b, *k_w, *k_b, *v_w, *v_b;
@@ -1858,11 +1877,12 @@ typedef struct tt_bert {
     /* storage for config.activation; class names (classes) of config.json's id2label, UTF-8 */
     char activation[32], (*class_names)[64];
     tt_param *word, *position, *type;       /* (vocab, hidden), (max_positions, hidden), (type_vocab,
-                                               hidden) */
+                                               hidden); ALBERT: embedding_size instead of hidden */
     tt_param *norm_w, *norm_b;
-    tt_bert_layer *layer;
-    tt_param *head_w, *head_b;              /* of pre_classifier or pooler: (hidden, hidden), (hidden) */
-    tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes) */
+    tt_param *mapping_w, *mapping_b;        /* ALBERT: (hidden, embedding_size), (hidden) */
+    tt_bert_layer *layer;                   /* (layers); those of ALBERT name the same parameters */
+    tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
+    tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes); TT_TASK_EMBED: NULL */
     tt_param *pooler_w, *pooler_b;          /* BigBird's pooler, which the logits do not depend on */
     bool new_head; /* the layers between the last hidden states and the logits begin with random weights, at
                       least in part */
@@ -1872,32 +1892,54 @@ typedef struct tt_bert {
    norms 1, biases 0. */
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config);
 /* Loads a Hugging Face folder: config.json and model.safetensors (tensor names with or without a prefix such
-   as "bert."), or, instead of model.safetensors, the files that model.safetensors.index.json names. Tensors
-   stream into place when a program allocates its arena. classes 0: the number in config.json. If the file
-   lacks the classifier or the layer before it, or if the classifier has another size, these layers start with
-   random weights: new_head is true, and the logger gets a warning with their names. A missing or misshapen
-   tensor of the body is an error, reported before anything of config.json's sizes is allocated. */
+   as "bert."), or instead of it the files that model.safetensors.index.json names. Tensors stream into place
+   when a program allocates its arena. classes 0: the task and the number in config.json; else TT_TASK_CLASS.
+   If the file lacks the classifier or the layer before it, or if the classifier has another size, or is of
+   tokens while the model's is of sequences, these layers start with random weights: new_head is true, and the
+   logger gets a warning with their names. A missing or misshapen tensor of the body is an error, reported
+   before anything of config.json's sizes is allocated.
+   The task in config.json is TT_TASK_TAGS if "architectures" names a class ...ForTokenClassification, else
+   that of "problem_type"; without problem_type TT_TASK_SCORES if there is one class, as in transformers, else
+   TT_TASK_CLASS. A folder with the modules.json of sentence-transformers, whose "architectures" names no
+   class ...Classification, has TT_TASK_EMBED; max_length, pooling and normalize are read from its files. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
+/* Loads a folder as tt_bert_load does, for another task. head NULL: the task and the number of the folder's
+   own files. */
+tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head);
 /* Writes config.json and model.safetensors into a folder, which it creates if necessary. Each file is
-   replaced atomically, and transformers can read both. If classes share a name, id2label has all these
-   classes and label2id the last. The function refuses class names that are not UTF-8, and a changed `config`
-   that could not be loaded, before it writes anything. */
+   replaced atomically, and transformers can read both. With TT_TASK_EMBED the function also writes
+   modules.json, sentence_bert_config.json, 1_Pooling/config.json and, if the config says normalize,
+   2_Normalize/config.json: with the tokenizer's files, sentence-transformers can read the folder. If classes
+   share a name, id2label has all of them and label2id the last. The function refuses class names that are
+   not UTF-8, and a changed `config` that could not be loaded, before it writes anything. */
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes */
 
-/* Makes a model and a dataset agree on the numbers of their classes; call it before a loader reads the
-   dataset. Both must have equally many classes, with names of at most 63 bytes. If both have the same names,
-   the model keeps its numbers and the dataset's labels change: call it for each dataset, also for one that
-   tt_dataset_split took out before. Otherwise the model takes the dataset's names; the logger gets a warning
-   if the classifier is from a checkpoint. */
+/* Makes a model and a dataset of one task with equally many classes, named by at most 63 bytes each, agree
+   on the numbers of the classes (labels, scores or tags); call it before a loader reads the dataset. If both
+   have the same names, the model keeps its numbers and the dataset's labels change: call it for each
+   dataset, also for one that tt_dataset_split took out before. Otherwise the model takes the dataset's
+   names, and the logger gets a warning if the classifier is from a checkpoint. */
 tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d);
-/* Record the encoder on a tape. tt_bert_encode returns the last hidden states (rows, hidden), tt_bert_logits
-   the logits (seqs, classes). */
+/* Records the encoder on a tape. Returns the last hidden states (rows, hidden). */
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
+/* Records the encoder, and sets hidden[0] to the input of the first layer and hidden[k] to the output of
+   layer k, all (rows, hidden); `hidden` has room for layers + 1 values. Returns the last of them. */
+tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_value *hidden);
+/* Records the encoder and the head. Returns the logits (seqs, classes), for TT_TASK_TAGS (rows, classes). A
+   model with TT_TASK_EMBED has no logits: the tape fails. */
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
-/* Returns the model for a trainer: its loss is the mean cross-entropy of the classes in "labels". m must stay
+/* Records the encoder, and the embedding of each sequence according to the config's pooling and normalize.
+   Any task. Returns the embeddings (seqs, hidden) (Reimers, Gurevych, "Sentence-BERT", 2019). */
+tt_value tt_bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in);
+/* Returns the model for a trainer. Its output are the logits, and its loss is that of the task: with
+   TT_TASK_CLASS the mean cross-entropy of the classes in "labels", with TT_TASK_TAGS that of the tags in
+   "tags", with TT_TASK_LABELS the mean sigmoid cross-entropy and with TT_TASK_SCORES the mean squared error
+   of all numbers in "label_values". Accuracy is the share of sequences or, with TT_TASK_TAGS, of tokens that
+   are predicted right; with TT_TASK_LABELS all labels of a sequence must be right. With TT_TASK_EMBED the
+   output are the embeddings; there is no loss, and the trainer needs compile.train = false. m must stay
    valid. */
-tt_model tt_bert_classifier(const tt_bert *m);
+tt_model tt_bert_model(const tt_bert *m);
 
 /* ViT (Dosovitskiy et al. 2021). Parameters have the names of transformers' ViTForImageClassification. */
 typedef struct tt_vit_config {
@@ -1967,7 +2009,7 @@ tt_image_options tt_vit_image_options(const tt_vit *m);
 tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d); /* as tt_bert_name_classes */
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);
-tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_classifier */
+tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_model */
 
 /* Decoders: GPT-2 (Radford et al. 2019), LLaMA 1 to 3 (Touvron et al. 2023), Mistral, Qwen2, GPT-NeoX and
    Pythia (Black et al. 2022), Falcon (Almazrouei et al. 2023). Parameters have the names of transformers'
@@ -2177,10 +2219,11 @@ struct tt_train_options {
     tt_schedule schedule;            /* Set its total_steps (default 0), which is required; default: linear,
                                         lr 5e-5, no warm-up */
     /* Set them to change the cross-entropy that trains classifiers and language models
-       (tt_cross_entropy_options); default 0 and NULL. Evaluations use the plain cross-entropy. class_weights
-       (one for each class; copied) are for classifiers; the loss and the accuracy of a step are then weighted
-       means. A model of your own reads the weights in an f32 input "class_weights" of (1, classes), which has
-       ones in an evaluation. */
+       (tt_cross_entropy_options); default 0 and NULL. Evaluations use the plain one. class_weights (one for
+       each class; copied) are for classifiers; the loss and the accuracy of a step are then weighted means.
+       With TT_TASK_LABELS class_weights are the positive weights of the labels, and smoothing is refused. A
+       model of your own reads them in an f32 input "class_weights" of (1, classes); in an evaluation they are
+       ones. */
     float label_smoothing;
     const float *class_weights;
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
@@ -2237,16 +2280,24 @@ tt_status tt_evaluate(tt_trainer *t, const tt_source *source, tt_stats *stats);
 /* Evaluates a model that has classes as tt_evaluate does, and writes its confusion matrix, counts (classes,
    classes): counts[i * classes + j] examples of class i are predicted as class j. The prediction is the
    largest logit, the first of equal ones. Batches must have "labels". stats may be NULL. Returns
-   TT_ERR_ARGUMENT if the model has no classes or a batch no labels; other errors are those of tt_evaluate. */
+   TT_ERR_ARGUMENT if the model's task is not TT_TASK_CLASS or a batch has no labels; other errors are those
+   of tt_evaluate. */
 tt_status tt_confusion(tt_trainer *t, const tt_source *source, tt_stats *stats, int64_t *counts);
 /* Computes the model's output for a batch, as tt_get gives it, on data rank 0. Data that only the loss reads,
    such as labels, may be missing. */
 tt_status tt_forward(tt_trainer *t, const tt_batch *batch, float *to, size_t capacity);
-/* Computes the class probabilities of a batch, (seqs, classes), on data rank 0; the model must have classes.
+/* Computes the predictions of the model's task for a batch, on data rank 0, and writes them to `predictions`:
+   TT_TASK_CLASS: probabilities of the classes, (seqs, classes), which sum to 1 for each sequence.
+   TT_TASK_LABELS: a probability for each label, (seqs, classes).
+   TT_TASK_SCORES: scores, (seqs, classes).
+   TT_TASK_TAGS: probabilities of the tags of each token, (rows, classes).
+   TT_TASK_EMBED: embeddings, (seqs, hidden).
    Data that only the loss reads may be missing. */
-tt_status tt_predict(tt_trainer *t, const tt_batch *batch, float *probabilities);
-/* Computes the `classes` probabilities of one text (cut to the model's length). */
-tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text, float *probabilities);
+tt_status tt_predict(tt_trainer *t, const tt_batch *batch, float *predictions);
+/* Computes the predictions for one text, or for a text and its pair (NULL: none), cut to the model's length.
+   Any task but TT_TASK_TAGS. */
+tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text, const char *pair,
+                          float *predictions);
 
 /* Progress of a run, stored with the state so that the caller can resume. */
 typedef struct tt_progress {
@@ -36506,7 +36557,8 @@ typedef struct tt__architecture {
     const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
     const char *activation_key, *more;   /* key of the activation; constant members of config.json */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
-    const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number */
+    const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number.
+                                    Without %d all layers share the parameters of one */
     const tt__tensor_row *model, *layer; /* n_model rows for the model, n_layer rows for each layer */
     const tt__config_row *config;        /* n_config rows */
     int n_model, n_layer, n_config;
@@ -36522,6 +36574,9 @@ typedef struct tt__architecture {
     /* Prints other members of config.json; or NULL. */
     void (*print)(tt__text_buffer *json, const void *self, const void *config);
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
+    /* Returns what follows class_name in "architectures", which depends on the head. "Model": there is no
+       classifier, and tensors' names in files have no prefix. NULL: nothing follows class_name. */
+    const char *(*head)(const void *config);
 } tt__architecture;
 
 /* Initialises the fields `bytes` to `range` of an architecture with the structs X, X_config and X_layer. */
@@ -36556,6 +36611,19 @@ static void *tt__pointer_at(const void *self, size_t offset)
     return p;
 }
 
+/* Returns what follows the architecture's class name in config.json. */
+static const char *tt__head_name(const tt__architecture *a, const void *config)
+{
+    return a->head ? a->head(config) : "";
+}
+
+/* Returns the number of outputs of a model's classifier; 0: the model has no classifier. */
+static int tt__outputs(const tt__architecture *a, const void *config)
+{
+    const bool bare = strcmp(tt__head_name(a, config), "Model") == 0;
+    return a->classes && !bare ? tt__int_field(config, a->classes) : 0;
+}
+
 /* A checkpoint that is being read: its config.json and its open files of tensors. */
 typedef struct tt__checkpoint {
     char path[TT__PATH];   /* path of config.json, for messages */
@@ -36563,6 +36631,7 @@ typedef struct tt__checkpoint {
     tt__json config;       /* config.json as parsed; empty: no such file */
     tt_safetensors **file; /* the `files` open files of tensors */
     int files, naming;   /* naming: number of the naming of the tensors */
+    bool other_head;       /* the checkpoint's classifier is for another task: the model gets a new one */
 } tt__checkpoint;
 
 /* Description of the parameters of a model that exists or will be made. */
@@ -36570,7 +36639,9 @@ typedef struct tt__layout {
     tt_context *ctx;
     const tt__architecture *a;
     char *self, *layer_self; /* structs of the model and of its first layer; NULL: not made yet */
-    int layers, naming;    /* naming: number of the naming of the tensors */
+    int layers;              /* number of layers with parameters: 1 if all layers share them */
+    int naming;            /* number of the naming of the tensors */
+    bool bare;               /* names in saved files have no prefix */
     const tt__checkpoint *from; /* the checkpoint to read; NULL: none */
     tt__sizes size;
 } tt__layout;
@@ -36586,14 +36657,15 @@ static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, cons
     l.a = a;
     l.self = (char *)(uintptr_t)self;
     l.layer_self = self ? (char *)tt__pointer_at(self, a->layers_at) : NULL;
-    l.layers = tt__int_field(config, a->layers);
     l.naming = from ? from->naming : a->naming;
+    l.layers = strstr(a->layer_prefix[l.naming], "%d") ? tt__int_field(config, a->layers) : 1;
     l.from = from;
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
         if (r->letter) l.size[r->letter - 'A'] = tt__int_field(config, r->offset);
     }
-    if (a->classes) l.size['C' - 'A'] = tt__int_field(config, a->classes);
+    l.bare = strcmp(tt__head_name(a, config), "Model") == 0;
+    l.size['C' - 'A'] = tt__outputs(a, config);
     a->sizes(config, l.size);
     return l;
 }
@@ -36854,11 +36926,12 @@ static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, in
     return NULL;
 }
 
-/* Returns whether a tensor of the file is a classifier (C rows) with another number of classes than the
-   model, so that the model's classifier keeps its random initial values. */
-static bool tt__starts_anew(const tt__tensor_row *row, const tt_tensor_info *info, const int64_t *dims)
+/* Returns whether a tensor of the checkpoint is a classifier (letter C, K or N) for another task or with
+   another number of classes than the model's, which then keeps its random initial values. */
+static bool tt__starts_anew(const tt__layout *l, const tt__tensor_row *row, const tt_tensor_info *info,
+                            const int64_t *dims)
 {
-    return row->head && row->shape[0] == 'C' && info->dims[0] != dims[0];
+    return row->head && strchr("CKN", row->shape[0]) && (l->from->other_head || info->dims[0] != dims[0]);
 }
 
 /* Fails because tensor k, `name`, is missing. If its layer has no tensor at all, the message says how many
@@ -36893,7 +36966,7 @@ static tt_status tt__layout_check(const tt__layout *l)
         if (!ndim || !row->name[l->naming]) continue;
         tt_safetensors *file = tt__layout_find(l, name, &index);
         tt_status status = TT_OK;
-        if (file && !tt__starts_anew(row, &file->infos[index], dims))
+        if (file && !tt__starts_anew(l, row, &file->infos[index], dims))
             status = tt__tensor_fits(file, index, ndim, dims, tt__layout_part(l, row), name);
         if (!file && !row->head) status = tt__layout_lacks(l, k, name);
         if (status != TT_OK) return status;
@@ -36938,7 +37011,7 @@ static tt_status tt__layout_attach(const tt__layout *l)
         tt_safetensors *file = tt__layout_find(l, name, &index);
         const tt_tensor_info *info = file ? &file->infos[index] : NULL;
         if (info) unused -= part < 2; /* the three parts of a packed tensor count once */
-        const bool of_others = info && tt__starts_anew(row, info, dims);
+        const bool of_others = info && tt__starts_anew(l, row, info, dims);
         if (!info || of_others) {
             tt__print(&anew[of_others], "%s'%s'", anew[of_others].length ? ", " : "", name);
             if (of_others) classes = info->dims[0];
@@ -36953,10 +37026,13 @@ static tt_status tt__layout_attach(const tt__layout *l)
     if (anew[0].length)
         tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' has no %s: what it lacks starts anew, with "
                 "values that must be trained", path, text[0]);
-    if (anew[1].length)
+    if (anew[1].length && l->from->other_head)
+        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' has a classifier for another task: %s start with "
+                "random values, which must be trained", path, text[1]);
+    else if (anew[1].length)
         tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' is of %lld classes, and %lld are asked for: %s "
                 "start anew, with values that must be trained", path, (long long)classes,
-                (long long)l->size['C' - 'A'], text[1]);
+                (long long)tt__int_field(l->self + l->a->config_at, l->a->classes), text[1]);
     for (int f = 0; f < l->from->files; f++)
         for (int k = 0; k < files[f]->count && unused > 0; k++)
             unused -= tt__is_buffer(l, files[f]->infos[k].name);
@@ -37185,8 +37261,10 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         param[params].p = p;
         param[params].order = tt__row_order(l, row, ndim, dims);
         param[params++].tensor = f.tensors - (part > 1);
-        if (part > 1) continue; /* the tensor of part 1 has the other parts too */
-        memcpy(f.names[f.tensors], name, sizeof name);
+        if (part > 1) continue; /* stored in the tensor of the first part */
+        const char *prefix = l->a->prefix[l->naming];
+        const bool cut = l->bare && strncmp(name, prefix, strlen(prefix)) == 0;
+        snprintf(f.names[f.tensors], sizeof name, "%s", name + (cut ? strlen(prefix) : 0));
         f.info[f.tensors].name = f.names[f.tensors];
         f.info[f.tensors].dtype = tt__dtypes[*dtype].safetensors;
         f.info[f.tensors].ndim = tt__file_dims(l, row, f.info[f.tensors].dims);
@@ -37344,7 +37422,8 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
     tt__text_buffer all = {text, sizeof text, 0};
     const int hidden = tt__int_field(config, a->hidden), layers = tt__int_field(config, a->layers);
     const int heads = a->heads ? tt__int_field(config, a->heads) : 0;
-    const int classes = a->classes ? tt__int_field(config, a->classes) : 1;
+    const bool classifies = a->classes && strcmp(tt__head_name(a, config), "Model") != 0;
+    const int classes = classifies ? tt__int_field(config, a->classes) : 1;
     const char *activation = (const char *)tt__pointer_at(config, a->activation);
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
@@ -37387,11 +37466,12 @@ static void tt__model_free(const tt__architecture *a, void *self)
 /* Creates a model from a config that has been checked. */
 static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void *self, const void *config)
 {
-    const int params = ctx->n_params, classes = a->classes ? tt__int_field(config, a->classes) : 0;
+    const int params = ctx->n_params, classes = tt__outputs(a, config);
+    const int n_layers = tt__int_field(config, a->layers);
     const char *activation = (const char *)tt__pointer_at(config, a->activation);
     char *to = (char *)self;
     char(*names)[64] = classes ? (char(*)[64])tt__alloc(ctx, sizeof *names * (size_t)classes) : NULL;
-    void *layers = tt__calloc(ctx, a->layer_bytes * (size_t)tt__int_field(config, a->layers));
+    void *layers = tt__calloc(ctx, a->layer_bytes * (size_t)n_layers);
     tt_status status = (names || !classes) && layers ? TT_OK : TT_ERR_MEMORY;
     for (int k = 0; k < classes && names; k++) snprintf(names[k], sizeof names[k], "LABEL_%d", k);
     memset(self, 0, a->bytes);
@@ -37405,6 +37485,8 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     memcpy(to + a->layers_at, &layers, sizeof layers);
     tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
     if (status == TT_OK) status = tt__layout_new(&l, tt__float_field(config, a->range));
+    for (int k = l.layers; k < n_layers && status == TT_OK; k++) /* layers that share parameters */
+        memcpy((char *)layers + (size_t)k * a->layer_bytes, layers, a->layer_bytes);
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);
     tt__model_free(a, self);
@@ -37437,7 +37519,7 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
     }
     if (status == TT_OK) status = tt__model_make(ctx, a, self, config);
     if (status != TT_OK) return status;
-    if (a->classes && from->config.count && classes == own_classes)
+    if (tt__outputs(a, config) && from->config.count && classes == own_classes && !from->other_head)
         status = tt__read_labels(&from->config, (char(*)[64])tt__pointer_at(self, a->names_at), classes);
     l = tt__layout_of(ctx, a, self, config, from);
     if (status == TT_OK) status = tt__layout_attach(&l);
@@ -37460,8 +37542,8 @@ static void tt__print_config(tt__text_buffer *json, const void *arg)
     const tt__architecture *a = s->a;
     const char *dtype = tt__dtypes[s->dtype].config;
     char number[32];
-    tt__print(json, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n", a->class_name,
-              a->type);
+    tt__print(json, "{\n  \"architectures\": [\"%s%s\"],\n  \"model_type\": \"%s\",\n", a->class_name,
+              tt__head_name(a, s->config), a->type);
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
         const char *value = number, *key = r->key[a->naming];
@@ -37474,10 +37556,10 @@ static void tt__print_config(tt__text_buffer *json, const void *arg)
     tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key, (const char *)s->self + a->activation_at,
               a->more);
     if (a->print) a->print(json, s->self, s->config);
-    tt__print(json, "  \"dtype\": \"%s\"%s\n", dtype, a->classes ? "," : "\n}");
-    if (!a->classes) return;
-    tt__print_labels(json, (const char(*)[64])tt__pointer_at(s->self, a->names_at),
-                     tt__int_field(s->config, a->classes), s->last);
+    const int classes = tt__outputs(a, s->config);
+    tt__print(json, "  \"dtype\": \"%s\"%s\n", dtype, classes ? "," : "\n}");
+    if (!classes) return;
+    tt__print_labels(json, (const char(*)[64])tt__pointer_at(s->self, a->names_at), classes, s->last);
 }
 
 /* Writes model.safetensors and config.json into a folder. naming: number of the tensors' naming. max: max
@@ -37491,9 +37573,9 @@ static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, cons
     if (status != TT_OK) return status;
     tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
     l.naming = naming;
-    if (a->classes)
+    if (tt__outputs(a, config))
         status = tt__last_of_names(ctx, (const char(*)[64])tt__pointer_at(self, a->names_at),
-                                   tt__int_field(config, a->classes), &s.last);
+                                   tt__outputs(a, config), &s.last);
     if (status == TT_OK) status = tt__layout_save(&l, folder, max, &s.dtype);
     if (status == TT_OK) status = tt__save_printed(ctx, folder, "config.json", tt__print_config, &s);
     tt__free(ctx, s.last);
@@ -37510,8 +37592,14 @@ static void tt__list_names(tt__text_buffer *to, const char *const *names, int n)
 
 /* Does the work of tt_bert_name_classes and tt_vit_name_classes. names: the model's class names, (classes,
    64). kept: the model's classifier comes from a checkpoint. */
-static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classes, bool kept, tt_dataset *d)
+static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[64], int classes, bool kept,
+                                  tt_dataset *d)
 {
+    static const char *const tasks[] = {"CLASS", "LABELS", "SCORES", "TAGS", "EMBED"};
+    if (d->task != task)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset's task is TT_TASK_%s, the model's TT_TASK_%s: "
+                        "load the model for the dataset's task (tt_bert_load_head)", tasks[d->task],
+                        tasks[task]);
     if (d->n_classes != classes)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, the model %d", d->n_classes,
                         classes);
@@ -37702,14 +37790,38 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
     return tt__sequence_inputs(t, o->max_seqs, (int64_t)o->max_seqs * length, image_bytes);
 }
 
-/* Records the loss of a classifier from its logits (seqs, classes), and names the loss "loss". */
-static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, const tt_train_options *o)
+/* Records the cross-entropy of logits (rows, classes) with targets i32 (rows, 1), and names it "loss". */
+static tt_value tt__classify(tt_tape *t, tt_value logits, tt_value targets, const tt_train_options *o)
 {
     tt_cross_entropy_options c = tt_cross_entropy_options_default();
     c.label_smoothing = o->label_smoothing;
     if (o->class_weights)
         c.class_weights = tt_input(t, "class_weights", TT_F32, 1, tt_value_width(t, logits));
-    tt_value loss = tt_cross_entropy(t, logits, in->labels, &c);
+    tt_value loss = tt_cross_entropy(t, logits, targets, &c);
+    tt_name(t, loss, "loss");
+    return loss;
+}
+
+/* Records the loss of a task from the logits, (seqs, n) or, of TT_TASK_TAGS, (rows, n). Declares the input of
+   the targets, "label_values" or "tags", except the "labels" of TT_TASK_CLASS. */
+static tt_value tt__task_loss(tt_tape *t, tt_task task, tt_value logits, const tt_inputs *in,
+                              const tt_train_options *o)
+{
+    const int64_t rows = tt_value_axis(t, logits), n = tt_value_width(t, logits);
+    tt_value none = {0, 0}, loss;
+    if (task == TT_TASK_CLASS) return tt__classify(t, logits, in->labels, o);
+    if (task == TT_TASK_TAGS) return tt__classify(t, logits, tt_input(t, "tags", TT_I32, rows, 1), o);
+    if (o->label_smoothing > 0)
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "label_smoothing is %g, and the task has no classes to smooth: set "
+                      "it to 0", o->label_smoothing);
+    tt_value values = tt_input(t, "label_values", TT_F32, rows, n);
+    if (task == TT_TASK_LABELS) {
+        tt_sigmoid_cross_entropy_options c = tt_sigmoid_cross_entropy_options_default();
+        if (o->class_weights) c.positive_weights = tt_input(t, "class_weights", TT_F32, 1, n);
+        loss = tt_sigmoid_cross_entropy(t, logits, values, &c);
+    } else {
+        loss = tt_mean_squared_error(t, logits, values, none);
+    }
     tt_name(t, loss, "loss");
     return loss;
 }
@@ -37718,32 +37830,44 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, c
 /* --------------------------------------------------------------------------------------------------- BERT */
 
 /* Sets the sizes that the letters in the tables' shapes stand for: H hidden, I intermediate, V vocab, P
-   positions, T types, C classes. Three letters stand for the hidden size, or for 0 without the tensors that
-   they size: Q for the layer before the classifier, B for BigBird's pooler, U for the biases of queries, keys
-   and values. */
+   positions, T types, E the embedding size, which is the hidden size unless the kind is ALBERT. Five letters
+   stand for the hidden size under a condition, otherwise for 0: Q if a layer precedes the classifier, R in
+   RoBERTa without a classifier, B in BigBird, M in ALBERT, U if queries, keys and values have biases. Three
+   letters stand for the number of classes: C if there is a classifier, K if it is one of sequences, N if it
+   is one of tokens. */
 static void tt__bert_sizes(const void *config, tt__sizes size);
 static void tt__bert_check(tt__text_buffer *all, const void *config);
 static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config);
+static const char *tt__bert_head(const void *config);
 
 /* Naming 1 of tensors is DistilBERT's; naming 0 is the naming of the other variants. */
 #define T(field, name, shape, init, head) TT__TENSOR(tt_bert, field, name, name, shape, init, head)
 #define W(...) TT__WEIGHT_BIAS(tt_bert, __VA_ARGS__)
 #define TT__BERT_EMBEDDINGS \
-    T(word, ".embeddings.word_embeddings.weight", "VH", 'n', false), \
-    T(position, ".embeddings.position_embeddings.weight", "PH", 'n', false), \
-    T(type, ".embeddings.token_type_embeddings.weight", "TH", 'n', false), \
-    W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "H", "H", '1', false)
+    T(word, ".embeddings.word_embeddings.weight", "VE", 'n', false), \
+    T(position, ".embeddings.position_embeddings.weight", "PE", 'n', false), \
+    T(type, ".embeddings.token_type_embeddings.weight", "TE", 'n', false), \
+    W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "E", "E", '1', false)
 static const tt__tensor_row tt__bert_tensors[] = {
     TT__BERT_EMBEDDINGS,
     W(head, ".pooler.dense", "pre_classifier", "QH", "Q", 'n', true),
     W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
 };
-static const tt__tensor_row tt__roberta_tensors[] = { /* tensors of RoBERTa and BigBird */
+static const tt__tensor_row tt__albert_tensors[] = {
+    TT__BERT_EMBEDDINGS,
+    W(mapping, ".encoder.embedding_hidden_mapping_in", ".encoder.embedding_hidden_mapping_in", "ME", "M", 'n',
+      false),
+    W(head, ".pooler", ".pooler", "QH", "Q", 'n', true),
+    W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
+};
+static const tt__tensor_row tt__roberta_tensors[] = { /* tensors of RoBERTa and its kin, and of BigBird */
     TT__BERT_EMBEDDINGS,
     T(pooler_w, ".pooler.weight", "BB", 'n', 2),
     T(pooler_b, ".pooler.bias", "B", '0', 2),
+    W(head, ".pooler.dense", ".pooler.dense", "RH", "R", 'n', 2),
     W(head, "classifier.dense", "classifier.dense", "QH", "Q", 'n', true),
-    W(classifier, "classifier.out_proj", "classifier.out_proj", "CH", "C", 'n', true),
+    W(classifier, "classifier.out_proj", "classifier.out_proj", "KH", "K", 'n', true),
+    W(classifier, "classifier", "classifier", "NH", "N", 'n', true),
 };
 #undef TT__BERT_EMBEDDINGS
 #undef T
@@ -37760,39 +37884,62 @@ static const tt__tensor_row tt__bert_layer_tensors[] = {
     W(output_norm, "output.LayerNorm", "output_layer_norm", "H", "H", '1'),
 #undef W
 };
-/* The fields of config.json: BERT and DistilBERT use the first 12 rows, RoBERTa the first 13, BigBird all
-   rows. */
-static const tt__config_row tt__bert_rows[] = {
+static const tt__tensor_row tt__albert_layer_tensors[] = { /* a layer of ALBERT has one naming */
+#define W(field, name, ...) TT__WEIGHT_BIAS(tt_bert_layer, field, name, name, __VA_ARGS__, false)
+    W(q, "attention.query", "HH", "H", 'n'),
+    W(k, "attention.key", "HH", "H", 'n'),
+    W(v, "attention.value", "HH", "H", 'n'),
+    W(attention, "attention.dense", "HH", "H", 'n'),
+    W(attention_norm, "attention.LayerNorm", "H", "H", '1'),
+    W(up, "ffn", "IH", "I", 'n'),
+    W(down, "ffn_output", "HI", "H", 'n'),
+    W(output_norm, "full_layer_layer_norm", "H", "H", '1'),
+#undef W
+};
+/* The fields of config.json: BERT and DistilBERT use the first 12 rows, RoBERTa and its kin the first 13,
+   BigBird all rows. ALBERT has a table of its own. */
 #define C(...) TT__CONFIG(tt_bert, __VA_ARGS__)
-    C(vocab_size, 'N', 'V', "vocab_size", "vocab_size"),
-    C(hidden_size, 'N', 'H', "hidden_size", "dim"),
-    C(layers, 'N', 0, "num_hidden_layers", "n_layers"),
-    C(heads, 'N', 0, "num_attention_heads", "n_heads"),
-    C(intermediate_size, 'N', 'I', "intermediate_size", "hidden_dim"),
-    C(max_positions, 'N', 'P', "max_position_embeddings", "max_position_embeddings"),
-    C(type_vocab_size, '0', 'T', "type_vocab_size", NULL),
-    C(layer_norm_eps, 'f', 0, "layer_norm_eps", NULL),
-    C(initializer_range, 'f', 0, "initializer_range", "initializer_range"),
-    C(dropout, 'p', 0, "hidden_dropout_prob", "dropout"),
-    C(attention_dropout, 'p', 0, "attention_probs_dropout_prob", "attention_dropout"),
+#define TT__BERT_SIZES \
+    C(vocab_size, 'N', 'V', "vocab_size", "vocab_size"), \
+    C(hidden_size, 'N', 'H', "hidden_size", "dim"), \
+    C(layers, 'N', 0, "num_hidden_layers", "n_layers"), \
+    C(heads, 'N', 0, "num_attention_heads", "n_heads"), \
+    C(intermediate_size, 'N', 'I', "intermediate_size", "hidden_dim"), \
+    C(max_positions, 'N', 'P', "max_position_embeddings", "max_position_embeddings"), \
+    C(type_vocab_size, '0', 'T', "type_vocab_size", NULL), \
+    C(layer_norm_eps, 'f', 0, "layer_norm_eps", NULL), \
+    C(initializer_range, 'f', 0, "initializer_range", "initializer_range"), \
+    C(dropout, 'p', 0, "hidden_dropout_prob", "dropout"), \
+    C(attention_dropout, 'p', 0, "attention_probs_dropout_prob", "attention_dropout")
+static const tt__config_row tt__bert_rows[] = {
+    TT__BERT_SIZES,
     C(classifier_dropout, 'p', 0, "classifier_dropout", "seq_classif_dropout"),
     C(pad_token, '0', 0, "pad_token_id", NULL),
     C(block_size, 'n', 0, "block_size", NULL),
     C(random_blocks, '0', 0, "num_random_blocks", NULL),
     C(qkv_bias, 'b', 0, "use_bias", NULL),
     C(scale_embeddings, 'b', 0, "rescale_embeddings", NULL),
-#undef C
 };
+static const tt__config_row tt__albert_rows[] = {
+    TT__BERT_SIZES,
+    C(classifier_dropout, 'p', 0, "classifier_dropout_prob", NULL),
+    C(embedding_size, 'n', 'E', "embedding_size", NULL),
+};
+#undef TT__BERT_SIZES
+#undef C
 
 /* Flags for each BERT variant. */
 enum {
     TT__BERT_HEAD = 1,       /* a linear layer precedes the classifier; else the option `pooler` decides */
-    TT__BERT_OFFSET = 2,     /* positions start at pad_token + 1, and the model has one token type */
-    TT__BERT_SPARSE = 4,     /* BigBird: options block_sparse, qkv_bias and scale_embeddings apply */
-    TT__BERT_DROP_SUM = 8,   /* dropout of the embeddings comes before their norm, not after the norm */
+    TT__BERT_OFFSET = 2,     /* positions start at pad_token + 1 */
+    TT__BERT_SPARSE = 4,     /* the options block_sparse, qkv_bias and scale_embeddings apply */
+    TT__BERT_DROP_SUM = 8,   /* dropout of the embeddings comes before their norm, not after it */
     TT__BERT_DROP_OUT = 16,  /* the attention's output has dropout */
     TT__BERT_DROP_HEAD = 32, /* the input of the layer before the classifier has dropout */
-    TT__BERT_DROP_AS = 64    /* classifier_dropout defaults to `dropout` if config.json lacks it */
+    TT__BERT_DROP_AS = 64,   /* classifier_dropout defaults to `dropout` if config.json lacks it */
+    TT__BERT_DROP_TAGS = 128, /* the classifier of tokens has `dropout` instead of classifier_dropout */
+    TT__BERT_SHARED = 256    /* layers share their parameters, embeddings have embedding_size columns, and
+                                the MLP has no dropout */
 };
 /* A BERT variant: its architecture (names and tables), its flags, and the defaults of its base model. */
 typedef struct tt__bert_flags {
@@ -37801,42 +37948,62 @@ typedef struct tt__bert_flags {
     tt_value (*head)(tt_tape *, tt_value); /* activation before the classifier; NULL: as in layers */
     int vocab, positions, types, pad, layers;
     const char *activation;
-    float eps, classifier_dropout;
+    float eps, dropout, classifier_dropout; /* dropout: of hidden states and of attention weights */
 } tt__bert_flags;
 
-#define TT__BERT_FILES(table, rows, name, naming, class_name, type, act, more, before, layers) { \
-    name, naming, class_name, type, act, more, {before, before}, {layers ".%d.", layers ".%d."}, \
-    tt__##table##_tensors, tt__bert_layer_tensors, tt__bert_rows, TT__COUNT(tt__##table##_tensors), \
-    TT__COUNT(tt__bert_layer_tensors), rows, TT__STRUCTS(tt_bert), tt__bert_sizes, tt__bert_check, NULL, 0, \
-    tt__bert_print, NULL}
+#define TT__BERT_FILES(table, layer, config, rows, name, naming, class_name, type, act, more, before, \
+                       layers) \
+    {name, naming, class_name, type, act, more, {before, before}, {layers ".", layers "."}, \
+     tt__##table##_tensors, tt__##layer##_tensors, tt__##config##_rows, TT__COUNT(tt__##table##_tensors), \
+     TT__COUNT(tt__##layer##_tensors), rows, TT__STRUCTS(tt_bert), tt__bert_sizes, tt__bert_check, NULL, 0, \
+     tt__bert_print, NULL, tt__bert_head}
+#define TT__ROBERTA_FILES(name, class_name, type) \
+    TT__BERT_FILES(roberta, bert_layer, bert, 13, name, 0, class_name, type, "hidden_act", \
+                   "  \"position_embedding_type\": \"absolute\",\n  \"bos_token_id\": 0,\n" \
+                   "  \"eos_token_id\": 2,\n", "roberta.", "encoder.layer.%d"), \
+    TT__BERT_HEAD | TT__BERT_OFFSET | TT__BERT_DROP_OUT | TT__BERT_DROP_HEAD | TT__BERT_DROP_AS, tt_tanh
 
 static const tt__bert_flags tt__bert_flags_of[] = { /* in the order of tt_bert_kind */
-    {TT__BERT_FILES(bert, 12, "BERT", 0, "BertForSequenceClassification", "bert", "hidden_act",
+    {TT__BERT_FILES(bert, bert_layer, bert, 12, "BERT", 0, "Bert", "bert",
+                    "hidden_act",
                     "  \"position_embedding_type\": \"absolute\",\n  \"pad_token_id\": 0,\n", "bert.",
-                    "encoder.layer"),
-     TT__BERT_DROP_OUT | TT__BERT_DROP_AS, tt_tanh, 30522, 512, 2, 0, 12, "gelu", 1e-12f, 0.1f},
-    {TT__BERT_FILES(bert, 12, "DistilBERT", 1, "DistilBertForSequenceClassification", "distilbert",
-                    "activation",
+                    "encoder.layer.%d"),
+     TT__BERT_DROP_OUT | TT__BERT_DROP_AS, tt_tanh, 30522, 512, 2, 0, 12, "gelu", 1e-12f, 0.1f, 0.1f},
+    {TT__BERT_FILES(bert, bert_layer, bert, 12, "DistilBERT", 1, "DistilBert",
+                    "distilbert", "activation",
                     "  \"sinusoidal_pos_embds\": false,\n  \"tie_weights_\": true,\n  \"qa_dropout\": 0.1,\n"
-                    "  \"pad_token_id\": 0,\n", "distilbert.", "transformer.layer"),
-     TT__BERT_HEAD, tt_relu, 30522, 512, 0, 0, 6, "gelu", 1e-12f, 0.2f},
-    {TT__BERT_FILES(roberta, 13, "RoBERTa", 0, "RobertaForSequenceClassification", "roberta", "hidden_act",
-                    "  \"position_embedding_type\": \"absolute\",\n  \"bos_token_id\": 0,\n"
-                    "  \"eos_token_id\": 2,\n", "roberta.", "encoder.layer"),
-     TT__BERT_HEAD | TT__BERT_OFFSET | TT__BERT_DROP_OUT | TT__BERT_DROP_HEAD | TT__BERT_DROP_AS, tt_tanh,
-     50265, 514, 1, 1, 12, "gelu", 1e-5f, 0.1f},
-    {TT__BERT_FILES(roberta, TT__COUNT(tt__bert_rows), "BigBird", 0, "BigBirdForSequenceClassification",
-                    "big_bird", "hidden_act",
+                    "  \"pad_token_id\": 0,\n", "distilbert.", "transformer.layer.%d"),
+     TT__BERT_HEAD | TT__BERT_DROP_TAGS, tt_relu, 30522, 512, 0, 0, 6, "gelu", 1e-12f, 0.1f, 0.2f},
+    {TT__ROBERTA_FILES("RoBERTa", "Roberta", "roberta"), 50265, 514, 1, 1, 12,
+     "gelu", 1e-5f, 0.1f, 0.1f},
+    {TT__BERT_FILES(roberta, bert_layer, bert, TT__COUNT(tt__bert_rows), "BigBird", 0,
+                    "BigBird", "big_bird", "hidden_act",
                     "  \"bos_token_id\": 1,\n  \"eos_token_id\": 2,\n  \"sep_token_id\": 66,\n", "bert.",
-                    "encoder.layer"),
+                    "encoder.layer.%d"),
      TT__BERT_HEAD | TT__BERT_SPARSE | TT__BERT_DROP_SUM | TT__BERT_DROP_OUT | TT__BERT_DROP_HEAD |
-     TT__BERT_DROP_AS, NULL, 50358, 4096, 2, 0, 12, "gelu_new", 1e-12f, 0.1f},
+     TT__BERT_DROP_AS, NULL, 50358, 4096, 2, 0, 12, "gelu_new", 1e-12f, 0.1f, 0.1f},
+    {TT__ROBERTA_FILES("XLM-RoBERTa", "XLMRoberta", "xlm-roberta"), 250002, 514, 1, 1,
+     12, "gelu", 1e-5f, 0.1f, 0.1f},
+    {TT__ROBERTA_FILES("CamemBERT", "Camembert", "camembert"), 32005, 514, 1, 1, 12,
+     "gelu", 1e-5f, 0.1f, 0.1f},
+    {TT__BERT_FILES(albert, albert_layer, albert, TT__COUNT(tt__albert_rows), "ALBERT", 0,
+                    "Albert", "albert", "hidden_act",
+                    "  \"position_embedding_type\": \"absolute\",\n  \"num_hidden_groups\": 1,\n"
+                    "  \"inner_group_num\": 1,\n  \"pad_token_id\": 0,\n  \"bos_token_id\": 2,\n"
+                    "  \"eos_token_id\": 3,\n", "albert.", "encoder.albert_layer_groups.0.albert_layers.0"),
+     TT__BERT_SHARED | TT__BERT_DROP_OUT, tt_tanh, 30000, 512, 2, 0, 12, "gelu_new", 1e-12f, 0, 0.1f},
 };
 
 static const tt__bert_flags *tt__bert_of(const tt_bert_config *c)
 {
     const bool known = (int)c->kind > 0 && (int)c->kind < TT__COUNT(tt__bert_flags_of);
     return &tt__bert_flags_of[known ? c->kind : TT_BERT];
+}
+
+/* Returns the row of the position embedding that belongs to the first token of a sequence. */
+static int tt__bert_offset(const tt_bert_config *c)
+{
+    return tt__bert_of(c)->flags & TT__BERT_OFFSET ? c->pad_token + 1 : 0;
 }
 
 tt_bert_config tt_bert_config_default(tt_bert_kind kind)
@@ -37852,14 +38019,15 @@ tt_bert_config tt_bert_config_default(tt_bert_kind kind)
     c.intermediate_size = 3072;
     c.max_positions = k->positions;
     c.type_vocab_size = k->types;
+    c.embedding_size = k->flags & TT__BERT_SHARED ? 128 : 0;
     c.pad_token = k->pad;
     c.pooler = !(k->flags & TT__BERT_HEAD);
     c.classes = 2;
     c.activation = k->activation;
     c.layer_norm_eps = k->eps;
     c.initializer_range = 0.02f;
-    c.dropout = 0.1f;
-    c.attention_dropout = 0.1f;
+    c.dropout = k->dropout;
+    c.attention_dropout = k->dropout;
     c.classifier_dropout = k->classifier_dropout;
     c.block_sparse = (k->flags & TT__BERT_SPARSE) != 0;
     c.block_size = 64;
@@ -37872,7 +38040,13 @@ static void tt__bert_sizes(const void *config, tt__sizes size)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
     const int flags = tt__bert_of(c)->flags;
-    size['Q' - 'A'] = flags & TT__BERT_HEAD || c->pooler ? c->hidden_size : 0;
+    /* In transformers BERT and RoBERTa without a classifier have a pooler, which embeddings do not use. */
+    const bool embeds = c->task == TT_TASK_EMBED, dense = flags & TT__BERT_HEAD ? !embeds : c->pooler;
+    size['Q' - 'A'] = dense && c->task != TT_TASK_TAGS ? c->hidden_size : 0;
+    size['R' - 'A'] = flags & TT__BERT_OFFSET && embeds ? c->hidden_size : 0;
+    size[(c->task == TT_TASK_TAGS ? 'N' : 'K') - 'A'] = size['C' - 'A'];
+    size['E' - 'A'] = flags & TT__BERT_SHARED ? c->embedding_size : c->hidden_size;
+    size['M' - 'A'] = flags & TT__BERT_SHARED ? c->hidden_size : 0;
     size['B' - 'A'] = flags & TT__BERT_SPARSE ? c->hidden_size : 0;
     size['U' - 'A'] = !(flags & TT__BERT_SPARSE) || c->qkv_bias ? c->hidden_size : 0;
 }
@@ -37883,10 +38057,11 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
     const int flags = tt__bert_of(c)->flags;
     const double listed = (double)c->heads * c->random_blocks * c->max_positions /
                           (double)tt__max(1, c->block_size);
+    if ((unsigned)c->task > TT_TASK_EMBED) tt__print(all, "; task %d is unknown", (int)c->task);
+    if ((unsigned)c->pooling > TT_POOL_CLS) tt__print(all, "; pooling %d is unknown", (int)c->pooling);
+    if (c->max_length < 0) tt__print(all, "; max_length is %d", c->max_length);
     if (flags & TT__BERT_OFFSET && c->max_positions <= c->pad_token + 1)
         tt__print(all, "; pad_token %d leaves none of %d max_positions", c->pad_token, c->max_positions);
-    if (flags & TT__BERT_OFFSET && c->type_vocab_size > 1)
-        tt__print(all, "; type_vocab_size is %d, of which only 1 is supported", c->type_vocab_size);
     if (!(flags & TT__BERT_SPARSE)) return;
     if ((c->max_positions - 1) / tt__max(1, c->block_size) > UINT16_MAX)
         tt__print(all, "; max_positions are more than 65536 blocks of %d", c->block_size);
@@ -37895,25 +38070,42 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
         tt__print(all, "; block_size is %d", c->block_size);
 }
 
+/* Values of "problem_type" in config.json, in the order of tt_task. */
+static const char *const tt__problem_types[] = {"single_label_classification", "multi_label_classification",
+                                                "regression"};
+
 static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
     (void)self;
+    if (c->task <= TT_TASK_SCORES)
+        tt__print(json, "  \"problem_type\": \"%s\",\n", tt__problem_types[c->task]);
     if (tt__bert_of(c)->flags & TT__BERT_SPARSE)
         tt__print(json, "  \"attention_type\": \"%s\",\n",
                   c->block_sparse ? "block_sparse" : "original_full");
 }
 
+/* Returns what follows the kind's name in the name of transformers' class. */
+static const char *tt__bert_head(const void *config)
+{
+    const tt_task task = ((const tt_bert_config *)config)->task;
+    return task == TT_TASK_TAGS    ? "ForTokenClassification"
+           : task == TT_TASK_EMBED ? "Model"
+                                   : "ForSequenceClassification";
+}
+
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 {
-    return tt__model_new(ctx, &tt__bert_of(config)->a, m, config);
+    tt_bert_config c = *config;
+    if (c.task == TT_TASK_EMBED) c.classes = 0;
+    return tt__model_new(ctx, &tt__bert_of(config)->a, m, &c);
 }
 
 void tt_bert_free(tt_bert *m) { tt__model_free(&tt__bert_of(&m->config)->a, m); }
 
 tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d)
 {
-    return tt__name_classes(m->ctx, m->class_names, m->config.classes, !m->new_head, d);
+    return tt__name_classes(m->ctx, m->config.task, m->class_names, m->config.classes, !m->new_head, d);
 }
 
 /* ==== src/models/big_bird.h */
@@ -38014,17 +38206,172 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
                 if (tt__big_bird_may(i, x[k], max)) list[found++] = x[k];
         }
 }
-/* Returns the row of the position embedding for a sequence's first token. */
-static int tt__bert_offset(const tt_bert_config *c)
+
+/* ==== src/models/embedder.h */
+/* ------------------------------------------------------------------------ folders of sentence-transformers
+   The files that a folder has beside those of transformers: modules.json lists the modules, 1_Pooling has the
+   pooling, 2_Normalize says that embeddings have length 1, and sentence_bert_config.json has the max number
+   of tokens. */
+
+/* Keys of 1_Pooling/config.json up to version 5 of sentence-transformers, and the values of "pooling_mode"
+   since then. The first two are in the order of tt_pooling. */
+static const struct { const char *key, *mode; } tt__poolings[] = {
+    {"pooling_mode_mean_tokens", "mean"},
+    {"pooling_mode_cls_token", "cls"},
+    {"pooling_mode_max_tokens", "max"},
+    {"pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens"},
+    {"pooling_mode_weightedmean_tokens", "weightedmean"},
+    {"pooling_mode_lasttoken", "lasttoken"},
+};
+
+/* Reads the pooling from a module's config.json. */
+static tt_status tt__pooling_read(const tt__json *j, tt_pooling *pooling)
 {
-    return tt__bert_of(c)->flags & TT__BERT_OFFSET ? c->pad_token + 1 : 0;
+    const char *mode = NULL;
+    int number = -1;
+    tt_status status = tt__json_read_string(j, 0, "pooling_mode", false, &mode);
+    for (int k = 0; k < TT__COUNT(tt__poolings) && status == TT_OK; k++) {
+        bool set = false;
+        if (!mode) status = tt__json_read_bool(j, 0, tt__poolings[k].key, &set);
+        if (mode ? strcmp(mode, tt__poolings[k].mode) != 0 : !set) continue;
+        if (number >= 0)
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s' has the poolings '%s' and '%s'; one of 'mean' "
+                            "and 'cls' is supported", j->path, tt__poolings[number].mode,
+                            tt__poolings[k].mode);
+        number = k;
+    }
+    if (status != TT_OK) return status;
+    if (number > TT_POOL_CLS || number < 0)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the pooling is '%s'; 'mean' and 'cls' are "
+                        "supported", j->path, number < 0 ? mode ? mode : "none" : tt__poolings[number].mode);
+    *pooling = (tt_pooling)number;
+    return TT_OK;
+}
+
+/* Reads a module that modules.json lists in node `module` of j. */
+static tt_status tt__module_read(const tt__json *j, int module, const char *folder, tt_bert_config *c)
+{
+    const char *type = NULL, *path = "";
+    char of_module[TT__PATH], file[TT__PATH];
+    tt__json own;
+    memset(&own, 0, sizeof own);
+    tt_status status = tt__json_read_string(j, module, "type", true, &type);
+    if (status == TT_OK) status = tt__json_read_string(j, module, "path", false, &path);
+    if (status != TT_OK) return status;
+    const char *dot = strrchr(type, '.'), *name = dot ? dot + 1 : type;
+    if (strcmp(name, "Transformer") == 0 && *path)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the encoder is in the folder '%s'; move its files "
+                        "to '%s' and set this module's path to \"\"", j->path, path, folder);
+    if (strcmp(name, "Transformer") == 0 || strcmp(name, "Dropout") == 0) return TT_OK;
+    if (strcmp(name, "Normalize") == 0) c->normalize = true;
+    if (strcmp(name, "Normalize") == 0) return TT_OK;
+    if (strcmp(name, "Pooling") != 0)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': the module '%s' is not supported; Transformer, "
+                        "Pooling, Dropout and Normalize are", j->path, type);
+    status = tt__path_join(j->ctx, of_module, folder, path);
+    if (status == TT_OK) status = tt__path_join(j->ctx, file, of_module, "config.json");
+    if (status == TT_OK) status = tt__json_open(&own, j->ctx, file);
+    if (status == TT_OK) status = tt__pooling_read(&own, &c->pooling);
+    tt__json_free(&own);
+    return status;
+}
+
+/* If a folder has modules.json, sets the task to TT_TASK_EMBED, and pooling, normalize and max_length to what
+   the folder's files say. */
+static tt_status tt__embedder_read(tt_context *ctx, const char *folder, tt_bert_config *c)
+{
+    static const char length_file[] = "sentence_bert_config.json";
+    char path[TT__PATH];
+    bool listed = false, sized = false;
+    tt__json j;
+    memset(&j, 0, sizeof j);
+    tt_status status = tt__folder_has(ctx, folder, "modules.json", &listed);
+    if (status != TT_OK || !listed) return status;
+    c->task = TT_TASK_EMBED;
+    status = tt__path_join(ctx, path, folder, "modules.json");
+    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
+    const bool list = status == TT_OK && j.count && j.nodes[0].kind == TT__JSON_ARRAY;
+    if (status == TT_OK && !list)
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' is not a list of modules", path);
+    for (int k = 0, at = 1; list && k < j.nodes[0].count && status == TT_OK; k++, at = j.nodes[at].after)
+        status = tt__module_read(&j, at, folder, c);
+    tt__json_free(&j);
+    if (status == TT_OK) status = tt__folder_has(ctx, folder, length_file, &sized);
+    if (status != TT_OK || !sized) return status;
+    int64_t length = 0;
+    status = tt__path_join(ctx, path, folder, length_file);
+    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
+    if (status == TT_OK) status = tt__json_read_int(&j, 0, "max_seq_length", false, 1, INT_MAX, &length);
+    tt__json_free(&j);
+    c->max_length = (int)length;
+    return status;
+}
+
+static void tt__print_modules(tt__text_buffer *json, const void *config)
+{
+    static const char *const modules[] = {"Transformer", "Pooling", "Normalize"};
+    const int count = ((const tt_bert_config *)config)->normalize ? 3 : 2;
+    tt__print(json, "[\n");
+    for (int k = 0; k < count; k++) {
+        tt__print(json, "  {\"idx\": %d, \"name\": \"%d\", \"path\": \"", k, k);
+        if (k) tt__print(json, "%d_%s", k, modules[k]);
+        tt__print(json, "\", \"type\": \"sentence_transformers.models.%s\"}%s\n", modules[k],
+                  k + 1 < count ? "," : "");
+    }
+    tt__print(json, "]\n");
+}
+
+static void tt__print_pooling(tt__text_buffer *json, const void *config)
+{
+    const tt_bert_config *c = (const tt_bert_config *)config;
+    tt__print(json, "{\n  \"word_embedding_dimension\": %d", c->hidden_size);
+    for (int k = 0; k < TT__COUNT(tt__poolings); k++)
+        tt__print(json, ",\n  \"%s\": %s", tt__poolings[k].key, k == (int)c->pooling ? "true" : "false");
+    tt__print(json, "\n}\n");
+}
+
+static void tt__print_normalize(tt__text_buffer *json, const void *config)
+{
+    (void)config;
+    tt__print(json, "{}\n");
+}
+
+static void tt__print_length(tt__text_buffer *json, const void *config)
+{
+    const tt_bert_config *c = (const tt_bert_config *)config;
+    tt__print(json, "{\n  \"max_seq_length\": %d,\n  \"do_lower_case\": false\n}\n",
+              c->max_length ? c->max_length : c->max_positions - tt__bert_offset(c));
+}
+
+/* Writes the files of sentence-transformers if the task is TT_TASK_EMBED. */
+static tt_status tt__embedder_save(tt_context *ctx, const char *folder, const tt_bert_config *c)
+{
+    static const struct {
+        const char *folder, *file;
+        void (*print)(tt__text_buffer *json, const void *config);
+    } files[] = {
+        {"", "sentence_bert_config.json", tt__print_length},
+        {"1_Pooling", "config.json", tt__print_pooling},
+        {"2_Normalize", "config.json", tt__print_normalize},
+        {"", "modules.json", tt__print_modules},
+    };
+    char path[TT__PATH];
+    tt_status status = TT_OK;
+    for (int k = 0; c->task == TT_TASK_EMBED && k < TT__COUNT(files) && status == TT_OK; k++) {
+        if (files[k].print == tt__print_normalize && !c->normalize) continue;
+        status = tt__path_join(ctx, path, folder, files[k].folder);
+        if (status == TT_OK && *files[k].folder) status = tt__make_folder(ctx, path);
+        if (status == TT_OK) status = tt__save_printed(ctx, path, files[k].file, files[k].print, c);
+    }
+    return status;
 }
 
 /* ==== src/models/bert.h */
 /* ----------------------------------------------------------------------------------- BERT and its variants
    Records a BERT model on a tape, and loads and saves a model's folder. */
 
-/* Records the sum of the embeddings of tokens, positions and types, (rows, hidden), before their norm. */
+/* Records the sum of the embeddings of tokens, positions and types, which the norm then reads. The result has
+   the shape (rows, hidden), in ALBERT (rows, embedding_size). */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
@@ -38035,7 +38382,8 @@ static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in
     if (flags & TT__BERT_SPARSE && c->scale_embeddings)
         words = tt_scale(t, words, sqrtf((float)c->hidden_size));
     tt_value x = tt_add(t, words, places);
-    if (m->type && flags & TT__BERT_OFFSET) return tt_add(t, x, tt_param_value(t, m->type));
+    if (m->type && flags & TT__BERT_OFFSET && c->type_vocab_size == 1)
+        return tt_add(t, x, tt_param_value(t, m->type));
     return m->type ? tt_add(t, x, tt_embedding(t, in->types, m->type)) : x;
 }
 
@@ -38059,7 +38407,7 @@ static tt_attention_options tt__bert_attention(const tt_bert_config *c, int laye
     return o;
 }
 
-tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
+tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_value *hidden)
 {
     const tt_bert_config *c = &m->config;
     const int flags = tt__bert_of(c)->flags;
@@ -38072,12 +38420,14 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt__tape_fail(t, TT_ERR_MEMORY, "no memory for the lists of blocks");
         return tt__handle(t, 0);
     }
-    /* All values below have the shape (rows, hidden), except one h. */
+    /* The values of a layer, except h, have the shape (rows, hidden). */
     tt_value x = tt__bert_embed(m, t, in);
     if (flags & TT__BERT_DROP_SUM) x = tt_dropout(t, x, c->dropout);
     x = tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps);
     if (!(flags & TT__BERT_DROP_SUM)) x = tt_dropout(t, x, c->dropout);
+    if (m->mapping_w) x = tt_linear(t, x, m->mapping_w, m->mapping_b);
     tt_name(t, x, "embeddings");
+    if (hidden) hidden[0] = x;
     for (int k = 0; k < c->layers; k++) {
         const tt_bert_layer *l = &m->layer[k];
         tt_value q = tt_linear(t, x, l->q_w, l->q_b), key = tt_linear(t, x, l->k_w, l->k_b);
@@ -38092,49 +38442,114 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt_value h = tt_linear(t, x, l->up_w, l->up_b); /* (rows, intermediate) */
         h = tt__activation_of(m->activation)(t, h);
         tt_name(t, h, "layer.%d.intermediate", k);
-        h = tt_dropout(t, tt_linear(t, h, l->down_w, l->down_b), c->dropout);
+        h = tt_linear(t, h, l->down_w, l->down_b);
+        if (!(flags & TT__BERT_SHARED)) h = tt_dropout(t, h, c->dropout);
         x = tt_add(t, h, x);
         tt_block_end(t, x); /* before the norm, because the norm's backward reads x */
         x = tt_layernorm(t, x, l->output_norm_w, l->output_norm_b, c->layer_norm_eps);
         tt_name(t, x, "layer.%d", k);
+        if (hidden) hidden[k + 1] = x;
     }
     tt__free(m->ctx, lists);
     return x;
 }
 
+tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
+{
+    return tt_bert_hidden(m, t, in, NULL);
+}
+
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
-    tt_value h = tt_gather_rows(t, tt_bert_encode(m, t, in), in->first); /* the [CLS] rows, (seqs, hidden) */
-    const tt__bert_flags *k = tt__bert_of(&m->config);
-    if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, m->config.classifier_dropout);
+    const tt_bert_config *c = &m->config;
+    const tt__bert_flags *k = tt__bert_of(c);
+    const bool tags = c->task == TT_TASK_TAGS;
+    const float dropout = tags && k->flags & TT__BERT_DROP_TAGS ? c->dropout : c->classifier_dropout;
+    if (c->task == TT_TASK_EMBED)
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_bert_logits: the model's task is TT_TASK_EMBED, so it has no "
+                      "classifier: record tt_bert_embed, or load the folder with another task");
+    tt_value h = tt_bert_encode(m, t, in);
+    if (!tags) h = tt_gather_rows(t, h, in->first); /* [CLS] of each sequence: (seqs, hidden) */
     if (m->head_w) {
+        if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, c->classifier_dropout);
         h = tt_linear(t, h, m->head_w, m->head_b);
         h = (k->head ? k->head : tt__activation_of(m->activation))(t, h);
     }
-    h = tt_linear(t, tt_dropout(t, h, m->config.classifier_dropout), m->classifier_w, m->classifier_b);
+    h = tt_linear(t, tt_dropout(t, h, dropout), m->classifier_w, m->classifier_b);
     tt_name(t, h, "logits");
+    return h;
+}
+
+tt_value tt_bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
+{
+    tt_value h = tt_bert_encode(m, t, in);
+    if (m->config.pooling == TT_POOL_CLS) h = tt_gather_rows(t, h, in->first);
+    else h = tt_mean_pool(t, h, in->seq_start);
+    if (m->config.normalize) h = tt_normalize(t, h, 1e-12f); /* eps of torch.nn.functional.normalize */
+    tt_name(t, h, "embedding");
     return h;
 }
 
 static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
 {
+    const tt_bert *m = (const tt_bert *)self;
     tt_inputs in = tt_text_inputs(t, o);
-    *output = tt_bert_logits((const tt_bert *)self, t, &in);
-    return tt__classify(t, *output, &in, o);
+    if (m->config.task == TT_TASK_EMBED) {
+        if (o->compile.train)
+            tt__tape_fail(t, TT_ERR_ARGUMENT, "the model's task is TT_TASK_EMBED, which has no loss: set "
+                          "compile.train = false, or record a loss of your own from tt_bert_embed");
+        return *output = tt_bert_embed(m, t, &in);
+    }
+    *output = tt_bert_logits(m, t, &in);
+    return tt__task_loss(t, m->config.task, *output, &in, o);
 }
 
-tt_model tt_bert_classifier(const tt_bert *m)
+tt_model tt_bert_model(const tt_bert *m)
 {
     const tt_bert_config *c = &m->config;
-    const int length = c->max_positions - tt__bert_offset(c);
-    tt_model model = {m, tt__bert_record, tt_accuracy(), c->classes, "tokens", length, false};
+    const int positions = c->max_positions - tt__bert_offset(c);
+    const bool limit = c->task == TT_TASK_EMBED && c->max_length > 0 && c->max_length < positions;
+    const tt_metric none = {NULL, NULL, false};
+    const bool numbers = c->task == TT_TASK_SCORES || c->task == TT_TASK_EMBED;
+    tt_model model = {m, tt__bert_record, numbers ? none : tt_accuracy(), c->classes, "tokens",
+                      limit ? c->max_length : positions, false, c->task};
     return model;
+}
+
+/* Returns whether the class that "architectures" of config.json names matches a pattern. */
+static bool tt__bert_is(const tt__json *j, const char *pattern)
+{
+    const int classes = tt__json_get(j, 0, "architectures");
+    const bool any = classes >= 0 && j->nodes[classes].kind == TT__JSON_ARRAY && j->nodes[classes].count;
+    const char *name = any ? tt__json_text(j, classes + 1) : NULL;
+    return name && tt__match(pattern, name);
+}
+
+/* Reads the task from "architectures" and "problem_type" of config.json. c->classes has been read. */
+static tt_status tt__bert_read_task(const tt__json *j, tt_bert_config *c)
+{
+    const char *type = NULL;
+    if (tt__bert_is(j, "*ForTokenClassification")) {
+        c->task = TT_TASK_TAGS;
+        return TT_OK;
+    }
+    tt_status status = tt__json_read_string(j, 0, "problem_type", false, &type);
+    if (status == TT_OK && !type && c->classes == 1) c->task = TT_TASK_SCORES;
+    if (status != TT_OK || !type) return status;
+    for (int k = 0; k < TT__COUNT(tt__problem_types); k++)
+        if (strcmp(type, tt__problem_types[k]) == 0) {
+            c->task = (tt_task)k;
+            return TT_OK;
+        }
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': problem_type is '%s'; 'single_label_classification', "
+                    "'multi_label_classification' and 'regression' are supported", j->path, type);
 }
 
 static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
 {
     const char *type = NULL, *position = "absolute", *attention = "block_sparse";
     bool decoder = false;
+    int64_t groups[2] = {1, 1}; /* ALBERT: groups of layers that share parameters, layers of a group */
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &type);
     if (status != TT_OK) return status;
     int kind = 0;
@@ -38151,10 +38566,14 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     if (k->flags & TT__BERT_DROP_AS) c->classifier_dropout = -1;
     status = tt__config_read(j, &k->a, c);
     if (c->classifier_dropout < 0) c->classifier_dropout = c->dropout;
+    if (status == TT_OK) status = tt__bert_read_task(j, c);
     if (status == TT_OK) status = tt__json_read_string(j, 0, "position_embedding_type", false, &position);
     if (status == TT_OK && sparse)
         status = tt__json_read_string(j, 0, "attention_type", false, &attention);
     if (status == TT_OK) status = tt__json_read_bool(j, 0, "is_decoder", &decoder);
+    for (int g = 0; g < 2 && k->flags & TT__BERT_SHARED && status == TT_OK; g++)
+        status = tt__json_read_int(j, 0, g ? "inner_group_num" : "num_hidden_groups", false, 1, INT32_MAX,
+                                   &groups[g]);
     if (status != TT_OK) return status;
     c->block_sparse = sparse && strcmp(attention, "block_sparse") == 0;
     if (strcmp(position, "absolute") != 0)
@@ -38163,27 +38582,44 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     if (!c->block_sparse && sparse && strcmp(attention, "original_full") != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': attention_type is '%s'; 'block_sparse' and "
                         "'original_full' are supported", j->path, attention);
+    if (groups[0] != 1 || groups[1] != 1)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': num_hidden_groups is %lld and inner_group_num "
+                        "%lld; only an ALBERT with 1 and 1 is supported", j->path, (long long)groups[0],
+                        (long long)groups[1]);
     if (decoder)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': is_decoder is true; only encoders are supported",
                         j->path);
     return TT_OK;
 }
 
-tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes)
+tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head)
 {
     tt_bert_config config;
     tt__checkpoint from;
     memset(m, 0, sizeof *m);
     tt_status status = tt__checkpoint_open(ctx, folder, &from);
     if (status == TT_OK) status = tt__bert_read_config(&from.config, &config);
+    /* A classifier may have been saved into a folder of sentence-transformers. */
+    if (status == TT_OK && !tt__bert_is(&from.config, "*For*Classification"))
+        status = tt__embedder_read(ctx, folder, &config);
     if (status == TT_OK) status = tt__shards_open(ctx, folder, &from);
     if (status == TT_OK) {
         const tt__architecture *a = &tt__bert_of(&config)->a;
+        const tt_task own = config.task;
+        if (head) config.task = head->task;
         from.naming = a->naming;
-        status = tt__model_load(a, m, &config, &from, classes, 0);
+        from.other_head = (own == TT_TASK_TAGS) != (config.task == TT_TASK_TAGS);
+        if (config.task == TT_TASK_EMBED) config.classes = 0;
+        status = tt__model_load(a, m, &config, &from, head ? head->outputs : 0, 0);
     }
     tt__checkpoint_close(ctx, &from);
     return status;
+}
+
+tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes)
+{
+    const tt_head head = {TT_TASK_CLASS, classes};
+    return tt_bert_load_head(ctx, m, folder, classes ? &head : NULL);
 }
 
 tt_status tt_bert_save(const tt_bert *m, const char *folder)
@@ -38191,7 +38627,8 @@ tt_status tt_bert_save(const tt_bert *m, const char *folder)
     tt_bert_config config = m->config;
     config.activation = m->activation;
     const tt__architecture *a = &tt__bert_of(&config)->a;
-    return tt__model_save(m->ctx, a, m, &config, a->naming, 0, folder);
+    tt_status status = tt__model_save(m->ctx, a, m, &config, a->naming, 0, folder);
+    return status == TT_OK ? tt__embedder_save(m->ctx, folder, &config) : status;
 }
 
 /* ==== src/models/vit.h */
@@ -38383,7 +38820,7 @@ static const tt__architecture tt__vit_architecture = {
     {"encoder.layer.%d.", "encoder.layers.encoder_layer_%d."}, tt__vit_tensors, tt__vit_layer_tensors,
     tt__vit_rows, TT__COUNT(tt__vit_tensors), TT__COUNT(tt__vit_layer_tensors), TT__COUNT(tt__vit_rows),
     TT__STRUCTS(tt_vit), tt__vit_sizes, tt__vit_check, tt__vit_adapt,
-    offsetof(tt_vit_config, image_size), NULL, NULL};
+    offsetof(tt_vit_config, image_size), NULL, NULL, NULL};
 
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config)
 {
@@ -38394,7 +38831,7 @@ void tt_vit_free(tt_vit *m) { tt__model_free(&tt__vit_architecture, m); }
 
 tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d)
 {
-    return tt__name_classes(m->ctx, m->class_names, m->config.classes, !m->new_head, d);
+    return tt__name_classes(m->ctx, TT_TASK_CLASS, m->class_names, m->config.classes, !m->new_head, d);
 }
 
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in)
@@ -38455,7 +38892,7 @@ static tt_value tt__vit_record(const void *self, tt_tape *t, const tt_train_opti
     const int64_t bytes = (int64_t)c->image_size * c->image_size * c->channels;
     tt_inputs in = tt_image_inputs(t, o, tt__vit_tokens(c), bytes);
     *output = tt_vit_logits(m, t, &in);
-    return tt__classify(t, *output, &in, o);
+    return tt__classify(t, *output, in.labels, o);
 }
 
 tt_image_options tt_vit_image_options(const tt_vit *m)
@@ -38473,7 +38910,8 @@ tt_image_options tt_vit_image_options(const tt_vit *m)
 tt_model tt_vit_classifier(const tt_vit *m)
 {
     const tt_vit_config *c = &m->config;
-    tt_model model = {m, tt__vit_record, tt_accuracy(), c->classes, "images", tt__vit_tokens(c), true};
+    tt_model model = {m, tt__vit_record, tt_accuracy(), c->classes, "images", tt__vit_tokens(c), true,
+                      TT_TASK_CLASS};
     return model;
 }
 
@@ -38907,7 +39345,7 @@ typedef struct tt__lm_kind {
     sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), 0, 0, offsetof(tt_lm, layer), \
     offsetof(tt_lm_config, hidden_size), offsetof(tt_lm_config, layers), 0, 0, \
     offsetof(tt_lm_config, activation), offsetof(tt_lm_config, initializer_range), tt__lm_sizes, \
-    tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers}
+    tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers, NULL}
 
 static const tt__lm_kind tt__lm_kinds[] = {
     {TT__LM_FILES(gpt2, "gpt2", "GPT2LMHeadModel", "activation_function", "transformer.", "h."),
@@ -40027,7 +40465,8 @@ static tt_value tt__lm_record(const void *self, tt_tape *t, const tt_train_optio
 tt_model tt_lm_model(const tt_lm *m)
 {
     const tt_lm_config *c = &m->config;
-    tt_model model = {m, tt__lm_record, tt_perplexity(), 0, "tokens", c->max_positions, false};
+    tt_model model = {m, tt__lm_record, tt_perplexity(), 0, "tokens", c->max_positions, false,
+                      TT_TASK_CLASS};
     return model;
 }
 
@@ -40976,7 +41415,8 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
             return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL)", input->name);
         int64_t as_others = 0; /* number of rows of inputs with the same axis */
         for (int j = 0; j < r->n_inputs && input->axis; j++)
-            if (r->inputs[j].axis == input->axis) as_others = tt__max(as_others, r->rows[j]);
+            if (r->inputs[j].axis == input->axis && r->inputs[j].rows == input->rows) /* not tt_seq_start */
+                as_others = tt__max(as_others, r->rows[j]);
         r->rows[k] = as_others ? as_others : input->rows;
         status = tt_set_rank(p, rank, input->value, r->zeros, r->rows[k]);
     }
@@ -41266,8 +41706,8 @@ tt_status tt_confusion(tt_trainer *r, const tt_source *source, tt_stats *stats, 
     const size_t classes = (size_t)r->model.classes, seqs = (size_t)r->options.max_seqs;
     tt_stats own;
     tt__confusion_run c;
-    if (!classes)
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model with classes");
+    if (!classes || r->model.task != TT_TASK_CLASS)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model with a class of each sequence");
     memset(&c, 0, sizeof c);
     c.counts = counts;
     for (size_t k = 0; k < classes * classes; k++) counts[k] = 0;
@@ -41289,44 +41729,79 @@ tt_status tt_forward(tt_trainer *r, const tt_batch *b, float *to, size_t capacit
     return status == TT_OK ? tt_get_rank(r->eval, 0, r->output, to, capacity) : status;
 }
 
-tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
+/* Replaces n logits by the predictions of a task. Returns false if one of them is not finite. */
+static bool tt__predictions(tt_task task, int n, float *x)
 {
-    int classes = r->model.classes;
-    if (!classes)
+    float max = x[0];
+    double sum = 0;
+    if (task != TT_TASK_CLASS && task != TT_TASK_TAGS) {
+        for (int c = 0; c < n; c++) sum += x[c];
+        for (int c = 0; c < n && task == TT_TASK_LABELS; c++) x[c] = (float)(1 / (1 + exp(-(double)x[c])));
+        return isfinite(sum);
+    }
+    for (int c = 1; c < n; c++) max = x[c] > max ? x[c] : max;
+    for (int c = 0; c < n; c++) sum += x[c] = expf(x[c] - max);
+    for (int c = 0; c < n; c++) x[c] = (float)(x[c] / sum);
+    return isfinite(sum);
+}
+
+tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *predictions)
+{
+    const int n = r->model.task == TT_TASK_EMBED ? (int)r->output_width : r->model.classes;
+    const bool tags = r->model.task == TT_TASK_TAGS;
+    if (!n)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT,
                         "tt_predict needs a model with classes; tt_forward gives any output");
-    tt_status status = tt_forward(r, b, probabilities, (size_t)b->seqs * (size_t)classes);
-    for (int s = 0; s < b->seqs && status == TT_OK; s++) {
-        float *x = probabilities + (size_t)s * (size_t)classes, max = x[0];
-        double sum = 0;
-        for (int c = 1; c < classes; c++) max = x[c] > max ? x[c] : max;
-        for (int c = 0; c < classes; c++) sum += x[c] = expf(x[c] - max);
-        if (!isfinite(sum)) {
-            char cause[300];
-            const bool bad = tt__bad_parameter(r->eval, cause, sizeof cause);
-            return tt__fail(r->ctx, TT_ERR_NUMERIC, "the prediction for sequence %d is not finite%s%s", s,
-                            bad ? ": " : "", cause);
-        }
-        for (int c = 0; c < classes; c++) x[c] = (float)(x[c] / sum);
+    const int rows = tags ? b->rows : b->seqs;
+    tt_status status = tt_forward(r, b, predictions, (size_t)rows * (size_t)n);
+    for (int k = 0; k < rows && status == TT_OK; k++) {
+        if (tt__predictions(r->model.task, n, predictions + (size_t)k * (size_t)n)) continue;
+        char cause[300];
+        const bool bad = tt__bad_parameter(r->eval, cause, sizeof cause);
+        status = tt__fail(r->ctx, TT_ERR_NUMERIC, "the prediction for %s %d is not finite%s%s",
+                          tags ? "token" : "sequence", k, bad ? ": " : "", cause);
     }
     return status;
 }
 
-tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text, float *probabilities)
+tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text, const char *pair,
+                          float *predictions)
 {
+    if (r->model.task == TT_TASK_TAGS)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_predict_text: the model predicts a tag of each token: "
+                        "give tt_predict a batch, whose `rows` tells the size of the result");
     int max = (int)tt__min(r->model.max_length, r->options.max_tokens);
     int32_t *ids = (int32_t *)tt__calloc(r->ctx, sizeof *ids * 3 * (size_t)max), start[2] = {0, 0};
+    tt_encoding e;
     tt_batch b;
+    memset(&e, 0, sizeof e);
     memset(&b, 0, sizeof b);
     if (!ids) return TT_ERR_MEMORY;
+    e.text = text;
+    e.bytes = strlen(text);
+    e.pair = pair;
+    e.pair_bytes = pair ? strlen(pair) : 0;
+    e.special = true;
+    e.max_tokens = max;
+    e.room = max;
+    e.ids = ids;
+    e.types = ids + 2 * max;
+    const int64_t n = tt_tokenizer_encode(k, &e);
+    if (n < 0) {
+        tt__free(r->ctx, ids);
+        if (!pair || tt_tokenizer_pairs(k)) return TT_ERR_MEMORY;
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_predict_text: the tokenizer has no template for pairs "
+                        "of texts (\"post_processor\" of tokenizer.json): give it one text, or take the "
+                        "tokenizer of a model for pairs");
+    }
     b.seqs = 1;
-    b.rows = start[1] = tt_tokenize(k, text, strlen(text), ids, max);
+    b.rows = start[1] = (int32_t)n;
     for (int32_t row = 0; row < b.rows; row++) ids[max + row] = row;
     b.ids = ids;
     b.positions = ids + max;
-    b.types = ids + 2 * max;
+    b.types = e.types;
     b.seq_start = start;
-    tt_status status = tt_predict(r, &b, probabilities);
+    tt_status status = tt_predict(r, &b, predictions);
     tt__free(r->ctx, ids);
     return status;
 }

@@ -29,7 +29,8 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-CLASSIFIERS = "distilbert", "bert", "roberta", "big_bird", "big_bird_full"
+CLASSIFIERS = ("distilbert", "bert", "roberta", "big_bird", "big_bird_full", "xlm_roberta", "camembert",
+               "albert")
 WIDER = {
     "gpt2": dict(n_embd=256, n_head=8, n_layer=4, n_inner=1024),
     "bert": dict(hidden_size=256, num_attention_heads=8, num_hidden_layers=4, intermediate_size=1024),
@@ -82,7 +83,7 @@ def configs():
 
 def sequences(rng, config):
     longest = getattr(config, "max_position_embeddings", 32)
-    longest, first = min(64, longest - 2 * (config.model_type == "roberta")), 2
+    longest, first = min(64, longest - 2 * (config.model_type in make_golden.OFFSET)), 2
     lengths = [1, longest, longest - 3] + [int(rng.randint(2, longest)) for _ in range(3)]
     return [rng.randint(first, config.vocab_size, n) for n in lengths]
 

@@ -237,7 +237,7 @@ int main(int argc, char **argv)
             tt_bert_config c = tt_bert_config_default(true);
             if (!dropout) c.dropout = c.attention_dropout = c.classifier_dropout = 0;
             if (tt_bert_new(ctx, &b, &c) != TT_OK) return 1;
-            const tt_model m = tt_bert_classifier(&b);
+            const tt_model m = tt_bert_model(&b);
             print_model(ctx, "DistilBERT-base, 12 x 512 tokens", &m, 12, 512);
             tt_bert_free(&b);
         } else {

@@ -3,14 +3,16 @@
 
        build/logits FOLDER < texts.txt               a line is a text, for a BERT or DistilBERT classifier
        build/logits --ids FOLDER < ids.txt           a line is the token ids of a text, separated by spaces;
-                                                     a language model prints a line for each token, any other
-                                                     text model a line for each text
+                                                     a language model or a tagger prints a line for each
+                                                     token, any other text model a line for each text; a
+                                                     model without classifier prints embeddings
+       build/logits --ids FOLDER COPY < ids.txt      also saves the model, BERT or its kin, as COPY
        build/logits --ids FOLDER ADAPTER COPY < ids.txt
                                                      with the adapter of a peft folder, which is also saved as
                                                      COPY
 
-   bench/check_export.py and bench/check_logits.py compare the logits with those that transformers computes
-   from the same folder. */
+   bench/check_export.py, check_logits.py and check_heads.py compare the logits with those that transformers
+   computes from the same folder. */
 
 #define TINYTRAIN_IMPLEMENTATION
 #include "../tinytrain.h"
@@ -25,7 +27,8 @@ typedef struct model {
     tt_tape *tape;
     tt_program *program;
     tt_value root;
-    int max, classes, per_token;
+    int max, classes;
+    bool is_lm, per_token;
 } model;
 
 static void check(tt_context *ctx, tt_status status)
@@ -38,25 +41,30 @@ static void check(tt_context *ctx, tt_status status)
 static void load(model *m, const char *folder, const char *adapter, const char *copy)
 {
     tt_status status = tt_lm_load(m->ctx, &m->lm, folder);
-    m->per_token = status == TT_OK;
+    m->is_lm = m->per_token = status == TT_OK;
     const bool other = status == TT_ERR_UNSUPPORTED && strstr(tt_error(m->ctx), "this loader reads");
     if (other) status = tt_bert_load(m->ctx, &m->bert, folder, 0);
     check(m->ctx, status);
     if (adapter) check(m->ctx, tt_lm_lora_load(&m->lm, adapter));
-    if (copy) check(m->ctx, tt_lm_lora_save(&m->lm, copy));
-    const int positions = m->per_token ? m->lm.config.max_positions : m->bert.config.max_positions;
+    if (copy) check(m->ctx, m->is_lm ? tt_lm_lora_save(&m->lm, copy) : tt_bert_save(&m->bert, copy));
+    const tt_bert_config *c = &m->bert.config;
+    const bool embeds = c->task == TT_TASK_EMBED;
+    if (!m->is_lm) m->per_token = c->task == TT_TASK_TAGS;
+    const int positions = m->is_lm ? m->lm.config.max_positions : c->max_positions;
     m->max = positions < MAX ? positions : MAX;
-    m->classes = m->per_token ? m->lm.config.vocab_size : m->bert.config.classes;
+    m->classes = m->is_lm ? m->lm.config.vocab_size : embeds ? c->hidden_size : c->classes;
     tt_compile_options o = tt_compile_options_default();
     o.train = false;
     tt_tape *t = m->tape = tt_tape_new(m->ctx);
     const int64_t rows = tt_axis(t, "tokens", m->max);
     m->in.ids = tt_input(t, "ids", TT_I32, rows, 1);
     m->in.positions = tt_input(t, "positions", TT_I32, rows, 1);
-    if (!m->per_token) m->in.types = tt_input(t, "types", TT_I32, rows, 1);
+    if (!m->is_lm) m->in.types = tt_input(t, "types", TT_I32, rows, 1);
     m->in.seq_start = tt_seq_start(t, "seq_start", 1);
-    if (!m->per_token) m->in.first = tt_input(t, "first", TT_I32, 1, 1);
-    m->root = m->per_token ? tt_lm_logits(&m->lm, t, &m->in) : tt_bert_logits(&m->bert, t, &m->in);
+    if (!m->is_lm) m->in.first = tt_input(t, "first", TT_I32, 1, 1);
+    m->root = m->is_lm ? tt_lm_logits(&m->lm, t, &m->in)
+              : embeds ? tt_bert_embed(&m->bert, t, &m->in)
+                       : tt_bert_logits(&m->bert, t, &m->in);
     m->program = tt_compile(t, m->root, &o);
     if (!m->program) check(m->ctx, tt_error_code(m->ctx));
 }
@@ -70,9 +78,9 @@ static void print_logits(model *m, const int32_t *ids, int count, float *logits)
     for (int r = 0; r < count; r++) positions[r] = r;
     check(m->ctx, tt_set(p, m->in.ids, ids, count));
     check(m->ctx, tt_set(p, m->in.positions, positions, count));
-    if (!m->per_token) check(m->ctx, tt_set(p, m->in.types, types, count));
+    if (!m->is_lm) check(m->ctx, tt_set(p, m->in.types, types, count));
     check(m->ctx, tt_set(p, m->in.seq_start, start, 2));
-    if (!m->per_token) check(m->ctx, tt_set(p, m->in.first, start, 1));
+    if (!m->is_lm) check(m->ctx, tt_set(p, m->in.first, start, 1));
     check(m->ctx, tt_run(p, NULL));
     check(m->ctx, tt_get(p, m->root, logits, (int64_t)m->max * m->classes));
     for (int r = 0; r < lines; r++) {
@@ -90,11 +98,12 @@ int main(int argc, char **argv)
     size_t capacity = 0;
     const bool by_ids = argc > 1 && strcmp(argv[1], "--ids") == 0;
     const int given = argc - 1 - by_ids;
-    m.ctx = given == 1 || (given == 3 && by_ids) ? tt_open(NULL) : NULL;
+    m.ctx = given == 1 || ((given == 2 || given == 3) && by_ids) ? tt_open(NULL) : NULL;
     if (!m.ctx)
-        return fprintf(stderr, "usage: logits FOLDER < texts, logits --ids FOLDER [ADAPTER COPY] < ids\n"), 2;
+        return fprintf(stderr, "usage: logits FOLDER < texts, logits --ids FOLDER [[ADAPTER] COPY] < ids\n"),
+               2;
     const char *folder = argv[1 + by_ids];
-    load(&m, folder, given == 3 ? argv[3] : NULL, given == 3 ? argv[4] : NULL);
+    load(&m, folder, given == 3 ? argv[3] : NULL, given > 1 ? argv[given + 1] : NULL);
     tt_tokenizer *k = by_ids ? NULL : tt_tokenizer_load(m.ctx, folder);
     float *logits = (float *)malloc(sizeof *logits * (size_t)m.max * (size_t)m.classes);
     if ((!by_ids && !k) || !logits) check(m.ctx, k ? TT_ERR_MEMORY : tt_error_code(m.ctx));
@@ -113,7 +122,7 @@ int main(int argc, char **argv)
     tt_program_free(m.program);
     tt_tape_free(m.tape);
     tt_tokenizer_free(k);
-    if (m.per_token) tt_lm_free(&m.lm);
+    if (m.is_lm) tt_lm_free(&m.lm);
     else tt_bert_free(&m.bert);
     tt_close(m.ctx);
     return 0;

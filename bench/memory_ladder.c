@@ -247,7 +247,7 @@ static result climb(const rung *g, bool run)
     v.classes = 10;
     tt_status status = g->tokens ? tt_bert_new(ctx, &bert, &b) : tt_vit_new(ctx, &vit, &v);
     if (status != TT_OK) bench_die("%s", tt_error(ctx));
-    tt_model model = g->tokens ? tt_bert_classifier(&bert) : tt_vit_classifier(&vit);
+    tt_model model = g->tokens ? tt_bert_model(&bert) : tt_vit_classifier(&vit);
     const double begin = tt__seconds();
     tt_trainer *t = least_trainer(ctx, &model, &o);
     r.planning = tt__seconds() - begin;
@@ -371,7 +371,7 @@ static void fit_cards(const subject *s)
     tt_status status = decoder ? TT_OK : images ? tt_vit_new(ctx, &vit, &v) : tt_bert_new(ctx, &bert, &b);
     if (status != TT_OK) bench_die("%s", tt_error(ctx));
     if (decoder) model.self = s, model.record = record_decoder;
-    else model = images ? tt_vit_classifier(&vit) : tt_bert_classifier(&bert);
+    else model = images ? tt_vit_classifier(&vit) : tt_bert_model(&bert);
     for (int k = 0; k < TT__COUNT(precisions) * TT__COUNT(policies); k++) {
         const char *precision = precisions[k / TT__COUNT(policies)];
         const struct policy *policy = &policies[k % TT__COUNT(policies)];

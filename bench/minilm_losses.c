@@ -40,7 +40,7 @@ int main(int argc, char **argv)
     tt_safetensors *file = tt_safetensors_open(ctx, argv[2]);
     if (!file || tt_bert_load(ctx, &m, argv[1], 0) != TT_OK) return fail(ctx);
     m.config.dropout = m.config.attention_dropout = m.config.classifier_dropout = 0;
-    tt_model model = tt_bert_classifier(&m);
+    tt_model model = tt_bert_model(&m);
     tt_train_options o = tt_train_options_default();
     o.schedule.total_steps = argc > 5 ? atoi(argv[5]) : steps;
     o.schedule.warmup_steps = o.schedule.total_steps / 10;

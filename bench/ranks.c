@@ -141,7 +141,7 @@ static void plan(tt_context *ctx, planned *to, int kind, const char *device, con
     if (kind >= DECODER) { plan_decoder(ctx, to, kind, &c); return; }
     if ((kind == VIT ? tt_vit_new(ctx, &to->vit, &v) : tt_bert_new(ctx, &to->bert, &b)) != TT_OK)
         bench_die("%s", tt_error(ctx));
-    tt_model m = kind == VIT ? tt_vit_classifier(&to->vit) : tt_bert_classifier(&to->bert);
+    tt_model m = kind == VIT ? tt_vit_classifier(&to->vit) : tt_bert_model(&to->bert);
     to->trainer = tt_trainer_new(ctx, &m, &o);
     if (!to->trainer) bench_die("%s", tt_error(ctx));
     to->p = tt_trainer_program(to->trainer);
@@ -314,7 +314,7 @@ static void open_side(side *s, const char *device, int threads, int micros)
     o.max_seqs = s->all.max_seqs;
     o.max_tokens = s->all.max_rows;
     if (tt_bert_new(s->ctx, &s->m, &c) != TT_OK) bench_die("%s", tt_error(s->ctx));
-    tt_model model = tt_bert_classifier(&s->m);
+    tt_model model = tt_bert_model(&s->m);
     s->t = tt_trainer_new(s->ctx, &model, &o);
     s->seconds = (double *)calloc((size_t)opt.steps, sizeof *s->seconds);
     if (!s->t || !s->seconds) bench_die("%s", tt_error(s->ctx));

@@ -373,7 +373,7 @@ int main(int argc, char **argv)
                          : gpt2 ? tt_lm_new(ctx, &lm, &g)
                          : tt_bert_new(ctx, &m, &c);
     if (made != TT_OK) bench_die("%s", tt_error(ctx));
-    tt_model model = size ? tt_vit_classifier(&vit) : gpt2 ? tt_lm_model(&lm) : tt_bert_classifier(&m);
+    tt_model model = size ? tt_vit_classifier(&vit) : gpt2 ? tt_lm_model(&lm) : tt_bert_model(&m);
     const int positions = gpt2 ? g.max_positions : c.max_positions;
     if (!size && length > positions) bench_die("--length %d: the model has %d positions", length, positions);
     const int image_bytes = v.image_size * v.image_size * v.channels;

@@ -62,7 +62,7 @@ static tt_loader *loader_of(tt_context *ctx, const void *self, const tt_dataset 
 {
     const text_model *x = (const text_model *)self;
     tt_loader_options o = loader_options(&opt.run, train);
-    o.max_length = opt.max_length ? opt.max_length : tt_bert_classifier(&x->m).max_length;
+    o.max_length = opt.max_length ? opt.max_length : tt_bert_model(&x->m).max_length;
     if (o.max_length > x->m.config.max_positions)
         die("--max-length %d: the model has positions for %d", o.max_length, x->m.config.max_positions);
     o.max_tokens = opt.max_tokens ? opt.max_tokens : opt.run.model || !opt.table.is_table ? 8192 : 2048;
@@ -109,7 +109,7 @@ static tt_status keep(void *self)
 
 static classifier classifier_of(text_model *x)
 {
-    const classifier c = {&opt.run, "texts", opt.run.model ? 2 : 6, tt_bert_classifier(&x->m),
+    const classifier c = {&opt.run, "texts", opt.run.model ? 2 : 6, tt_bert_model(&x->m),
                           x->m.class_names, x, loader_of, keep};
     return c;
 }
@@ -152,7 +152,7 @@ static int predict(void)
     size_t begin;
     for (const char *text; (text = next_text(opt.run.predict, name)) != NULL;) {
         must(ctx, tt_text_begin(ctx, name, text, strlen(text), &begin));
-        must(ctx, tt_predict_text(t, x.k, text + begin, probability));
+        must(ctx, tt_predict_text(t, x.k, text + begin, NULL, probability));
         show_prediction(&c, probability, text);
     }
     free(probability), tt_trainer_free(t), unload(ctx, &x);

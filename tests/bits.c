@@ -342,7 +342,7 @@ static void train_model(tt_context *ctx, const one_case *c, const char *device, 
     COMPILE(o).device = device;
     COMPILE(o).accumulate = c->micro > 1;
     if (c->overflow) COMPILE(o).loss_scale.init = 1099511627776.0f; /* 2^40 */
-    tt_model model = images ? tt_vit_classifier(&vit) : tt_bert_classifier(&bert);
+    tt_model model = images ? tt_vit_classifier(&vit) : tt_bert_model(&bert);
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);
     if (!t) die("%s: %s", c->name, tt_error(ctx));
     for (int step = 0; step < steps; step++)

@@ -126,7 +126,7 @@ static bool open_training(training *r, const tt_context_options *o)
     c.layers = c.heads = 1;
     c.max_positions = 8;
     if (!CHECK(r->train && r->validation && tt_bert_new(r->ctx, &r->m, &c) == TT_OK)) return false;
-    tt_model model = tt_bert_classifier(&r->m);
+    tt_model model = tt_bert_model(&r->m);
     tt_train_options to = tt_train_options_default();
     to.schedule.lr = 0.02f;
     to.schedule.total_steps = EPOCHS * 3;
@@ -418,7 +418,7 @@ static bool sweep_safetensors(sweep *s)
 static bool sweep_trainer(sweep *s)
 {
     tt_train_options o = s->r.t->options;
-    tt_model model = tt_bert_classifier(&s->r.m);
+    tt_model model = tt_bert_model(&s->r.m);
     tt_trainer *t = tt_trainer_new(s->ctx, &model, &o);
     tt_trainer_free(t);
     return t != NULL;
@@ -429,7 +429,7 @@ static bool sweep_evaluation(sweep *s)
     tt_stats stats;
     float p[2];
     return tt_evaluate(s->r.t, tt_loader_source(s->r.validation), &stats) == TT_OK &&
-           tt_predict_text(s->r.t, s->r.k, "good film", p) == TT_OK;
+           tt_predict_text(s->r.t, s->r.k, "good film", NULL, p) == TT_OK;
 }
 
 static tt_status sweep_keep(void *user)

@@ -9,7 +9,7 @@
 
 static const char *const models[] = {"distilbert", "bert", "minilm"},
     *const all_models[] = {"distilbert", "bert", "minilm", "vit", "vit/torchvision.safetensors",
-                          "roberta", "big_bird", "big_bird_full"};
+                          "roberta", "big_bird", "big_bird_full", "xlm_roberta", "camembert", "albert"};
 
 /* -------------------------------------------------------------------------------------------- golden runs */
 
@@ -148,7 +148,7 @@ static tt_train_options golden_options(const char *precision, bool accumulate)
 static bool golden_trainer(golden *g, const char *precision, bool accumulate)
 {
     tt_train_options o = golden_options(precision, accumulate);
-    tt_model model = g->vit ? tt_vit_classifier(&g->v) : tt_bert_classifier(&g->m);
+    tt_model model = g->vit ? tt_vit_classifier(&g->v) : tt_bert_model(&g->m);
     g->r = tt_trainer_new(g->ctx, &model, &o);
     if (!g->r) CHECK_ERROR(g->ctx, TT_OK, "a trainer");
     return g->r != NULL;
@@ -295,6 +295,63 @@ TEST(golden_minilm) { compare("minilm", NULL, "32-true", &fp32); }
 TEST(golden_roberta) { compare("roberta", NULL, "32-true", &fp32); }
 TEST(golden_big_bird) { compare("big_bird", NULL, "32-true", &fp32); }
 TEST(golden_big_bird_full) { compare("big_bird_full", NULL, "32-true", &fp32); }
+TEST(golden_xlm_roberta) { compare("xlm_roberta", NULL, "32-true", &fp32); }
+TEST(golden_camembert) { compare("camembert", NULL, "32-true", &fp32); }
+TEST(golden_albert) { compare("albert", NULL, "32-true", &fp32); }
+
+/* The losses of 20 steps of AdamW. */
+TEST(golden_of_20_steps)
+{
+    static const char *const names[] = {"xlm_roberta", "camembert", "albert"};
+    for (int k = 0; k < TEST_COUNT(names); k++) {
+        golden g;
+        batch_data data;
+        tt_stats stats;
+        int64_t n;
+        if (!golden_open(&g, names[k], NULL, 1) || !golden_trainer(&g, "32-true", false)) return;
+        float *losses = golden_tensor(&g, "", "losses", &n);
+        double max = 0;
+        CHECK(n == 20);
+        for (int step = 0; step < n; step++) {
+            tt_batch b = golden_batch(&g, step, &data);
+            CHECK(tt_train_batch(g.r, &b, &stats, NULL) == TT_OK);
+            max = worse(max, fabs(stats.loss - losses[step]));
+        }
+        if (getenv("TINYTRAIN_TEST_VERBOSE")) printf("  %s: losses of 20 steps within %.1e\n", names[k], max);
+        CHECK_NEAR(max, 0, 1e-5);
+        free(losses);
+        golden_close(&g);
+    }
+}
+
+/* The layers of ALBERT share their parameters, which take memory once. */
+TEST(albert_layers_share_parameters)
+{
+    tt_plan plan[2];
+    for (int k = 0; k < 2; k++) {
+        test_allocator a;
+        tt_bert m;
+        tt_bert_config c = tt_bert_config_default(TT_ALBERT);
+        tt_context *ctx = test_open(&a);
+        tt_train_options o = golden_options("32-true", false);
+        c.vocab_size = 40;
+        c.embedding_size = 7;
+        c.hidden_size = 12;
+        c.heads = 3;
+        c.intermediate_size = 20;
+        c.layers = k ? 9 : 1;
+        CHECK(tt_bert_new(ctx, &m, &c) == TT_OK && m.layer[c.layers - 1].up_w == m.layer[0].up_w);
+        tt_model model = tt_bert_model(&m);
+        tt_trainer *r = tt_trainer_new(ctx, &model, &o);
+        if (CHECK(r != NULL)) plan[k] = tt_program_plan(tt_trainer_program(r));
+        CHECK(ctx->n_params == 5 + 2 + 16 + 4); /* embeddings, mapping, layer, pooler and classifier */
+        tt_trainer_free(r);
+        tt_bert_free(&m);
+        TEST_CLOSE(ctx, &a);
+    }
+    CHECK(plan[0].at_peak[TT_MEM_PARAMETERS] == plan[1].at_peak[TT_MEM_PARAMETERS]);
+    CHECK(plan[0].persistent_bytes == plan[1].persistent_bytes && plan[0].flops < plan[1].flops);
+}
 
 /* A folder with tokenizer.json takes texts and gives probabilities. */
 TEST(roberta_of_texts)
@@ -315,7 +372,7 @@ TEST(roberta_of_texts)
         double sum = 0;
         char *end = strchr(text, '\n');
         if (end) *end = 0;
-        CHECK(tt_predict_text(g.r, tokenizer, text, probabilities) == TT_OK);
+        CHECK(tt_predict_text(g.r, tokenizer, text, NULL, probabilities) == TT_OK);
         for (int64_t c = 0; c < classes; c++) sum += exp(logits[at + c]);
         for (int64_t c = 0; c < classes; c++) CHECK_NEAR(probabilities[c], exp(logits[at + c]) / sum, 3e-6);
         text = end ? end + 1 : text + strlen(text);
@@ -608,7 +665,7 @@ static tt_plan plan_of_base(const char *precision, const char *recompute)
     o.max_seqs = 16;
     o.max_tokens = 16 * 512;
     if (!CHECK(tt_bert_new(ctx, &m, &c) == TT_OK)) return plan;
-    tt_model model = tt_bert_classifier(&m);
+    tt_model model = tt_bert_model(&m);
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);
     if (CHECK(t != NULL)) plan = tt_program_plan(tt_trainer_program(t));
     CHECK(plan.bytes <= 1.02 * (double)plan.lower_bound_bytes);
@@ -768,7 +825,7 @@ TEST(freeze_nothing_and_all)
     for (int k = 0; k < TEST_COUNT(models); k++) {
         golden g;
         if (!golden_open(&g, models[k], NULL, 1)) return;
-        tt_model model = tt_bert_classifier(&g.m);
+        tt_model model = tt_bert_model(&g.m);
         tt_train_options o = golden_options("32-true", false);
         CHECK(tt_param_freeze(g.ctx, "*", true) == g.ctx->n_params);
         CHECK(tt_trainer_new(g.ctx, &model, &o) == NULL);
@@ -806,7 +863,7 @@ static bool same_config(const tt_bert *a, const tt_bert *b)
     return CHECK(x->kind == y->kind && x->vocab_size == y->vocab_size &&
                  x->hidden_size == y->hidden_size && x->layers == y->layers) &&
            CHECK(x->heads == y->heads && x->intermediate_size == y->intermediate_size &&
-                 x->max_positions == y->max_positions) &&
+                 x->max_positions == y->max_positions && x->embedding_size == y->embedding_size) &&
            CHECK(x->type_vocab_size == y->type_vocab_size && x->classes == y->classes &&
                  strcmp(a->activation, b->activation) == 0) &&
            CHECK(x->layer_norm_eps == y->layer_norm_eps && x->initializer_range == y->initializer_range) &&
@@ -825,7 +882,8 @@ TEST(save_and_reload)
                                                                                                 "bfloat16",
                                                                                                 "float32",
                                                                                                 "float16"};
-    static const char *const all[] = {"distilbert", "bert", "minilm", "roberta", "big_bird"};
+    static const char *const all[] = {"distilbert", "bert", "minilm", "roberta", "big_bird", "xlm_roberta",
+                                      "camembert", "albert"};
     for (int k = 0; k < TEST_COUNT(all) * TEST_COUNT(precisions); k++) {
         golden g;
         differences d;
@@ -861,7 +919,7 @@ TEST(save_and_reload)
         CHECK(same_config(&g.m, &m));
         CHECK(ctx->n_params == g.ctx->n_params);
         tt_train_options o = golden_options(precisions[k / TEST_COUNT(all)], false);
-        tt_model model = tt_bert_classifier(&m);
+        tt_model model = tt_bert_model(&m);
         tt_trainer *r = tt_trainer_new(ctx, &model, &o);
         if (CHECK(r != NULL)) CHECK(tt_allocate(r->train) == TT_OK);
         for (int p = 0; p < ctx->n_params; p++) {
@@ -1580,7 +1638,7 @@ TEST(numbers_that_a_float_cannot_hold)
     test_write(name, bytes, n);
     free(bytes);
     CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_OK);
-    tt_model model = tt_bert_classifier(&m);
+    tt_model model = tt_bert_model(&m);
     tt_train_options o = golden_options("32-true", false);
     tt_trainer *r = tt_trainer_new(ctx, &model, &o);
     REQUIRE(r != NULL);
@@ -1606,7 +1664,7 @@ TEST(checkpoint_cut_off_after_loading)
     tt_context *ctx = test_open(&a);
     char *bytes = test_read(name, &n);
     REQUIRE(bytes && tt_bert_load(ctx, &m, folder, 0) == TT_OK);
-    tt_model model = tt_bert_classifier(&m);
+    tt_model model = tt_bert_model(&m);
     tt_train_options o = golden_options("32-true", false);
     tt_trainer *r = tt_trainer_new(ctx, &model, &o);
     REQUIRE(r != NULL);
@@ -1626,9 +1684,12 @@ TEST(broken_configs)
     static const struct { const char *model, *from, *to; tt_status status; const char *error; } rows[] = {
         {"bert", "\"model_type\": \"bert\"", "\"model_type\": \"electra\"", TT_ERR_UNSUPPORTED,
          "model_type is 'electra'; this loader reads 'bert', 'distilbert', 'roberta', "
-         "'big_bird' (MiniLM is a 'bert')"},
-        {"roberta", "\"type_vocab_size\": 1", "\"type_vocab_size\": 2", TT_ERR_ARGUMENT,
-         "type_vocab_size is 2, of which only 1 is supported"},
+         "'big_bird', 'xlm-roberta', 'camembert', 'albert' (MiniLM is a 'bert')"},
+        {"albert", "\"num_hidden_groups\": 1", "\"num_hidden_groups\": 3", TT_ERR_UNSUPPORTED,
+         "num_hidden_groups is 3 and inner_group_num 1; only an ALBERT with 1 and 1 is supported"},
+        {"albert", "\"inner_group_num\": 1", "\"inner_group_num\": 2", TT_ERR_UNSUPPORTED,
+         "num_hidden_groups is 1 and inner_group_num 2"},
+        {"albert", "\"embedding_size\": 9", "\"embedding_size\": 0", TT_ERR_ARGUMENT, "embedding_size is 0"},
         {"roberta", "\"pad_token_id\": 1", "\"pad_token_id\": 20", TT_ERR_ARGUMENT,
          "pad_token 20 leaves none of 21 max_positions"},
         {"big_bird", "\"attention_type\": \"block_sparse\"", "\"attention_type\": \"etc\"",
@@ -1727,7 +1788,7 @@ TEST(other_activations_load)
         tt_context *ctx = test_open(&a);
         CHECK(tt_bert_load(ctx, &m, edited("bert", &unchanged, "\"hidden_act\": \"gelu\"", to), 0) == TT_OK &&
               strcmp(m.activation, names[k]) == 0);
-        tt_model model = tt_bert_classifier(&m);
+        tt_model model = tt_bert_model(&m);
         tt_train_options o = golden_options("32-true", false);
         tt_trainer *r = tt_trainer_new(ctx, &model, &o);
         CHECK(r != NULL);
@@ -1809,7 +1870,7 @@ TEST(without_pooler_and_types)
     c.pooler = false;
     tt_context *ctx = test_open(&a);
     CHECK(tt_bert_new(ctx, &m, &c) == TT_OK && !m.type && !m.head_w && ctx->n_params == 16 + 6);
-    tt_model model = tt_bert_classifier(&m);
+    tt_model model = tt_bert_model(&m);
     tt_train_options o = golden_options("32-true", false);
     tt_trainer *r = tt_trainer_new(ctx, &model, &o);
     REQUIRE(r != NULL);
@@ -1857,7 +1918,7 @@ static long load_and_train(const char *model_name, long fail_at, const char *fol
     a.fail_at = fail_at ? before + fail_at : 0;
     tt_status status = tt_bert_load(ctx, &m, TEST_GOLDEN(model_name), 0);
     if (status == TT_OK) {
-        tt_model model = tt_bert_classifier(&m);
+        tt_model model = tt_bert_model(&m);
         tt_train_options o = golden_options("bf16-mixed", true);
         r = tt_trainer_new(ctx, &model, &o);
         if (!r) status = tt_error_code(ctx);
@@ -1909,7 +1970,8 @@ TEST(allocation_failures)
 
 static const test_case tests[] = {
     TEST_CASE(bert_of_shards), TEST_CASE(golden_roberta), TEST_CASE(golden_big_bird),
-    TEST_CASE(golden_big_bird_full),
+    TEST_CASE(golden_big_bird_full), TEST_CASE(golden_xlm_roberta), TEST_CASE(golden_camembert),
+    TEST_CASE(golden_albert), TEST_CASE(golden_of_20_steps), TEST_CASE(albert_layers_share_parameters),
     TEST_CASE(big_bird_lists), TEST_CASE(roberta_of_texts),
     TEST_CASE(golden_distilbert), TEST_CASE(golden_bert), TEST_CASE(golden_minilm), TEST_CASE(golden_vit),
     TEST_CASE(golden_vit_of_torchvision), TEST_CASE(golden_portable), TEST_CASE(golden_avx2),

@@ -799,7 +799,7 @@ TEST(misuse)
     TEST_CLOSE(ctx, &a);
     ctx = test_open(&a);
     CHECK(tt_bert_new(ctx, &text, &c) == TT_OK);
-    tt_model model = tt_bert_classifier(&text);
+    tt_model model = tt_bert_model(&text);
     r = tt_trainer_new(ctx, &model, &o);
     CHECK(r != NULL && tt_predict(r, &b, p) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the batch is empty (3 sequences, 0 tokens)");

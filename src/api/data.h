@@ -12,12 +12,13 @@
    UTF-16, UTF-32 or Latin-1. */
 tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, size_t bytes, size_t *begin);
 
-/* The form of the labels that a model learns. */
+/* The form of the labels that a model learns, and of its predictions. */
 typedef enum tt_task {
     TT_TASK_CLASS,  /* one class for each text or image */
     TT_TASK_LABELS, /* any number of labels for each text: a value of 0 or 1 for each label */
     TT_TASK_SCORES, /* one or more numbers for each text */
-    TT_TASK_TAGS    /* a tag for each word of a text */
+    TT_TASK_TAGS,   /* a tag for each word of a text */
+    TT_TASK_EMBED   /* no labels: an embedding of each text. A dataset has another task */
 } tt_task;
 
 /* A set of labelled texts in memory, or of labelled images. Its classes are the classes of TT_TASK_CLASS, the

@@ -28,13 +28,14 @@ typedef struct tt_model {
        gives. An input has the name of the array in a batch that is the input's data. */
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
     tt_metric metric;
-    int classes;      /* number of classes, and of logits in a row of the output (for tt_predict). 0: the
-                         model has no classes */
+    int classes;      /* number of logits in a row of the output (for tt_predict): of classes, labels, scores
+                         or tags. 0: the output is something else */
     const char *unit; /* unit of speeds: "tokens", "images", in the characters of a metric's name. NULL:
                          "examples" */
     int max_length;   /* rows of the longest possible sequence; 0: the model has no sequences */
-    bool same_length; /* all sequences have max_length rows, as images do: batches may then leave out
-                         positions and starts, which the trainer knows */
+    bool same_length; /* all sequences have max_length rows, as images do: the trainer knows their positions
+                         and starts, and batches may leave them out */
+    tt_task task;     /* how tt_predict turns logits into predictions; default TT_TASK_CLASS */
 } tt_model;
 
 /* Inputs of BERT, ViT and decoders, for all sequences one after another. An image is a sequence: a class
@@ -54,24 +55,37 @@ tt_inputs tt_text_inputs(tt_tape *t, const tt_train_options *o);
 tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int64_t image_bytes);
 
 /* BERT (Devlin et al. 2019), MiniLM (Wang et al. 2020), DistilBERT (Sanh et al. 2019), RoBERTa (Liu et al.
-   2019) and BigBird (Zaheer et al. 2020) share one encoder. Parameters have the names of transformers'
-   ...ForSequenceClassification. */
+   2019), XLM-RoBERTa (Conneau et al. 2020), CamemBERT (Martin et al. 2020), ALBERT (Lan et al. 2020) and
+   BigBird (Zaheer et al. 2020) share one encoder. The task decides the head. Parameters have the names of
+   transformers' ...ForSequenceClassification, for TT_TASK_TAGS of ...ForTokenClassification. With
+   TT_TASK_EMBED there is no classifier, and files have the names of transformers' ...Model. */
 typedef enum tt_bert_kind {
     TT_BERT,
-    TT_DISTILBERT, /* before the classifier: pre_classifier and ReLU (in BERT: pooler and tanh) */
-    TT_ROBERTA,    /* positions start at pad_token + 1; no token types; before the classifier:
-                      classifier.dense and tanh */
-    TT_BIG_BIRD    /* before the classifier: classifier.dense and `activation`; the pooler is kept but
-                      unused */
+    TT_DISTILBERT, /* head: pre_classifier, ReLU; BERT's head: pooler, tanh. With TT_TASK_TAGS every kind's
+                      head is the classifier alone */
+    TT_ROBERTA,    /* positions start at pad_token + 1, one token type; head: classifier.dense, tanh */
+    TT_BIG_BIRD,   /* head: classifier.dense, `activation`. Its pooler is kept but unused */
+    TT_XLM_ROBERTA, TT_CAMEMBERT, /* RoBERTa with other vocabularies */
+    TT_ALBERT      /* all layers share one set of parameters, and embeddings have embedding_size columns;
+                      head: pooler, tanh. A pipeline has at most two stages */
 } tt_bert_kind;
+/* How the embedding of a sequence is made from its last hidden states: their mean, or that of the first
+   token. */
+typedef enum tt_pooling { TT_POOL_MEAN, TT_POOL_CLS } tt_pooling;
 typedef struct tt_bert_config {
     tt_bert_kind kind;
+    tt_task task;             /* default TT_TASK_CLASS */
     int vocab_size, hidden_size, layers, heads, intermediate_size, max_positions;
     int type_vocab_size;      /* 0: no token types */
-    int pad_token;            /* id of the padding token: RoBERTa 1, BigBird 0 by default */
+    int embedding_size;       /* ALBERT: columns of the embeddings. Default 128 */
+    int pad_token;            /* id of the padding token: RoBERTa and its kin 1, BigBird 0 by default */
     bool pooler;              /* BERT: the classifier reads a dense layer + tanh of the first token. Default
                                  true */
-    int classes;
+    int classes;              /* number of classes, labels, scores or tags. TT_TASK_EMBED: 0 */
+    tt_pooling pooling;       /* for tt_bert_embed. Default TT_POOL_MEAN */
+    bool normalize;           /* tt_bert_embed divides each embedding by its length. Default false */
+    int max_length;           /* TT_TASK_EMBED: tokens of the longest text; 0: limited by
+                                 max_positions alone. Default 0 */
     const char *activation;   /* "gelu", "gelu_new", "relu", "silu" */
     float layer_norm_eps, initializer_range;
     float dropout;            /* dropout of embeddings and residual branches */
@@ -89,7 +103,11 @@ typedef struct tt_bert_config {
     bool scale_embeddings;    /* BigBird: word embeddings are multiplied by sqrt(hidden_size). Default
                                  false */
 } tt_bert_config;
-tt_bert_config tt_bert_config_default(tt_bert_kind kind); /* the base model, 2 classes */
+tt_bert_config tt_bert_config_default(tt_bert_kind kind); /* sizes of the base model, 2 classes */
+typedef struct tt_head {
+    tt_task task;
+    int outputs; /* number of classes, labels, scores or tags; 0: the number in config.json */
+} tt_head;
 
 typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden) */
     tt_param *q_w, *q_b, *k_w, *k_b, *v_w, *v_b;
@@ -103,11 +121,12 @@ typedef struct tt_bert {
     /* storage for config.activation; class names (classes) of config.json's id2label, UTF-8 */
     char activation[32], (*class_names)[64];
     tt_param *word, *position, *type;       /* (vocab, hidden), (max_positions, hidden), (type_vocab,
-                                               hidden) */
+                                               hidden); ALBERT: embedding_size instead of hidden */
     tt_param *norm_w, *norm_b;
-    tt_bert_layer *layer;
-    tt_param *head_w, *head_b;              /* of pre_classifier or pooler: (hidden, hidden), (hidden) */
-    tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes) */
+    tt_param *mapping_w, *mapping_b;        /* ALBERT: (hidden, embedding_size), (hidden) */
+    tt_bert_layer *layer;                   /* (layers); those of ALBERT name the same parameters */
+    tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
+    tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes); TT_TASK_EMBED: NULL */
     tt_param *pooler_w, *pooler_b;          /* BigBird's pooler, which the logits do not depend on */
     bool new_head; /* the layers between the last hidden states and the logits begin with random weights, at
                       least in part */
@@ -117,32 +136,54 @@ typedef struct tt_bert {
    norms 1, biases 0. */
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config);
 /* Loads a Hugging Face folder: config.json and model.safetensors (tensor names with or without a prefix such
-   as "bert."), or, instead of model.safetensors, the files that model.safetensors.index.json names. Tensors
-   stream into place when a program allocates its arena. classes 0: the number in config.json. If the file
-   lacks the classifier or the layer before it, or if the classifier has another size, these layers start with
-   random weights: new_head is true, and the logger gets a warning with their names. A missing or misshapen
-   tensor of the body is an error, reported before anything of config.json's sizes is allocated. */
+   as "bert."), or instead of it the files that model.safetensors.index.json names. Tensors stream into place
+   when a program allocates its arena. classes 0: the task and the number in config.json; else TT_TASK_CLASS.
+   If the file lacks the classifier or the layer before it, or if the classifier has another size, or is of
+   tokens while the model's is of sequences, these layers start with random weights: new_head is true, and the
+   logger gets a warning with their names. A missing or misshapen tensor of the body is an error, reported
+   before anything of config.json's sizes is allocated.
+   The task in config.json is TT_TASK_TAGS if "architectures" names a class ...ForTokenClassification, else
+   that of "problem_type"; without problem_type TT_TASK_SCORES if there is one class, as in transformers, else
+   TT_TASK_CLASS. A folder with the modules.json of sentence-transformers, whose "architectures" names no
+   class ...Classification, has TT_TASK_EMBED; max_length, pooling and normalize are read from its files. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
+/* Loads a folder as tt_bert_load does, for another task. head NULL: the task and the number of the folder's
+   own files. */
+tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head);
 /* Writes config.json and model.safetensors into a folder, which it creates if necessary. Each file is
-   replaced atomically, and transformers can read both. If classes share a name, id2label has all these
-   classes and label2id the last. The function refuses class names that are not UTF-8, and a changed `config`
-   that could not be loaded, before it writes anything. */
+   replaced atomically, and transformers can read both. With TT_TASK_EMBED the function also writes
+   modules.json, sentence_bert_config.json, 1_Pooling/config.json and, if the config says normalize,
+   2_Normalize/config.json: with the tokenizer's files, sentence-transformers can read the folder. If classes
+   share a name, id2label has all of them and label2id the last. The function refuses class names that are
+   not UTF-8, and a changed `config` that could not be loaded, before it writes anything. */
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes */
 
-/* Makes a model and a dataset agree on the numbers of their classes; call it before a loader reads the
-   dataset. Both must have equally many classes, with names of at most 63 bytes. If both have the same names,
-   the model keeps its numbers and the dataset's labels change: call it for each dataset, also for one that
-   tt_dataset_split took out before. Otherwise the model takes the dataset's names; the logger gets a warning
-   if the classifier is from a checkpoint. */
+/* Makes a model and a dataset of one task with equally many classes, named by at most 63 bytes each, agree
+   on the numbers of the classes (labels, scores or tags); call it before a loader reads the dataset. If both
+   have the same names, the model keeps its numbers and the dataset's labels change: call it for each
+   dataset, also for one that tt_dataset_split took out before. Otherwise the model takes the dataset's
+   names, and the logger gets a warning if the classifier is from a checkpoint. */
 tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d);
-/* Record the encoder on a tape. tt_bert_encode returns the last hidden states (rows, hidden), tt_bert_logits
-   the logits (seqs, classes). */
+/* Records the encoder on a tape. Returns the last hidden states (rows, hidden). */
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
+/* Records the encoder, and sets hidden[0] to the input of the first layer and hidden[k] to the output of
+   layer k, all (rows, hidden); `hidden` has room for layers + 1 values. Returns the last of them. */
+tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_value *hidden);
+/* Records the encoder and the head. Returns the logits (seqs, classes), for TT_TASK_TAGS (rows, classes). A
+   model with TT_TASK_EMBED has no logits: the tape fails. */
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
-/* Returns the model for a trainer: its loss is the mean cross-entropy of the classes in "labels". m must stay
+/* Records the encoder, and the embedding of each sequence according to the config's pooling and normalize.
+   Any task. Returns the embeddings (seqs, hidden) (Reimers, Gurevych, "Sentence-BERT", 2019). */
+tt_value tt_bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in);
+/* Returns the model for a trainer. Its output are the logits, and its loss is that of the task: with
+   TT_TASK_CLASS the mean cross-entropy of the classes in "labels", with TT_TASK_TAGS that of the tags in
+   "tags", with TT_TASK_LABELS the mean sigmoid cross-entropy and with TT_TASK_SCORES the mean squared error
+   of all numbers in "label_values". Accuracy is the share of sequences or, with TT_TASK_TAGS, of tokens that
+   are predicted right; with TT_TASK_LABELS all labels of a sequence must be right. With TT_TASK_EMBED the
+   output are the embeddings; there is no loss, and the trainer needs compile.train = false. m must stay
    valid. */
-tt_model tt_bert_classifier(const tt_bert *m);
+tt_model tt_bert_model(const tt_bert *m);
 
 /* ViT (Dosovitskiy et al. 2021). Parameters have the names of transformers' ViTForImageClassification. */
 typedef struct tt_vit_config {
@@ -212,7 +253,7 @@ tt_image_options tt_vit_image_options(const tt_vit *m);
 tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d); /* as tt_bert_name_classes */
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);
-tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_classifier */
+tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_model */
 
 /* Decoders: GPT-2 (Radford et al. 2019), LLaMA 1 to 3 (Touvron et al. 2023), Mistral, Qwen2, GPT-NeoX and
    Pythia (Black et al. 2022), Falcon (Almazrouei et al. 2023). Parameters have the names of transformers'

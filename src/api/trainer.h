@@ -17,10 +17,11 @@ struct tt_train_options {
     tt_schedule schedule;            /* Set its total_steps (default 0), which is required; default: linear,
                                         lr 5e-5, no warm-up */
     /* Set them to change the cross-entropy that trains classifiers and language models
-       (tt_cross_entropy_options); default 0 and NULL. Evaluations use the plain cross-entropy. class_weights
-       (one for each class; copied) are for classifiers; the loss and the accuracy of a step are then weighted
-       means. A model of your own reads the weights in an f32 input "class_weights" of (1, classes), which has
-       ones in an evaluation. */
+       (tt_cross_entropy_options); default 0 and NULL. Evaluations use the plain one. class_weights (one for
+       each class; copied) are for classifiers; the loss and the accuracy of a step are then weighted means.
+       With TT_TASK_LABELS class_weights are the positive weights of the labels, and smoothing is refused. A
+       model of your own reads them in an f32 input "class_weights" of (1, classes); in an evaluation they are
+       ones. */
     float label_smoothing;
     const float *class_weights;
     /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
@@ -77,16 +78,24 @@ tt_status tt_evaluate(tt_trainer *t, const tt_source *source, tt_stats *stats);
 /* Evaluates a model that has classes as tt_evaluate does, and writes its confusion matrix, counts (classes,
    classes): counts[i * classes + j] examples of class i are predicted as class j. The prediction is the
    largest logit, the first of equal ones. Batches must have "labels". stats may be NULL. Returns
-   TT_ERR_ARGUMENT if the model has no classes or a batch no labels; other errors are those of tt_evaluate. */
+   TT_ERR_ARGUMENT if the model's task is not TT_TASK_CLASS or a batch has no labels; other errors are those
+   of tt_evaluate. */
 tt_status tt_confusion(tt_trainer *t, const tt_source *source, tt_stats *stats, int64_t *counts);
 /* Computes the model's output for a batch, as tt_get gives it, on data rank 0. Data that only the loss reads,
    such as labels, may be missing. */
 tt_status tt_forward(tt_trainer *t, const tt_batch *batch, float *to, size_t capacity);
-/* Computes the class probabilities of a batch, (seqs, classes), on data rank 0; the model must have classes.
+/* Computes the predictions of the model's task for a batch, on data rank 0, and writes them to `predictions`:
+   TT_TASK_CLASS: probabilities of the classes, (seqs, classes), which sum to 1 for each sequence.
+   TT_TASK_LABELS: a probability for each label, (seqs, classes).
+   TT_TASK_SCORES: scores, (seqs, classes).
+   TT_TASK_TAGS: probabilities of the tags of each token, (rows, classes).
+   TT_TASK_EMBED: embeddings, (seqs, hidden).
    Data that only the loss reads may be missing. */
-tt_status tt_predict(tt_trainer *t, const tt_batch *batch, float *probabilities);
-/* Computes the `classes` probabilities of one text (cut to the model's length). */
-tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text, float *probabilities);
+tt_status tt_predict(tt_trainer *t, const tt_batch *batch, float *predictions);
+/* Computes the predictions for one text, or for a text and its pair (NULL: none), cut to the model's length.
+   Any task but TT_TASK_TAGS. */
+tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text, const char *pair,
+                          float *predictions);
 
 /* Progress of a run, stored with the state so that the caller can resume. */
 typedef struct tt_progress {

@@ -10,11 +10,13 @@
 #include "classifier.h"
 #include "bert_layout.h"
 #include "big_bird.h"
+#include "embedder.h"
 
 /* ----------------------------------------------------------------------------------- BERT and its variants
    Records a BERT model on a tape, and loads and saves a model's folder. */
 
-/* Records the sum of the embeddings of tokens, positions and types, (rows, hidden), before their norm. */
+/* Records the sum of the embeddings of tokens, positions and types, which the norm then reads. The result has
+   the shape (rows, hidden), in ALBERT (rows, embedding_size). */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
@@ -25,7 +27,8 @@ static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in
     if (flags & TT__BERT_SPARSE && c->scale_embeddings)
         words = tt_scale(t, words, sqrtf((float)c->hidden_size));
     tt_value x = tt_add(t, words, places);
-    if (m->type && flags & TT__BERT_OFFSET) return tt_add(t, x, tt_param_value(t, m->type));
+    if (m->type && flags & TT__BERT_OFFSET && c->type_vocab_size == 1)
+        return tt_add(t, x, tt_param_value(t, m->type));
     return m->type ? tt_add(t, x, tt_embedding(t, in->types, m->type)) : x;
 }
 
@@ -49,7 +52,7 @@ static tt_attention_options tt__bert_attention(const tt_bert_config *c, int laye
     return o;
 }
 
-tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
+tt_value tt_bert_hidden(const tt_bert *m, tt_tape *t, const tt_inputs *in, tt_value *hidden)
 {
     const tt_bert_config *c = &m->config;
     const int flags = tt__bert_of(c)->flags;
@@ -62,12 +65,14 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt__tape_fail(t, TT_ERR_MEMORY, "no memory for the lists of blocks");
         return tt__handle(t, 0);
     }
-    /* All values below have the shape (rows, hidden), except one h. */
+    /* The values of a layer, except h, have the shape (rows, hidden). */
     tt_value x = tt__bert_embed(m, t, in);
     if (flags & TT__BERT_DROP_SUM) x = tt_dropout(t, x, c->dropout);
     x = tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps);
     if (!(flags & TT__BERT_DROP_SUM)) x = tt_dropout(t, x, c->dropout);
+    if (m->mapping_w) x = tt_linear(t, x, m->mapping_w, m->mapping_b);
     tt_name(t, x, "embeddings");
+    if (hidden) hidden[0] = x;
     for (int k = 0; k < c->layers; k++) {
         const tt_bert_layer *l = &m->layer[k];
         tt_value q = tt_linear(t, x, l->q_w, l->q_b), key = tt_linear(t, x, l->k_w, l->k_b);
@@ -82,49 +87,114 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt_value h = tt_linear(t, x, l->up_w, l->up_b); /* (rows, intermediate) */
         h = tt__activation_of(m->activation)(t, h);
         tt_name(t, h, "layer.%d.intermediate", k);
-        h = tt_dropout(t, tt_linear(t, h, l->down_w, l->down_b), c->dropout);
+        h = tt_linear(t, h, l->down_w, l->down_b);
+        if (!(flags & TT__BERT_SHARED)) h = tt_dropout(t, h, c->dropout);
         x = tt_add(t, h, x);
         tt_block_end(t, x); /* before the norm, because the norm's backward reads x */
         x = tt_layernorm(t, x, l->output_norm_w, l->output_norm_b, c->layer_norm_eps);
         tt_name(t, x, "layer.%d", k);
+        if (hidden) hidden[k + 1] = x;
     }
     tt__free(m->ctx, lists);
     return x;
 }
 
+tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
+{
+    return tt_bert_hidden(m, t, in, NULL);
+}
+
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
-    tt_value h = tt_gather_rows(t, tt_bert_encode(m, t, in), in->first); /* the [CLS] rows, (seqs, hidden) */
-    const tt__bert_flags *k = tt__bert_of(&m->config);
-    if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, m->config.classifier_dropout);
+    const tt_bert_config *c = &m->config;
+    const tt__bert_flags *k = tt__bert_of(c);
+    const bool tags = c->task == TT_TASK_TAGS;
+    const float dropout = tags && k->flags & TT__BERT_DROP_TAGS ? c->dropout : c->classifier_dropout;
+    if (c->task == TT_TASK_EMBED)
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_bert_logits: the model's task is TT_TASK_EMBED, so it has no "
+                      "classifier: record tt_bert_embed, or load the folder with another task");
+    tt_value h = tt_bert_encode(m, t, in);
+    if (!tags) h = tt_gather_rows(t, h, in->first); /* [CLS] of each sequence: (seqs, hidden) */
     if (m->head_w) {
+        if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, c->classifier_dropout);
         h = tt_linear(t, h, m->head_w, m->head_b);
         h = (k->head ? k->head : tt__activation_of(m->activation))(t, h);
     }
-    h = tt_linear(t, tt_dropout(t, h, m->config.classifier_dropout), m->classifier_w, m->classifier_b);
+    h = tt_linear(t, tt_dropout(t, h, dropout), m->classifier_w, m->classifier_b);
     tt_name(t, h, "logits");
+    return h;
+}
+
+tt_value tt_bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
+{
+    tt_value h = tt_bert_encode(m, t, in);
+    if (m->config.pooling == TT_POOL_CLS) h = tt_gather_rows(t, h, in->first);
+    else h = tt_mean_pool(t, h, in->seq_start);
+    if (m->config.normalize) h = tt_normalize(t, h, 1e-12f); /* eps of torch.nn.functional.normalize */
+    tt_name(t, h, "embedding");
     return h;
 }
 
 static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
 {
+    const tt_bert *m = (const tt_bert *)self;
     tt_inputs in = tt_text_inputs(t, o);
-    *output = tt_bert_logits((const tt_bert *)self, t, &in);
-    return tt__classify(t, *output, &in, o);
+    if (m->config.task == TT_TASK_EMBED) {
+        if (o->compile.train)
+            tt__tape_fail(t, TT_ERR_ARGUMENT, "the model's task is TT_TASK_EMBED, which has no loss: set "
+                          "compile.train = false, or record a loss of your own from tt_bert_embed");
+        return *output = tt_bert_embed(m, t, &in);
+    }
+    *output = tt_bert_logits(m, t, &in);
+    return tt__task_loss(t, m->config.task, *output, &in, o);
 }
 
-tt_model tt_bert_classifier(const tt_bert *m)
+tt_model tt_bert_model(const tt_bert *m)
 {
     const tt_bert_config *c = &m->config;
-    const int length = c->max_positions - tt__bert_offset(c);
-    tt_model model = {m, tt__bert_record, tt_accuracy(), c->classes, "tokens", length, false};
+    const int positions = c->max_positions - tt__bert_offset(c);
+    const bool limit = c->task == TT_TASK_EMBED && c->max_length > 0 && c->max_length < positions;
+    const tt_metric none = {NULL, NULL, false};
+    const bool numbers = c->task == TT_TASK_SCORES || c->task == TT_TASK_EMBED;
+    tt_model model = {m, tt__bert_record, numbers ? none : tt_accuracy(), c->classes, "tokens",
+                      limit ? c->max_length : positions, false, c->task};
     return model;
+}
+
+/* Returns whether the class that "architectures" of config.json names matches a pattern. */
+static bool tt__bert_is(const tt__json *j, const char *pattern)
+{
+    const int classes = tt__json_get(j, 0, "architectures");
+    const bool any = classes >= 0 && j->nodes[classes].kind == TT__JSON_ARRAY && j->nodes[classes].count;
+    const char *name = any ? tt__json_text(j, classes + 1) : NULL;
+    return name && tt__match(pattern, name);
+}
+
+/* Reads the task from "architectures" and "problem_type" of config.json. c->classes has been read. */
+static tt_status tt__bert_read_task(const tt__json *j, tt_bert_config *c)
+{
+    const char *type = NULL;
+    if (tt__bert_is(j, "*ForTokenClassification")) {
+        c->task = TT_TASK_TAGS;
+        return TT_OK;
+    }
+    tt_status status = tt__json_read_string(j, 0, "problem_type", false, &type);
+    if (status == TT_OK && !type && c->classes == 1) c->task = TT_TASK_SCORES;
+    if (status != TT_OK || !type) return status;
+    for (int k = 0; k < TT__COUNT(tt__problem_types); k++)
+        if (strcmp(type, tt__problem_types[k]) == 0) {
+            c->task = (tt_task)k;
+            return TT_OK;
+        }
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': problem_type is '%s'; 'single_label_classification', "
+                    "'multi_label_classification' and 'regression' are supported", j->path, type);
 }
 
 static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
 {
     const char *type = NULL, *position = "absolute", *attention = "block_sparse";
     bool decoder = false;
+    int64_t groups[2] = {1, 1}; /* ALBERT: groups of layers that share parameters, layers of a group */
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &type);
     if (status != TT_OK) return status;
     int kind = 0;
@@ -141,10 +211,14 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     if (k->flags & TT__BERT_DROP_AS) c->classifier_dropout = -1;
     status = tt__config_read(j, &k->a, c);
     if (c->classifier_dropout < 0) c->classifier_dropout = c->dropout;
+    if (status == TT_OK) status = tt__bert_read_task(j, c);
     if (status == TT_OK) status = tt__json_read_string(j, 0, "position_embedding_type", false, &position);
     if (status == TT_OK && sparse)
         status = tt__json_read_string(j, 0, "attention_type", false, &attention);
     if (status == TT_OK) status = tt__json_read_bool(j, 0, "is_decoder", &decoder);
+    for (int g = 0; g < 2 && k->flags & TT__BERT_SHARED && status == TT_OK; g++)
+        status = tt__json_read_int(j, 0, g ? "inner_group_num" : "num_hidden_groups", false, 1, INT32_MAX,
+                                   &groups[g]);
     if (status != TT_OK) return status;
     c->block_sparse = sparse && strcmp(attention, "block_sparse") == 0;
     if (strcmp(position, "absolute") != 0)
@@ -153,27 +227,44 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     if (!c->block_sparse && sparse && strcmp(attention, "original_full") != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': attention_type is '%s'; 'block_sparse' and "
                         "'original_full' are supported", j->path, attention);
+    if (groups[0] != 1 || groups[1] != 1)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': num_hidden_groups is %lld and inner_group_num "
+                        "%lld; only an ALBERT with 1 and 1 is supported", j->path, (long long)groups[0],
+                        (long long)groups[1]);
     if (decoder)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': is_decoder is true; only encoders are supported",
                         j->path);
     return TT_OK;
 }
 
-tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes)
+tt_status tt_bert_load_head(tt_context *ctx, tt_bert *m, const char *folder, const tt_head *head)
 {
     tt_bert_config config;
     tt__checkpoint from;
     memset(m, 0, sizeof *m);
     tt_status status = tt__checkpoint_open(ctx, folder, &from);
     if (status == TT_OK) status = tt__bert_read_config(&from.config, &config);
+    /* A classifier may have been saved into a folder of sentence-transformers. */
+    if (status == TT_OK && !tt__bert_is(&from.config, "*For*Classification"))
+        status = tt__embedder_read(ctx, folder, &config);
     if (status == TT_OK) status = tt__shards_open(ctx, folder, &from);
     if (status == TT_OK) {
         const tt__architecture *a = &tt__bert_of(&config)->a;
+        const tt_task own = config.task;
+        if (head) config.task = head->task;
         from.naming = a->naming;
-        status = tt__model_load(a, m, &config, &from, classes, 0);
+        from.other_head = (own == TT_TASK_TAGS) != (config.task == TT_TASK_TAGS);
+        if (config.task == TT_TASK_EMBED) config.classes = 0;
+        status = tt__model_load(a, m, &config, &from, head ? head->outputs : 0, 0);
     }
     tt__checkpoint_close(ctx, &from);
     return status;
+}
+
+tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes)
+{
+    const tt_head head = {TT_TASK_CLASS, classes};
+    return tt_bert_load_head(ctx, m, folder, classes ? &head : NULL);
 }
 
 tt_status tt_bert_save(const tt_bert *m, const char *folder)
@@ -181,5 +272,6 @@ tt_status tt_bert_save(const tt_bert *m, const char *folder)
     tt_bert_config config = m->config;
     config.activation = m->activation;
     const tt__architecture *a = &tt__bert_of(&config)->a;
-    return tt__model_save(m->ctx, a, m, &config, a->naming, 0, folder);
+    tt_status status = tt__model_save(m->ctx, a, m, &config, a->naming, 0, folder);
+    return status == TT_OK ? tt__embedder_save(m->ctx, folder, &config) : status;
 }

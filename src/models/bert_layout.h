@@ -7,32 +7,44 @@
 /* --------------------------------------------------------------------------------------------------- BERT */
 
 /* Sets the sizes that the letters in the tables' shapes stand for: H hidden, I intermediate, V vocab, P
-   positions, T types, C classes. Three letters stand for the hidden size, or for 0 without the tensors that
-   they size: Q for the layer before the classifier, B for BigBird's pooler, U for the biases of queries, keys
-   and values. */
+   positions, T types, E the embedding size, which is the hidden size unless the kind is ALBERT. Five letters
+   stand for the hidden size under a condition, otherwise for 0: Q if a layer precedes the classifier, R in
+   RoBERTa without a classifier, B in BigBird, M in ALBERT, U if queries, keys and values have biases. Three
+   letters stand for the number of classes: C if there is a classifier, K if it is one of sequences, N if it
+   is one of tokens. */
 static void tt__bert_sizes(const void *config, tt__sizes size);
 static void tt__bert_check(tt__text_buffer *all, const void *config);
 static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config);
+static const char *tt__bert_head(const void *config);
 
 /* Naming 1 of tensors is DistilBERT's; naming 0 is the naming of the other variants. */
 #define T(field, name, shape, init, head) TT__TENSOR(tt_bert, field, name, name, shape, init, head)
 #define W(...) TT__WEIGHT_BIAS(tt_bert, __VA_ARGS__)
 #define TT__BERT_EMBEDDINGS \
-    T(word, ".embeddings.word_embeddings.weight", "VH", 'n', false), \
-    T(position, ".embeddings.position_embeddings.weight", "PH", 'n', false), \
-    T(type, ".embeddings.token_type_embeddings.weight", "TH", 'n', false), \
-    W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "H", "H", '1', false)
+    T(word, ".embeddings.word_embeddings.weight", "VE", 'n', false), \
+    T(position, ".embeddings.position_embeddings.weight", "PE", 'n', false), \
+    T(type, ".embeddings.token_type_embeddings.weight", "TE", 'n', false), \
+    W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "E", "E", '1', false)
 static const tt__tensor_row tt__bert_tensors[] = {
     TT__BERT_EMBEDDINGS,
     W(head, ".pooler.dense", "pre_classifier", "QH", "Q", 'n', true),
     W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
 };
-static const tt__tensor_row tt__roberta_tensors[] = { /* tensors of RoBERTa and BigBird */
+static const tt__tensor_row tt__albert_tensors[] = {
+    TT__BERT_EMBEDDINGS,
+    W(mapping, ".encoder.embedding_hidden_mapping_in", ".encoder.embedding_hidden_mapping_in", "ME", "M", 'n',
+      false),
+    W(head, ".pooler", ".pooler", "QH", "Q", 'n', true),
+    W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
+};
+static const tt__tensor_row tt__roberta_tensors[] = { /* tensors of RoBERTa and its kin, and of BigBird */
     TT__BERT_EMBEDDINGS,
     T(pooler_w, ".pooler.weight", "BB", 'n', 2),
     T(pooler_b, ".pooler.bias", "B", '0', 2),
+    W(head, ".pooler.dense", ".pooler.dense", "RH", "R", 'n', 2),
     W(head, "classifier.dense", "classifier.dense", "QH", "Q", 'n', true),
-    W(classifier, "classifier.out_proj", "classifier.out_proj", "CH", "C", 'n', true),
+    W(classifier, "classifier.out_proj", "classifier.out_proj", "KH", "K", 'n', true),
+    W(classifier, "classifier", "classifier", "NH", "N", 'n', true),
 };
 #undef TT__BERT_EMBEDDINGS
 #undef T
@@ -49,39 +61,62 @@ static const tt__tensor_row tt__bert_layer_tensors[] = {
     W(output_norm, "output.LayerNorm", "output_layer_norm", "H", "H", '1'),
 #undef W
 };
-/* The fields of config.json: BERT and DistilBERT use the first 12 rows, RoBERTa the first 13, BigBird all
-   rows. */
-static const tt__config_row tt__bert_rows[] = {
+static const tt__tensor_row tt__albert_layer_tensors[] = { /* a layer of ALBERT has one naming */
+#define W(field, name, ...) TT__WEIGHT_BIAS(tt_bert_layer, field, name, name, __VA_ARGS__, false)
+    W(q, "attention.query", "HH", "H", 'n'),
+    W(k, "attention.key", "HH", "H", 'n'),
+    W(v, "attention.value", "HH", "H", 'n'),
+    W(attention, "attention.dense", "HH", "H", 'n'),
+    W(attention_norm, "attention.LayerNorm", "H", "H", '1'),
+    W(up, "ffn", "IH", "I", 'n'),
+    W(down, "ffn_output", "HI", "H", 'n'),
+    W(output_norm, "full_layer_layer_norm", "H", "H", '1'),
+#undef W
+};
+/* The fields of config.json: BERT and DistilBERT use the first 12 rows, RoBERTa and its kin the first 13,
+   BigBird all rows. ALBERT has a table of its own. */
 #define C(...) TT__CONFIG(tt_bert, __VA_ARGS__)
-    C(vocab_size, 'N', 'V', "vocab_size", "vocab_size"),
-    C(hidden_size, 'N', 'H', "hidden_size", "dim"),
-    C(layers, 'N', 0, "num_hidden_layers", "n_layers"),
-    C(heads, 'N', 0, "num_attention_heads", "n_heads"),
-    C(intermediate_size, 'N', 'I', "intermediate_size", "hidden_dim"),
-    C(max_positions, 'N', 'P', "max_position_embeddings", "max_position_embeddings"),
-    C(type_vocab_size, '0', 'T', "type_vocab_size", NULL),
-    C(layer_norm_eps, 'f', 0, "layer_norm_eps", NULL),
-    C(initializer_range, 'f', 0, "initializer_range", "initializer_range"),
-    C(dropout, 'p', 0, "hidden_dropout_prob", "dropout"),
-    C(attention_dropout, 'p', 0, "attention_probs_dropout_prob", "attention_dropout"),
+#define TT__BERT_SIZES \
+    C(vocab_size, 'N', 'V', "vocab_size", "vocab_size"), \
+    C(hidden_size, 'N', 'H', "hidden_size", "dim"), \
+    C(layers, 'N', 0, "num_hidden_layers", "n_layers"), \
+    C(heads, 'N', 0, "num_attention_heads", "n_heads"), \
+    C(intermediate_size, 'N', 'I', "intermediate_size", "hidden_dim"), \
+    C(max_positions, 'N', 'P', "max_position_embeddings", "max_position_embeddings"), \
+    C(type_vocab_size, '0', 'T', "type_vocab_size", NULL), \
+    C(layer_norm_eps, 'f', 0, "layer_norm_eps", NULL), \
+    C(initializer_range, 'f', 0, "initializer_range", "initializer_range"), \
+    C(dropout, 'p', 0, "hidden_dropout_prob", "dropout"), \
+    C(attention_dropout, 'p', 0, "attention_probs_dropout_prob", "attention_dropout")
+static const tt__config_row tt__bert_rows[] = {
+    TT__BERT_SIZES,
     C(classifier_dropout, 'p', 0, "classifier_dropout", "seq_classif_dropout"),
     C(pad_token, '0', 0, "pad_token_id", NULL),
     C(block_size, 'n', 0, "block_size", NULL),
     C(random_blocks, '0', 0, "num_random_blocks", NULL),
     C(qkv_bias, 'b', 0, "use_bias", NULL),
     C(scale_embeddings, 'b', 0, "rescale_embeddings", NULL),
-#undef C
 };
+static const tt__config_row tt__albert_rows[] = {
+    TT__BERT_SIZES,
+    C(classifier_dropout, 'p', 0, "classifier_dropout_prob", NULL),
+    C(embedding_size, 'n', 'E', "embedding_size", NULL),
+};
+#undef TT__BERT_SIZES
+#undef C
 
 /* Flags for each BERT variant. */
 enum {
     TT__BERT_HEAD = 1,       /* a linear layer precedes the classifier; else the option `pooler` decides */
-    TT__BERT_OFFSET = 2,     /* positions start at pad_token + 1, and the model has one token type */
-    TT__BERT_SPARSE = 4,     /* BigBird: options block_sparse, qkv_bias and scale_embeddings apply */
-    TT__BERT_DROP_SUM = 8,   /* dropout of the embeddings comes before their norm, not after the norm */
+    TT__BERT_OFFSET = 2,     /* positions start at pad_token + 1 */
+    TT__BERT_SPARSE = 4,     /* the options block_sparse, qkv_bias and scale_embeddings apply */
+    TT__BERT_DROP_SUM = 8,   /* dropout of the embeddings comes before their norm, not after it */
     TT__BERT_DROP_OUT = 16,  /* the attention's output has dropout */
     TT__BERT_DROP_HEAD = 32, /* the input of the layer before the classifier has dropout */
-    TT__BERT_DROP_AS = 64    /* classifier_dropout defaults to `dropout` if config.json lacks it */
+    TT__BERT_DROP_AS = 64,   /* classifier_dropout defaults to `dropout` if config.json lacks it */
+    TT__BERT_DROP_TAGS = 128, /* the classifier of tokens has `dropout` instead of classifier_dropout */
+    TT__BERT_SHARED = 256    /* layers share their parameters, embeddings have embedding_size columns, and
+                                the MLP has no dropout */
 };
 /* A BERT variant: its architecture (names and tables), its flags, and the defaults of its base model. */
 typedef struct tt__bert_flags {
@@ -90,42 +125,62 @@ typedef struct tt__bert_flags {
     tt_value (*head)(tt_tape *, tt_value); /* activation before the classifier; NULL: as in layers */
     int vocab, positions, types, pad, layers;
     const char *activation;
-    float eps, classifier_dropout;
+    float eps, dropout, classifier_dropout; /* dropout: of hidden states and of attention weights */
 } tt__bert_flags;
 
-#define TT__BERT_FILES(table, rows, name, naming, class_name, type, act, more, before, layers) { \
-    name, naming, class_name, type, act, more, {before, before}, {layers ".%d.", layers ".%d."}, \
-    tt__##table##_tensors, tt__bert_layer_tensors, tt__bert_rows, TT__COUNT(tt__##table##_tensors), \
-    TT__COUNT(tt__bert_layer_tensors), rows, TT__STRUCTS(tt_bert), tt__bert_sizes, tt__bert_check, NULL, 0, \
-    tt__bert_print, NULL}
+#define TT__BERT_FILES(table, layer, config, rows, name, naming, class_name, type, act, more, before, \
+                       layers) \
+    {name, naming, class_name, type, act, more, {before, before}, {layers ".", layers "."}, \
+     tt__##table##_tensors, tt__##layer##_tensors, tt__##config##_rows, TT__COUNT(tt__##table##_tensors), \
+     TT__COUNT(tt__##layer##_tensors), rows, TT__STRUCTS(tt_bert), tt__bert_sizes, tt__bert_check, NULL, 0, \
+     tt__bert_print, NULL, tt__bert_head}
+#define TT__ROBERTA_FILES(name, class_name, type) \
+    TT__BERT_FILES(roberta, bert_layer, bert, 13, name, 0, class_name, type, "hidden_act", \
+                   "  \"position_embedding_type\": \"absolute\",\n  \"bos_token_id\": 0,\n" \
+                   "  \"eos_token_id\": 2,\n", "roberta.", "encoder.layer.%d"), \
+    TT__BERT_HEAD | TT__BERT_OFFSET | TT__BERT_DROP_OUT | TT__BERT_DROP_HEAD | TT__BERT_DROP_AS, tt_tanh
 
 static const tt__bert_flags tt__bert_flags_of[] = { /* in the order of tt_bert_kind */
-    {TT__BERT_FILES(bert, 12, "BERT", 0, "BertForSequenceClassification", "bert", "hidden_act",
+    {TT__BERT_FILES(bert, bert_layer, bert, 12, "BERT", 0, "Bert", "bert",
+                    "hidden_act",
                     "  \"position_embedding_type\": \"absolute\",\n  \"pad_token_id\": 0,\n", "bert.",
-                    "encoder.layer"),
-     TT__BERT_DROP_OUT | TT__BERT_DROP_AS, tt_tanh, 30522, 512, 2, 0, 12, "gelu", 1e-12f, 0.1f},
-    {TT__BERT_FILES(bert, 12, "DistilBERT", 1, "DistilBertForSequenceClassification", "distilbert",
-                    "activation",
+                    "encoder.layer.%d"),
+     TT__BERT_DROP_OUT | TT__BERT_DROP_AS, tt_tanh, 30522, 512, 2, 0, 12, "gelu", 1e-12f, 0.1f, 0.1f},
+    {TT__BERT_FILES(bert, bert_layer, bert, 12, "DistilBERT", 1, "DistilBert",
+                    "distilbert", "activation",
                     "  \"sinusoidal_pos_embds\": false,\n  \"tie_weights_\": true,\n  \"qa_dropout\": 0.1,\n"
-                    "  \"pad_token_id\": 0,\n", "distilbert.", "transformer.layer"),
-     TT__BERT_HEAD, tt_relu, 30522, 512, 0, 0, 6, "gelu", 1e-12f, 0.2f},
-    {TT__BERT_FILES(roberta, 13, "RoBERTa", 0, "RobertaForSequenceClassification", "roberta", "hidden_act",
-                    "  \"position_embedding_type\": \"absolute\",\n  \"bos_token_id\": 0,\n"
-                    "  \"eos_token_id\": 2,\n", "roberta.", "encoder.layer"),
-     TT__BERT_HEAD | TT__BERT_OFFSET | TT__BERT_DROP_OUT | TT__BERT_DROP_HEAD | TT__BERT_DROP_AS, tt_tanh,
-     50265, 514, 1, 1, 12, "gelu", 1e-5f, 0.1f},
-    {TT__BERT_FILES(roberta, TT__COUNT(tt__bert_rows), "BigBird", 0, "BigBirdForSequenceClassification",
-                    "big_bird", "hidden_act",
+                    "  \"pad_token_id\": 0,\n", "distilbert.", "transformer.layer.%d"),
+     TT__BERT_HEAD | TT__BERT_DROP_TAGS, tt_relu, 30522, 512, 0, 0, 6, "gelu", 1e-12f, 0.1f, 0.2f},
+    {TT__ROBERTA_FILES("RoBERTa", "Roberta", "roberta"), 50265, 514, 1, 1, 12,
+     "gelu", 1e-5f, 0.1f, 0.1f},
+    {TT__BERT_FILES(roberta, bert_layer, bert, TT__COUNT(tt__bert_rows), "BigBird", 0,
+                    "BigBird", "big_bird", "hidden_act",
                     "  \"bos_token_id\": 1,\n  \"eos_token_id\": 2,\n  \"sep_token_id\": 66,\n", "bert.",
-                    "encoder.layer"),
+                    "encoder.layer.%d"),
      TT__BERT_HEAD | TT__BERT_SPARSE | TT__BERT_DROP_SUM | TT__BERT_DROP_OUT | TT__BERT_DROP_HEAD |
-     TT__BERT_DROP_AS, NULL, 50358, 4096, 2, 0, 12, "gelu_new", 1e-12f, 0.1f},
+     TT__BERT_DROP_AS, NULL, 50358, 4096, 2, 0, 12, "gelu_new", 1e-12f, 0.1f, 0.1f},
+    {TT__ROBERTA_FILES("XLM-RoBERTa", "XLMRoberta", "xlm-roberta"), 250002, 514, 1, 1,
+     12, "gelu", 1e-5f, 0.1f, 0.1f},
+    {TT__ROBERTA_FILES("CamemBERT", "Camembert", "camembert"), 32005, 514, 1, 1, 12,
+     "gelu", 1e-5f, 0.1f, 0.1f},
+    {TT__BERT_FILES(albert, albert_layer, albert, TT__COUNT(tt__albert_rows), "ALBERT", 0,
+                    "Albert", "albert", "hidden_act",
+                    "  \"position_embedding_type\": \"absolute\",\n  \"num_hidden_groups\": 1,\n"
+                    "  \"inner_group_num\": 1,\n  \"pad_token_id\": 0,\n  \"bos_token_id\": 2,\n"
+                    "  \"eos_token_id\": 3,\n", "albert.", "encoder.albert_layer_groups.0.albert_layers.0"),
+     TT__BERT_SHARED | TT__BERT_DROP_OUT, tt_tanh, 30000, 512, 2, 0, 12, "gelu_new", 1e-12f, 0, 0.1f},
 };
 
 static const tt__bert_flags *tt__bert_of(const tt_bert_config *c)
 {
     const bool known = (int)c->kind > 0 && (int)c->kind < TT__COUNT(tt__bert_flags_of);
     return &tt__bert_flags_of[known ? c->kind : TT_BERT];
+}
+
+/* Returns the row of the position embedding that belongs to the first token of a sequence. */
+static int tt__bert_offset(const tt_bert_config *c)
+{
+    return tt__bert_of(c)->flags & TT__BERT_OFFSET ? c->pad_token + 1 : 0;
 }
 
 tt_bert_config tt_bert_config_default(tt_bert_kind kind)
@@ -141,14 +196,15 @@ tt_bert_config tt_bert_config_default(tt_bert_kind kind)
     c.intermediate_size = 3072;
     c.max_positions = k->positions;
     c.type_vocab_size = k->types;
+    c.embedding_size = k->flags & TT__BERT_SHARED ? 128 : 0;
     c.pad_token = k->pad;
     c.pooler = !(k->flags & TT__BERT_HEAD);
     c.classes = 2;
     c.activation = k->activation;
     c.layer_norm_eps = k->eps;
     c.initializer_range = 0.02f;
-    c.dropout = 0.1f;
-    c.attention_dropout = 0.1f;
+    c.dropout = k->dropout;
+    c.attention_dropout = k->dropout;
     c.classifier_dropout = k->classifier_dropout;
     c.block_sparse = (k->flags & TT__BERT_SPARSE) != 0;
     c.block_size = 64;
@@ -161,7 +217,13 @@ static void tt__bert_sizes(const void *config, tt__sizes size)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
     const int flags = tt__bert_of(c)->flags;
-    size['Q' - 'A'] = flags & TT__BERT_HEAD || c->pooler ? c->hidden_size : 0;
+    /* In transformers BERT and RoBERTa without a classifier have a pooler, which embeddings do not use. */
+    const bool embeds = c->task == TT_TASK_EMBED, dense = flags & TT__BERT_HEAD ? !embeds : c->pooler;
+    size['Q' - 'A'] = dense && c->task != TT_TASK_TAGS ? c->hidden_size : 0;
+    size['R' - 'A'] = flags & TT__BERT_OFFSET && embeds ? c->hidden_size : 0;
+    size[(c->task == TT_TASK_TAGS ? 'N' : 'K') - 'A'] = size['C' - 'A'];
+    size['E' - 'A'] = flags & TT__BERT_SHARED ? c->embedding_size : c->hidden_size;
+    size['M' - 'A'] = flags & TT__BERT_SHARED ? c->hidden_size : 0;
     size['B' - 'A'] = flags & TT__BERT_SPARSE ? c->hidden_size : 0;
     size['U' - 'A'] = !(flags & TT__BERT_SPARSE) || c->qkv_bias ? c->hidden_size : 0;
 }
@@ -172,10 +234,11 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
     const int flags = tt__bert_of(c)->flags;
     const double listed = (double)c->heads * c->random_blocks * c->max_positions /
                           (double)tt__max(1, c->block_size);
+    if ((unsigned)c->task > TT_TASK_EMBED) tt__print(all, "; task %d is unknown", (int)c->task);
+    if ((unsigned)c->pooling > TT_POOL_CLS) tt__print(all, "; pooling %d is unknown", (int)c->pooling);
+    if (c->max_length < 0) tt__print(all, "; max_length is %d", c->max_length);
     if (flags & TT__BERT_OFFSET && c->max_positions <= c->pad_token + 1)
         tt__print(all, "; pad_token %d leaves none of %d max_positions", c->pad_token, c->max_positions);
-    if (flags & TT__BERT_OFFSET && c->type_vocab_size > 1)
-        tt__print(all, "; type_vocab_size is %d, of which only 1 is supported", c->type_vocab_size);
     if (!(flags & TT__BERT_SPARSE)) return;
     if ((c->max_positions - 1) / tt__max(1, c->block_size) > UINT16_MAX)
         tt__print(all, "; max_positions are more than 65536 blocks of %d", c->block_size);
@@ -184,23 +247,40 @@ static void tt__bert_check(tt__text_buffer *all, const void *config)
         tt__print(all, "; block_size is %d", c->block_size);
 }
 
+/* Values of "problem_type" in config.json, in the order of tt_task. */
+static const char *const tt__problem_types[] = {"single_label_classification", "multi_label_classification",
+                                                "regression"};
+
 static void tt__bert_print(tt__text_buffer *json, const void *self, const void *config)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
     (void)self;
+    if (c->task <= TT_TASK_SCORES)
+        tt__print(json, "  \"problem_type\": \"%s\",\n", tt__problem_types[c->task]);
     if (tt__bert_of(c)->flags & TT__BERT_SPARSE)
         tt__print(json, "  \"attention_type\": \"%s\",\n",
                   c->block_sparse ? "block_sparse" : "original_full");
 }
 
+/* Returns what follows the kind's name in the name of transformers' class. */
+static const char *tt__bert_head(const void *config)
+{
+    const tt_task task = ((const tt_bert_config *)config)->task;
+    return task == TT_TASK_TAGS    ? "ForTokenClassification"
+           : task == TT_TASK_EMBED ? "Model"
+                                   : "ForSequenceClassification";
+}
+
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 {
-    return tt__model_new(ctx, &tt__bert_of(config)->a, m, config);
+    tt_bert_config c = *config;
+    if (c.task == TT_TASK_EMBED) c.classes = 0;
+    return tt__model_new(ctx, &tt__bert_of(config)->a, m, &c);
 }
 
 void tt_bert_free(tt_bert *m) { tt__model_free(&tt__bert_of(&m->config)->a, m); }
 
 tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d)
 {
-    return tt__name_classes(m->ctx, m->class_names, m->config.classes, !m->new_head, d);
+    return tt__name_classes(m->ctx, m->config.task, m->class_names, m->config.classes, !m->new_head, d);
 }

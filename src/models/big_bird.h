@@ -1,6 +1,5 @@
 #pragma once
 #include "../base/base.h"
-#include "bert_layout.h"
 
 /* ---- BigBird's random blocks, as BigBirdBlockSparseAttention of transformers draws them with numpy */
 
@@ -98,9 +97,4 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
             for (int k = 0; k < max && found < listed; k++)
                 if (tt__big_bird_may(i, x[k], max)) list[found++] = x[k];
         }
-}
-/* Returns the row of the position embedding for a sequence's first token. */
-static int tt__bert_offset(const tt_bert_config *c)
-{
-    return tt__bert_of(c)->flags & TT__BERT_OFFSET ? c->pad_token + 1 : 0;
 }

@@ -1,6 +1,7 @@
 #pragma once
 #include "../base/base.h"
 #include "../tape/tape.h"
+#include "../tape/record.h"
 
 /* ------------------------------------------------------------------------------- classifiers of sequences */
 
@@ -49,14 +50,38 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
     return tt__sequence_inputs(t, o->max_seqs, (int64_t)o->max_seqs * length, image_bytes);
 }
 
-/* Records the loss of a classifier from its logits (seqs, classes), and names the loss "loss". */
-static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, const tt_train_options *o)
+/* Records the cross-entropy of logits (rows, classes) with targets i32 (rows, 1), and names it "loss". */
+static tt_value tt__classify(tt_tape *t, tt_value logits, tt_value targets, const tt_train_options *o)
 {
     tt_cross_entropy_options c = tt_cross_entropy_options_default();
     c.label_smoothing = o->label_smoothing;
     if (o->class_weights)
         c.class_weights = tt_input(t, "class_weights", TT_F32, 1, tt_value_width(t, logits));
-    tt_value loss = tt_cross_entropy(t, logits, in->labels, &c);
+    tt_value loss = tt_cross_entropy(t, logits, targets, &c);
+    tt_name(t, loss, "loss");
+    return loss;
+}
+
+/* Records the loss of a task from the logits, (seqs, n) or, of TT_TASK_TAGS, (rows, n). Declares the input of
+   the targets, "label_values" or "tags", except the "labels" of TT_TASK_CLASS. */
+static tt_value tt__task_loss(tt_tape *t, tt_task task, tt_value logits, const tt_inputs *in,
+                              const tt_train_options *o)
+{
+    const int64_t rows = tt_value_axis(t, logits), n = tt_value_width(t, logits);
+    tt_value none = {0, 0}, loss;
+    if (task == TT_TASK_CLASS) return tt__classify(t, logits, in->labels, o);
+    if (task == TT_TASK_TAGS) return tt__classify(t, logits, tt_input(t, "tags", TT_I32, rows, 1), o);
+    if (o->label_smoothing > 0)
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "label_smoothing is %g, and the task has no classes to smooth: set "
+                      "it to 0", o->label_smoothing);
+    tt_value values = tt_input(t, "label_values", TT_F32, rows, n);
+    if (task == TT_TASK_LABELS) {
+        tt_sigmoid_cross_entropy_options c = tt_sigmoid_cross_entropy_options_default();
+        if (o->class_weights) c.positive_weights = tt_input(t, "class_weights", TT_F32, 1, n);
+        loss = tt_sigmoid_cross_entropy(t, logits, values, &c);
+    } else {
+        loss = tt_mean_squared_error(t, logits, values, none);
+    }
     tt_name(t, loss, "loss");
     return loss;
 }

@@ -45,7 +45,8 @@ typedef struct tt__architecture {
     const char *class_name, *type;       /* values of "architectures" and "model_type" in config.json */
     const char *activation_key, *more;   /* key of the activation; constant members of config.json */
     const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
-    const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number */
+    const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number.
+                                    Without %d all layers share the parameters of one */
     const tt__tensor_row *model, *layer; /* n_model rows for the model, n_layer rows for each layer */
     const tt__config_row *config;        /* n_config rows */
     int n_model, n_layer, n_config;
@@ -61,6 +62,9 @@ typedef struct tt__architecture {
     /* Prints other members of config.json; or NULL. */
     void (*print)(tt__text_buffer *json, const void *self, const void *config);
     const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
+    /* Returns what follows class_name in "architectures", which depends on the head. "Model": there is no
+       classifier, and tensors' names in files have no prefix. NULL: nothing follows class_name. */
+    const char *(*head)(const void *config);
 } tt__architecture;
 
 /* Initialises the fields `bytes` to `range` of an architecture with the structs X, X_config and X_layer. */
@@ -95,6 +99,19 @@ static void *tt__pointer_at(const void *self, size_t offset)
     return p;
 }
 
+/* Returns what follows the architecture's class name in config.json. */
+static const char *tt__head_name(const tt__architecture *a, const void *config)
+{
+    return a->head ? a->head(config) : "";
+}
+
+/* Returns the number of outputs of a model's classifier; 0: the model has no classifier. */
+static int tt__outputs(const tt__architecture *a, const void *config)
+{
+    const bool bare = strcmp(tt__head_name(a, config), "Model") == 0;
+    return a->classes && !bare ? tt__int_field(config, a->classes) : 0;
+}
+
 /* A checkpoint that is being read: its config.json and its open files of tensors. */
 typedef struct tt__checkpoint {
     char path[TT__PATH];   /* path of config.json, for messages */
@@ -102,6 +119,7 @@ typedef struct tt__checkpoint {
     tt__json config;       /* config.json as parsed; empty: no such file */
     tt_safetensors **file; /* the `files` open files of tensors */
     int files, naming;   /* naming: number of the naming of the tensors */
+    bool other_head;       /* the checkpoint's classifier is for another task: the model gets a new one */
 } tt__checkpoint;
 
 /* Description of the parameters of a model that exists or will be made. */
@@ -109,7 +127,9 @@ typedef struct tt__layout {
     tt_context *ctx;
     const tt__architecture *a;
     char *self, *layer_self; /* structs of the model and of its first layer; NULL: not made yet */
-    int layers, naming;    /* naming: number of the naming of the tensors */
+    int layers;              /* number of layers with parameters: 1 if all layers share them */
+    int naming;            /* number of the naming of the tensors */
+    bool bare;               /* names in saved files have no prefix */
     const tt__checkpoint *from; /* the checkpoint to read; NULL: none */
     tt__sizes size;
 } tt__layout;
@@ -125,14 +145,15 @@ static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, cons
     l.a = a;
     l.self = (char *)(uintptr_t)self;
     l.layer_self = self ? (char *)tt__pointer_at(self, a->layers_at) : NULL;
-    l.layers = tt__int_field(config, a->layers);
     l.naming = from ? from->naming : a->naming;
+    l.layers = strstr(a->layer_prefix[l.naming], "%d") ? tt__int_field(config, a->layers) : 1;
     l.from = from;
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
         if (r->letter) l.size[r->letter - 'A'] = tt__int_field(config, r->offset);
     }
-    if (a->classes) l.size['C' - 'A'] = tt__int_field(config, a->classes);
+    l.bare = strcmp(tt__head_name(a, config), "Model") == 0;
+    l.size['C' - 'A'] = tt__outputs(a, config);
     a->sizes(config, l.size);
     return l;
 }

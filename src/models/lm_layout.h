@@ -192,7 +192,7 @@ typedef struct tt__lm_kind {
     sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), 0, 0, offsetof(tt_lm, layer), \
     offsetof(tt_lm_config, hidden_size), offsetof(tt_lm_config, layers), 0, 0, \
     offsetof(tt_lm_config, activation), offsetof(tt_lm_config, initializer_range), tt__lm_sizes, \
-    tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers}
+    tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers, NULL}
 
 static const tt__lm_kind tt__lm_kinds[] = {
     {TT__LM_FILES(gpt2, "gpt2", "GPT2LMHeadModel", "activation_function", "transformer.", "h."),

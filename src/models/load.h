@@ -152,11 +152,12 @@ static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, in
     return NULL;
 }
 
-/* Returns whether a tensor of the file is a classifier (C rows) with another number of classes than the
-   model, so that the model's classifier keeps its random initial values. */
-static bool tt__starts_anew(const tt__tensor_row *row, const tt_tensor_info *info, const int64_t *dims)
+/* Returns whether a tensor of the checkpoint is a classifier (letter C, K or N) for another task or with
+   another number of classes than the model's, which then keeps its random initial values. */
+static bool tt__starts_anew(const tt__layout *l, const tt__tensor_row *row, const tt_tensor_info *info,
+                            const int64_t *dims)
 {
-    return row->head && row->shape[0] == 'C' && info->dims[0] != dims[0];
+    return row->head && strchr("CKN", row->shape[0]) && (l->from->other_head || info->dims[0] != dims[0]);
 }
 
 /* Fails because tensor k, `name`, is missing. If its layer has no tensor at all, the message says how many
@@ -191,7 +192,7 @@ static tt_status tt__layout_check(const tt__layout *l)
         if (!ndim || !row->name[l->naming]) continue;
         tt_safetensors *file = tt__layout_find(l, name, &index);
         tt_status status = TT_OK;
-        if (file && !tt__starts_anew(row, &file->infos[index], dims))
+        if (file && !tt__starts_anew(l, row, &file->infos[index], dims))
             status = tt__tensor_fits(file, index, ndim, dims, tt__layout_part(l, row), name);
         if (!file && !row->head) status = tt__layout_lacks(l, k, name);
         if (status != TT_OK) return status;
@@ -236,7 +237,7 @@ static tt_status tt__layout_attach(const tt__layout *l)
         tt_safetensors *file = tt__layout_find(l, name, &index);
         const tt_tensor_info *info = file ? &file->infos[index] : NULL;
         if (info) unused -= part < 2; /* the three parts of a packed tensor count once */
-        const bool of_others = info && tt__starts_anew(row, info, dims);
+        const bool of_others = info && tt__starts_anew(l, row, info, dims);
         if (!info || of_others) {
             tt__print(&anew[of_others], "%s'%s'", anew[of_others].length ? ", " : "", name);
             if (of_others) classes = info->dims[0];
@@ -251,10 +252,13 @@ static tt_status tt__layout_attach(const tt__layout *l)
     if (anew[0].length)
         tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' has no %s: what it lacks starts anew, with "
                 "values that must be trained", path, text[0]);
-    if (anew[1].length)
+    if (anew[1].length && l->from->other_head)
+        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' has a classifier for another task: %s start with "
+                "random values, which must be trained", path, text[1]);
+    else if (anew[1].length)
         tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' is of %lld classes, and %lld are asked for: %s "
                 "start anew, with values that must be trained", path, (long long)classes,
-                (long long)l->size['C' - 'A'], text[1]);
+                (long long)tt__int_field(l->self + l->a->config_at, l->a->classes), text[1]);
     for (int f = 0; f < l->from->files; f++)
         for (int k = 0; k < files[f]->count && unused > 0; k++)
             unused -= tt__is_buffer(l, files[f]->infos[k].name);

@@ -24,11 +24,12 @@ static void tt__model_free(const tt__architecture *a, void *self)
 /* Creates a model from a config that has been checked. */
 static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void *self, const void *config)
 {
-    const int params = ctx->n_params, classes = a->classes ? tt__int_field(config, a->classes) : 0;
+    const int params = ctx->n_params, classes = tt__outputs(a, config);
+    const int n_layers = tt__int_field(config, a->layers);
     const char *activation = (const char *)tt__pointer_at(config, a->activation);
     char *to = (char *)self;
     char(*names)[64] = classes ? (char(*)[64])tt__alloc(ctx, sizeof *names * (size_t)classes) : NULL;
-    void *layers = tt__calloc(ctx, a->layer_bytes * (size_t)tt__int_field(config, a->layers));
+    void *layers = tt__calloc(ctx, a->layer_bytes * (size_t)n_layers);
     tt_status status = (names || !classes) && layers ? TT_OK : TT_ERR_MEMORY;
     for (int k = 0; k < classes && names; k++) snprintf(names[k], sizeof names[k], "LABEL_%d", k);
     memset(self, 0, a->bytes);
@@ -42,6 +43,8 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     memcpy(to + a->layers_at, &layers, sizeof layers);
     tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
     if (status == TT_OK) status = tt__layout_new(&l, tt__float_field(config, a->range));
+    for (int k = l.layers; k < n_layers && status == TT_OK; k++) /* layers that share parameters */
+        memcpy((char *)layers + (size_t)k * a->layer_bytes, layers, a->layer_bytes);
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);
     tt__model_free(a, self);
@@ -74,7 +77,7 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
     }
     if (status == TT_OK) status = tt__model_make(ctx, a, self, config);
     if (status != TT_OK) return status;
-    if (a->classes && from->config.count && classes == own_classes)
+    if (tt__outputs(a, config) && from->config.count && classes == own_classes && !from->other_head)
         status = tt__read_labels(&from->config, (char(*)[64])tt__pointer_at(self, a->names_at), classes);
     l = tt__layout_of(ctx, a, self, config, from);
     if (status == TT_OK) status = tt__layout_attach(&l);
@@ -97,8 +100,8 @@ static void tt__print_config(tt__text_buffer *json, const void *arg)
     const tt__architecture *a = s->a;
     const char *dtype = tt__dtypes[s->dtype].config;
     char number[32];
-    tt__print(json, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n", a->class_name,
-              a->type);
+    tt__print(json, "{\n  \"architectures\": [\"%s%s\"],\n  \"model_type\": \"%s\",\n", a->class_name,
+              tt__head_name(a, s->config), a->type);
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
         const char *value = number, *key = r->key[a->naming];
@@ -111,10 +114,10 @@ static void tt__print_config(tt__text_buffer *json, const void *arg)
     tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key, (const char *)s->self + a->activation_at,
               a->more);
     if (a->print) a->print(json, s->self, s->config);
-    tt__print(json, "  \"dtype\": \"%s\"%s\n", dtype, a->classes ? "," : "\n}");
-    if (!a->classes) return;
-    tt__print_labels(json, (const char(*)[64])tt__pointer_at(s->self, a->names_at),
-                     tt__int_field(s->config, a->classes), s->last);
+    const int classes = tt__outputs(a, s->config);
+    tt__print(json, "  \"dtype\": \"%s\"%s\n", dtype, classes ? "," : "\n}");
+    if (!classes) return;
+    tt__print_labels(json, (const char(*)[64])tt__pointer_at(s->self, a->names_at), classes, s->last);
 }
 
 /* Writes model.safetensors and config.json into a folder. naming: number of the tensors' naming. max: max
@@ -128,9 +131,9 @@ static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, cons
     if (status != TT_OK) return status;
     tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
     l.naming = naming;
-    if (a->classes)
+    if (tt__outputs(a, config))
         status = tt__last_of_names(ctx, (const char(*)[64])tt__pointer_at(self, a->names_at),
-                                   tt__int_field(config, a->classes), &s.last);
+                                   tt__outputs(a, config), &s.last);
     if (status == TT_OK) status = tt__layout_save(&l, folder, max, &s.dtype);
     if (status == TT_OK) status = tt__save_printed(ctx, folder, "config.json", tt__print_config, &s);
     tt__free(ctx, s.last);
@@ -147,8 +150,14 @@ static void tt__list_names(tt__text_buffer *to, const char *const *names, int n)
 
 /* Does the work of tt_bert_name_classes and tt_vit_name_classes. names: the model's class names, (classes,
    64). kept: the model's classifier comes from a checkpoint. */
-static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classes, bool kept, tt_dataset *d)
+static tt_status tt__name_classes(tt_context *ctx, tt_task task, char (*names)[64], int classes, bool kept,
+                                  tt_dataset *d)
 {
+    static const char *const tasks[] = {"CLASS", "LABELS", "SCORES", "TAGS", "EMBED"};
+    if (d->task != task)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset's task is TT_TASK_%s, the model's TT_TASK_%s: "
+                        "load the model for the dataset's task (tt_bert_load_head)", tasks[d->task],
+                        tasks[task]);
     if (d->n_classes != classes)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, the model %d", d->n_classes,
                         classes);

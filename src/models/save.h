@@ -227,8 +227,10 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         param[params].p = p;
         param[params].order = tt__row_order(l, row, ndim, dims);
         param[params++].tensor = f.tensors - (part > 1);
-        if (part > 1) continue; /* the tensor of part 1 has the other parts too */
-        memcpy(f.names[f.tensors], name, sizeof name);
+        if (part > 1) continue; /* stored in the tensor of the first part */
+        const char *prefix = l->a->prefix[l->naming];
+        const bool cut = l->bare && strncmp(name, prefix, strlen(prefix)) == 0;
+        snprintf(f.names[f.tensors], sizeof name, "%s", name + (cut ? strlen(prefix) : 0));
         f.info[f.tensors].name = f.names[f.tensors];
         f.info[f.tensors].dtype = tt__dtypes[*dtype].safetensors;
         f.info[f.tensors].ndim = tt__file_dims(l, row, f.info[f.tensors].dims);

@@ -203,7 +203,7 @@ static const tt__architecture tt__vit_architecture = {
     {"encoder.layer.%d.", "encoder.layers.encoder_layer_%d."}, tt__vit_tensors, tt__vit_layer_tensors,
     tt__vit_rows, TT__COUNT(tt__vit_tensors), TT__COUNT(tt__vit_layer_tensors), TT__COUNT(tt__vit_rows),
     TT__STRUCTS(tt_vit), tt__vit_sizes, tt__vit_check, tt__vit_adapt,
-    offsetof(tt_vit_config, image_size), NULL, NULL};
+    offsetof(tt_vit_config, image_size), NULL, NULL, NULL};
 
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config)
 {
@@ -214,7 +214,7 @@ void tt_vit_free(tt_vit *m) { tt__model_free(&tt__vit_architecture, m); }
 
 tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d)
 {
-    return tt__name_classes(m->ctx, m->class_names, m->config.classes, !m->new_head, d);
+    return tt__name_classes(m->ctx, TT_TASK_CLASS, m->class_names, m->config.classes, !m->new_head, d);
 }
 
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in)
@@ -275,7 +275,7 @@ static tt_value tt__vit_record(const void *self, tt_tape *t, const tt_train_opti
     const int64_t bytes = (int64_t)c->image_size * c->image_size * c->channels;
     tt_inputs in = tt_image_inputs(t, o, tt__vit_tokens(c), bytes);
     *output = tt_vit_logits(m, t, &in);
-    return tt__classify(t, *output, &in, o);
+    return tt__classify(t, *output, in.labels, o);
 }
 
 tt_image_options tt_vit_image_options(const tt_vit *m)
@@ -293,7 +293,8 @@ tt_image_options tt_vit_image_options(const tt_vit *m)
 tt_model tt_vit_classifier(const tt_vit *m)
 {
     const tt_vit_config *c = &m->config;
-    tt_model model = {m, tt__vit_record, tt_accuracy(), c->classes, "images", tt__vit_tokens(c), true};
+    tt_model model = {m, tt__vit_record, tt_accuracy(), c->classes, "images", tt__vit_tokens(c), true,
+                      TT_TASK_CLASS};
     return model;
 }
 

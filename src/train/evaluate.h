@@ -211,8 +211,8 @@ tt_status tt_confusion(tt_trainer *r, const tt_source *source, tt_stats *stats, 
     const size_t classes = (size_t)r->model.classes, seqs = (size_t)r->options.max_seqs;
     tt_stats own;
     tt__confusion_run c;
-    if (!classes)
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model with classes");
+    if (!classes || r->model.task != TT_TASK_CLASS)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model with a class of each sequence");
     memset(&c, 0, sizeof c);
     c.counts = counts;
     for (size_t k = 0; k < classes * classes; k++) counts[k] = 0;
@@ -234,44 +234,79 @@ tt_status tt_forward(tt_trainer *r, const tt_batch *b, float *to, size_t capacit
     return status == TT_OK ? tt_get_rank(r->eval, 0, r->output, to, capacity) : status;
 }
 
-tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
+/* Replaces n logits by the predictions of a task. Returns false if one of them is not finite. */
+static bool tt__predictions(tt_task task, int n, float *x)
 {
-    int classes = r->model.classes;
-    if (!classes)
+    float max = x[0];
+    double sum = 0;
+    if (task != TT_TASK_CLASS && task != TT_TASK_TAGS) {
+        for (int c = 0; c < n; c++) sum += x[c];
+        for (int c = 0; c < n && task == TT_TASK_LABELS; c++) x[c] = (float)(1 / (1 + exp(-(double)x[c])));
+        return isfinite(sum);
+    }
+    for (int c = 1; c < n; c++) max = x[c] > max ? x[c] : max;
+    for (int c = 0; c < n; c++) sum += x[c] = expf(x[c] - max);
+    for (int c = 0; c < n; c++) x[c] = (float)(x[c] / sum);
+    return isfinite(sum);
+}
+
+tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *predictions)
+{
+    const int n = r->model.task == TT_TASK_EMBED ? (int)r->output_width : r->model.classes;
+    const bool tags = r->model.task == TT_TASK_TAGS;
+    if (!n)
         return tt__fail(r->ctx, TT_ERR_ARGUMENT,
                         "tt_predict needs a model with classes; tt_forward gives any output");
-    tt_status status = tt_forward(r, b, probabilities, (size_t)b->seqs * (size_t)classes);
-    for (int s = 0; s < b->seqs && status == TT_OK; s++) {
-        float *x = probabilities + (size_t)s * (size_t)classes, max = x[0];
-        double sum = 0;
-        for (int c = 1; c < classes; c++) max = x[c] > max ? x[c] : max;
-        for (int c = 0; c < classes; c++) sum += x[c] = expf(x[c] - max);
-        if (!isfinite(sum)) {
-            char cause[300];
-            const bool bad = tt__bad_parameter(r->eval, cause, sizeof cause);
-            return tt__fail(r->ctx, TT_ERR_NUMERIC, "the prediction for sequence %d is not finite%s%s", s,
-                            bad ? ": " : "", cause);
-        }
-        for (int c = 0; c < classes; c++) x[c] = (float)(x[c] / sum);
+    const int rows = tags ? b->rows : b->seqs;
+    tt_status status = tt_forward(r, b, predictions, (size_t)rows * (size_t)n);
+    for (int k = 0; k < rows && status == TT_OK; k++) {
+        if (tt__predictions(r->model.task, n, predictions + (size_t)k * (size_t)n)) continue;
+        char cause[300];
+        const bool bad = tt__bad_parameter(r->eval, cause, sizeof cause);
+        status = tt__fail(r->ctx, TT_ERR_NUMERIC, "the prediction for %s %d is not finite%s%s",
+                          tags ? "token" : "sequence", k, bad ? ": " : "", cause);
     }
     return status;
 }
 
-tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text, float *probabilities)
+tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text, const char *pair,
+                          float *predictions)
 {
+    if (r->model.task == TT_TASK_TAGS)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_predict_text: the model predicts a tag of each token: "
+                        "give tt_predict a batch, whose `rows` tells the size of the result");
     int max = (int)tt__min(r->model.max_length, r->options.max_tokens);
     int32_t *ids = (int32_t *)tt__calloc(r->ctx, sizeof *ids * 3 * (size_t)max), start[2] = {0, 0};
+    tt_encoding e;
     tt_batch b;
+    memset(&e, 0, sizeof e);
     memset(&b, 0, sizeof b);
     if (!ids) return TT_ERR_MEMORY;
+    e.text = text;
+    e.bytes = strlen(text);
+    e.pair = pair;
+    e.pair_bytes = pair ? strlen(pair) : 0;
+    e.special = true;
+    e.max_tokens = max;
+    e.room = max;
+    e.ids = ids;
+    e.types = ids + 2 * max;
+    const int64_t n = tt_tokenizer_encode(k, &e);
+    if (n < 0) {
+        tt__free(r->ctx, ids);
+        if (!pair || tt_tokenizer_pairs(k)) return TT_ERR_MEMORY;
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_predict_text: the tokenizer has no template for pairs "
+                        "of texts (\"post_processor\" of tokenizer.json): give it one text, or take the "
+                        "tokenizer of a model for pairs");
+    }
     b.seqs = 1;
-    b.rows = start[1] = tt_tokenize(k, text, strlen(text), ids, max);
+    b.rows = start[1] = (int32_t)n;
     for (int32_t row = 0; row < b.rows; row++) ids[max + row] = row;
     b.ids = ids;
     b.positions = ids + max;
-    b.types = ids + 2 * max;
+    b.types = e.types;
     b.seq_start = start;
-    tt_status status = tt_predict(r, &b, probabilities);
+    tt_status status = tt_predict(r, &b, predictions);
     tt__free(r->ctx, ids);
     return status;
 }

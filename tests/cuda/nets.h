@@ -133,7 +133,7 @@ static bool open_training(trained *t, const char *device, bool images, float dro
     if (precision) o.compile.precision = precision;
     o.compile.residual = residual;
     o.compile.update = update;
-    tt_model model = images ? tt_vit_classifier(&t->vision) : tt_bert_classifier(&t->text);
+    tt_model model = images ? tt_vit_classifier(&t->vision) : tt_bert_model(&t->text);
     t->trainer = tt_trainer_new(t->ctx, &model, &o);
     if (!t->trainer) CHECK_ERROR(t->ctx, TT_OK, "a trainer");
     return t->trainer != NULL;

@@ -10,7 +10,7 @@ EMU       := $(B)/cuda_emu
 EMU_TESTS ?= $(wildcard tests/cuda_emu/*.cu)
 # The programs tests/NAME.c that run with TINYTRAIN_DEVICE=cuda on the emulator and on a GPU, and the tests
 # that each program runs there.
-CUDA_TESTS         ?= test_ops test_models test_lm test_cuda test_peers test_tensor test_pipeline
+CUDA_TESTS         ?= test_ops test_models test_heads test_lm test_cuda test_peers test_tensor test_pipeline
 CUDA_T_test_ops    := reference_cuda gradient_cuda attention_by_warpgroups stochastic_rounding_of_each_isa \
                       pieces_are_updated_as_the_whole cuda_epilogues cuda_tensors_share_launches \
                       cuda_rows_in_flight cuda_kernels_of_each_dtype cuda_column_sums_of_attention \
@@ -23,9 +23,10 @@ CUDA_T_test_ops    := reference_cuda gradient_cuda attention_by_warpgroups stoch
 CUDA_T_test_tensor := gradients_of_ranks_cuda
 CUDA_T_test_pipeline := stages_on_cuda stages_that_are_apart_are_refused
 CUDA_T_test_lm     := golden_lm greedy_tokens
-CUDA_T_test_models := golden_distilbert golden_vit golden_bf16_true recompute_policies
+CUDA_T_test_models := golden_distilbert golden_vit golden_albert golden_bf16_true recompute_policies
+CUDA_T_test_heads  := heads_as_in_transformers embeddings_as_in_sentence_transformers
 # Whole models, and programs that run once for each call of CUDA, run in the fastest build alone.
-EMU_LONG_asan      := test_models test_lm test_cuda test_tensor
+EMU_LONG_asan      := test_models test_heads test_lm test_cuda test_tensor
 EMU_LONG_trace     := $(EMU_LONG_asan)
 
 # ---- what `make test` runs

@@ -1,10 +1,11 @@
-/* Fuzzes folders of models: config.json, preprocessor_config.json, and the list of tensors. A model that
-   loads can be planned, and does not change if it is saved and loaded.
+/* Fuzzes folders of models: config.json, preprocessor_config.json or modules.json, and the list of tensors.
+   A model that loads can be planned, and is unchanged when it is saved and loaded again.
 
-   Input: one byte each for the model, for the requested number of classes, and for the requested size of
-   images; then, with "%%" lines between them, config.json, preprocessor_config.json (empty: no such file),
-   and a line for each tensor: its name, dtype and dimensions. The lines give a valid model.safetensors, since
-   the target `safetensors` tests the format. */
+   Input: one byte each for the model, for the number of classes asked for, and for the size of images asked
+   for; then, with "%%" lines between them, config.json, a second file (empty: no such file), and a line
+   for each tensor: its name, dtype and dimensions. From these lines a valid model.safetensors is made,
+   since the target `safetensors` tests the format. The second file is preprocessor_config.json for
+   images, and modules.json for texts; 1_Pooling/config.json has the pooling of the first token. */
 #include "fuzz.h"
 
 enum { MOST_BYTES = 1 << 20, MOST_TENSORS = 256 };
@@ -105,7 +106,7 @@ static void free_model(any_model *m)
 
 static void plan(tt_context *ctx, const any_model *m)
 {
-    tt_model model = m->images ? tt_vit_classifier(&m->vit) : tt_bert_classifier(&m->bert);
+    tt_model model = m->images ? tt_vit_classifier(&m->vit) : tt_bert_model(&m->bert);
     tt_train_options o = tt_train_options_default();
     o.compile.train = false;
     o.max_seqs = 1;
@@ -126,6 +127,9 @@ static void check_saved(any_model *m)
                        fuzz_same_files("a/model.safetensors", "b/model.safetensors"));
             FUZZ_CHECK(!m->images ||
                        fuzz_same_files("a/preprocessor_config.json", "b/preprocessor_config.json"));
+            FUZZ_CHECK(m->images || m->bert.config.task != TT_TASK_EMBED ||
+                       (fuzz_same_files("a/modules.json", "b/modules.json") &&
+                        fuzz_same_files("a/1_Pooling/config.json", "b/1_Pooling/config.json")));
         }
         free_model(m);
     }
@@ -140,10 +144,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
     first.images = fuzz_byte(&in) % 2 != 0;
     again = first;
     int classes = fuzz_byte(&in) % 8, image_size = fuzz_byte(&in);
-    fuzz_input config = fuzz_part(&in), preprocessor = fuzz_part(&in);
+    fuzz_input config = fuzz_part(&in), second = fuzz_part(&in);
+    static const char pooling[] = "{\"pooling_mode\": \"cls\"}";
     fuzz_remove_all();
     if (config.left) fuzz_write("m/config.json", config.at, config.left);
-    if (preprocessor.left) fuzz_write("m/preprocessor_config.json", preprocessor.at, preprocessor.left);
+    if (second.left)
+        fuzz_write(first.images ? "m/preprocessor_config.json" : "m/modules.json", second.at, second.left);
+    if (!first.images) fuzz_write("m/1_Pooling/config.json", (const uint8_t *)pooling, strlen(pooling));
     write_tensors("m/model.safetensors", in);
 
     tt_context *ctx = fuzz_open();

@@ -160,6 +160,32 @@ def bert(distil, H=4, F=6, V=7, P=5, T=2, C=2):
     return t
 
 
+def albert(H=4, E=3, F=6, V=7, P=5, T=2, C=2):
+    e, layer = "albert.embeddings.", "albert.encoder.albert_layer_groups.0.albert_layers.0."
+    t = [
+        (e + "word_embeddings.weight", [V, E]),
+        (e + "position_embeddings.weight", [P, E]),
+        (e + "token_type_embeddings.weight", [T, E]),
+        (e + "LayerNorm.weight", [E]),
+        (e + "LayerNorm.bias", [E]),
+    ]
+    for name, rows, columns in [
+        ("albert.encoder.embedding_hidden_mapping_in", H, E),
+        (layer + "attention.query", H, H),
+        (layer + "attention.key", H, H),
+        (layer + "attention.value", H, H),
+        (layer + "attention.dense", H, H),
+        (layer + "ffn", F, H),
+        (layer + "ffn_output", H, F),
+        ("albert.pooler", H, H),
+        ("classifier", C, H),
+    ]:
+        t += [(name + ".weight", [rows, columns]), (name + ".bias", [rows])]
+    for name in [layer + "attention.LayerNorm", layer + "full_layer_layer_norm"]:
+        t += [(name + ".weight", [H]), (name + ".bias", [H])]
+    return t
+
+
 bert_config = {
     "model_type": "bert",
     "vocab_size": 7,
@@ -279,6 +305,14 @@ write(
     ),
 )
 write("config", "good_distilbert", folder(0, 0, 0, distil_config, None, lines(bert(True), "F64")))
+modules = [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "1_Pooling"}, {"type": "a.Normalize"}]
+write("config", "good_embedder", folder(0, 0, 0, bert_config, modules, lines(bert(False))))
+tagger = dict(bert_config, architectures=["BertForTokenClassification"])
+write("config", "good_tagger", folder(0, 0, 0, tagger, None, lines(bert(False))))
+several = dict(bert_config, problem_type="multi_label_classification")
+write("config", "good_labels", folder(0, 0, 0, several, None, lines(bert(False))))
+albert_config = dict(bert_config, model_type="albert", embedding_size=3, num_hidden_layers=2)
+write("config", "good_albert", folder(0, 0, 0, albert_config, None, lines(albert())))
 write("config", "good_vit", folder(1, 0, 0, vit_config, preprocessor, lines(vit(False))))
 write("config", "good_vit_other_size", folder(1, 0, 8, vit_config, None, lines(vit(False), "F16")))
 write(

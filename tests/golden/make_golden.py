@@ -3,7 +3,7 @@
 transformers.
 
     python tests/golden/make_golden.py            writes tests/golden/{distilbert,bert,minilm,roberta,
-                                                  big_bird,big_bird_full,vit}/
+                                                  big_bird,big_bird_full,xlm_roberta,camembert,albert,vit}/
     python tests/golden/make_golden.py --check    writes to a temporary folder and compares byte for byte
     ... bert minilm                               only these
 
@@ -13,8 +13,9 @@ needs: torch, torchvision, transformers, safetensors, numpy. Each folder gets
                                      holds the body only and without the "bert." prefix, as the
                                      sentence-transformers MiniLM files do.
     golden.safetensors               the reference, all float32 or int32:
-        batchB.input_ids       (tokens)       B = 0..4; all sequences one after another, no padding, never id 0
-        batchB.token_type_ids  (tokens)       random 0/1 for `bert`, zeros elsewhere
+        batchB.input_ids       (tokens)       B = 0..4 (0..19 in xlm_roberta, camembert and albert); all
+                                              sequences one after another, no padding, never id 0
+        batchB.token_type_ids  (tokens)       random 0/1 for `bert`, `big_bird` and `albert`, zeros elsewhere
         batchB.seq_start       (n_seqs + 1)   sequence s is tokens seq_start[s] .. seq_start[s + 1] - 1
         batchB.labels          (n_seqs)
         batchB.pixels          (n_seqs, 12 * 12 * 3)  `vit`, instead of the first three: 8-bit images, rows
@@ -24,7 +25,8 @@ needs: torch, torchvision, transformers, safetensors, numpy. Each folder gets
                                               model.eval(), where block 0 stands for each random block
         grad.NAME                             gradient of that loss, before clipping
         step5.NAME                            parameter after 5 steps, on batches 0..4
-        losses (5), grad_norms (5)            of those steps; the norm is over all parameters, before clipping
+        losses, grad_norms                    of a step on each batch; the norm is over all parameters, before
+                                              clipping
         classifier.weight, classifier.bias    `minilm` only: the starting classifier, which its checkpoint
                                               lacks
         texts (bytes), text_logits            `roberta` only: TEXTS, by lines, and their logits with the
@@ -73,7 +75,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (BertConfig, BigBirdConfig, BigBirdForSequenceClassification, RobertaConfig,
+from transformers import (AlbertConfig, AlbertForSequenceClassification, BertConfig, CamembertConfig, CamembertForSequenceClassification,
+                          XLMRobertaConfig, XLMRobertaForSequenceClassification, BigBirdConfig, BigBirdForSequenceClassification, RobertaConfig,
                           RobertaForSequenceClassification, BertForSequenceClassification, BertModel,
                           DistilBertConfig, DistilBertForSequenceClassification, PreTrainedTokenizerFast, ViTConfig, ViTForImageClassification)
 
@@ -81,7 +84,9 @@ from transformers import (BertConfig, BigBirdConfig, BigBirdForSequenceClassific
 # positions, and an empty text.
 TEXTS = ["Hello, world!", "d\u00e9j\u00e0  vu: \u4f60\u597d", "A text that has more tokens than the model has positions, and is cut.", ""]
 HERE = os.path.dirname(os.path.abspath(__file__))
-STEPS = 5
+STEPS, LONG = 5, 20     # LONG: steps of the folders in LONGER
+LONGER = "xlm_roberta", "camembert", "albert"
+OFFSET = "roberta", "xlm-roberta", "camembert"  # model_type, if positions start at pad_token_id + 1
 
 
 def shapes():
@@ -111,6 +116,16 @@ def shapes():
                           BigBirdConfig(hidden_size=20, num_attention_heads=2, intermediate_size=28, num_hidden_layers=1, vocab_size=31,
                                         max_position_embeddings=18, type_vocab_size=2, num_labels=2, attention_type="original_full",
                                         use_bias=False, **off), 17, True),
+        # 2 token types, which no published XLM-RoBERTa has
+        "xlm_roberta": (XLMRobertaForSequenceClassification,
+                        XLMRobertaConfig(hidden_size=15, num_attention_heads=3, intermediate_size=23, num_hidden_layers=2, vocab_size=53,
+                                         max_position_embeddings=19, type_vocab_size=2, num_labels=3, layer_norm_eps=1e-5, **off), 18, True),
+        "camembert": (CamembertForSequenceClassification,
+                      CamembertConfig(hidden_size=14, num_attention_heads=2, intermediate_size=25, num_hidden_layers=1, vocab_size=47,
+                                      max_position_embeddings=17, type_vocab_size=1, num_labels=2, layer_norm_eps=1e-5, **off), 19, False),
+        "albert": (AlbertForSequenceClassification,
+                   AlbertConfig(embedding_size=9, hidden_size=21, num_attention_heads=3, intermediate_size=34, num_hidden_layers=3, vocab_size=43,
+                                max_position_embeddings=18, type_vocab_size=2, num_labels=3, classifier_dropout_prob=0.0, **off), 20, True),
         "vit": (ViTForImageClassification,
                 ViTConfig(hidden_size=36, num_attention_heads=3, intermediate_size=52, num_hidden_layers=2, image_size=12, patch_size=4,
                           num_labels=3, hidden_act="gelu", **off), 14, False),
@@ -154,7 +169,7 @@ def make_batch(rng, config, random_types):
         return make_images(rng, config)
     longest = config.max_position_embeddings
     first = 1
-    if config.model_type == "roberta":
+    if config.model_type in OFFSET:
         first, longest = config.pad_token_id + 1, longest - config.pad_token_id - 1
     n = int(rng.randint(4, 7))
     lengths = [1, longest] + [int(rng.randint(2, longest)) for _ in range(n - 2)]
@@ -253,7 +268,7 @@ def run(name, folder):
     config._attn_implementation = "sdpa" if name == "vit" else "eager"
     model = cls(config)
     initialise(model, rng)
-    batches = [make_batch(rng, config, random_types) for _ in range(STEPS)]
+    batches = [make_batch(rng, config, random_types) for _ in range(LONG if name in LONGER else STEPS)]
     golden = {f"batch{i}.{k}": v for i, b in enumerate(batches) for k, v in b.items()}
 
     if name == "minilm":
@@ -294,9 +309,10 @@ def run(name, folder):
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False))
         losses.append(loss)
         optimizer.step()
+        if step == STEPS - 1:
+            for n, p in named.items():
+                golden["step5." + n] = stored(p)
     golden["losses"], golden["grad_norms"] = stored(torch.stack(losses)), stored(torch.stack(norms))
-    for n, p in named.items():
-        golden["step5." + n] = stored(p)
     save_file(golden, os.path.join(folder, "golden.safetensors"))
     for file in os.listdir(folder):
         os.chmod(os.path.join(folder, file), 0o644)

@@ -834,7 +834,7 @@ TEST(budgets_of_block_sparse_attention)
     o.max_seqs = 1;
     o.compile.recompute = "none";
     REQUIRE(tt_bert_new(ctx, &m, &c) == TT_OK);
-    const tt_model model = tt_bert_classifier(&m);
+    const tt_model model = tt_bert_model(&m);
     for (int k = 0; k < 2; k++) {
         tt_trainer *t = tt_trainer_new(ctx, &model, &o);
         REQUIRE(t != NULL);

@@ -46,7 +46,7 @@ TEST(products_of_models_suit_cublaslt)
             model = tt_vit_classifier(&v);
         } else if (m < 3) {
             REQUIRE(tt_bert_new(ctx, &b, &of_bert) == TT_OK);
-            model = tt_bert_classifier(&b);
+            model = tt_bert_model(&b);
         } else {
             CHECK(m != 3 || of_lm.vocab_size == 50257); /* 50257 is odd */
             REQUIRE(tt_lm_new(ctx, &l, &of_lm) == TT_OK);

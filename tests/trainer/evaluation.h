@@ -77,12 +77,9 @@ enum { LINEAR_ROWS = 8, LINEAR_CLASSES = 4 };
 static tt_value linear_record(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
 {
     const int64_t rows = tt_axis(t, "sequences", o->max_seqs);
-    tt_inputs in;
-    memset(&in, 0, sizeof in);
-    tt_value x = tt_input(t, "x", TT_F32, rows, 3);
-    in.labels = tt_input(t, "labels", TT_I32, rows, 1);
+    tt_value x = tt_input(t, "x", TT_F32, rows, 3), labels = tt_input(t, "labels", TT_I32, rows, 1);
     *output = tt_linear(t, x, (tt_param *)(uintptr_t)self, NULL);
-    return tt__classify(t, *output, &in, o);
+    return tt__classify(t, *output, labels, o);
 }
 
 /* The loss and gradient of a whole step equal PyTorch's: CrossEntropyLoss(weight, label_smoothing) over all
@@ -118,7 +115,8 @@ TEST(weights_and_smoothing_as_pytorchs)
         test_allocator a;
         tt_context *ctx = test_open(&a);
         tt_param *p = tt_param_new(ctx, "w", 2, dims, zeros);
-        const tt_model model = {p, linear_record, tt_accuracy(), LINEAR_CLASSES, NULL, 0, false};
+        const tt_model model = {p, linear_record, tt_accuracy(), LINEAR_CLASSES, NULL, 0, false,
+                                TT_TASK_CLASS};
         tt_train_options o = tt_train_options_default();
         tt_stats s;
         bool updated = false;
@@ -188,7 +186,7 @@ TEST(class_weights_of_texts)
     s.dropout = 0;
     if (!open_world(&w, &s)) return;
     float weights[2] = {0.25f, 3}, p[2 * BATCH];
-    const tt_model model = tt_bert_classifier(&w.m);
+    const tt_model model = tt_bert_model(&w.m);
     tt_train_options o = train_options(&s, w.l);
     tt_batch b;
     tt_stats stats;
@@ -233,7 +231,7 @@ TEST(probabilities)
         /* Makes a trainer that only predicts, with the parameters of w.r. */
         if (k >= 5) {
             tt_train_options o = train_options(&s, w.l);
-            tt_model model = tt_bert_classifier(&w.m);
+            tt_model model = tt_bert_model(&w.m);
             o.compile.train = false;
             tt_trainer *only = tt_trainer_new(w.ctx, &model, &o);
             REQUIRE(only != NULL);
@@ -298,7 +296,7 @@ TEST(planned_bytes_are_allocated_bytes)
         if (!open_world(&w, &s)) return;
         tt_trainer_free(w.r);
         w.r = NULL;
-        tt_model model = tt_bert_classifier(&w.m);
+        tt_model model = tt_bert_model(&w.m);
         tt_train_options o = train_options(&s, w.l);
         o.compile.memory_budget = arena - 1;
         CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
@@ -318,7 +316,7 @@ TEST(largest_micro_batches)
     if (!open_world(&w, &s)) return;
     tt_trainer_free(w.r);
     w.r = NULL;
-    const tt_model model = tt_bert_classifier(&w.m);
+    const tt_model model = tt_bert_model(&w.m);
     for (int k = 0; k < TEST_COUNT(devices); k++) {
         tt_train_options o = train_options(&s, w.l);
         size_t bytes[MOST + 1];
@@ -372,7 +370,7 @@ TEST(planned_for_another_device)
     float p[2 * BATCH];
     if (!open_world(&w, &s)) return;
     REQUIRE(tt_loader_seek(w.all, 0, 0) == TT_OK && tt_loader_next(w.all, &b));
-    tt_model model = tt_bert_classifier(&w.m);
+    tt_model model = tt_bert_model(&w.m);
     tt_train_options o = train_options(&s, w.l);
     o.compile.device = "cuda";
     tt_trainer *planned = tt_trainer_new(w.ctx, &model, &o);
@@ -410,7 +408,7 @@ TEST(allocation_failures) /* allocations of the trainer, its steps and its state
         s.accumulating = true;
         if (!open_world(&w, &s)) return;
         tt_trainer_free(w.r);
-        tt_model model = tt_bert_classifier(&w.m);
+        tt_model model = tt_bert_model(&w.m);
         tt_train_options o = train_options(&s, w.l);
         tt_batch b;
         CHECK(tt_loader_seek(w.all, 0, 0) == TT_OK && tt_loader_next(w.all, &b));

@@ -595,7 +595,7 @@ TEST(names_that_a_state_cannot_have)
     for (int k = 0; k < TEST_COUNT(names); k++) {
         test_allocator a;
         tt_context *ctx = test_open(&a);
-        tt_model model = {names[k], record_named, tt_accuracy(), 2, "tokens", 8, false};
+        tt_model model = {names[k], record_named, tt_accuracy(), 2, "tokens", 8, false, TT_TASK_CLASS};
         tt_train_options o = tt_train_options_default();
         tt_progress progress;
         memset(&progress, 0, sizeof progress);

@@ -131,7 +131,7 @@ static bool open_own(own *w, bool language, tt_metric metric)
                    own_hash, NULL, 0, NULL, NULL};
     w->source = s;
     w->validation = s;
-    tt_model model = {w, own_record, metric, 0, language ? "tokens" : NULL, 0, false};
+    tt_model model = {w, own_record, metric, 0, language ? "tokens" : NULL, 0, false, TT_TASK_CLASS};
     tt_train_options o = tt_train_options_default();
     o.schedule.lr = 0.1f;
     o.schedule.total_steps = 2 * OWN_STEPS * OWN_EPOCHS;
@@ -332,7 +332,7 @@ TEST(fit_of_ones_own_refuses)
     w.source.max_seqs++;
     CHECK(own_fit(&w, folder, true, NULL, &finished) == TT_ERR_SHAPE);
 
-    tt_model model = {&w, own_record, {"a,b", own_rmse, false}, 0, NULL, 0, false};
+    tt_model model = {&w, own_record, {"a,b", own_rmse, false}, 0, NULL, 0, false, TT_TASK_CLASS};
     tt_train_options o = tt_train_options_default();
     o.schedule.kind = TT_CONSTANT;
     o.max_seqs = 2;

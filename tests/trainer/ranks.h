@@ -303,7 +303,7 @@ TEST(fit_tells_of_ranks_without_work)
         w.l = tt_loader_new(w.ctx, w.d, w.k, &lo);
         REQUIRE(w.l);
         tt_train_options o = train_options(&s, w.l);
-        tt_model model = tt_bert_classifier(&w.m);
+        tt_model model = tt_bert_model(&w.m);
         tt_trainer_free(w.r);
         w.r = tt_trainer_new(w.ctx, &model, &o);
         REQUIRE(w.r);

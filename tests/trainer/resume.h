@@ -142,7 +142,7 @@ TEST(resume_with_frozen_parameters)
         if (!open_world(&w[k], &s)) return;
         tt_trainer_free(w[k].r);
         CHECK(tt_param_freeze(w[k].ctx, k < 2 ? "*embeddings*" : "*layer.0.*", true) > 0);
-        tt_model model = tt_bert_classifier(&w[k].m);
+        tt_model model = tt_bert_model(&w[k].m);
         tt_train_options o = train_options(&s, w[k].l);
         w[k].r = tt_trainer_new(w[k].ctx, &model, &o);
         REQUIRE(w[k].r != NULL);
@@ -253,7 +253,7 @@ TEST(states_of_other_runs)
             c.classes = 3;
             c.activation = "gelu";
             CHECK(tt_bert_new(ctx, &three, &c) == TT_OK);
-            tt_model model = tt_bert_classifier(&three);
+            tt_model model = tt_bert_model(&three);
             tt_train_options to = train_options(&s, v.l);
             tt_trainer *r = tt_trainer_new(ctx, &model, &to);
             REQUIRE(r != NULL);

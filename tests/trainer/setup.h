@@ -143,7 +143,7 @@ static bool open_world(rank_group *w, const setup *s)
     c.initializer_range = 0.2f;
     c.dropout = c.attention_dropout = c.classifier_dropout = s->dropout;
     if (!CHECK(tt_bert_new(w->ctx, &w->m, &c) == TT_OK)) return false;
-    tt_model model = tt_bert_classifier(&w->m);
+    tt_model model = tt_bert_model(&w->m);
     tt_train_options to = train_options(s, w->l);
     w->r = tt_trainer_new(w->ctx, &model, &to);
     if (!w->r) CHECK_ERROR(w->ctx, TT_OK, "a trainer");

@@ -42,7 +42,7 @@ TEST(options_refused_together)
     setup s = small();
     rank_group w;
     if (!open_world(&w, &s)) return;
-    tt_model model = tt_bert_classifier(&w.m);
+    tt_model model = tt_bert_model(&w.m);
     tt_train_options o = tt_train_options_default();
     size_t held = tt_allocated_bytes(w.ctx);
     CHECK(tt_trainer_new(w.ctx, &model, NULL) == NULL);
@@ -81,7 +81,7 @@ TEST(options_refused_together)
     o.compile.precision = "16-mixed";
     o.compile.residual = "fp32";
     o.compile.loss_scale.interval = -1;
-    model = tt_bert_classifier(&w.m);
+    model = tt_bert_model(&w.m);
     CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "train options: residual 'fp32' is unknown: use 16-bit or f32");
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "; loss_scale: interval -1 is less than 1");
@@ -90,7 +90,7 @@ TEST(options_refused_together)
     o.schedule.lr = INFINITY;
     o.schedule.warmup_steps = -1;
     o.compile.optimizer.kind = (tt_optimizer_kind)9;
-    model = tt_bert_classifier(&w.m);
+    model = tt_bert_model(&w.m);
     CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
                 "lr inf is not a finite number >= 0; schedule 9 is unknown; warmup_steps is -1; optimizer "
@@ -195,7 +195,7 @@ TEST(loaders_that_do_not_fit)
     tt_loader *brief = tt_loader_new(w.ctx, w.d, w.k, &lo);
     lo.max_length = lo.max_tokens = 24;
     tt_loader *split = tt_loader_new(w.ctx, w.d, w.k, &lo);
-    tt_model model = tt_bert_classifier(&w.m);
+    tt_model model = tt_bert_model(&w.m);
     tt_train_options to = train_options(&s, brief);
     tt_trainer *r = tt_trainer_new(w.ctx, &model, &to);
     REQUIRE(brief && split && r && tt_loader_max_tokens(brief) < tt_loader_max_tokens(w.all));
