@@ -187,8 +187,8 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
     free(pixels);
 }
 
-/* Plans are the least that the options need: without memory for the inputs of the next run, which tight budgets
-   give up first. */
+/* Plans are the least that the options need: without memory for the inputs of the next run, which tight
+   budgets give up first. */
 static const tt__attempt least_needed = {false, false, true, 0, 0};
 
 static tt_trainer *least_trainer(tt_context *ctx, const tt_model *m, const tt_train_options *o)

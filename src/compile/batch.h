@@ -48,9 +48,10 @@ static double tt__line_meets(double from, double from_bytes, double to, double t
 }
 
 /* Returns the largest batch size n, at most `max`, whose plan with options *o fits the budget; 0 after an
-   error or if none fits. Sets o->memory_budget, if it is 0, to the bytes that the device has. The bytes of a plan grow almost linearly with n, and so do the bytes that an error names for a plan
-   that does not fit. The next n to try is where the line through the two nearest plans reaches the budget. If
-   that line does not rise (a larger n may need fewer bytes), bytes are assumed to be proportional to n. */
+   error or if none fits. Sets o->memory_budget, if it is 0, to the bytes that the device has. The bytes of
+   a plan grow almost linearly with n, and so do the bytes that an error names for a plan that does not
+   fit. The next n to try is where the line through the two nearest plans reaches the budget. If that line
+   does not rise (a larger n may need fewer bytes), bytes are assumed to be proportional to n. */
 static int64_t tt__largest_size(tt_context *ctx, tt_compile_options *o, int64_t max, tt__try_size try_size,
                                 void *arg)
 {

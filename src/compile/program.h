@@ -78,7 +78,7 @@ typedef struct tt__choice {
     int halved;             /* how many times TT__OFFLOAD_TOGETHER is halved, at most TT__ONE_BY_ONE */
 } tt__choice;
 
-/* A call of tt__compile: wishes of the caller beyond tt_compile_options, and the bytes that the error names. */
+/* A call of tt__compile: wishes of the caller beyond tt_compile_options, and bytes that its error names. */
 typedef struct tt__attempt {
     bool quiet;             /* a trial of a search for the largest size: no warnings, errors without advice */
     bool unbudgeted;        /* the caller of that search has no budget and will compile without one */

@@ -148,7 +148,7 @@ struct tt_tape {
     int data, slots;                                /* number of data ranks; number of slots on each of them
                                                        for the leaves of sums (src/ranks/) */
     int zero;                                       /* tt_parallel.zero */
-    bool unverified;                                /* the verifier skips the tape: it only serves an estimate */
+    bool unverified;                                /* the verifier skips the tape, an estimate */
     bool early;                                     /* the backward updates parameters */
     bool on_host;                                   /* large parameters are updated in the host's memory */
     bool server, sums_micros;                       /* server: tt_parallel.server; sums_micros: gradients are
