@@ -31,9 +31,8 @@
 #define TT__FOR_CHANGES (TT__ESTIMATES / 4)
 #define TT__FOR_LEAST (TT__ESTIMATES / 2) /* to find the smallest program, when nothing fits */
 /* BUILDS: max number of programs that one choice builds. LEAST_BUILDS: max number of these builds in the
-   search for the smallest program. STEPS: number of memory-saving options whose effect the error message
-   names. */
-enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 13, TT__STEPS = 12 };
+   search for the smallest program. */
+enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 13 };
 enum { TT__LARGE = 300 }; /* for programs with this many instructions, few of the smallest candidates are
                              built */
 
@@ -102,7 +101,6 @@ typedef struct tt__chooser {
     bool *drop;             /* memory for tt__choice.drop: for each value, whether it is recomputed */
     bool *set;              /* the set to estimate: for each item, whether it is recomputed */
     tt__candidate *list; int n_list, cap_list;
-    tt__candidate *kept; int n_kept, cap_kept; /* candidates put aside during the search for the smallest */
     uint64_t searched[8]; int n_searched; /* hashes of the searched configurations */
     int *level; int levels; /* numbers of candidates with the configuration of `base`, in the order of cost:
                                each costs more and needs fewer bytes than the one before */
@@ -742,11 +740,11 @@ static int tt__cheapest(const tt__chooser *c, size_t room)
     return best;
 }
 
-enum { TT__CHANGES = 18 };
+enum { TT__ALTERATIONS = 18 };
 
 /* Applies change number `change` to candidate *x: another zero, one storage offloaded or not, more or fewer
    offloaded blocks, or another level. Returns false if the change is impossible. */
-static bool tt__change(const tt__chooser *c, int change, tt__candidate *x)
+static bool tt__alter(const tt__chooser *c, int change, tt__candidate *x)
 {
     static const int steps[] = {-4, -1, 1, 4};
     tt__choice *how = &x->how;
@@ -766,7 +764,7 @@ static bool tt__change(const tt__chooser *c, int change, tt__candidate *x)
     return moves || x->level != level || change == 17;
 }
 
-/* Adds candidates that differ from the best candidate by one change (tt__change). Repeats this as long as one
+/* Adds candidates that differ from the best candidate by one change (tt__alter). Repeats this as long as one
    of them becomes the best. */
 static tt_status tt__try_changes(tt__chooser *c)
 {
@@ -776,9 +774,9 @@ static tt_status tt__try_changes(tt__chooser *c)
         before = c->best;
         if (best < 0) return TT_OK;
         const tt__candidate was = c->list[best];
-        for (int change = 0, at; change < TT__CHANGES && c->left > 0 && status == TT_OK; change++) {
+        for (int change = 0, at; change < TT__ALTERATIONS && c->left > 0 && status == TT_OK; change++) {
             tt__candidate x = was;
-            if (!tt__change(c, change, &x)) continue;
+            if (!tt__alter(c, change, &x)) continue;
             status = tt__consider_level(c, x.how, x.level, x.both, &at);
             if (status == TT_OK && !tt__may_fit(c, at) && change < 11 && c->list[at].floor < c->best)
                 status = tt__try_levels(c, &x.how, x.both);
@@ -807,6 +805,5 @@ static tt_status tt__list_candidates(tt__chooser *c)
     c->left = tt__max(c->left, TT__FOR_CONFIGURATIONS); /* tt__try_sets may have left fewer */
     if (status == TT_OK && c->by_seconds) status = tt__try_configurations(c);
     c->left = tt__max(c->left, TT__FOR_CHANGES);
-    if (status == TT_OK && c->by_seconds) status = tt__try_changes(c);
-    return status;
+    return status == TT_OK && c->by_seconds ? tt__try_changes(c) : status;
 }

@@ -4,7 +4,6 @@
 #include "../passes/precision.h"
 #include "../passes/recompute.h"
 #include "../passes/offload.h"
-#include "../passes/overlap.h"
 #include "../context/memory.h"
 #include "program.h"
 #include "settings.h"
@@ -13,11 +12,12 @@
 
 /* -------- builds */
 
-/* Notes in *s a choice and the bytes of its program, if the program is the smallest so far. */
+/* Notes in *s a choice and the bytes of its program, if the program is the smallest so far. Of programs of
+   equal bytes, notes the one whose policy recomputes less. */
 static tt_status tt__note_min(tt_context *ctx, const tt__choice *choice, size_t bytes, tt__shortage *s)
 {
     bool *drop = NULL;
-    if (bytes >= s->min) return TT_OK;
+    if (bytes > s->min || (bytes == s->min && choice->recompute >= s->how.recompute)) return TT_OK;
     if (choice->n_drop && !tt__copy_array(ctx, (void **)&drop, choice->drop, (size_t)choice->n_drop))
         return TT_ERR_MEMORY;
     tt__free(ctx, (void *)(uintptr_t)s->how.drop);
@@ -40,59 +40,6 @@ static tt_status tt__try_build(const tt__job *j, const tt__choice *choice, tt__e
     p->builds++;
     if (status == TT_OK) status = tt__extent_of(p, j->shared, e);
     return status == TT_OK && j->min ? tt__note_min(p->ctx, choice, e->bytes, j->min) : status;
-}
-
-/* Returns the bytes of the operands of the largest group of instructions; 0 if smaller groups cannot make the
-   program smaller. */
-static size_t tt__groups_at_peak(const tt_program *p)
-{
-    return tt__is_at_groups(p->built.t, p->built.peak_at) ? p->built.t->grouped : 0;
-}
-
-static double tt__seconds_built(const tt_program *p)
-{
-    const tt__spent r = tt__spent_on(&p->built.replay, tt__micros_of(&p->settings));
-    return r.compute + r.exposed;
-}
-
-/* Builds the program of a choice. If that exceeds the budget, builds it at the fastest pace that fits or, if
-   no pace fits, at the slowest, which needs the least memory. *e: the sizes that the arena has with the
-   program. */
-static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt__extent *e)
-{
-    tt_program *p = j->p;
-    tt__choice now = *choice;
-    tt_status status = tt__try_build(j, &now, e);
-    if (status == TT_OK && !tt__fits(e) && now.arrivals && !j->attempt->unbudgeted) {
-        now.arrivals = false;
-        status = tt__try_build(j, &now, e);
-    }
-    if (status != TT_OK || tt__fits(e)) return status;
-    size_t grouped = tt__groups_at_peak(p);
-    const int max = p->built.in_flight ? now.ahead : 0;
-    tt__choice best = tt__at_slowest(now);
-    if (!p->built.t->grouped) best.halved = 0;
-    if (!p->built.t->grouped && !max) return TT_OK;
-    status = tt__try_build(j, &best, e);
-    if (status != TT_OK || !tt__fits(e)) return status;
-    double seconds = tt__seconds_built(p);
-    bool last = true; /* the best program is the last one built */
-    for (now.ahead = max; now.ahead >= 0 && status == TT_OK; now.ahead--) {
-        bool fits = false;
-        for (int trial = now.ahead == max; trial < TT__HALVINGS && status == TT_OK; trial++) {
-            now.halved = tt__halved(grouped, trial);
-            if (now.halved < 0 || (now.ahead == 0 && now.halved == best.halved)) continue;
-            status = tt__try_build(j, &now, e);
-            if (status != TT_OK) return status;
-            fits = tt__fits(e);
-            last = fits && tt__seconds_built(p) < seconds;
-            if (last) best = now, seconds = tt__seconds_built(p);
-            if (trial == 0) grouped = tt__groups_at_peak(p);
-            if (fits != (trial == 1)) break;
-        }
-        if (fits && now.halved == 0) break; /* running fewer blocks ahead would be no faster */
-    }
-    return last ? status : tt__try_build(j, &best, e);
 }
 
 /* Builds candidate k. If the build fails, marks all candidates with the same hash as failed. */
@@ -214,6 +161,18 @@ static tt_status tt__build_min(tt__chooser *c, int max, tt__extent *e)
 /* Flags of the options that a search may change. */
 enum { TT__MAY_ZERO = 1, TT__MAY_RECOMPUTE = 2, TT__MAY_OFFLOAD = 4, TT__MAY_UPDATE = 8, TT__MAY_ALL = 15 };
 
+/* A change of one option. `value` is the new value of zero, recompute or update, or the TT__OUT_ flag of the
+   storage that `offload` gains or loses. */
+typedef struct tt__change { unsigned option; int value; } tt__change;
+static const tt__change tt__changes[] = {
+    {TT__MAY_ZERO, 0}, {TT__MAY_ZERO, 1}, {TT__MAY_ZERO, 2}, {TT__MAY_ZERO, 3},
+    {TT__MAY_RECOMPUTE, TT__RECOMPUTE_NONE}, {TT__MAY_RECOMPUTE, TT__RECOMPUTE_CHEAP},
+    {TT__MAY_RECOMPUTE, TT__RECOMPUTE_ATTENTION}, {TT__MAY_RECOMPUTE, TT__RECOMPUTE_BLOCKS},
+    {TT__MAY_OFFLOAD, TT__OUT_OPTIMIZER}, {TT__MAY_OFFLOAD, TT__OUT_GRADIENTS},
+    {TT__MAY_OFFLOAD, TT__OUT_PARAMETERS}, {TT__MAY_OFFLOAD, TT__OUT_ACTIVATIONS},
+    {TT__MAY_UPDATE, TT__UPDATE_END}, {TT__MAY_UPDATE, TT__UPDATE_BACKWARD},
+    {TT__MAY_UPDATE, TT__UPDATE_HOST}};
+
 /* Returns whether the program could be compiled with this value of tt_compile_options.update. */
 static bool tt__may_update(const tt_program *p, tt__update_place update)
 {
@@ -228,24 +187,20 @@ static bool tt__may_zero(const tt_program *p, int zero)
     return zero == r->zero || (r->data > 1 && tt__goes_together(&p->settings, zero, p->settings.update));
 }
 
-enum { TT__VALUES = 4 + 4 + 4 + 3 };
-
-/* Gives one option of *how another value, number k in the list of all values of all options. Returns false if
-   `may` lacks the option, if nothing changes, or if the value is impossible. */
-static bool tt__vary(const tt__chooser *c, unsigned may, int k, tt__choice *how)
+/* Changes an option of *how. Returns false if `may` lacks the option, if nothing changes, or if the program
+   could not be compiled with the new value. */
+static bool tt__make_change(const tt__chooser *c, unsigned may, tt__change x, tt__choice *how)
 {
     const tt_program *p = c->job.p;
     const tt__choice was = *how;
+    const unsigned option = x.option & may;
     const bool train = p->settings.options.train;
-    if (k < 4 && may & TT__MAY_ZERO && tt__may_zero(p, k) && (k || !c->zero)) how->zero = k;
-    k -= 4;
-    if (k >= 0 && k < 4 && may & TT__MAY_RECOMPUTE && train) how->recompute = (tt__recompute_policy)k;
-    k -= 4;
-    const bool moves = may & TT__MAY_OFFLOAD && !tt__one_memory(p);
-    if (k >= 0 && k < 4 && moves && (train || 1u << k == TT__OUT_PARAMETERS)) how->offload ^= 1u << k;
-    k -= 4;
-    if (k >= 0 && may & TT__MAY_UPDATE && tt__may_update(p, (tt__update_place)k))
-        how->update = (tt__update_place)k;
+    const bool moves = !tt__one_memory(p) && (train || x.value == TT__OUT_PARAMETERS);
+    if (option == TT__MAY_ZERO && tt__may_zero(p, x.value) && (x.value || !c->zero)) how->zero = x.value;
+    if (option == TT__MAY_RECOMPUTE && train) how->recompute = (tt__recompute_policy)x.value;
+    if (option == TT__MAY_OFFLOAD && moves) how->offload ^= (unsigned)x.value;
+    if (option == TT__MAY_UPDATE && tt__may_update(p, (tt__update_place)x.value))
+        how->update = (tt__update_place)x.value;
     return how->zero != was.zero || how->recompute != was.recompute || how->offload != was.offload ||
            how->update != was.update;
 }
@@ -267,12 +222,14 @@ static bool tt__combine(const tt__chooser *c, unsigned may, int k, tt__choice *h
     const int zero = k % 4, policy = k / 4 % 4, offload = k / 16 % 16, update = k / 256;
     const int out = offload ^ (int)c->base.offload;
     *how = c->base;
-    if (zero != how->zero && !tt__vary(c, may, zero, how)) return false;
-    if (policy != (int)how->recompute && !tt__vary(c, may, 4 + policy, how)) return false;
-    for (int k2 = 0; k2 < 4; k2++) if (out >> k2 & 1 && !tt__vary(c, may, 8 + k2, how)) return false;
-    if (update != (int)how->update && !tt__vary(c, may, 12 + update, how)) return false;
+    for (const tt__change *x = tt__changes; x < tt__changes + TT__COUNT(tt__changes); x++) {
+        const int value = x->option == TT__MAY_ZERO ? zero : x->option == TT__MAY_RECOMPUTE ? policy : update;
+        const bool wanted = x->option == TT__MAY_OFFLOAD ? out & x->value : x->value == value;
+        if (wanted) tt__make_change(c, may, *x, how);
+    }
     /* With update "host" the optimizer's state is always in the host's memory. */
-    return update != TT__UPDATE_HOST || !(out & TT__OUT_OPTIMIZER);
+    return how->zero == zero && (int)how->recompute == policy && (int)how->offload == offload &&
+           (int)how->update == update && (update != TT__UPDATE_HOST || !(out & TT__OUT_OPTIMIZER));
 }
 
 /* Returns the smallest candidate from number `from` on; -1: none. */
@@ -291,9 +248,9 @@ static tt__choice tt__max_saving(const tt__chooser *c, unsigned may)
 {
     tt__choice how = tt__at_slowest(c->base);
     how.arrivals = false;
-    tt__vary(c, may, 3, &how);
-    tt__vary(c, may, 4 + TT__RECOMPUTE_BLOCKS, &how);
-    for (int k = 0; k < 4; k++) if (!(how.offload >> k & 1)) tt__vary(c, may, 8 + k, &how);
+    for (const tt__change *x = tt__changes; x < tt__changes + TT__COUNT(tt__changes); x++)
+        if (x->option == TT__MAY_OFFLOAD ? !(how.offload & (unsigned)x->value) : x->value == 3)
+            tt__make_change(c, may, *x, &how);
     if (!(how.offload & TT__OUT_ACTIVATIONS)) how.activations = INT_MAX;
     return how;
 }
@@ -312,9 +269,9 @@ static tt_status tt__try_single(tt__chooser *c, unsigned may, int from)
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
     for (int min = from, before = -1; min != before && status == TT_OK;) {
         const tt__choice was = c->list[min].how;
-        for (int k = 0; k < TT__VALUES && c->left > 0 && status == TT_OK; k++) {
+        for (int k = 0; k < TT__COUNT(tt__changes) && c->left > 0 && status == TT_OK; k++) {
             tt__choice how = was;
-            if (tt__vary(c, may, k, &how)) status = tt__consider_slowest(c, how, c->set);
+            if (tt__make_change(c, may, tt__changes[k], &how)) status = tt__consider_slowest(c, how, c->set);
         }
         before = min;
         for (int k = 0; k < c->n_list; k++) {
@@ -381,9 +338,10 @@ static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how
     size_t min = c->list[k].bytes;
     bool found = false;
     memcpy(c->set, c->list[k].set, sizeof *c->set * (size_t)c->n);
-    for (int change = 0; change < TT__VALUES && *status == TT_OK; change++) {
+    may &= ~(unsigned)TT__MAY_RECOMPUTE;
+    for (int change = 0; change < TT__COUNT(tt__changes) && *status == TT_OK; change++) {
         tt__choice other = was;
-        if (!tt__vary(c, may & ~(unsigned)TT__MAY_RECOMPUTE, change, &other)) continue;
+        if (!tt__make_change(c, may, tt__changes[change], &other)) continue;
         *status = tt__consider_slowest(c, other, c->set);
         if (c->n_list == from || c->list[c->n_list - 1].bytes >= min) continue;
         min = c->list[c->n_list - 1].bytes;
@@ -422,28 +380,12 @@ static tt_status tt__try_min(tt__chooser *c, unsigned may)
     return status;
 }
 
-/* Moves the candidates to c->kept and starts an empty list. */
-static void tt__set_aside(tt__chooser *c)
-{
-    c->kept = c->list, c->n_kept = c->n_list, c->cap_kept = c->cap_list;
-    c->list = NULL;
-    c->n_list = c->cap_list = 0;
-    c->best = INFINITY;
-    c->left = TT__ESTIMATES;
-}
-
-/* Moves the candidates of c->kept back to the list, and marks those that another candidate dominates as
-   failed. */
-static tt_status tt__take_back(tt__chooser *c)
+/* Starts a search anew: without candidates, with all estimates. */
+static void tt__restart(tt__chooser *c)
 {
     tt__forget(c, 0);
-    for (; c->n_kept; c->n_kept--) {
-        if (!TT__GROW(c->ctx, c->list, c->n_list, c->cap_list)) return TT_ERR_MEMORY;
-        c->list[c->n_list++] = c->kept[c->n_kept - 1];
-    }
-    for (int k = 0; k < c->n_list; k++)
-        if (tt__is_dominated(c, &c->list[k])) c->list[k].failed = true;
-    return TT_OK;
+    c->best = INFINITY;
+    c->left = TT__ESTIMATES;
 }
 
 /* -------- when nothing fits */
@@ -474,68 +416,66 @@ static const char *tt__say_bytes(const tt_context *ctx, size_t bytes, char to[32
     return to;
 }
 
+/* Returns text for an option, given by its TT__MAY_ flag, and its value. */
+static const char *tt__say_value(const tt_program *p, unsigned option, int value, char to[96])
+{
+    char zero[12];
+    snprintf(zero, sizeof zero, "%d", value);
+    return option == TT__MAY_ZERO        ? tt__say_option(p->ctx, "parallel.zero", zero, to)
+           : option == TT__MAY_RECOMPUTE ? tt__say_option(p->ctx, "recompute", tt__recompute_names[value], to)
+           : option == TT__MAY_OFFLOAD   ? tt__say_option(p->ctx, "offload", tt__out_lists[value], to)
+                                         : tt__say_option(p->ctx, "update", tt__update_names[value], to);
+}
+
 /* Prints a choice as options. items: number of values recomputed beyond policy "cheap". */
 static void tt__print_options(tt__text_buffer *text, const tt_program *p, const tt__choice *x, int items)
 {
     const bool train = p->settings.options.train;
-    char said[96], zero[12];
-    if (train)
-        tt__print(text, "%s", tt__say_option(p->ctx, "recompute", items ? "budget" :
-                                             tt__recompute_names[x->recompute], said));
+    const int policy = items ? TT__RECOMPUTE_BUDGET : (int)x->recompute;
+    char said[96];
+    if (train) tt__print(text, "%s", tt__say_value(p, TT__MAY_RECOMPUTE, policy, said));
     if (train && items) tt__print(text, " (of %d value%s)", items, items > 1 ? "s" : "");
     if (x->offload || !tt__one_memory(p) || !train)
-        tt__print(text, "%s%s", train ? ", " : "",
-                  tt__say_option(p->ctx, "offload", tt__out_lists[x->offload], said));
+        tt__print(text, "%s%s", train ? ", " : "", tt__say_value(p, TT__MAY_OFFLOAD, (int)x->offload, said));
     if (train && (x->update || p->settings.update))
-        tt__print(text, ", %s", tt__say_option(p->ctx, "update", tt__update_names[x->update], said));
-    snprintf(zero, sizeof zero, "%d", x->zero);
+        tt__print(text, ", %s", tt__say_value(p, TT__MAY_UPDATE, (int)x->update, said));
     if (p->settings.options.parallel.data > 1)
-        tt__print(text, ", %s", tt__say_option(p->ctx, "parallel.zero", zero, said));
+        tt__print(text, ", %s", tt__say_value(p, TT__MAY_ZERO, x->zero, said));
 }
 
-/* Changes *x by memory-saving step number k; steps with larger numbers cost more time. said: receives the
-   option that the step sets, as text. Returns false if the step changes nothing or is impossible. */
-static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[96])
-{
-    static const unsigned out[] = {TT__OUT_OPTIMIZER, TT__OUT_GRADIENTS, TT__OUT_ACTIVATIONS,
-                                   TT__OUT_PARAMETERS};
-    const tt_compile_options *o = &p->settings.options;
-    const tt__choice was = *x;
-    const bool moves = !tt__one_memory(p);
-    const char *name = k == 0 ? "parallel.zero" : k <= 3 ? "recompute"
-        : k == 8 || k == 9 ? "update" : "offload";
-    const char *value = k == 0 ? "3" : k == 8 ? "backward" : "host";
-    if (k == 0 && tt__may_zero(p, 3)) x->zero = 3;
-    if (k >= 1 && k <= 3) {
-        const tt__recompute_policy policy = (tt__recompute_policy)(TT__RECOMPUTE_CHEAP + k - 1);
-        if (o->train && policy > x->recompute) x->recompute = policy;
-        value = tt__recompute_names[policy];
-    }
-    if (k >= 4 && k <= 7 && moves) {
-        const unsigned more = out[k - 4];
-        if (more == TT__OUT_ACTIVATIONS && !(x->offload & more)) x->activations = INT_MAX;
-        if (o->train || more == TT__OUT_PARAMETERS) x->offload |= more;
-        value = tt__out_lists[more];
-    }
-    if (k == 8) {
-        const bool may = o->train && tt__may_update(p, TT__UPDATE_BACKWARD);
-        if (may && x->update == TT__UPDATE_END) x->update = TT__UPDATE_BACKWARD;
-    }
-    if (k == 9 && o->train && moves) x->update = TT__UPDATE_HOST;
-    if (k > 9 && moves && x->update == TT__UPDATE_HOST) { /* gradients and parameters: after step 9 */
-        const unsigned more = k == 10 ? TT__OUT_GRADIENTS : TT__OUT_PARAMETERS;
-        x->offload |= more;
-        value = tt__out_lists[more];
-    }
-    tt__say_option(p->ctx, name, value, said);
-    return x->zero != was.zero || x->recompute != was.recompute || x->offload != was.offload ||
-           x->update != was.update;
-}
+/* A row of the error message: the bytes that one more memory-saving change leaves. */
+typedef struct tt__saving {
+    tt__change change;
+    size_t bytes;           /* bytes of the program with the changes of this row and of the rows before */
+    double flops;           /* FLOPs of that program's recomputation */
+    bool advice;            /* the change is of an option that is not "budget" */
+} tt__saving;
 
-/* Returns whether memory-saving step k sets an option that the caller left to "budget". */
-static bool tt__may_take(const tt__chooser *c, int k)
+/* The memory-saving changes that an error names, in the order of their cost. The changes from number
+   TT__AFTER_HOST on are made only with update "host". */
+static const tt__change tt__steps[] = {
+    {TT__MAY_ZERO, 3}, {TT__MAY_RECOMPUTE, TT__RECOMPUTE_CHEAP},
+    {TT__MAY_RECOMPUTE, TT__RECOMPUTE_ATTENTION}, {TT__MAY_RECOMPUTE, TT__RECOMPUTE_BLOCKS},
+    {TT__MAY_OFFLOAD, TT__OUT_OPTIMIZER}, {TT__MAY_OFFLOAD, TT__OUT_GRADIENTS},
+    {TT__MAY_OFFLOAD, TT__OUT_ACTIVATIONS}, {TT__MAY_OFFLOAD, TT__OUT_PARAMETERS},
+    {TT__MAY_UPDATE, TT__UPDATE_BACKWARD}, {TT__MAY_UPDATE, TT__UPDATE_HOST},
+    {TT__MAY_OFFLOAD, TT__OUT_GRADIENTS}, {TT__MAY_OFFLOAD, TT__OUT_PARAMETERS}};
+enum { TT__STEPS = TT__COUNT(tt__steps), TT__AFTER_HOST = 10 };
+
+/* Why a program is refused. */
+typedef struct tt__refusal {
+    tt__saving row[2 * TT__STEPS]; int n;
+    tt__choice how;         /* the choice of the last row */
+    bool fits;              /* the program of the last row fits the budget */
+    bool replaces;          /* a row gives `update` another value than a row before */
+    tt__shortage min;     /* the smallest possible program, whatever options change */
+} tt__refusal;
+
+/* Returns which options are "budget": TT__MAY_ flags. */
+static unsigned tt__free_options(const tt__chooser *c)
 {
-    return k == 0 ? c->zero : k <= 3 ? c->recompute : k <= 7 ? c->offload : false;
+    return (c->zero ? TT__MAY_ZERO : 0) | (c->recompute ? TT__MAY_RECOMPUTE : 0) |
+           (c->offload ? TT__MAY_OFFLOAD : 0);
 }
 
 /* Returns whether choice *x differs from the caller's options only in options that are "budget". */
@@ -546,138 +486,141 @@ static bool tt__is_free(const tt__chooser *c, const tt__choice *x)
            x->update == c->base.update;
 }
 
-/* Builds the smallest program that is possible with any options, and notes it in job.least. last: the choice
-   from which the search starts. */
-static tt_status tt__advise(tt__chooser *c, const tt__choice *last, tt__extent *e)
+/* Adds memory-saving changes, one after the other, until a program fits: first changes of "budget" options,
+   then, as advice, of other options. Notes a row for each change that makes the program smaller. */
+static tt_status tt__take_steps(tt__chooser *c, tt__shortage *s, tt__extent *e, tt__refusal *r)
 {
+    const tt__job *j = &c->job;
+    const bool chooses = c->recompute || c->by_seconds;
+    size_t bytes = s->bytes;
+    r->how = tt__at_slowest(c->base);
+    for (int k = 0; k < (j->attempt->quiet ? 1 : 2) * TT__STEPS && !r->fits; k++) {
+        const bool advice = k >= TT__STEPS, after_host = k % TT__STEPS >= TT__AFTER_HOST;
+        const tt__change change = tt__steps[k % TT__STEPS];
+        const bool own = tt__free_options(c) & change.option && !after_host;
+        tt__choice next = r->how;
+        if (own == advice || (after_host && next.update != TT__UPDATE_HOST)) continue;
+        if (!tt__make_change(c, TT__MAY_ALL, change, &next)) continue;
+        if (next.recompute < r->how.recompute || next.offload < r->how.offload ||
+            next.update < r->how.update) continue; /* the change would need more memory */
+        if (advice && chooses && s->min < bytes) bytes = s->min; /* the message names it first */
+        c->job.min = advice ? &r->min : s;
+        const tt_status built = tt__try_build(j, &next, e);
+        if (built == TT_ERR_MEMORY) return built;
+        /* A change may fail because parameters are already stored in another way. */
+        if (built != TT_OK || e->bytes >= bytes) continue;
+        const tt__saving row = {change, bytes = e->bytes, tt__flops_of_copies(j->p->built.t), advice};
+        r->replaces = r->replaces || (r->how.update && next.update != r->how.update);
+        r->row[r->n++] = row;
+        r->how = next;
+        r->fits = tt__fits(e);
+    }
+    return TT_OK;
+}
+
+/* Builds the smallest program that is possible with any options, and notes it in r->least. */
+static tt_status tt__find_possible(tt__chooser *c, tt__extent *e, tt__refusal *r)
+{
+    c->job.min = &r->min;
     if (!c->recompute && c->job.p->settings.options.train) { /* earlier candidates were made without items */
         tt__forget(c, 0);
         c->n_searched = 0;
         tt__list_items(c);
     }
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
-    tt_status status = tt__consider_slowest(c, *last, c->set);
+    tt_status status = tt__consider_slowest(c, r->how, c->set);
     if (status == TT_OK) status = tt__try_min(c, TT__MAY_ALL);
-    if (status == TT_OK) status = tt__build_min(c, tt__max_min(c), e);
-    return status;
+    return status == TT_OK ? tt__build_min(c, tt__max_min(c), e) : status;
 }
 
-/* Prints the bytes of the smallest program that the "budget" options allow (*s) and, if changes of other
-   options make it smaller, of the smallest possible program (*least). */
-static void tt__print_min(tt__text_buffer *text, const tt__chooser *c, const tt__shortage *s,
-                            const tt__shortage *min, bool advised)
+/* Prints where the changes of "budget" options end and advice begins. reported: prints the smallest program that
+   "budget" options allow. */
+static void tt__print_free(tt__text_buffer *text, const tt_program *p, const tt__shortage *s, bool reported)
+{
+    char said[32];
+    if (reported) tt__print(text, "%s at least %s with ", text->length ? "," : ":",
+                        tt__say_bytes(p->ctx, s->min, said));
+    if (reported) tt__print_options(text, p, &s->how, s->items);
+    tt__print(text, "%s if more may change, ", text->length ? ";" : ":");
+}
+
+/* Prints the rows of a refusal and the smallest possible program. budget: bytes. */
+static void tt__print_refusal(tt__text_buffer *text, const tt__chooser *c, const tt__shortage *s,
+                              const tt__refusal *r, size_t budget)
 {
     const tt_program *p = c->job.p;
-    const bool chooses = c->recompute || c->by_seconds;
-    const bool same = min->min >= s->bytes && !chooses; /* no option makes the program smaller */
-    char said[32];
-    if (chooses && !advised && min->min < s->min) {
-        tt__print(text, "%s at least %s with ", text->length ? "," : ":",
-                  tt__say_bytes(p->ctx, s->min, said));
-        tt__print_options(text, p, &s->how, s->items);
-        tt__print(text, "; if more may change, the smallest possible is %s with ",
-                  tt__say_bytes(p->ctx, min->min, said));
-    } else {
-        tt__print(text, "; the smallest possible is %s%s", tt__say_bytes(p->ctx, min->min, said),
-                  same ? "" : " with ");
+    const tt__saving *last = r->n ? &r->row[r->n - 1] : NULL;
+    const bool chooses = c->recompute || c->by_seconds, advised = last && last->advice;
+    const bool reported = chooses && s->min < s->bytes, staged = p->settings.options.parallel.pipeline > 1;
+    const bool more = chooses && !advised && r->min.min < s->min;
+    const char *const which_fits = staged ? ", with which this stage fits" : ", which fits";
+    char name[96], said[32];
+    for (const tt__saving *x = r->row; x < r->row + r->n; x++) {
+        const bool first = x == r->row;
+        if (chooses && x->advice && (first || !x[-1].advice)) tt__print_free(text, p, s, reported);
+        else tt__print(text, "%s", first ? ": " : ", then ");
+        tt__print(text, "%s %s%s", tt__say_value(p, x->change.option, x->change.value, name),
+                  first ? "makes it " : "", tt__say_bytes(p->ctx, x->bytes, said));
+        if (x->change.option == TT__MAY_RECOMPUTE)
+            tt__print(text, " (%+.1f%% FLOPs)", 100 * x->flops / s->flops);
     }
+    if (r->fits) {
+        tt__print(text, "%s", which_fits);
+        return;
+    }
+    if (more) tt__print_free(text, p, s, true);
+    tt__print(text, "%sthe smallest possible is %s", more ? "" : "; ",
+              tt__say_bytes(p->ctx, r->min.min, said));
+    if (chooses || r->min.min < s->bytes) {
+        const bool all = advised && !reported && !r->replaces && last->bytes == r->min.min;
+        tt__print(text, " with %s", all ? "all of these" : "");
+        if (!all) tt__print_options(text, p, &r->min.how, r->min.items);
+    }
+    if (r->min.min <= budget) tt__print(text, "%s", which_fits);
 }
 
-/* Makes the last builds, and fails with a message unless one of them fits. Takes the memory-saving steps one
-   after the other until a program fits. First come the steps that set "budget" options: a program that fits
-   after one of them is accepted. Then come the steps that set other options: they only serve as advice. The
-   message names the bytes after each step and the smallest possible program. */
+/* Makes the last builds, and fails with a message unless one of them fits with the options that are "budget".
+   The message names the bytes after each memory-saving change and the smallest possible program. */
 static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
 {
-    const tt__job *j = &c->job;
-    tt_program *p = j->p;
-    char steps[720], name[96], said[32], limit[32];
-    tt__text_buffer text = {steps, sizeof steps, 0};
-    tt__choice now = tt__at_slowest(c->base);
-    const bool chooses = c->recompute || c->by_seconds, staged = p->settings.options.parallel.pipeline > 1;
-    const char *const which_fits = staged ? ", with which this stage fits" : ", which fits";
-    size_t bytes = s->bytes;
-    bool fits = false, advised = false, first = true, min_reported = false, replaced = false;
-    tt_status status = p->built.t ? tt__check_extent(p, j->shared, e) : TT_OK;
-    tt__shortage min = {0, 0, SIZE_MAX, c->base, 0};
-    steps[0] = 0;
-    for (int k = 0; k < 2 * TT__STEPS && !fits && status == TT_OK; k++) {
-        const int step = k % TT__STEPS;
-        const bool advice = k >= TT__STEPS;
-        tt__choice next = now;
-        if (advice && j->attempt->quiet) break;
-        if (advice && chooses && s->min < bytes) bytes = s->min; /* the message names it first */
-        if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name)) continue;
-        c->job.min = advice ? &min : s;
-        const tt_status built = tt__try_build(j, &next, e);
-        if (built == TT_ERR_MEMORY) status = built;
-        /* A step may fail because parameters are already stored in another way. */
-        if (built != TT_OK || e->bytes >= bytes) continue;
-        fits = tt__fits(e);
-        if (fits && !advice) return TT_OK;
-        if (advice && !advised && chooses) {
-            min_reported = s->min < s->bytes;
-            if (min_reported)
-                tt__print(&text, "%s at least %s with ", text.length ? "," : ":",
-                          tt__say_bytes(p->ctx, s->min, said));
-            if (min_reported) tt__print_options(&text, p, &s->how, s->items);
-            tt__print(&text, "%s if more may change, ", text.length ? ";" : ":");
-        } else {
-            tt__print(&text, "%s", text.length ? ", then " : ": ");
-        }
-        replaced = replaced || (now.update == TT__UPDATE_BACKWARD && next.update == TT__UPDATE_HOST);
-        now = next;
-        bytes = e->bytes;
-        advised = advised || advice;
-        tt__print(&text, "%s %s%s", name, first ? "makes it " : "", tt__say_bytes(p->ctx, bytes, said));
-        first = false;
-        const double copies = tt__flops_of_copies(p->built.t);
-        if (step >= 1 && step <= 3) tt__print(&text, " (%+.1f%% FLOPs)", 100 * copies / s->flops);
-        if (fits) tt__print(&text, "%s", which_fits);
-    }
-    c->job.min = &min;
-    if (status == TT_OK && !fits) status = tt__note_min(p->ctx, &s->how, s->min, &min);
-    if (status == TT_OK && !fits && !j->attempt->quiet) status = tt__advise(c, &now, e);
-    if (status == TT_OK && !fits && chooses && tt__is_free(c, &min.how)) {
-        status = tt__note_min(p->ctx, &min.how, min.min, s);
-        if (status == TT_OK && tt__fits(e) && tt__is_free(c, &p->chosen)) {
-            tt__free(p->ctx, (void *)(uintptr_t)min.how.drop);
-            return TT_OK;
-        }
-    }
-    if (status == TT_OK && !fits) {
-        tt__print_min(&text, c, s, &min, advised);
-        const bool all = bytes == min.min && advised && !min_reported && !replaced;
-        if (all) tt__print(&text, "all of these");
-        else if (min.min < s->bytes || chooses) tt__print_options(&text, p, &min.how, min.items);
-        if (min.min <= e->budget) tt__print(&text, "%s", which_fits);
-    }
-    tt__free(p->ctx, (void *)(uintptr_t)min.how.drop);
-    j->attempt->needs = s->min;
-    j->attempt->advised = fits ? 0 : min.min;
-    if (status != TT_OK) return status;
-    char of_stage[32] = "";
-    if (staged) snprintf(of_stage, sizeof of_stage, " of stage %d", p->settings.stage);
-    const bool in_vain = tt__one_memory(p) && p->settings.offload; /* the budget counts offloaded bytes */
-    if (in_vain)
+    tt_program *p = c->job.p;
+    tt__attempt *attempt = c->job.attempt;
+    char rows[720] = "", said[32], limit[32], name[96], of_stage[32] = "";
+    tt__text_buffer text = {rows, sizeof rows, 0};
+    tt__refusal r;
+    memset(&r, 0, sizeof r);
+    r.min.min = SIZE_MAX;
+    tt_status status = p->built.t ? tt__check_extent(p, c->job.shared, e) : TT_OK;
+    if (status == TT_OK) status = tt__take_steps(c, s, e, &r);
+    if (status == TT_OK && !r.fits) status = tt__note_min(p->ctx, &s->how, s->min, &r.min);
+    if (status == TT_OK && !r.fits && !attempt->quiet) status = tt__find_possible(c, e, &r);
+    if (status == TT_OK && !r.fits && tt__is_free(c, &r.min.how))
+        status = tt__note_min(p->ctx, &r.min.how, r.min.min, s);
+    const bool found = status == TT_OK && tt__fits(e) && tt__is_free(c, &p->chosen);
+    if (status == TT_OK && !found) tt__print_refusal(&text, c, s, &r, e->budget);
+    attempt->needs = s->min;
+    attempt->advised = r.fits ? 0 : r.min.min;
+    tt__free(p->ctx, (void *)(uintptr_t)r.min.how.drop);
+    if (status != TT_OK || found) return status;
+    if (p->settings.options.parallel.pipeline > 1)
+        snprintf(of_stage, sizeof of_stage, " of stage %d", p->settings.stage);
+    if (tt__one_memory(p) && p->settings.offload) /* the budget counts offloaded bytes */
         tt__print(&text, "; without %s, which saves nothing on {device \"cpu\"}, it is less",
                   tt__say_option(p->ctx, "offload", NULL, name));
     const bool plain = p->ctx->options.wording.bytes == tt__default_bytes; /* numbers without a unit */
     return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %s%s%s, {memory_budget} is %s%s%s. A micro-"
                     "batch of fewer {rows} needs less", of_stage, tt__say_bytes(p->ctx, s->bytes, said),
-                    plain ? " bytes" : "",
-                    p->settings.group->ranks > 1 ? " a rank" : "", tt__say_bytes(p->ctx, e->budget, limit),
-                    e->by_them ? " for a program that this one shares an arena with" : "", steps);
+                    plain ? " bytes" : "", p->settings.group->ranks > 1 ? " a rank" : "",
+                    tt__say_bytes(p->ctx, e->budget, limit),
+                    e->by_them ? " for a program that this one shares an arena with" : "", rows);
 }
 
 static void tt__chooser_close(tt__chooser *c)
 {
     tt__forget(c, 0);
-    for (int k = 0; k < c->n_kept; k++) tt__free(c->ctx, c->kept[k].set);
     for (int k = 0; k < TT__COUNT(c->front) * TT__COUNT(c->front[0]); k++)
         tt__built_free(c->ctx, &c->front[k / TT__COUNT(c->front[0])][k % TT__COUNT(c->front[0])]);
     tt__free(c->ctx, c->list);
-    tt__free(c->ctx, c->kept);
     tt__free(c->ctx, c->item);
     tt__free(c->ctx, c->price);
     tt__free(c->ctx, c->made);
@@ -781,15 +724,12 @@ static tt_status tt__descend(tt__chooser *c, bool small, const tt__shortage *s, 
     for (int k = 0; s->min < before && s->min > budget && (k < 3 || !large) && status == TT_OK; k++) {
         const int max = large ? c->job.p->builds + 6 : TT__BUILDS - 2;
         c->budget = before = s->min;
-        if (!small && !c->n_kept) tt__set_aside(c);
-        if (!small) tt__forget(c, 0);
+        if (!small) tt__restart(c);
         if (!small) status = tt__list_candidates(c);
         if (status == TT_OK) status = tt__build_cheapest(c, max, e);
     }
     c->budget = budget;
-    if (!small) tt__forget(c, 0);
-    c->best = INFINITY;
-    c->left = TT__ESTIMATES;
+    if (!small) tt__restart(c);
     return status;
 }
 
@@ -799,18 +739,24 @@ static tt_status tt__descend(tt__chooser *c, bool small, const tt__shortage *s, 
    finds nothing, the smallest is built. */
 static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
 {
-    const unsigned may = (c->zero ? TT__MAY_ZERO : 0) | (c->recompute ? TT__MAY_RECOMPUTE : 0) |
-                         (c->offload ? TT__MAY_OFFLOAD : 0);
+    const unsigned may = tt__free_options(c);
     tt_status status = TT_OK;
     c->budget = e->budget;
-    if (!c->by_seconds) {
-        tt__choice cheap = c->base; /* policy "cheap" is often enough and needs no candidates */
+    /* Only the pace may change, and the slowest pace needs too many bytes. */
+    const bool hopeless = !may && s->min > c->budget;
+    if (!hopeless || !c->job.attempt->quiet) status = tt__chooser_open(c);
+    if (hopeless && status == TT_OK) status = tt__refuse(c, s, e);
+    if (hopeless || status != TT_OK) return status;
+    if (!c->by_seconds) { /* the base and policy "cheap" are often enough and need few estimates */
+        tt__choice cheap = c->base;
         cheap.recompute = TT__RECOMPUTE_CHEAP;
-        status = tt__build_within(&c->job, &cheap, e);
+        memset(c->set, 0, sizeof *c->set * (size_t)c->n);
+        status = tt__consider_slowest(c, c->base, c->set);
+        if (status == TT_OK && c->recompute) status = tt__consider_slowest(c, cheap, c->set);
+        if (status == TT_OK) status = tt__build_cheapest(c, c->job.p->builds + 5, e);
         if (status != TT_OK || tt__fits(e)) return status;
+        tt__restart(c);
     }
-    status = tt__chooser_open(c);
-    if (status != TT_OK) return status;
     const tt__choice saving = tt__max_saving(c, may);
     const bool small = tt__is_small(c), search = s->min > c->budget;
     if (search && tt__try_build(&c->job, &saving, e) == TT_ERR_MEMORY) return TT_ERR_MEMORY;
@@ -823,15 +769,14 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
         const bool descends = !c->job.attempt->quiet || tt__front(c)->t->n_code < TT__LARGE;
         if (status == TT_OK && s->min > c->budget && descends) status = tt__descend(c, small, s, e);
         if (status == TT_OK && s->min > c->budget) return tt__refuse(c, s, e);
-        if (!small && !c->n_kept) tt__set_aside(c);
+        if (!small) tt__restart(c);
     }
     if (status == TT_OK && c->job.attempt->quiet) return tt__fits(e) ? status : tt__build_again(c, s, e);
     if (status == TT_OK && !(tight && small)) status = tt__list_candidates(c);
     if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - (tight ? 4 : TT__LEAST_BUILDS), e);
-    if (status == TT_OK && !tt__fits(e)) { /* retries with c->kept or a larger budget */
-        if (c->n_kept) status = tt__take_back(c);
-        else c->budget = s->min;
-        if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - 1, e);
+    if (status == TT_OK && !tt__fits(e)) { /* estimates below the smallest program are likely to fit */
+        c->budget = s->min;
+        status = tt__build_cheapest(c, TT__BUILDS - 1, e);
     }
     return status != TT_OK || tt__fits(e) ? status : tt__build_again(c, s, e);
 }
@@ -847,27 +792,20 @@ static tt_status tt__build_chosen(const tt__job *to)
     memset(&e, 0, sizeof e);
     job.min = c.job.min = &s;
     tt__note_placements(&c);
-    tt_status status = c.by_seconds ? tt__try_build(&job, &c.base, &e) : tt__build_within(&job, &c.base, &e);
-    if (status == TT_OK && c.by_seconds && !tt__fits(&e) && c.base.arrivals) {
+    tt_status status = tt__try_build(&job, &c.base, &e);
+    if (status == TT_OK && !tt__fits(&e) && c.base.arrivals && !job.attempt->unbudgeted) {
         c.base.arrivals = false;
         status = tt__try_build(&job, &c.base, &e);
     }
     const tt__choice slowest = tt__at_slowest(c.base);
-    if (status == TT_OK && c.by_seconds && !tt__fits(&e)) status = tt__try_build(&job, &slowest, &e);
-    c.base.arrivals = p->chosen.arrivals;
-    c.budget = e.budget;
+    const bool paced = status == TT_OK && (p->built.t->grouped || p->built.in_flight);
+    if (paced && !tt__fits(&e)) status = tt__try_build(&job, &slowest, &e);
     const bool slower = p->chosen.ahead < c.base.ahead || p->chosen.halved;
     /* copies: activations are offloaded, though recomputing them may be faster. */
     const bool copies = c.recompute && c.base.offload & TT__OUT_ACTIVATIONS;
-    const bool slow = c.by_seconds && (slower || copies); /* other candidates may be faster */
-    if (status == TT_OK && (!tt__fits(&e) || slow)) {
+    if (status == TT_OK && (!tt__fits(&e) || slower || copies)) { /* other candidates may be faster */
         tt__note_whole(p, &e, &s);
-        if (c.recompute || c.by_seconds) {
-            status = tt__choose(&c, &s, &e);
-        } else {
-            if (!job.attempt->quiet) status = tt__chooser_open(&c);
-            if (status == TT_OK) status = tt__refuse(&c, &s, &e);
-        }
+        status = tt__choose(&c, &s, &e);
     }
     tt__chooser_close(&c);
     tt__free(p->ctx, (void *)(uintptr_t)s.how.drop);
