@@ -533,8 +533,8 @@ static tt_status tt__find_possible(tt__chooser *c, tt__extent *e, tt__refusal *r
     return status == TT_OK ? tt__build_min(c, tt__max_min(c), e) : status;
 }
 
-/* Prints where the changes of "budget" options end and advice begins. reported: prints the smallest program that
-   "budget" options allow. */
+/* Prints where the changes of "budget" options end and advice begins. reported: prints the smallest program
+   that "budget" options allow. */
 static void tt__print_free(tt__text_buffer *text, const tt_program *p, const tt__shortage *s, bool reported)
 {
     char said[32];
