@@ -888,13 +888,23 @@ typedef struct tt_compile_options {
     const char *tune;
     bool accumulate; /* Set it for steps of several micro-batches: gradients persist between them; default
                         false */
+    /* Set it to read gradients after a step as well (tt_get_gradient), until the next step begins; default
+       false. The plan then keeps all gradients. It excludes update "backward", which reuses their memory, and
+       parallel.pipeline. */
+    bool keep_gradients;
+    /* Set it to read or change gradients before an update; default NULL. It is called with `user` in each step
+       (counted from 0), when the step's gradients are complete and before the update reads them. It may call
+       tt_get_gradient, tt_set_gradient and tt_param_get. If it returns an error, the step updates nothing and
+       fails with that error. With several processes it is called in each. It implies keep_gradients. */
+    tt_status (*before_update)(void *user, tt_program *p, int64_t step);
+    void *user; /* argument of before_update */
     /* Set it to save memory by updating parameters earlier or elsewhere; default "end": all at the end of the
        step.
        "backward": each parameter is updated as soon as its gradient is final, and the gradient's memory is
        then free, for the same bits (as Lv et al., "Full parameter fine-tuning for large language models with
        limited resources", 2023). It saves the gradients' memory beyond the activations that the backward has
-       freed by then: most with small batches. It excludes accumulate, clip_norm, loss scaling and
-       parallel.server, which need all gradients at once, and parallel.pipeline.
+       freed by then: most with small batches. It excludes accumulate, keep_gradients, before_update,
+       clip_norm, loss scaling and parallel.server, which need all gradients at once, and parallel.pipeline.
        "host": at the end of the step the host's processor updates parameters in the host's memory (Ren et
        al., "ZeRO-Offload", 2021), where the optimizer's state stays. Groups of gradients and parameters are
        copied there, and parameters back, while other groups are updated, at most two groups ahead. Parameters
@@ -1110,9 +1120,15 @@ tt_status tt_wait(tt_program *p, tt_stats *stats);
    After a tt_update without stats, results are read as late as after tt_step. */
 tt_status tt_micro_step(tt_program *p, tt_stats *stats);
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
-/* Copies a gradient after tt_micro_step, before tt_update: tt_param_size floats, d(mean over the targets so
-   far) / d(param). Not for pipelines. */
+/* Copies a gradient: tt_param_size floats, d(mean over the targets so far) / d(param), before clipping. Call it
+   after tt_micro_step, before tt_update; in before_update; or, with keep_gradients, after a step whose loss was
+   finite. After a step it is refused with several data ranks or groups, whose gradients the step sums in
+   place. Not for pipelines. */
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
+/* Replaces a gradient, given as tt_get_gradient gives it and rounded to the gradient's dtype. Call it in
+   before_update, or between tt_micro_step and tt_update. Norm, clipping and update then use the new values.
+   For one data rank and one group. */
+tt_status tt_set_gradient(tt_program *p, const tt_param *param, const float *from);
 tt_status tt_run(tt_program *p, tt_stats *stats); /* forward only (programs with train = false) */
 int64_t tt_program_steps(const tt_program *p);    /* optimizer steps done; steps that loss scaling skipped do
                                                      not count */
@@ -19998,6 +20014,12 @@ static const char *const tt__update_names[] = {"end", "backward", "host"};
 static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
 
+/* Returns whether options ask for gradients that persist until the end of a step, beside `accumulate`. */
+static bool tt__keeps_gradients(const tt_compile_options *o)
+{
+    return o->train && (o->keep_gradients || o->before_update);
+}
+
 /* The checked tt_compile_options, with the enum values that the option strings name. */
 typedef struct tt__settings {
     tt_compile_options options; /* in `parallel`, defaults replace zeros */
@@ -20133,6 +20155,10 @@ typedef struct tt__queued {
    been updated. */
 typedef enum tt__outcome { TT__UPDATED, TT__NO_TARGET, TT__NOT_FINITE, TT__HALF_UPDATED } tt__outcome;
 
+/* The step whose gradients tt_get_gradient can read after its end. rounds: number of the step's rounds; 0: no
+   such step. scale, targets: the loss scale and the number of targets of that step. */
+typedef struct tt__kept_gradients { int64_t rounds; double scale, targets; } tt__kept_gradients;
+
 /* A stage of a compiled program, with its own tape, plan and arena. A program without a pipeline has one
    stage. The caller holds the first stage, the head; the last fields of the head apply to all stages. */
 struct tt_program {
@@ -20165,6 +20191,8 @@ struct tt_program {
     bool poison;            /* tests: storages are overwritten as soon as they are dead */
     bool micro_failed, norm_known;
     tt__outcome outcome;
+    tt__kept_gradients kept;
+    bool in_hook;           /* before_update is running */
     double flops;
     tt__unread unread;
     tt_stats done;          /* statistics of the last step that was read without an error */
@@ -20442,6 +20470,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
 {
     tt_tape *t = b->t;
     const bool train = s->options.train, accumulate = s->options.accumulate;
+    const bool persist = accumulate || tt__keeps_gradients(&s->options);
     const int tensor = s->options.parallel.tensor;
     int losses = 0;
     TT__PASS(t, "record", TT_OK);
@@ -20460,7 +20489,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
         status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "%s by the targets of one loss, but the program has %d",
                           accumulate ? "accumulate divides" : "several data ranks divide", losses);
     if (status != TT_OK) return status;
-    if (train) TT__PASS(t, "differentiate", tt__differentiate(t, b->root, accumulate && !t->sums_micros));
+    if (train) TT__PASS(t, "differentiate", tt__differentiate(t, b->root, persist && !t->sums_micros));
     if (train && tensor > 1) TT__PASS(t, "tensor gradients", tt__pass_tensor_gradients(t));
     if (train && !losses)
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "no loss lies behind the root '%s': train on "
@@ -20477,7 +20506,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
 static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__choice *choice)
 {
     tt_tape *t = b->t;
-    const bool train = s->options.train, accumulate = s->options.accumulate;
+    const bool train = s->options.train, persist = s->options.accumulate || tt__keeps_gradients(&s->options);
     if (train) TT__PASS(t, "recompute", tt__pass_recompute(t, choice->recompute, choice->blocks,
                                                                 choice->drop, choice->n_drop));
     if (s->kind->host) TT__PASS(t, "fold casts", (tt__pass_fold_casts(t), TT_OK));
@@ -20486,7 +20515,7 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
     TT__PASS(t, "counts", tt__pass_counts(t));
     if (t->stages > 1) TT__PASS(t, "stages", tt__pass_stages(t));
     TT__PASS(t, "gather", tt__pass_gather(t));
-    if (train) TT__PASS(t, "sums", tt__pass_sums(t, accumulate));
+    if (train) TT__PASS(t, "sums", tt__pass_sums(t, persist));
     if (train) TT__PASS(t, "update", tt__pass_update(t, &s->options.optimizer, &s->options.loss_scale));
     if (s->matmul == TT__MATMUL_FP8) TT__PASS(t, "fp8", tt__pass_fp8(t));
     TT__PASS(t, "prune", tt__pass_prune(t, b->root, true));
@@ -20593,6 +20622,9 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     tt__text_buffer late = {text, sizeof text, 0}; /* collects options that need all gradients at once */
     if (o->accumulate)
         tt__print(&late, ", nor with accumulate, as gradients are final at the step's end only");
+    if (tt__keeps_gradients(o))
+        tt__print(&late, ", nor with %s, as the memory of gradients is reused",
+                  o->before_update ? "before_update" : "keep_gradients");
     if (o->optimizer.clip_norm > 0)
         tt__print(&late, ", nor with clip_norm %g, as the norm of all gradients is known at the step's end "
                   "only", o->optimizer.clip_norm);
@@ -20615,6 +20647,9 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     TT__RULE(staged && (divides || p->server || p->reduce_micros), TT_ERR_ARGUMENT,
              "parallel: pipeline does not go with %s: use zero 0 or 1 alone",
              divides ? "zero 2, 3 and TT_ZERO_BUDGET" : p->server ? "server" : "reduce_micros")
+    TT__RULE(staged && o->train && (o->keep_gradients || o->before_update), TT_ERR_UNSUPPORTED,
+             "parallel: a pipeline runs its micro-batches together with the update, and does not go with %s",
+             o->before_update ? "before_update" : "keep_gradients")
     TT__RULE(staged && !p->micros && p->schedule && strcmp(p->schedule, "gpipe") == 0, TT_ERR_ARGUMENT,
              "parallel: schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, for "
              "which it plans memory")
@@ -25469,6 +25504,7 @@ static void tt__begin_step(tt_program *p)
     p->round = 0;
     memset(p->in_slot, 0, sizeof p->in_slot);
     p->norm_known = p->micro_failed = false;
+    p->kept.rounds = 0;
     p->outcome = TT__UPDATED;
 }
 
@@ -25727,6 +25763,9 @@ static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stat
 
 static tt_status tt__check_lr(tt_program *p, float lr)
 {
+    if (p->in_hook)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "before_update runs within a step: it cannot begin or end a "
+                        "step");
     if (lr >= 0 && isfinite(lr)) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
 }
@@ -25779,6 +25818,7 @@ static tt_status tt__norm_failed(tt_program *head)
 static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
 {
     p->outcome = TT__NO_TARGET;
+    p->kept.targets = p->results.totals.targets;
     if (!(p->results.totals.targets > 0))
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight "
                         "0); nothing was updated", (long long)p->run.step);
@@ -25847,6 +25887,20 @@ tt_status tt_wait(tt_program *p, tt_stats *stats)
     return status;
 }
 
+/* Calls before_update, if the program has it. */
+static tt_status tt__call_before_update(tt_program *p)
+{
+    const tt_compile_options *o = &p->settings.options;
+    if (!o->before_update) return TT_OK;
+    p->ctx->error[0] = 0;
+    p->in_hook = true;
+    const tt_status status = o->before_update(o->user, p, p->run.step);
+    p->in_hook = false;
+    if (status == TT_OK || p->ctx->error[0]) return status;
+    return tt__fail(p->ctx, status, "before_update failed in step %lld: nothing was updated",
+                    (long long)p->run.step);
+}
+
 /* Ends a step: runs the kept micro-batches of a pipeline or, without a pipeline, sums an unfinished lap; then
    updates the parameters. The update changes nothing if a loss or gradient is not finite. If `stats` is NULL,
    the results may be read later. */
@@ -25859,6 +25913,9 @@ static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
     tt_status status = TT_OK;
     if (p->stages > 1) status = tt__run_pipeline(p);
     else if (p->round % tt__slots(p)) status = tt__run_lap(p);
+    if (status == TT_OK) status = tt__call_before_update(p);
+    p->kept.rounds = p->round;
+    p->kept.scale = p->results.scale.scale;
     if (status == TT_OK) status = tt__run_segment(p, TT__EACH_STEP, later);
     if (status != TT_OK) return status;
     if (later) return tt__leave_unread(p, one), TT_OK;
@@ -25997,29 +26054,80 @@ static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so
     return found;
 }
 
-tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
+/* Finds a parameter's gradient and the factor by which its stored numbers are multiplied to be those of the
+   mean loss. Fails if there is no gradient now. caller: the public function. */
+static tt_status tt__gradient_now(tt_program *p, const tt_param *param, const char *caller, tt__so_far *g,
+                                  double *factor)
 {
-    const tt__results *of = &p->results;
-    tt__so_far g;
+    const tt_compile_options *o = &p->settings.options;
+    const bool within = p->round > 0 && (o->accumulate || p->in_hook);
     int bad;
     if (p->stages > 1)
-        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "tt_get_gradient: a pipeline runs the micro-batches of a "
-                        "step together with its update, and keeps no gradients before");
-    if (!p->settings.options.train || !p->settings.options.accumulate || p->round == 0)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: gradients are kept between tt_micro_step "
-                        "and tt_update of a program compiled with accumulate");
-    tt_status status = tt__read_counts(p, &bad);
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: a pipeline runs the micro-batches of a "
+                        "step together with its update, and keeps no gradients before", caller);
+    if (!o->train || (!within && !(tt__keeps_gradients(o) && p->kept.rounds)))
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "%s: gradients are kept between tt_micro_step "
+                        "and tt_update of a program compiled with accumulate, or after a step of one compiled "
+                        "with keep_gradients", caller);
+    if (!within && p->arena->data * tt__slots(p) > 1)
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: a step sums the gradients of %d data ranks and %d "
+                        "groups in place: read them in before_update", caller, p->arena->data,
+                        o->parallel.groups);
+    tt_status status = within ? tt__read_counts(p, &bad) : tt__read_unread(p);
+    const double targets = within ? p->results.totals.targets : p->kept.targets;
+    if (status != TT_OK && (within || status != TT_ERR_NUMERIC)) return status;
+    if (!(targets > 0))
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "%s: no target counted so far (all are ignored "
+                        "or have weight 0), so there is no mean", caller);
+    const int64_t round = p->round;
+    if (!within) p->round = p->kept.rounds;
+    const bool found = tt__find_gradient(p, param, g);
+    p->round = round;
+    *factor = (p->built.t->accumulate ? p->run.loss_norm / targets : 1) /
+              (within ? p->results.scale.scale : p->kept.scale);
+    if (found) return TT_OK;
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "%s: parameter '%s' has no gradient in this "
+                    "program: it is frozen or not used", caller, param->name);
+}
+
+tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
+{
+    tt__so_far g;
+    double factor;
+    tt_status status = tt__gradient_now(p, param, "tt_get_gradient", &g, &factor);
     if (status != TT_OK) return status;
-    if (!(of->totals.targets > 0))
-        return tt__fail(p->ctx, TT_ERR_NUMERIC, "tt_get_gradient: no target counted so far (all are ignored "
-                        "or have weight 0), so there is no mean");
-    if (!tt__find_gradient(p, param, &g))
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: parameter '%s' has no gradient in this "
-                        "program: it is frozen or not used", param->name);
     const tt__stored stored = tt__stored_of(param, &g.part, p->arena);
     status = tt__sum_so_far(p, &g, &stored, to);
-    for (int64_t k = 0; k < param->size && status == TT_OK; k++)
-        to[k] = (float)(to[k] * (p->run.loss_norm / of->totals.targets / of->scale.scale));
+    for (int64_t k = 0; k < param->size && status == TT_OK; k++) to[k] = (float)(to[k] * factor);
+    return status;
+}
+
+tt_status tt_set_gradient(tt_program *p, const tt_param *param, const float *from)
+{
+    tt__so_far g;
+    double factor;
+    float piece[TT__LEAF_PIECE];
+    tt_status status = tt__gradient_now(p, param, "tt_set_gradient", &g, &factor);
+    if (status != TT_OK) return status;
+    if (!p->round || p->arena->data * tt__slots(p) > 1)
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, p->round ? "tt_set_gradient: the step sums the gradients "
+                        "of %d data ranks and %d groups only in its update: use one of each"
+                        : "tt_set_gradient: the step has ended: call it in before_update", p->arena->data,
+                        p->settings.options.parallel.groups);
+    const int32_t v = g.leaves ? g.leaves : g.total;
+    const tt__tape_value *x = &p->built.t->values[v];
+    const tt__stored stored = tt__stored_of(param, &g.part, p->arena);
+    for (int r = tt__near_rank(p->arena); r < tt__near_end(p->arena); r++) {
+        int64_t first, count = tt__stored_shard(&stored, r, &first);
+        for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
+            const int64_t e = tt__stored_element(&stored, r, at, &n);
+            char *to = tt__storage_memory(p, r, x) + (size_t)at * tt_dtype_bytes(x->shape.dtype);
+            const tt__memory memory = {p->arena, r, x->space, x->shape.dtype, to};
+            n = tt__min(n, TT__LEAF_PIECE);
+            for (int64_t k = 0; k < n; k++) piece[k] = (float)(from[e + k] / factor);
+            status = tt__write_memory(&memory, piece, TT_F32, (size_t)n);
+        }
+    }
     return status;
 }
 

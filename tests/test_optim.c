@@ -675,6 +675,279 @@ TEST(precision_options)
     TEST_CLOSE(ctx, &a);
 }
 
+/* ------------------------------------------------------------------------------------------- gradients */
+
+/* A weight (3, SIDE) and a bias (SIDE), whose sum a mean squared error pulls to a target. */
+typedef struct biased {
+    test_allocator a;
+    tt_context *ctx;
+    tt_tape *t;
+    tt_param *p[2]; /* bias, weight */
+    tt_value target, loss;
+    tt_program *program;
+} biased;
+
+enum { SIDE = 53, AREA = 3 * SIDE };
+
+static void biased_open(biased *x, const tt_compile_options *o)
+{
+    static const char *const names[] = {"layer.bias", "layer.weight"};
+    static const int64_t dims[2][2] = {{SIDE, 0}, {3, SIDE}};
+    const tt_init init = {TT_INIT_NORMAL, 1};
+    memset(x, 0, sizeof *x);
+    x->ctx = test_open(&x->a);
+    x->t = tt_tape_new(x->ctx);
+    for (int k = 0; k < 2; k++) x->p[k] = tt_param_new(x->ctx, names[k], k + 1, dims[k], init);
+    x->target = tt_input(x->t, "target", TT_F32, 3, SIDE);
+    tt_value sum = tt_add(x->t, tt_param_value(x->t, x->p[1]), tt_param_value(x->t, x->p[0]));
+    x->loss = tt_mean_squared_error(x->t, sum, x->target, tt__handle(x->t, 0));
+    x->program = tt_compile(x->t, x->loss, o);
+}
+
+static void biased_target(int step, float target[AREA])
+{
+    uint64_t s = 100 + (uint64_t)step;
+    for (int i = 0; i < AREA; i++) target[i] = 3 * test_uniform(&s);
+}
+
+/* Computes the gradients of the mean loss over n targets, and copies the parameters to p. */
+static void biased_gradients(const biased *x, int step, int n, float p[2][AREA], double g[2][AREA])
+{
+    float target[AREA];
+    for (int k = 0; k < 2; k++) CHECK(tt_param_get(x->p[k], p[k]) == TT_OK);
+    memset(g, 0, sizeof(double) * 2 * AREA);
+    for (int m = 0; m < n; m++) {
+        biased_target(step + m, target);
+        for (int i = 0; i < AREA; i++) {
+            const double d = 2 * ((double)p[1][i] + p[0][i % SIDE] - target[i]) / AREA / n;
+            g[1][i] += d;
+            g[0][i % SIDE] += d;
+        }
+    }
+}
+
+static tt_status biased_step(biased *x, int step, float lr, tt_stats *stats)
+{
+    float target[AREA];
+    biased_target(step, target);
+    CHECK(tt_set(x->program, x->target, target, 3) == TT_OK);
+    return tt_step(x->program, lr, stats);
+}
+
+static void biased_close(biased *x)
+{
+    tt_program_free(x->program);
+    tt_tape_free(x->t);
+    TEST_CLOSE(x->ctx, &x->a);
+}
+
+static void check_gradients(const biased *x, double g[2][AREA], double tolerance)
+{
+    float got[AREA];
+    for (int k = 0; k < 2; k++) {
+        double wrong = 0;
+        if (!CHECK(tt_get_gradient(x->program, x->p[k], got) == TT_OK)) continue;
+        for (int i = 0; i < tt_param_size(x->p[k]); i++) {
+            const double difference = fabs(got[i] - g[k][i]);
+            if (!(difference <= wrong) && !isnan(wrong)) wrong = difference;
+        }
+        CHECK(wrong <= tolerance);
+    }
+}
+
+/* Returns whether SGD without momentum has moved the parameters from p by -lr * g. */
+static bool biased_moved(const biased *x, float p[2][AREA], double g[2][AREA], double lr, double tolerance)
+{
+    float now[AREA];
+    bool all = true;
+    for (int k = 0; k < 2; k++) {
+        CHECK(tt_param_get(x->p[k], now) == TT_OK);
+        for (int i = 0; i < tt_param_size(x->p[k]); i++)
+            all = all && fabs(now[i] - (p[k][i] - lr * g[k][i])) <= tolerance;
+    }
+    return all;
+}
+
+/* Gradients can be read after a step until the next step begins, but not after one whose loss is not finite.
+   The bits of the training are those without keep_gradients. */
+TEST(gradients_are_kept_after_a_step)
+{
+    static double g[2][AREA];
+    static float p[2][AREA], ends[2][AREA];
+    tt_stats stats;
+    for (int keep = 0; keep < 2; keep++) {
+        biased x;
+        tt_compile_options o = tt_compile_options_default();
+        o.optimizer.clip_norm = 0.1f;
+        o.keep_gradients = keep != 0;
+        biased_open(&x, &o);
+        REQUIRE(x.program != NULL);
+        CHECK(tt_get_gradient(x.program, x.p[0], p[0]) == TT_ERR_ARGUMENT);
+        CHECK_ERROR(x.ctx, TT_ERR_ARGUMENT, "or after a step of one compiled with keep_gradients");
+        for (int step = 0; step < 3; step++) {
+            biased_gradients(&x, step, 1, p, g);
+            CHECK(biased_step(&x, step, 0.1f, step ? NULL : &stats) == TT_OK);
+            if (keep) check_gradients(&x, g, 1e-7);
+            else CHECK(tt_get_gradient(x.program, x.p[0], p[0]) == TT_ERR_ARGUMENT);
+        }
+        CHECK(tt_param_get(x.p[1], ends[keep]) == TT_OK);
+        p[1][0] = NAN;
+        CHECK(tt_set(x.program, x.target, p[1], 3) == TT_OK &&
+              tt_step(x.program, 0.1f, &stats) == TT_ERR_NUMERIC);
+        CHECK(tt_get_gradient(x.program, x.p[0], p[0]) == TT_ERR_ARGUMENT);
+        biased_close(&x);
+    }
+    CHECK(memcmp(ends[0], ends[1], sizeof ends[0]) == 0);
+}
+
+/* The argument of `watch`, which compares the gradients with g. If `changes`, it multiplies the weight's by 3
+   and sets the bias's to 1/8, and notes in g what the update then reads. */
+typedef struct watcher {
+    biased *x;
+    double (*g)[AREA], tolerance;
+    int64_t calls, fails_at;
+    bool changes;
+} watcher;
+
+static tt_status watch(void *user, tt_program *p, int64_t step)
+{
+    watcher *w = (watcher *)user;
+    float g[AREA];
+    CHECK(p == w->x->program && step == w->calls);
+    if (w->calls == w->fails_at) return TT_ERR_FILE;
+    w->calls++;
+    check_gradients(w->x, w->g, w->tolerance);
+    for (int k = 0; k < 2 && w->changes; k++) {
+        CHECK(tt_get_gradient(p, w->x->p[k], g) == TT_OK);
+        for (int i = 0; i < tt_param_size(w->x->p[k]); i++) {
+            g[i] = k ? 3 * g[i] : 0.125f;
+            w->g[k][i] = g[i];
+        }
+        CHECK(tt_set_gradient(p, w->x->p[k], g) == TT_OK);
+    }
+    if (w->changes) check_gradients(w->x, w->g, w->tolerance);
+    CHECK(tt_step(p, 0.1f, NULL) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(w->x->ctx, TT_ERR_ARGUMENT, "before_update runs within a step");
+    return TT_OK;
+}
+
+/* The update and the norm use the gradients that before_update writes: SGD's steps equal a float64 loop. */
+TEST(before_update_reads_and_changes_gradients)
+{
+    static double g[2][AREA];
+    static float p[2][AREA];
+    static const struct { const char *precision, *offload, *update; double tolerance; } rows[] = {
+        {"32-true", NULL, "end", 1e-6}, {"32-true", "gradients,optimizer,parameters", "end", 1e-6},
+        {"32-true", NULL, "host", 1e-6}, {"bf16-true", NULL, "end", 0.02}, {"16-mixed", NULL, "end", 1e-3}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        biased x;
+        watcher w = {&x, g, rows[k].tolerance, 0, -1, true};
+        tt_compile_options o = tt_compile_options_default();
+        o.precision = rows[k].precision;
+        o.offload = rows[k].offload;
+        o.update = rows[k].update;
+        o.loss_scale.init = 128;
+        o.optimizer.kind = TT_SGD;
+        o.optimizer.weight_decay = 0;
+        o.before_update = watch;
+        o.user = &w;
+        biased_open(&x, &o);
+        REQUIRE(x.program != NULL);
+        for (int step = 0; step < 4; step++) {
+            double squares = 0;
+            tt_stats stats;
+            biased_gradients(&x, step, 1, p, g);
+            CHECK(biased_step(&x, step, 0.25f, &stats) == TT_OK && w.calls == step + 1);
+            CHECK(biased_moved(&x, p, g, 0.25, rows[k].tolerance));
+            for (int i = 0; i < AREA; i++) squares += g[1][i] * g[1][i] + (i < SIDE ? g[0][i] * g[0][i] : 0);
+            CHECK_NEAR(stats.grad_norm, sqrt(squares), rows[k].tolerance);
+        }
+        w.fails_at = 4;
+        memset(g, 0, sizeof g);
+        for (int m = 0; m < 2; m++) CHECK(tt_param_get(x.p[m], p[m]) == TT_OK);
+        CHECK(biased_step(&x, 9, 0.25f, NULL) == TT_ERR_FILE);
+        CHECK_ERROR(x.ctx, TT_ERR_FILE, "before_update failed in step 4: nothing was updated");
+        CHECK(biased_moved(&x, p, g, 0.25, 0));
+        w.fails_at = -1;
+        biased_gradients(&x, 9, 1, p, g);
+        CHECK(biased_step(&x, 9, 0.25f, NULL) == TT_OK && tt_program_steps(x.program) == 5);
+        CHECK(tt_set_gradient(x.program, x.p[0], p[0]) == TT_ERR_UNSUPPORTED);
+        CHECK_ERROR(x.ctx, TT_ERR_UNSUPPORTED, "the step has ended: call it in before_update");
+        biased_close(&x);
+    }
+}
+
+/* Between the micro-batches and the update gradients can be replaced, too. Several ranks and groups show
+   before_update the mean over all of them. */
+TEST(gradients_of_several_micro_batches)
+{
+    static double g[2][AREA];
+    static float p[2][AREA], target[AREA];
+    static const struct { const char *device; int groups, zero; } rows[] = {
+        {"cpu", 1, 0}, {"cpu", 2, 0}, {"cpu*2", 2, 1}, {"cpu*2", 2, 3}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        biased x;
+        watcher w = {&x, g, 1e-6, 0, -1, false};
+        tt_compile_options o = tt_compile_options_default();
+        o.device = rows[k].device;
+        o.parallel.groups = rows[k].groups;
+        o.parallel.zero = rows[k].zero;
+        o.optimizer.kind = TT_SGD;
+        o.optimizer.weight_decay = 0;
+        o.accumulate = k < 2;
+        o.before_update = watch;
+        o.user = &w;
+        biased_open(&x, &o);
+        REQUIRE(x.program != NULL);
+        for (int step = 0; step < 2; step++) {
+            tt_status status = TT_OK;
+            biased_gradients(&x, step, 2, p, g);
+            for (int m = 0; m < 2; m++) {
+                biased_target(step + m, target);
+                CHECK(tt_set_rank(x.program, k < 2 ? 0 : m, x.target, target, 3) == TT_OK);
+                if (k < 2) status = tt_micro_step(x.program, NULL);
+            }
+            if (k == 0) { /* the new gradients double the step */
+                for (int m = 0; m < 2; m++) {
+                    CHECK(tt_get_gradient(x.program, x.p[m], target) == TT_OK);
+                    for (int i = 0; i < AREA; i++) target[i] *= 2, g[m][i] *= 2;
+                    CHECK(tt_set_gradient(x.program, x.p[m], target) == TT_OK);
+                }
+            }
+            if (k == 1) CHECK(tt_set_gradient(x.program, x.p[0], target) == TT_ERR_UNSUPPORTED);
+            CHECK(status == TT_OK &&
+                  (k < 2 ? tt_update : tt_step)(x.program, 0.25f, NULL) == TT_OK && w.calls == step + 1);
+            CHECK(biased_moved(&x, p, g, 0.25, 1e-6));
+            if (k == 0) check_gradients(&x, g, 1e-6);
+            else CHECK(tt_get_gradient(x.program, x.p[0], target) == TT_ERR_UNSUPPORTED);
+        }
+        biased_close(&x);
+    }
+}
+
+TEST(kept_gradients_refuse)
+{
+    static const struct { const char *device, *update, *error; int pipeline; bool hook; } rows[] = {
+        {"cpu", "backward", "does not go with before_update, as the memory of gradients is reused", 1, true},
+        {"cpu", "backward", "does not go with keep_gradients", 1, false},
+        {"cpu*2", "end", "does not go with before_update", 2, true},
+        {"cpu*2", "end", "does not go with keep_gradients", 2, false}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        tt_compile_options o = tt_compile_options_default();
+        o.device = rows[k].device;
+        o.update = rows[k].update;
+        o.parallel.pipeline = rows[k].pipeline;
+        if (rows[k].hook) o.before_update = watch;
+        else o.keep_gradients = true;
+        CHECK(tt_check_options(ctx, &o) != TT_OK && strstr(tt_error(ctx), rows[k].error) != NULL);
+        o.train = false;
+        CHECK(tt_check_options(ctx, &o) == TT_OK);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
 /* ---------------------------------------------------------------------------------------------- schedules */
 
 TEST(schedules)
@@ -720,7 +993,10 @@ static const test_case tests[] = {
     TEST_CASE(contradictory_options_are_refused_together), TEST_CASE(loss_scale_falls_and_grows),
     TEST_CASE(loss_scale_grows_where_nothing_overflows), TEST_CASE(loss_scale_leaves_true_gradients),
     TEST_CASE(loss_scale_has_a_floor), TEST_CASE(optimizer_state_of_f16_weights),
-    TEST_CASE(precision_options), TEST_CASE(schedules),
+    TEST_CASE(precision_options), TEST_CASE(gradients_are_kept_after_a_step),
+    TEST_CASE(before_update_reads_and_changes_gradients),
+    TEST_CASE(gradients_of_several_micro_batches), TEST_CASE(kept_gradients_refuse),
+    TEST_CASE(schedules),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

@@ -210,13 +210,23 @@ typedef struct tt_compile_options {
     const char *tune;
     bool accumulate; /* Set it for steps of several micro-batches: gradients persist between them; default
                         false */
+    /* Set it to read gradients after a step as well (tt_get_gradient), until the next step begins; default
+       false. The plan then keeps all gradients. It excludes update "backward", which reuses their memory, and
+       parallel.pipeline. */
+    bool keep_gradients;
+    /* Set it to read or change gradients before an update; default NULL. It is called with `user` in each step
+       (counted from 0), when the step's gradients are complete and before the update reads them. It may call
+       tt_get_gradient, tt_set_gradient and tt_param_get. If it returns an error, the step updates nothing and
+       fails with that error. With several processes it is called in each. It implies keep_gradients. */
+    tt_status (*before_update)(void *user, tt_program *p, int64_t step);
+    void *user; /* argument of before_update */
     /* Set it to save memory by updating parameters earlier or elsewhere; default "end": all at the end of the
        step.
        "backward": each parameter is updated as soon as its gradient is final, and the gradient's memory is
        then free, for the same bits (as Lv et al., "Full parameter fine-tuning for large language models with
        limited resources", 2023). It saves the gradients' memory beyond the activations that the backward has
-       freed by then: most with small batches. It excludes accumulate, clip_norm, loss scaling and
-       parallel.server, which need all gradients at once, and parallel.pipeline.
+       freed by then: most with small batches. It excludes accumulate, keep_gradients, before_update,
+       clip_norm, loss scaling and parallel.server, which need all gradients at once, and parallel.pipeline.
        "host": at the end of the step the host's processor updates parameters in the host's memory (Ren et
        al., "ZeRO-Offload", 2021), where the optimizer's state stays. Groups of gradients and parameters are
        copied there, and parameters back, while other groups are updated, at most two groups ahead. Parameters
@@ -432,9 +442,15 @@ tt_status tt_wait(tt_program *p, tt_stats *stats);
    After a tt_update without stats, results are read as late as after tt_step. */
 tt_status tt_micro_step(tt_program *p, tt_stats *stats);
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
-/* Copies a gradient after tt_micro_step, before tt_update: tt_param_size floats, d(mean over the targets so
-   far) / d(param). Not for pipelines. */
+/* Copies a gradient: tt_param_size floats, d(mean over the targets so far) / d(param), before clipping. Call it
+   after tt_micro_step, before tt_update; in before_update; or, with keep_gradients, after a step whose loss was
+   finite. After a step it is refused with several data ranks or groups, whose gradients the step sums in
+   place. Not for pipelines. */
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
+/* Replaces a gradient, given as tt_get_gradient gives it and rounded to the gradient's dtype. Call it in
+   before_update, or between tt_micro_step and tt_update. Norm, clipping and update then use the new values.
+   For one data rank and one group. */
+tt_status tt_set_gradient(tt_program *p, const tt_param *param, const float *from);
 tt_status tt_run(tt_program *p, tt_stats *stats); /* forward only (programs with train = false) */
 int64_t tt_program_steps(const tt_program *p);    /* optimizer steps done; steps that loss scaling skipped do
                                                      not count */

@@ -41,6 +41,12 @@ static const char *const tt__update_names[] = {"end", "backward", "host"};
 static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
 
+/* Returns whether options ask for gradients that persist until the end of a step, beside `accumulate`. */
+static bool tt__keeps_gradients(const tt_compile_options *o)
+{
+    return o->train && (o->keep_gradients || o->before_update);
+}
+
 /* The checked tt_compile_options, with the enum values that the option strings name. */
 typedef struct tt__settings {
     tt_compile_options options; /* in `parallel`, defaults replace zeros */
@@ -176,6 +182,10 @@ typedef struct tt__queued {
    been updated. */
 typedef enum tt__outcome { TT__UPDATED, TT__NO_TARGET, TT__NOT_FINITE, TT__HALF_UPDATED } tt__outcome;
 
+/* The step whose gradients tt_get_gradient can read after its end. rounds: number of the step's rounds; 0: no
+   such step. scale, targets: the loss scale and the number of targets of that step. */
+typedef struct tt__kept_gradients { int64_t rounds; double scale, targets; } tt__kept_gradients;
+
 /* A stage of a compiled program, with its own tape, plan and arena. A program without a pipeline has one
    stage. The caller holds the first stage, the head; the last fields of the head apply to all stages. */
 struct tt_program {
@@ -208,6 +218,8 @@ struct tt_program {
     bool poison;            /* tests: storages are overwritten as soon as they are dead */
     bool micro_failed, norm_known;
     tt__outcome outcome;
+    tt__kept_gradients kept;
+    bool in_hook;           /* before_update is running */
     double flops;
     tt__unread unread;
     tt_stats done;          /* statistics of the last step that was read without an error */

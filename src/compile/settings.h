@@ -101,6 +101,9 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     tt__text_buffer late = {text, sizeof text, 0}; /* collects options that need all gradients at once */
     if (o->accumulate)
         tt__print(&late, ", nor with accumulate, as gradients are final at the step's end only");
+    if (tt__keeps_gradients(o))
+        tt__print(&late, ", nor with %s, as the memory of gradients is reused",
+                  o->before_update ? "before_update" : "keep_gradients");
     if (o->optimizer.clip_norm > 0)
         tt__print(&late, ", nor with clip_norm %g, as the norm of all gradients is known at the step's end "
                   "only", o->optimizer.clip_norm);
@@ -123,6 +126,9 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     TT__RULE(staged && (divides || p->server || p->reduce_micros), TT_ERR_ARGUMENT,
              "parallel: pipeline does not go with %s: use zero 0 or 1 alone",
              divides ? "zero 2, 3 and TT_ZERO_BUDGET" : p->server ? "server" : "reduce_micros")
+    TT__RULE(staged && o->train && (o->keep_gradients || o->before_update), TT_ERR_UNSUPPORTED,
+             "parallel: a pipeline runs its micro-batches together with the update, and does not go with %s",
+             o->before_update ? "before_update" : "keep_gradients")
     TT__RULE(staged && !p->micros && p->schedule && strcmp(p->schedule, "gpipe") == 0, TT_ERR_ARGUMENT,
              "parallel: schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, for "
              "which it plans memory")

@@ -196,6 +196,7 @@ static void tt__begin_step(tt_program *p)
     p->round = 0;
     memset(p->in_slot, 0, sizeof p->in_slot);
     p->norm_known = p->micro_failed = false;
+    p->kept.rounds = 0;
     p->outcome = TT__UPDATED;
 }
 
