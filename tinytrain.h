@@ -695,6 +695,9 @@ tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value
 typedef enum tt_optimizer_kind { TT__OPTIMIZERS(TT__KIND) } tt_optimizer_kind;
 #undef TT__KIND
 
+/* A factor on the learning rate of the parameters whose names match a pattern, as in tt_param_freeze. */
+typedef struct tt_lr_rule { const char *pattern; float scale; } tt_lr_rule;
+
 typedef struct tt_optimizer_options {
     tt_optimizer_kind kind;         /* Set it to choose the optimizer; default TT_ADAMW (Loshchilov, Hutter
                                        2019) */
@@ -705,6 +708,16 @@ typedef struct tt_optimizer_options {
                                        decay to the gradient; in ADAMW it is decoupled */
     const char *const *no_decay;    /* Set it to name patterns of parameters without decay, ended by NULL;
                                        default: 1-D parameters (biases, norms). An empty list decays all */
+    /* Set it to rules for the learning rates of parameters, ended by a NULL pattern; default NULL. The first rule
+       that matches a parameter's name gives its factor, >= 0; without a match it is 1. The factor also applies
+       to the decoupled decay, as in PyTorch's parameter groups. */
+    const tt_lr_rule *lr_rules;
+    /* Set it to lower learning rates layer by layer from the output to the input, 0 < layer_decay <= 1; default
+       1 (Clark et al., "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first number in
+       a parameter's name that is a part between dots or ends such a part after '_': 3 in "encoder.layer.3.bias".
+       With L layers, layer k has the factor layer_decay^(L - k); parameters made before those of layers, such as
+       embeddings, layer_decay^(L + 1); all others 1. Factors of lr_rules multiply it. */
+    float layer_decay;
     float clip_norm;                /* Set it to limit the global norm of the gradient; default 0: no limit */
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);
@@ -2268,7 +2281,8 @@ typedef enum tt__act {
     X(bool, nesterov)     /* SGD */ \
     X(int, ignore_index)  /* CROSS_ENTROPY */ \
     X(bool, by_class)     /* CROSS_ENTROPY: weights belong to classes, not to rows */ \
-    X(float, scale)       /* SCALE, ATTENTION; FILL: the value; ROTARY: -1 turns back */ \
+    X(float, scale)       /* SCALE, ATTENTION; FILL: the value; ROTARY: -1 turns back; SGD, ADAM: scaled */ \
+    X(bool, scaled)       /* SGD, ADAM: the learning rate is multiplied by `scale` */ \
     X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
     X(float, dropout)     /* DROPOUT, ATTENTION */ \
     X(float, eps)         /* LAYERNORM, RMSNORM, ADAM */ \
@@ -2290,6 +2304,9 @@ typedef struct tt__attr {
     int max_length; /* ATTENTION: no sequence is longer, by the caller's promise; 0: no promise. Programs that
                        load the same state may differ in it */
 } tt__attr;
+/* Returns the factor of an optimizer's instruction on the learning rate. */
+static inline float tt__lr_factor(const tt__attr *a) { return a->scaled ? a->scale : 1; }
+
 typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 12 * sizeof(float) ? 1 : -1];
 typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(float) ? 1 : -1];
 
@@ -10109,6 +10126,53 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
     return true;
 }
 
+/* Returns the number of the layer that a parameter's name has; -1: none. The number is the first that is a part
+   of the name between dots, or ends such a part after '_'. */
+static int tt__layer_of(const char *name)
+{
+    enum { MOST_DIGITS = 6 };
+    for (const char *c = name; *c; c++) {
+        const size_t digits = strspn(c, "0123456789");
+        const bool begins = c == name || c[-1] == '.' || c[-1] == '_';
+        const bool ends = !c[digits] || c[digits] == '.';
+        if (digits && digits <= MOST_DIGITS && begins && ends) return atoi(c);
+        if (digits) c += digits - 1;
+    }
+    return -1;
+}
+
+/* The layers of a context's parameters. */
+typedef struct tt__layers {
+    int count;      /* one more than the largest number of a layer */
+    int begin;      /* index of the first parameter of a layer; without layers 0 */
+} tt__layers;
+
+static tt__layers tt__find_layers(const tt_context *ctx)
+{
+    tt__layers layers = {0, 0};
+    for (int k = 0; k < ctx->n_params; k++) {
+        const int layer = tt__layer_of(ctx->params[k]->name);
+        if (layer >= 0 && !layers.count) layers.begin = k;
+        layers.count = (int)tt__max(layers.count, layer + 1);
+    }
+    return layers;
+}
+
+/* Returns the factor on the learning rate of a parameter, by the optimizer's options. */
+static float tt__lr_factor_of(const tt_context *ctx, const tt_optimizer_options *o, tt__layers layers,
+                              int param)
+{
+    const char *name = ctx->params[param]->name;
+    const int layer = tt__layer_of(name), above = layer >= 0 ? layers.count - layer : layers.count + 1;
+    double factor = layer >= 0 || param < layers.begin ? pow(o->layer_decay, above) : 1;
+    for (const tt_lr_rule *r = o->lr_rules; r && r->pattern; r++) {
+        if (!tt__match(r->pattern, name)) continue;
+        factor *= r->scale;
+        break;
+    }
+    return (float)factor;
+}
+
 /* Returns whether v is a parameter that this stage or another trains. */
 static bool tt__is_listed(const tt_tape *t, int32_t v)
 {
@@ -10360,6 +10424,7 @@ static bool tt__emit_updates(tt__updater *u)
     tt_tape *t = u->t;
     const tt_optimizer_options *o = u->o;
     const tt__optimizer *how = &tt__optimizers[o->kind];
+    const tt__layers layers = tt__find_layers(t->ctx);
     bool ok = true;
     for (int m = 0; m < 2 * u->rows && ok; m++) {
         const int32_t v = u->list[u->row[m % u->rows]];
@@ -10371,6 +10436,9 @@ static bool tt__emit_updates(tt__updater *u)
         i.random = d->random;
         i.attr.weight_decay = tt__decays(t->ctx, o, t->values[v].param) ? o->weight_decay : 0;
         i.attr.decoupled = how->decoupled;
+        const float factor = tt__lr_factor_of(t->ctx, o, layers, t->values[v].param);
+        i.attr.scaled = factor != 1;
+        if (i.attr.scaled) i.attr.scale = factor;
         how->use(o, &i.attr, NULL);
         ok = tt__append_step(t, &i, true);
     }
@@ -16750,7 +16818,7 @@ TT__ROWS_FN(adam_rows)
     float *p = TT__K(chunk_in)(&l->out[0], from, n, scratch, 1);
     float *m = TT__K(chunk_in)(&l->out[1], from, n, scratch, 2);
     float *v = TT__K(chunk_in)(&l->out[2], from, n, scratch, 3);
-    float factor = ((const float *)l->in[1].data)[1], lr = run->lr, b1 = a->beta1, b2 = a->beta2;
+    float factor = ((const float *)l->in[1].data)[1], lr = run->lr * tt__lr_factor(a), b1 = a->beta1, b2 = a->beta2;
     float step = (float)(lr / (1 - pow(b1, t))), root = (float)(1 / sqrt(1 - pow(b2, t)));
     float l2 = a->decoupled ? 0 : a->weight_decay, keep = a->decoupled ? 1 - lr * a->weight_decay : 1;
     for (; c < n; c += TT__LANES) {
@@ -16775,7 +16843,7 @@ TT__ROWS_FN(sgd_rows)
     const float *g = TT__K(chunk_in)(&l->in[0], from, n, scratch, 0);
     float *p = TT__K(chunk_in)(&l->out[0], from, n, scratch, 1);
     float *m = l->out[1].data ? TT__K(chunk_in)(&l->out[1], from, n, scratch, 2) : NULL;
-    float factor = ((const float *)l->in[1].data)[1], lr = run->lr;
+    float factor = ((const float *)l->in[1].data)[1], lr = run->lr * tt__lr_factor(a);
     for (int64_t c = 0; c < n; c += TT__LANES) {
         tt__vf P = TT__K(load_n)(p + c, n - c);
         tt__vf G = TT__K(load_n)(g + c, n - c) * factor + P * a->weight_decay;
@@ -20215,6 +20283,7 @@ tt_optimizer_options tt_optimizer_options_default(void)
     o.beta2 = 0.999f;
     o.eps = 1e-8f;
     o.weight_decay = 0.01f;
+    o.layer_decay = 1;
     return o;
 }
 
@@ -20249,6 +20318,12 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
     if (!(o->weight_decay >= 0)) tt__print(&all, "; weight_decay %g is negative", o->weight_decay);
     if (!(o->clip_norm >= 0))
         tt__print(&all, "; clip_norm %g is negative (0 means no clipping)", o->clip_norm);
+    for (const tt_lr_rule *r = o->lr_rules; r && r->pattern; r++)
+        if (!(r->scale >= 0 && isfinite(r->scale)))
+            tt__print(&all, "; the scale %g of lr_rules pattern '%.60s' is not a finite number >= 0", r->scale,
+                      r->pattern);
+    if (!(o->layer_decay > 0 && o->layer_decay <= 1))
+        tt__print(&all, "; layer_decay %g is not in (0, 1] (1 means none)", o->layer_decay);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;
 }
 
@@ -22865,6 +22940,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     kept->memory = kept->tune = NULL;
     kept->costs = NULL;
     kept->optimizer.no_decay = NULL;
+    kept->optimizer.lr_rules = NULL;
     return status == TT_OK ? tt__commit(p, job.shared) : status;
 }
 
@@ -22997,6 +23073,13 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
                   tt__shortest(u->clip_norm, n[1]), tt__shortest(u->beta1, n[2]),
                   tt__shortest(u->beta2, n[3]), tt__shortest(u->eps, n[4]),
                   tt__shortest(u->momentum, n[5]));
+    uint64_t hash = TT__HASH_BEGIN;
+    for (int k = 0; k < p->built.t->n_code; k++)
+        if (tt__is(&p->built.t->code[k], TT__WITH_RUN | TT__RMW))
+            hash = tt__attr_hash(hash, &p->built.t->code[k].attr);
+    if (o->train)
+        tt__print(&text, "no_decay, lr_rules and layer_decay with the hash %016llx\n",
+                  (unsigned long long)hash);
     if (p->settings.scales)
         tt__print(&text, "loss_scale init %s, growth %s, backoff %s, interval %d\n",
                   tt__shortest(l->init, n[0]), tt__shortest(l->growth, n[1]),

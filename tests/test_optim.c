@@ -14,6 +14,7 @@ enum { N_BIAS = 37, ROWS = 13, COLS = 331, N_WEIGHT = ROWS * COLS, STEPS = 20 };
 typedef struct reference {
     int n;
     bool decays;
+    double lr_factor;
     double p[N_WEIGHT], m[N_WEIGHT], v[N_WEIGHT], g[N_WEIGHT];
 } reference;
 
@@ -21,6 +22,7 @@ typedef struct reference {
    2. */
 static void reference_step(reference *r, const tt_optimizer_options *o, double lr, double factor, int t)
 {
+    lr *= r->lr_factor;
     double decay = r->decays ? o->weight_decay : 0, b1 = o->beta1, b2 = o->beta2;
     for (int k = 0; k < r->n; k++) {
         double g = r->g[k] * factor;
@@ -42,6 +44,8 @@ static void reference_step(reference *r, const tt_optimizer_options *o, double l
     }
 }
 
+static double lr_factors[2] = {1, 1}; /* factors on the learning rate of layer.0.bias, layer.2.weight */
+
 /* Returns the largest difference of parameters, relative to their size, over STEPS steps with changing
    targets and rates. *norm_error: that of the norm. */
 static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bool decay_weight,
@@ -54,8 +58,8 @@ static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bo
     tt_context *ctx = test_open(&a);
     int64_t dims[2][2] = {{N_BIAS, 0}, {ROWS, COLS}};
     tt_init init = {TT_INIT_NORMAL, 1.0f};
-    tt_param *p[2] = {tt_param_new(ctx, "layer.bias", 1, dims[0], init),
-                      tt_param_new(ctx, "layer.weight", 2, dims[1], init)};
+    tt_param *p[2] = {tt_param_new(ctx, "layer.0.bias", 1, dims[0], init),
+                      tt_param_new(ctx, "layer.2.weight", 2, dims[1], init)};
     tt_tape *t = tt_tape_new(ctx);
     tt_value target[2] = {tt_input(t, "bias target", TT_F32, 1, N_BIAS),
                           tt_input(t, "weight target", TT_F32, ROWS, COLS)},
@@ -70,8 +74,8 @@ static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bo
     *norm_error = 0;
     memset(&bias, 0, sizeof bias);
     memset(&weight, 0, sizeof weight);
-    bias.n = N_BIAS; bias.decays = decay_bias;
-    weight.n = N_WEIGHT; weight.decays = decay_weight;
+    bias.n = N_BIAS; bias.decays = decay_bias; bias.lr_factor = lr_factors[0];
+    weight.n = N_WEIGHT; weight.decays = decay_weight; weight.lr_factor = lr_factors[1];
     for (int k = 0; k < 2 && program; k++) {
         tt_param_get(p[k], values);
         for (int i = 0; i < both[k]->n; i++) both[k]->p[i] = values[i];
@@ -182,6 +186,37 @@ TEST(decay_rules)
     CHECK_OPTIMIZER(&o, false, true, "biases do not decay");
 }
 
+TEST(learning_rates_by_name_and_layer)
+{
+    static const tt_lr_rule first[] = {{"*.bia?", 0.25f}, {"*", 2}, {"layer.*", 9}, {NULL, 0}},
+                            none[] = {{"other", 0}, {NULL, 0}}, still[] = {{"*weight", 0}, {NULL, 0}};
+    tt_optimizer_options o = tt_optimizer_options_default();
+    CHECK(!o.lr_rules && o.layer_decay == 1);
+    o.eps = 1e-6f;
+    o.weight_decay = 0.3f;
+    for (int kind = 0; kind < 2; kind++) {
+        o.kind = kind ? TT_SGD : TT_ADAMW;
+        o.layer_decay = 1;
+        o.lr_rules = first;
+        lr_factors[0] = 0.25, lr_factors[1] = 2;
+        CHECK_OPTIMIZER(&o, false, true, "the first rule counts");
+        o.lr_rules = none;
+        lr_factors[0] = lr_factors[1] = 1;
+        CHECK_OPTIMIZER(&o, false, true, "no rule matches");
+        o.lr_rules = still;
+        lr_factors[1] = 0;
+        CHECK_OPTIMIZER(&o, false, true, "a factor of 0");
+        o.lr_rules = NULL;
+        o.layer_decay = 0.5f;
+        lr_factors[0] = 0.125, lr_factors[1] = 0.5; /* layers 0 and 2 of three */
+        CHECK_OPTIMIZER(&o, false, true, "decay from layer to layer");
+        o.lr_rules = first;
+        lr_factors[0] = 0.25 * 0.125, lr_factors[1] = 2 * 0.5;
+        CHECK_OPTIMIZER(&o, false, true, "rules and layers");
+    }
+    lr_factors[0] = lr_factors[1] = 1;
+}
+
 /* A parameter 'p' of n elements that a mean squared error pulls to the input 'target'. */
 typedef struct pulled {
     tt_tape *t;
@@ -196,6 +231,50 @@ static pulled pull(tt_context *ctx, int64_t n, tt_init_kind kind)
     x.target = tt_input(x.t, "target", TT_F32, 1, n);
     x.loss = tt_mean_squared_error(x.t, tt_param_value(x.t, x.p), x.target, tt__handle(x.t, 0));
     return x;
+}
+
+/* Factors of the names that models have, and the same bits and the same state with a factor of 1. */
+TEST(layers_of_names)
+{
+    static const struct { const char *name; int layer; } rows[] = {
+        {"bert.embeddings.word_embeddings.weight", -1}, {"bert.encoder.layer.11.output.dense.bias", 11},
+        {"h.3.ln_1.weight", 3}, {"encoder.layers.encoder_layer_7.ln_1.weight", 7}, {"7", 7}, {"w2.b", -1},
+        {"encoder.block.0.layer.1.wo", 0}, {"conv_2x.b", -1}, {"layer.12345678.w", -1}, {"a.5", 5}, {"", -1},
+        {"2d.x_4", 4}};
+    static const char *const names[] = {"wte", "h.0.w", "h.1.w", "ln_f", "1_d"};
+    static const double factors[] = {0.125, 0.25, 0.5, 1, 1};
+    for (int k = 0; k < TEST_COUNT(rows); k++) CHECK(tt__layer_of(rows[k].name) == rows[k].layer);
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    const int64_t one = 1;
+    const tt_init zeros = {TT_INIT_ZEROS, 0};
+    tt_optimizer_options o = tt_optimizer_options_default();
+    o.layer_decay = 0.5f;
+    for (int k = 0; k < TEST_COUNT(names); k++) CHECK(tt_param_new(ctx, names[k], 1, &one, zeros) != NULL);
+    const tt__layers layers = tt__find_layers(ctx);
+    for (int k = 0; k < TEST_COUNT(names); k++)
+        CHECK(tt__lr_factor_of(ctx, &o, layers, k) == (float)factors[k]);
+    TEST_CLOSE(ctx, &a);
+
+    static const tt_lr_rule unchanged[] = {{"*", 1}, {NULL, 0}}, changed[] = {{"p", 0.5f}, {NULL, 0}};
+    uint64_t hash[3];
+    float values[3][N_BIAS], targets[N_BIAS] = {1, 2, 3};
+    for (int k = 0; k < 3; k++) {
+        ctx = test_open(&a);
+        pulled x = pull(ctx, N_BIAS, TT_INIT_ONES);
+        tt_compile_options c = tt_compile_options_default();
+        if (k) c.optimizer.lr_rules = k == 1 ? unchanged : changed;
+        tt_program *program = tt_compile(x.t, x.loss, &c);
+        REQUIRE(program != NULL);
+        hash[k] = tt__program_hash(program);
+        CHECK(tt_set(program, x.target, targets, 1) == TT_OK && tt_step(program, 0.01f, NULL) == TT_OK);
+        CHECK(tt_param_get(x.p, values[k]) == TT_OK);
+        tt_program_free(program);
+        tt_tape_free(x.t);
+        TEST_CLOSE(ctx, &a);
+    }
+    CHECK(hash[0] == hash[1] && memcmp(values[0], values[1], sizeof values[0]) == 0);
+    CHECK(hash[0] != hash[2] && memcmp(values[0], values[2], sizeof values[0]) != 0);
 }
 
 /* Adam's first step moves every element by lr, whatever the size of its gradient, if the bias is
@@ -328,11 +407,15 @@ TEST(contradictory_options_are_refused_together)
     c.optimizer.eps = NAN;
     c.optimizer.weight_decay = -1;
     c.optimizer.clip_norm = -2;
+    c.optimizer.layer_decay = 0;
+    const tt_lr_rule bad[] = {{"p", 1}, {"*.bias", -1}, {NULL, 0}};
+    c.optimizer.lr_rules = bad;
     CHECK(!tt_compile(x.t, x.loss, &c));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
                 "optimizer options: beta1 1 is not in [0, 1); beta2 -0.1 is not in [0, 1); eps ");
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
-                "; weight_decay -1 is negative; clip_norm -2 is negative (0 means no clipping)");
+                "; weight_decay -1 is negative; clip_norm -2 is negative (0 means no clipping); the scale -1 of "
+                "lr_rules pattern '*.bias' is not a finite number >= 0; layer_decay 0 is not in (0, 1]");
     c.optimizer = tt_optimizer_options_default();
     c.optimizer.kind = TT_SGD;
     c.optimizer.nesterov = true;
@@ -988,7 +1071,8 @@ TEST(schedules)
 }
 
 static const test_case tests[] = {
-    TEST_CASE(sgd), TEST_CASE(adam), TEST_CASE(decay_rules), TEST_CASE(bias_correction),
+    TEST_CASE(sgd), TEST_CASE(adam), TEST_CASE(decay_rules), TEST_CASE(learning_rates_by_name_and_layer),
+    TEST_CASE(layers_of_names), TEST_CASE(bias_correction),
     TEST_CASE(stochastic_rounding_moves_bf16_weights), TEST_CASE(micro_batches_equal_one_batch),
     TEST_CASE(contradictory_options_are_refused_together), TEST_CASE(loss_scale_falls_and_grows),
     TEST_CASE(loss_scale_grows_where_nothing_overflows), TEST_CASE(loss_scale_leaves_true_gradients),

@@ -17,6 +17,9 @@
 typedef enum tt_optimizer_kind { TT__OPTIMIZERS(TT__KIND) } tt_optimizer_kind;
 #undef TT__KIND
 
+/* A factor on the learning rate of the parameters whose names match a pattern, as in tt_param_freeze. */
+typedef struct tt_lr_rule { const char *pattern; float scale; } tt_lr_rule;
+
 typedef struct tt_optimizer_options {
     tt_optimizer_kind kind;         /* Set it to choose the optimizer; default TT_ADAMW (Loshchilov, Hutter
                                        2019) */
@@ -27,6 +30,16 @@ typedef struct tt_optimizer_options {
                                        decay to the gradient; in ADAMW it is decoupled */
     const char *const *no_decay;    /* Set it to name patterns of parameters without decay, ended by NULL;
                                        default: 1-D parameters (biases, norms). An empty list decays all */
+    /* Set it to rules for the learning rates of parameters, ended by a NULL pattern; default NULL. The first rule
+       that matches a parameter's name gives its factor, >= 0; without a match it is 1. The factor also applies
+       to the decoupled decay, as in PyTorch's parameter groups. */
+    const tt_lr_rule *lr_rules;
+    /* Set it to lower learning rates layer by layer from the output to the input, 0 < layer_decay <= 1; default
+       1 (Clark et al., "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first number in
+       a parameter's name that is a part between dots or ends such a part after '_': 3 in "encoder.layer.3.bias".
+       With L layers, layer k has the factor layer_decay^(L - k); parameters made before those of layers, such as
+       embeddings, layer_decay^(L + 1); all others 1. Factors of lr_rules multiply it. */
+    float layer_decay;
     float clip_norm;                /* Set it to limit the global norm of the gradient; default 0: no limit */
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);

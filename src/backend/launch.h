@@ -65,7 +65,8 @@ typedef enum tt__act {
     X(bool, nesterov)     /* SGD */ \
     X(int, ignore_index)  /* CROSS_ENTROPY */ \
     X(bool, by_class)     /* CROSS_ENTROPY: weights belong to classes, not to rows */ \
-    X(float, scale)       /* SCALE, ATTENTION; FILL: the value; ROTARY: -1 turns back */ \
+    X(float, scale)       /* SCALE, ATTENTION; FILL: the value; ROTARY: -1 turns back; SGD, ADAM: scaled */ \
+    X(bool, scaled)       /* SGD, ADAM: the learning rate is multiplied by `scale` */ \
     X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
     X(float, dropout)     /* DROPOUT, ATTENTION */ \
     X(float, eps)         /* LAYERNORM, RMSNORM, ADAM */ \
@@ -87,6 +88,9 @@ typedef struct tt__attr {
     int max_length; /* ATTENTION: no sequence is longer, by the caller's promise; 0: no promise. Programs that
                        load the same state may differ in it */
 } tt__attr;
+/* Returns the factor of an optimizer's instruction on the learning rate. */
+static inline float tt__lr_factor(const tt__attr *a) { return a->scaled ? a->scale : 1; }
+
 typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 12 * sizeof(float) ? 1 : -1];
 typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(float) ? 1 : -1];
 

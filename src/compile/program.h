@@ -242,6 +242,7 @@ tt_optimizer_options tt_optimizer_options_default(void)
     o.beta2 = 0.999f;
     o.eps = 1e-8f;
     o.weight_decay = 0.01f;
+    o.layer_decay = 1;
     return o;
 }
 
@@ -276,6 +277,12 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
     if (!(o->weight_decay >= 0)) tt__print(&all, "; weight_decay %g is negative", o->weight_decay);
     if (!(o->clip_norm >= 0))
         tt__print(&all, "; clip_norm %g is negative (0 means no clipping)", o->clip_norm);
+    for (const tt_lr_rule *r = o->lr_rules; r && r->pattern; r++)
+        if (!(r->scale >= 0 && isfinite(r->scale)))
+            tt__print(&all, "; the scale %g of lr_rules pattern '%.60s' is not a finite number >= 0", r->scale,
+                      r->pattern);
+    if (!(o->layer_decay > 0 && o->layer_decay <= 1))
+        tt__print(&all, "; layer_decay %g is not in (0, 1] (1 means none)", o->layer_decay);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;
 }
 

@@ -32,6 +32,53 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
     return true;
 }
 
+/* Returns the number of the layer that a parameter's name has; -1: none. The number is the first that is a part
+   of the name between dots, or ends such a part after '_'. */
+static int tt__layer_of(const char *name)
+{
+    enum { MOST_DIGITS = 6 };
+    for (const char *c = name; *c; c++) {
+        const size_t digits = strspn(c, "0123456789");
+        const bool begins = c == name || c[-1] == '.' || c[-1] == '_';
+        const bool ends = !c[digits] || c[digits] == '.';
+        if (digits && digits <= MOST_DIGITS && begins && ends) return atoi(c);
+        if (digits) c += digits - 1;
+    }
+    return -1;
+}
+
+/* The layers of a context's parameters. */
+typedef struct tt__layers {
+    int count;      /* one more than the largest number of a layer */
+    int begin;      /* index of the first parameter of a layer; without layers 0 */
+} tt__layers;
+
+static tt__layers tt__find_layers(const tt_context *ctx)
+{
+    tt__layers layers = {0, 0};
+    for (int k = 0; k < ctx->n_params; k++) {
+        const int layer = tt__layer_of(ctx->params[k]->name);
+        if (layer >= 0 && !layers.count) layers.begin = k;
+        layers.count = (int)tt__max(layers.count, layer + 1);
+    }
+    return layers;
+}
+
+/* Returns the factor on the learning rate of a parameter, by the optimizer's options. */
+static float tt__lr_factor_of(const tt_context *ctx, const tt_optimizer_options *o, tt__layers layers,
+                              int param)
+{
+    const char *name = ctx->params[param]->name;
+    const int layer = tt__layer_of(name), above = layer >= 0 ? layers.count - layer : layers.count + 1;
+    double factor = layer >= 0 || param < layers.begin ? pow(o->layer_decay, above) : 1;
+    for (const tt_lr_rule *r = o->lr_rules; r && r->pattern; r++) {
+        if (!tt__match(r->pattern, name)) continue;
+        factor *= r->scale;
+        break;
+    }
+    return (float)factor;
+}
+
 /* Returns whether v is a parameter that this stage or another trains. */
 static bool tt__is_listed(const tt_tape *t, int32_t v)
 {
@@ -283,6 +330,7 @@ static bool tt__emit_updates(tt__updater *u)
     tt_tape *t = u->t;
     const tt_optimizer_options *o = u->o;
     const tt__optimizer *how = &tt__optimizers[o->kind];
+    const tt__layers layers = tt__find_layers(t->ctx);
     bool ok = true;
     for (int m = 0; m < 2 * u->rows && ok; m++) {
         const int32_t v = u->list[u->row[m % u->rows]];
@@ -294,6 +342,9 @@ static bool tt__emit_updates(tt__updater *u)
         i.random = d->random;
         i.attr.weight_decay = tt__decays(t->ctx, o, t->values[v].param) ? o->weight_decay : 0;
         i.attr.decoupled = how->decoupled;
+        const float factor = tt__lr_factor_of(t->ctx, o, layers, t->values[v].param);
+        i.attr.scaled = factor != 1;
+        if (i.attr.scaled) i.attr.scale = factor;
         how->use(o, &i.attr, NULL);
         ok = tt__append_step(t, &i, true);
     }

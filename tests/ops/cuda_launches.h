@@ -268,6 +268,8 @@ TEST(cuda_kernels_of_each_dtype)
         i.attr.eps = 1e-8f;
         i.attr.weight_decay = 0.01f;
         i.attr.decoupled = true;
+        i.attr.scaled = t % 2;
+        i.attr.scale = 0.5f;
         l.in[0] = some(norm[t][0], ROWS_, 1000, -1, 1, &s);
         l.in[1] = some(TT_F32, 1, 2, 1, 1, &s);
         for (int k = 0; k < 3; k++) l.out[k] = some(norm[t][1], ROWS_, 1000, k == 2 ? 0.1f : -1, 1, &s);

@@ -235,7 +235,7 @@ TT__ROWS_FN(adam_rows)
     float *p = TT__K(chunk_in)(&l->out[0], from, n, scratch, 1);
     float *m = TT__K(chunk_in)(&l->out[1], from, n, scratch, 2);
     float *v = TT__K(chunk_in)(&l->out[2], from, n, scratch, 3);
-    float factor = ((const float *)l->in[1].data)[1], lr = run->lr, b1 = a->beta1, b2 = a->beta2;
+    float factor = ((const float *)l->in[1].data)[1], lr = run->lr * tt__lr_factor(a), b1 = a->beta1, b2 = a->beta2;
     float step = (float)(lr / (1 - pow(b1, t))), root = (float)(1 / sqrt(1 - pow(b2, t)));
     float l2 = a->decoupled ? 0 : a->weight_decay, keep = a->decoupled ? 1 - lr * a->weight_decay : 1;
     for (; c < n; c += TT__LANES) {
@@ -260,7 +260,7 @@ TT__ROWS_FN(sgd_rows)
     const float *g = TT__K(chunk_in)(&l->in[0], from, n, scratch, 0);
     float *p = TT__K(chunk_in)(&l->out[0], from, n, scratch, 1);
     float *m = l->out[1].data ? TT__K(chunk_in)(&l->out[1], from, n, scratch, 2) : NULL;
-    float factor = ((const float *)l->in[1].data)[1], lr = run->lr;
+    float factor = ((const float *)l->in[1].data)[1], lr = run->lr * tt__lr_factor(a);
     for (int64_t c = 0; c < n; c += TT__LANES) {
         tt__vf P = TT__K(load_n)(p + c, n - c);
         tt__vf G = TT__K(load_n)(g + c, n - c) * factor + P * a->weight_decay;
