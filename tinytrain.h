@@ -2103,6 +2103,8 @@ typedef struct tt_progress {
     double best, best_loss;       /* best validation so far: the number that decides which is best, and the
                                      loss */
     uint64_t best_by;             /* hash of the name of that number; 0: none */
+    int64_t validated, worse;     /* steps of all epochs, skipped ones included, before the last validation;
+                                     validations since the best one */
     uint64_t classes, data;       /* hashes of the class names and of the examples, see tt_fit; 0: none */
 } tt_progress;
 
@@ -2123,8 +2125,10 @@ typedef struct tt_fit_event {
     double of_peak;                /* FLOP/s of matrix products and attention as a fraction of
                                       tt_measured_peak; 0: unknown */
     double seconds_left;           /* seconds left of all epochs, without validation */
-    const tt_stats *validation;    /* after the last step of an epoch; else NULL */
+    const tt_stats *validation;    /* set after a validation: at the end of an epoch, and after each
+                                      validate_steps; else NULL */
     bool best;                     /* this validation is the best so far, and `keep` has been called */
+    int64_t worse, patience;       /* validations since the best one; tt_fit_options.patience */
 } tt_fit_event;
 
 /* Writes an event as one line for a progress display, without a newline. If capacity has no room for the
@@ -2140,16 +2144,21 @@ typedef struct tt_fit_options {
                                       holds a state is refused */
     double save_seconds;           /* Set it to change how many seconds pass between saves within an epoch;
                                       the state is also saved after each epoch; default 300 */
+    int64_t validate_steps;        /* Set it to validate and save after each so many steps as well, counted over
+                                      all epochs; without validation the run only saves; default 0: at the end
+                                      of an epoch */
+    int64_t patience;              /* Set it to end the run after so many validations in a row that were not
+                                      better than the best; needs validation; default 0: never */
     const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
                                       current step or batch of validation; a signal handler may set the
                                       variable (sig_atomic_t); default NULL */
     const char *best_by;           /* Set it to choose how validations are compared: "loss", or the model's
                                       metric by name, ties by loss; default NULL: the metric, or else the
                                       loss */
-    /* Set it to save the model when it is the best so far; default NULL. It is called after an epoch whose
-       validation is the best so far, or, without validation, after every epoch. The folder then holds a
+    /* Set it to save the model when it is the best so far; default NULL. It is called after a validation that
+       is the best so far, or, without validation, after every epoch. The folder then holds a
        state, so a run that is killed inside `keep` can be resumed. tt_fit ends with `keep`'s status if it
-       fails, and a resumed run calls `keep` a second time for this epoch. */
+       fails, and a resumed run calls `keep` a second time after this validation. */
     tt_status (*keep)(void *user);
     /* Set it to receive an event after each step and each validation; default NULL. */
     void (*report)(void *user, const tt_fit_event *event);
@@ -2158,7 +2167,7 @@ typedef struct tt_fit_options {
 tt_fit_options tt_fit_options_default(void);
 
 /* Trains for some epochs of `train`, each followed by an evaluation on `validation` (NULL: none). *finished
-   is true if all epochs are done. Otherwise the run was stopped or failed, and the state after the last whole
+   is true if all epochs are done or `patience` has ended the run. Otherwise the run was stopped or failed, and the state after the last whole
    step is saved, from which a run resumes bit for bit. Saving can fail as well: tt_trainer_saved_steps says
    from which step a resumed run would continue.
    A step that has no target, or whose loss or gradient is not finite, updates nothing: it is skipped and
@@ -26316,7 +26325,7 @@ static uint64_t tt__program_hash(const tt_program *p)
     return tt__updates_hash(p, hash);
 }
 
-enum { TT__STATE_VERSION = 5 };
+enum { TT__STATE_VERSION = 6 };
 #define TT__MOST_STEPS ((int64_t)1 << 62) /* max number of steps in a state: later steps cannot overflow */
 
 /* The header of a saved state: numbers of 8 bytes each, stored as the I64 tensor "tinytrain.run". A program
@@ -40449,6 +40458,9 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
         tt__print(&text, "  validation: loss %.4f", e->validation->loss);
         if (e->metric_name) tt__print(&text, ", %s %.4f", e->metric_name, e->metric);
         tt__print(&text, "%s", e->best ? ", kept" : "");
+        if (e->patience && e->worse)
+            tt__print(&text, ", %lld of %lld in a row that are no better", (long long)e->worse,
+                      (long long)e->patience);
         return text.length;
     }
     const size_t whole = tt__fit_columns(e, BAR, FIELDS, to, capacity);
@@ -40463,6 +40475,15 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
 static bool tt__fit_stopped(const tt__fit_run *f)
 {
     return f->r->ctx->net ? f->stopped : f->o.stop && *f->o.stop;
+}
+
+/* Returns the steps of all epochs so far, skipped ones included. */
+static int64_t tt__fit_total(const tt__fit_run *f) { return f->p.epoch * f->steps + f->p.step; }
+
+/* Returns whether all epochs are done, or the last validations were no better than one before. */
+static bool tt__fit_is_over(const tt__fit_run *f)
+{
+    return f->p.epoch >= f->o.epochs || (f->o.patience && f->p.worse >= f->o.patience);
 }
 
 /* Makes all processes agree: all stop if one of them is asked to stop, and all save if process 0 wants to
@@ -40561,7 +40582,7 @@ static tt_status tt__fit_metrics(tt__fit_run *f, const tt_stats *s, bool validat
 }
 
 /* Reads the metrics of the run to resume, without the lines that are newer than the state: keeps all lines of
-   completed epochs and, of the current epoch, those of the steps that the state includes. */
+   completed epochs and, of the current epoch, those of the steps and validations that the state includes. */
 static tt_status tt__fit_read_metrics(tt__fit_run *f)
 {
     char path[TT__PATH];
@@ -40582,8 +40603,12 @@ static tt_status tt__fit_read_metrics(tt__fit_run *f)
     for (; status == TT_OK && (end = strchr(line, '\n')) != NULL; line = end + 1) {
         size_t n = (size_t)(end + 1 - line);
         if (!tt__fit_read_line(f, line, n, &point)) continue;
-        bool over = point.epoch <= f->p.epoch, at_hand = point.epoch == f->p.epoch + 1 && !point.validation;
-        if (over || (at_hand && steps++ < f->p.step)) status = tt__fit_line(f, line, n);
+        bool keeps = point.epoch <= f->p.epoch;
+        if (point.epoch == f->p.epoch + 1) {
+            if (!point.validation) keeps = steps++ < f->p.step;
+            else keeps = steps <= f->p.step && f->p.epoch * f->steps + steps <= f->p.validated;
+        }
+        if (keeps) status = tt__fit_line(f, line, n);
     }
     tt__file_close(f->r->ctx, &file);
     return status;
@@ -40934,7 +40959,7 @@ static void tt__fit_report(const tt__fit_run *f, const tt_stats *validation, boo
     memset(&e, 0, sizeof e);
     memset(&epoch, 0, sizeof epoch);
     double seconds = tt__seconds() - f->started;
-    int64_t done = f->p.epoch * f->steps + f->p.step;
+    int64_t done = tt__fit_total(f);
     epoch.loss = f->p.targets > 0 ? f->p.loss_sum / f->p.targets : 0;
     epoch.targets = f->p.targets;
     epoch.correct = f->p.correct;
@@ -40954,6 +40979,8 @@ static void tt__fit_report(const tt__fit_run *f, const tt_stats *validation, boo
     e.seconds_left = each * (double)(f->o.epochs * f->steps - done);
     e.validation = validation;
     e.best = best;
+    e.worse = f->p.worse;
+    e.patience = f->o.patience;
     f->o.report(f->o.user, &e);
 }
 
@@ -41043,7 +41070,90 @@ static tt_status tt__fit_last_step(tt__fit_run *f)
     return status;
 }
 
-/* Trains from step f->p.step to the end of the epoch, or until the run is stopped. As a device may run a step
+/* Returns whether a validation with this value of the metric and this loss is better than the best so far. */
+static bool tt__fit_better(const tt__fit_run *f, double value, double loss)
+{
+    const bool lower = !f->best_by_metric || f->metric.lower_is_better;
+    if (value == f->p.best) return loss < f->p.best_loss;
+    return lower ? value < f->p.best : value > f->p.best;
+}
+
+/* Validates, keeps the best model, ends the epoch if `ends`, and saves the state. */
+static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
+{
+    tt_stats s;
+    tt_context *ctx = f->r->ctx;
+    double began = tt__seconds(), items = 0;
+    const volatile int *stop = ctx->net ? NULL : f->o.stop;
+    bool save = false;
+    tt_status status = f->validation ? tt__evaluate_source(f->r, f->validation, stop, &s, &items, NULL)
+        : TT_OK;
+    if (ctx->net) status = tt__fit_agree(f, status, &save);
+    if (status != TT_OK || tt__fit_stopped(f)) return status;
+    /* If the last steps were not finite, either just these steps failed or the weights have diverged. */
+    const bool blew_up = f->validation ? !isfinite(s.loss) : tt__fit_has_diverged(f) || f->in_row == f->steps;
+    const bool judges = f->validation || ends;
+    if (f->not_finite && blew_up && judges) return tt__fit_stuck(f);
+    if (judges) f->not_finite = 0;
+    double loss = f->validation && isfinite(s.loss) ? s.loss : INFINITY, value = loss;
+    if (f->validation && f->best_by_metric) value = f->metric.of(&s);
+    bool best = f->validation ? tt__fit_better(f, value, loss) : ends;
+    const bool any = best || isfinite(f->p.best) || isfinite(f->p.best_loss);
+    if (f->validation && !(isfinite(s.loss) && isfinite(value)))
+        tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld: the validation's %s is not finite%s",
+                (long long)f->p.epoch + 1, isfinite(s.loss) ? f->metric.name : "loss",
+                any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before: none was kept");
+    if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
+    if (best && f->o.keep) {
+        /* Saves a state first: in a folder with a model but no state, a run could not be resumed, and a
+           caller who protects models from being overwritten could not start a new run either. */
+        if (status == TT_OK && !f->has_state) status = tt__fit_save(f);
+        if (status == TT_OK) {
+            ctx->error[0] = 0;
+            status = tt__returned(ctx, f->o.keep(f->o.user), "keep", f->p.epoch, f->p.step - 1);
+            status = tt__agree(ctx, "keep", status, NULL, 0);
+        }
+    }
+    if (status != TT_OK) return status; /* f->p.best is unchanged: a resumed run validates again */
+    if (best && f->validation) {
+        f->p.best = value;
+        f->p.best_loss = loss;
+    }
+    f->p.validated = tt__fit_total(f);
+    f->p.worse = best ? 0 : f->p.worse + (f->validation != NULL);
+    if (f->validation) tt__fit_report(f, &s, best);
+    if (ends) {
+        f->p.epoch++;
+        f->p.step = 0;
+        f->p.loss_sum = f->p.targets = f->p.correct = 0;
+    }
+    status = tt__fit_save(f);
+    f->started += tt__seconds() - began;
+    return status;
+}
+
+/* Returns whether the run validates within the epoch, before the next step. */
+static bool tt__fit_is_due(const tt__fit_run *f)
+{
+    const int64_t pending = f->last.any, step = f->p.step + pending, total = tt__fit_total(f) + pending;
+    return f->o.validate_steps && step > 0 && step < f->steps && total % f->o.validate_steps == 0 &&
+           total != f->p.validated;
+}
+
+/* Validates within an epoch, and returns to the next step of its source. */
+static tt_status tt__fit_pause(tt__fit_run *f)
+{
+    tt_status status = tt__fit_last_step(f);
+    if (status == TT_OK) status = tt__fit_validate(f, false);
+    if (status == TT_OK && f->validation && f->validation->self == f->train->self) {
+        tt__deal(f->r, f->train, true);
+        status = tt__from_source(f->r->ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
+    }
+    f->began = tt__seconds();
+    return status;
+}
+
+/* Trains from step f->p.step to the end of the epoch, or until the run is stopped or over. As a device may run a step
    while the host makes the next batch, a step is counted only after the next step has begun. */
 static tt_status tt__fit_epoch(tt__fit_run *f)
 {
@@ -41057,6 +41167,11 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
     f->began = tt__seconds();
     f->last.any = false;
     while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* whole steps */
+        if (!tt__trainer_within_step(f->r) && tt__fit_is_due(f)) {
+            status = tt__fit_pause(f);
+            if (status != TT_OK || tt__fit_is_over(f)) break;
+            continue; /* the validation may have been stopped */
+        }
         const float lr = tt_trainer_lr(f->r);
         const int64_t reads = f->r->train->reads;
         status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step + f->last.any, &b, &more);
@@ -41106,63 +41221,6 @@ static tt_status tt__fit_epoch(tt__fit_run *f)
                 "tt_source.steps = %lld", epoch, steps, (long long)f->steps);
     }
     if (status != TT_OK) tt__trainer_discard_step(f->r); /* the complete steps can then be saved */
-    return status;
-}
-
-/* Returns whether a validation with this value of the metric and this loss is better than the best so far. */
-static bool tt__fit_better(const tt__fit_run *f, double value, double loss)
-{
-    const bool lower = !f->best_by_metric || f->metric.lower_is_better;
-    if (value == f->p.best) return loss < f->p.best_loss;
-    return lower ? value < f->p.best : value > f->p.best;
-}
-
-/* Ends an epoch: validates, keeps the best model, and saves the state. */
-static tt_status tt__fit_validate(tt__fit_run *f)
-{
-    tt_stats s;
-    tt_context *ctx = f->r->ctx;
-    double began = tt__seconds(), items = 0;
-    const volatile int *stop = ctx->net ? NULL : f->o.stop;
-    bool save = false;
-    tt_status status = f->validation ? tt__evaluate_source(f->r, f->validation, stop, &s, &items, NULL)
-        : TT_OK;
-    if (ctx->net) status = tt__fit_agree(f, status, &save);
-    if (status != TT_OK || tt__fit_stopped(f)) return status;
-    /* If the last steps were not finite, either just these steps failed or the weights have diverged. */
-    const bool blew_up = f->validation ? !isfinite(s.loss) : tt__fit_has_diverged(f) || f->in_row == f->steps;
-    if (f->not_finite && blew_up) return tt__fit_stuck(f);
-    f->not_finite = 0;
-    double loss = f->validation && isfinite(s.loss) ? s.loss : INFINITY, value = loss;
-    if (f->validation && f->best_by_metric) value = f->metric.of(&s);
-    bool best = !f->validation || tt__fit_better(f, value, loss);
-    const bool any = best || isfinite(f->p.best) || isfinite(f->p.best_loss);
-    if (f->validation && !(isfinite(s.loss) && isfinite(value)))
-        tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld: the validation's %s is not finite%s",
-                (long long)f->p.epoch + 1, isfinite(s.loss) ? f->metric.name : "loss",
-                any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before: none was kept");
-    if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
-    if (best && f->o.keep) {
-        /* Saves a state first: in a folder with a model but no state, a run could not be resumed, and a
-           caller who protects models from being overwritten could not start a new run either. */
-        if (status == TT_OK && !f->has_state) status = tt__fit_save(f);
-        if (status == TT_OK) {
-            ctx->error[0] = 0;
-            status = tt__returned(ctx, f->o.keep(f->o.user), "keep", f->p.epoch, f->p.step - 1);
-            status = tt__agree(ctx, "keep", status, NULL, 0);
-        }
-    }
-    if (status != TT_OK) return status; /* f->p.best is unchanged: a resumed run validates again */
-    if (best && f->validation) {
-        f->p.best = value;
-        f->p.best_loss = loss;
-    }
-    if (f->validation) tt__fit_report(f, &s, best);
-    f->p.epoch++;
-    f->p.step = 0;
-    f->p.loss_sum = f->p.targets = f->p.correct = 0;
-    status = tt__fit_save(f);
-    f->started += tt__seconds() - began;
     return status;
 }
 
@@ -41317,6 +41375,12 @@ static tt_status tt__fit_begin(tt__fit_run *f)
                         "trainer with accumulate = true");
     if (f->o.epochs < 1 || f->o.epochs > TT__MOST_STEPS / f->steps)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld", (long long)f->o.epochs);
+    if (f->o.validate_steps < 0 || f->o.patience < 0)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: validate_steps is %lld and patience %lld: neither may be "
+                        "negative", (long long)f->o.validate_steps, (long long)f->o.patience);
+    if (f->o.patience && !f->validation)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: patience %lld counts validations, and `validation` is "
+                        "NULL", (long long)f->o.patience);
     if (f->o.best_by && strcmp(f->o.best_by, "loss") != 0 &&
         !(f->metric.name && strcmp(f->o.best_by, f->metric.name) == 0))
         return tt__fail(ctx, TT_ERR_ARGUMENT,
@@ -41356,7 +41420,7 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     }
     f->p.data = f->train->hash ? f->train->hash(f->train->self) : 0;
     if (f->o.resume) status = tt__fit_resume(f);
-    if (status == TT_OK && f->p.epoch < f->o.epochs) status = tt__fit_disk(f);
+    if (status == TT_OK && !tt__fit_is_over(f)) status = tt__fit_disk(f);
     return status == TT_OK ? tt__fit_save_metrics(f) : status; /* fails early if the folder is read-only */
 }
 
@@ -41383,19 +41447,21 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     if (ctx->net && status == TT_OK) {
         tt__source_lines(train, "to train on", &text);
         tt__source_lines(validation, "to validate on", &text);
-        tt__print(&text, "epochs %lld of %lld steps\nvalidation of %lld steps\n", (long long)f->o.epochs,
-                  (long long)f->steps, (long long)(validation ? validation->steps : 0));
+        tt__print(&text, "epochs %lld of %lld steps\nvalidation of %lld steps\nvalidate_steps %lld, patience "
+                  "%lld\n", (long long)f->o.epochs, (long long)f->steps,
+                  (long long)(validation ? validation->steps : 0), (long long)f->o.validate_steps,
+                  (long long)f->o.patience);
     }
     status = tt__agree_lines(ctx, "tt_fit", status, lines);
     bool began = status == TT_OK;
     f->peak = began && strcmp(tt_program_plan(r->train).device, "cpu") == 0 ? tt_measured_peak(ctx) : 0;
-    f->first_step = began ? f->p.epoch * f->steps + f->p.step : 0;
+    f->first_step = began ? tt__fit_total(f) : 0;
     f->started = f->saved = tt__seconds();
-    while (status == TT_OK && f->p.epoch < f->o.epochs && !tt__fit_stopped(f)) {
+    while (status == TT_OK && !tt__fit_is_over(f) && !tt__fit_stopped(f)) {
         status = tt__fit_epoch(f);
-        if (status == TT_OK && !tt__fit_stopped(f)) status = tt__fit_validate(f);
+        if (status == TT_OK && !tt__fit_is_over(f) && !tt__fit_stopped(f)) status = tt__fit_validate(f, true);
     }
-    bool done = status == TT_OK && f->p.epoch == f->o.epochs;
+    bool done = status == TT_OK && tt__fit_is_over(f);
     const bool can_save = !ctx->net || !tt__net_has_failed(ctx->net), blown_up = f->not_finite > 0;
     if (began && status == TT_ERR_NUMERIC && blown_up && can_save) tt__fit_give_up(f);
     else if (began && !done && can_save && tt__fit_has_steps(f) && !tt__trainer_within_step(r)) {

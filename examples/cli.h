@@ -470,7 +470,7 @@ static inline void show_progress(void *user, const tt_fit_event *e)
     static double shown;
     struct timespec t;
     char line[256];
-    bool terminal = isatty(STDOUT_FILENO) != 0, last = e->step == e->steps,
+    bool terminal = isatty(STDOUT_FILENO) != 0, last = e->step == e->steps || e->validation,
          rewrite = terminal && !e->validation;
     (void)user;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -549,6 +549,7 @@ typedef struct cli_training {
     const char *zero, *memory, *tune, *out;
     const char *data, *model; /* each program defines its own flags for these and --batch, --epochs, --lr */
     const char *best_by, *class_weights, *predict; /* of programs that train classifiers; else NULL */
+    int validate_every, patience;
     int seed, threads, batch, accumulate, epochs, train, test; /* train, test: of classifiers */
     double timeout, lr, warmup, decay, layer_decay, clip, dropout, label_smoothing;
     size_t budget;
@@ -641,6 +642,10 @@ typedef struct cli_training {
      .help = "measure the device's rates first, in about a second: what says budget is chosen by them, and " \
      "the plan tells the seconds of a step"}, \
     {"--threads", "N", CLI_INTEGER, &(run).threads, .help = "threads (0: all cores)", .max = 256}, \
+    {"--validate-every", "N", CLI_INTEGER, &(run).validate_every, \
+     .help = "validate and save after each N steps as well (0: at the end of an epoch)", .max = 1e9}, \
+    {"--patience", "N", CLI_INTEGER, &(run).patience, \
+     .help = "end after N validations in a row that are no better (0: never)", .max = 1e9}, \
     {"--out", "DIR", CLI_TEXT, &(run).out, \
      .help = "new folder for the trained model, state, metrics.csv and loss.svg", .min = 1, .max = 1000}, \
     {"--plan", "", CLI_SWITCH, &(run).plan, \
@@ -768,6 +773,8 @@ static inline int fit(tt_context *ctx, tt_trainer *t, const tt_source *train, co
     o.resume = run->resume;
     o.stop = &stop_signal;
     o.best_by = run->best_by;
+    o.validate_steps = run->validate_every;
+    o.patience = run->patience;
     o.keep = keep;
     o.report = show_progress;
     o.user = user;

@@ -94,6 +94,8 @@ typedef struct tt_progress {
     double best, best_loss;       /* best validation so far: the number that decides which is best, and the
                                      loss */
     uint64_t best_by;             /* hash of the name of that number; 0: none */
+    int64_t validated, worse;     /* steps of all epochs, skipped ones included, before the last validation;
+                                     validations since the best one */
     uint64_t classes, data;       /* hashes of the class names and of the examples, see tt_fit; 0: none */
 } tt_progress;
 
@@ -114,8 +116,10 @@ typedef struct tt_fit_event {
     double of_peak;                /* FLOP/s of matrix products and attention as a fraction of
                                       tt_measured_peak; 0: unknown */
     double seconds_left;           /* seconds left of all epochs, without validation */
-    const tt_stats *validation;    /* after the last step of an epoch; else NULL */
+    const tt_stats *validation;    /* set after a validation: at the end of an epoch, and after each
+                                      validate_steps; else NULL */
     bool best;                     /* this validation is the best so far, and `keep` has been called */
+    int64_t worse, patience;       /* validations since the best one; tt_fit_options.patience */
 } tt_fit_event;
 
 /* Writes an event as one line for a progress display, without a newline. If capacity has no room for the
@@ -131,16 +135,21 @@ typedef struct tt_fit_options {
                                       holds a state is refused */
     double save_seconds;           /* Set it to change how many seconds pass between saves within an epoch;
                                       the state is also saved after each epoch; default 300 */
+    int64_t validate_steps;        /* Set it to validate and save after each so many steps as well, counted over
+                                      all epochs; without validation the run only saves; default 0: at the end
+                                      of an epoch */
+    int64_t patience;              /* Set it to end the run after so many validations in a row that were not
+                                      better than the best; needs validation; default 0: never */
     const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
                                       current step or batch of validation; a signal handler may set the
                                       variable (sig_atomic_t); default NULL */
     const char *best_by;           /* Set it to choose how validations are compared: "loss", or the model's
                                       metric by name, ties by loss; default NULL: the metric, or else the
                                       loss */
-    /* Set it to save the model when it is the best so far; default NULL. It is called after an epoch whose
-       validation is the best so far, or, without validation, after every epoch. The folder then holds a
+    /* Set it to save the model when it is the best so far; default NULL. It is called after a validation that
+       is the best so far, or, without validation, after every epoch. The folder then holds a
        state, so a run that is killed inside `keep` can be resumed. tt_fit ends with `keep`'s status if it
-       fails, and a resumed run calls `keep` a second time for this epoch. */
+       fails, and a resumed run calls `keep` a second time after this validation. */
     tt_status (*keep)(void *user);
     /* Set it to receive an event after each step and each validation; default NULL. */
     void (*report)(void *user, const tt_fit_event *event);
@@ -149,7 +158,7 @@ typedef struct tt_fit_options {
 tt_fit_options tt_fit_options_default(void);
 
 /* Trains for some epochs of `train`, each followed by an evaluation on `validation` (NULL: none). *finished
-   is true if all epochs are done. Otherwise the run was stopped or failed, and the state after the last whole
+   is true if all epochs are done or `patience` has ended the run. Otherwise the run was stopped or failed, and the state after the last whole
    step is saved, from which a run resumes bit for bit. Saving can fail as well: tt_trainer_saved_steps says
    from which step a resumed run would continue.
    A step that has no target, or whose loss or gradient is not finite, updates nothing: it is skipped and

@@ -9,6 +9,7 @@
 #include "../ranks/processes.h"
 #include "../ranks/groups.h"
 #include "../context/memory.h"
+#include "../context/params.h"
 #include "program.h"
 #include "settings.h"
 #include "build.h"

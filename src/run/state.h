@@ -109,7 +109,7 @@ static uint64_t tt__program_hash(const tt_program *p)
     return tt__updates_hash(p, hash);
 }
 
-enum { TT__STATE_VERSION = 5 };
+enum { TT__STATE_VERSION = 6 };
 #define TT__MOST_STEPS ((int64_t)1 << 62) /* max number of steps in a state: later steps cannot overflow */
 
 /* The header of a saved state: numbers of 8 bytes each, stored as the I64 tensor "tinytrain.run". A program
