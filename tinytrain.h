@@ -722,7 +722,10 @@ typedef struct tt_optimizer_options {
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);
 
-typedef enum tt_schedule_kind { TT_CONSTANT, TT_LINEAR, TT_COSINE } tt_schedule_kind;
+/* WSD: warmup, stable, decay (Hu et al., "MiniCPM", 2024): the learning rate stays until the last decay_steps,
+   in which it falls linearly or, as 1 - sqrt (Haegele et al., "Scaling laws and compute-optimal training beyond
+   fixed training durations", 2024), first steeply and then slowly. */
+typedef enum tt_schedule_kind { TT_CONSTANT, TT_LINEAR, TT_COSINE, TT_WSD, TT_WSD_SQRT } tt_schedule_kind;
 
 typedef struct tt_schedule {
     tt_schedule_kind kind; /* how the learning rate changes after the warm-up */
@@ -730,6 +733,11 @@ typedef struct tt_schedule {
                               a cosine */
     int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
     int64_t total_steps;   /* steps of warm-up and decay together */
+    int64_t decay_steps;   /* of WSD: last steps, in which lr falls; 1 to total_steps - warmup_steps */
+    /* If not NULL, returns the learning rate of a step instead, called with `user`; no other field is read. A
+       resumed run must be given the same function. */
+    float (*lr_at)(void *user, int64_t step);
+    void *user;
 } tt_schedule;
 float tt_schedule_lr(const tt_schedule *s, int64_t step); /* step counts from 0 */
 
@@ -2144,11 +2152,11 @@ typedef struct tt_fit_options {
                                       holds a state is refused */
     double save_seconds;           /* Set it to change how many seconds pass between saves within an epoch;
                                       the state is also saved after each epoch; default 300 */
-    int64_t validate_steps;        /* Set it to validate and save after each so many steps as well, counted over
-                                      all epochs; without validation the run only saves; default 0: at the end
-                                      of an epoch */
-    int64_t patience;              /* Set it to end the run after so many validations in a row that were not
-                                      better than the best; needs validation; default 0: never */
+    int64_t validate_steps;        /* Set it to a number of steps after which the run validates and saves, in
+                                      addition to the end of each epoch; steps of all epochs count; without
+                                      validation the run only saves; default 0 */
+    int64_t patience;              /* Set it to a number of validations in a row that are no better than the
+                                      best one, after which the run ends; needs validation; default 0: never */
     const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
                                       current step or batch of validation; a signal handler may set the
                                       variable (sig_atomic_t); default NULL */
@@ -39102,13 +39110,19 @@ struct tt_trainer {
     void *zeros; /* zeros for predictions, as many bytes as the largest input that only the loss reads has */
 };
 
+/* Names of schedules, in the order of tt_schedule_kind. */
+static const char *const tt__schedules[] = {"constant", "linear", "cosine", "wsd", "wsd-sqrt"};
+
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
 {
+    if (s->lr_at) return s->lr_at(s->user, step);
     if (step < s->warmup_steps) return (float)((double)s->lr * (double)step / (double)s->warmup_steps);
     if (s->kind == TT_CONSTANT) return s->lr;
-    double left = (double)(s->total_steps - step) / (double)tt__max(1, s->total_steps - s->warmup_steps);
+    const int64_t falls = s->kind >= TT_WSD ? s->decay_steps : s->total_steps - s->warmup_steps;
+    double left = (double)(s->total_steps - step) / (double)tt__max(1, falls);
     left = left < 0 ? 0 : left > 1 ? 1 : left;
     if (s->kind == TT_COSINE) left = 0.5 * (1 - cos(3.14159265358979323846 * left));
+    if (s->kind == TT_WSD_SQRT) left = 1 - sqrt(1 - left);
     return (float)(s->min_lr + ((double)s->lr - s->min_lr) * left);
 }
 
@@ -39141,22 +39155,32 @@ static bool tt__is_column(const char *name)
     return n > 0 && n < 32 && strspn(name, letters) == n;
 }
 
+/* Appends a sentence to *all for each error of a schedule. train: the schedule is used. */
+static void tt__check_schedule(const tt_schedule *s, bool train, tt__text_buffer *all)
+{
+    const bool decays = s->kind != TT_CONSTANT, wsd = s->kind == TT_WSD || s->kind == TT_WSD_SQRT;
+    if (s->lr_at) return;
+    if (!(s->lr >= 0) || !isfinite(s->lr)) tt__print(all, "; lr %g is not a finite number >= 0", s->lr);
+    if (!(s->min_lr >= 0) || s->min_lr > s->lr) tt__print(all, "; min_lr %g is not in [0, lr]", s->min_lr);
+    if ((unsigned)s->kind >= TT__COUNT(tt__schedules))
+        tt__print(all, "; schedule %d is unknown", (int)s->kind);
+    if (s->warmup_steps < 0) tt__print(all, "; warmup_steps is %lld", (long long)s->warmup_steps);
+    if (train && decays && s->total_steps < 1)
+        tt__print(all, "; total_steps must be set for a schedule that decays");
+    if (decays && s->total_steps >= 1 && s->warmup_steps > s->total_steps)
+        tt__print(all, "; warmup_steps %lld exceeds total_steps %lld", (long long)s->warmup_steps,
+                  (long long)s->total_steps);
+    else if (train && wsd && (s->decay_steps < 1 || s->decay_steps > s->total_steps - s->warmup_steps))
+        tt__print(all, "; decay_steps %lld of schedule wsd is not in 1 to total_steps - warmup_steps, %lld",
+                  (long long)s->decay_steps, (long long)(s->total_steps - s->warmup_steps));
+}
+
 static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)
 {
     char text[1024];
     tt__text_buffer all = {text, sizeof text, 0};
     tt__settings settings;
-    const tt_schedule *s = &o->schedule;
-    const bool decays = s->kind != TT_CONSTANT;
-    if (!(s->lr >= 0) || !isfinite(s->lr)) tt__print(&all, "; lr %g is not a finite number >= 0", s->lr);
-    if (!(s->min_lr >= 0) || s->min_lr > s->lr) tt__print(&all, "; min_lr %g is not in [0, lr]", s->min_lr);
-    if ((unsigned)s->kind > TT_COSINE) tt__print(&all, "; schedule %d is unknown", (int)s->kind);
-    if (s->warmup_steps < 0) tt__print(&all, "; warmup_steps is %lld", (long long)s->warmup_steps);
-    if (o->compile.train && decays && s->total_steps < 1)
-        tt__print(&all, "; total_steps must be set for a schedule that decays");
-    if (decays && s->total_steps >= 1 && s->warmup_steps > s->total_steps)
-        tt__print(&all, "; warmup_steps %lld exceeds total_steps %lld", (long long)s->warmup_steps,
-                  (long long)s->total_steps);
+    tt__check_schedule(&o->schedule, o->compile.train, &all);
     if (o->max_seqs < 1)
         tt__print(&all, "; max_seqs is %d: set it, for example from tt_loader_max_seqs", o->max_seqs);
     if (model->max_length && !model->same_length && o->max_tokens < o->max_seqs)
@@ -39375,12 +39399,14 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
-    static const char *const kinds[] = {"constant", "linear", "cosine"}; /* in tt_schedule_kind's order */
     char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: the trainer's own settings */
-    snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, total_steps %lld\n",
-             kinds[(unsigned)o.schedule.kind % TT__COUNT(kinds)], tt__shortest(o.schedule.lr, lr),
-             tt__shortest(o.schedule.min_lr, min), (long long)o.schedule.warmup_steps,
-             (long long)o.schedule.total_steps);
+    if (o.schedule.lr_at) snprintf(lines, sizeof lines, "schedule lr_at\n");
+    else
+        snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, decay_steps %lld, "
+                 "total_steps %lld\n", tt__schedules[(unsigned)o.schedule.kind % TT__COUNT(tt__schedules)],
+                 tt__shortest(o.schedule.lr, lr), tt__shortest(o.schedule.min_lr, min),
+                 (long long)o.schedule.warmup_steps, (long long)o.schedule.decay_steps,
+                 (long long)o.schedule.total_steps);
     uint64_t hash = 0;
     if (status == TT_OK && ctx->net) status = tt__values_hash(ctx, &hash);
     snprintf(lines + strlen(lines), sizeof lines - strlen(lines), "parameters whose values have the hash "
@@ -40311,14 +40337,16 @@ tt_status tt_program_load(tt_program *p, const char *path)
 
 typedef struct tt__state_progress { /* the tensor "tinytrain.progress" of dtype I64: each field has 8 bytes */
     tt_progress progress;
-    int64_t schedule, warmup_steps, total_steps;
+    int64_t schedule, warmup_steps, total_steps, decay_steps; /* schedule: a tt_schedule_kind; -1: lr_at */
     double lr, min_lr;
 } tt__state_progress;
 
 static tt__state_progress tt__state_progress_of(const tt_progress *p, const tt_schedule *s)
 {
-    tt__state_progress h = {*p, (int64_t)s->kind, s->warmup_steps, s->total_steps, s->lr, s->min_lr};
-    return h;
+    tt__state_progress h = {*p, (int64_t)s->kind, s->warmup_steps, s->total_steps, s->decay_steps, s->lr,
+                            s->min_lr};
+    const tt__state_progress by_function = {*p, -1, 0, 0, 0, 0, 0};
+    return s->lr_at ? by_function : h;
 }
 
 tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *progress)

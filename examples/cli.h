@@ -541,7 +541,7 @@ static inline tt_context *open_context(int seed, int threads, double timeout)
 }
 
 #define OPTIMIZERS "sgd adam adamw"          /* in the order of tt_optimizer_kind */
-#define SCHEDULES  "constant linear cosine"  /* in the order of tt_schedule_kind */
+#define SCHEDULES  "constant linear cosine wsd wsd-sqrt" /* in the order of tt_schedule_kind */
 
 /* The options of every program that trains. */
 typedef struct cli_training {
@@ -551,7 +551,7 @@ typedef struct cli_training {
     const char *best_by, *class_weights, *predict; /* of programs that train classifiers; else NULL */
     int validate_every, patience;
     int seed, threads, batch, accumulate, epochs, train, test; /* train, test: of classifiers */
-    double timeout, lr, warmup, decay, layer_decay, clip, dropout, label_smoothing;
+    double timeout, lr, warmup, decay, layer_decay, cooldown, clip, dropout, label_smoothing;
     size_t budget;
     bool plan, resume, measure, gpu; /* gpu: `device` begins with "cuda" */
     bool largest, finished; /* largest: --batch max; finished: all epochs are done */
@@ -564,7 +564,7 @@ typedef struct cli_training {
 #define CLI_TRAINING_DEFAULT \
     .out = "run", .optimizer = "adamw", .precision = "32-true", .matmul = "fp32", \
     .update = "end", .memory = "device", .tune = "off", .seed = 1, .timeout = 600, .accumulate = 1, \
-    .warmup = 0.1, .decay = 0.01, .layer_decay = 1, .clip = 1, .dropout = -1, \
+    .warmup = 0.1, .decay = 0.01, .layer_decay = 1, .cooldown = 0.2, .clip = 1, .dropout = -1, \
     .parallel = {0, 1, 1, false, false, 0, false, 1, "1f1b", 0}
 #define CLI_TRAINING_FLAGS(run) \
     {"--accumulate", "N", CLI_INTEGER, &(run).accumulate, .help = "micro-batches in a step, for each of " \
@@ -573,6 +573,9 @@ typedef struct cli_training {
      .help = "share of the steps in which the learning rate rises, before --schedule", .max = 1}, \
     {"--schedule", "NAME", CLI_CHOICE, &(run).schedule, \
      .help = "how the learning rate goes on after the warm-up", .choices = SCHEDULES}, \
+    {"--cooldown", "X", CLI_NUMBER, &(run).cooldown, \
+     .help = "with --schedule wsd and wsd-sqrt: share of the steps, the last, in which the learning rate " \
+     "falls", .max = 1}, \
     {"--optimizer", "NAME", CLI_CHOICE, &(run).optimizer, .help = "the optimizer", .choices = OPTIMIZERS}, \
     {"--decay", "X", CLI_NUMBER, &(run).decay, \
      .help = "weight decay, of all but biases, norms and class tokens", .max = 1e9}, \
@@ -725,6 +728,9 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     o.schedule.lr = (float)run->lr;
     o.schedule.total_steps = total_steps;
     o.schedule.warmup_steps = (int64_t)(run->warmup * (double)total_steps);
+    o.schedule.decay_steps = (int64_t)fmax(1, run->cooldown * (double)total_steps);
+    if (o.schedule.decay_steps > total_steps - o.schedule.warmup_steps) /* no step stays at --lr */
+        o.schedule.decay_steps = total_steps - o.schedule.warmup_steps;
     if (run->budget && !run->gpu) {
         const int ranks = run->parallel.data * run->parallel.tensor * run->parallel.pipeline;
         if (!beside_the_plan) /* measured once; later plans use the same number */

@@ -1070,6 +1070,37 @@ TEST(schedules)
     CHECK(isfinite(tt_schedule_lr(&s, 4)) && tt_schedule_lr(&s, 5) == 0);
 }
 
+static float every_third(void *user, int64_t step) { return *(float *)user * (float)(step % 3); }
+
+/* The learning rate stays until the last decay_steps, and falls linearly or as 1 - sqrt; or a function gives
+   it. */
+TEST(schedules_that_stay_and_functions)
+{
+    static const int64_t steps[] = {0, 3, 9, 10, 11, 79, 80, 81, 95, 109, 110, 111, 5000};
+    tt_schedule s;
+    memset(&s, 0, sizeof s);
+    s.lr = 2e-3f;
+    s.min_lr = 1e-4f;
+    s.warmup_steps = 10;
+    s.total_steps = 110;
+    s.decay_steps = 30;
+    for (int k = 0; k < 2; k++)
+        for (int j = 0; j < TEST_COUNT(steps); j++) {
+            const double lr = 2e-3f, low = 1e-4f, step = (double)steps[j];
+            double done = (step - 80) / 30;
+            done = done < 0 ? 0 : done > 1 ? 1 : done;
+            const double expected = step < 10 ? lr * step / 10 : low + (lr - low) * (1 - (k ? sqrt(done) : done));
+            s.kind = k ? TT_WSD_SQRT : TT_WSD;
+            CHECK_NEAR(tt_schedule_lr(&s, steps[j]), expected, 1e-9);
+            if (step >= 10 && step <= 80) CHECK(tt_schedule_lr(&s, steps[j]) == 2e-3f);
+            if (step >= 110) CHECK(tt_schedule_lr(&s, steps[j]) == 1e-4f);
+        }
+    float each = 0.25f;
+    s.lr_at = every_third;
+    s.user = &each;
+    CHECK(tt_schedule_lr(&s, 3) == 0 && tt_schedule_lr(&s, 5) == 0.5f);
+}
+
 static const test_case tests[] = {
     TEST_CASE(sgd), TEST_CASE(adam), TEST_CASE(decay_rules), TEST_CASE(learning_rates_by_name_and_layer),
     TEST_CASE(layers_of_names), TEST_CASE(bias_correction),
@@ -1080,7 +1111,7 @@ static const test_case tests[] = {
     TEST_CASE(precision_options), TEST_CASE(gradients_are_kept_after_a_step),
     TEST_CASE(before_update_reads_and_changes_gradients),
     TEST_CASE(gradients_of_several_micro_batches), TEST_CASE(kept_gradients_refuse),
-    TEST_CASE(schedules),
+    TEST_CASE(schedules), TEST_CASE(schedules_that_stay_and_functions),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

@@ -44,7 +44,10 @@ typedef struct tt_optimizer_options {
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);
 
-typedef enum tt_schedule_kind { TT_CONSTANT, TT_LINEAR, TT_COSINE } tt_schedule_kind;
+/* WSD: warmup, stable, decay (Hu et al., "MiniCPM", 2024): the learning rate stays until the last decay_steps,
+   in which it falls linearly or, as 1 - sqrt (Haegele et al., "Scaling laws and compute-optimal training beyond
+   fixed training durations", 2024), first steeply and then slowly. */
+typedef enum tt_schedule_kind { TT_CONSTANT, TT_LINEAR, TT_COSINE, TT_WSD, TT_WSD_SQRT } tt_schedule_kind;
 
 typedef struct tt_schedule {
     tt_schedule_kind kind; /* how the learning rate changes after the warm-up */
@@ -52,6 +55,11 @@ typedef struct tt_schedule {
                               a cosine */
     int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
     int64_t total_steps;   /* steps of warm-up and decay together */
+    int64_t decay_steps;   /* of WSD: last steps, in which lr falls; 1 to total_steps - warmup_steps */
+    /* If not NULL, returns the learning rate of a step instead, called with `user`; no other field is read. A
+       resumed run must be given the same function. */
+    float (*lr_at)(void *user, int64_t step);
+    void *user;
 } tt_schedule;
 float tt_schedule_lr(const tt_schedule *s, int64_t step); /* step counts from 0 */
 

@@ -135,11 +135,11 @@ typedef struct tt_fit_options {
                                       holds a state is refused */
     double save_seconds;           /* Set it to change how many seconds pass between saves within an epoch;
                                       the state is also saved after each epoch; default 300 */
-    int64_t validate_steps;        /* Set it to validate and save after each so many steps as well, counted over
-                                      all epochs; without validation the run only saves; default 0: at the end
-                                      of an epoch */
-    int64_t patience;              /* Set it to end the run after so many validations in a row that were not
-                                      better than the best; needs validation; default 0: never */
+    int64_t validate_steps;        /* Set it to a number of steps after which the run validates and saves, in
+                                      addition to the end of each epoch; steps of all epochs count; without
+                                      validation the run only saves; default 0 */
+    int64_t patience;              /* Set it to a number of validations in a row that are no better than the
+                                      best one, after which the run ends; needs validation; default 0: never */
     const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
                                       current step or batch of validation; a signal handler may set the
                                       variable (sig_atomic_t); default NULL */

@@ -41,13 +41,19 @@ struct tt_trainer {
     void *zeros; /* zeros for predictions, as many bytes as the largest input that only the loss reads has */
 };
 
+/* Names of schedules, in the order of tt_schedule_kind. */
+static const char *const tt__schedules[] = {"constant", "linear", "cosine", "wsd", "wsd-sqrt"};
+
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
 {
+    if (s->lr_at) return s->lr_at(s->user, step);
     if (step < s->warmup_steps) return (float)((double)s->lr * (double)step / (double)s->warmup_steps);
     if (s->kind == TT_CONSTANT) return s->lr;
-    double left = (double)(s->total_steps - step) / (double)tt__max(1, s->total_steps - s->warmup_steps);
+    const int64_t falls = s->kind >= TT_WSD ? s->decay_steps : s->total_steps - s->warmup_steps;
+    double left = (double)(s->total_steps - step) / (double)tt__max(1, falls);
     left = left < 0 ? 0 : left > 1 ? 1 : left;
     if (s->kind == TT_COSINE) left = 0.5 * (1 - cos(3.14159265358979323846 * left));
+    if (s->kind == TT_WSD_SQRT) left = 1 - sqrt(1 - left);
     return (float)(s->min_lr + ((double)s->lr - s->min_lr) * left);
 }
 
@@ -80,22 +86,32 @@ static bool tt__is_column(const char *name)
     return n > 0 && n < 32 && strspn(name, letters) == n;
 }
 
+/* Appends a sentence to *all for each error of a schedule. train: the schedule is used. */
+static void tt__check_schedule(const tt_schedule *s, bool train, tt__text_buffer *all)
+{
+    const bool decays = s->kind != TT_CONSTANT, wsd = s->kind == TT_WSD || s->kind == TT_WSD_SQRT;
+    if (s->lr_at) return;
+    if (!(s->lr >= 0) || !isfinite(s->lr)) tt__print(all, "; lr %g is not a finite number >= 0", s->lr);
+    if (!(s->min_lr >= 0) || s->min_lr > s->lr) tt__print(all, "; min_lr %g is not in [0, lr]", s->min_lr);
+    if ((unsigned)s->kind >= TT__COUNT(tt__schedules))
+        tt__print(all, "; schedule %d is unknown", (int)s->kind);
+    if (s->warmup_steps < 0) tt__print(all, "; warmup_steps is %lld", (long long)s->warmup_steps);
+    if (train && decays && s->total_steps < 1)
+        tt__print(all, "; total_steps must be set for a schedule that decays");
+    if (decays && s->total_steps >= 1 && s->warmup_steps > s->total_steps)
+        tt__print(all, "; warmup_steps %lld exceeds total_steps %lld", (long long)s->warmup_steps,
+                  (long long)s->total_steps);
+    else if (train && wsd && (s->decay_steps < 1 || s->decay_steps > s->total_steps - s->warmup_steps))
+        tt__print(all, "; decay_steps %lld of schedule wsd is not in 1 to total_steps - warmup_steps, %lld",
+                  (long long)s->decay_steps, (long long)(s->total_steps - s->warmup_steps));
+}
+
 static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)
 {
     char text[1024];
     tt__text_buffer all = {text, sizeof text, 0};
     tt__settings settings;
-    const tt_schedule *s = &o->schedule;
-    const bool decays = s->kind != TT_CONSTANT;
-    if (!(s->lr >= 0) || !isfinite(s->lr)) tt__print(&all, "; lr %g is not a finite number >= 0", s->lr);
-    if (!(s->min_lr >= 0) || s->min_lr > s->lr) tt__print(&all, "; min_lr %g is not in [0, lr]", s->min_lr);
-    if ((unsigned)s->kind > TT_COSINE) tt__print(&all, "; schedule %d is unknown", (int)s->kind);
-    if (s->warmup_steps < 0) tt__print(&all, "; warmup_steps is %lld", (long long)s->warmup_steps);
-    if (o->compile.train && decays && s->total_steps < 1)
-        tt__print(&all, "; total_steps must be set for a schedule that decays");
-    if (decays && s->total_steps >= 1 && s->warmup_steps > s->total_steps)
-        tt__print(&all, "; warmup_steps %lld exceeds total_steps %lld", (long long)s->warmup_steps,
-                  (long long)s->total_steps);
+    tt__check_schedule(&o->schedule, o->compile.train, &all);
     if (o->max_seqs < 1)
         tt__print(&all, "; max_seqs is %d: set it, for example from tt_loader_max_seqs", o->max_seqs);
     if (model->max_length && !model->same_length && o->max_tokens < o->max_seqs)
@@ -314,12 +330,14 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
-    static const char *const kinds[] = {"constant", "linear", "cosine"}; /* in tt_schedule_kind's order */
     char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: the trainer's own settings */
-    snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, total_steps %lld\n",
-             kinds[(unsigned)o.schedule.kind % TT__COUNT(kinds)], tt__shortest(o.schedule.lr, lr),
-             tt__shortest(o.schedule.min_lr, min), (long long)o.schedule.warmup_steps,
-             (long long)o.schedule.total_steps);
+    if (o.schedule.lr_at) snprintf(lines, sizeof lines, "schedule lr_at\n");
+    else
+        snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, decay_steps %lld, "
+                 "total_steps %lld\n", tt__schedules[(unsigned)o.schedule.kind % TT__COUNT(tt__schedules)],
+                 tt__shortest(o.schedule.lr, lr), tt__shortest(o.schedule.min_lr, min),
+                 (long long)o.schedule.warmup_steps, (long long)o.schedule.decay_steps,
+                 (long long)o.schedule.total_steps);
     uint64_t hash = 0;
     if (status == TT_OK && ctx->net) status = tt__values_hash(ctx, &hash);
     snprintf(lines + strlen(lines), sizeof lines - strlen(lines), "parameters whose values have the hash "

@@ -83,7 +83,9 @@ TEST(fit_validates_within_epochs)
     steered x;
     bool finished;
     char first[1024], copy[1024], parts[1024];
+    s.schedule.kind = TT_WSD;
     s.schedule.total_steps = 21;
+    s.schedule.decay_steps = 9;
     snprintf(first, sizeof first, "%s", test_path(test_folder(), "first"));
     snprintf(copy, sizeof copy, "%s", test_path(test_folder(), "copy"));
     CHECK(mkdir(copy, 0777) == 0);
@@ -166,6 +168,13 @@ TEST(fit_ends_early)
     o.patience = 0;
     o.validate_steps = -1;
     CHECK(tt_fit(u.r, tt_loader_source(u.l), NULL, &o, &finished) == TT_ERR_ARGUMENT && !finished);
+    tt_train_options t = train_options(&s, u.l);
+    const tt_model model = tt_bert_classifier(&u.m);
+    t.schedule.kind = TT_WSD_SQRT;
+    t.schedule.decay_steps = t.schedule.total_steps;
+    CHECK(!tt_trainer_new(v.ctx, &model, &t));
+    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "decay_steps 30 of schedule wsd is not in 1 to total_steps - "
+                "warmup_steps, 27");
     CHECK_ERROR(u.ctx, TT_ERR_ARGUMENT, "validate_steps is -1 and patience 0: neither may be negative");
     close_world(&w);
     close_world(&v);
