@@ -718,6 +718,12 @@ typedef struct tt_optimizer_options {
        With L layers, layer k has the factor layer_decay^(L - k); parameters made before those of layers, such as
        embeddings, layer_decay^(L + 1); all others 1. Factors of lr_rules multiply it. */
     float layer_decay;
+    /* Set it to keep exponential moving averages of the trained parameters as a further state of the optimizer;
+       default 0: none. In [0, 1), usually 0.99 to 0.9999. The first update copies the parameters; each later one
+       sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with get_ema_avg_fn.
+       The averages are f32, so the parameters must be: precision "32-true" or one that ends with "-mixed". A
+       saved state has them with "ema." before the names. See tt_trainer_use_ema. */
+    float ema_decay;
     float clip_norm;                /* Set it to limit the global norm of the gradient; default 0: no limit */
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);
@@ -2104,6 +2110,14 @@ tt_status tt_predict(tt_trainer *t, const tt_batch *batch, float *probabilities)
 /* Computes the `classes` probabilities of one text (cut to the model's length). */
 tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text, float *probabilities);
 
+/* Exchanges the parameters with their moving averages (tt_optimizer_options.ema_decay) if `use`, and back if
+   not. Meanwhile evaluations, predictions and a save of the model use the averages, and the trainer can neither
+   train nor save or load a state. Call it between steps. It takes memory for two copies of the largest
+   parameter. Before the first update the averages are the parameters. After an error load the last state.
+   tt_fit uses the averages by itself for each validation and in `keep`; when it ends, the parameters are those
+   of training. */
+tt_status tt_trainer_use_ema(tt_trainer *t, bool use);
+
 /* Progress of a run, stored with the state so that the caller can resume. */
 typedef struct tt_progress {
     int64_t epoch, step;          /* the next step of the shuffled data */
@@ -2305,7 +2319,7 @@ typedef enum tt__act {
     X(float, eps)         /* LAYERNORM, RMSNORM, ADAM */ \
     X(float, smoothing)   /* CROSS_ENTROPY */ \
     X(float, weight_decay) /* SGD, ADAM */ \
-    X(float, beta1)       /* ADAM; SGD: momentum */ \
+    X(float, beta1)       /* ADAM; SGD: momentum; EMA: decay */ \
     X(float, beta2)       /* ADAM */ \
     X(bool, decoupled)    /* ADAM: AdamW's decay */ \
     X(float, clip_norm)   /* CLIP */ \
@@ -2524,6 +2538,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two
         /* sums of squares, totals, [loss scale] -> (norm, factor) */ \
     X(SGD, "sgd", 2, 2, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, [momentum] */ \
     X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, m, v */ \
+    X(EMA, "ema", 2, 1, TT__RMW | TT__WITH_RUN) /* p, (norm, factor) -> average */ \
     X(LOSS_SCALE, "loss_scale", 2, 1, TT__RMW) /* (norm, factor), totals -> loss scale */ \
     X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x, from one memory to another */ \
     X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* result and operands of another stream's work */ \
@@ -4237,6 +4252,7 @@ typedef struct tt__tape_value {
     int32_t base;       /* the value whose storage this value shares; the value itself unless it is a view */
     int64_t offset;     /* elements from the start of `base` */
     int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; else -1 */
+    int state;          /* of a STATE value: number of the optimizer's state, from 1; TT__EMA: the average */
     int held;           /* 1 + the layout of a parameter that an arena holds already; 0: no arena holds it */
     bool keep;          /* the value can be read after the run */
     bool block_end;     /* recompute: the value is saved for the backward, not recomputed */
@@ -7499,7 +7515,11 @@ static int tt__use_ADAM(const tt_optimizer_options *o, tt__attr *a, tt__text_buf
     return 2;
 }
 
+/* The moving average of a parameter, beside the states of any optimizer. */
+static const tt__rules tt__rules_EMA = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__no_bytes};
+
 enum { TT__STATES = 2 }; /* max number of states that an op keeps for a parameter */
+enum { TT__EMA = TT__STATES + 1 }; /* number of the state that is the parameter's moving average */
 typedef struct tt__optimizer {
     const char *name;
     int op;
@@ -10123,7 +10143,8 @@ static tt_status tt__pass_gather(tt_tape *t)
 /* ==== src/passes/update.h */
 /* ------------------------------------------------------------------------------------------------- update */
 
-static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
+/* Makes state number `state` of a parameter, from 1. */
+static int32_t tt__new_state(tt__builder *b, int32_t param, int state, const char *what)
 {
     tt_tape *t = b->t;
     tt__shape shape = t->values[param].shape;
@@ -10132,6 +10153,7 @@ static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
     if (!tt__value_like(t, param, id)) { b->ok = false; return 0; }
     t->values[id].persistent = true;
     t->values[id].param = t->values[param].param;
+    t->values[id].state = state;
     return id;
 }
 
@@ -10231,6 +10253,7 @@ typedef struct tt__due {
     int32_t clipped;        /* the norm and the factor that the update reads */
     int32_t target, state[2]; /* what a rank updates: the parameter or its shard, and the optimizer's
                                  states */
+    int32_t average;        /* the parameter's moving average; 0: none */
     uint32_t random;
     int32_t chunks;         /* squares of each chunk of the gradient; 0: none yet */
     int next;               /* in the backward: one more than the row of the next parameter due at the same
@@ -10422,7 +10445,8 @@ static bool tt__prepare_updates(tt__updater *u)
         const bool shard = part.unit && !t->values[v].part.unit;
         d->target = shard ? tt__shard_view(t, v, &part) : v;
         if (!d->target) return false;
-        for (int k = 0; k < states; k++) d->state[k] = tt__new_state(&b, d->target, how->state[k].name);
+        for (int k = 0; k < states; k++) d->state[k] = tt__new_state(&b, d->target, k + 1, how->state[k].name);
+        if (u->o->ema_decay > 0) d->average = tt__new_state(&b, d->target, TT__EMA, "ema");
         d->clipped = t->clipped;
     }
     return b.ok;
@@ -10433,6 +10457,22 @@ static bool tt__updates_on_host(const tt_tape *t, int32_t v)
 {
     const int32_t param = t->values[v].param;
     return t->on_host && param >= 0 && t->ctx->params[param]->size >= TT__PIECES_FROM;
+}
+
+/* Appends an update for each moving average, in the order of the parameters' updates. */
+static bool tt__emit_averages(tt__updater *u)
+{
+    bool ok = true;
+    for (int m = 0; m < 2 * u->rows && ok; m++) {
+        const int32_t v = u->list[u->row[m % u->rows]];
+        const tt__due *d = &u->due[v];
+        if (!d->average || tt__updates_on_host(u->t, v) != (m >= u->rows)) continue;
+        tt__instr i = tt__instr_of(TT__OP_EMA, d->target, d->average);
+        i.in[1] = d->clipped;
+        i.attr.beta1 = u->o->ema_decay;
+        ok = tt__append_step(u->t, &i, true);
+    }
+    return ok;
 }
 
 /* Appends an update for each parameter; updates in the host's memory come last. */
@@ -10459,7 +10499,7 @@ static bool tt__emit_updates(tt__updater *u)
         how->use(o, &i.attr, NULL);
         ok = tt__append_step(t, &i, true);
     }
-    return ok;
+    return ok && tt__emit_averages(u);
 }
 
 /* ---- in the backward */
@@ -16885,6 +16925,21 @@ TT__INLINE tt_status TT__K(update)(const tt__launch *l, tt__rows_fn rows)
 TT__FN tt_status TT__K(run_ADAM)(const tt__launch *l) { return TT__K(update)(l, TT__K(adam_rows)); }
 TT__FN tt_status TT__K(run_SGD)(const tt__launch *l) { return TT__K(update)(l, TT__K(sgd_rows)); }
 
+TT__ROWS_FN(ema_rows)
+{
+    const float *p = (const float *)l->in[0].data;
+    float *average = (float *)l->out[0].data;
+    const float more = TT__RUN_OF(l)->step ? 1 - l->instr->attr.beta1 : 1; /* the first update copies p */
+    (void)scratch;
+    for (int64_t c = from; c < to; c += TT__LANES) {
+        tt__vf A = TT__K(load_n)(average + c, to - c);
+        A = more < 1 ? A + (TT__K(load_n)(p + c, to - c) - A) * more : TT__K(load_n)(p + c, to - c);
+        TT__K(store_n)(average + c, A, to - c);
+    }
+}
+
+TT__FN tt_status TT__K(run_EMA)(const tt__launch *l) { return TT__K(update)(l, TT__K(ema_rows)); }
+
 /* ==== src/ops/collectives/cpu.h */
 /* ----------------------------------------------------------------------------------------------- collectives
    Each member reads the memory of the other members. Between the phases of a collective, all members wait at
@@ -20339,6 +20394,8 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
         if (!(r->scale >= 0 && isfinite(r->scale)))
             tt__print(&all, "; the scale %g of lr_rules pattern '%.60s' is not a finite number >= 0", r->scale,
                       r->pattern);
+    if (!(o->ema_decay >= 0 && o->ema_decay < 1))
+        tt__print(&all, "; ema_decay %g is not in [0, 1) (0 means no average)", o->ema_decay);
     if (!(o->layer_decay > 0 && o->layer_decay <= 1))
         tt__print(&all, "; layer_decay %g is not in (0, 1] (1 means none)", o->layer_decay);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;
@@ -20745,6 +20802,9 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     TT__RULE(staged && !p->micros && p->schedule && strcmp(p->schedule, "gpipe") == 0, TT_ERR_ARGUMENT,
              "parallel: schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, for "
              "which it plans memory")
+    TT__RULE(o->train && o->optimizer.ema_decay > 0 && s->precision.half != TT_F32 && !s->precision.mixed, TT_ERR_UNSUPPORTED,
+             "ema_decay %g averages fp32 weights, and those of precision '%s' have 16 bits: use 32-true, "
+             "bf16-mixed or 16-mixed", o->optimizer.ema_decay, tt__precision_names[s->precision.kind])
     TT__RULE(fp8 && on_host, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'",
              kind)
     TT__RULE(fp8 && s->precision.kind == TT__32_TRUE, TT_ERR_UNSUPPORTED,
@@ -26269,13 +26329,21 @@ static void tt__discard_step(tt_program *p) { p->round = 0; }
 static bool tt__within_step(const tt_program *p) { return p->round > 0; }
 int64_t tt_program_steps(const tt_program *p) { return p->run.step; }
 
+/* Returns whether an instruction updates parameter v. */
+static bool tt__updates(const tt_tape *t, const tt__instr *i, int32_t v)
+{
+    const tt__tape_value *y = &t->values[i->out[0]];
+    return tt__is(i, TT__WITH_RUN | TT__RMW) && y->param == t->values[v].param &&
+           t->values[y->base].storage == TT__PARAMETER;
+}
+
 /* Adds the attributes of the instruction that updates parameter v to *hash. Returns false if no instruction
    of the tape updates v. */
 static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
 {
     for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
-        if (!tt__is(i, TT__WITH_RUN | TT__RMW) || t->values[i->out[0]].param != t->values[v].param) continue;
+        if (!tt__updates(t, i, v)) continue;
         *hash = tt__attr_hash(*hash, &i->attr);
         return true;
     }
@@ -26301,8 +26369,7 @@ static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
         }
         for (int k = 0; k < count && !found; k++, at = (at + next) % count) {
             const tt__instr *i = &t->code[first + at];
-            const bool it = t->values[i->out[0]].param == t->values[v].param;
-            found = it && tt__is(i, TT__WITH_RUN | TT__RMW);
+            found = tt__updates(t, i, v);
             if (found) hash = tt__attr_hash(hash, &i->attr);
         }
     }
@@ -26330,6 +26397,8 @@ static uint64_t tt__program_hash(const tt_program *p)
     const tt__attr none = tt__new_instr(0).attr;
     for (int32_t v = 1; v < p->built.t->n_values; v++)
         if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* stands for a sum of squares */
+    const float average = p->settings.options.optimizer.ema_decay;
+    if (average > 0) hash = tt__hash_on(hash, &average, sizeof average);
     return tt__updates_hash(p, hash);
 }
 
@@ -39097,6 +39166,7 @@ struct tt_trainer {
     int data;         /* number of data ranks, over which micro-batches are distributed */
     int staged;       /* number of data ranks, the first ones, that have a micro-batch for the next round */
     tt_stats so_far;  /* statistics of the step's rounds that have run, if the caller asked for them */
+    bool uses_ema;    /* the parameters hold their moving averages, and the averages hold the parameters */
     bool step_failed; /* a micro-batch failed: the other micro-batches of its step are refused */
     int64_t saved_steps; /* number of steps of the saved state; -1: no saved state */
     tt_value output;
@@ -39250,13 +39320,14 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
 enum { TT__STATE_NAME = 170 }; /* max bytes of a parameter's name in a state */
 
 /* A value that a saved state contains. state: 0: a parameter; 1 and, for Adam, 2: the optimizer's states of
-   the parameter. stage: the first pipeline stage that has the value. */
+   the parameter; TT__EMA: its moving average. stage: the first pipeline stage that has the value. */
 typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
 
 /* Fails if the name of a parameter cannot be stored in a state. */
 static tt_status tt__check_kept(const tt_param *param)
 {
     const char *name = param->name, *taken = tt__match("tinytrain.*", name) ? "tinytrain" : NULL;
+    if (tt__match("ema.*", name)) taken = "ema";
     for (int k = 0; k < TT__COUNT(tt__optimizers) * TT__STATES; k++) {
         const char *word = tt__optimizers[k / TT__STATES].state[k % TT__STATES].word;
         const size_t n = word ? strlen(word) : 0;
@@ -39281,10 +39352,10 @@ static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
     const tt_tape *t = p->stage[stage]->built.t;
-    int state = 0;
     if (!x->state) return tt__has_kept(t, x->value, TT__PARAMETER) ? x->value : 0;
     for (int32_t v = 1; v < t->n_values; v++)
-        if (tt__has_kept(t, v, TT__STATE) && t->values[v].param == x->param && ++state == x->state) return v;
+        if (tt__has_kept(t, v, TT__STATE) && t->values[v].param == x->param && t->values[v].state == x->state)
+            return v;
     return 0;
 }
 
@@ -39311,17 +39382,17 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
     const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
-    const size_t max = (size_t)((1 + TT__STATES) * p->ctx->n_params + 1);
+    const size_t max = (size_t)((1 + TT__EMA) * p->ctx->n_params + 1);
     tt__kept *kept = (tt__kept *)tt__calloc(p->ctx, sizeof *kept * max);
     int n = 0;
     tt_status status = kept ? tt__keep_params(p, false, kept, &n) : TT_ERR_MEMORY;
     for (int k = 0, params = n; k < params && status == TT_OK; k++)
-        for (int state = 1; state <= TT__STATES; state++) {
+        for (int state = 1; state <= TT__EMA; state++) {
             tt__kept x = kept[k];
             x.state = state;
-            if (!(x.value = tt__kept_in(p, x.stage, &x))) break;
-            snprintf(x.name, sizeof x.name, "%s.%.170s", how->state[state - 1].word,
-                     p->ctx->params[x.param]->name);
+            if (!(x.value = tt__kept_in(p, x.stage, &x))) continue;
+            snprintf(x.name, sizeof x.name, "%s.%.170s",
+                     state == TT__EMA ? "ema" : how->state[state - 1].word, p->ctx->params[x.param]->name);
             kept[n++] = x;
         }
     *count = n;
@@ -39485,6 +39556,9 @@ float tt_trainer_lr(const tt_trainer *r) { return tt_schedule_lr(&r->options.sch
 
 static tt_status tt__must_train(const tt_trainer *r)
 {
+    if (r->uses_ema)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the trainer's parameters are their moving averages: call "
+                        "tt_trainer_use_ema(trainer, false) before it trains, saves or loads");
     if (r->train) return TT_OK;
     return tt__fail(r->ctx, TT_ERR_ARGUMENT,
                     "this trainer was made with train = false: it evaluates and predicts only");
@@ -40403,6 +40477,85 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     return status;
 }
 
+/* ==== src/train/ema.h */
+/* ------------------------------------------------------------------------------------------------------ ema
+   Exchanges parameters and their moving averages. */
+
+/* Copies the average of a parameter to `to`, or, if `to` is NULL, from `from` to all ranks that store it. */
+static tt_status tt__move_average(const tt_program *head, const tt__kept *x, float *to, const float *from)
+{
+    tt_status status = TT_OK;
+    for (int stage = 0; stage < head->stages; stage++) {
+        const tt_program *p = head->stage[stage];
+        const int32_t v = tt__kept_in(head, stage, x);
+        const tt__tape_value *y = &p->built.t->values[v];
+        if (!v || (to && stage != x->stage)) continue;
+        const tt__stored stored = tt__stored_of(p->ctx->params[x->param], &y->part, p->arena);
+        for (int64_t e = 0, n; e < stored.rows * stored.cols && status == TT_OK && to; e += n) {
+            int rank;
+            const int64_t at = tt__stored_at(&stored, e, &rank, &n);
+            char *memory = (char *)tt__resolve(p, rank, v).data;
+            const tt__memory m = {p->arena, rank, y->space, TT_F32, memory ? memory + at * 4 : NULL};
+            status = tt__fetch_memory(&m, to + e, TT_F32, (size_t)n);
+        }
+        for (int r = tt__near_rank(p->arena); r < tt__near_end(p->arena) && !to; r++) {
+            int64_t first, count = tt__stored_shard(&stored, r, &first);
+            for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
+                const int64_t e = tt__stored_element(&stored, r, at, &n);
+                const tt__memory m = {p->arena, r, y->space, TT_F32, (char *)tt__resolve(p, r, v).data + at * 4};
+                status = tt__write_memory(&m, from + e, TT_F32, (size_t)n);
+            }
+        }
+    }
+    return status;
+}
+
+/* Exchanges all trained parameters with their averages. After an error within the exchange the program refuses
+   to run before a state is loaded. */
+static tt_status tt__swap_averages(tt_program *p)
+{
+    tt_context *ctx = p->ctx;
+    int count = 0, frozen;
+    size_t most = 0;
+    tt__kept *kept = tt__kept_of(p, &count, &frozen);
+    if (!kept) return ctx->status;
+    for (int k = 0; k < count; k++) most = (size_t)tt__max((int64_t)most, ctx->params[kept[k].param]->size);
+    float *both = (float *)tt__alloc(ctx, sizeof *both * (2 * most + 1)), *average = both + most;
+    tt_status status = both ? TT_OK : TT_ERR_MEMORY;
+    for (int k = 0; k < count && status == TT_OK; k++) {
+        tt_param *param = ctx->params[kept[k].param];
+        if (kept[k].state != TT__EMA) continue;
+        status = tt_param_get(param, both);
+        if (status == TT_OK) status = tt__move_average(p, &kept[k], average, NULL);
+        if (status == TT_OK) status = tt_param_set(param, average);
+        if (status == TT_OK) status = tt__move_average(p, &kept[k], NULL, both);
+        for (int s = 0; s < p->stages && status != TT_OK; s++) p->stage[s]->arena->partly_updated = true;
+    }
+    tt__free(ctx, both);
+    tt__free(ctx, kept);
+    return tt__agree(ctx, "the moving averages", status, NULL, 0);
+}
+
+static bool tt__has_ema(const tt_trainer *r)
+{
+    return r->train && r->train->settings.options.optimizer.ema_decay > 0;
+}
+
+tt_status tt_trainer_use_ema(tt_trainer *r, bool use)
+{
+    if (!tt__has_ema(r))
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_trainer_use_ema: the trainer has no moving averages: make "
+                        "it with train and optimizer.ema_decay above 0");
+    if (tt__trainer_within_step(r))
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_trainer_use_ema: the micro-batches of a step have not "
+                        "been updated yet: call it between steps");
+    tt_status status = tt_wait(r->train, NULL);
+    if (status != TT_OK || use == r->uses_ema) return status;
+    if (tt_trainer_steps(r) > 0) status = tt__swap_averages(r->train);
+    if (status == TT_OK) r->uses_ema = use;
+    return status;
+}
+
 /* ==== src/train/progress.h */
 /* ---------------------------------------------------------------------------------------------------- fit
    The data of a run of tt_fit, its progress line, and its file metrics.csv. */
@@ -41106,6 +41259,29 @@ static bool tt__fit_better(const tt__fit_run *f, double value, double loss)
     return lower ? value < f->p.best : value > f->p.best;
 }
 
+/* Evaluates the validation source, with the moving averages if there are any. */
+static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_stats *s, double *items)
+{
+    tt_status status = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, true) : TT_OK;
+    if (status != TT_OK) return status;
+    status = tt__evaluate_source(f->r, f->validation, stop, s, items, NULL);
+    const tt_status back = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, false) : TT_OK;
+    return status == TT_OK ? back : status;
+}
+
+/* Calls `keep`, while the parameters are their moving averages if there are any. */
+static tt_status tt__fit_keep(tt__fit_run *f)
+{
+    tt_context *ctx = f->r->ctx;
+    tt_status status = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, true) : TT_OK;
+    if (status != TT_OK) return status;
+    ctx->error[0] = 0;
+    status = tt__returned(ctx, f->o.keep(f->o.user), "keep", f->p.epoch, f->p.step - 1);
+    status = tt__agree(ctx, "keep", status, NULL, 0);
+    const tt_status back = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, false) : TT_OK;
+    return status == TT_OK ? back : status;
+}
+
 /* Validates, keeps the best model, ends the epoch if `ends`, and saves the state. */
 static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
 {
@@ -41114,8 +41290,7 @@ static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
     double began = tt__seconds(), items = 0;
     const volatile int *stop = ctx->net ? NULL : f->o.stop;
     bool save = false;
-    tt_status status = f->validation ? tt__evaluate_source(f->r, f->validation, stop, &s, &items, NULL)
-        : TT_OK;
+    tt_status status = f->validation ? tt__fit_evaluate(f, stop, &s, &items) : TT_OK;
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     if (status != TT_OK || tt__fit_stopped(f)) return status;
     /* If the last steps were not finite, either just these steps failed or the weights have diverged. */
@@ -41136,11 +41311,7 @@ static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
         /* Saves a state first: in a folder with a model but no state, a run could not be resumed, and a
            caller who protects models from being overwritten could not start a new run either. */
         if (status == TT_OK && !f->has_state) status = tt__fit_save(f);
-        if (status == TT_OK) {
-            ctx->error[0] = 0;
-            status = tt__returned(ctx, f->o.keep(f->o.user), "keep", f->p.epoch, f->p.step - 1);
-            status = tt__agree(ctx, "keep", status, NULL, 0);
-        }
+        if (status == TT_OK) status = tt__fit_keep(f);
     }
     if (status != TT_OK) return status; /* f->p.best is unchanged: a resumed run validates again */
     if (best && f->validation) {

@@ -4658,6 +4658,26 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
     return cudaSuccess;
 }
 
+// Moves the average of a parameter towards the parameter, as the CPU's ema_rows does.
+__global__ void move_average(const float *p, float *average, int64_t n, float decay, const float *clip,
+                             const tt__step_settings *run)
+{
+    tt__begin_kernel();
+    if (!isfinite(clip[0])) return;
+    const float more = run->step ? 1 - decay : 1;
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x)
+        average[i] = more < 1 ? average[i] + (p[i] - average[i]) * more : p[i];
+}
+
+cudaError_t run_ema(const tt__launch *l)
+{
+    const int64_t n = l->out[0].rows * l->out[0].cols;
+    if (!n) return cudaSuccess;
+    return TT__LAUNCH(move_average, grid_for(n, 256, 4096), 256, 0, l->device->stream,
+                      (const float *)l->in[0].data, (float *)l->out[0].data, n, l->instr->attr.beta1,
+                      (const float *)l->in[1].data, TT__RUN_OF(l));
+}
+
 } // namespace
 
 /* ==== src/ops/collectives/cuda.cuh */
@@ -9752,6 +9772,7 @@ op_kernels kernels_of(int op)
     case TT__OP_LOSS_SCALE: return run_loss_scale;
     case TT__OP_SGD: return run_update<false>;
     case TT__OP_ADAM: return run_update<true>;
+    case TT__OP_EMA: return run_ema;
     case TT__OP_COPY: return run_copy;
     case TT__OP_WAIT: case TT__OP_SEND: return run_nothing; // the RECV after a SEND fetches SEND's operand
     case TT__OP_ALL_REDUCE: case TT__OP_REDUCE_SCATTER: case TT__OP_ALL_GATHER: case TT__OP_BROADCAST:

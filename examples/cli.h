@@ -551,7 +551,7 @@ typedef struct cli_training {
     const char *best_by, *class_weights, *predict; /* of programs that train classifiers; else NULL */
     int validate_every, patience;
     int seed, threads, batch, accumulate, epochs, train, test; /* train, test: of classifiers */
-    double timeout, lr, warmup, decay, layer_decay, cooldown, clip, dropout, label_smoothing;
+    double timeout, lr, warmup, decay, layer_decay, ema, cooldown, clip, dropout, label_smoothing;
     size_t budget;
     bool plan, resume, measure, gpu; /* gpu: `device` begins with "cuda" */
     bool largest, finished; /* largest: --batch max; finished: all epochs are done */
@@ -582,6 +582,8 @@ typedef struct cli_training {
     {"--layer-decay", "X", CLI_NUMBER, &(run).layer_decay, .help = "factor on the learning rate from each " \
      "layer to the layer before it, down to the embeddings; 0.65 to 0.95 is usual in fine-tuning", \
      .min = 0.01, .max = 1}, \
+    {"--ema", "X", CLI_NUMBER, &(run).ema, .help = "decay of moving averages of the weights, which are then " \
+     "what is validated and kept, as 0.999; below 1 (0: no averages)", .max = 1}, \
     {"--clip", "X", CLI_NUMBER, &(run).clip, \
      .help = "largest norm of a step's gradient (0: any)", .max = 1e9}, \
     {"--dropout", "X", CLI_NUMBER, &(run).dropout, \
@@ -670,6 +672,7 @@ static inline void check_training(cli_training *run)
     if (!run->zero) run->zero = run->budget && divides ? "budget" : "1";
     if (run->dropout != -1 && !(run->dropout >= 0 && run->dropout < 1))
         die("--dropout is 0 or more and below 1, or -1");
+    if (run->ema == 1) die("--ema is 0 or more and below 1");
     if (run->label_smoothing == 1) die("--label-smoothing is 0 or more and below 1");
 }
 
@@ -679,6 +682,7 @@ static inline tt_compile_options compile_options(const cli_training *run)
     o.optimizer.kind = (tt_optimizer_kind)cli_index(run->optimizer, OPTIMIZERS);
     o.optimizer.weight_decay = (float)run->decay;
     o.optimizer.layer_decay = (float)run->layer_decay;
+    o.optimizer.ema_decay = (float)run->ema;
     o.optimizer.clip_norm = (float)run->clip;
     o.precision = run->precision;
     o.matmul = run->matmul;

@@ -16,6 +16,7 @@
 #include "program/parameters.h"
 #include "program/memory.h"
 #include "program/compile.h"
+#include "program/ema.h"
 
 static const test_case tests[] = {
     TEST_CASE(context_options), TEST_CASE(measured_peak_is_plausible), TEST_CASE(costs_of_this_machine),
@@ -38,7 +39,7 @@ static const test_case tests[] = {
     TEST_CASE(values_of_other_tapes), TEST_CASE(axes_of_one_name), TEST_CASE(first_reasons_are_kept),
     TEST_CASE(odd_roots_and_unread_inputs), TEST_CASE(parameters_of_a_freed_program),
     TEST_CASE(numbers_that_are_not_finite), TEST_CASE(numbers_that_are_not_finite_in_an_early_update),
-    TEST_CASE(early_updates_that_are_refused),
+    TEST_CASE(early_updates_that_are_refused), TEST_CASE(moving_averages),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

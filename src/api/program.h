@@ -40,6 +40,12 @@ typedef struct tt_optimizer_options {
        With L layers, layer k has the factor layer_decay^(L - k); parameters made before those of layers, such as
        embeddings, layer_decay^(L + 1); all others 1. Factors of lr_rules multiply it. */
     float layer_decay;
+    /* Set it to keep exponential moving averages of the trained parameters as a further state of the optimizer;
+       default 0: none. In [0, 1), usually 0.99 to 0.9999. The first update copies the parameters; each later one
+       sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with get_ema_avg_fn.
+       The averages are f32, so the parameters must be: precision "32-true" or one that ends with "-mixed". A
+       saved state has them with "ema." before the names. See tt_trainer_use_ema. */
+    float ema_decay;
     float clip_norm;                /* Set it to limit the global norm of the gradient; default 0: no limit */
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);

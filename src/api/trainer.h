@@ -87,6 +87,14 @@ tt_status tt_predict(tt_trainer *t, const tt_batch *batch, float *probabilities)
 /* Computes the `classes` probabilities of one text (cut to the model's length). */
 tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text, float *probabilities);
 
+/* Exchanges the parameters with their moving averages (tt_optimizer_options.ema_decay) if `use`, and back if
+   not. Meanwhile evaluations, predictions and a save of the model use the averages, and the trainer can neither
+   train nor save or load a state. Call it between steps. It takes memory for two copies of the largest
+   parameter. Before the first update the averages are the parameters. After an error load the last state.
+   tt_fit uses the averages by itself for each validation and in `keep`; when it ends, the parameters are those
+   of training. */
+tt_status tt_trainer_use_ema(tt_trainer *t, bool use);
+
 /* Progress of a run, stored with the state so that the caller can resume. */
 typedef struct tt_progress {
     int64_t epoch, step;          /* the next step of the shuffled data */

@@ -72,7 +72,7 @@ typedef enum tt__act {
     X(float, eps)         /* LAYERNORM, RMSNORM, ADAM */ \
     X(float, smoothing)   /* CROSS_ENTROPY */ \
     X(float, weight_decay) /* SGD, ADAM */ \
-    X(float, beta1)       /* ADAM; SGD: momentum */ \
+    X(float, beta1)       /* ADAM; SGD: momentum; EMA: decay */ \
     X(float, beta2)       /* ADAM */ \
     X(bool, decoupled)    /* ADAM: AdamW's decay */ \
     X(float, clip_norm)   /* CLIP */ \

@@ -281,6 +281,8 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
         if (!(r->scale >= 0 && isfinite(r->scale)))
             tt__print(&all, "; the scale %g of lr_rules pattern '%.60s' is not a finite number >= 0", r->scale,
                       r->pattern);
+    if (!(o->ema_decay >= 0 && o->ema_decay < 1))
+        tt__print(&all, "; ema_decay %g is not in [0, 1) (0 means no average)", o->ema_decay);
     if (!(o->layer_decay > 0 && o->layer_decay <= 1))
         tt__print(&all, "; layer_decay %g is not in (0, 1] (1 means none)", o->layer_decay);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;

@@ -83,6 +83,7 @@ op_kernels kernels_of(int op)
     case TT__OP_LOSS_SCALE: return run_loss_scale;
     case TT__OP_SGD: return run_update<false>;
     case TT__OP_ADAM: return run_update<true>;
+    case TT__OP_EMA: return run_ema;
     case TT__OP_COPY: return run_copy;
     case TT__OP_WAIT: case TT__OP_SEND: return run_nothing; // the RECV after a SEND fetches SEND's operand
     case TT__OP_ALL_REDUCE: case TT__OP_REDUCE_SCATTER: case TT__OP_ALL_GATHER: case TT__OP_BROADCAST:

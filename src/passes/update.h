@@ -12,7 +12,8 @@
 
 /* ------------------------------------------------------------------------------------------------- update */
 
-static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
+/* Makes state number `state` of a parameter, from 1. */
+static int32_t tt__new_state(tt__builder *b, int32_t param, int state, const char *what)
 {
     tt_tape *t = b->t;
     tt__shape shape = t->values[param].shape;
@@ -21,6 +22,7 @@ static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
     if (!tt__value_like(t, param, id)) { b->ok = false; return 0; }
     t->values[id].persistent = true;
     t->values[id].param = t->values[param].param;
+    t->values[id].state = state;
     return id;
 }
 
@@ -120,6 +122,7 @@ typedef struct tt__due {
     int32_t clipped;        /* the norm and the factor that the update reads */
     int32_t target, state[2]; /* what a rank updates: the parameter or its shard, and the optimizer's
                                  states */
+    int32_t average;        /* the parameter's moving average; 0: none */
     uint32_t random;
     int32_t chunks;         /* squares of each chunk of the gradient; 0: none yet */
     int next;               /* in the backward: one more than the row of the next parameter due at the same
@@ -311,7 +314,8 @@ static bool tt__prepare_updates(tt__updater *u)
         const bool shard = part.unit && !t->values[v].part.unit;
         d->target = shard ? tt__shard_view(t, v, &part) : v;
         if (!d->target) return false;
-        for (int k = 0; k < states; k++) d->state[k] = tt__new_state(&b, d->target, how->state[k].name);
+        for (int k = 0; k < states; k++) d->state[k] = tt__new_state(&b, d->target, k + 1, how->state[k].name);
+        if (u->o->ema_decay > 0) d->average = tt__new_state(&b, d->target, TT__EMA, "ema");
         d->clipped = t->clipped;
     }
     return b.ok;
@@ -322,6 +326,22 @@ static bool tt__updates_on_host(const tt_tape *t, int32_t v)
 {
     const int32_t param = t->values[v].param;
     return t->on_host && param >= 0 && t->ctx->params[param]->size >= TT__PIECES_FROM;
+}
+
+/* Appends an update for each moving average, in the order of the parameters' updates. */
+static bool tt__emit_averages(tt__updater *u)
+{
+    bool ok = true;
+    for (int m = 0; m < 2 * u->rows && ok; m++) {
+        const int32_t v = u->list[u->row[m % u->rows]];
+        const tt__due *d = &u->due[v];
+        if (!d->average || tt__updates_on_host(u->t, v) != (m >= u->rows)) continue;
+        tt__instr i = tt__instr_of(TT__OP_EMA, d->target, d->average);
+        i.in[1] = d->clipped;
+        i.attr.beta1 = u->o->ema_decay;
+        ok = tt__append_step(u->t, &i, true);
+    }
+    return ok;
 }
 
 /* Appends an update for each parameter; updates in the host's memory come last. */
@@ -348,7 +368,7 @@ static bool tt__emit_updates(tt__updater *u)
         how->use(o, &i.attr, NULL);
         ok = tt__append_step(t, &i, true);
     }
-    return ok;
+    return ok && tt__emit_averages(u);
 }
 
 /* ---- in the backward */

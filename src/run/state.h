@@ -45,13 +45,21 @@ static void tt__discard_step(tt_program *p) { p->round = 0; }
 static bool tt__within_step(const tt_program *p) { return p->round > 0; }
 int64_t tt_program_steps(const tt_program *p) { return p->run.step; }
 
+/* Returns whether an instruction updates parameter v. */
+static bool tt__updates(const tt_tape *t, const tt__instr *i, int32_t v)
+{
+    const tt__tape_value *y = &t->values[i->out[0]];
+    return tt__is(i, TT__WITH_RUN | TT__RMW) && y->param == t->values[v].param &&
+           t->values[y->base].storage == TT__PARAMETER;
+}
+
 /* Adds the attributes of the instruction that updates parameter v to *hash. Returns false if no instruction
    of the tape updates v. */
 static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
 {
     for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
-        if (!tt__is(i, TT__WITH_RUN | TT__RMW) || t->values[i->out[0]].param != t->values[v].param) continue;
+        if (!tt__updates(t, i, v)) continue;
         *hash = tt__attr_hash(*hash, &i->attr);
         return true;
     }
@@ -77,8 +85,7 @@ static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
         }
         for (int k = 0; k < count && !found; k++, at = (at + next) % count) {
             const tt__instr *i = &t->code[first + at];
-            const bool it = t->values[i->out[0]].param == t->values[v].param;
-            found = it && tt__is(i, TT__WITH_RUN | TT__RMW);
+            found = tt__updates(t, i, v);
             if (found) hash = tt__attr_hash(hash, &i->attr);
         }
     }
@@ -106,6 +113,8 @@ static uint64_t tt__program_hash(const tt_program *p)
     const tt__attr none = tt__new_instr(0).attr;
     for (int32_t v = 1; v < p->built.t->n_values; v++)
         if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* stands for a sum of squares */
+    const float average = p->settings.options.optimizer.ema_decay;
+    if (average > 0) hash = tt__hash_on(hash, &average, sizeof average);
     return tt__updates_hash(p, hash);
 }
 

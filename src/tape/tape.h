@@ -103,6 +103,7 @@ typedef struct tt__tape_value {
     int32_t base;       /* the value whose storage this value shares; the value itself unless it is a view */
     int64_t offset;     /* elements from the start of `base` */
     int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; else -1 */
+    int state;          /* of a STATE value: number of the optimizer's state, from 1; TT__EMA: the average */
     int held;           /* 1 + the layout of a parameter that an arena holds already; 0: no arena holds it */
     bool keep;          /* the value can be read after the run */
     bool block_end;     /* recompute: the value is saved for the backward, not recomputed */

@@ -12,6 +12,7 @@
 #include "trainer.h"
 #include "evaluate.h"
 #include "state.h"
+#include "ema.h"
 #include "progress.h"
 #include "picture.h"
 
@@ -245,6 +246,29 @@ static bool tt__fit_better(const tt__fit_run *f, double value, double loss)
     return lower ? value < f->p.best : value > f->p.best;
 }
 
+/* Evaluates the validation source, with the moving averages if there are any. */
+static tt_status tt__fit_evaluate(tt__fit_run *f, const volatile int *stop, tt_stats *s, double *items)
+{
+    tt_status status = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, true) : TT_OK;
+    if (status != TT_OK) return status;
+    status = tt__evaluate_source(f->r, f->validation, stop, s, items, NULL);
+    const tt_status back = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, false) : TT_OK;
+    return status == TT_OK ? back : status;
+}
+
+/* Calls `keep`, while the parameters are their moving averages if there are any. */
+static tt_status tt__fit_keep(tt__fit_run *f)
+{
+    tt_context *ctx = f->r->ctx;
+    tt_status status = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, true) : TT_OK;
+    if (status != TT_OK) return status;
+    ctx->error[0] = 0;
+    status = tt__returned(ctx, f->o.keep(f->o.user), "keep", f->p.epoch, f->p.step - 1);
+    status = tt__agree(ctx, "keep", status, NULL, 0);
+    const tt_status back = tt__has_ema(f->r) ? tt_trainer_use_ema(f->r, false) : TT_OK;
+    return status == TT_OK ? back : status;
+}
+
 /* Validates, keeps the best model, ends the epoch if `ends`, and saves the state. */
 static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
 {
@@ -253,8 +277,7 @@ static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
     double began = tt__seconds(), items = 0;
     const volatile int *stop = ctx->net ? NULL : f->o.stop;
     bool save = false;
-    tt_status status = f->validation ? tt__evaluate_source(f->r, f->validation, stop, &s, &items, NULL)
-        : TT_OK;
+    tt_status status = f->validation ? tt__fit_evaluate(f, stop, &s, &items) : TT_OK;
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     if (status != TT_OK || tt__fit_stopped(f)) return status;
     /* If the last steps were not finite, either just these steps failed or the weights have diverged. */
@@ -275,11 +298,7 @@ static tt_status tt__fit_validate(tt__fit_run *f, bool ends)
         /* Saves a state first: in a folder with a model but no state, a run could not be resumed, and a
            caller who protects models from being overwritten could not start a new run either. */
         if (status == TT_OK && !f->has_state) status = tt__fit_save(f);
-        if (status == TT_OK) {
-            ctx->error[0] = 0;
-            status = tt__returned(ctx, f->o.keep(f->o.user), "keep", f->p.epoch, f->p.step - 1);
-            status = tt__agree(ctx, "keep", status, NULL, 0);
-        }
+        if (status == TT_OK) status = tt__fit_keep(f);
     }
     if (status != TT_OK) return status; /* f->p.best is unchanged: a resumed run validates again */
     if (best && f->validation) {

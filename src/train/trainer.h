@@ -28,6 +28,7 @@ struct tt_trainer {
     int data;         /* number of data ranks, over which micro-batches are distributed */
     int staged;       /* number of data ranks, the first ones, that have a micro-batch for the next round */
     tt_stats so_far;  /* statistics of the step's rounds that have run, if the caller asked for them */
+    bool uses_ema;    /* the parameters hold their moving averages, and the averages hold the parameters */
     bool step_failed; /* a micro-batch failed: the other micro-batches of its step are refused */
     int64_t saved_steps; /* number of steps of the saved state; -1: no saved state */
     tt_value output;
@@ -181,13 +182,14 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
 enum { TT__STATE_NAME = 170 }; /* max bytes of a parameter's name in a state */
 
 /* A value that a saved state contains. state: 0: a parameter; 1 and, for Adam, 2: the optimizer's states of
-   the parameter. stage: the first pipeline stage that has the value. */
+   the parameter; TT__EMA: its moving average. stage: the first pipeline stage that has the value. */
 typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
 
 /* Fails if the name of a parameter cannot be stored in a state. */
 static tt_status tt__check_kept(const tt_param *param)
 {
     const char *name = param->name, *taken = tt__match("tinytrain.*", name) ? "tinytrain" : NULL;
+    if (tt__match("ema.*", name)) taken = "ema";
     for (int k = 0; k < TT__COUNT(tt__optimizers) * TT__STATES; k++) {
         const char *word = tt__optimizers[k / TT__STATES].state[k % TT__STATES].word;
         const size_t n = word ? strlen(word) : 0;
@@ -212,10 +214,10 @@ static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
     const tt_tape *t = p->stage[stage]->built.t;
-    int state = 0;
     if (!x->state) return tt__has_kept(t, x->value, TT__PARAMETER) ? x->value : 0;
     for (int32_t v = 1; v < t->n_values; v++)
-        if (tt__has_kept(t, v, TT__STATE) && t->values[v].param == x->param && ++state == x->state) return v;
+        if (tt__has_kept(t, v, TT__STATE) && t->values[v].param == x->param && t->values[v].state == x->state)
+            return v;
     return 0;
 }
 
@@ -242,17 +244,17 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
     const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
-    const size_t max = (size_t)((1 + TT__STATES) * p->ctx->n_params + 1);
+    const size_t max = (size_t)((1 + TT__EMA) * p->ctx->n_params + 1);
     tt__kept *kept = (tt__kept *)tt__calloc(p->ctx, sizeof *kept * max);
     int n = 0;
     tt_status status = kept ? tt__keep_params(p, false, kept, &n) : TT_ERR_MEMORY;
     for (int k = 0, params = n; k < params && status == TT_OK; k++)
-        for (int state = 1; state <= TT__STATES; state++) {
+        for (int state = 1; state <= TT__EMA; state++) {
             tt__kept x = kept[k];
             x.state = state;
-            if (!(x.value = tt__kept_in(p, x.stage, &x))) break;
-            snprintf(x.name, sizeof x.name, "%s.%.170s", how->state[state - 1].word,
-                     p->ctx->params[x.param]->name);
+            if (!(x.value = tt__kept_in(p, x.stage, &x))) continue;
+            snprintf(x.name, sizeof x.name, "%s.%.170s",
+                     state == TT__EMA ? "ema" : how->state[state - 1].word, p->ctx->params[x.param]->name);
             kept[n++] = x;
         }
     *count = n;
@@ -416,6 +418,9 @@ float tt_trainer_lr(const tt_trainer *r) { return tt_schedule_lr(&r->options.sch
 
 static tt_status tt__must_train(const tt_trainer *r)
 {
+    if (r->uses_ema)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the trainer's parameters are their moving averages: call "
+                        "tt_trainer_use_ema(trainer, false) before it trains, saves or loads");
     if (r->train) return TT_OK;
     return tt__fail(r->ctx, TT_ERR_ARGUMENT,
                     "this trainer was made with train = false: it evaluates and predicts only");

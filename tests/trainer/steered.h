@@ -8,6 +8,7 @@ typedef struct steered {
     int64_t every, patience;         /* tt_fit_options.validate_steps and patience */
     bool own_source;                 /* the validation's source is that of training */
     int validations, kept;
+    double loss;                     /* of the last validation */
     int at[32];                      /* steps of all epochs before each validation */
     int64_t worse[32];
     const char *folder, *copy;       /* `keep` copies the run's files to `copy` in its call number copy_at */
@@ -33,6 +34,7 @@ static void steered_report(void *user, const tt_fit_event *e)
         if (++x->steps == x->stop_at) x->stop = 1;
         return;
     }
+    x->loss = e->validation->loss;
     tt_fit_text(e, line, sizeof line);
     CHECK((strstr(line, " in a row that are no better") != NULL) == (e->worse > 0 && x->patience > 0));
     CHECK(e->best == (e->worse == 0) && x->validations < TEST_COUNT(x->at));
@@ -179,4 +181,63 @@ TEST(fit_ends_early)
     close_world(&w);
     close_world(&v);
     close_world(&u);
+}
+
+static float averaged_bias[2]; /* the classifier's bias in the last call of averaged_keep */
+static tt_status averaged_keep(void *user)
+{
+    rank_group *w = ((steered *)user)->w;
+    tt_fit_options o = tt_fit_options_default();
+    CHECK(tt_fit(w->r, tt_loader_source(w->l), NULL, &o, NULL) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(w->ctx, TT_ERR_ARGUMENT, "the trainer's parameters are their moving averages");
+    return tt_param_get(w->m.classifier_b, averaged_bias);
+}
+
+/* Validations and `keep` use the moving averages; training and states do not notice. */
+TEST(fit_validates_moving_averages)
+{
+    setup s = small();
+    rank_group plain, w, b, c;
+    steered x, y;
+    bool finished;
+    char first[1024], parts[1024];
+    float bias[2];
+    tt_stats raw, average;
+    tt_fit_options o = tt_fit_options_default();
+    s.schedule.total_steps = 21;
+    snprintf(first, sizeof first, "%s", test_path(test_folder(), "averages"));
+    snprintf(parts, sizeof parts, "%s", test_path(test_folder(), "stopped"));
+    if (!open_world(&plain, &s)) return;
+    s.optimizer.ema_decay = 0.9f;
+    if (!open_world(&w, &s) || !open_world(&b, &s) || !open_world(&c, &s)) return;
+    memset(&x, 0, sizeof x);
+    CHECK(steered_fit(&x, &plain, NULL, false, &finished) == TT_OK && finished);
+    CHECK(tt_trainer_use_ema(plain.r, true) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(plain.ctx, TT_ERR_ARGUMENT, "tt_trainer_use_ema: the trainer has no moving averages");
+    CHECK(tt_trainer_use_ema(w.r, true) == TT_OK && tt_trainer_use_ema(w.r, false) == TT_OK); /* none yet */
+    memset(&x, 0, sizeof x);
+    x.every = 2;
+    CHECK(steered_fit(&x, &w, first, false, &finished) == TT_OK && finished);
+    memset(&y, 0, sizeof y);
+    y.every = 2;
+    y.stop_at = 4;
+    CHECK(steered_fit(&y, &b, parts, false, &finished) == TT_OK && !finished);
+    CHECK(steered_fit(&y, &c, parts, true, &finished) == TT_OK && finished && same_folders(first, parts));
+    CHECK(tt_param_get(plain.m.classifier_b, averaged_bias) == TT_OK &&
+          tt_param_get(w.m.classifier_b, bias) == TT_OK && memcmp(bias, averaged_bias, sizeof bias) == 0);
+    CHECK(tt_evaluate(w.r, tt_loader_source(w.all), &raw) == TT_OK && tt_trainer_use_ema(w.r, true) == TT_OK);
+    CHECK(tt_evaluate(w.r, tt_loader_source(w.all), &average) == TT_OK && average.loss == x.loss &&
+          raw.loss != x.loss);
+    CHECK(tt_trainer_save(w.r, test_path(first, "x"), NULL) == TT_ERR_ARGUMENT);
+    CHECK(tt_trainer_use_ema(w.r, false) == TT_OK && same_worlds(&w, &c));
+    o.keep = averaged_keep;
+    o.user = &x;
+    CHECK(tt_fit(w.r, tt_loader_source(w.l), NULL, &o, &finished) == TT_OK && finished);
+    CHECK(tt_param_get(w.m.classifier_b, bias) == TT_OK && memcmp(bias, averaged_bias, sizeof bias) != 0);
+    CHECK(tt_trainer_use_ema(w.r, true) == TT_OK && tt_param_get(w.m.classifier_b, bias) == TT_OK &&
+          memcmp(bias, averaged_bias, sizeof bias) == 0);
+    close_world(&plain);
+    close_world(&w);
+    close_world(&b);
+    close_world(&c);
 }

@@ -284,3 +284,18 @@ TT__INLINE tt_status TT__K(update)(const tt__launch *l, tt__rows_fn rows)
 
 TT__FN tt_status TT__K(run_ADAM)(const tt__launch *l) { return TT__K(update)(l, TT__K(adam_rows)); }
 TT__FN tt_status TT__K(run_SGD)(const tt__launch *l) { return TT__K(update)(l, TT__K(sgd_rows)); }
+
+TT__ROWS_FN(ema_rows)
+{
+    const float *p = (const float *)l->in[0].data;
+    float *average = (float *)l->out[0].data;
+    const float more = TT__RUN_OF(l)->step ? 1 - l->instr->attr.beta1 : 1; /* the first update copies p */
+    (void)scratch;
+    for (int64_t c = from; c < to; c += TT__LANES) {
+        tt__vf A = TT__K(load_n)(average + c, to - c);
+        A = more < 1 ? A + (TT__K(load_n)(p + c, to - c) - A) * more : TT__K(load_n)(p + c, to - c);
+        TT__K(store_n)(average + c, A, to - c);
+    }
+}
+
+TT__FN tt_status TT__K(run_EMA)(const tt__launch *l) { return TT__K(update)(l, TT__K(ema_rows)); }

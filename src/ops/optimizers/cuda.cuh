@@ -496,4 +496,24 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
     return cudaSuccess;
 }
 
+// Moves the average of a parameter towards the parameter, as the CPU's ema_rows does.
+__global__ void move_average(const float *p, float *average, int64_t n, float decay, const float *clip,
+                             const tt__step_settings *run)
+{
+    tt__begin_kernel();
+    if (!isfinite(clip[0])) return;
+    const float more = run->step ? 1 - decay : 1;
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x)
+        average[i] = more < 1 ? average[i] + (p[i] - average[i]) * more : p[i];
+}
+
+cudaError_t run_ema(const tt__launch *l)
+{
+    const int64_t n = l->out[0].rows * l->out[0].cols;
+    if (!n) return cudaSuccess;
+    return TT__LAUNCH(move_average, grid_for(n, 256, 4096), 256, 0, l->device->stream,
+                      (const float *)l->in[0].data, (float *)l->out[0].data, n, l->instr->attr.beta1,
+                      (const float *)l->in[1].data, TT__RUN_OF(l));
+}
+
 } // namespace

@@ -124,7 +124,11 @@ static int tt__use_ADAM(const tt_optimizer_options *o, tt__attr *a, tt__text_buf
     return 2;
 }
 
+/* The moving average of a parameter, beside the states of any optimizer. */
+static const tt__rules tt__rules_EMA = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__no_bytes};
+
 enum { TT__STATES = 2 }; /* max number of states that an op keeps for a parameter */
+enum { TT__EMA = TT__STATES + 1 }; /* number of the state that is the parameter's moving average */
 typedef struct tt__optimizer {
     const char *name;
     int op;
