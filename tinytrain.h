@@ -681,6 +681,31 @@ tt_value tt_soft_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, tt
    1) */
 tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights);
 
+/* An array that tt_custom gives to its functions: rows of `width` numbers, one row directly after another.
+   Floats of any precision come as TT_F32; an input of integers has its own dtype. */
+typedef struct tt_custom_array { void *data; tt_dtype dtype; int64_t rows, width; } tt_custom_array;
+
+/* An op by functions on the CPU. They are called in each run with the rows of that run, from the thread of each
+   rank, and must be pure: recompute calls forward again, with the same inputs, for the same output. A function
+   that returns an error fails the run, which then has updated nothing. */
+typedef struct tt_custom_op {
+    const char *name; /* names the op in plans and errors */
+    /* Computes out from the n inputs. */
+    tt_status (*forward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out);
+    /* Computes the gradients din of the inputs from the inputs, the output and its gradient dout. din[k].data is
+       NULL if input k needs no gradient. NULL: the op has no backward. */
+    tt_status (*backward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out,
+                          const tt_custom_array *dout, const tt_custom_array *din);
+    void *user;       /* argument of both */
+} tt_custom_op;
+enum { TT_CUSTOM_INPUTS = 6 }; /* largest number of inputs of tt_custom */
+/* Records an op of the caller: 1 to TT_CUSTOM_INPUTS inputs -> (rows, width), where rows is a number or an axis
+   (tt_value_axis). *op is not copied: it must exist as long as programs of the tape. Arrays are planned as those
+   of other ops, recompute and offload included. Other devices than "cpu" are refused when the program is
+   compiled. Tensor ranks compute the op whole. */
+tt_value tt_custom(tt_tape *t, const tt_custom_op *op, const tt_value *inputs, int n, int64_t rows,
+                   int64_t width);
+
 /* ==== src/api/program.h */
 /* --------------------------------------------------------------------------------------------- optimizers */
 
@@ -2325,6 +2350,9 @@ typedef enum tt__act {
     X(float, clip_norm)   /* CLIP */ \
     X(tt_patch_options, image) /* PATCHES */ \
     X(tt_rotary_options, rotary) /* ROTARY */ \
+    X(uint32_t, custom_hash) /* CUSTOM: of the op's name */ \
+    X(int, out_axis) X(int, out_extra) X(int, out_width) X(int, out_rows) /* CUSTOM: shape of the output; \
+                             out_rows: with out_axis 0 */ \
     X(int, offset)        /* EMBEDDING, EMBEDDING_BACKWARD: added to ids */ \
     X(tt_dtype, narrow)   /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: f32 w is rounded to it when read */
 
@@ -2334,6 +2362,7 @@ typedef struct tt__attr {
 #undef TT__FIELD
     int max_length; /* ATTENTION: no sequence is longer, by the caller's promise; 0: no promise. Programs that
                        load the same state may differ in it */
+    const tt_custom_op *custom; /* CUSTOM, CUSTOM_BACKWARD: the caller's op; NULL in all other ops */
 } tt__attr;
 /* Returns the factor of an optimizer's instruction on the learning rate. */
 static inline float tt__lr_factor(const tt__attr *a) { return a->scaled ? a->scale : 1; }
@@ -2505,6 +2534,8 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two
     X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, TT__LOSS) \
         /* x, target, [weights] -> loss, -, counts */ \
     X(CAST, "cast", 1, 1, TT__CASTS | TT__AGAIN_KEPT) /* x -> x in another dtype */ \
+    X(CUSTOM, "custom", 6, 1, 0) /* 1 to TT_CUSTOM_INPUTS inputs -> y */ \
+    X(CUSTOM_BACKWARD, "custom_backward", 8, 6, 0) /* dy, y, the inputs -> [gradient of each input] */ \
     X(FILL, "fill", 1, 1, 0) /* [loss scale] -> constant */ \
     X(LINEAR_DX, "linear_dx", 6, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
         /* dy, w, [saved], -, [1/scale of dy], [1/scale of w] -> dx * act'(saved), [column sums of dx] */ \
@@ -7024,6 +7055,97 @@ static size_t tt__cpu_PATCHES(int threads, const tt_tape *t, const tt__instr *i)
 
 static const tt__rules tt__rules_PATCHES = {tt__shape_PATCHES, NULL, {NULL}, tt__cpu_PATCHES, NULL,
     tt__check_PATCHES};
+
+/* ==== src/ops/custom/rules.h */
+/* ------------------------------------------------------------------------------------- ops of the caller
+   tt_custom: an op whose kernels are functions of the caller. */
+
+tt_value tt_custom(tt_tape *t, const tt_custom_op *op, const tt_value *inputs, int n, int64_t rows,
+                   int64_t width)
+{
+    tt__instr i = tt__new_instr(TT__OP_CUSTOM);
+    tt_value in[TT_CUSTOM_INPUTS];
+    tt__shape shape;
+    if (t->status != TT_OK) return tt__handle(t, 0);
+    const char *name = op->name ? op->name : "custom";
+    memset(in, 0, sizeof in);
+    if (n < 1 || n > TT_CUSTOM_INPUTS)
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_custom: op '%.60s' has %d inputs, expected 1 to %d", name, n,
+                      (int)TT_CUSTOM_INPUTS);
+    else if (!op->forward)
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_custom: op '%.60s' has no function `forward`", name);
+    else if (!tt__decode_rows(t, rows, &shape) || width < 1 || shape.rows > INT_MAX || width > INT_MAX)
+        tt__tape_fail(t, TT_ERR_SHAPE, "tt_custom: op '%.60s' has an output of %lld rows of width %lld, expected "
+                      "1 or more of both, or an axis as rows", name, (long long)rows, (long long)width);
+    if (t->status != TT_OK) return tt__handle(t, 0);
+    memcpy(in, inputs, sizeof *in * (size_t)n);
+    i.attr.custom = op;
+    i.attr.custom_hash = 2166136261u; /* FNV-1a */
+    for (const char *c = name; *c; c++) i.attr.custom_hash = (i.attr.custom_hash ^ (unsigned char)*c) * 16777619u;
+    i.attr.out_axis = shape.axis;
+    i.attr.out_extra = shape.extra;
+    i.attr.out_width = (int)width;
+    if (!shape.axis) i.attr.out_rows = (int)shape.rows;
+    static const char *const kinds[] = {"vVVVVV", "vvVVVV", "vvvVVV", "vvvvVV", "vvvvvV", "vvvvvv"};
+    const tt_value y = tt__record(t, i, kinds[n - 1], in[0], in[1], in[2], in[3], in[4], in[5]);
+    if (y.id) tt_name(t, y, "%.60s.%d", name, t->n_code - 1);
+    return y;
+}
+
+static bool tt__shape_CUSTOM(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__attr *a = &i->attr;
+    tt__set_fixed(&out[0], TT_F32, a->out_rows, a->out_width);
+    if (!a->out_axis) return true;
+    out[0].axis = a->out_axis;
+    out[0].extra = a->out_extra;
+    out[0].rows = t->axes[a->out_axis].capacity + a->out_extra;
+    return true;
+}
+
+static bool tt__shape_CUSTOM_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    for (int k = 0; k < TT_CUSTOM_INPUTS; k++) if (i->out[k]) out[k] = *tt__in(t, i, 2 + k);
+    return true;
+}
+
+static void tt__backward_CUSTOM(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    const tt_custom_op *op = f->attr.custom;
+    b->ok = b->ok && op->backward;
+    if (b->ok) tt__emit_gradient(b, f, g, TT__OP_CUSTOM_BACKWARD, "gA012345", "012345");
+    else if (!op->backward)
+        tt__fail(b->t->ctx, TT_ERR_UNSUPPORTED, "op '%.60s' has no function `backward`, and '%s' needs a "
+                 "gradient", op->name ? op->name : "custom", b->t->values[f->out[0]].name);
+}
+
+/* Returns the bytes of the copy that a kernel makes of a matrix, because the functions of the caller take
+   contiguous floats; 0 if they take the matrix itself. adds: the functions' result is added to the matrix. */
+static size_t tt__custom_bytes(const tt__mat *m, bool adds)
+{
+    const size_t item = tt__is_float(m->dtype) ? sizeof(float) : tt_dtype_bytes(m->dtype);
+    const bool plain = m->dtype == TT_F32 || !tt__is_float(m->dtype);
+    if (plain && !adds && (m->ld == m->cols || m->rows == 1)) return 0;
+    return tt__align_up((size_t)m->rows * (size_t)m->cols * item);
+}
+
+/* Returns the scratch for all copies. */
+static size_t tt__cpu_custom(int threads, const tt_tape *t, const tt__instr *i)
+{
+    size_t bytes = 0;
+    (void)threads;
+    for (int j = 0; j < TT__MAX_IN + TT_CUSTOM_INPUTS; j++) {
+        const int out = j - TT__MAX_IN;
+        const int32_t v = out < 0 ? i->in[j] : i->out[out];
+        const tt__tape_value *x = &t->values[v];
+        const tt__mat m = {NULL, x->shape.dtype, x->shape.rows, x->shape.cols, x->ld};
+        if (v) bytes += tt__custom_bytes(&m, out >= 0 && ((i->add | i->add_later) >> out & 1));
+    }
+    return bytes;
+}
+
+static const tt__rules tt__rules_CUSTOM = {tt__shape_CUSTOM, NULL, {tt__backward_CUSTOM}, tt__cpu_custom};
+static const tt__rules tt__rules_CUSTOM_BACKWARD = {tt__shape_CUSTOM_BACKWARD, NULL, {NULL}, tt__cpu_custom};
 
 /* ==== src/ops/losses/rules.h */
 /* ------------------------------------------------------------------------------------------ cross_entropy */
@@ -16385,6 +16507,84 @@ TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
     return tt__for_chunks(l, l->in[0].rows, l->in[0].cols, 1, 0, TT__K(mean_pool_backward_rows));
 }
 
+/* ==== src/ops/custom/cpu.h */
+/* ------------------------------------------------------------------------------------- ops of the caller */
+
+/* Returns a matrix as the caller's functions take it: its own memory, or scratch at *used bytes of the
+   workspace, which then grows. reads: copies the numbers into the scratch. adds: see tt__custom_bytes. */
+TT__OUTLINE tt_custom_array TT__K(custom_array)(const tt__launch *l, const tt__mat *m, bool reads, bool adds,
+                                                size_t *used)
+{
+    const bool floats = tt__is_float(m->dtype);
+    const tt_dtype dtype = floats ? TT_F32 : m->dtype;
+    tt_custom_array a = {m->data, dtype, m->rows, m->cols};
+    const size_t bytes = m->data ? tt__custom_bytes(m, adds) : 0, row = (size_t)m->cols * tt_dtype_bytes(dtype);
+    if (!bytes) return a;
+    a.data = tt__workspace_at(l, *used);
+    *used += bytes;
+    for (int64_t r = 0; r < m->rows && reads; r++) {
+        char *to = (char *)a.data + (size_t)r * row;
+        if (floats) tt__convert(to, TT_F32, tt__at(m, r), m->dtype, (size_t)m->cols);
+        else memcpy(to, tt__at(m, r), row);
+    }
+    return a;
+}
+
+/* Moves a result of the caller's functions from scratch to its matrix, if it is in scratch. */
+TT__OUTLINE void TT__K(custom_store)(const tt__mat *m, const tt_custom_array *a, bool adds)
+{
+    float *x = (float *)a->data, before;
+    const size_t item = tt_dtype_bytes(m->dtype);
+    if (!m->data || a->data == m->data) return;
+    for (int64_t r = 0; r < m->rows; r++, x += m->cols) {
+        char *to = (char *)tt__at(m, r);
+        for (int64_t c = 0; c < m->cols && adds; c++) {
+            tt__convert(&before, TT_F32, to + (size_t)c * item, m->dtype, 1);
+            x[c] += before;
+        }
+        tt__convert(to, m->dtype, x, TT_F32, (size_t)m->cols);
+    }
+}
+
+/* Returns `status`, which a function of the caller has returned; sets an error that names the op. */
+TT__OUTLINE tt_status TT__K(custom_done)(const tt__launch *l, tt_status status, const char *function)
+{
+    const char *name = l->instr->attr.custom->name;
+    if (status == TT_OK) return TT_OK;
+    return tt__fail(l->tape->ctx, status, "the function `%s` of op '%.60s' failed (%s)", function,
+                    name ? name : "custom", tt_status_name(status));
+}
+
+TT__FN tt_status TT__K(run_CUSTOM)(const tt__launch *l)
+{
+    const tt_custom_op *op = l->instr->attr.custom;
+    tt_custom_array in[TT_CUSTOM_INPUTS];
+    size_t used = 0;
+    int n = 0;
+    for (; n < TT_CUSTOM_INPUTS && l->in[n].data; n++)
+        in[n] = TT__K(custom_array)(l, &l->in[n], true, false, &used);
+    const tt_custom_array out = TT__K(custom_array)(l, &l->out[0], false, l->add[0], &used);
+    const tt_status status = op->forward(op->user, in, n, &out);
+    TT__K(custom_store)(&l->out[0], &out, l->add[0]);
+    return TT__K(custom_done)(l, status, "forward");
+}
+
+TT__FN tt_status TT__K(run_CUSTOM_BACKWARD)(const tt__launch *l)
+{
+    const tt_custom_op *op = l->instr->attr.custom;
+    tt_custom_array in[TT_CUSTOM_INPUTS], din[TT_CUSTOM_INPUTS];
+    size_t used = 0;
+    int n = 0;
+    const tt_custom_array dout = TT__K(custom_array)(l, &l->in[0], true, false, &used);
+    const tt_custom_array out = TT__K(custom_array)(l, &l->in[1], true, false, &used);
+    for (; n < TT_CUSTOM_INPUTS && l->in[2 + n].data; n++)
+        in[n] = TT__K(custom_array)(l, &l->in[2 + n], true, false, &used);
+    for (int k = 0; k < n; k++) din[k] = TT__K(custom_array)(l, &l->out[k], false, l->add[k], &used);
+    const tt_status status = op->backward(op->user, in, n, &out, &dout, din);
+    for (int k = 0; k < n; k++) TT__K(custom_store)(&l->out[k], &din[k], l->add[k]);
+    return TT__K(custom_done)(l, status, "backward");
+}
+
 /* ==== src/ops/losses/cpu.h */
 /* ---------------------------------------------------------------------------------------------------- losses
    A loss has four counts: the sum of the rows' weighted losses, the sum of their weights, the sum of the
@@ -20695,6 +20895,11 @@ static tt_status tt__refused(const tt_tape *t, const tt__device_group *c)
     char device[32];
     memset(&l, 0, sizeof l);
     l.tape = t;
+    for (int k = 0; k < t->n_code && !kind->host; k++)
+        if (t->code[k].attr.custom)
+            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "device '%s' cannot run '%s': the functions of "
+                            "tt_custom run on device 'cpu' alone", tt__device_name(kind, index, device),
+                            t->values[t->code[k].out[0]].name);
     for (int k = 0; k < t->n_code && kind->backend; k++) {
         const char *why;
         const tt__instr *i = l.instr = &t->code[k];

@@ -17,6 +17,7 @@
 #include "program/memory.h"
 #include "program/compile.h"
 #include "program/ema.h"
+#include "program/custom.h"
 
 static const test_case tests[] = {
     TEST_CASE(context_options), TEST_CASE(measured_peak_is_plausible), TEST_CASE(costs_of_this_machine),
@@ -40,6 +41,7 @@ static const test_case tests[] = {
     TEST_CASE(odd_roots_and_unread_inputs), TEST_CASE(parameters_of_a_freed_program),
     TEST_CASE(numbers_that_are_not_finite), TEST_CASE(numbers_that_are_not_finite_in_an_early_update),
     TEST_CASE(early_updates_that_are_refused), TEST_CASE(moving_averages),
+    TEST_CASE(ops_of_the_caller), TEST_CASE(ops_of_the_caller_refuse),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

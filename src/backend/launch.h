@@ -78,6 +78,9 @@ typedef enum tt__act {
     X(float, clip_norm)   /* CLIP */ \
     X(tt_patch_options, image) /* PATCHES */ \
     X(tt_rotary_options, rotary) /* ROTARY */ \
+    X(uint32_t, custom_hash) /* CUSTOM: of the op's name */ \
+    X(int, out_axis) X(int, out_extra) X(int, out_width) X(int, out_rows) /* CUSTOM: shape of the output; \
+                             out_rows: with out_axis 0 */ \
     X(int, offset)        /* EMBEDDING, EMBEDDING_BACKWARD: added to ids */ \
     X(tt_dtype, narrow)   /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: f32 w is rounded to it when read */
 
@@ -87,6 +90,7 @@ typedef struct tt__attr {
 #undef TT__FIELD
     int max_length; /* ATTENTION: no sequence is longer, by the caller's promise; 0: no promise. Programs that
                        load the same state may differ in it */
+    const tt_custom_op *custom; /* CUSTOM, CUSTOM_BACKWARD: the caller's op; NULL in all other ops */
 } tt__attr;
 /* Returns the factor of an optimizer's instruction on the learning rate. */
 static inline float tt__lr_factor(const tt__attr *a) { return a->scaled ? a->scale : 1; }

@@ -90,6 +90,8 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two
     X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, TT__LOSS) \
         /* x, target, [weights] -> loss, -, counts */ \
     X(CAST, "cast", 1, 1, TT__CASTS | TT__AGAIN_KEPT) /* x -> x in another dtype */ \
+    X(CUSTOM, "custom", 6, 1, 0) /* 1 to TT_CUSTOM_INPUTS inputs -> y */ \
+    X(CUSTOM_BACKWARD, "custom_backward", 8, 6, 0) /* dy, y, the inputs -> [gradient of each input] */ \
     X(FILL, "fill", 1, 1, 0) /* [loss scale] -> constant */ \
     X(LINEAR_DX, "linear_dx", 6, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
         /* dy, w, [saved], -, [1/scale of dy], [1/scale of w] -> dx * act'(saved), [column sums of dx] */ \

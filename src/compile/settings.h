@@ -25,6 +25,11 @@ static tt_status tt__refused(const tt_tape *t, const tt__device_group *c)
     char device[32];
     memset(&l, 0, sizeof l);
     l.tape = t;
+    for (int k = 0; k < t->n_code && !kind->host; k++)
+        if (t->code[k].attr.custom)
+            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "device '%s' cannot run '%s': the functions of "
+                            "tt_custom run on device 'cpu' alone", tt__device_name(kind, index, device),
+                            t->values[t->code[k].out[0]].name);
     for (int k = 0; k < t->n_code && kind->backend; k++) {
         const char *why;
         const tt__instr *i = l.instr = &t->code[k];

@@ -7,8 +7,7 @@
 #include "../context/devices.h"
 #include "../context/params.h"
 #include "../compile/program.h"
-#include "../run/ranks.h"
-#include "../run/launch.h"
+#include "../run/inputs.h"
 #include "../run/step.h"
 #include "trainer.h"
 
