@@ -461,6 +461,26 @@ tt_param *tt_param_at(const tt_context *ctx, int k);
 int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen);
 bool tt_param_frozen(const tt_param *p);
 
+/* A parameter, or the shard of it that a rank updates, for a function that is an optimizer. */
+typedef struct tt_custom_update {
+    const char *name;      /* the parameter's */
+    float *parameter;      /* n numbers, to be updated in place */
+    const float *gradient; /* n numbers, of the mean loss, after clipping */
+    float *state[2];       /* n numbers of each state, 0 at first; NULL: the optimizer has no such state */
+    int64_t n, first;      /* first: place of the first number in the whole parameter */
+    int64_t step;          /* steps done before this one */
+    float lr, weight_decay; /* of this parameter, by no_decay, lr_rules and layer_decay */
+} tt_custom_update;
+
+/* An optimizer by a function on the CPU (TT_OPTIMIZER_CUSTOM). It must exist as long as programs with it. */
+typedef struct tt_custom_optimizer {
+    /* Updates a parameter. Several ranks call it at once, each from a thread of its own. After an error the run
+       fails, and only the last state can be continued. */
+    tt_status (*update)(void *user, const tt_custom_update *u);
+    void *user;            /* argument of `update` */
+    int states;            /* 0 to 2 */
+} tt_custom_optimizer;
+
 /* ==== src/api/tape.h */
 /* --------------------------------------------------------------------------------------------------- tape */
 
@@ -715,7 +735,8 @@ tt_value tt_custom(tt_tape *t, const tt_custom_op *op, const tt_value *inputs, i
 #define TT__OPTIMIZERS(X) \
     X(TT_SGD, "sgd", SGD, false, "momentum", "momentum_buffer", NULL, NULL) \
     X(TT_ADAM, "adam", ADAM, false, "m", "exp_avg", "v", "exp_avg_sq") \
-    X(TT_ADAMW, "adamw", ADAM, true, "m", "exp_avg", "v", "exp_avg_sq")
+    X(TT_ADAMW, "adamw", ADAM, true, "m", "exp_avg", "v", "exp_avg_sq") \
+    X(TT_OPTIMIZER_CUSTOM, "custom", CUSTOM_UPDATE, false, "state 1", "state_1", "state 2", "state_2")
 #define TT__KIND(kind, name, op, decoupled, state, word, second, its_word) kind,
 typedef enum tt_optimizer_kind { TT__OPTIMIZERS(TT__KIND) } tt_optimizer_kind;
 #undef TT__KIND
@@ -726,6 +747,9 @@ typedef struct tt_lr_rule { const char *pattern; float scale; } tt_lr_rule;
 typedef struct tt_optimizer_options {
     tt_optimizer_kind kind;         /* Set it to choose the optimizer; default TT_ADAMW (Loshchilov, Hutter
                                        2019) */
+    /* Set it with TT_OPTIMIZER_CUSTOM to the function that updates; default NULL. The states are planned, saved,
+       divided and offloaded as those of other optimizers. For device "cpu" and fp32 weights. */
+    const tt_custom_optimizer *custom;
     float momentum;                 /* Set it for SGD with momentum; default 0 */
     bool nesterov;                  /* Set it for Nesterov's momentum in SGD; default false */
     float beta1, beta2, eps;        /* Set them to tune Adam and AdamW; default 0.9, 0.999, 1e-8 */
@@ -2362,6 +2386,7 @@ typedef struct tt__attr {
 #undef TT__FIELD
     int max_length; /* ATTENTION: no sequence is longer, by the caller's promise; 0: no promise. Programs that
                        load the same state may differ in it */
+    const tt_custom_optimizer *optimizer; /* CUSTOM_UPDATE: the caller's; NULL in all other ops */
     const tt_custom_op *custom; /* CUSTOM, CUSTOM_BACKWARD: the caller's op; NULL in all other ops */
 } tt__attr;
 /* Returns the factor of an optimizer's instruction on the learning rate. */
@@ -2569,6 +2594,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two
         /* sums of squares, totals, [loss scale] -> (norm, factor) */ \
     X(SGD, "sgd", 2, 2, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, [momentum] */ \
     X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, m, v */ \
+    X(CUSTOM_UPDATE, "custom_update", 2, 3, TT__RMW | TT__WITH_RUN) /* g, factor -> p, [state], [state] */ \
     X(EMA, "ema", 2, 1, TT__RMW | TT__WITH_RUN) /* p, (norm, factor) -> average */ \
     X(LOSS_SCALE, "loss_scale", 2, 1, TT__RMW) /* (norm, factor), totals -> loss scale */ \
     X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x, from one memory to another */ \
@@ -7635,6 +7661,27 @@ static int tt__use_ADAM(const tt_optimizer_options *o, tt__attr *a, tt__text_buf
     a->beta2 = o->beta2;
     a->eps = o->eps;
     return 2;
+}
+
+/* Returns the bytes of the gradient that the caller's function gets. */
+static size_t tt__cpu_CUSTOM_UPDATE(int threads, const tt_tape *t, const tt__instr *i)
+{
+    const tt__shape *g = tt__in(t, i, 0);
+    (void)threads;
+    return tt__align_up((size_t)(g->rows * g->cols) * sizeof(float));
+}
+
+static const tt__rules tt__rules_CUSTOM_UPDATE = {tt__shape_of_update, tt__layout_of_update, {NULL},
+    tt__cpu_CUSTOM_UPDATE};
+
+static int tt__use_CUSTOM_UPDATE(const tt_optimizer_options *o, tt__attr *a, tt__text_buffer *wrong)
+{
+    const tt_custom_optimizer *c = o->custom;
+    const bool known = c && c->update && c->states >= 0 && c->states <= 2;
+    if (!c || !c->update) tt__print(wrong, "; kind TT_OPTIMIZER_CUSTOM needs `custom` with a function `update`");
+    else if (!known) tt__print(wrong, "; custom.states %d is not in 0 to 2", c->states);
+    a->optimizer = c;
+    return known ? c->states : 0;
 }
 
 /* The moving average of a parameter, beside the states of any optimizer. */
@@ -17140,6 +17187,28 @@ TT__ROWS_FN(ema_rows)
 
 TT__FN tt_status TT__K(run_EMA)(const tt__launch *l) { return TT__K(update)(l, TT__K(ema_rows)); }
 
+/* Gives the caller's function the parameter, its states, and the gradient times the factor of the step. */
+TT__FN tt_status TT__K(run_CUSTOM_UPDATE)(const tt__launch *l)
+{
+    const tt_custom_optimizer *o = l->instr->attr.optimizer;
+    const tt__step_settings *run = TT__RUN_OF(l);
+    const tt__clipped *c = (const tt__clipped *)l->in[1].data;
+    const tt_param *param = l->tape->ctx->params[l->tape->values[l->instr->out[0]].param];
+    const int64_t n = tt__elements(&l->out[0]);
+    float *g = (float *)l->workspace, *state[2] = {(float *)l->out[1].data, (float *)l->out[2].data};
+    if (!isfinite(c->norm) || !n) return TT_OK;
+    tt__convert(g, TT_F32, l->in[0].data, l->in[0].dtype, (size_t)n);
+    for (int64_t k = 0; k < n; k++) g[k] *= c->factor;
+    const tt_custom_update u = {param->name, (float *)l->out[0].data, g, {state[0], state[1]}, n, l->first,
+                                run->step, run->lr * tt__lr_factor(&l->instr->attr),
+                                l->instr->attr.weight_decay};
+    const tt_status status = o->update(o->user, &u);
+    if (status == TT_OK) return TT_OK;
+    return tt__fail(l->tape->ctx, status, "the function `update` of the optimizer failed for parameter '%.200s' "
+                    "(%s): other parameters may have been updated; load the last state", param->name,
+                    tt_status_name(status));
+}
+
 /* ==== src/ops/collectives/cpu.h */
 /* ----------------------------------------------------------------------------------------------- collectives
    Each member reads the memory of the other members. Between the phases of a collective, all members wait at
@@ -21007,6 +21076,12 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     TT__RULE(staged && !p->micros && p->schedule && strcmp(p->schedule, "gpipe") == 0, TT_ERR_ARGUMENT,
              "parallel: schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, for "
              "which it plans memory")
+    const bool custom = o->train && o->optimizer.kind == TT_OPTIMIZER_CUSTOM;
+    TT__RULE(custom && !on_host, TT_ERR_UNSUPPORTED,
+             "the optimizer TT_OPTIMIZER_CUSTOM runs on device 'cpu' alone, and the device is '%s'", kind)
+    TT__RULE(custom && s->precision.half != TT_F32 && !s->precision.mixed, TT_ERR_UNSUPPORTED,
+             "the optimizer TT_OPTIMIZER_CUSTOM updates fp32 weights, and those of precision '%s' have 16 bits",
+             tt__precision_names[s->precision.kind])
     TT__RULE(o->train && o->optimizer.ema_decay > 0 && s->precision.half != TT_F32 && !s->precision.mixed, TT_ERR_UNSUPPORTED,
              "ema_decay %g averages fp32 weights, and those of precision '%s' have 16 bits: use 32-true, "
              "bf16-mixed or 16-mixed", o->optimizer.ema_decay, tt__precision_names[s->precision.kind])
@@ -25708,7 +25783,8 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
     if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status != TT_OK) return status;
     tt__overwrite_segment(p, segment);
-    const bool may_tear = p->built.t->early || (segment == TT__EACH_STEP && c->ranks > 1);
+    const bool custom = p->settings.options.optimizer.kind == TT_OPTIMIZER_CUSTOM; /* its function may fail */
+    const bool may_tear = p->built.t->early || (segment == TT__EACH_STEP && (c->ranks > 1 || custom));
     for (int s = 0; s < p->stages; s++) p->stage[s]->arena->partly_updated = may_tear;
     status = tt__run_on_ranks(p, tt__run_rank, &job);
     tt__tell_graphs(p);

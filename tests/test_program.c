@@ -42,6 +42,7 @@ static const test_case tests[] = {
     TEST_CASE(numbers_that_are_not_finite), TEST_CASE(numbers_that_are_not_finite_in_an_early_update),
     TEST_CASE(early_updates_that_are_refused), TEST_CASE(moving_averages),
     TEST_CASE(ops_of_the_caller), TEST_CASE(ops_of_the_caller_refuse),
+    TEST_CASE(an_optimizer_of_the_caller),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

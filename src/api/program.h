@@ -12,7 +12,8 @@
 #define TT__OPTIMIZERS(X) \
     X(TT_SGD, "sgd", SGD, false, "momentum", "momentum_buffer", NULL, NULL) \
     X(TT_ADAM, "adam", ADAM, false, "m", "exp_avg", "v", "exp_avg_sq") \
-    X(TT_ADAMW, "adamw", ADAM, true, "m", "exp_avg", "v", "exp_avg_sq")
+    X(TT_ADAMW, "adamw", ADAM, true, "m", "exp_avg", "v", "exp_avg_sq") \
+    X(TT_OPTIMIZER_CUSTOM, "custom", CUSTOM_UPDATE, false, "state 1", "state_1", "state 2", "state_2")
 #define TT__KIND(kind, name, op, decoupled, state, word, second, its_word) kind,
 typedef enum tt_optimizer_kind { TT__OPTIMIZERS(TT__KIND) } tt_optimizer_kind;
 #undef TT__KIND
@@ -23,6 +24,9 @@ typedef struct tt_lr_rule { const char *pattern; float scale; } tt_lr_rule;
 typedef struct tt_optimizer_options {
     tt_optimizer_kind kind;         /* Set it to choose the optimizer; default TT_ADAMW (Loshchilov, Hutter
                                        2019) */
+    /* Set it with TT_OPTIMIZER_CUSTOM to the function that updates; default NULL. The states are planned, saved,
+       divided and offloaded as those of other optimizers. For device "cpu" and fp32 weights. */
+    const tt_custom_optimizer *custom;
     float momentum;                 /* Set it for SGD with momentum; default 0 */
     bool nesterov;                  /* Set it for Nesterov's momentum in SGD; default false */
     float beta1, beta2, eps;        /* Set them to tune Adam and AdamW; default 0.9, 0.999, 1e-8 */

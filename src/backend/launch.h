@@ -90,6 +90,7 @@ typedef struct tt__attr {
 #undef TT__FIELD
     int max_length; /* ATTENTION: no sequence is longer, by the caller's promise; 0: no promise. Programs that
                        load the same state may differ in it */
+    const tt_custom_optimizer *optimizer; /* CUSTOM_UPDATE: the caller's; NULL in all other ops */
     const tt_custom_op *custom; /* CUSTOM, CUSTOM_BACKWARD: the caller's op; NULL in all other ops */
 } tt__attr;
 /* Returns the factor of an optimizer's instruction on the learning rate. */

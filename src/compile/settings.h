@@ -137,6 +137,12 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     TT__RULE(staged && !p->micros && p->schedule && strcmp(p->schedule, "gpipe") == 0, TT_ERR_ARGUMENT,
              "parallel: schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, for "
              "which it plans memory")
+    const bool custom = o->train && o->optimizer.kind == TT_OPTIMIZER_CUSTOM;
+    TT__RULE(custom && !on_host, TT_ERR_UNSUPPORTED,
+             "the optimizer TT_OPTIMIZER_CUSTOM runs on device 'cpu' alone, and the device is '%s'", kind)
+    TT__RULE(custom && s->precision.half != TT_F32 && !s->precision.mixed, TT_ERR_UNSUPPORTED,
+             "the optimizer TT_OPTIMIZER_CUSTOM updates fp32 weights, and those of precision '%s' have 16 bits",
+             tt__precision_names[s->precision.kind])
     TT__RULE(o->train && o->optimizer.ema_decay > 0 && s->precision.half != TT_F32 && !s->precision.mixed, TT_ERR_UNSUPPORTED,
              "ema_decay %g averages fp32 weights, and those of precision '%s' have 16 bits: use 32-true, "
              "bf16-mixed or 16-mixed", o->optimizer.ema_decay, tt__precision_names[s->precision.kind])

@@ -20,7 +20,7 @@ TEST(every_op_has_a_case)
         bool of_ranks = op >= TT__OP_ALL_REDUCE;          /* test_ranks.c has these */
         bool caches = op == TT__OP_STORE_ROWS;            /* has no backward; test_lm.c has it */
         bool fp8 = op == TT__OP_QUANTIZE || op == TT__OP_FP8_HISTORY; /* see training_in_fp8 */
-        const bool elsewhere = op == TT__OP_EMA || op == TT__OP_CUSTOM || op == TT__OP_CUSTOM_BACKWARD;
+        const bool elsewhere = op == TT__OP_EMA || op == TT__OP_CUSTOM_UPDATE || op == TT__OP_CUSTOM || op == TT__OP_CUSTOM_BACKWARD;
         report(ran[op] || elsewhere || streams || of_ranks || caches || fp8, "was in no program of the gradient tests");
     }
 }

@@ -221,3 +221,93 @@ TEST(ops_of_the_caller_refuse)
     }
     signed_close(&n);
 }
+
+/* AdamW as an optimizer of the caller, in double precision. */
+typedef struct own_adam { double beta1, beta2, eps; const char *fails_for; } own_adam;
+
+static tt_status own_update(void *user, const tt_custom_update *u)
+{
+    own_adam *o = (own_adam *)user;
+    const double t = (double)u->step + 1;
+    if (o->fails_for && strcmp(o->fails_for, u->name) == 0) return TT_ERR_FILE;
+    for (int64_t k = 0; k < u->n; k++) {
+        const double g = u->gradient[k], m = o->beta1 * u->state[0][k] + (1 - o->beta1) * g,
+                     v = o->beta2 * u->state[1][k] + (1 - o->beta2) * g * g;
+        u->state[0][k] = (float)m;
+        u->state[1][k] = (float)v;
+        u->parameter[k] = (float)(u->parameter[k] * (1 - (double)u->lr * u->weight_decay) - u->lr *
+                                  (m / (1 - pow(o->beta1, t))) / (sqrt(v / (1 - pow(o->beta2, t))) + o->eps));
+    }
+    return TT_OK;
+}
+
+/* AdamW by a function trains as the library's AdamW, with clipping, decay and rules for learning rates, wherever
+   the states lie; its states are saved and loaded. */
+TEST(an_optimizer_of_the_caller)
+{
+    static const struct { const char *device, *precision, *offload, *update; int zero; } rows[] = {
+        {"cpu", "32-true", NULL, "end", 1}, {"cpu", "bf16-mixed", NULL, "backward", 1},
+        {"cpu", "32-true", "optimizer,parameters", "end", 1}, {"cpu", "32-true", NULL, "host", 1},
+        {"cpu*2", "32-true", NULL, "end", 1}, {"cpu*2", "16-mixed", "optimizer", "end", 3}};
+    static const tt_lr_rule rules[] = {{"head.*", 0.5f}, {NULL, 0}};
+    static averaged x[3];
+    own_adam own = {0.9, 0.99, 1e-4, NULL};
+    const tt_custom_optimizer custom = {own_update, &own, 2};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        const char *path = test_path(test_folder(), "own.safetensors");
+        tt_compile_options o = tt_compile_options_default();
+        o.device = rows[k].device;
+        o.precision = rows[k].precision;
+        o.offload = rows[k].offload;
+        o.update = rows[k].update;
+        o.parallel.zero = rows[k].zero;
+        o.loss_scale.init = 64;
+        o.optimizer.lr_rules = rules;
+        o.optimizer.weight_decay = 0.1f;
+        o.optimizer.clip_norm = strcmp(rows[k].update, "backward") == 0 ? 0 : 0.3f;
+        o.optimizer.beta2 = 0.99f;
+        o.optimizer.eps = 1e-4f;
+        for (int kind = 0; kind < 3; kind++) {
+            if (kind) o.optimizer.kind = TT_OPTIMIZER_CUSTOM;
+            o.optimizer.custom = &custom;
+            if (!averaged_open(&x[kind], &o)) { printf("%s\n", tt_error(x[kind].ctx)); return; }
+            for (int step = 0; step < EMA_STEPS && kind < 2; step++) averaged_step(&x[kind], step, 0);
+        }
+        double wrong = 0;
+        for (int p = 0; p < EMA_PARAMS; p++)
+            for (int i = 0; i < EMA_MOST; i++) wrong = fmax(wrong, fabs(x[0].now[p][i] - x[1].now[p][i]));
+        CHECK(wrong <= (k == 1 || k == 5 ? 1e-3 : 2e-6));
+        CHECK(tt_program_plan(x[0].p).at_peak[TT_MEM_OPTIMIZER] == tt_program_plan(x[1].p).at_peak[TT_MEM_OPTIMIZER]);
+        CHECK(tt_program_save(x[1].p, path) == TT_OK && tt_program_load(x[2].p, path) == TT_OK);
+        for (int kind = 1; kind < 3; kind++) averaged_step(&x[kind], EMA_STEPS, 0);
+        CHECK(memcmp(x[1].now, x[2].now, sizeof x[1].now) == 0);
+        own.fails_for = "head.weight";
+        const int32_t ids[4] = {1, 2, 3, 4}, starts[2] = {0, 4}, label[1] = {1};
+        for (int rank = 0; rank < x[1].p->arena->data; rank++)
+            CHECK(tt_set_rank(x[1].p, rank, x[1].m.ids, ids, 4) == TT_OK &&
+                  tt_set_rank(x[1].p, rank, x[1].m.starts, starts, 2) == TT_OK &&
+                  tt_set_rank(x[1].p, rank, x[1].m.labels, label, 1) == TT_OK);
+        CHECK(tt_step(x[1].p, 0.1f, NULL) == TT_ERR_FILE);
+        CHECK_ERROR(x[1].ctx, TT_ERR_FILE, "`update` of the optimizer failed for parameter 'head.weight'");
+        own.fails_for = NULL;
+        CHECK(tt_program_save(x[1].p, path) == TT_ERR_DEVICE && tt_program_load(x[1].p, path) == TT_OK);
+        for (int kind = 0; kind < 3; kind++) averaged_close(&x[kind]);
+    }
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_compile_options o = tt_compile_options_default();
+    o.optimizer.kind = TT_OPTIMIZER_CUSTOM;
+    CHECK(tt_check_options(ctx, &o) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "kind TT_OPTIMIZER_CUSTOM needs `custom` with a function `update`");
+    const tt_custom_optimizer many = {own_update, &own, 3};
+    o.optimizer.custom = &many;
+    CHECK(tt_check_options(ctx, &o) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "custom.states 3 is not in 0 to 2");
+    o.optimizer.custom = &custom;
+    o.device = "cuda";
+    o.precision = "bf16-true";
+    CHECK(tt_check_options(ctx, &o) == TT_ERR_UNSUPPORTED);
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "TT_OPTIMIZER_CUSTOM runs on device 'cpu' alone, and the device is 'cuda'; "
+                "the optimizer TT_OPTIMIZER_CUSTOM updates fp32 weights, and those of precision 'bf16-true'");
+    TEST_CLOSE(ctx, &a);
+}

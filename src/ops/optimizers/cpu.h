@@ -299,3 +299,25 @@ TT__ROWS_FN(ema_rows)
 }
 
 TT__FN tt_status TT__K(run_EMA)(const tt__launch *l) { return TT__K(update)(l, TT__K(ema_rows)); }
+
+/* Gives the caller's function the parameter, its states, and the gradient times the factor of the step. */
+TT__FN tt_status TT__K(run_CUSTOM_UPDATE)(const tt__launch *l)
+{
+    const tt_custom_optimizer *o = l->instr->attr.optimizer;
+    const tt__step_settings *run = TT__RUN_OF(l);
+    const tt__clipped *c = (const tt__clipped *)l->in[1].data;
+    const tt_param *param = l->tape->ctx->params[l->tape->values[l->instr->out[0]].param];
+    const int64_t n = tt__elements(&l->out[0]);
+    float *g = (float *)l->workspace, *state[2] = {(float *)l->out[1].data, (float *)l->out[2].data};
+    if (!isfinite(c->norm) || !n) return TT_OK;
+    tt__convert(g, TT_F32, l->in[0].data, l->in[0].dtype, (size_t)n);
+    for (int64_t k = 0; k < n; k++) g[k] *= c->factor;
+    const tt_custom_update u = {param->name, (float *)l->out[0].data, g, {state[0], state[1]}, n, l->first,
+                                run->step, run->lr * tt__lr_factor(&l->instr->attr),
+                                l->instr->attr.weight_decay};
+    const tt_status status = o->update(o->user, &u);
+    if (status == TT_OK) return TT_OK;
+    return tt__fail(l->tape->ctx, status, "the function `update` of the optimizer failed for parameter '%.200s' "
+                    "(%s): other parameters may have been updated; load the last state", param->name,
+                    tt_status_name(status));
+}
