@@ -474,8 +474,8 @@ typedef struct tt_custom_update {
 
 /* An optimizer by a function on the CPU (TT_OPTIMIZER_CUSTOM). It must exist as long as programs with it. */
 typedef struct tt_custom_optimizer {
-    /* Updates a parameter. Several ranks call it at once, each from a thread of its own. After an error the run
-       fails, and only the last state can be continued. */
+    /* Updates a parameter. Several ranks call it at once, each from a thread of its own. After an error the
+       run fails, and only the last state can be continued. */
     tt_status (*update)(void *user, const tt_custom_update *u);
     void *user;            /* argument of `update` */
     int states;            /* 0 to 2 */
@@ -705,24 +705,24 @@ tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value
    Floats of any precision come as TT_F32; an input of integers has its own dtype. */
 typedef struct tt_custom_array { void *data; tt_dtype dtype; int64_t rows, width; } tt_custom_array;
 
-/* An op by functions on the CPU. They are called in each run with the rows of that run, from the thread of each
-   rank, and must be pure: recompute calls forward again, with the same inputs, for the same output. A function
-   that returns an error fails the run, which then has updated nothing. */
+/* An op by functions on the CPU. They are called in each run with the rows of that run, from the thread of
+   each rank, and must be pure: recompute calls forward again, with the same inputs, for the same output. A
+   function that returns an error fails the run, which then has updated nothing. */
 typedef struct tt_custom_op {
     const char *name; /* names the op in plans and errors */
     /* Computes out from the n inputs. */
     tt_status (*forward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out);
-    /* Computes the gradients din of the inputs from the inputs, the output and its gradient dout. din[k].data is
-       NULL if input k needs no gradient. NULL: the op has no backward. */
+    /* Computes the gradients din of the inputs from the inputs, the output and its gradient dout. din[k].data
+       is NULL if input k needs no gradient. NULL: the op has no backward. */
     tt_status (*backward)(void *user, const tt_custom_array *in, int n, const tt_custom_array *out,
                           const tt_custom_array *dout, const tt_custom_array *din);
     void *user;       /* argument of both */
 } tt_custom_op;
 enum { TT_CUSTOM_INPUTS = 6 }; /* largest number of inputs of tt_custom */
-/* Records an op of the caller: 1 to TT_CUSTOM_INPUTS inputs -> (rows, width), where rows is a number or an axis
-   (tt_value_axis). *op is not copied: it must exist as long as programs of the tape. Arrays are planned as those
-   of other ops, recompute and offload included. Other devices than "cpu" are refused when the program is
-   compiled. Tensor ranks compute the op whole. */
+/* Records an op of the caller: 1 to TT_CUSTOM_INPUTS inputs -> (rows, width), where rows is a number or an
+   axis (tt_value_axis). *op is not copied: it must exist as long as programs of the tape. Arrays are planned
+   as those of other ops, recompute and offload included. Other devices than "cpu" are refused when the
+   program is compiled. Tensor ranks compute the op whole. */
 tt_value tt_custom(tt_tape *t, const tt_custom_op *op, const tt_value *inputs, int n, int64_t rows,
                    int64_t width);
 
@@ -747,8 +747,8 @@ typedef struct tt_lr_rule { const char *pattern; float scale; } tt_lr_rule;
 typedef struct tt_optimizer_options {
     tt_optimizer_kind kind;         /* Set it to choose the optimizer; default TT_ADAMW (Loshchilov, Hutter
                                        2019) */
-    /* Set it with TT_OPTIMIZER_CUSTOM to the function that updates; default NULL. The states are planned, saved,
-       divided and offloaded as those of other optimizers. For device "cpu" and fp32 weights. */
+    /* Set it with TT_OPTIMIZER_CUSTOM to the function that updates; default NULL. The states are planned,
+       saved, divided and offloaded as those of other optimizers. For device "cpu" and fp32 weights. */
     const tt_custom_optimizer *custom;
     float momentum;                 /* Set it for SGD with momentum; default 0 */
     bool nesterov;                  /* Set it for Nesterov's momentum in SGD; default false */
@@ -757,29 +757,30 @@ typedef struct tt_optimizer_options {
                                        decay to the gradient; in ADAMW it is decoupled */
     const char *const *no_decay;    /* Set it to name patterns of parameters without decay, ended by NULL;
                                        default: 1-D parameters (biases, norms). An empty list decays all */
-    /* Set it to rules for the learning rates of parameters, ended by a NULL pattern; default NULL. The first rule
-       that matches a parameter's name gives its factor, >= 0; without a match it is 1. The factor also applies
-       to the decoupled decay, as in PyTorch's parameter groups. */
+    /* Set it to rules for the learning rates of parameters, ended by a NULL pattern; default NULL. The first
+       rule that matches a parameter's name gives its factor, >= 0; without a match it is 1. The factor also
+       applies to the decoupled decay, as in PyTorch's parameter groups. */
     const tt_lr_rule *lr_rules;
-    /* Set it to lower learning rates layer by layer from the output to the input, 0 < layer_decay <= 1; default
-       1 (Clark et al., "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first number in
-       a parameter's name that is a part between dots or ends such a part after '_': 3 in "encoder.layer.3.bias".
-       With L layers, layer k has the factor layer_decay^(L - k); parameters made before those of layers, such as
-       embeddings, layer_decay^(L + 1); all others 1. Factors of lr_rules multiply it. */
+    /* Set it to lower learning rates layer by layer from the output to the input, 0 < layer_decay <= 1;
+       default 1 (Clark et al., "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first
+       number in a parameter's name that is a part between dots or ends such a part after '_': 3 in
+       "encoder.layer.3.bias". With L layers, layer k has the factor layer_decay^(L - k); parameters made
+       before those of layers, such as embeddings, layer_decay^(L + 1); all others 1. Factors of lr_rules
+       multiply it. */
     float layer_decay;
-    /* Set it to keep exponential moving averages of the trained parameters as a further state of the optimizer;
-       default 0: none. In [0, 1), usually 0.99 to 0.9999. The first update copies the parameters; each later one
-       sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with get_ema_avg_fn.
-       The averages are f32, so the parameters must be: precision "32-true" or one that ends with "-mixed". A
-       saved state has them with "ema." before the names. See tt_trainer_use_ema. */
+    /* Set it to keep exponential moving averages of the trained parameters as a further state of the
+       optimizer; default 0: none. In [0, 1), usually 0.99 to 0.9999. The first update copies the parameters;
+       each later one sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with
+       get_ema_avg_fn. The averages are f32, so the parameters must be: precision "32-true" or one that ends
+       with "-mixed". A saved state has them with "ema." before the names. See tt_trainer_use_ema. */
     float ema_decay;
     float clip_norm;                /* Set it to limit the global norm of the gradient; default 0: no limit */
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);
 
-/* WSD: warmup, stable, decay (Hu et al., "MiniCPM", 2024): the learning rate stays until the last decay_steps,
-   in which it falls linearly or, as 1 - sqrt (Haegele et al., "Scaling laws and compute-optimal training beyond
-   fixed training durations", 2024), first steeply and then slowly. */
+/* WSD: warmup, stable, decay (Hu et al., "MiniCPM", 2024): the learning rate stays until the last
+   decay_steps, in which it falls linearly or, as 1 - sqrt (Haegele et al., "Scaling laws and compute-optimal
+   training beyond fixed training durations", 2024), first steeply and then slowly. */
 typedef enum tt_schedule_kind { TT_CONSTANT, TT_LINEAR, TT_COSINE, TT_WSD, TT_WSD_SQRT } tt_schedule_kind;
 
 typedef struct tt_schedule {
@@ -968,10 +969,11 @@ typedef struct tt_compile_options {
        false. The plan then keeps all gradients. It excludes update "backward", which reuses their memory, and
        parallel.pipeline. */
     bool keep_gradients;
-    /* Set it to read or change gradients before an update; default NULL. It is called with `user` in each step
-       (counted from 0), when the step's gradients are complete and before the update reads them. It may call
-       tt_get_gradient, tt_set_gradient and tt_param_get. If it returns an error, the step updates nothing and
-       fails with that error. With several processes it is called in each. It implies keep_gradients. */
+    /* Set it to read or change gradients before an update; default NULL. It is called with `user` in each
+       step (counted from 0), when the step's gradients are complete and before the update reads them. It may
+       call tt_get_gradient, tt_set_gradient and tt_param_get. If it returns an error, the step updates
+       nothing and fails with that error. With several processes it is called in each. It implies
+       keep_gradients. */
     tt_status (*before_update)(void *user, tt_program *p, int64_t step);
     void *user; /* argument of before_update */
     /* Set it to save memory by updating parameters earlier or elsewhere; default "end": all at the end of the
@@ -1196,10 +1198,10 @@ tt_status tt_wait(tt_program *p, tt_stats *stats);
    After a tt_update without stats, results are read as late as after tt_step. */
 tt_status tt_micro_step(tt_program *p, tt_stats *stats);
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
-/* Copies a gradient: tt_param_size floats, d(mean over the targets so far) / d(param), before clipping. Call it
-   after tt_micro_step, before tt_update; in before_update; or, with keep_gradients, after a step whose loss was
-   finite. After a step it is refused with several data ranks or groups, whose gradients the step sums in
-   place. Not for pipelines. */
+/* Copies a gradient: tt_param_size floats, d(mean over the targets so far) / d(param), before clipping. Call
+   it after tt_micro_step, before tt_update; in before_update; or, with keep_gradients, after a step whose
+   loss was finite. After a step it is refused with several data ranks or groups, whose gradients the step
+   sums in place. Not for pipelines. */
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
 /* Replaces a gradient, given as tt_get_gradient gives it and rounded to the gradient's dtype. Call it in
    before_update, or between tt_micro_step and tt_update. Norm, clipping and update then use the new values.
@@ -2160,11 +2162,11 @@ tt_status tt_predict(tt_trainer *t, const tt_batch *batch, float *probabilities)
 tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text, float *probabilities);
 
 /* Exchanges the parameters with their moving averages (tt_optimizer_options.ema_decay) if `use`, and back if
-   not. Meanwhile evaluations, predictions and a save of the model use the averages, and the trainer can neither
-   train nor save or load a state. Call it between steps. It takes memory for two copies of the largest
-   parameter. Before the first update the averages are the parameters. After an error load the last state.
-   tt_fit uses the averages by itself for each validation and in `keep`; when it ends, the parameters are those
-   of training. */
+   not. Meanwhile evaluations, predictions and a save of the model use the averages, and the trainer can
+   neither train nor save or load a state. Call it between steps. It takes memory for two copies of the
+   largest parameter. Before the first update the averages are the parameters. After an error load the last
+   state. tt_fit uses the averages by itself for each validation and in `keep`; when tt_fit ends, the
+   parameters are those of training. */
 tt_status tt_trainer_use_ema(tt_trainer *t, bool use);
 
 /* Progress of a run, stored with the state so that the caller can resume. */
@@ -2218,8 +2220,8 @@ typedef struct tt_fit_options {
     int64_t validate_steps;        /* Set it to a number of steps after which the run validates and saves, in
                                       addition to the end of each epoch; steps of all epochs count; without
                                       validation the run only saves; default 0 */
-    int64_t patience;              /* Set it to a number of validations in a row that are no better than the
-                                      best one, after which the run ends; needs validation; default 0: never */
+    int64_t patience;              /* Set it to end the run after a number of validations in a row that are no
+                                      better than the best one; needs validation; default 0: never */
     const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
                                       current step or batch of validation; a signal handler may set the
                                       variable (sig_atomic_t); default NULL */
@@ -2238,9 +2240,9 @@ typedef struct tt_fit_options {
 tt_fit_options tt_fit_options_default(void);
 
 /* Trains for some epochs of `train`, each followed by an evaluation on `validation` (NULL: none). *finished
-   is true if all epochs are done or `patience` has ended the run. Otherwise the run was stopped or failed, and the state after the last whole
-   step is saved, from which a run resumes bit for bit. Saving can fail as well: tt_trainer_saved_steps says
-   from which step a resumed run would continue.
+   is true if all epochs are done or `patience` has ended the run. Otherwise the run was stopped or failed,
+   and the state after the last whole step is saved, from which a run resumes bit for bit. Saving can fail as
+   well: tt_trainer_saved_steps says from which step a resumed run would continue.
    A step that has no target, or whose loss or gradient is not finite, updates nothing: it is skipped and
    counted in tt_stats.skipped, and the logger gets one warning. tt_fit fails after 10 skipped steps in a row,
    or as many as an epoch has. It also fails at the end of an epoch whose last steps were not finite, if its
@@ -7101,13 +7103,15 @@ tt_value tt_custom(tt_tape *t, const tt_custom_op *op, const tt_value *inputs, i
     else if (!op->forward)
         tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_custom: op '%.60s' has no function `forward`", name);
     else if (!tt__decode_rows(t, rows, &shape) || width < 1 || shape.rows > INT_MAX || width > INT_MAX)
-        tt__tape_fail(t, TT_ERR_SHAPE, "tt_custom: op '%.60s' has an output of %lld rows of width %lld, expected "
+        tt__tape_fail(t, TT_ERR_SHAPE,
+                      "tt_custom: op '%.60s' has an output of %lld rows of width %lld, expected "
                       "1 or more of both, or an axis as rows", name, (long long)rows, (long long)width);
     if (t->status != TT_OK) return tt__handle(t, 0);
     memcpy(in, inputs, sizeof *in * (size_t)n);
     i.attr.custom = op;
     i.attr.custom_hash = 2166136261u; /* FNV-1a */
-    for (const char *c = name; *c; c++) i.attr.custom_hash = (i.attr.custom_hash ^ (unsigned char)*c) * 16777619u;
+    for (const char *c = name; *c; c++)
+        i.attr.custom_hash = (i.attr.custom_hash ^ (unsigned char)*c) * 16777619u;
     i.attr.out_axis = shape.axis;
     i.attr.out_extra = shape.extra;
     i.attr.out_width = (int)width;
@@ -7678,7 +7682,8 @@ static int tt__use_CUSTOM_UPDATE(const tt_optimizer_options *o, tt__attr *a, tt_
 {
     const tt_custom_optimizer *c = o->custom;
     const bool known = c && c->update && c->states >= 0 && c->states <= 2;
-    if (!c || !c->update) tt__print(wrong, "; kind TT_OPTIMIZER_CUSTOM needs `custom` with a function `update`");
+    if (!c || !c->update)
+        tt__print(wrong, "; kind TT_OPTIMIZER_CUSTOM needs `custom` with a function `update`");
     else if (!known) tt__print(wrong, "; custom.states %d is not in 0 to 2", c->states);
     a->optimizer = c;
     return known ? c->states : 0;
@@ -10334,8 +10339,8 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
     return true;
 }
 
-/* Returns the number of the layer that a parameter's name has; -1: none. The number is the first that is a part
-   of the name between dots, or ends such a part after '_'. */
+/* Returns the number of the layer that a parameter's name has; -1: none. The number is the first that is a
+   part of the name between dots, or ends such a part after '_'. */
 static int tt__layer_of(const char *name)
 {
     enum { MOST_DIGITS = 6 };
@@ -10614,7 +10619,8 @@ static bool tt__prepare_updates(tt__updater *u)
         const bool shard = part.unit && !t->values[v].part.unit;
         d->target = shard ? tt__shard_view(t, v, &part) : v;
         if (!d->target) return false;
-        for (int k = 0; k < states; k++) d->state[k] = tt__new_state(&b, d->target, k + 1, how->state[k].name);
+        for (int k = 0; k < states; k++)
+            d->state[k] = tt__new_state(&b, d->target, k + 1, how->state[k].name);
         if (u->o->ema_decay > 0) d->average = tt__new_state(&b, d->target, TT__EMA, "ema");
         d->clipped = t->clipped;
     }
@@ -16565,7 +16571,8 @@ TT__OUTLINE tt_custom_array TT__K(custom_array)(const tt__launch *l, const tt__m
     const bool floats = tt__is_float(m->dtype);
     const tt_dtype dtype = floats ? TT_F32 : m->dtype;
     tt_custom_array a = {m->data, dtype, m->rows, m->cols};
-    const size_t bytes = m->data ? tt__custom_bytes(m, adds) : 0, row = (size_t)m->cols * tt_dtype_bytes(dtype);
+    const size_t bytes = m->data ? tt__custom_bytes(m, adds) : 0;
+    const size_t row = (size_t)m->cols * tt_dtype_bytes(dtype);
     if (!bytes) return a;
     a.data = tt__workspace_at(l, *used);
     *used += bytes;
@@ -17122,7 +17129,8 @@ TT__ROWS_FN(adam_rows)
     float *p = TT__K(chunk_in)(&l->out[0], from, n, scratch, 1);
     float *m = TT__K(chunk_in)(&l->out[1], from, n, scratch, 2);
     float *v = TT__K(chunk_in)(&l->out[2], from, n, scratch, 3);
-    float factor = ((const float *)l->in[1].data)[1], lr = run->lr * tt__lr_factor(a), b1 = a->beta1, b2 = a->beta2;
+    float factor = ((const float *)l->in[1].data)[1], lr = run->lr * tt__lr_factor(a);
+    float b1 = a->beta1, b2 = a->beta2;
     float step = (float)(lr / (1 - pow(b1, t))), root = (float)(1 / sqrt(1 - pow(b2, t)));
     float l2 = a->decoupled ? 0 : a->weight_decay, keep = a->decoupled ? 1 - lr * a->weight_decay : 1;
     for (; c < n; c += TT__LANES) {
@@ -17204,9 +17212,9 @@ TT__FN tt_status TT__K(run_CUSTOM_UPDATE)(const tt__launch *l)
                                 l->instr->attr.weight_decay};
     const tt_status status = o->update(o->user, &u);
     if (status == TT_OK) return TT_OK;
-    return tt__fail(l->tape->ctx, status, "the function `update` of the optimizer failed for parameter '%.200s' "
-                    "(%s): other parameters may have been updated; load the last state", param->name,
-                    tt_status_name(status));
+    return tt__fail(l->tape->ctx, status, "the function `update` of the optimizer failed for parameter "
+                    "'%.200s' (%s): other parameters may have been updated; load the last state",
+                    param->name, tt_status_name(status));
 }
 
 /* ==== src/ops/collectives/cpu.h */
@@ -20661,7 +20669,8 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
         tt__print(&all, "; clip_norm %g is negative (0 means no clipping)", o->clip_norm);
     for (const tt_lr_rule *r = o->lr_rules; r && r->pattern; r++)
         if (!(r->scale >= 0 && isfinite(r->scale)))
-            tt__print(&all, "; the scale %g of lr_rules pattern '%.60s' is not a finite number >= 0", r->scale,
+            tt__print(&all, "; the scale %g of lr_rules pattern '%.60s' is not a finite number >= 0",
+                      r->scale,
                       r->pattern);
     if (!(o->ema_decay >= 0 && o->ema_decay < 1))
         tt__print(&all, "; ema_decay %g is not in [0, 1) (0 means no average)", o->ema_decay);
@@ -21040,6 +21049,9 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* ranks divide gradients too */
     const bool recompute_fits = s->recompute == TT__RECOMPUTE_BUDGET && o->train;
     const bool early = s->update == TT__UPDATE_BACKWARD && o->train;
+    const bool custom = o->train && o->optimizer.kind == TT_OPTIMIZER_CUSTOM;
+    const bool averages = o->train && o->optimizer.ema_decay > 0;
+    const bool narrow = s->precision.half != TT_F32 && !s->precision.mixed; /* weights have 16 bits */
     tt_status status = TT_OK;
     char text[400];
     tt__text_buffer late = {text, sizeof text, 0}; /* collects options that need all gradients at once */
@@ -21070,21 +21082,18 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     TT__RULE(staged && (divides || p->server || p->reduce_micros), TT_ERR_ARGUMENT,
              "parallel: pipeline does not go with %s: use zero 0 or 1 alone",
              divides ? "zero 2, 3 and TT_ZERO_BUDGET" : p->server ? "server" : "reduce_micros")
-    TT__RULE(staged && o->train && (o->keep_gradients || o->before_update), TT_ERR_UNSUPPORTED,
+    TT__RULE(staged && tt__keeps_gradients(o), TT_ERR_UNSUPPORTED,
              "parallel: a pipeline runs its micro-batches together with the update, and does not go with %s",
              o->before_update ? "before_update" : "keep_gradients")
     TT__RULE(staged && !p->micros && p->schedule && strcmp(p->schedule, "gpipe") == 0, TT_ERR_ARGUMENT,
              "parallel: schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, for "
              "which it plans memory")
-    const bool custom = o->train && o->optimizer.kind == TT_OPTIMIZER_CUSTOM;
     TT__RULE(custom && !on_host, TT_ERR_UNSUPPORTED,
              "the optimizer TT_OPTIMIZER_CUSTOM runs on device 'cpu' alone, and the device is '%s'", kind)
-    TT__RULE(custom && s->precision.half != TT_F32 && !s->precision.mixed, TT_ERR_UNSUPPORTED,
-             "the optimizer TT_OPTIMIZER_CUSTOM updates fp32 weights, and those of precision '%s' have 16 bits",
+    TT__RULE((custom || averages) && narrow, TT_ERR_UNSUPPORTED,
+             "%s needs fp32 weights, and those of precision '%s' have 16 bits: use 32-true, bf16-mixed or "
+             "16-mixed", custom ? "the optimizer TT_OPTIMIZER_CUSTOM" : "ema_decay",
              tt__precision_names[s->precision.kind])
-    TT__RULE(o->train && o->optimizer.ema_decay > 0 && s->precision.half != TT_F32 && !s->precision.mixed, TT_ERR_UNSUPPORTED,
-             "ema_decay %g averages fp32 weights, and those of precision '%s' have 16 bits: use 32-true, "
-             "bf16-mixed or 16-mixed", o->optimizer.ema_decay, tt__precision_names[s->precision.kind])
     TT__RULE(fp8 && on_host, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'",
              kind)
     TT__RULE(fp8 && s->precision.kind == TT__32_TRUE, TT_ERR_UNSUPPORTED,
@@ -26508,8 +26517,8 @@ static tt_status tt__gradient_now(tt_program *p, const tt_param *param, const ch
                         "step together with its update, and keeps no gradients before", caller);
     if (!o->train || (!within && !(tt__keeps_gradients(o) && p->kept.rounds)))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "%s: gradients are kept between tt_micro_step "
-                        "and tt_update of a program compiled with accumulate, or after a step of one compiled "
-                        "with keep_gradients", caller);
+                        "and tt_update of a program compiled with accumulate, or after a step of one "
+                        "compiled with keep_gradients", caller);
     if (!within && p->arena->data * tt__slots(p) > 1)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: a step sums the gradients of %d data ranks and %d "
                         "groups in place: read them in before_update", caller, p->arena->data,
@@ -39754,7 +39763,8 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: the trainer's own settings */
     if (o.schedule.lr_at) snprintf(lines, sizeof lines, "schedule lr_at\n");
     else
-        snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, decay_steps %lld, "
+        snprintf(lines, sizeof lines,
+                 "schedule %s with lr %s, min_lr %s, warmup_steps %lld, decay_steps %lld, "
                  "total_steps %lld\n", tt__schedules[(unsigned)o.schedule.kind % TT__COUNT(tt__schedules)],
                  tt__shortest(o.schedule.lr, lr), tt__shortest(o.schedule.min_lr, min),
                  (long long)o.schedule.warmup_steps, (long long)o.schedule.decay_steps,
@@ -40783,7 +40793,8 @@ static tt_status tt__move_average(const tt_program *head, const tt__kept *x, flo
             int64_t first, count = tt__stored_shard(&stored, r, &first);
             for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
                 const int64_t e = tt__stored_element(&stored, r, at, &n);
-                const tt__memory m = {p->arena, r, y->space, TT_F32, (char *)tt__resolve(p, r, v).data + at * 4};
+                char *memory = (char *)tt__resolve(p, r, v).data + at * 4;
+                const tt__memory m = {p->arena, r, y->space, TT_F32, memory};
                 status = tt__write_memory(&m, from + e, TT_F32, (size_t)n);
             }
         }
@@ -40791,8 +40802,8 @@ static tt_status tt__move_average(const tt_program *head, const tt__kept *x, flo
     return status;
 }
 
-/* Exchanges all trained parameters with their averages. After an error within the exchange the program refuses
-   to run before a state is loaded. */
+/* Exchanges all trained parameters with their averages. After an error within the exchange the program
+   refuses to run before a state is loaded. */
 static tt_status tt__swap_averages(tt_program *p)
 {
     tt_context *ctx = p->ctx;
@@ -40825,8 +40836,8 @@ static bool tt__has_ema(const tt_trainer *r)
 tt_status tt_trainer_use_ema(tt_trainer *r, bool use)
 {
     if (!tt__has_ema(r))
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_trainer_use_ema: the trainer has no moving averages: make "
-                        "it with train and optimizer.ema_decay above 0");
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_trainer_use_ema: the trainer has no moving averages: "
+                        "make it with train and optimizer.ema_decay above 0");
     if (tt__trainer_within_step(r))
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_trainer_use_ema: the micro-batches of a step have not "
                         "been updated yet: call it between steps");
@@ -41633,8 +41644,8 @@ static tt_status tt__fit_pause(tt__fit_run *f)
     return status;
 }
 
-/* Trains from step f->p.step to the end of the epoch, or until the run is stopped or over. As a device may run a step
-   while the host makes the next batch, a step is counted only after the next step has begun. */
+/* Trains from step f->p.step to the end of the epoch, or until the run is stopped or over. As a device may
+   run a step while the host makes the next batch, a step is counted only after the next step has begun. */
 static tt_status tt__fit_epoch(tt__fit_run *f)
 {
     tt_batch b;
@@ -41856,7 +41867,8 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     if (f->o.epochs < 1 || f->o.epochs > TT__MOST_STEPS / f->steps)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld", (long long)f->o.epochs);
     if (f->o.validate_steps < 0 || f->o.patience < 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: validate_steps is %lld and patience %lld: neither may be "
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "tt_fit: validate_steps is %lld and patience %lld: neither may be "
                         "negative", (long long)f->o.validate_steps, (long long)f->o.patience);
     if (f->o.patience && !f->validation)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: patience %lld counts validations, and `validation` is "

@@ -582,8 +582,8 @@ typedef struct cli_training {
     {"--layer-decay", "X", CLI_NUMBER, &(run).layer_decay, .help = "factor on the learning rate from each " \
      "layer to the layer before it, down to the embeddings; 0.65 to 0.95 is usual in fine-tuning", \
      .min = 0.01, .max = 1}, \
-    {"--ema", "X", CLI_NUMBER, &(run).ema, .help = "decay of moving averages of the weights, which are then " \
-     "what is validated and kept, as 0.999; below 1 (0: no averages)", .max = 1}, \
+    {"--ema", "X", CLI_NUMBER, &(run).ema, .help = "decay, below 1, of moving averages of the weights, " \
+     "which are then validated and saved; 0.999 is usual (0: no averages)", .max = 1}, \
     {"--clip", "X", CLI_NUMBER, &(run).clip, \
      .help = "largest norm of a step's gradient (0: any)", .max = 1e9}, \
     {"--dropout", "X", CLI_NUMBER, &(run).dropout, \

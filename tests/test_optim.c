@@ -414,8 +414,8 @@ TEST(contradictory_options_are_refused_together)
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
                 "optimizer options: beta1 1 is not in [0, 1); beta2 -0.1 is not in [0, 1); eps ");
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
-                "; weight_decay -1 is negative; clip_norm -2 is negative (0 means no clipping); the scale -1 of "
-                "lr_rules pattern '*.bias' is not a finite number >= 0; layer_decay 0 is not in (0, 1]");
+                "; weight_decay -1 is negative; clip_norm -2 is negative (0 means no clipping); the scale -1 "
+                "of lr_rules pattern '*.bias' is not a finite number >= 0; layer_decay 0 is not in (0, 1]");
     c.optimizer = tt_optimizer_options_default();
     c.optimizer.kind = TT_SGD;
     c.optimizer.nesterov = true;
@@ -1089,7 +1089,8 @@ TEST(schedules_that_stay_and_functions)
             const double lr = 2e-3f, low = 1e-4f, step = (double)steps[j];
             double done = (step - 80) / 30;
             done = done < 0 ? 0 : done > 1 ? 1 : done;
-            const double expected = step < 10 ? lr * step / 10 : low + (lr - low) * (1 - (k ? sqrt(done) : done));
+            done = k ? sqrt(done) : done;
+            const double expected = step < 10 ? lr * step / 10 : low + (lr - low) * (1 - done);
             s.kind = k ? TT_WSD_SQRT : TT_WSD;
             CHECK_NEAR(tt_schedule_lr(&s, steps[j]), expected, 1e-9);
             if (step >= 10 && step <= 80) CHECK(tt_schedule_lr(&s, steps[j]) == 2e-3f);

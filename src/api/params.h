@@ -54,8 +54,8 @@ typedef struct tt_custom_update {
 
 /* An optimizer by a function on the CPU (TT_OPTIMIZER_CUSTOM). It must exist as long as programs with it. */
 typedef struct tt_custom_optimizer {
-    /* Updates a parameter. Several ranks call it at once, each from a thread of its own. After an error the run
-       fails, and only the last state can be continued. */
+    /* Updates a parameter. Several ranks call it at once, each from a thread of its own. After an error the
+       run fails, and only the last state can be continued. */
     tt_status (*update)(void *user, const tt_custom_update *u);
     void *user;            /* argument of `update` */
     int states;            /* 0 to 2 */

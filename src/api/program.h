@@ -24,8 +24,8 @@ typedef struct tt_lr_rule { const char *pattern; float scale; } tt_lr_rule;
 typedef struct tt_optimizer_options {
     tt_optimizer_kind kind;         /* Set it to choose the optimizer; default TT_ADAMW (Loshchilov, Hutter
                                        2019) */
-    /* Set it with TT_OPTIMIZER_CUSTOM to the function that updates; default NULL. The states are planned, saved,
-       divided and offloaded as those of other optimizers. For device "cpu" and fp32 weights. */
+    /* Set it with TT_OPTIMIZER_CUSTOM to the function that updates; default NULL. The states are planned,
+       saved, divided and offloaded as those of other optimizers. For device "cpu" and fp32 weights. */
     const tt_custom_optimizer *custom;
     float momentum;                 /* Set it for SGD with momentum; default 0 */
     bool nesterov;                  /* Set it for Nesterov's momentum in SGD; default false */
@@ -34,29 +34,30 @@ typedef struct tt_optimizer_options {
                                        decay to the gradient; in ADAMW it is decoupled */
     const char *const *no_decay;    /* Set it to name patterns of parameters without decay, ended by NULL;
                                        default: 1-D parameters (biases, norms). An empty list decays all */
-    /* Set it to rules for the learning rates of parameters, ended by a NULL pattern; default NULL. The first rule
-       that matches a parameter's name gives its factor, >= 0; without a match it is 1. The factor also applies
-       to the decoupled decay, as in PyTorch's parameter groups. */
+    /* Set it to rules for the learning rates of parameters, ended by a NULL pattern; default NULL. The first
+       rule that matches a parameter's name gives its factor, >= 0; without a match it is 1. The factor also
+       applies to the decoupled decay, as in PyTorch's parameter groups. */
     const tt_lr_rule *lr_rules;
-    /* Set it to lower learning rates layer by layer from the output to the input, 0 < layer_decay <= 1; default
-       1 (Clark et al., "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first number in
-       a parameter's name that is a part between dots or ends such a part after '_': 3 in "encoder.layer.3.bias".
-       With L layers, layer k has the factor layer_decay^(L - k); parameters made before those of layers, such as
-       embeddings, layer_decay^(L + 1); all others 1. Factors of lr_rules multiply it. */
+    /* Set it to lower learning rates layer by layer from the output to the input, 0 < layer_decay <= 1;
+       default 1 (Clark et al., "ELECTRA", 2020; Bao et al., "BEiT", 2022). The number of a layer is the first
+       number in a parameter's name that is a part between dots or ends such a part after '_': 3 in
+       "encoder.layer.3.bias". With L layers, layer k has the factor layer_decay^(L - k); parameters made
+       before those of layers, such as embeddings, layer_decay^(L + 1); all others 1. Factors of lr_rules
+       multiply it. */
     float layer_decay;
-    /* Set it to keep exponential moving averages of the trained parameters as a further state of the optimizer;
-       default 0: none. In [0, 1), usually 0.99 to 0.9999. The first update copies the parameters; each later one
-       sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with get_ema_avg_fn.
-       The averages are f32, so the parameters must be: precision "32-true" or one that ends with "-mixed". A
-       saved state has them with "ema." before the names. See tt_trainer_use_ema. */
+    /* Set it to keep exponential moving averages of the trained parameters as a further state of the
+       optimizer; default 0: none. In [0, 1), usually 0.99 to 0.9999. The first update copies the parameters;
+       each later one sets average += (1 - ema_decay) * (parameter - average), as PyTorch's AveragedModel with
+       get_ema_avg_fn. The averages are f32, so the parameters must be: precision "32-true" or one that ends
+       with "-mixed". A saved state has them with "ema." before the names. See tt_trainer_use_ema. */
     float ema_decay;
     float clip_norm;                /* Set it to limit the global norm of the gradient; default 0: no limit */
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);
 
-/* WSD: warmup, stable, decay (Hu et al., "MiniCPM", 2024): the learning rate stays until the last decay_steps,
-   in which it falls linearly or, as 1 - sqrt (Haegele et al., "Scaling laws and compute-optimal training beyond
-   fixed training durations", 2024), first steeply and then slowly. */
+/* WSD: warmup, stable, decay (Hu et al., "MiniCPM", 2024): the learning rate stays until the last
+   decay_steps, in which it falls linearly or, as 1 - sqrt (Haegele et al., "Scaling laws and compute-optimal
+   training beyond fixed training durations", 2024), first steeply and then slowly. */
 typedef enum tt_schedule_kind { TT_CONSTANT, TT_LINEAR, TT_COSINE, TT_WSD, TT_WSD_SQRT } tt_schedule_kind;
 
 typedef struct tt_schedule {
@@ -245,10 +246,11 @@ typedef struct tt_compile_options {
        false. The plan then keeps all gradients. It excludes update "backward", which reuses their memory, and
        parallel.pipeline. */
     bool keep_gradients;
-    /* Set it to read or change gradients before an update; default NULL. It is called with `user` in each step
-       (counted from 0), when the step's gradients are complete and before the update reads them. It may call
-       tt_get_gradient, tt_set_gradient and tt_param_get. If it returns an error, the step updates nothing and
-       fails with that error. With several processes it is called in each. It implies keep_gradients. */
+    /* Set it to read or change gradients before an update; default NULL. It is called with `user` in each
+       step (counted from 0), when the step's gradients are complete and before the update reads them. It may
+       call tt_get_gradient, tt_set_gradient and tt_param_get. If it returns an error, the step updates
+       nothing and fails with that error. With several processes it is called in each. It implies
+       keep_gradients. */
     tt_status (*before_update)(void *user, tt_program *p, int64_t step);
     void *user; /* argument of before_update */
     /* Set it to save memory by updating parameters earlier or elsewhere; default "end": all at the end of the
@@ -473,10 +475,10 @@ tt_status tt_wait(tt_program *p, tt_stats *stats);
    After a tt_update without stats, results are read as late as after tt_step. */
 tt_status tt_micro_step(tt_program *p, tt_stats *stats);
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
-/* Copies a gradient: tt_param_size floats, d(mean over the targets so far) / d(param), before clipping. Call it
-   after tt_micro_step, before tt_update; in before_update; or, with keep_gradients, after a step whose loss was
-   finite. After a step it is refused with several data ranks or groups, whose gradients the step sums in
-   place. Not for pipelines. */
+/* Copies a gradient: tt_param_size floats, d(mean over the targets so far) / d(param), before clipping. Call
+   it after tt_micro_step, before tt_update; in before_update; or, with keep_gradients, after a step whose
+   loss was finite. After a step it is refused with several data ranks or groups, whose gradients the step
+   sums in place. Not for pipelines. */
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
 /* Replaces a gradient, given as tt_get_gradient gives it and rounded to the gradient's dtype. Call it in
    before_update, or between tt_micro_step and tt_update. Norm, clipping and update then use the new values.

@@ -88,11 +88,11 @@ tt_status tt_predict(tt_trainer *t, const tt_batch *batch, float *probabilities)
 tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text, float *probabilities);
 
 /* Exchanges the parameters with their moving averages (tt_optimizer_options.ema_decay) if `use`, and back if
-   not. Meanwhile evaluations, predictions and a save of the model use the averages, and the trainer can neither
-   train nor save or load a state. Call it between steps. It takes memory for two copies of the largest
-   parameter. Before the first update the averages are the parameters. After an error load the last state.
-   tt_fit uses the averages by itself for each validation and in `keep`; when it ends, the parameters are those
-   of training. */
+   not. Meanwhile evaluations, predictions and a save of the model use the averages, and the trainer can
+   neither train nor save or load a state. Call it between steps. It takes memory for two copies of the
+   largest parameter. Before the first update the averages are the parameters. After an error load the last
+   state. tt_fit uses the averages by itself for each validation and in `keep`; when tt_fit ends, the
+   parameters are those of training. */
 tt_status tt_trainer_use_ema(tt_trainer *t, bool use);
 
 /* Progress of a run, stored with the state so that the caller can resume. */
@@ -146,8 +146,8 @@ typedef struct tt_fit_options {
     int64_t validate_steps;        /* Set it to a number of steps after which the run validates and saves, in
                                       addition to the end of each epoch; steps of all epochs count; without
                                       validation the run only saves; default 0 */
-    int64_t patience;              /* Set it to a number of validations in a row that are no better than the
-                                      best one, after which the run ends; needs validation; default 0: never */
+    int64_t patience;              /* Set it to end the run after a number of validations in a row that are no
+                                      better than the best one; needs validation; default 0: never */
     const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
                                       current step or batch of validation; a signal handler may set the
                                       variable (sig_atomic_t); default NULL */
@@ -166,9 +166,9 @@ typedef struct tt_fit_options {
 tt_fit_options tt_fit_options_default(void);
 
 /* Trains for some epochs of `train`, each followed by an evaluation on `validation` (NULL: none). *finished
-   is true if all epochs are done or `patience` has ended the run. Otherwise the run was stopped or failed, and the state after the last whole
-   step is saved, from which a run resumes bit for bit. Saving can fail as well: tt_trainer_saved_steps says
-   from which step a resumed run would continue.
+   is true if all epochs are done or `patience` has ended the run. Otherwise the run was stopped or failed,
+   and the state after the last whole step is saved, from which a run resumes bit for bit. Saving can fail as
+   well: tt_trainer_saved_steps says from which step a resumed run would continue.
    A step that has no target, or whose loss or gradient is not finite, updates nothing: it is skipped and
    counted in tt_stats.skipped, and the logger gets one warning. tt_fit fails after 10 skipped steps in a row,
    or as many as an epoch has. It also fails at the end of an epoch whose last steps were not finite, if its

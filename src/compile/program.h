@@ -279,7 +279,8 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
         tt__print(&all, "; clip_norm %g is negative (0 means no clipping)", o->clip_norm);
     for (const tt_lr_rule *r = o->lr_rules; r && r->pattern; r++)
         if (!(r->scale >= 0 && isfinite(r->scale)))
-            tt__print(&all, "; the scale %g of lr_rules pattern '%.60s' is not a finite number >= 0", r->scale,
+            tt__print(&all, "; the scale %g of lr_rules pattern '%.60s' is not a finite number >= 0",
+                      r->scale,
                       r->pattern);
     if (!(o->ema_decay >= 0 && o->ema_decay < 1))
         tt__print(&all, "; ema_decay %g is not in [0, 1) (0 means no average)", o->ema_decay);

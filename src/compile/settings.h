@@ -101,6 +101,9 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* ranks divide gradients too */
     const bool recompute_fits = s->recompute == TT__RECOMPUTE_BUDGET && o->train;
     const bool early = s->update == TT__UPDATE_BACKWARD && o->train;
+    const bool custom = o->train && o->optimizer.kind == TT_OPTIMIZER_CUSTOM;
+    const bool averages = o->train && o->optimizer.ema_decay > 0;
+    const bool narrow = s->precision.half != TT_F32 && !s->precision.mixed; /* weights have 16 bits */
     tt_status status = TT_OK;
     char text[400];
     tt__text_buffer late = {text, sizeof text, 0}; /* collects options that need all gradients at once */
@@ -131,21 +134,18 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text_buffer *all)
     TT__RULE(staged && (divides || p->server || p->reduce_micros), TT_ERR_ARGUMENT,
              "parallel: pipeline does not go with %s: use zero 0 or 1 alone",
              divides ? "zero 2, 3 and TT_ZERO_BUDGET" : p->server ? "server" : "reduce_micros")
-    TT__RULE(staged && o->train && (o->keep_gradients || o->before_update), TT_ERR_UNSUPPORTED,
+    TT__RULE(staged && tt__keeps_gradients(o), TT_ERR_UNSUPPORTED,
              "parallel: a pipeline runs its micro-batches together with the update, and does not go with %s",
              o->before_update ? "before_update" : "keep_gradients")
     TT__RULE(staged && !p->micros && p->schedule && strcmp(p->schedule, "gpipe") == 0, TT_ERR_ARGUMENT,
              "parallel: schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, for "
              "which it plans memory")
-    const bool custom = o->train && o->optimizer.kind == TT_OPTIMIZER_CUSTOM;
     TT__RULE(custom && !on_host, TT_ERR_UNSUPPORTED,
              "the optimizer TT_OPTIMIZER_CUSTOM runs on device 'cpu' alone, and the device is '%s'", kind)
-    TT__RULE(custom && s->precision.half != TT_F32 && !s->precision.mixed, TT_ERR_UNSUPPORTED,
-             "the optimizer TT_OPTIMIZER_CUSTOM updates fp32 weights, and those of precision '%s' have 16 bits",
+    TT__RULE((custom || averages) && narrow, TT_ERR_UNSUPPORTED,
+             "%s needs fp32 weights, and those of precision '%s' have 16 bits: use 32-true, bf16-mixed or "
+             "16-mixed", custom ? "the optimizer TT_OPTIMIZER_CUSTOM" : "ema_decay",
              tt__precision_names[s->precision.kind])
-    TT__RULE(o->train && o->optimizer.ema_decay > 0 && s->precision.half != TT_F32 && !s->precision.mixed, TT_ERR_UNSUPPORTED,
-             "ema_decay %g averages fp32 weights, and those of precision '%s' have 16 bits: use 32-true, "
-             "bf16-mixed or 16-mixed", o->optimizer.ema_decay, tt__precision_names[s->precision.kind])
     TT__RULE(fp8 && on_host, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'",
              kind)
     TT__RULE(fp8 && s->precision.kind == TT__32_TRUE, TT_ERR_UNSUPPORTED,

@@ -34,8 +34,8 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
     return true;
 }
 
-/* Returns the number of the layer that a parameter's name has; -1: none. The number is the first that is a part
-   of the name between dots, or ends such a part after '_'. */
+/* Returns the number of the layer that a parameter's name has; -1: none. The number is the first that is a
+   part of the name between dots, or ends such a part after '_'. */
 static int tt__layer_of(const char *name)
 {
     enum { MOST_DIGITS = 6 };
@@ -314,7 +314,8 @@ static bool tt__prepare_updates(tt__updater *u)
         const bool shard = part.unit && !t->values[v].part.unit;
         d->target = shard ? tt__shard_view(t, v, &part) : v;
         if (!d->target) return false;
-        for (int k = 0; k < states; k++) d->state[k] = tt__new_state(&b, d->target, k + 1, how->state[k].name);
+        for (int k = 0; k < states; k++)
+            d->state[k] = tt__new_state(&b, d->target, k + 1, how->state[k].name);
         if (u->o->ema_decay > 0) d->average = tt__new_state(&b, d->target, TT__EMA, "ema");
         d->clipped = t->clipped;
     }

@@ -342,8 +342,8 @@ static tt_status tt__gradient_now(tt_program *p, const tt_param *param, const ch
                         "step together with its update, and keeps no gradients before", caller);
     if (!o->train || (!within && !(tt__keeps_gradients(o) && p->kept.rounds)))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "%s: gradients are kept between tt_micro_step "
-                        "and tt_update of a program compiled with accumulate, or after a step of one compiled "
-                        "with keep_gradients", caller);
+                        "and tt_update of a program compiled with accumulate, or after a step of one "
+                        "compiled with keep_gradients", caller);
     if (!within && p->arena->data * tt__slots(p) > 1)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: a step sums the gradients of %d data ranks and %d "
                         "groups in place: read them in before_update", caller, p->arena->data,

@@ -35,7 +35,8 @@ static tt_status tt__move_average(const tt_program *head, const tt__kept *x, flo
             int64_t first, count = tt__stored_shard(&stored, r, &first);
             for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
                 const int64_t e = tt__stored_element(&stored, r, at, &n);
-                const tt__memory m = {p->arena, r, y->space, TT_F32, (char *)tt__resolve(p, r, v).data + at * 4};
+                char *memory = (char *)tt__resolve(p, r, v).data + at * 4;
+                const tt__memory m = {p->arena, r, y->space, TT_F32, memory};
                 status = tt__write_memory(&m, from + e, TT_F32, (size_t)n);
             }
         }
@@ -43,8 +44,8 @@ static tt_status tt__move_average(const tt_program *head, const tt__kept *x, flo
     return status;
 }
 
-/* Exchanges all trained parameters with their averages. After an error within the exchange the program refuses
-   to run before a state is loaded. */
+/* Exchanges all trained parameters with their averages. After an error within the exchange the program
+   refuses to run before a state is loaded. */
 static tt_status tt__swap_averages(tt_program *p)
 {
     tt_context *ctx = p->ctx;
@@ -77,8 +78,8 @@ static bool tt__has_ema(const tt_trainer *r)
 tt_status tt_trainer_use_ema(tt_trainer *r, bool use)
 {
     if (!tt__has_ema(r))
-        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_trainer_use_ema: the trainer has no moving averages: make "
-                        "it with train and optimizer.ema_decay above 0");
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_trainer_use_ema: the trainer has no moving averages: "
+                        "make it with train and optimizer.ema_decay above 0");
     if (tt__trainer_within_step(r))
         return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_trainer_use_ema: the micro-batches of a step have not "
                         "been updated yet: call it between steps");

@@ -339,8 +339,8 @@ static tt_status tt__fit_pause(tt__fit_run *f)
     return status;
 }
 
-/* Trains from step f->p.step to the end of the epoch, or until the run is stopped or over. As a device may run a step
-   while the host makes the next batch, a step is counted only after the next step has begun. */
+/* Trains from step f->p.step to the end of the epoch, or until the run is stopped or over. As a device may
+   run a step while the host makes the next batch, a step is counted only after the next step has begun. */
 static tt_status tt__fit_epoch(tt__fit_run *f)
 {
     tt_batch b;
@@ -562,7 +562,8 @@ static tt_status tt__fit_begin(tt__fit_run *f)
     if (f->o.epochs < 1 || f->o.epochs > TT__MOST_STEPS / f->steps)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld", (long long)f->o.epochs);
     if (f->o.validate_steps < 0 || f->o.patience < 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: validate_steps is %lld and patience %lld: neither may be "
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "tt_fit: validate_steps is %lld and patience %lld: neither may be "
                         "negative", (long long)f->o.validate_steps, (long long)f->o.patience);
     if (f->o.patience && !f->validation)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: patience %lld counts validations, and `validation` is "

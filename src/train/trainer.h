@@ -335,7 +335,8 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     char lines[TT__NOTE] = {0}, lr[32], min[32]; /* lines: the trainer's own settings */
     if (o.schedule.lr_at) snprintf(lines, sizeof lines, "schedule lr_at\n");
     else
-        snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, decay_steps %lld, "
+        snprintf(lines, sizeof lines,
+                 "schedule %s with lr %s, min_lr %s, warmup_steps %lld, decay_steps %lld, "
                  "total_steps %lld\n", tt__schedules[(unsigned)o.schedule.kind % TT__COUNT(tt__schedules)],
                  tt__shortest(o.schedule.lr, lr), tt__shortest(o.schedule.min_lr, min),
                  (long long)o.schedule.warmup_steps, (long long)o.schedule.decay_steps,

@@ -22,7 +22,8 @@ static tt_status sign_backward(void *user, const tt_custom_array *in, int n, con
                                const tt_custom_array *dout, const tt_custom_array *din)
 {
     signer *x = (signer *)user;
-    const float *a = (const float *)in[0].data, *b = (const float *)in[1].data, *dy = (const float *)dout->data;
+    const float *a = (const float *)in[0].data, *b = (const float *)in[1].data,
+        *dy = (const float *)dout->data;
     float *da = (float *)din[0].data, *db = (float *)din[1].data;
     x->backwards++;
     x->wants[0] = da != NULL;
@@ -131,8 +132,8 @@ static double signed_loss(int kind, const double *w, const double *b, int rows)
     return loss / (rows * SIGN_WIDTH);
 }
 
-/* Loss and gradients equal those of float64, by finite differences, for inputs that are slices, one value twice,
-   parameters, or read by other ops as well; with recompute, offload, and in bf16. */
+/* Loss and gradients equal those of float64, by finite differences, for inputs that are slices, one value
+   twice, parameters, or read by other ops as well; with recompute, offload, and in bf16. */
 TEST(ops_of_the_caller)
 {
     static const struct { const char *precision, *recompute, *offload; double tolerance; } ways[] = {
@@ -241,8 +242,8 @@ static tt_status own_update(void *user, const tt_custom_update *u)
     return TT_OK;
 }
 
-/* AdamW by a function trains as the library's AdamW, with clipping, decay and rules for learning rates, wherever
-   the states lie; its states are saved and loaded. */
+/* AdamW by a function trains as the library's AdamW, with clipping, decay and rules for learning rates,
+   wherever the states lie; its states are saved and loaded. */
 TEST(an_optimizer_of_the_caller)
 {
     static const struct { const char *device, *precision, *offload, *update; int zero; } rows[] = {
@@ -277,7 +278,8 @@ TEST(an_optimizer_of_the_caller)
         for (int p = 0; p < EMA_PARAMS; p++)
             for (int i = 0; i < EMA_MOST; i++) wrong = fmax(wrong, fabs(x[0].now[p][i] - x[1].now[p][i]));
         CHECK(wrong <= (k == 1 || k == 5 ? 1e-3 : 2e-6));
-        CHECK(tt_program_plan(x[0].p).at_peak[TT_MEM_OPTIMIZER] == tt_program_plan(x[1].p).at_peak[TT_MEM_OPTIMIZER]);
+        const tt_plan plan = tt_program_plan(x[0].p), same = tt_program_plan(x[1].p);
+        CHECK(plan.at_peak[TT_MEM_OPTIMIZER] == same.at_peak[TT_MEM_OPTIMIZER]);
         CHECK(tt_program_save(x[1].p, path) == TT_OK && tt_program_load(x[2].p, path) == TT_OK);
         for (int kind = 1; kind < 3; kind++) averaged_step(&x[kind], EMA_STEPS, 0);
         CHECK(memcmp(x[1].now, x[2].now, sizeof x[1].now) == 0);
@@ -307,7 +309,8 @@ TEST(an_optimizer_of_the_caller)
     o.device = "cuda";
     o.precision = "bf16-true";
     CHECK(tt_check_options(ctx, &o) == TT_ERR_UNSUPPORTED);
-    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "TT_OPTIMIZER_CUSTOM runs on device 'cpu' alone, and the device is 'cuda'; "
-                "the optimizer TT_OPTIMIZER_CUSTOM updates fp32 weights, and those of precision 'bf16-true'");
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED,
+                "TT_OPTIMIZER_CUSTOM runs on device 'cpu' alone, and the device is 'cuda'; "
+                "the optimizer TT_OPTIMIZER_CUSTOM needs fp32 weights, and those of precision 'bf16-true'");
     TEST_CLOSE(ctx, &a);
 }

@@ -51,7 +51,7 @@ static void averaged_step(averaged *x, int step, double decay)
                                     : x->now[k][i];
 }
 
-/* Returns the largest difference of the averages from the float64 ones; the parameters get back their bits. */
+/* Returns the largest difference from the float64 averages. The parameters get back their bits. */
 static double averaged_error(averaged *x)
 {
     static float before[EMA_PARAMS][EMA_MOST];
@@ -75,14 +75,16 @@ static double averaged_error(averaged *x)
    loaded. */
 TEST(moving_averages)
 {
-    static const struct { const char *device, *precision, *offload, *update; int zero; tt_optimizer_kind kind; }
-        rows[] = {{"cpu", "32-true", NULL, "end", 1, TT_ADAMW}, {"cpu", "bf16-mixed", NULL, "end", 1, TT_SGD},
-                  {"cpu", "32-true", "optimizer,parameters", "end", 1, TT_SGD},
-                  {"cpu", "32-true", NULL, "backward", 1, TT_ADAMW},
-                  {"cpu", "32-true", NULL, "host", 1, TT_ADAMW},
-                  {"cpu*2", "32-true", NULL, "end", 0, TT_ADAMW}, {"cpu*2", "16-mixed", NULL, "end", 1, TT_ADAMW},
-                  {"cpu*2", "32-true", NULL, "end", 2, TT_ADAMW}, {"cpu*2", "32-true", "optimizer", "end", 3,
-                                                                   TT_ADAMW}};
+    static const struct {
+        const char *device, *precision, *offload, *update;
+        int zero;
+        tt_optimizer_kind kind;
+    } rows[] = {
+        {"cpu", "32-true", NULL, "end", 1, TT_ADAMW}, {"cpu", "bf16-mixed", NULL, "end", 1, TT_SGD},
+        {"cpu", "32-true", "optimizer,parameters", "end", 1, TT_SGD},
+        {"cpu", "32-true", NULL, "backward", 1, TT_ADAMW}, {"cpu", "32-true", NULL, "host", 1, TT_ADAMW},
+        {"cpu*2", "32-true", NULL, "end", 0, TT_ADAMW}, {"cpu*2", "16-mixed", NULL, "end", 1, TT_ADAMW},
+        {"cpu*2", "32-true", NULL, "end", 2, TT_ADAMW}, {"cpu*2", "32-true", "optimizer", "end", 3, TT_ADAMW}};
     static averaged plain, x, y;
     const double decay = 0.75;
     for (int k = 0; k < TEST_COUNT(rows); k++) {
@@ -120,7 +122,7 @@ TEST(moving_averages)
     o.precision = "bf16-true";
     o.optimizer.ema_decay = 0.5f;
     CHECK(tt_check_options(ctx, &o) == TT_ERR_UNSUPPORTED);
-    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "ema_decay 0.5 averages fp32 weights, and those of precision "
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "ema_decay needs fp32 weights, and those of precision "
                 "'bf16-true' have 16 bits");
     o.optimizer.ema_decay = 1;
     CHECK(tt_check_options(ctx, &o) == TT_ERR_ARGUMENT);

@@ -56,7 +56,8 @@ static tt_status steered_fit(steered *x, rank_group *w, const char *folder, bool
     o.keep = steered_keep;
     o.report = steered_report;
     o.user = x;
-    return tt_fit(w->r, tt_loader_source(w->l), tt_loader_source(x->own_source ? w->l : w->all), &o, finished);
+    return tt_fit(w->r, tt_loader_source(w->l), tt_loader_source(x->own_source ? w->l : w->all), &o,
+                  finished);
 }
 
 static bool same_folders(const char *a, const char *b)

@@ -14,7 +14,8 @@ TT__OUTLINE tt_custom_array TT__K(custom_array)(const tt__launch *l, const tt__m
     const bool floats = tt__is_float(m->dtype);
     const tt_dtype dtype = floats ? TT_F32 : m->dtype;
     tt_custom_array a = {m->data, dtype, m->rows, m->cols};
-    const size_t bytes = m->data ? tt__custom_bytes(m, adds) : 0, row = (size_t)m->cols * tt_dtype_bytes(dtype);
+    const size_t bytes = m->data ? tt__custom_bytes(m, adds) : 0;
+    const size_t row = (size_t)m->cols * tt_dtype_bytes(dtype);
     if (!bytes) return a;
     a.data = tt__workspace_at(l, *used);
     *used += bytes;

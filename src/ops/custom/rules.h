@@ -24,13 +24,15 @@ tt_value tt_custom(tt_tape *t, const tt_custom_op *op, const tt_value *inputs, i
     else if (!op->forward)
         tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_custom: op '%.60s' has no function `forward`", name);
     else if (!tt__decode_rows(t, rows, &shape) || width < 1 || shape.rows > INT_MAX || width > INT_MAX)
-        tt__tape_fail(t, TT_ERR_SHAPE, "tt_custom: op '%.60s' has an output of %lld rows of width %lld, expected "
+        tt__tape_fail(t, TT_ERR_SHAPE,
+                      "tt_custom: op '%.60s' has an output of %lld rows of width %lld, expected "
                       "1 or more of both, or an axis as rows", name, (long long)rows, (long long)width);
     if (t->status != TT_OK) return tt__handle(t, 0);
     memcpy(in, inputs, sizeof *in * (size_t)n);
     i.attr.custom = op;
     i.attr.custom_hash = 2166136261u; /* FNV-1a */
-    for (const char *c = name; *c; c++) i.attr.custom_hash = (i.attr.custom_hash ^ (unsigned char)*c) * 16777619u;
+    for (const char *c = name; *c; c++)
+        i.attr.custom_hash = (i.attr.custom_hash ^ (unsigned char)*c) * 16777619u;
     i.attr.out_axis = shape.axis;
     i.attr.out_extra = shape.extra;
     i.attr.out_width = (int)width;

@@ -235,7 +235,8 @@ TT__ROWS_FN(adam_rows)
     float *p = TT__K(chunk_in)(&l->out[0], from, n, scratch, 1);
     float *m = TT__K(chunk_in)(&l->out[1], from, n, scratch, 2);
     float *v = TT__K(chunk_in)(&l->out[2], from, n, scratch, 3);
-    float factor = ((const float *)l->in[1].data)[1], lr = run->lr * tt__lr_factor(a), b1 = a->beta1, b2 = a->beta2;
+    float factor = ((const float *)l->in[1].data)[1], lr = run->lr * tt__lr_factor(a);
+    float b1 = a->beta1, b2 = a->beta2;
     float step = (float)(lr / (1 - pow(b1, t))), root = (float)(1 / sqrt(1 - pow(b2, t)));
     float l2 = a->decoupled ? 0 : a->weight_decay, keep = a->decoupled ? 1 - lr * a->weight_decay : 1;
     for (; c < n; c += TT__LANES) {
@@ -317,7 +318,7 @@ TT__FN tt_status TT__K(run_CUSTOM_UPDATE)(const tt__launch *l)
                                 l->instr->attr.weight_decay};
     const tt_status status = o->update(o->user, &u);
     if (status == TT_OK) return TT_OK;
-    return tt__fail(l->tape->ctx, status, "the function `update` of the optimizer failed for parameter '%.200s' "
-                    "(%s): other parameters may have been updated; load the last state", param->name,
-                    tt_status_name(status));
+    return tt__fail(l->tape->ctx, status, "the function `update` of the optimizer failed for parameter "
+                    "'%.200s' (%s): other parameters may have been updated; load the last state",
+                    param->name, tt_status_name(status));
 }

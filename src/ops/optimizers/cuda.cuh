@@ -503,7 +503,8 @@ __global__ void move_average(const float *p, float *average, int64_t n, float de
     tt__begin_kernel();
     if (!isfinite(clip[0])) return;
     const float more = run->step ? 1 - decay : 1;
-    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x)
+    const int64_t threads = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += threads)
         average[i] = more < 1 ? average[i] + (p[i] - average[i]) * more : p[i];
 }
 

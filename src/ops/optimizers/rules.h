@@ -139,7 +139,8 @@ static int tt__use_CUSTOM_UPDATE(const tt_optimizer_options *o, tt__attr *a, tt_
 {
     const tt_custom_optimizer *c = o->custom;
     const bool known = c && c->update && c->states >= 0 && c->states <= 2;
-    if (!c || !c->update) tt__print(wrong, "; kind TT_OPTIMIZER_CUSTOM needs `custom` with a function `update`");
+    if (!c || !c->update)
+        tt__print(wrong, "; kind TT_OPTIMIZER_CUSTOM needs `custom` with a function `update`");
     else if (!known) tt__print(wrong, "; custom.states %d is not in 0 to 2", c->states);
     a->optimizer = c;
     return known ? c->states : 0;
